@@ -1,0 +1,39 @@
+"""Data: tables of images, their reading, transforms, batches and samplers, embeddings in files, benchmarks."""
+
+from vicinal.data.benchmarks import digits, glyphs, omniglot
+from vicinal.data.checks import require_trainable
+from vicinal.data.embeddings import load_embeddings, save_embeddings
+from vicinal.data.folders import is_image_file
+from vicinal.data.images import (
+    Batch,
+    ImageDataset,
+    ImageTransform,
+    TestBatches,
+    TrainBatches,
+    convert_image,
+    read_image,
+)
+from vicinal.data.samplers import ClassBalancedSampler, RandomBatchSampler
+from vicinal.data.statistics import Statistics
+from vicinal.data.table import Table
+
+__all__ = [
+    "Batch",
+    "ClassBalancedSampler",
+    "ImageDataset",
+    "ImageTransform",
+    "RandomBatchSampler",
+    "Statistics",
+    "Table",
+    "TestBatches",
+    "TrainBatches",
+    "convert_image",
+    "digits",
+    "glyphs",
+    "is_image_file",
+    "load_embeddings",
+    "omniglot",
+    "read_image",
+    "require_trainable",
+    "save_embeddings",
+]

@@ -1,0 +1,102 @@
+"""The columns of a table: which there are, and how their values are checked and brought to one type."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from vicinal.errors import InputError
+
+SPLITS = ("train", "val", "test")
+TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def is_name_column(column: str) -> bool:
+    """Whether the column holds names of groups of images: `label`, `group`, `coarse`, `coarse_2`, ..."""
+    return column in ("label", "group") or is_coarse_column(column)
+
+
+def is_coarse_column(column: str) -> bool:
+    return column == "coarse" or (column.startswith("coarse_") and column[7:].isdigit())
+
+
+def is_known_column(column: str) -> bool:
+    """Whether Vicinal gives the column a meaning; any other column is carried along as it is."""
+    return is_name_column(column) or column in ("path", "split", "is_query", "is_gallery")
+
+
+def checked_frame(frame: pd.DataFrame, root: str | Path | None) -> pd.DataFrame:
+    """A copy of the frame with every known column checked and typed, and rows numbered from 0.
+
+    Raises:
+        InputError: a value is missing or impossible; the row is named by the frame's own index.
+    """
+    repeated = frame.columns[frame.columns.duplicated()]
+    if len(repeated):
+        raise InputError(f"column {repeated[0]!r} is there twice; every column needs its own name")
+    columns = {str(column): _checked_column(frame[column], str(column), root) for column in frame.columns}
+    return pd.DataFrame(columns, index=frame.index).reset_index(drop=True)
+
+
+def _checked_column(values: pd.Series, column: str, root: str | Path | None) -> pd.Series:
+    if not is_known_column(column):
+        return values
+    _refuse_missing(values, column)
+    if column == "path":
+        return _paths(values, root)
+    if column == "split":
+        return _splits(values)
+    return _names(values, column) if is_name_column(column) else _truths(values, column)
+
+
+def _row(values: pd.Series, position: int) -> str:
+    return f"{values.index.name or 'row'} {values.index[position]}"
+
+
+def _refuse_missing(values: pd.Series, column: str) -> None:
+    missing = np.flatnonzero(values.isna() | (values.astype(object) == ""))
+    if len(missing):
+        more = f" (nor have {len(missing) - 1} others)" if len(missing) > 1 else ""
+        raise InputError(f"{_row(values, missing[0])} has no {column}{more}; every row needs one")
+
+
+def _paths(values: pd.Series, root: str | Path | None) -> pd.Series:
+    folder = os.path.abspath(root) if root is not None else os.getcwd()
+    for position, path in enumerate(values):
+        if not isinstance(path, (str, os.PathLike)):
+            raise InputError(f"{_row(values, position)}: path {path!r} is no text; a path is a file's name")
+    return pd.Series([os.path.normpath(os.path.join(folder, path)) for path in values], index=values.index)
+
+
+def _splits(values: pd.Series) -> pd.Series:
+    wrong = np.flatnonzero(~values.isin(SPLITS))
+    if len(wrong):
+        raise InputError(f"{_row(values, wrong[0])}: split is {values.iloc[wrong[0]]!r}; it can be train, val or test")
+    return values.astype("str")
+
+
+def _truths(values: pd.Series, column: str) -> pd.Series:
+    given = values.tolist()
+    known = [TRUTHS.get(str(value).lower()) for value in given]
+    if None in known:
+        position = known.index(None)
+        raise InputError(f"{_row(values, position)}: {column} is {given[position]!r}; it can be true or false")
+    return pd.Series(known, index=values.index, dtype=bool)
+
+
+def _names(values: pd.Series, column: str) -> pd.Series:
+    """All integers or all text: a mixture has no order, and fractions are no names."""
+    if pd.api.types.is_float_dtype(values) and (values % 1 == 0).all():
+        values = values.astype(np.int64)
+    objects = values.tolist()
+    wanted = int if objects and isinstance(objects[0], (int, np.integer)) else str
+    for position, value in enumerate(objects):
+        fits = isinstance(value, (int, np.integer)) if wanted is int else isinstance(value, str)
+        if isinstance(value, (bool, np.bool_)) or not fits:
+            raise InputError(
+                f"{_row(values, position)}: {column} is {value!r}; a {column} is text or an integer, alike in all rows"
+            )
+    return pd.Series(objects, index=values.index, dtype=np.int64 if wanted is int else "str")

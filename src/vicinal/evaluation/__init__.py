@@ -1,0 +1,5 @@
+"""How well neighbours share a class: `evaluate` takes embeddings and the table of what they are."""
+
+from vicinal.evaluation.protocol import Evaluation, evaluate, evaluate_arrays
+
+__all__ = ["Evaluation", "evaluate", "evaluate_arrays"]

@@ -1,0 +1,372 @@
+"""The embedder: from images to vectors of length 1, with its preprocessing, saved and loaded as one folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from huggingface_hub import HfApi
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from vicinal.console import track
+from vicinal.data.transforms import ImageTransform
+from vicinal.errors import InputError
+from vicinal.models import model_folder
+from vicinal.models.initializations import create_backbone, default_transform, one_line
+from vicinal.models.inputs import Images, image_batches
+from vicinal.models.pooling import ClassToken, PoolingName, build_pooling, feature_maps
+
+Precision = Literal["32", "bf16", "16"]
+
+MAX_DIM = 65_536
+
+AUTOCAST: dict[str, torch.dtype] = {"32": torch.float32, "bf16": torch.bfloat16, "16": torch.float16}
+
+
+class Embedder(nn.Module):
+    """Images to L2-normalised vectors: backbone, pooling, normalisation, linear layer.
+
+    The model of the papers: a backbone without classifier, GeM pooling, layer normalisation, one linear layer to `dim`
+    and L2 normalisation (Recall@k Surrogate, "Architectures"); for vision transformers ``pooling="token"`` and
+    ``norm="none"``. The layer normalisation has no weights of its own, since the linear layer behind it absorbs them.
+    Random weights are drawn from torch's default generator: seed it (``torch.manual_seed``) for the same start again.
+
+    Args:
+        backbone: Any timm model, such as resnet50 or vit_base_patch16_clip_224.openai.
+        dim: Numbers in an embedding, 1 to 65,536.
+        pooling: How a map becomes a vector: avg, max, gem (between the two), avg+max (their sum), or token (a
+            transformer's class token; all others pool its patch tokens).
+        norm: Normalisation of the pooled features before the linear layer: layer, or none.
+        pretrained: Starting weights of the backbone: true (timm's, downloaded), false (random), or a local file
+            (.safetensors, .pth, .pt, .bin).
+        p: Exponent of gem: 1 is the mean, larger comes nearer to the maximum.
+        learned_p: Learn the exponent of gem, from p on.
+        dropout: Share of the embedding's numbers dropped in training, before L2 normalisation (0.2 for small data
+            sets in Center Contrastive Loss).
+        projector: Width of a linear layer put after the embedding in training only, or none (2048 for CUB and Cars in
+            Contextual Similarity). In training the model returns its L2-normalised outputs; it is saved with the
+            model but plays no part in the embeddings.
+        freeze_batch_norm: Keep the statistics of the backbone's batch normalisation as they are, and use them in
+            training too. As in the papers' published code the layers' weight and bias still learn.
+        transform: How images become tensors, in training and after; by default what the backbone was pretrained with,
+            of which `ImageTransform` by itself knows only ImageNet's mean and std.
+        backbone_args: More arguments of timm.create_model, such as {channels: [16, 32, 64, 128]} for the widths of a
+            small ResNet or {drop_path_rate: 0.1}.
+
+    Attributes:
+        recipe: How the model was trained, JSON values; empty if unknown.
+        metrics: How good it was found, JSON values; empty if unknown.
+
+    Raises:
+        InputError: an impossible value, or backbone and pooling that do not go together.
+
+    Example:
+        >>> model = Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=32)).eval()
+        >>> model(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(
+        self,
+        backbone: str = "resnet50",
+        dim: int = 512,
+        pooling: PoolingName = "gem",
+        norm: Literal["layer", "none"] = "layer",
+        pretrained: bool | str | Path = True,
+        *,
+        p: float = 3.0,
+        learned_p: bool = False,
+        dropout: float = 0.0,
+        projector: int | None = None,
+        freeze_batch_norm: bool = False,
+        transform: ImageTransform | None = None,
+        backbone_args: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        _check_head(dim, norm, dropout, projector)
+        self.config: dict[str, Any] = {
+            **{"backbone": backbone, "backbone_args": dict(backbone_args or {})},
+            **{"pooling": pooling, "p": p, "learned_p": learned_p, "norm": norm, "dim": dim},
+            **{"dropout": dropout, "projector": projector, "freeze_batch_norm": freeze_batch_norm},
+        }
+        self.recipe: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
+        self.dim = dim
+        self.freeze_batch_norm = freeze_batch_norm
+        self.pooling = build_pooling(pooling, p, learned_p)
+        self.transform = transform or default_transform(backbone)
+        channels, size = self.transform.channels, self.transform.size
+        self.backbone = create_backbone(backbone, pretrained, channels, size, backbone_args)
+        if isinstance(self.pooling, ClassToken) and not _has_class_token(self.backbone):
+            raise InputError(f"pooling 'token': {backbone} has no class token; choose avg, max, gem or avg+max")
+        self.num_features = _num_features(self.backbone)
+        layer_norm = nn.LayerNorm(self.num_features, elementwise_affine=False) if norm == "layer" else nn.Identity()
+        self.head = nn.Sequential(layer_norm, nn.Linear(self.num_features, dim), nn.Dropout(dropout))
+        self.projector = None if projector is None else nn.Linear(dim, projector)
+        self.train()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embed transformed images.
+
+        Args:
+            images: float [n, C, H, W].
+
+        Returns:
+            L2-normalised [n, dim], computed in float32 at least; in training with a projector [n, projector].
+        """
+        features = self.backbone(images)
+        if not isinstance(self.pooling, ClassToken):
+            features = feature_maps(
+                features,
+                self.num_features,
+                channels_last=getattr(self.backbone, "output_fmt", "NCHW") == "NHWC",
+                prefix_tokens=_prefix_tokens(self.backbone),
+            )
+        vectors: Tensor = self.head(self.pooling(features))
+        if self.training and self.projector is not None:
+            vectors = self.projector(vectors)
+        return F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)
+
+    def train(self, mode: bool = True) -> Embedder:
+        """Switch to training, or with `mode` false to evaluation; frozen batch normalisation stays as it is."""
+        super().train(mode)
+        if self.freeze_batch_norm:
+            for module in self.backbone.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """All parameters once, by part: `backbone`, `head` (with a learned p) and `projector` (empty without one)."""
+        return {
+            "backbone": list(self.backbone.parameters()),
+            "head": [*self.pooling.parameters(), *self.head.parameters()],
+            "projector": list(self.projector.parameters()) if self.projector is not None else [],
+        }
+
+    def embed(
+        self,
+        source: Images,
+        batch: int = 64,
+        workers: int = 0,
+        precision: Precision = "32",
+        device: str | torch.device | None = None,
+        progress: bool = True,
+        on_error: Literal["raise", "skip"] = "raise",
+    ) -> npt.NDArray[np.float32]:
+        """Embed images of any kind, without gradient and in evaluation mode; the mode is restored afterwards.
+
+        Args:
+            source: A table; an `ImageDataset` made with this model's transform; a list of paths, of PIL images or of
+                transformed images [C, H, W]; or these as one tensor [n, C, H, W].
+            batch: Images at a time.
+            workers: Processes that read files.
+            precision: 32, or bf16 or 16 under autocast; the result is float32 all the same.
+            device: Where to move the model first, such as cuda; None: leave it where it is.
+            progress: Show a progress bar.
+            on_error: raise at a file that cannot be read, or skip it: its row is left out (make an `ImageDataset`
+                with on_error="skip" and embed that to know the rows that stay).
+
+        Returns:
+            float32 [n, dim], rows of length 1, in the order of `source`.
+
+        Raises:
+            InputError: `source` is none of these, an image cannot be read, or a vector comes out not finite.
+
+        Example:
+            >>> from PIL import Image
+            >>> model = Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=32))
+            >>> model.embed([Image.new("L", (40, 50))]).shape
+            (1, 8)
+        """
+        if precision not in AUTOCAST:
+            raise InputError(f"precision is {precision!r}; choose {', '.join(AUTOCAST)}")
+        if device is not None:
+            self.to(device)
+        weight = next(self.parameters())
+        where = weight.device
+        batches, number = image_batches(source, self.transform, batch, workers, on_error, where.type == "cuda")
+        vectors = np.empty((0, self.dim), np.float32)
+        with _evaluating(self), torch.inference_mode(), _autocast(where, precision):
+            parts = [
+                self(images.to(where, weight.dtype, non_blocking=True)).float().cpu().numpy()
+                for images in track(batches, "embedding", total=number, show=progress)
+            ]
+        vectors = np.concatenate([vectors, *parts])
+        _check_finite(vectors, precision)
+        return vectors
+
+    def fingerprint(self) -> str:
+        """A short hash of config and weights: two models with the same one give the same vectors.
+
+        Example:
+            >>> model = Embedder("test_resnet", dim=8, pretrained=False)
+            >>> len(model.fingerprint())
+            16
+        """
+        digest = hashlib.sha256(json.dumps(self._described(), sort_keys=True, default=str).encode())
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        recipe: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Save the model as a folder: `model.safetensors`, `config.json`, `README.md` (a model card).
+
+        The folder is replaced as a whole or, if anything fails, left as it was.
+
+        Args:
+            folder: Where; a folder that holds anything but a saved model is refused.
+            recipe: How the model was trained, JSON values; None: what `self.recipe` says.
+            metrics: How good it was found, JSON values; None: what `self.metrics` says.
+
+        Raises:
+            InputError: the folder holds something else, or recipe or metrics are not JSON values.
+            OSError: it cannot be written, as on a full disk.
+
+        Example:
+            >>> model = Embedder("test_resnet", dim=8, pretrained=False)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     model.save_pretrained(f"{folder}/model", metrics={"recall@1": 0.9})
+            ...     Embedder.from_pretrained(f"{folder}/model").metrics
+            {'recall@1': 0.9}
+        """
+        config = {
+            **self._described(),
+            "recipe": dict(self.recipe if recipe is None else recipe),
+            "metrics": dict(self.metrics if metrics is None else metrics),
+        }
+        model_folder.write(folder, config, self.state_dict())
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, revision: str | None = None) -> Embedder:
+        """Load a saved model, in evaluation mode, on the CPU.
+
+        Nothing is unpickled, no code from the folder is run, and no other weights are downloaded. The tensors' names
+        and shapes are held against the config before memory is taken for either.
+
+        Args:
+            source: A folder that `save_pretrained` wrote, or the name of such a model on the Hugging Face hub.
+            revision: Branch, tag or commit on the hub.
+
+        Raises:
+            InputError: there is no such model, or its files are not whole or do not go together; with file and key.
+        """
+        folder = model_folder.locate(source, revision)
+        config = model_folder.read_config(folder)
+        with torch.random.fork_rng(devices=[]):
+            try:
+                arguments = _constructor_arguments(config)
+                with torch.device("meta"):
+                    plan = cls(**arguments)
+            except InputError as error:
+                raise InputError(f"{folder / model_folder.CONFIG}: {error}") from error
+            tensors = model_folder.read_tensors(folder, plan.state_dict())
+            model = cls(**arguments)
+        model.load_state_dict(tensors)
+        model.recipe, model.metrics = config["recipe"], config["metrics"]
+        return model.eval()
+
+    def push_to_hub(self, name: str, private: bool = False, token: str | None = None) -> str:
+        """Upload the folder that `save_pretrained` writes to the Hugging Face hub.
+
+        Args:
+            name: `owner/model`; made if missing.
+            private: Make it private, if it is made now.
+            token: Of the hub; None: the one stored by `hf auth login`.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            InputError: the hub cannot be reached or refuses.
+        """
+        hub = HfApi(token=token)
+        with tempfile.TemporaryDirectory() as parent:
+            folder = Path(parent) / name.rpartition("/")[2]
+            self.save_pretrained(folder)
+            try:
+                full_name = hub.create_repo(name, private=private, exist_ok=True).repo_id
+                return str(hub.upload_folder(repo_id=full_name, folder_path=folder, commit_message="Upload model"))
+            except (OSError, ValueError) as error:
+                raise InputError(f"cannot upload to {name!r} on the Hugging Face hub: {one_line(error)}") from error
+
+    def _described(self) -> dict[str, Any]:
+        return {**self.config, "transform": self.transform.to_dict()}
+
+
+def _has_class_token(backbone: nn.Module) -> bool:
+    registers = getattr(backbone, "num_reg_tokens", None) or 0
+    return getattr(backbone, "cls_token", None) is not None or _prefix_tokens(backbone) > registers
+
+
+def _prefix_tokens(backbone: nn.Module) -> int:
+    number = getattr(backbone, "num_prefix_tokens", None)
+    if number is None:  # a few models have a class token and do not count it
+        return int(getattr(backbone, "cls_token", None) is not None)
+    return int(number)
+
+
+def _num_features(backbone: Any) -> int:
+    return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)
+
+
+def _check_head(dim: int, norm: str, dropout: float, projector: int | None) -> None:
+    _check_width("dim", dim)
+    if projector is not None:
+        _check_width("projector", projector)
+    if norm not in ("layer", "none"):
+        raise InputError(f"norm: {norm!r} is unknown; choose layer or none")
+    if not 0 <= dropout < 1:
+        raise InputError(f"dropout is {dropout}; it must be from 0 to below 1")
+
+
+def _check_width(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_DIM:
+        raise InputError(f"{name} is {value!r}; it must be a whole number from 1 to {MAX_DIM:,}")
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _autocast(device: torch.device, precision: str) -> torch.autocast:
+    return torch.autocast(device.type, dtype=AUTOCAST[precision], enabled=precision != "32")
+
+
+def _check_finite(vectors: npt.NDArray[np.float32], precision: str) -> None:
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(bad):
+        hint = "try precision 32" if precision != "32" else "its weights or the image are not finite"
+        raise InputError(f"the embedding of image {bad[0]} is not finite ({len(bad)} of {len(vectors)}); {hint}")
+
+
+def _constructor_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    transform = ImageTransform.from_dict(config["transform"])
+    for key in transform.to_dict():
+        if key not in config["transform"]:
+            raise InputError(f"transform: {key} is missing")
+    arguments = {key: value for key, value in config.items() if key not in ("recipe", "metrics")}
+    return {**arguments, "transform": transform, "pretrained": False}

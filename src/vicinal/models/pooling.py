@@ -1,0 +1,179 @@
+"""Pooling: from a map of local features, or a transformer's tokens, to one vector an image."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vicinal.errors import InputError
+
+PoolingName = Literal["avg", "max", "gem", "avg+max", "token"]
+
+
+class AvgPool(nn.Module):
+    """Mean over positions.
+
+    Example:
+        >>> AvgPool()(torch.tensor([[[[1.0, 3.0], [5.0, 7.0]]]]))
+        tensor([[4.]])
+    """
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps [n, C, H, W] -> vectors [n, C]."""
+        return maps.mean(dim=(-2, -1))
+
+
+class MaxPool(nn.Module):
+    """Maximum over positions.
+
+    Example:
+        >>> MaxPool()(torch.tensor([[[[1.0, 3.0], [5.0, 7.0]]]]))
+        tensor([[7.]])
+    """
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps [n, C, H, W] -> vectors [n, C]."""
+        return maps.amax(dim=(-2, -1))
+
+
+class AvgMaxPool(nn.Module):
+    """Mean over positions plus maximum over positions.
+
+    The two are added, as in the published code of Proxy-Anchor and its followers (Kim et al., CVPR 2020), so the
+    width stays C and a head fits all map poolings alike.
+
+    Example:
+        >>> AvgMaxPool()(torch.tensor([[[[1.0, 3.0], [5.0, 7.0]]]]))
+        tensor([[11.]])
+    """
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps [n, C, H, W] -> vectors [n, C]."""
+        return maps.mean(dim=(-2, -1)) + maps.amax(dim=(-2, -1))
+
+
+class GeM(nn.Module):
+    """Generalised mean over positions: ``(mean_x max(x, eps)^p)^(1/p)``, one exponent for all channels.
+
+    p = 1 is the mean of the positive parts, p -> infinity the maximum. Computed in float32 at least and relative to
+    the largest value, so that no power overflows, whatever the precision of the maps.
+
+    Reference: Radenovic, Tolias, Chum, "Fine-tuning CNN image retrieval with no human annotation", TPAMI 2018, Eq. 3.
+
+    Args:
+        p: Exponent, or where a learned one starts; above 0.
+        learned: Train the exponent together with the head.
+        eps: Smallest activation that counts; above 0.
+
+    Raises:
+        InputError: `p` or `eps` is not a finite number above 0.
+
+    Example:
+        >>> GeM(p=3.0)(torch.tensor([[[[1.0, 2.0]]]]))
+        tensor([[1.6510]])
+    """
+
+    p: Tensor
+
+    def __init__(self, p: float = 3.0, learned: bool = False, eps: float = 1e-6) -> None:
+        super().__init__()
+        for name, value in (("p", p), ("eps", eps)):
+            if not 0 < value < float("inf"):
+                raise InputError(f"GeM pooling: {name} is {value}; it must be a finite number above 0")
+        self.eps = eps
+        if learned:
+            self.p = nn.Parameter(torch.tensor(float(p)))
+        else:
+            self.register_buffer("p", torch.tensor(float(p)), persistent=False)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps [n, C, H, W] -> vectors [n, C], in the precision of the maps."""
+        with torch.autocast(maps.device.type, enabled=False):
+            exact = maps.to(torch.promote_types(maps.dtype, torch.float32)).clamp(min=self.eps)
+            p = self.p.to(exact.dtype)
+            # GeM(c x) = c GeM(x): dividing by a constant and multiplying by it again changes neither value nor gradient
+            largest = exact.detach().amax(dim=(-2, -1))
+            mean = (exact / largest[..., None, None]).pow(p).mean(dim=(-2, -1))
+            return (largest * mean.pow(1 / p)).to(maps.dtype)
+
+    def extra_repr(self) -> str:
+        """What `print` shows between the brackets."""
+        return f"p={self.p.item():.4g}, learned={isinstance(self.p, nn.Parameter)}, eps={self.eps:g}"
+
+
+class ClassToken(nn.Module):
+    """The class token of a transformer: the first of its tokens.
+
+    Example:
+        >>> ClassToken()(torch.tensor([[[1.0, 2.0], [8.0, 9.0]]]))
+        tensor([[1., 2.]])
+    """
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens [n, L, C], prefix tokens first -> vectors [n, C]."""
+        return tokens[:, 0]
+
+
+def build_pooling(name: PoolingName, p: float = 3.0, learned_p: bool = False) -> nn.Module:
+    """The pooling module of that name.
+
+    Args:
+        name: ``avg``, ``max``, ``gem``, ``avg+max`` (their sum), or ``token`` (class token).
+        p: Exponent of ``gem``.
+        learned_p: Learn the exponent of ``gem``.
+
+    Raises:
+        InputError: there is no such pooling, or `learned_p` is asked of one that has no exponent.
+
+    Example:
+        >>> build_pooling("gem", p=4.0)
+        GeM(p=4, learned=False, eps=1e-06)
+    """
+    if learned_p and name != "gem":
+        raise InputError(f"learned_p: pooling {name!r} has no exponent to learn; use pooling 'gem'")
+    match name:
+        case "avg":
+            return AvgPool()
+        case "max":
+            return MaxPool()
+        case "gem":
+            return GeM(p, learned_p)
+        case "avg+max":
+            return AvgMaxPool()
+        case "token":
+            return ClassToken()
+    raise InputError(f"pooling: {name!r} is unknown; choose avg, max, gem, avg+max or token")
+
+
+def feature_maps(features: Tensor, channels: int, channels_last: bool = False, prefix_tokens: int = 0) -> Tensor:
+    """A backbone's output as maps: transformers' patch tokens become a map one position wide.
+
+    Args:
+        features: [n, C, H, W], [n, H, W, C] where `channels_last`, or tokens [n, L, C].
+        channels: C.
+        channels_last: Maps carry their channels in the last dimension.
+        prefix_tokens: How many tokens stand before the patch tokens (class token, registers); they are left out.
+
+    Returns:
+        Maps [n, C, H, W]; of tokens [n, C, L - prefix_tokens, 1].
+
+    Raises:
+        InputError: the features are neither maps nor tokens of that many channels.
+
+    Example:
+        >>> feature_maps(torch.zeros(2, 5, 8), channels=8, prefix_tokens=1).shape
+        torch.Size([2, 8, 4, 1])
+    """
+    maps = features
+    if features.ndim == 3:
+        maps = features[:, prefix_tokens:].transpose(1, 2).unsqueeze(-1)
+    elif channels_last and features.ndim == 4:
+        maps = features.permute(0, 3, 1, 2)
+    if maps.ndim != 4 or maps.shape[1] != channels:
+        raise InputError(
+            f"the backbone gives features of shape {tuple(features.shape)}; "
+            f"maps [n, {channels}, H, W] or tokens [n, L, {channels}] are needed"
+        )
+    return maps

@@ -1,0 +1,162 @@
+"""Similarity scores of many vectors with many, a block at a time, bit for bit the same whatever the blocks.
+
+A matrix product may add the terms of one entry in another order when the shapes change, so that equal vectors get
+scores that differ in the last bit. Blocks are therefore padded with zeros to whole multiples of a fixed tile: the score
+of two vectors then depends on nothing but these two, equal vectors tie, and no result changes with the size of a block.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vicinal.errors import InputError
+
+SCORE_BYTES = 64 * 2**20  # default size of the one block of scores that is held at a time
+TILE_ROWS, TILE_COLUMNS = 64, 256  # blocks are padded to multiples of these
+BLOCK_ROWS = 4096  # gallery vectors in one matrix product: 8 MB at 512 dimensions
+UNIT_TOLERANCE = 1e-3  # float16 rounding moves a length by less
+
+Array = npt.NDArray[np.generic] | Tensor
+
+
+class UnitVectors:
+    """Vectors read as float32 rows of length one, converted block by block so that no second copy of all is made.
+
+    Vectors whose lengths are all within 0.001 of one are taken as they are, others are divided by their length
+    (a zero vector stays zero and has score 0 with everything).
+
+    Args:
+        array: float [n, dim], numpy (a memory map too) or torch, of any float precision.
+        name: what error messages call one row, such as ``"query"``.
+        rows: int64 [m], the rows of `array` that are meant; all by default.
+        device: where the products are computed; by default where `array` lies.
+
+    Raises:
+        InputError: not a matrix of numbers, or a row holds NaN or infinity.
+
+    Example:
+        >>> UnitVectors(np.array([[3.0, 4.0]]), "query").block(0, 1)
+        tensor([[0.6000, 0.8000]])
+    """
+
+    def __init__(
+        self,
+        array: Array,
+        name: str,
+        rows: npt.NDArray[np.int64] | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self._data = _as_tensor(array, name)
+        self._rows = None if rows is None else torch.from_numpy(np.array(rows, dtype=np.int64))
+        self.device = torch.device(device) if device is not None else self._data.device
+        self._divide = False
+        self._divide = not self._all_unit(name)
+
+    def __len__(self) -> int:
+        return len(self._data) if self._rows is None else len(self._rows)
+
+    @property
+    def dim(self) -> int:
+        return self._data.shape[1]
+
+    def block(self, start: int, stop: int) -> Tensor:
+        """Rows `start` to `stop` as unit float32 [stop - start, dim] on the device."""
+        return self._unit(self._data[start:stop] if self._rows is None else self._data[self._rows[start:stop]])
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        """The given rows as unit float32 [rows, dim] on the device."""
+        places = torch.from_numpy(rows)
+        return self._unit(self._data[places if self._rows is None else self._rows[places]])
+
+    def _unit(self, rows: Tensor) -> Tensor:
+        vectors = rows.to(self.device, torch.float32)
+        return F.normalize(vectors, dim=1, eps=1e-30) if self._divide else vectors
+
+    def _all_unit(self, name: str) -> bool:
+        unit = True
+        for start in range(0, len(self), BLOCK_ROWS):
+            lengths = torch.linalg.vector_norm(self.block(start, start + BLOCK_ROWS), dim=1, dtype=torch.float64)
+            if not torch.isfinite(lengths).all():
+                row = start + int((~torch.isfinite(lengths)).nonzero()[0])
+                source = row if self._rows is None else int(self._rows[row])
+                raise InputError(f"{name} {source} holds NaN or infinity; every embedding must be finite")
+            unit = unit and bool(((lengths - 1).abs() <= UNIT_TOLERANCE).all())
+        return unit
+
+
+class ScoreBlock:
+    """The buffer that holds the scores of up to `rows` queries with up to `columns` gallery vectors.
+
+    Example:
+        >>> vectors = UnitVectors(np.eye(3, dtype=np.float32), "vector")
+        >>> ScoreBlock(2, 3, torch.device("cpu")).fill(vectors.block(1, 3), vectors, 0, 3)
+        tensor([[0., 1., 0.],
+                [0., 0., 1.]])
+    """
+
+    def __init__(self, rows: int, columns: int, device: torch.device) -> None:
+        self._buffer = torch.empty(_up(rows, TILE_ROWS), _up(columns, TILE_COLUMNS), device=device)
+
+    def fill(self, queries: Tensor, gallery: UnitVectors, start: int, stop: int) -> Tensor:
+        """Scores float32 [queries, stop - start] with gallery rows `start` to `stop`, valid until the next call."""
+        padded = _pad(queries, TILE_ROWS)
+        for first in range(start, stop, BLOCK_ROWS):
+            block = _pad(gallery.block(first, min(first + BLOCK_ROWS, stop)), TILE_COLUMNS)
+            place = slice(first - start, first - start + len(block))
+            torch.mm(padded, block.T, out=self._buffer[: len(padded), place])
+        return self._buffer[: len(queries), : stop - start]
+
+
+def check_same_dim(queries: UnitVectors, gallery: UnitVectors) -> None:
+    """Refuse vectors that cannot be compared.
+
+    Raises:
+        InputError: the dimensions differ.
+    """
+    if queries.dim != gallery.dim:
+        raise InputError(
+            f"queries have {queries.dim} dimensions, the gallery has {gallery.dim}; "
+            "both must be embedded by the same model"
+        )
+
+
+def rows_within_budget(columns: int, least: int, most: int) -> int:
+    """How many rows of `columns` scores fit the memory budget: at least `least`, at most `most`."""
+    return max(least, min(most, SCORE_BYTES // (4 * max(columns, 1))))
+
+
+def _as_tensor(array: Array, name: str) -> Tensor:
+    if isinstance(array, Tensor):
+        tensor = array.detach()
+    else:
+        array = np.asarray(array)
+        if array.dtype.kind not in "fiu":
+            raise InputError(f"{name} embeddings are of type {array.dtype}; expected floating-point numbers")
+        tensor = _share_memory(array)
+    if tensor.ndim != 2 or tensor.shape[1] == 0:
+        raise InputError(f"{name} embeddings have shape {list(tensor.shape)}; expected [rows, dimensions]")
+    return tensor
+
+
+def _share_memory(array: npt.NDArray[np.generic]) -> Tensor:
+    """A tensor on the array's memory where torch can (a read-only map too), else on a native float copy."""
+    known = array.dtype.kind == "f" and array.dtype.isnative and array.dtype.itemsize <= 8
+    array = np.ascontiguousarray(array if known else array.astype(np.float32))
+    with warnings.catch_warnings():  # of writes to read-only memory, which never happen here
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
+
+
+def _pad(vectors: Tensor, multiple: int) -> Tensor:
+    missing = _up(len(vectors), multiple) - len(vectors)
+    return F.pad(vectors, (0, 0, 0, missing)) if missing else vectors
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

@@ -1,0 +1,90 @@
+"""From queries to found images, with all that is known of both, for people, machines and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from vicinal.data.table import Table
+from vicinal.retrieval.index import Index
+
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A query and what was found for it.
+
+    Attributes:
+        query: what is known of the query: its path and label, if any.
+        matches: best first; id, score (cosine similarity), path and label of each.
+    """
+
+    query: Facts
+    matches: list[Facts]
+
+    def to_dict(self) -> Facts:
+        """Plain values, ready for JSON."""
+        return {"query": self.query, "matches": self.matches}
+
+    def __str__(self) -> str:
+        lines = [_name(self.query, "query")]
+        for rank, match in enumerate(self.matches, start=1):
+            lines.append(f"{rank:4d}  {match['score']:.4f}  {_name(match, 'id ' + str(match['id']))}")
+        return "\n".join(lines)
+
+
+def find(
+    index: Index, vectors: npt.NDArray[np.float32], table: Table, k: int, leave_out_itself: bool = False
+) -> list[Found]:
+    """Search for every vector and say what was found.
+
+    Args:
+        index: where to search.
+        vectors: float32 [q, d].
+        table: q rows, what is known of the queries.
+        k: how many matches each query gets.
+        leave_out_itself: leave out matches with the query's own path.
+
+    Raises:
+        InputError: k is larger than the index, or vectors of another dimension.
+
+    Example:
+        >>> table = Table(pd.DataFrame({"path": ["a.png", "b.png"], "label": ["cat", "dog"]}))
+        >>> vectors = np.eye(2, dtype=np.float32)
+        >>> find(Index.build(vectors, table), vectors, table, k=1)[0].matches[0]["label"]
+        'cat'
+    """
+    # A query in the index is one match more than wanted; an index that holds only k cannot give it.
+    wanted = min(k + 1, max(k, len(index))) if leave_out_itself else k
+    result = index.search(vectors, wanted)
+    facts = list(_facts(table.frame))
+    items = {item["id"]: item for item in _facts(index.lookup(np.unique(result.ids)))}
+    found = []
+    for query, ids, scores in zip(facts, result.ids, result.scores, strict=True):
+        matches = [{**items[i], "score": float(score)} for i, score in zip(ids.tolist(), scores, strict=True)]
+        if leave_out_itself:
+            matches = [match for match in matches if "path" not in match or match["path"] != query.get("path")]
+        found.append(Found(query, matches[:k]))
+    return found
+
+
+def _facts(frame: pd.DataFrame) -> Iterator[Facts]:
+    """Id, path and label of every row, those that there are."""
+    columns = [column for column in ("id", "path", "label") if column in frame]
+    for values in zip(*(frame[column].tolist() for column in columns), strict=True):
+        yield {name: value for name, value in zip(columns, values, strict=True) if not _missing(value)}
+
+
+def _missing(value: Any) -> bool:
+    return value is None or value != value
+
+
+def _name(facts: Facts, otherwise: str) -> str:
+    label = f"{facts['label']}  " if "label" in facts else ""
+    return label + str(facts.get("path", otherwise))

@@ -1,0 +1,146 @@
+"""From a recipe to the things that train: the table, the order of images, the model beside its loss, the optimiser."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.plugins import MixedPrecision, Precision
+from lightning.fabric.strategies.ddp import DDPStrategy
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch import Tensor, nn
+
+from vicinal import distributed
+from vicinal.data import ClassBalancedSampler, RandomBatchSampler, Table, require_trainable
+from vicinal.errors import InputError
+from vicinal.losses import Loss
+from vicinal.models import Embedder
+from vicinal.training.recipe import Data, Settings
+from vicinal.training.recipe import Optimizer as OptimizerSettings
+
+DEFAULT_SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}
+
+
+def load_table(data: Data, seed: int) -> Table:
+    """The table that a recipe describes, with its classes divided into splits.
+
+    Raises:
+        InputError: no source, one that cannot be read or divided, or nothing to learn from.
+    """
+    if data.source is None:
+        raise InputError("data.source is missing: give a folder of class folders, a .csv or .parquet, or a benchmark")
+    table = Table.load(data.source, root=data.root, path_column=data.path_column, label_column=data.label_column)
+    shares = data.shares
+    if (shares, data.classes, data.split_column) == (None, None, None) and not table.has("split"):
+        _check_labelled(table, data.source)
+        shares = DEFAULT_SHARES
+    if shares or data.classes or data.split_column:
+        table = table.split_classes(shares, data.classes, data.split_column, seed)
+    if "train" not in table.splits:
+        raise InputError(f"{data.source} has no rows in the split train; its splits: {', '.join(table.splits)}")
+    require_trainable(table.subset("train"))
+    return table
+
+
+def _check_labelled(table: Table, source: str) -> None:
+    """One class cannot be divided; say that before the division says something less plain."""
+    if not table.has("label"):
+        raise InputError(f"{source} has no labels; training needs a folder for each class, or a column with labels")
+    require_trainable(table)
+
+
+def make_sampler(settings: Settings, table: Table) -> ClassBalancedSampler | RandomBatchSampler:
+    """The order in which this process sees its share of the training images.
+
+    Raises:
+        InputError: the images cannot fill such batches.
+    """
+    labels, seed = table.labels, settings.seed
+    rank, world = distributed.rank(), distributed.world_size()
+    if settings.per_class == 0:
+        return RandomBatchSampler(labels, settings.batch, seed, rank, world)
+    return ClassBalancedSampler(
+        labels,
+        settings.batch,
+        settings.per_class,
+        settings.classes_with_fewer,
+        seed,
+        rank,
+        world,
+        names=table.classes,
+    )
+
+
+def loading_processes(data: Data) -> int:
+    """How many processes read and transform images."""
+    if data.workers is not None:
+        return data.workers
+    return 0 if data.cache else min(8, os.cpu_count() or 1)
+
+
+def make_precision(settings: Settings) -> Precision:
+    """How numbers are kept in the network; half precision scales the loss so that small gradients survive.
+
+    Made here and not by Fabric, which trains in bfloat16 when it is asked for float16 on a CPU.
+    """
+    if settings.precision == "32":
+        return Precision()
+    gpu = settings.accelerator == "gpu" or (settings.accelerator == "auto" and torch.cuda.is_available())
+    device = "cuda" if gpu else "cpu"
+    scaler = torch.amp.GradScaler(device) if settings.precision == "16-mixed" else None
+    return MixedPrecision(settings.precision, device, scaler)
+
+
+def make_fabric(settings: Settings, precision: Precision) -> Fabric:
+    """Devices and processes.
+
+    Raises:
+        InputError: the machine has no such devices.
+    """
+    # A frozen backbone leaves its parameters without gradients, which DDP has to be told of.
+    several = DDPStrategy(find_unused_parameters=settings.freeze_backbone_epochs > 0)
+    try:
+        return Fabric(
+            accelerator=settings.accelerator,
+            devices=settings.devices,
+            strategy=several if settings.devices > 1 else "auto",
+            plugins=precision,
+        )
+    except (RuntimeError, ValueError, MisconfigurationException) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"accelerator = {settings.accelerator}, devices = {settings.devices}: {reason}") from None
+
+
+class System(nn.Module):
+    """Model and loss as one module, so that precision and processes wrap both."""
+
+    def __init__(self, embedder: Embedder, loss: Loss) -> None:
+        super().__init__()
+        self.embedder = embedder
+        self.loss = loss
+
+    def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The loss's parts, for this process's images as anchors and those of all processes as references."""
+        embeddings = self.embedder(images)
+        if distributed.world_size() == 1:
+            return self.loss.parts(embeddings, labels)
+        references, reference_labels = distributed.gather(embeddings), distributed.gather(labels)
+        offset = distributed.rank() * len(labels)
+        return self.loss.parts(embeddings, labels, references, reference_labels, offset)
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters by part: backbone, head, projector, loss; parts without parameters are left out."""
+        groups = {**self.embedder.parameter_groups(), "loss": list(self.loss.parameters())}
+        return {name: parameters for name, parameters in groups.items() if parameters}
+
+
+def make_optimizer(settings: OptimizerSettings, groups: Mapping[str, list[nn.Parameter]]) -> torch.optim.Optimizer:
+    """An optimiser with one parameter group a part, named after it; the trainer sets the learning rates."""
+    parts = [{"params": parameters, "name": name} for name, parameters in groups.items()]
+    if settings.name == "sgd":
+        nesterov = settings.momentum > 0  # torch knows no Nesterov momentum of 0
+        return torch.optim.SGD(parts, settings.lr, settings.momentum, 0, settings.weight_decay, nesterov)
+    kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
+    return kind(parts, settings.lr, weight_decay=settings.weight_decay)

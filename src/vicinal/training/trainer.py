@@ -1,0 +1,375 @@
+"""The training loop: epochs of steps, watched on unseen classes, resumable at any moment.
+
+A step is a pure function of the state before it and of the recipe: the images of a step, their augmentation and the
+dropout are seeded by the step's number. So a checkpoint needs no generator states, and a run that was killed and
+resumed ends with the very weights of one that was not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from lightning.fabric.wrappers import _FabricOptimizer
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from vicinal import distributed
+from vicinal.console import log, progress_bar
+from vicinal.data import ImageDataset, Table, TrainBatches
+from vicinal.errors import InterruptedRunError, NonFiniteLossError
+from vicinal.evaluation import evaluate
+from vicinal.report.plots import learning_curves
+from vicinal.training.checkpoint import load_checkpoint, save_checkpoint
+from vicinal.training.interrupt import StopRequest, ignore_interrupts
+from vicinal.training.logs import RunLog, read_log
+from vicinal.training.recipe import Recipe
+from vicinal.training.run import RunFolder
+from vicinal.training.setup import (
+    System,
+    load_table,
+    loading_processes,
+    make_fabric,
+    make_optimizer,
+    make_precision,
+    make_sampler,
+)
+
+Batch = dict[str, Tensor]
+
+
+@dataclass
+class Progress:
+    """Where a run stands.
+
+    Attributes:
+        step: steps of the optimiser taken.
+        epoch: epochs finished.
+        steps_in_epoch: steps taken in the epoch that is under way.
+        best: best validation score; -inf before the first.
+        best_epoch: epochs finished when it was reached.
+        evaluations_since_best: evaluations since then.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    steps_in_epoch: int = 0
+    best: float = -math.inf
+    best_epoch: int = 0
+    evaluations_since_best: int = 0
+
+
+def train(recipe: Recipe, out: str | Path) -> RunFolder:
+    """Train as the recipe says into a new run folder.
+
+    Args:
+        recipe: all settings.
+        out: the run's folder; must not exist yet or be empty.
+
+    Returns:
+        The run's folder, see :class:`~vicinal.training.run.RunFolder`.
+
+    Raises:
+        InputError: the recipe, the data or the folder cannot work.
+        NonFiniteLossError: the loss became infinite or NaN.
+        InterruptedRunError: Ctrl-C; the state is saved.
+    """
+    run = RunFolder(Path(out))
+    run.check_new()
+    table = load_table(recipe.settings.data, recipe.settings.seed)
+    Trainer(recipe, table, run).fit()
+    return run
+
+
+def resume(out: str | Path, recipe: Recipe | None = None) -> RunFolder:
+    """Continue the run in a folder from its last checkpoint; ends with the weights of a run that never stopped.
+
+    Args:
+        out: the run's folder.
+        recipe: if given, must be the run's own; a folder without a run is then begun anew, so that one command line
+            can start a run and restart it until it is done.
+
+    Raises:
+        InputError: there is no run, or it has another recipe. Other errors as for :func:`train`.
+    """
+    run = RunFolder(Path(out))
+    if recipe is not None and not run.recipe.exists():
+        return train(recipe, out)
+    run.check_run()
+    own = Recipe.load(run.recipe)
+    if recipe is not None:
+        own.check_same(recipe)
+    Trainer(own, Table.from_parquet(run.table), run).fit()
+    return run
+
+
+class Trainer:
+    """Runs a recipe on a table.
+
+    Args:
+        recipe: all settings.
+        table: images, labels and splits.
+        run: where everything is written; a checkpoint there is continued from.
+    """
+
+    def __init__(self, recipe: Recipe, table: Table, run: RunFolder) -> None:
+        self.recipe = recipe
+        self.settings = recipe.settings
+        self.run = run
+        self.table = table
+        self.progress = Progress()
+        self.latest_loss = math.nan
+        self.precision = make_precision(self.settings)
+        self.fabric = make_fabric(self.settings, self.precision)
+        self.fabric.launch()
+        self._build()  # first, for it finds mistakes in no time and reading images takes some
+        self.images = self._dataset("train")
+        self.val_images = self._dataset("val") if "val" in table.splits else None
+        self.sampler = make_sampler(self.settings, self.images.table)
+
+    def _dataset(self, split: str) -> ImageDataset:
+        data = self.settings.data
+        return ImageDataset(self.table.subset(split), self.settings.transform, cache=data.cache, on_error=data.on_error)
+
+    def _build(self) -> None:
+        torch.manual_seed(self.settings.seed)
+        system = System(self.recipe.embedder(), self.recipe.loss())
+        self.embedder, self.loss, self.groups = system.embedder, system.loss, system.parameter_groups()
+        self.system = self.fabric.setup_module(system)
+        optimizer = self.fabric.setup_optimizers(make_optimizer(self.settings.optimizer, self.groups))
+        self.optimizer = cast(_FabricOptimizer, optimizer)  # given one, it returns one
+
+    # The loop ---------------------------------------------------------------------------------------------------
+
+    def fit(self) -> None:
+        """Train to the end, from the last checkpoint if there is one."""
+        self.start()
+        with self.watching():
+            if self.progress.step == 0:
+                self.validate()
+            while self.progress.epoch < self.settings.epochs and not self.out_of_patience():
+                self.train_epoch()
+                self.finish_epoch()
+        self.finish()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While training: Ctrl-C is a request, and a line shows progress and time left."""
+        with StopRequest() as self.stop, progress_bar() as self.bar:
+            self.task = self.bar.add_task("training", total=self.settings.epochs, note="")
+            yield
+
+    def train_epoch(self) -> None:
+        """The steps of an epoch, or those that are left of it."""
+        self._prepare_modules()
+        plan = self._plan()
+        steps = math.ceil(len(plan) / self.settings.accumulate)
+        for batches in self._batches(plan):
+            self.train_step(batches, epoch=self.progress.epoch + self.progress.steps_in_epoch / steps)
+            self._show(steps)
+            self._save_if_time()
+            self._stop_if_asked()
+
+    def train_step(self, batches: Sequence[Batch], epoch: float) -> None:
+        """One step of the optimiser, on the mean gradient of the batches."""
+        started = time.perf_counter()
+        torch.manual_seed(_mix(self.settings.seed, self.progress.step, distributed.rank()))
+        self._set_learning_rates(epoch)
+        parts = [self._backward(batch, share=1 / len(batches), last=batch is batches[-1]) for batch in batches]
+        norm = self._clip()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.progress.step += 1
+        self.progress.steps_in_epoch += 1
+        if self.progress.step % self.settings.log_every == 0:
+            images = sum(len(batch["labels"]) for batch in batches)
+            self._log_step(epoch, parts, norm, images / (time.perf_counter() - started))
+
+    def finish_epoch(self) -> None:
+        """Validate when it is time, and write the checkpoint."""
+        self.progress.epoch += 1
+        self.progress.steps_in_epoch = 0
+        last = self.progress.epoch == self.settings.epochs
+        if last or self.progress.epoch % self.settings.validation.every == 0:
+            self.validate()
+        self.save()
+        log(self._summary())
+
+    def validate(self) -> None:
+        """Evaluate on the validation split, if there is one, and keep the weights if they are the best so far."""
+        if self.val_images is None:
+            return
+        vectors = self.embedder.embed(self.val_images, batch=self.settings.batch, progress=False)
+        metrics = evaluate(vectors, self.val_images.table).metrics
+        if self.fabric.is_global_zero:
+            self.log.metrics(self.progress.step, self.progress.epoch, metrics)
+        self.progress.evaluations_since_best += 1
+        score = metrics[self.settings.validation.metric]
+        if score > self.progress.best:
+            self.progress.best, self.progress.best_epoch = score, self.progress.epoch
+            self.progress.evaluations_since_best = 0
+            self._write(
+                self.run.best, {"system": self.system.state_dict(), "metrics": metrics, "epoch": self.progress.epoch}
+            )
+
+    def out_of_patience(self) -> bool:
+        """Whether the validation score has not improved for as many evaluations as the recipe allows."""
+        patience = self.settings.validation.patience
+        return patience is not None and self.progress.evaluations_since_best >= patience
+
+    # Inside a step ----------------------------------------------------------------------------------------------
+
+    def _backward(self, batch: Batch, share: float, last: bool) -> dict[str, Tensor]:
+        """Add the gradient of a batch, times its share; returns the loss's parts."""
+        with self.fabric.no_backward_sync(self.system, enabled=not last):
+            parts: dict[str, Tensor] = self.system(batch["images"], batch["labels"])
+            loss = torch.stack(list(parts.values())).sum()
+            if distributed.agree(not math.isfinite(loss.item())):
+                raise NonFiniteLossError(self._describe("loss", parts, batch))
+            self.fabric.backward(loss * share)
+        return {name: value.detach() for name, value in parts.items()}
+
+    def _clip(self) -> float:
+        """Limit the gradient's norm if the recipe says so; returns the norm before."""
+        limit = self.settings.clip or math.inf
+        norm = self.fabric.clip_gradients(self.system, self.optimizer, max_norm=limit, error_if_nonfinite=False)
+        assert norm is not None
+        # Loss scaling meets infinite gradients now and then and skips those steps by itself.
+        if self.settings.precision != "16-mixed" and not math.isfinite(norm.item()):
+            raise NonFiniteLossError(f"step {self.progress.step + 1}: the gradient's norm is {norm.item()}")
+        return norm.item()
+
+    def _set_learning_rates(self, epoch: float) -> None:
+        settings = self.settings.optimizer
+        rate = settings.lr * self.settings.schedule.factor(epoch, self.settings.epochs)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * getattr(settings.factors, group["name"])
+
+    def _describe(self, what: str, parts: dict[str, Tensor], batch: Batch) -> str:
+        values = ", ".join(f"{name} = {value.item():g}" for name, value in parts.items())
+        paths = [self.images.table.paths[row] for row in batch["rows"].tolist()]
+        return f"step {self.progress.step + 1}: the {what} is not finite ({values}); its images: {', '.join(paths)}"
+
+    # Around the steps -------------------------------------------------------------------------------------------
+
+    def _prepare_modules(self) -> None:
+        frozen = self.progress.epoch < self.settings.freeze_backbone_epochs
+        for parameter in self.groups["backbone"]:
+            parameter.requires_grad_(not frozen)
+        self.system.train()
+        if frozen:
+            self.embedder.backbone.eval()
+
+    def _plan(self) -> list[list[int]]:
+        """The rows of every batch of this epoch."""
+        self.sampler.set_epoch(self.progress.epoch)
+        return list(self.sampler)
+
+    def _batches(self, plan: list[list[int]]) -> Iterator[list[Batch]]:
+        """The batches of each step that is left of this epoch."""
+        seed = (self.settings.seed, self.progress.epoch, distributed.rank())
+        done = self.progress.steps_in_epoch * self.settings.accumulate
+        loader = DataLoader(
+            TrainBatches(self.images, plan, seed),
+            batch_size=None,
+            sampler=range(done, len(plan)),
+            num_workers=loading_processes(self.settings.data),
+            worker_init_fn=ignore_interrupts,
+            pin_memory=self.fabric.device.type == "cuda",
+        )
+        batches = (self.fabric.to_device(batch) for batch in loader)
+        while group := list(itertools.islice(batches, self.settings.accumulate)):
+            yield group
+
+    def _log_step(
+        self, epoch: float, parts: Sequence[dict[str, Tensor]], norm: float, images_per_second: float
+    ) -> None:
+        names = parts[0]
+        means = {name: distributed.mean(torch.stack([p[name] for p in parts]).mean()).item() for name in names}
+        rates = {f"lr {group['name']}": group["lr"] for group in self.optimizer.param_groups}
+        speed = {"gradient norm": norm, "images/s": images_per_second * distributed.world_size()}
+        self.latest_loss = sum(means.values())
+        if self.fabric.is_global_zero:
+            self.log.step(self.progress.step, epoch, {"loss": self.latest_loss, **means, **rates, **speed})
+
+    def _show(self, steps: int) -> None:
+        epoch = self.progress.epoch + self.progress.steps_in_epoch / steps
+        self.bar.update(self.task, completed=epoch, note=self._summary())
+
+    def _summary(self) -> str:
+        best = f", best {self.settings.validation.metric} {self.progress.best:.4f}" if self.progress.best > 0 else ""
+        return f"epoch {self.progress.epoch}/{self.settings.epochs}, loss {self.latest_loss:.4f}{best}"
+
+    def _stop_if_asked(self) -> None:
+        if distributed.agree(self.stop.asked):
+            self.save()
+            raise InterruptedRunError(
+                f"stopped after step {self.progress.step} and saved; go on with: "
+                f"vicinal train --out {self.run.path} --resume"
+            )
+
+    def _save_if_time(self) -> None:
+        if time.monotonic() - self.saved_at > 60 * self.settings.checkpoint_minutes:
+            self.save()
+
+    # State ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Make the run folder, or read where the run in it stands."""
+        if self.fabric.is_global_zero and not self.run.recipe.exists():
+            self.table.save(self.run.table)
+            self.recipe.save(self.run.recipe)  # last: a folder with a recipe is a run that can be resumed
+        distributed.barrier()
+        if self.run.last.exists():
+            self._load(load_checkpoint(self.run.last))
+        if self.fabric.is_global_zero:
+            self.log = RunLog(self.run, self.progress.step)
+        self.saved_at = time.monotonic()
+
+    def save(self) -> None:
+        """Write the checkpoint that resuming starts from."""
+        state = {
+            "system": self.system.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "precision": self.precision.state_dict(),
+            "progress": asdict(self.progress),
+        }
+        self._write(self.run.last, state)
+        self.saved_at = time.monotonic()
+
+    def _write(self, path: Path, state: dict[str, Any]) -> None:
+        if self.fabric.is_global_zero:
+            save_checkpoint(path, state)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.system.load_state_dict(state["system"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.precision.load_state_dict(state["precision"])
+        self.progress = Progress(**state["progress"])
+        log(f"continuing {self.run.path} at step {self.progress.step}")
+
+    def finish(self) -> None:
+        """Write the model, with the best weights if there was a validation, else with the last."""
+        distributed.barrier()  # the best weights are written by the first process and read by all
+        metrics: dict[str, float] = {}
+        if self.val_images is not None:
+            best = load_checkpoint(self.run.best)
+            self.system.load_state_dict(best["system"])
+            metrics = {f"val {name}": value for name, value in best["metrics"].items()}
+        if self.fabric.is_global_zero:
+            self.embedder.save_pretrained(self.run.model, recipe=self.recipe.config, metrics=metrics)
+            self.log.close()
+            learning_curves(read_log(self.run.log), read_log(self.run.metrics), self.run.curves)
+
+
+def _mix(*numbers: int) -> int:
+    """One seed of several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])

@@ -1,0 +1,52 @@
+"""Lets processes that tests start import the tests too."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parent.parent
+
+sys.path.insert(0, str(ROOT))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of eight classes with six little pictures each: a colour a class, and noise."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for label in range(8):
+        color = rng.integers(40, 216, 3)
+        (folder / f"class{label}").mkdir()
+        for number in range(6):
+            pixels = np.clip(color + rng.normal(0, 25, (20, 24, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"class{label}" / f"{number}.png")
+    return folder
+
+
+SMALL = [
+    "--model.backbone=test_resnet",
+    "--model.pretrained=false",
+    "--model.dim=16",
+    "--transform.size=16",
+    "--batch=8",
+    "--per_class=2",
+    "--epochs=2",
+    "--optimizer.lr=0.001",
+    "--log_every=1",
+    "--data.cache=true",
+    "--accelerator=cpu",
+]
+
+
+@pytest.fixture
+def small(photos: Path) -> list[str]:
+    """Settings of a training run that takes a second."""
+    return [f"--data.source={photos}", *SMALL]

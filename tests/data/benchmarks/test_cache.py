@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from vicinal.data.benchmarks.cache import cache_folder, prepare_folder, prepared_table
+from vicinal.errors import InputError
+
+
+def write(folder: Path) -> pd.DataFrame:
+    (folder / "a.png").touch()
+    return pd.DataFrame({"path": ["a.png"], "label": [3]})
+
+
+def test_where_benchmarks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VICINAL_DATA", "/data")
+    assert cache_folder("/other") == Path("/other")
+    assert cache_folder() == Path("/data")
+    monkeypatch.delenv("VICINAL_DATA")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert cache_folder() == Path("/home/someone/.cache/vicinal")
+
+
+def test_images_are_written_once(tmp_path: Path) -> None:
+    table = prepared_table(tmp_path / "deep" / "set", write)
+    assert table.paths == [str(tmp_path / "deep" / "set" / "a.png")]
+    again = prepared_table(tmp_path / "deep" / "set", lambda folder: pytest.fail("written again"))
+    assert again.frame.equals(table.frame)
+
+
+def test_an_interrupted_preparation_is_not_taken_for_whole(tmp_path: Path) -> None:
+    def killed(folder: Path) -> pd.DataFrame:
+        write(folder)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepared_table(tmp_path / "set", killed)
+    assert not (tmp_path / "set").exists()
+    assert len(prepared_table(tmp_path / "set", write)) == 1
+
+
+def test_many_at_once_prepare_once(tmp_path: Path) -> None:
+    calls: list[Path] = []
+
+    def fill(folder: Path) -> None:
+        calls.append(folder)
+        time.sleep(0.05)  # long enough for the others to arrive
+        (folder / "mark").touch()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: prepare_folder(tmp_path / "set", "mark", fill), range(8)))
+    assert len(calls) == 1
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "mine.txt").write_text("keep")
+    with pytest.raises(InputError, match="set: would be filled with a benchmark but is not empty; choose another root"):
+        prepared_table(tmp_path / "set", write)
+    assert (tmp_path / "set" / "mine.txt").read_text() == "keep"
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        InputError, match=r"cannot be written \(.*\); choose another root, or another folder by VICINAL_DATA"
+    ):
+        prepared_table(tmp_path / "file" / "set", write)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vicinal.data.columns import checked_frame
+from vicinal.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("label", ["a", None, "b"], "row 1 has no label; every row needs one"),
+        ("label", [float("nan"), "a", ""], r"row 0 has no label \(nor have 1 others\)"),
+        ("label", ["a", 3], "row 1: label is 3; a label is text or an integer, alike in all rows"),
+        ("label", [1, "3"], "row 1: label is '3'"),
+        ("label", [1.0, 2.5], "row 0: label is 1.0"),
+        ("label", [True, False], "row 0: label is True"),
+        ("coarse_2", ["a", None], "row 1 has no coarse_2"),
+        ("group", ["a", ""], "row 1 has no group"),
+        ("path", ["a.png", ""], "row 1 has no path"),
+        ("path", ["a.png", 7], "row 1: path 7 is no text"),
+        ("split", ["train", "valid"], "row 1: split is 'valid'; it can be train, val or test"),
+        ("is_query", ["true", "maybe"], "row 1: is_query is 'maybe'; it can be true or false"),
+        ("is_gallery", [1, 2], "row 1: is_gallery is 2"),
+    ],
+)
+def test_impossible_values_are_named_with_their_row(column: str, values: list[object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        checked_frame(pd.DataFrame({column: pd.Series(values)}), None)
+
+
+def test_rows_are_named_by_the_index() -> None:
+    frame = pd.DataFrame({"label": ["a", None]}, index=pd.Index([2, 5], name="line"))
+    with pytest.raises(InputError, match="line 5 has no label"):
+        checked_frame(frame, None)
+
+
+def test_a_column_that_is_there_twice_is_refused() -> None:
+    frame = pd.DataFrame([["a", "b"]], columns=["label", "label"])
+    with pytest.raises(InputError, match="column 'label' is there twice"):
+        checked_frame(frame, None)
+
+
+def test_values_come_to_one_type() -> None:
+    frame = pd.DataFrame(
+        {
+            "label": pd.Categorical(["b", "a"]),
+            "coarse": np.array([1.0, 2.0]),
+            "group": np.array([1, 2], dtype=np.int8),
+            "is_query": ["Yes", "0"],
+            "is_gallery": [1, 0],
+            "other": [None, 2.5],
+        }
+    )
+    checked = checked_frame(frame, None)
+    assert checked["label"].tolist() == ["b", "a"]
+    assert (checked["coarse"].dtype, checked["group"].dtype) == (np.int64, np.int64)
+    assert checked["is_query"].tolist() == [True, False]
+    assert checked["is_gallery"].dtype == bool
+    assert checked["other"].isna().tolist() == [True, False]

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vicinal.data import Table, is_image_file
+from vicinal.errors import InputError
+
+
+def fill(folder: Path, *files: str) -> Path:
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+    return folder
+
+
+def names(table: Table, folder: Path) -> list[str]:
+    return [str(Path(path).relative_to(folder)) for path in table.paths]
+
+
+def test_class_folders_in_sorted_order(tmp_path: Path) -> None:
+    fill(
+        tmp_path, "dog/2.png", "dog/10.JPG", "cat/1.jpeg", "cat/.hidden.png", "cat/notes.txt", ".git/x.png", "readme.md"
+    )
+    table = Table.from_folder(tmp_path)
+    assert names(table, tmp_path) == ["cat/1.jpeg", "dog/10.JPG", "dog/2.png"]
+    assert table.frame["label"].tolist() == ["cat", "dog", "dog"]
+    assert list(table.frame.columns) == ["path", "label"]
+
+
+def test_deeper_folders_give_coarse_labels_outward(tmp_path: Path) -> None:
+    fill(tmp_path, "b/x/1/p.png", "a/x/1/p.png", "a/y/1/p.png")
+    frame = Table.from_folder(tmp_path).frame
+    assert frame["label"].tolist() == ["a/x/1", "a/y/1", "b/x/1"]
+    assert frame["coarse"].tolist() == ["a/x", "a/y", "b/x"]
+    assert frame["coarse_2"].tolist() == ["a", "a", "b"]
+
+
+def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
+    table = Table.from_folder(fill(tmp_path, "b.png", "a.webp"))
+    assert names(table, tmp_path) == ["a.webp", "b.png"]
+    assert list(table.frame.columns) == ["path"]
+
+
+def test_split_folders_give_the_split(tmp_path: Path) -> None:
+    fill(tmp_path, "train/cat/1.png", "test/owl/1.png", "val/big/1.png", "notes/readme.txt")
+    table = Table.from_folder(tmp_path)
+    assert table.frame["split"].tolist() == ["test", "train", "val"]
+    assert table.frame["label"].tolist() == ["owl", "cat", "big"]
+
+
+def test_split_folders_without_classes(tmp_path: Path) -> None:
+    table = Table.from_folder(fill(tmp_path, "train/1.png", "test/2.png"))
+    assert list(table.frame.columns) == ["path", "split"]
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    table = Table.from_folder(fill(tmp_path, "train/1.png", "bus/2.png"))
+    assert table.classes == ["bus", "train"]
+    assert table.splits == []
+
+
+def test_linked_folders_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    fill(tmp_path, "store/1.png")
+    fill(tmp_path, "data/cat/2.png")
+    (tmp_path / "data" / "dog").symlink_to(tmp_path / "store")
+    (tmp_path / "data" / "cat" / "loop").symlink_to(tmp_path / "data")
+    assert Table.from_folder(tmp_path / "data").frame["label"].tolist() == ["cat", "dog"]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["a/1.png", "2.png"], "2.png and a/1.png lie at different depths"),
+        (["a/1.png", "a/b/2.png"], "lie at different depths; every image belongs in the folder of its class"),
+        (["train/a/1.png", "test/a/1.png", "extra/a/1.png"], "holds extra beside the split folders test, train"),
+        (["train/a/1.png", "test/a/1.png", "1.png"], "holds images beside the split folders test, train"),
+        (["a/notes.txt"], "no image in this folder or below"),
+        ([], "no image in this folder or below"),
+    ],
+)
+def test_folders_that_make_no_table(tmp_path: Path, files: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        Table.from_folder(fill(tmp_path, *files))
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="lost: no such folder"):
+        Table.from_folder(tmp_path / "lost")
+    with pytest.raises(InputError, match=r"a\.png: is a file, not a folder"):
+        Table.from_folder(fill(tmp_path, "a.png") / "a.png")
+
+
+def test_image_files_are_told_by_their_ending() -> None:
+    assert is_image_file("x/cat.JPG")
+    assert not is_image_file(Path("cat.csv"))

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from vicinal.data import Table
+from vicinal.errors import InputError
+
+
+def animals() -> Table:
+    return Table(
+        pd.DataFrame(
+            {
+                "path": ["d.png", "b.png", "c.png", "a.png"],
+                "label": ["dog", "cat", "dog", "owl"],
+                "split": ["train", "test", "train", "val"],
+            }
+        ),
+        root="/pictures",
+    )
+
+
+def test_labels_are_positions_among_the_sorted_classes() -> None:
+    table = animals()
+    assert table.classes == ["cat", "dog", "owl"]
+    assert table.labels.tolist() == [1, 0, 1, 2]
+    assert table.labels.dtype == np.int64
+    assert table.class_counts.tolist() == [1, 2, 1]
+
+
+def test_integer_classes_sort_as_numbers() -> None:
+    table = Table(pd.DataFrame({"label": [10, 9, 10, -1]}))
+    assert table.classes == [-1, 9, 10]
+    assert table.labels.tolist() == [2, 1, 2, 0]
+
+
+def test_rows_are_renumbered_and_paths_resolved_against_the_root() -> None:
+    frame = pd.DataFrame({"path": ["a/../b.png", "/elsewhere/c.png"]}, index=[7, 7])
+    table = Table(frame, root="/pictures")
+    assert table.frame.index.tolist() == [0, 1]
+    assert table.paths == ["/pictures/b.png", "/elsewhere/c.png"]
+
+
+def test_paths_without_a_root_start_from_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Table(pd.DataFrame({"path": ["a.png"]})).paths == [str(tmp_path / "a.png")]
+
+
+def test_the_given_frame_is_left_as_it_is() -> None:
+    frame = pd.DataFrame({"path": ["a.png"], "is_query": ["true"]}, index=[5])
+    Table(frame, root="/x")
+    assert frame.equals(pd.DataFrame({"path": ["a.png"], "is_query": ["true"]}, index=[5]))
+
+
+def test_subset_and_take_keep_columns_and_number_classes_anew() -> None:
+    train = animals().subset("train")
+    assert (len(train), train.classes, train.labels.tolist()) == (2, ["dog"], [0, 0])
+    taken = animals().take([3, 1])
+    assert taken.paths == ["/pictures/a.png", "/pictures/b.png"]
+    assert taken.labels.tolist() == [1, 0]
+    assert taken.frame.index.tolist() == [0, 1]
+    assert animals().take(np.array([True, False, False, True])).classes == ["dog", "owl"]
+    assert len(animals().take([])) == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [([4], "no row 4; the table has 4"), ([-1], "no row -1"), ([0.5], "float64"), ([[0]], r"\[1, 1\]")],
+)
+def test_take_refuses_rows_that_are_not_there(rows: list[float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        animals().take(rows)
+
+
+def test_splits_are_listed_in_their_order() -> None:
+    assert animals().splits == ["train", "val", "test"]
+    assert Table(pd.DataFrame({"label": ["a"]})).splits == []
+
+
+def test_a_missing_column_is_an_error_where_it_is_used() -> None:
+    unlabelled = Table(pd.DataFrame({"path": ["a.png"]}))
+    for use in (lambda: unlabelled.labels, lambda: unlabelled.classes, lambda: unlabelled.class_counts):
+        with pytest.raises(InputError, match=r"no column 'label' \(the images' classes\); its columns are path"):
+            use()
+    with pytest.raises(InputError, match="no column 'path'"):
+        _ = Table(pd.DataFrame({"label": ["a"]})).paths
+    with pytest.raises(InputError, match="no split 'val'; it has no column 'split'"):
+        unlabelled.subset("val")
+    with pytest.raises(InputError, match="no split 'val'; its splits are train"):
+        Table(pd.DataFrame({"split": ["train"]})).subset("val")
+
+
+def test_two_splits_that_share_a_class_are_warned_of_by_its_name() -> None:
+    frame = pd.DataFrame({"label": ["cat", "cat", "dog", "dog", "owl"], "split": ["train", "test"] * 2 + ["val"]})
+    with pytest.warns(
+        UserWarning, match="class 'cat' is in the splits train and test, and so are 1 other classes"
+    ) as seen:
+        table = Table(frame)
+    assert seen[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table.subset("train")
+        animals()
+
+
+def test_codes_number_any_column() -> None:
+    table = Table(pd.DataFrame({"label": ["a", "b", "c"], "group": ["y", "x", "y"]}))
+    assert table.codes("group").tolist() == [1, 0, 1]
+    with pytest.raises(InputError, match="no column 'coarse'"):
+        table.codes("coarse")
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_saved_table_is_read_back_the_same(tmp_path: Path, ending: str) -> None:
+    frame = pd.DataFrame(
+        {
+            "path": ["a, b.png", 'quo"te.png', "new\nline.png"],
+            "label": ["NA", "null", "007"],
+            "coarse": [3, 1, 2],
+            "split": ["train", "val", "test"],
+            "is_query": [True, False, True],
+            "is_gallery": [False, True, True],
+            "group": ["x", "y", "z"],
+            "note": ["p", "q", "r"],
+        }
+    )
+    table = Table(frame, root=tmp_path)
+    table.save(tmp_path / "sub" / f"table.{ending}")
+    again = Table.load(tmp_path / "sub" / f"table.{ending}")
+    pd.testing.assert_frame_equal(again.frame, table.frame)
+    assert again.frame.dtypes.equals(table.frame.dtypes)
+
+
+def test_other_endings_are_refused_in_saving(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"table\.xlsx: a table is written to a file ending in \.csv or \.parquet"):
+        animals().save(tmp_path / "table.xlsx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_from_frame_takes_columns_of_other_names() -> None:
+    frame = pd.DataFrame({"file": ["a.png"], "species": ["owl"], "label": ["bird"]})
+    table = Table.from_frame(frame, root="/x", path_column="file", label_column="species")
+    assert (table.paths, table.classes) == (["/x/a.png"], ["owl"])
+    with pytest.raises(InputError, match="data frame: no column 'kind'; the columns are path, species, label"):
+        Table.from_frame(frame, path_column="file", label_column="kind")
+
+
+def test_load_tells_sources_apart(tmp_path: Path) -> None:
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    Image.new("L", (2, 2)).save(tmp_path / "images" / "cat" / "1.png")
+    (tmp_path / "table.csv").write_text("path,label\nimages/cat/1.png,cat\n")
+    assert Table.load(tmp_path / "images").paths == Table.load(str(tmp_path / "table.csv")).paths
+    assert Table.load(tmp_path / "table.csv", root="/other").paths == ["/other/images/cat/1.png"]
+    assert len(Table.load("digits", root=tmp_path / "kept")) == 1797
+    with pytest.raises(InputError, match=r"a folder of images takes no root"):
+        Table.load(tmp_path / "images", root="/other")
+
+
+def test_load_says_what_a_source_can_be(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError,
+        match=r"digit: no such folder, no \.csv or \.parquet file and no benchmark \(digits, glyphs, omniglot\)",
+    ):
+        Table.load("digit")
+    with pytest.raises(InputError, match=r"lost\.csv: no such file"):
+        Table.load(tmp_path / "lost.csv")
+
+
+def test_split_classes_by_share_is_disjoint_seeded_and_of_the_right_size() -> None:
+    table = Table(pd.DataFrame({"label": np.repeat(np.arange(20), 3)}))
+    shares = {"test": 0.3, "train": 0.5, "val": 0.2}
+    split = table.split_classes(shares=shares, seed=4)
+    sizes = {name: len(part.splits) for name, part in split.statistics().splits.items()}
+    assert {name: split.subset(name).statistics().classes for name in sizes} == {"train": 10, "val": 4, "test": 6}
+    assert split.frame.groupby("label")["split"].nunique().max() == 1
+    shuffled = table.take(np.random.default_rng(0).permutation(60)).split_classes(shares=shares, seed=4)
+    assert split.subset("val").classes == shuffled.subset("val").classes
+    assert split.subset("val").classes != table.split_classes(shares=shares, seed=5).subset("val").classes
+
+
+def test_split_classes_leaves_out_what_goes_to_no_split(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table(pd.DataFrame({"label": [1, 2, 3, 3]})).split_classes(classes={"train": ["1"], "test": [2]})
+    assert table.frame["split"].tolist() == ["train", "test"]
+    assert "left out 2 images" in capsys.readouterr().err
+
+
+def test_split_classes_by_a_column() -> None:
+    frame = pd.DataFrame({"label": ["a/1", "a/2", "b/1"], "coarse": ["a", "a", "b"], "part": ["train", "train", "val"]})
+    table = Table(frame)
+    assert table.split_classes(column="part").splits == ["train", "val"]
+    by_group = table.split_classes(classes={"test": ["a"], "train": ["b"]}, column="coarse")
+    assert by_group.frame["split"].tolist() == ["test", "test", "train"]
+    halves = table.split_classes(shares={"train": 0.5, "test": 0.5}, column="coarse")
+    assert halves.frame["split"].nunique() == 2
+    assert halves.frame.groupby("coarse")["split"].nunique().max() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"shares": {"train": 0.8, "test": 0.3}}, "shares are train 0.8, test 0.3; each must be above 0"),
+        ({"shares": {"train": -0.1}}, "shares are train -0.1"),
+        ({"shares": {"train": float("nan")}}, "shares are train nan"),
+        ({"shares": {"train": 0.9, "val": 0.01}}, "a share of 0.01 of 3 classes leaves val without any"),
+        ({"shares": {"dev": 0.5}}, "split 'dev': the splits are train, val and test"),
+        ({"shares": {}}, "the splits are train, val and test"),
+        ({"classes": {"train": ["zebra"]}}, "train: no class 'zebra'; there are a, b, c"),
+        ({"classes": {"train": ["a"], "test": ["a"]}}, "class 'a' is listed for train and test"),
+        ({"column": "part"}, "the table has no column 'part'"),
+        ({"column": "fold"}, "row 0: split is 'x'; it can be train, val or test"),
+        ({"classes": {"train": ["x"], "test": ["y"]}, "column": "fold"}, "class 'a' would be in train and test"),
+        ({}, "either shares or classes, or a column"),
+        ({"shares": {"train": 1}, "classes": {"train": ["a"]}}, "either shares or classes, or a column"),
+    ],
+)
+def test_split_classes_refuses(arguments: dict[str, object], message: str) -> None:
+    table = Table(pd.DataFrame({"label": ["a", "b", "c", "a"], "fold": ["x", "y", "x", "y"]}))
+    with pytest.raises(InputError, match=message):
+        table.split_classes(**arguments)  # type: ignore[arg-type]

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vicinal.data import Table
+from vicinal.errors import InputError
+
+
+def write(folder: Path, text: str | bytes) -> Path:
+    path = folder / "table.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_csv_paths_start_from_its_folder(tmp_path: Path) -> None:
+    path = write(tmp_path, "path,label,extra\na.png,cat,1\n\n/b.png,dog,2\n")
+    table = Table.from_csv(path)
+    assert table.paths == [str(tmp_path / "a.png"), "/b.png"]
+    assert table.frame["extra"].tolist() == ["1", "2"]
+    assert Table.from_csv(path, root="/x").paths == ["/x/a.png", "/b.png"]
+
+
+def test_csv_from_windows_with_a_mark_of_byte_order(tmp_path: Path) -> None:
+    table = Table.from_csv(write(tmp_path, b"\xef\xbb\xbfpath,label\r\na.png,caf\xc3\xa9\r\n"))
+    assert table.classes == ["café"]
+
+
+def test_integers_are_integers_only_if_all_are_plain_ones(tmp_path: Path) -> None:
+    text = "path,label,coarse,group\na.png,10,007,1\nb.png,9,8,x\n"
+    table = Table.from_csv(write(tmp_path, text))
+    assert table.classes == [9, 10]
+    assert table.frame["coarse"].tolist() == ["007", "8"]
+    assert table.frame["group"].tolist() == ["1", "x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("path,label\na.png,cat\nb.png\n", r"line 3: 1 fields where the header has 2 \(path, label\)"),
+        ("path,label\na.png,cat,3\n", "line 2: 3 fields where the header has 2"),
+        ('path,label\n"a\n.png",cat\nb.png\n', "line 4: 1 fields"),
+        ("path,label\na.png,cat\nb.png,\n", "line 3 has no label"),
+        ("path,label,split\na.png,cat,dev\n", "line 2: split is 'dev'"),
+        ("path,class\na.png,cat\n", "no column 'label'; the columns are path, class"),
+        ("file,label\na.png,cat\n", "no column 'path'; the columns are file, label"),
+        ("path,path,label\na.png,b.png,cat\n", "column 'path' is there twice"),
+        ("", "empty file; the first line names the columns"),
+        ("path,label\n", "a header and no rows"),
+        ('path,label\na.png,"cat\n', "line 2: unexpected end of data"),
+        (b"path,label\na.png,caf\xe9\n", "line 2: not UTF-8 text"),
+    ],
+)
+def test_mistakes_in_csv_are_named_with_file_and_line(tmp_path: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        Table.from_csv(write(tmp_path, text))
+    assert str(caught.value).startswith(str(tmp_path / "table.csv"))
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_of_other_names_and_tables_without_labels(tmp_path: Path) -> None:
+    path = write(tmp_path, "file,species\na.png,owl\n")
+    assert Table.from_csv(path, path_column="file", label_column="species").classes == ["owl"]
+    unlabelled = Table.from_csv(path, path_column="file", label_column=None)
+    assert list(unlabelled.frame.columns) == ["path", "species"]
+
+
+@pytest.mark.parametrize("read", [Table.from_csv, Table.from_parquet])
+def test_files_that_cannot_be_opened(tmp_path: Path, read: type[Table]) -> None:
+    with pytest.raises(InputError, match="lost: no such file or directory"):
+        read(tmp_path / "lost")
+    with pytest.raises(InputError, match=f"{tmp_path.name}: .*directory"):
+        read(tmp_path)
+
+
+def test_parquet_of_anyone(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"file": ["a.png", "b.png"], "label": pd.Categorical(["x", "y"]), "score": [0.5, None]})
+    frame.to_parquet(tmp_path / "t.parquet", index=False)
+    table = Table.from_parquet(tmp_path / "t.parquet", path_column="file")
+    assert table.paths == [str(tmp_path / "a.png"), str(tmp_path / "b.png")]
+    assert table.classes == ["x", "y"]
+    assert np.isnan(table.frame["score"][1])
+
+
+def test_parquet_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(InputError, match=r"t\.parquet: not a Parquet file that can be read"):
+        Table.from_parquet(tmp_path / "t.parquet")
+    pd.DataFrame({"path": [], "label": []}).to_parquet(tmp_path / "none.parquet")
+    with pytest.raises(InputError, match=r"none\.parquet: a table without rows"):
+        Table.from_parquet(tmp_path / "none.parquet")
+    pd.DataFrame({"path": ["a"], "label": [None]}).to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=r"t\.parquet: row 0 has no label"):
+        Table.from_parquet(tmp_path / "t.parquet")

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score
+
+from vicinal.data.table import Table
+from vicinal.errors import InputError
+from vicinal.evaluation import evaluate, evaluate_arrays
+from vicinal.evaluation.protocol import Evaluation
+
+
+def lattice(rows: int, seed: int, dim: int = 6) -> np.ndarray:
+    """Unit vectors of entries 0 and +-1/2: exact products and a great many ties."""
+    rng = np.random.default_rng(seed)
+    vectors = np.zeros((rows, dim))
+    for row in vectors:
+        row[rng.choice(dim, 4, replace=False)] = rng.choice([-0.5, 0.5], 4)
+    return vectors
+
+
+def clusters(rows: int, classes: int, seed: int = 0, dim: int = 16) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, rows)
+    vectors = rng.standard_normal((classes, dim))[labels] + 1.5 * rng.standard_normal((rows, dim))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32), labels
+
+
+def brute_force(vectors, labels, is_query, is_gallery, groups, recall_at) -> tuple[dict[str, float], int]:
+    """Sort everything in float64 and read the metrics off the list of relevances."""
+    similarities = vectors.astype(np.float64) @ vectors.astype(np.float64).T
+    rows: dict[str, list[float]] = {}
+    without = 0
+    for query in np.flatnonzero(is_query):
+        gallery = [
+            item
+            for item in np.flatnonzero(is_gallery)
+            if item != query and not (labels[item] == labels[query] and groups[item] == groups[query] != -1)
+        ]
+        gallery.sort(key=lambda item: (-similarities[query, item], item))
+        hits = [labels[item] == labels[query] for item in gallery]
+        total = sum(hits)
+        if not total:
+            without += 1
+            continue
+        precisions = [hit * sum(hits[: k + 1]) / (k + 1) for k, hit in enumerate(hits)]
+        for k in recall_at:
+            rows.setdefault(f"recall@{k}", []).append(float(any(hits[:k])))
+        rows.setdefault("mAP@R", []).append(sum(precisions[:total]) / total)
+        rows.setdefault("R-precision", []).append(sum(hits[:total]) / total)
+        rows.setdefault("mAP", []).append(sum(precisions) / total)
+    return {name: float(np.mean(values)) for name, values in rows.items()}, without
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(6, 40),
+    classes=st.integers(1, 12),
+    seed=st.integers(0, 10**6),
+    sides=st.booleans(),
+    grouped=st.booleans(),
+    chunk=st.sampled_from([None, 1, 5]),
+    kind=st.sampled_from([np.float16, np.float32, np.float64]),
+)
+def test_equals_brute_force(rows, classes, seed, sides, grouped, chunk, kind) -> None:
+    rng = np.random.default_rng(seed)
+    vectors, labels = lattice(rows, seed), rng.integers(0, classes, rows)
+    frame = pd.DataFrame({"label": labels})
+    is_query = is_gallery = np.ones(rows, dtype=bool)
+    groups = np.full(rows, -1)
+    if sides:  # some images are on both sides, some on neither
+        is_query, is_gallery = rng.random(rows) < 0.6, rng.random(rows) < 0.7
+        is_query[0] = is_gallery[:3] = True
+        frame = frame.assign(is_query=is_query, is_gallery=is_gallery)
+    if grouped:
+        groups = rng.integers(0, 3, rows)
+        frame = frame.assign(group=groups)
+    wanted, without = brute_force(vectors, labels, is_query, is_gallery, groups, (1, 2))
+    if not wanted:
+        with pytest.raises(InputError, match="has another image of its class"):
+            evaluate(vectors, Table(frame), (1, 2), chunk)
+        return
+    result = evaluate(vectors.astype(kind), Table(frame), (1, 2), chunk)
+    assert result.metrics == pytest.approx(wanted, rel=1e-12)
+    assert (result.queries, result.gallery) == (is_query.sum(), is_gallery.sum())
+    assert result.without_positive == without
+    assert result.query_rows.tolist() == np.flatnonzero(is_query).tolist()
+
+
+def test_agrees_with_pytorch_metric_learning() -> None:
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+    vectors, labels = clusters(400, 25)
+    names = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
+    calculator = AccuracyCalculator(include=names, k="max_bin_count")
+    theirs = calculator.get_accuracy(torch.from_numpy(vectors), torch.from_numpy(labels))
+    ours = evaluate(vectors, Table(pd.DataFrame({"label": labels}))).metrics
+    assert [ours["recall@1"], ours["R-precision"], ours["mAP@R"]] == pytest.approx([theirs[name] for name in names])
+
+
+def test_full_average_precision_agrees_with_scikit_learn() -> None:
+    vectors, labels = clusters(70, 7)  # few enough that no two similarities are equal in float32
+    similarities = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
+    wanted = [
+        average_precision_score(np.delete(labels == labels[row], row), np.delete(similarities[row], row))
+        for row in range(70)
+    ]
+    result = evaluate(vectors, Table(pd.DataFrame({"label": labels})))
+    np.testing.assert_allclose(result.per_query["mAP"], wanted, rtol=1e-9)
+
+
+def test_order_of_rows_chunks_and_names_do_not_matter() -> None:
+    vectors, labels = clusters(300, 30)
+    whole = evaluate(vectors, Table(pd.DataFrame({"label": labels})))
+    order = np.random.default_rng(1).permutation(300)
+    names = np.array([f"class {label:03d}" for label in -labels])
+    for embeddings, table, chunk in (
+        (vectors[order], labels[order], None),
+        (vectors, names, None),
+        (vectors, labels, 1),
+        (torch.from_numpy(vectors), labels, 77),
+        (vectors * 3, labels, None),
+    ):
+        assert evaluate(embeddings, Table(pd.DataFrame({"label": table})), chunk=chunk).metrics == pytest.approx(
+            whole.metrics
+        )
+
+
+def test_all_equal_embeddings_rank_in_the_order_of_the_table() -> None:
+    table = Table(pd.DataFrame({"label": ["a", "b", "a", "b"]}))
+    result = evaluate(np.ones((4, 3)), table, recall_at=(1, 2))
+    # rankings: 1 2 3 (a: rank 2), 0 2 3 (b: rank 3), 0 1 3 (a: rank 1), 0 1 2 (b: rank 2)
+    assert result.per_query["recall@1"].tolist() == [0, 0, 1, 0]
+    assert result.per_query["mAP"].tolist() == [1 / 2, 1 / 3, 1, 1 / 2]
+
+
+def test_duplicates_across_classes_tie() -> None:
+    vectors = np.random.default_rng(0).standard_normal((5, 33))[[0, 0, 0, 1]]
+    result = evaluate(vectors, Table(pd.DataFrame({"label": ["a", "b", "a", "b"]})), recall_at=(1, 2))
+    assert result.per_query["recall@1"].tolist() == [0, 0, 1, 0]
+
+
+def test_one_class_is_perfect_and_singletons_are_counted() -> None:
+    vectors = np.random.default_rng(0).standard_normal((6, 4))
+    assert set(evaluate(vectors, Table(pd.DataFrame({"label": ["a"] * 6})), (1,)).metrics.values()) == {1.0}
+    result = evaluate(vectors, Table(pd.DataFrame({"label": ["a", "a", "b", "c", "d", "e"]})), (1,))
+    assert result.without_positive == 4
+    assert np.isnan(result.per_query["mAP"]).tolist() == [False, False, True, True, True, True]
+    assert "(4 queries without a positive left out)" in str(result)
+
+
+def test_query_that_is_in_the_gallery_does_not_find_itself() -> None:
+    frame = pd.DataFrame({"label": ["a", "a", "b"], "is_query": [1, 0, 0], "is_gallery": [1, 1, 1]})
+    result = evaluate(np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]), Table(frame), recall_at=(1, 2))
+    assert result.protocol == "query/gallery"
+    assert result.metrics["recall@1"] == 0
+    assert result.metrics["mAP"] == 0.5
+
+
+def test_groups_are_left_out_only_if_the_label_is_the_same() -> None:
+    vectors = np.array([[1.0, 0.0], [1.0, 0.01], [1.0, 0.1], [1.0, 0.2]])
+    frame = pd.DataFrame({"label": ["a", "a", "b", "a"], "group": ["cam1", "cam1", "cam1", "cam2"]})
+    result = evaluate(vectors, Table(frame), recall_at=(1, 2))
+    assert result.per_query["recall@1"][0] == 0  # row 1 is ignored, row 2 is nearer than row 3
+    assert result.per_query["recall@2"][0] == 1
+
+
+def test_arrays_equal_the_table() -> None:
+    vectors, labels = clusters(60, 6)
+    names = labels.astype(str)
+    groups = np.random.default_rng(3).integers(0, 4, 60)
+    frame = pd.DataFrame({"label": names, "group": groups})
+    by_table = evaluate(vectors, Table(frame))
+    by_arrays = evaluate_arrays(
+        vectors, names, vectors, names, exclude=np.arange(60), query_groups=groups, gallery_groups=groups
+    )
+    assert by_arrays.metrics == by_table.metrics
+
+
+def test_gallery_of_unknown_labels_is_in_the_way() -> None:
+    result = evaluate_arrays([[1.0, 0.0]] @ np.eye(2), ["a"], np.eye(2), ["zebra", "a"], recall_at=(1, 2))
+    assert result.metrics["recall@1"] == 0
+    assert result.metrics["recall@2"] == 1
+
+
+def test_result_can_be_written_and_read() -> None:
+    vectors, labels = clusters(1200, 6)
+    result = evaluate(vectors, Table(pd.DataFrame({"label": labels})))
+    assert isinstance(result, Evaluation)
+    loaded = json.loads(json.dumps(result.to_dict()))
+    assert loaded["metrics"] == result.metrics
+    assert (loaded["queries"], loaded["without_positive"], loaded["protocol"]) == (1200, 0, "leave-one-out")
+    lines = str(result).splitlines()
+    assert lines[0] == "leave-one-out: 1,200 queries, 1,200 gallery images"
+    assert lines[1] == f"recall@1      {100 * result.metrics['recall@1']:6.2f} %"
+
+
+def test_bad_input() -> None:
+    vectors, labels = clusters(10, 2)
+    table = Table(pd.DataFrame({"label": labels}))
+    with pytest.raises(InputError, match="10 embeddings, but table of 3 rows"):
+        evaluate(vectors, table.take([0, 1, 2]))
+    with pytest.raises(InputError, match="recall@10 is impossible with 9 gallery images"):
+        evaluate(vectors, table, recall_at=(1, 10))
+    with pytest.raises(InputError, match="recall@0"):
+        evaluate(vectors, table, recall_at=(0,))
+    with pytest.raises(InputError, match="no column 'label'"):
+        evaluate(vectors, Table(pd.DataFrame({"path": [f"{row}.png" for row in range(10)]})))
+    with pytest.raises(InputError, match="none of the 10 queries has another image of its class"):
+        evaluate(vectors, Table(pd.DataFrame({"label": range(10)})))
+    with pytest.raises(InputError, match="is_query but no is_gallery"):
+        evaluate(vectors, Table(pd.DataFrame({"label": labels, "is_query": [True] * 10})))
+    with pytest.raises(InputError, match="no row with is_query"):
+        evaluate(vectors, Table(pd.DataFrame({"label": labels, "is_query": [False] * 10, "is_gallery": [True] * 10})))
+    broken = vectors.copy()
+    broken[7] = np.nan
+    with pytest.raises(InputError, match="embedding 7 holds NaN"):
+        evaluate(broken, table)
+    with pytest.raises(InputError, match="query labels are int64, gallery labels are <U1"):
+        evaluate_arrays(vectors, labels, vectors, labels.astype("<U1"))
+    with pytest.raises(InputError, match="queries have 16 dimensions, the gallery has 3"):
+        evaluate_arrays(vectors, labels, vectors[:, :3], labels)

@@ -1,0 +1,224 @@
+import jsonargparse
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from vicinal.data.transforms import ImageTransform
+from vicinal.errors import InputError
+from vicinal.models import Embedder
+
+BACKBONES = ["test_resnet", "test_vit", "test_convnext", "test_efficientnet"]
+SMALL = ImageTransform(size=32)
+
+
+def build(backbone="test_resnet", seed=0, **arguments):
+    torch.manual_seed(seed)
+    return Embedder(backbone, **{"dim": 8, "pretrained": False, "transform": SMALL, **arguments})
+
+
+def images(number=6, channels=3):
+    return torch.randn(number, channels, 32, 32, generator=torch.Generator().manual_seed(3))
+
+
+def test_the_embedding_is_pooled_normalised_projected_and_of_length_one():
+    model = build(p=2.5).eval()
+    maps = model.backbone(images())
+    pooled = maps.clamp(min=1e-6).pow(2.5).mean((-2, -1)).pow(1 / 2.5)
+    centred = pooled - pooled.mean(1, keepdim=True)
+    normed = centred / (pooled.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    linear = model.head[1]
+    expected = F.normalize(normed @ linear.weight.T + linear.bias)
+    torch.testing.assert_close(model(images()), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model(images()).norm(dim=1), torch.ones(6))
+
+
+def test_norm_none_is_a_linear_layer_on_pooled_features():
+    model = build(pooling="max", norm="none").eval()
+    expected = F.normalize(model.head[1](model.backbone(images()).amax((-2, -1))))
+    torch.testing.assert_close(model(images()), expected)
+
+
+@pytest.mark.parametrize("backbone", [*BACKBONES, "test_mambaout", "test_vit2", "test_vit_relpos", "test_nfnet"])
+@pytest.mark.parametrize("pooling", ["avg", "max", "gem", "avg+max", "token"])
+def test_every_backbone_with_every_pooling(backbone, pooling):
+    if pooling == "token" and backbone != "test_vit":
+        with pytest.raises(InputError, match=f"{backbone} has no class token"):
+            build(backbone, pooling=pooling)
+        return
+    vectors = build(backbone, pooling=pooling)(images(3))
+    assert vectors.shape == (3, 8)
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
+    vectors[:, 0].sum().backward()
+
+
+def test_token_and_patches_of_a_transformer():
+    token = build("test_vit", pooling="token", norm="none").eval()
+    tokens = token.backbone(images())
+    torch.testing.assert_close(token(images()), F.normalize(token.head(tokens[:, 0])))
+    patches = build("test_vit", pooling="avg", norm="none").eval()
+    tokens = patches.backbone(images())
+    torch.testing.assert_close(patches(images()), F.normalize(patches.head(tokens[:, 1:].mean(1))))
+
+
+def test_grey_images():
+    model = build(transform=ImageTransform(size=32, channels=1))
+    assert model(images(channels=1)).shape == (6, 8)
+
+
+def test_the_projector_is_used_in_training_only():
+    model = build(projector=12, freeze_batch_norm=True)
+    plain = model.head(model.pooling(model.backbone(images())))
+    torch.testing.assert_close(model(images()), F.normalize(model.projector(plain)))
+    torch.testing.assert_close(model.eval()(images()), F.normalize(plain))
+
+
+def test_dropout_is_used_in_training_only():
+    model = build(dropout=0.5, dim=64, freeze_batch_norm=True)
+    dropped = (model(images()) == 0).float().mean()
+    assert 0.3 < dropped < 0.7
+    assert not (model.eval()(images()) == 0).any()
+
+
+def statistics(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items() if "running" in name or "num_b" in name}
+
+
+def train_steps(model, steps=4):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model.train()
+        model(images())[:, 0].sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+
+
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_efficientnet"])
+def test_frozen_batch_norm_keeps_its_statistics_through_training(backbone):
+    frozen, free = build(backbone, freeze_batch_norm=True), build(backbone)
+    before = statistics(frozen)
+    affine = {name: p.detach().clone() for name, p in frozen.named_parameters() if ".bn1." in name}
+    assert len(before) > 10
+    train_steps(frozen)
+    train_steps(free)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in statistics(frozen).items())
+    assert not all(torch.equal(tensor, before[name]) for name, tensor in statistics(free).items())
+    assert any(not torch.equal(p, affine[name]) for name, p in frozen.named_parameters() if name in affine)
+
+
+def test_frozen_batch_norm_uses_its_statistics_in_training():
+    model = build(freeze_batch_norm=True)
+    alone, together = model(images()[:1]), model(images())[:1]
+    torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-5)
+    assert model.training
+    assert not any(module.training for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d))
+
+
+def test_parameter_groups_hold_every_parameter_once():
+    model = build(projector=4, learned_p=True)
+    groups = model.parameter_groups()
+    assert list(groups) == ["backbone", "head", "projector"]
+    grouped = [id(parameter) for group in groups.values() for parameter in group]
+    assert sorted(grouped) == sorted(id(parameter) for parameter in model.parameters())
+    assert any(parameter is model.pooling.p for parameter in groups["head"])
+    assert build().parameter_groups()["projector"] == []
+
+
+def test_embed_is_the_forward_pass_in_evaluation_mode():
+    model = build(dropout=0.3, projector=4)
+    vectors = model.embed(images(), batch=4, progress=False)
+    assert vectors.dtype == np.float32
+    with torch.no_grad():
+        expected = model.eval()(images())
+    np.testing.assert_allclose(vectors, expected.numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-6)
+
+
+def test_embed_leaves_every_mode_and_statistic_as_it_was():
+    model = build()
+    model.train()
+    model.backbone.eval()
+    before = statistics(model)
+    modes = [module.training for module in model.modules()]
+    model.embed(images(), progress=False)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(tensor, before[name]) for name, tensor in statistics(model).items())
+    with pytest.raises(InputError):
+        model.embed([Image.new("L", (9, 9)), torch.zeros(1)], progress=False)
+    assert [module.training for module in model.modules()] == modes
+
+
+@pytest.mark.parametrize("precision", ["bf16", "16"])
+def test_embed_under_autocast(precision):
+    model = build()
+    vectors, exact = model.embed(images(), precision=precision, progress=False), model.embed(images(), progress=False)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-6)
+    np.testing.assert_allclose(vectors, exact, atol=0.05)
+    assert not np.array_equal(vectors, exact)
+
+
+def test_embed_nothing_and_from_a_half_model():
+    assert build().embed(torch.zeros(0, 3, 32, 32), progress=False).shape == (0, 8)
+    vectors = build().to(torch.bfloat16).embed(images(), progress=False)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-6)
+
+
+def test_a_vector_that_is_not_finite_is_an_error():
+    bad = images()
+    bad[4] = torch.nan
+    with pytest.raises(InputError, match=r"embedding of image 4 is not finite \(1 of 6\)"):
+        build().embed(bad, progress=False)
+    with pytest.raises(InputError, match="precision is 'fp8'"):
+        build().embed(images(), precision="fp8")
+
+
+def test_fingerprint_follows_weights_and_config():
+    prints = {build().fingerprint(), build(seed=1).fingerprint(), build(p=2.0).fingerprint()}
+    prints.add(build(transform=ImageTransform(size=32, resize=40)).fingerprint())
+    assert len(prints) == 4
+    assert build().fingerprint() == build().fingerprint()
+    model = build()
+    with torch.no_grad():
+        model.head[1].bias[0] += 1e-3
+    assert model.fingerprint() not in prints
+
+
+def test_default_transform_is_that_of_the_pretrained_weights():
+    assert Embedder("test_vit", dim=4, pretrained=False).transform.mean == (0.5, 0.5, 0.5)
+
+
+def test_built_from_the_command_line():
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Embedder, "model")
+    words = ["--model.backbone=test_resnet", "--model.dim=16", "--model.pretrained=false", "--model.pooling=avg+max"]
+    words += ["--model.transform.size=48", "--model.backbone_args={channels: [4, 4, 8, 8]}", "--model.projector=32"]
+    model = parser.instantiate_classes(parser.parse_args(words)).model
+    assert isinstance(model, Embedder)
+    assert (model.dim, model.transform.size, model.num_features) == (16, 48, 8)
+    assert parser.parse_args(["--model.pretrained=weights.pth"]).model.pretrained == "weights.pth"
+    for wrong in ("--model.pooling=sum", "--model.dim=many", "--model.norm=batch", "--model.colour=red"):
+        with pytest.raises(jsonargparse.ArgumentError):
+            parser.parse_args([wrong])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dim": 0}, "dim is 0"),
+        ({"dim": 10**9}, "dim is 1000000000; it must be a whole number from 1 to 65,536"),
+        ({"dim": 2.5}, "dim is 2.5"),
+        ({"projector": -1}, "projector is -1"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"dropout": float("nan")}, "dropout is nan"),
+        ({"norm": "batch"}, "norm: 'batch' is unknown"),
+        ({"pooling": "sum"}, "pooling: 'sum' is unknown"),
+        ({"backbone": "resnet5O"}, "nearest: resnet50"),
+        ({"backbone": "crossvit_9_240"}, "crossvit_9_240 cannot be built without its pooling"),
+    ],
+)
+def test_impossible_values(arguments, message):
+    with pytest.raises(InputError, match=message):
+        build(**arguments)

@@ -1,0 +1,207 @@
+import pickle
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+
+from vicinal.errors import InputError
+from vicinal.models.initializations import create_backbone, default_transform, read_weights
+
+
+def trained(name, **arguments):
+    """A timm model with its classifier, all of whose weights and statistics are random."""
+    model = timm.create_model(name, **arguments)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.copy_(torch.rand(tensor.shape, generator=generator) * 0.2 + 0.1)
+    return model.eval()
+
+
+def saved(model, path, wrap=lambda state: state):
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if path.suffix == ".safetensors":
+        safetensors.torch.save_file(wrap(state), path)
+    else:
+        torch.save(wrap(state), path)
+    return path
+
+
+def assert_one_line(error):
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_convnext", "test_efficientnet", "test_mambaout"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".bin"])
+def test_a_local_file_gives_the_features_of_the_model_it_came_from(tmp_path, name, suffix):
+    model = trained(name)
+    backbone = create_backbone(name, saved(model, tmp_path / f"weights{suffix}")).eval()
+    model.reset_classifier(0, "")
+    images = torch.rand(2, 3, 160, 160)
+    assert torch.equal(backbone(images), model(images))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: {"state_dict": state, "epoch": 3},
+        lambda state: {"model": state},
+        lambda state: {"state_dict": {f"module.{key}": value for key, value in state.items()}},
+        lambda state: {"state_dict": {}, "state_dict_ema": state},
+        lambda state: {key: value for key, value in state.items() if not key.startswith("fc.")},
+    ],
+    ids=["state_dict", "model", "module.", "ema", "no classifier"],
+)
+def test_wrapped_files(tmp_path, wrap):
+    model = trained("test_resnet")
+    backbone = create_backbone("test_resnet", saved(model, tmp_path / "w.pt", wrap))
+    for name, tensor in backbone.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
+def test_the_first_convolution_is_fitted_to_grey_images(tmp_path, name):
+    model = trained(name)
+    backbone = create_backbone(name, saved(model, tmp_path / "w.safetensors"), channels=1).eval()
+    grey = torch.rand(2, 1, 160, 160)
+    torch.testing.assert_close(backbone(grey), model.forward_features(grey.expand(-1, 3, -1, -1)), rtol=1e-3, atol=1e-4)
+
+
+def test_position_embeddings_are_fitted_to_the_image_size(tmp_path):
+    path = saved(trained("test_vit"), tmp_path / "w.safetensors")
+    backbone = create_backbone("test_vit", path, image_size=64)
+    assert backbone.pos_embed.shape == (1, 17, 64)
+    assert backbone(torch.zeros(1, 3, 64, 64)).shape == (1, 17, 64)
+
+
+def test_widths_and_a_file_that_does_not_fit_them(tmp_path):
+    small = {"channels": [8, 8, 16, 24]}
+    assert create_backbone("test_resnet", False, backbone_args=small).num_features == 24
+    path = saved(trained("test_resnet"), tmp_path / "w.pth")
+    with pytest.raises(InputError, match=r"w\.pth does not fit test_resnet: .*size mismatch for layer1") as error:
+        create_backbone("test_resnet", path, backbone_args=small)
+    assert_one_line(error)
+
+
+def test_weights_whose_last_norm_stands_after_pooling(tmp_path):
+    model = trained("test_vit", global_pool="avg")
+    assert "fc_norm.weight" in model.state_dict()
+    backbone = create_backbone("test_vit", saved(model, tmp_path / "w.safetensors"))
+    assert torch.equal(backbone.norm.weight, torch.ones(64))
+
+
+def test_a_file_of_another_model(tmp_path):
+    path = saved(trained("test_vit"), tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match=r"w\.safetensors does not fit test_resnet: it lacks .*conv1") as error:
+        create_backbone("test_resnet", path)
+    assert_one_line(error)
+    with pytest.raises(InputError, match="does not fit test_vit: ") as error:
+        create_backbone("test_vit", saved(trained("test_resnet"), tmp_path / "r.safetensors"))
+    assert_one_line(error)
+
+
+def test_missing_and_unknown_keys_are_named(tmp_path):
+    model = trained("test_resnet")
+    missing = saved(model, tmp_path / "a.pt", lambda state: {k: v for k, v in state.items() if k != "bn1.weight"})
+    with pytest.raises(InputError, match=r"it lacks bn1\.weight$"):
+        create_backbone("test_resnet", missing)
+    extra = saved(model, tmp_path / "b.pt", lambda state: {**state, "layer9.weight": torch.zeros(1)})
+    with pytest.raises(InputError, match=r"it has the unknown layer9\.weight$"):
+        create_backbone("test_resnet", extra)
+
+
+class Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_a_hostile_pickle_runs_nothing(tmp_path):
+    for write in (torch.save, lambda thing, path: path.write_bytes(pickle.dumps(thing))):
+        write({"conv1.weight": Hostile(tmp_path / "made")}, tmp_path / "evil.pth")
+        with pytest.raises(InputError, match=r"evil\.pth cannot be read as weights") as error:
+            read_weights(tmp_path / "evil.pth")
+        assert_one_line(error)
+        assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize("length", [0, 7, 1000, -5])
+def test_truncated_files(tmp_path, suffix, length):
+    path = saved(trained("test_resnet"), tmp_path / f"w{suffix}")
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(InputError, match=r"cannot be read as weights") as error:
+        read_weights(path)
+    assert_one_line(error)
+
+
+@pytest.mark.parametrize("content", [{}, [], 3, {"lr": 0.1}, torch.zeros(2)])
+def test_files_of_other_things(tmp_path, content):
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(InputError, match=r"w\.pt"):
+        read_weights(tmp_path / "w.pt")
+
+
+def test_no_such_file_and_no_such_kind(tmp_path):
+    with pytest.raises(InputError, match=r"there is no file .*nothing\.pth"):
+        create_backbone("test_resnet", tmp_path / "nothing.pth")
+    (tmp_path / "w.npz").write_bytes(b"")
+    with pytest.raises(InputError, match=r"w\.npz does not end in one of \.safetensors"):
+        create_backbone("test_resnet", str(tmp_path / "w.npz"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet5", r"no model 'resnet5'; nearest: .*resnet50"),
+        ("qqqqqqqq", "timm.list_models"),
+        ("resnet50.nope", r"resnet50 has no weights 'nope'; there are: .*a1_in1k"),
+        ("hf-hub:someone/model", "not the name of a timm model"),
+        ("local-dir:/tmp", "not the name of a timm model"),
+        ("someone/model", "not the name of a timm model"),
+        ("", "not the name of a timm model"),
+        (None, "not the name of a timm model"),
+    ],
+)
+def test_unknown_backbones(name, message):
+    with pytest.raises(InputError, match=message) as error:
+        create_backbone(name, False)
+    assert_one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"chanels": [1]}, r"test_resnet cannot be built with backbone_args .*chanels"),
+        ({"channels": "wide"}, "test_resnet cannot be built with backbone_args"),
+        ({"pretrained_cfg_overlay": {"file": "x"}}, "'pretrained_cfg_overlay' cannot be set"),
+        ({"checkpoint_path": "x"}, "'checkpoint_path' cannot be set"),
+        ({"num_classes": 5}, "'num_classes' cannot be set"),
+    ],
+)
+def test_impossible_arguments(arguments, message):
+    with pytest.raises(InputError, match=message) as error:
+        create_backbone("test_resnet", False, backbone_args=arguments)
+    assert_one_line(error)
+
+
+def test_a_failed_download_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(InputError, match=r"could not be fetched.*pretrained=path/to/model\.safetensors") as error:
+        create_backbone("test_resnet", True)
+    assert_one_line(error)
+
+
+def test_no_published_weights():
+    with pytest.raises(InputError, match="convnext_atto_rms has no published weights"):
+        create_backbone("convnext_atto_rms", True)
+
+
+def test_default_transform_is_the_pretrained_one():
+    transform = default_transform("test_vit")
+    assert (transform.size, transform.resize, transform.mean, transform.std) == (160, 168, (0.5,) * 3, (0.5,) * 3)

@@ -1,0 +1,97 @@
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from vicinal.data.images import ImageDataset
+from vicinal.data.table import Table
+from vicinal.data.transforms import ImageTransform
+from vicinal.errors import InputError
+from vicinal.models.inputs import image_batches
+
+TRANSFORM = ImageTransform(size=16)
+
+
+@pytest.fixture
+def paths(tmp_path):
+    generator = np.random.default_rng(0)
+    names = [tmp_path / f"{number}.png" for number in range(5)]
+    for name in names:
+        Image.fromarray(generator.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(name)
+    return names
+
+
+def together(source, **options):
+    batches, number = image_batches(source, TRANSFORM, batch=2, **options)
+    parts = list(batches)
+    assert len(parts) == number
+    assert max(len(part) for part in parts) <= 2
+    return torch.cat(parts)
+
+
+def test_every_kind_of_source_gives_the_same_images(paths):
+    view = TRANSFORM.test()
+    expected = torch.stack([view(Image.open(path)) for path in paths])
+    table = Table(pd.DataFrame({"path": [str(path) for path in paths]}))
+    sources = [
+        table,
+        ImageDataset(table, TRANSFORM, cache=True),
+        paths,
+        tuple(map(str, paths)),
+        [Image.open(path) for path in paths],
+        expected,
+        list(expected),
+    ]
+    for source in sources:
+        assert torch.equal(together(source), expected)
+    assert torch.equal(together(paths, workers=1), expected)
+
+
+def test_turned_pictures_are_turned_back(paths, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.open(paths[0]).save(tmp_path / "turned.png", exif=exif)
+    turned = tmp_path / "turned.png"
+    assert torch.equal(together([Image.open(turned)]), together([turned]))
+    assert not torch.equal(together([turned]), together(paths[:1]))
+
+
+def test_broken_files(paths):
+    paths[3].write_bytes(b"nothing")
+    with pytest.raises(InputError, match=r"row 3: .*3\.png"):
+        together(paths)
+    assert len(together(paths, on_error="skip")) == 4
+    truncated = paths[2].read_bytes()[:300]
+    paths[2].write_bytes(truncated)
+    with pytest.raises(InputError, match="image 1: broken"):
+        together([Image.open(paths[0]), Image.open(paths[2])])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("folder/a.png", "cannot embed str; give a Table"),
+        (3, "cannot embed int"),
+        ([1, 2], "cannot embed list"),
+        (torch.zeros(2, 1, 16, 16), r"float \[n, 3, H, W\]"),
+        (torch.zeros(3, 16, 16), r"float \[n, 3, H, W\]"),
+        (torch.zeros(2, 3, 16, 16, dtype=torch.uint8), "torch.uint8"),
+        ([torch.zeros(3, 16, 16), torch.zeros(3, 8, 8)], r"shapes \(3, 8, 8\) and \(3, 16, 16\)"),
+    ],
+)
+def test_other_things_are_refused(source, message):
+    with pytest.raises(InputError, match=message):
+        image_batches(source, TRANSFORM)
+
+
+def test_a_dataset_of_another_transform_is_refused(paths):
+    table = Table(pd.DataFrame({"path": [str(path) for path in paths]}))
+    with pytest.raises(InputError, match=r"transform=model\.transform"):
+        image_batches(ImageDataset(table, ImageTransform(size=8)), TRANSFORM)
+
+
+@pytest.mark.parametrize("batch", [0, -1, 1.5])
+def test_impossible_batch(batch):
+    with pytest.raises(InputError, match="batch is"):
+        image_batches(torch.zeros(2, 3, 8, 8), TRANSFORM, batch=batch)

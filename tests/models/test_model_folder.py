@@ -1,0 +1,286 @@
+import errno
+import json
+import os
+import shutil
+import struct
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from vicinal.data.transforms import ImageTransform
+from vicinal.errors import InputError
+from vicinal.models import Embedder, model_folder
+
+TRANSFORM = ImageTransform(size=32, resize=40, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), scale=(0.16, 1.0))
+
+
+def build(backbone="test_resnet", seed=0, **arguments):
+    torch.manual_seed(seed)
+    return Embedder(backbone, **{"dim": 8, "pretrained": False, "transform": TRANSFORM, **arguments})
+
+
+def images():
+    return torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    build().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+CASES = [
+    ("test_resnet", {"pooling": "gem", "learned_p": True, "projector": 12, "freeze_batch_norm": True}),
+    ("test_resnet", {"pooling": "max", "norm": "none", "backbone_args": {"channels": [4, 4, 8, 8]}}),
+    ("test_vit", {"pooling": "token", "norm": "none"}),
+    ("test_vit", {"pooling": "avg+max", "dropout": 0.2}),
+    ("test_convnext", {"pooling": "avg", "p": 2.0}),
+    ("test_efficientnet", {"pooling": "gem", "p": 2.0}),
+    ("test_mambaout", {"pooling": "avg+max"}),
+    ("test_vit_relpos", {"pooling": "max"}),
+]
+
+
+@pytest.mark.parametrize(("backbone", "arguments"), CASES)
+def test_a_loaded_model_gives_the_same_vectors_bit_for_bit(tmp_path, backbone, arguments):
+    model = build(backbone, **arguments)
+    model(images())[:, 0].sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad
+    recipe, metrics = {"optimizer": {"lr": 1e-4}, "seed": 1}, {"test": {"recall@1": 0.75}}
+    model.save_pretrained(tmp_path / "model", recipe=recipe, metrics=metrics)
+    state = torch.random.get_rng_state()
+    loaded = Embedder.from_pretrained(tmp_path / "model")
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert np.array_equal(loaded.embed(images(), progress=False), model.embed(images(), progress=False))
+    assert loaded.fingerprint() == model.fingerprint()
+    assert (loaded.transform, loaded.config) == (model.transform, model.config)
+    assert (loaded.recipe, loaded.metrics) == (recipe, metrics)
+    assert not loaded.training
+    loaded.save_pretrained(tmp_path / "again")
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "model" / file).read_bytes()
+
+
+def test_what_the_folder_holds(tmp_path):
+    model = build()
+    model.save_pretrained(tmp_path / "birds", recipe={"loss": "MultiSimilarityLoss"}, metrics={"recall@1": 0.875})
+    assert sorted(os.listdir(tmp_path / "birds")) == ["README.md", "config.json", "model.safetensors"]
+    config = json.loads((tmp_path / "birds/config.json").read_text())
+    assert (config["format"], config["version"], config["backbone"]) == ("vicinal-embedder", 1, "test_resnet")
+    assert config["transform"]["mean"] == [0.1, 0.2, 0.3]
+    _, front, text = (tmp_path / "birds/README.md").read_text().split("---\n", 2)
+    card = yaml.safe_load(front)
+    assert (card["library_name"], card["model-index"][0]["name"]) == ("vicinal", "birds")
+    assert card["model-index"][0]["results"][0]["metrics"][0] == {"type": "recall@1", "value": 0.875}
+    assert "| recall@1 | 0.8750 |" in text
+    assert "loss: MultiSimilarityLoss" in text
+
+
+def test_loading_and_saving_do_not_need_contiguous_or_distinct_tensors(tmp_path):
+    model = build().to(memory_format=torch.channels_last)
+    model.backbone.bn1.bias = model.backbone.bn1.weight
+    model.save_pretrained(tmp_path / "model")
+    loaded = Embedder.from_pretrained(tmp_path / "model")
+    assert torch.equal(loaded.backbone.bn1.bias, model.backbone.bn1.weight)
+
+
+def test_saving_replaces_a_model_and_nothing_else(tmp_path, folder):
+    build(seed=1).save_pretrained(folder)
+    assert Embedder.from_pretrained(folder).fingerprint() == build(seed=1).fingerprint()
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"it holds notes\.txt"):
+        build().save_pretrained(folder)
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "README.md").write_text("mine")
+    with pytest.raises(InputError, match=r"it holds README\.md"):
+        build().save_pretrained(project)
+    with pytest.raises(InputError, match="it is a file"):
+        build().save_pretrained(folder / "config.json")
+    (tmp_path / "empty").mkdir()
+    build().save_pretrained(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("values", [{"loss": float("nan")}, {"when": object()}])
+def test_recipes_that_are_not_json(tmp_path, values):
+    with pytest.raises(InputError, match="must be JSON values"):
+        build().save_pretrained(tmp_path / "model", metrics=values)
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "README.md"])
+def test_a_full_disk_leaves_the_former_model(tmp_path, folder, monkeypatch, file):
+    def full(path, data):
+        if Path(path).name == file:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, data)
+
+    write = model_folder.write_bytes
+    monkeypatch.setattr(model_folder, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        build(seed=1).save_pretrained(folder)
+    assert Embedder.from_pretrained(folder).fingerprint() == build().fingerprint()
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def refused(folder, message):
+    with pytest.raises(InputError, match=message) as error:
+        Embedder.from_pretrained(folder)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 700
+
+
+def change(folder, **values):
+    config = json.loads((folder / "config.json").read_text())
+    config.update(values)
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value != "DELETE"}))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"format": "pytorch"}, r"not the config of a Vicinal model"),
+        ({"version": 2}, r"version is 2; this Vicinal reads version 1"),
+        ({"version": True}, r"version is True"),
+        ({"colour": "red"}, r"unknown key 'colour'"),
+        ({"dim": "DELETE"}, r"dim is missing"),
+        ({"dim": float("nan")}, r"dim is nan; it must be int"),
+        ({"dim": True}, r"dim is True"),
+        ({"dim": "8"}, r"dim is '8'"),
+        ({"dim": 10**15}, r"dim is 1000000000000000; it must be a whole number"),
+        ({"dim": 65536}, r"model\.safetensors: head\.1\.weight has shape \(8, 96\); config\.json calls for"),
+        ({"projector": 5}, r"model\.safetensors: lacks tensor projector\.bias and 1 more"),
+        ({"projector": [1]}, r"projector is \[1\]"),
+        ({"learned_p": True}, r"model\.safetensors: lacks tensor pooling\.p"),
+        ({"p": float("nan")}, r"p is nan"),
+        ({"p": 0}, r"p is 0"),
+        ({"dropout": -1}, r"dropout is -1"),
+        ({"norm": "batch"}, r"norm: 'batch' is unknown"),
+        ({"pooling": "token"}, r"test_resnet has no class token"),
+        ({"pooling": ["gem"]}, r"pooling is \['gem'\]"),
+        ({"backbone": "resnet5O"}, r"nearest: resnet50"),
+        ({"backbone": "hf-hub:someone/model"}, r"not the name of a timm model"),
+        ({"backbone": "local-dir:/etc"}, r"not the name of a timm model"),
+        ({"backbone": "test_vit"}, r"model\.safetensors: lacks tensor backbone\.blocks"),
+        ({"backbone_args": {"checkpoint_path": "/x.pth"}}, r"'checkpoint_path' cannot be set"),
+        ({"backbone_args": {"pretrained_cfg_overlay": {"url": "http://x"}}}, r"'pretrained_cfg_overlay' cannot be set"),
+        ({"backbone_args": {"pretrained": True}}, r"'pretrained' cannot be set"),
+        ({"backbone_args": {"channels": [32, 48, 40, 96]}}, r"model\.safetensors: backbone\.\S+ has shape"),
+        ({"backbone_args": {"channels": [10**12, 8, 8, 8]}}, r"backbone_args: 1000000000000 is too large"),
+        ({"backbone_args": {"layers": [10**9] * 4}}, r"backbone_args: 1000000000 is too large"),
+        ({"backbone_args": {"channels": [-8, 8, 8, 8]}}, r"cannot be built with backbone_args"),
+        ({"transform": {}}, r"config\.json: transform: size is missing"),
+        ({"transform": {"size": 32, "evil": 1}}, r"unknown key 'evil'"),
+        ({"transform": {"size": float("inf")}}, r"transform: inf is too large"),
+        ({"transform": {"size": 10**9}}, r"transform: 1000000000 is too large"),
+        ({"metrics": [1]}, r"metrics is \[1\]"),
+    ],
+)
+def test_hostile_configs(folder, values, message):
+    change(folder, **values)
+    refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"3", b"null", b"[]", b"{}", b'{"format": "vicinal-embedder"}'],
+)
+def test_configs_that_are_none(folder, text):
+    (folder / "config.json").write_bytes(text)
+    refused(folder, r"config\.json")
+
+
+def test_a_huge_config_is_not_read(folder):
+    with (folder / "config.json").open("r+b") as file:
+        file.truncate(10**10)
+    refused(folder, "too large for a config")
+
+
+@pytest.mark.parametrize("length", [0, 4, 100, 5000, -1])
+def test_truncated_weights(folder, length):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    refused(folder, r"model\.safetensors: not a whole safetensors file")
+
+
+def rewrite(folder, edit):
+    tensors = model_folder.safetensors.torch.load_file(folder / "model.safetensors")
+    edit(tensors)
+    model_folder.safetensors.torch.save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda tensors: tensors.pop("head.1.bias"), r"lacks tensor head\.1\.bias;"),
+        (lambda tensors: tensors.update(evil=torch.zeros(1)), r"has the unknown tensor evil;"),
+        (lambda tensors: tensors.update({"head.1.bias": torch.zeros(9)}), r"head\.1\.bias has shape \(9,\)"),
+        (lambda tensors: tensors.update({"head.1.bias": torch.zeros(8, dtype=torch.int32)}), r"head\.1\.bias is torch"),
+    ],
+)
+def test_other_tensors(folder, edit, message):
+    rewrite(folder, edit)
+    refused(folder, r"model\.safetensors: " + message)
+
+
+def test_a_header_that_promises_too_much(folder):
+    header = json.dumps({"head.1.bias": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    refused(folder, "not a whole safetensors file")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pkl"])
+def test_pickles_are_never_opened(folder, name, monkeypatch):
+    state = build().state_dict()
+    (folder / "model.safetensors").unlink()
+    torch.save(state, folder / name)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("opened a pickle"))
+    refused(folder, f"{name} is a pickle, which could run code and is never opened")
+
+
+def test_no_model_there(tmp_path, folder):
+    refused(tmp_path / "nothing", "there is no folder .*nothing")
+    refused("nothing", "there is no folder nothing")
+    refused(folder / "config.json", "is a file")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", r"has no config\.json")
+    refused("someone/model-that-is-nowhere", "no folder someone/model-that-is-nowhere here, and none from the hub")
+
+
+def test_loading_from_the_hub_reads_three_files_only(folder, monkeypatch):
+    def download(name, revision, allow_patterns):
+        assert (name, revision) == ("someone/birds", "v1")
+        assert sorted(allow_patterns) == ["README.md", "config.json", "model.safetensors"]
+        return str(folder)
+
+    monkeypatch.setattr(model_folder, "snapshot_download", download)
+    assert Embedder.from_pretrained("someone/birds", revision="v1").fingerprint() == build().fingerprint()
+
+
+def test_what_is_uploaded_is_the_saved_folder(tmp_path, folder, monkeypatch):
+    def create(self, repo_id, private, exist_ok):
+        assert (repo_id, private, exist_ok) == ("me/model", True, True)
+        return huggingface_hub.RepoUrl("https://huggingface.co/me/model")
+
+    def upload(self, repo_id, folder_path, commit_message):
+        shutil.copytree(folder_path, tmp_path / "uploaded")
+        return f"https://huggingface.co/{repo_id}/commit/1"
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create)
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
+    assert build().push_to_hub("me/model", private=True) == "https://huggingface.co/me/model/commit/1"
+    assert sorted(os.listdir(tmp_path / "uploaded")) == sorted(os.listdir(folder))
+    for file in os.listdir(folder):
+        assert (tmp_path / "uploaded" / file).read_bytes() == (folder / file).read_bytes()
+
+
+def test_an_upload_that_fails():
+    with pytest.raises(InputError, match="cannot upload to 'me/model'"):
+        build().push_to_hub("me/model")

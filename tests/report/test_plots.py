@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+from PIL import Image
+
+from vicinal.errors import InputError
+from vicinal.report import plots
+from vicinal.report.plots import learning_curves, neighbor_grid
+
+
+def picture(color: str, size: tuple[int, int] = (32, 32)) -> Image.Image:
+    return Image.new("RGB", size, color)
+
+
+def pixels(path: Path, color: str) -> np.ndarray:
+    image = np.asarray(Image.open(path).convert("RGB")).astype(float) / 255
+    return np.argwhere(np.abs(image - to_rgb(color)).max(axis=2) < 0.02)
+
+
+def item(label: object, score: float = 0.5) -> dict[str, object]:
+    return {"path": picture("white"), "label": label, "score": score}
+
+
+@pytest.mark.parametrize("unknown", [None, float("nan"), pd.NA])
+def test_frames_say_what_is_right(tmp_path, unknown: object) -> None:
+    out = tmp_path / "grid.png"
+    neighbor_grid(
+        [{"path": picture("white"), "label": "cat"}], [[item("".join(["ca", "t"])), item("dog"), item(unknown)]], out
+    )
+    width = Image.open(out).width
+    centres = [
+        pixels(out, color)[:, 1].mean() / width for color in (plots.QUERY, plots.RIGHT, plots.WRONG, plots.UNKNOWN)
+    ]
+    assert centres == sorted(centres)  # query, right, wrong and unknown stand from left to right
+    assert np.diff(centres).min() > 0.15
+
+
+def test_query_without_label_frames_grey(tmp_path) -> None:
+    neighbor_grid([{"path": picture("white")}], [[item("cat"), item(3)]], tmp_path / "grid.png")
+    assert len(pixels(tmp_path / "grid.png", plots.UNKNOWN))
+    assert not len(pixels(tmp_path / "grid.png", plots.RIGHT))
+    assert not len(pixels(tmp_path / "grid.png", plots.WRONG))
+
+
+def test_images_keep_their_proportions(tmp_path) -> None:
+    neighbor_grid([{"path": picture("#123456", (400, 100)), "label": 1}], [[item(1)]], tmp_path / "grid.png")
+    where = pixels(tmp_path / "grid.png", "#123456")
+    height, width = np.ptp(where, axis=0) + 1
+    assert width / height == pytest.approx(4, rel=0.05)
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_any_number_of_rows(tmp_path, rows: int) -> None:
+    neighbor_grid(
+        [item("a $x$")] * rows, [[item("a")] * (row % 3) for row in range(1, rows + 1)], tmp_path / "grid.png"
+    )
+    size = Image.open(tmp_path / "grid.png").size
+    assert size[1] == pytest.approx(rows * plots.DPI * plots.CELL_INCHES * 1.5, rel=0.2)
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".jpg", b"\xff\xd8"), (".pdf", b"%PDF"), (".svg", b"<?xml")])
+def test_suffix_says_the_format(tmp_path, suffix: str, start: bytes) -> None:
+    neighbor_grid([item("a")], [[item("a")]], tmp_path / f"grid{suffix}", title="A title")
+    assert (tmp_path / f"grid{suffix}").read_bytes().startswith(start)
+
+
+def test_files_are_read(tmp_path) -> None:
+    picture("#123456").save(tmp_path / "query.png")
+    neighbor_grid([{"path": str(tmp_path / "query.png"), "label": "a"}], [[item("a")]], tmp_path / "grid.png")
+    assert len(pixels(tmp_path / "grid.png", "#123456"))
+    with pytest.raises(InputError, match=r"lost\.png"):
+        neighbor_grid([{"path": tmp_path / "lost.png"}], [[item("a")]], tmp_path / "grid.png")
+
+
+def test_bad_input(tmp_path) -> None:
+    with pytest.raises(InputError, match="1 queries and 2 lists"):
+        neighbor_grid([item("a")], [[], []], tmp_path / "grid.png")
+    with pytest.raises(InputError, match="0 queries"):
+        neighbor_grid([], [], tmp_path / "grid.png")
+    with pytest.raises(InputError, match=r"pictures end in .*\.png"):
+        neighbor_grid([item("a")], [[item("a")]], tmp_path / "grid.doc")
+    with pytest.raises(InputError, match="log has no column 'loss'"):
+        learning_curves(pd.DataFrame({"step": [1]}), pd.DataFrame(), tmp_path / "curves.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_learning_curves(tmp_path) -> None:
+    log = pd.DataFrame({"step": range(50), "loss": np.linspace(3, 1, 50)})
+    metrics = pd.DataFrame({"step": [10, 20], "recall@1": [0.2, 0.5], "recall@2": [0.3, 0.6], "mAP": [0.1, 0.2]})
+    learning_curves(log, metrics, tmp_path / "both.png")
+    learning_curves(log, pd.DataFrame(), tmp_path / "loss.png")
+    both, loss = Image.open(tmp_path / "both.png"), Image.open(tmp_path / "loss.png")
+    assert both.width == loss.width
+    assert both.height > loss.height
+    assert len(pixels(tmp_path / "both.png", "#1a7f4b"))

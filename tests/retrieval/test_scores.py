@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from vicinal.errors import InputError
+from vicinal.retrieval.scores import ScoreBlock, UnitVectors
+
+
+def unit(rows: int, dim: int, seed: int = 0) -> np.ndarray:
+    vectors = np.random.default_rng(seed).standard_normal((rows, dim))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def scores(queries: np.ndarray, gallery: np.ndarray) -> torch.Tensor:
+    left, right = UnitVectors(queries, "query"), UnitVectors(gallery, "gallery vector")
+    return ScoreBlock(len(left), len(right), left.device).fill(left.block(0, len(left)), right, 0, len(right)).clone()
+
+
+@pytest.mark.parametrize("dim", [1, 3, 100, 512, 2048])
+def test_score_of_a_pair_depends_on_the_pair_alone(dim: int) -> None:
+    queries, gallery = unit(70, dim), unit(701, dim, seed=1)
+    whole = scores(queries, gallery)
+    order = np.random.default_rng(2).permutation(701)
+    assert torch.equal(scores(queries, gallery[order]), whole[:, order])
+    assert torch.equal(scores(queries[5:6], gallery[300:301]), whole[5:6, 300:301])
+    assert torch.equal(scores(queries[:3], gallery[690:]), whole[:3, 690:])
+
+
+def test_scores_are_cosines() -> None:
+    queries, gallery = 5 * unit(7, 16).astype(np.float64), 0.1 * unit(9, 16, seed=1)
+    wanted = (queries / 5) @ (gallery.astype(np.float64) / 0.1).T
+    np.testing.assert_allclose(scores(queries, gallery).numpy(), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [np.float16, np.float32, np.float64, torch.float16, torch.bfloat16, torch.float32])
+def test_any_precision_is_read(make: type | torch.dtype) -> None:
+    vectors = unit(5, 8)
+    given = torch.from_numpy(vectors).to(make) if isinstance(make, torch.dtype) else vectors.astype(make)
+    block = UnitVectors(given, "vector").block(0, 5)
+    assert block.dtype == torch.float32
+    np.testing.assert_allclose(block.numpy(), vectors, atol=5e-3)
+
+
+@pytest.mark.filterwarnings("error")
+def test_odd_memory_is_read(tmp_path) -> None:
+    vectors = unit(6, 4)
+    np.save(tmp_path / "vectors.npy", vectors)
+    for given in (np.load(tmp_path / "vectors.npy", mmap_mode="r"), vectors.astype(">f4"), np.asfortranarray(vectors)):
+        assert torch.equal(UnitVectors(given, "vector").block(0, 6), torch.from_numpy(vectors))
+    assert torch.equal(UnitVectors(vectors[::-1], "vector").block(0, 6), torch.from_numpy(vectors[::-1].copy()))
+
+
+def test_rows_choose_and_order() -> None:
+    vectors = unit(10, 4)
+    chosen = UnitVectors(vectors, "vector", rows=np.array([7, 2, 2]))
+    assert len(chosen) == 3
+    assert torch.equal(chosen.block(1, 3), torch.from_numpy(vectors[[2, 2]]))
+    assert torch.equal(chosen.take(np.array([2, 0])), torch.from_numpy(vectors[[2, 7]]))
+
+
+def test_zero_vector_has_score_zero() -> None:
+    assert scores(np.zeros((1, 3)), unit(4, 3)).abs().max() == 0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_row_that_is_not_finite_is_named(value: float) -> None:
+    vectors = unit(9000, 3)
+    vectors[8123, 1] = value
+    with pytest.raises(InputError, match="query 8123 holds NaN or infinity"):
+        UnitVectors(vectors, "query")
+    with pytest.raises(InputError, match="embedding 8123 holds"):
+        UnitVectors(vectors, "embedding", rows=np.array([3, 8123]))
+    UnitVectors(vectors, "embedding", rows=np.array([3, 4]))
+
+
+def test_float64_beyond_float32_is_not_finite() -> None:
+    with pytest.raises(InputError, match="vector 1 holds"):
+        UnitVectors(np.array([[1.0, 0.0], [1e300, 0.0]]), "vector")
+
+
+def test_what_is_no_matrix_of_numbers_is_refused() -> None:
+    with pytest.raises(InputError, match=r"shape \[3\]"):
+        UnitVectors(np.zeros(3), "query")
+    with pytest.raises(InputError, match="type <U1"):
+        UnitVectors(np.array([["a"]]), "query")

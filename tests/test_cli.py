@@ -1,0 +1,168 @@
+"""The command as a user meets it: the whole way from a folder of images to search, and what its help says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from vicinal.cli import VERBS, main
+
+
+@pytest.fixture(scope="module")
+def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    from tests.conftest import SMALL
+
+    out = tmp_path_factory.mktemp("runs") / "run"
+    assert main(["train", "--data.source", str(photos), *SMALL, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def index(run: Path, photos: Path) -> Path:
+    folder = run.parent / "index"
+    assert main(["index", str(folder), "--source", str(photos), "--model", str(run)]) == 0
+    return folder
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    capsys.readouterr()
+    status = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert status == 0, captured.err
+    return captured.out
+
+
+def test_data_shows_statistics_and_saves_a_table(photos: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "table.csv"
+    text = output(capsys, "data", photos, "--shares", "train=0.5", "test=0.5", "--out", out)
+    assert text.split() == (
+        [
+            "images",
+            "classes",
+            "per",
+            "class:",
+            "min",
+            "median",
+            "max",
+            "train",
+            "24",
+            "4",
+            "6",
+            "6",
+            "6",
+            "test",
+            "24",
+            "4",
+            "6",
+            "6",
+            "6",
+            "all",
+            "48",
+            "8",
+            "6",
+            "6",
+            "6",
+        ]
+    )
+    assert len(pd.read_csv(out)) == 48
+    assert json.loads(output(capsys, "data", out, "--json"))["splits"]["test"]["classes"] == 4
+
+
+def test_train_prints_the_model_and_resumes(run: Path, capsys) -> None:
+    assert output(capsys, "train", "--out", run, "--resume").strip() == str(run / "model")
+
+
+@pytest.mark.parametrize("source", ["run", "embeddings.parquet", "embeddings.npy", "photos"])
+def test_evaluate_takes_any_source(source: str, run: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    paths = {"run": run, "photos": photos}
+    more = ["--model", run / "model"] if source == "photos" else []
+    if source.startswith("embeddings"):
+        assert output(capsys, "embed", run, "--out", tmp_path / source).strip() == str(tmp_path / source)
+    path = paths.get(source, tmp_path / source)
+    result = json.loads(output(capsys, "evaluate", path, *more, "--json", "--recall-at", "1", "3"))
+    assert set(result["metrics"]) == {"recall@1", "recall@3", "mAP@R", "R-precision", "mAP"}
+    assert result["queries"] == 48
+    if source != "photos":
+        test = json.loads(output(capsys, "evaluate", path, "--split", "test", "--json"))
+        assert test["queries"] == 12
+    assert "recall@1" in output(capsys, "evaluate", path, *more)
+
+
+def test_embed_writes_vectors_with_paths_and_labels(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    output(capsys, "embed", photos, "--model", run, "--out", tmp_path / "v.npy", "--precision", "bf16", "--batch", "5")
+    vectors, table = np.load(tmp_path / "v.npy"), pd.read_csv(tmp_path / "v.csv")
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+    assert table["label"][0] == "class0"
+    assert Path(table["path"][0]).is_file()
+
+
+def test_search_for_an_image_a_folder_and_vectors(index: Path, run: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    picture = photos / "class3" / "2.png"
+    text = output(capsys, "search", index, picture, "--model", run, "-k", "3")
+    assert text.splitlines()[0] == str(picture)
+    assert text.splitlines()[1].split() == ["1", "1.0000", "class3", str(picture)]
+    found = json.loads(output(capsys, "search", index, picture, "--model", run, "--json", "--leave-out-itself"))
+    assert len(found[0]["matches"]) == 10
+    assert str(picture) not in [match["path"] for match in found[0]["matches"]]
+    assert set(found[0]["matches"][0]) == {"id", "path", "label", "score"}
+    folder = json.loads(output(capsys, "search", index, photos, picture, "--model", run, "--json"))
+    assert len(folder) == 49
+    output(capsys, "embed", photos, "--model", run, "--out", tmp_path / "v.parquet")
+    by_vector = json.loads(output(capsys, "search", index, tmp_path / "v.parquet", "--json"))
+    assert [each["matches"][0]["path"] for each in by_vector] == [each["query"]["path"] for each in by_vector]
+
+
+def test_search_draws_a_grid(index: Path, run: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    output(capsys, "search", index, photos / "class0", "--model", run, "-k", "4", "--grid", tmp_path / "found.png")
+    with Image.open(tmp_path / "found.png") as picture:
+        assert min(picture.size) > 300
+
+
+def test_index_tells_adds_and_deletes(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "index"
+    output(capsys, "index", folder, "--source", photos / "class0", "--model", run)
+    output(capsys, "index", folder, "--add", photos / "class1", "--model", run, "--delete", "0", "2")
+    facts = json.loads(output(capsys, "index", folder, "--json"))
+    assert (facts["kind"], facts["images"], facts["deleted"], facts["dimensions"]) == ("exact", 10, 2, 16)
+    assert "images             10" in output(capsys, "index", folder)
+    found = json.loads(output(capsys, "search", folder, photos / "class0" / "0.png", "--model", run, "--json"))
+    assert {match["id"] for match in found[0]["matches"]} == {1, *range(3, 12)}
+
+
+@pytest.mark.parametrize("verb", [verb.__name__ for verb in VERBS])
+def test_help_explains_every_verb_and_option(verb: str, capsys) -> None:
+    with contextlib.suppress(SystemExit):
+        main([verb, "--help"])
+    text = capsys.readouterr().out
+    assert f"usage: vicinal {verb}" in text
+    assert len(text.splitlines()) > 8
+
+
+def test_help_of_train_lists_all_settings(capsys) -> None:
+    text = output(capsys, "train", "--help")
+    for setting in (
+        "--data.source",
+        "--transform.size",
+        "--model.backbone",
+        "--optimizer.factors.head",
+        "--schedule.warmup",
+    ):
+        assert setting in text
+    assert "MultiSimilarityLoss" in text
+
+
+def test_help_and_version_are_quick_to_come(capsys) -> None:
+    code = "import sys; from vicinal.cli import main; main([]); main(['--version']); print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("0.1.0\nFalse\n")
+    assert "vicinal search gallery picture.jpg" in result.stdout

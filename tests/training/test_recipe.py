@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vicinal.errors import InputError
+from vicinal.losses import MultiSimilarityLoss, WeightedSum
+from vicinal.mining import MultiSimilarityMiner
+from vicinal.training import Recipe
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path, "epochs: 3\noptimizer:\n  lr: 0.1\n  name: sgd\n")
+    recipe = Recipe.load(path, ["--optimizer.lr", "0.2"])
+    assert (recipe.settings.epochs, recipe.settings.optimizer.lr, recipe.settings.optimizer.name) == (3, 0.2, "sgd")
+    assert recipe.settings.batch == 128
+
+
+def test_loss_by_name_with_arguments(tmp_path: Path) -> None:
+    path = write(tmp_path, "loss:\n  class_path: MultiSimilarityLoss\n  init_args: {alpha: 3, miner: null}\n")
+    loss = Recipe.load(path, ["--loss.beta=40"]).loss()
+    assert isinstance(loss, MultiSimilarityLoss)
+    assert (loss.alpha, loss.beta, loss.miner) == (3, 40, None)
+    assert Recipe.load().loss().miner == MultiSimilarityMiner(0.1)
+
+
+def test_loss_as_a_weighted_sum(tmp_path: Path) -> None:
+    text = "loss:\n  class_path: WeightedSum\n  init_args:\n    weights: [0.8, 0.2]\n    losses:\n"
+    text += (
+        "    - class_path: MultiSimilarityLoss\n    - class_path: MultiSimilarityLoss\n      init_args: {base: 0.5}\n"
+    )
+    loss = Recipe.load(write(tmp_path, text)).loss()
+    assert isinstance(loss, WeightedSum)
+    assert loss.weights == [0.8, 0.2]
+    assert loss.losses[1].base == 0.5
+
+
+def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
+    recipe = Recipe.load(overrides=["--optimizer.lr=0.3", "--loss.miner=null", "--model.backbone_args={a: 1}"])
+    recipe.save(tmp_path / "resolved.yaml")
+    again = Recipe.load(tmp_path / "resolved.yaml")
+    assert again.config == recipe.config
+    again.check_same(recipe)
+    with pytest.raises(InputError, match=r"optimizer.lr = 0.3 differs from the run's own 0.0001"):
+        Recipe.load().check_same(recipe)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_published_recipes_can_be_read_and_say_command_and_cost(path: Path) -> None:
+    Recipe.load(path)
+    head = path.read_text().split("\ndata:")[0]
+    assert f"vicinal train recipes/{path.name}" in head
+    assert "# cost" in head
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epochs: 3\noptimiser:\n  lr: 1\n", "recipe.yaml:3: unknown key optimiser.lr; did you mean optimizer.lr"),
+        ("optimizer:\n  name: sgd\n  lrr: 1\n", "recipe.yaml:3: unknown key optimizer.lrr; did you mean optimizer.lr"),
+        ("epochs: many\n", "recipe.yaml:1: epochs: Expected a int. Got value: many"),
+        ("batch: 8\nepochs: 0\n", "recipe.yaml:2: epochs = 0 must be at least 1"),
+        ("seed: 1\nbatch: 10\nper_class: 4\n", "recipe.yaml:2: batch = 10 must be a multiple of per_class = 4"),
+        ("optimizer: {lr: -1}\n", "recipe.yaml:1: optimizer.lr = -1.0 must be a positive number"),
+        ("data:\n  workers: -1\n", "recipe.yaml:2: data.workers = -1 must be"),
+        ("transform:\n  size: 0\n", "recipe.yaml:2: transform.size is 0; it must be"),
+        ("validation: {metric: recall@3}\n", "recipe.yaml:1: validation.metric = recall@3"),
+        ("schedule: {decay: 2}\n", "recipe.yaml:1: schedule.decay = 2"),
+        ("precision: half\n", "recipe.yaml:1: precision: "),
+        ("loss: NoSuchLoss\n", "recipe.yaml:1: loss: "),
+        (
+            "loss:\n  class_path: MultiSimilarityLoss\n  init_args:\n    gamma: 1\n",
+            "recipe.yaml:4: unknown key loss.gamma",
+        ),
+        ("loss:\n  class_path: MultiSimilarityLoss\n  init_args: {alpha: -2}\n", "alpha = -2.0 must be positive"),
+        ("model: {depth: 3}\n", "recipe.yaml:1: unknown key model.depth"),
+        ("epochs: [1\n", "recipe.yaml:2: not YAML"),
+        ("- 1\n- 2\n", "recipe.yaml:1: a recipe is a mapping"),
+    ],
+)
+def test_a_bad_recipe_is_one_line_with_file_line_and_key(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Recipe.load(write(tmp_path, text))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("--optimizer.lrr=1", "unknown key optimizer.lrr; did you mean optimizer.lr"),
+        ("--epochs=many", "epochs: Expected a int"),
+        ("--loss.gamma=1", "unknown key loss.gamma"),
+        ("--clip=-1", "clip = -1.0 must be"),
+    ],
+)
+def test_a_bad_override_names_its_key(override: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Recipe.load(overrides=[override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_recipe(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read the recipe .*none.yaml: No such file"):
+        Recipe.load(tmp_path / "none.yaml")

@@ -1,0 +1,350 @@
+"""The training loop on a real, tiny problem: what it writes, what it keeps still, and that nothing can disturb it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from vicinal import files
+from vicinal.data import Table
+from vicinal.errors import InputError, InterruptedRunError, NonFiniteLossError
+from vicinal.losses import Loss, MultiSimilarityLoss
+from vicinal.models import Embedder
+from vicinal.training import Recipe, RunFolder, Trainer, resume, train
+from vicinal.training.checkpoint import load_checkpoint
+from vicinal.training.setup import load_table
+
+
+def trainer(settings: list[str], out: Path, *more: str) -> Trainer:
+    recipe = Recipe.load(overrides=[*settings, *more])
+    return Trainer(recipe, load_table(recipe.settings.data, 0), RunFolder(out))
+
+
+def weights(run: RunFolder) -> bytes:
+    return (run.model / "model.safetensors").read_bytes()
+
+
+def copied(parameters: list[Tensor]) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in parameters]
+
+
+def test_a_run_leaves_what_its_folder_promises(small: list[str], tmp_path: Path) -> None:
+    run = train(Recipe.load(overrides=small), tmp_path / "run")
+    assert {path.name for path in run.path.iterdir()} == {
+        "recipe.yaml", "table.parquet", "log.csv", "metrics.csv", "curves.png", "tensorboard", "last.pt", "best.pt",
+        "model",
+    }  # fmt: skip
+    log, metrics = pd.read_csv(run.log), pd.read_csv(run.metrics)
+    assert {
+        "step",
+        "epoch",
+        "loss",
+        "MultiSimilarityLoss",
+        "lr backbone",
+        "lr head",
+        "gradient norm",
+        "images/s",
+    } == set(log)
+    assert log["step"].tolist() == list(range(1, len(log) + 1))
+    assert metrics["epoch"].tolist() == [0, 1, 2]  # before training, and after each epoch
+    assert {"recall@1", "recall@4", "mAP@R", "R-precision", "mAP"} < set(metrics)
+    model = Embedder.from_pretrained(run.model)
+    assert model.recipe["optimizer"]["lr"] == 0.001
+    assert model.metrics["val recall@1"] == metrics["recall@1"].max()
+    table = Table.from_parquet(run.table)
+    assert set(table.splits) == {"train", "val", "test"}
+
+
+def test_one_seed_fixes_everything(small: list[str], tmp_path: Path) -> None:
+    settings = [*small, "--model.dropout=0.3", "--data.workers=0"]
+    first = train(Recipe.load(overrides=settings), tmp_path / "1")
+    torch.manual_seed(99)
+    np.random.seed(99)
+    with_workers = train(Recipe.load(overrides=[*settings, "--data.workers=2"]), tmp_path / "2")
+    other = train(Recipe.load(overrides=[*settings, "--seed=1"]), tmp_path / "3")
+    assert weights(first) == weights(with_workers)
+    assert weights(first) != weights(other)
+
+
+def test_training_learns(small: list[str], tmp_path: Path) -> None:
+    run = train(Recipe.load(overrides=[*small, "--epochs=6"]), tmp_path / "run")
+    loss = pd.read_csv(run.log)["loss"]
+    assert loss[-3:].mean() < 0.8 * loss[:3].mean()
+
+
+def test_best_weights_become_the_model(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([0.1, 0.5, 0.3, 0.4])
+    run = RunFolder(tmp_path / "run")
+    _scripted_validation(monkeypatch, scores)
+    one = trainer(small, run.path, "--epochs=3")
+    one.fit()
+    best = load_checkpoint(run.best)
+    assert best["epoch"] == 1
+    model = Embedder.from_pretrained(run.model)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, best["system"][f"embedder.{name}"], rtol=0, atol=0)
+
+
+def test_patience_ends_a_run_early(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _scripted_validation(monkeypatch, iter([0.1, 0.5, 0.4, 0.5, 0.6]))
+    one = trainer(small, tmp_path / "run", "--epochs=9", "--validation.patience=2")
+    one.fit()
+    assert one.progress.epoch == 3  # 0.5 again is no new best
+    assert one.progress.best == 0.5
+
+
+def _scripted_validation(monkeypatch: pytest.MonkeyPatch, scores) -> None:
+    from vicinal.training import trainer as module
+
+    original = module.evaluate
+
+    def scripted(vectors, table):
+        result = original(vectors, table)
+        result.metrics["recall@1"] = next(scores)
+        return result
+
+    monkeypatch.setattr(module, "evaluate", scripted)
+
+
+def test_a_frozen_backbone_stays_and_then_moves(small: list[str], tmp_path: Path) -> None:
+    one = trainer(small, tmp_path / "run", "--freeze_backbone_epochs=1")
+    before = copied([*one.embedder.backbone.parameters(), *one.embedder.backbone.buffers()])
+    head = copied(one.groups["head"])
+    one.start()
+    with one.watching():
+        one.train_epoch()
+        one.finish_epoch()
+        after = [*one.embedder.backbone.parameters(), *one.embedder.backbone.buffers()]
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        assert not all(torch.equal(a, b) for a, b in zip(head, one.groups["head"], strict=True))
+        one.train_epoch()
+        assert not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_factor_of_zero_keeps_a_part(small: list[str], tmp_path: Path) -> None:
+    more = ["--optimizer.factors.backbone=0", "--optimizer.factors.head=0.5", "--optimizer.name=sgd"]
+    one = trainer(small, tmp_path / "run", *more)
+    before = copied(one.groups["backbone"])
+    one.fit()
+    assert all(torch.equal(a, b) for a, b in zip(before, one.groups["backbone"], strict=True))
+    log = pd.read_csv(one.run.log)
+    assert (log["lr backbone"] == 0).all()
+    assert log["lr head"][0] == 0.0005
+
+
+def test_frozen_batch_norm_does_not_move_in_training(small: list[str], tmp_path: Path) -> None:
+    one = trainer(small, tmp_path / "run", "--model.freeze_batch_norm=true", "--freeze_backbone_epochs=1")
+    before = copied(list(one.embedder.backbone.buffers()))
+    one.fit()
+    assert all(torch.equal(a, b) for a, b in zip(before, one.embedder.backbone.buffers(), strict=True))
+
+
+def test_clipping_bounds_the_step(small: list[str], tmp_path: Path) -> None:
+    sgd = ["--optimizer.name=sgd", "--optimizer.momentum=0", "--optimizer.weight_decay=0", "--schedule.name=constant"]
+    one = trainer(small, tmp_path / "run", *sgd, "--optimizer.lr=1", "--clip=0.01", "--epochs=1")
+    parameters = [p for group in one.groups.values() for p in group]
+    one.start()
+    with one.watching():
+        plan = one._plan()
+        before = copied(parameters)
+        one.train_step(next(one._batches(plan)), epoch=0.0)
+    moved = sum(((a - b) ** 2).sum() for a, b in zip(before, parameters, strict=True)).sqrt()
+    assert moved.item() == pytest.approx(0.01, rel=1e-3)
+    one.log.close()
+    assert pd.read_csv(one.run.log)["gradient norm"][0] > 0.01
+
+
+def test_accumulation_is_the_mean_gradient(small: list[str], tmp_path: Path) -> None:
+    sgd = ["--optimizer.name=sgd", "--optimizer.momentum=0", "--optimizer.weight_decay=0", "--schedule.name=constant"]
+    sgd += ["--model.freeze_batch_norm=true", "--optimizer.lr=1"]
+    one = trainer(small, tmp_path / "run", *sgd, "--accumulate=2")
+    one.start()
+    start = copied([p for group in one.groups.values() for p in group])
+    with one.watching():
+        batches = next(one._batches(one._plan()))
+        one.train_step(batches, epoch=0.0)
+    assert len(batches) == 2
+    moved = [a - b for a, b in zip(start, [p for g in one.groups.values() for p in g], strict=True)]
+    for parameter, value in zip([p for g in one.groups.values() for p in g], start, strict=True):
+        parameter.data.copy_(value)
+    loss = sum(sum(one.system(b["images"], b["labels"]).values()) for b in batches) / 2
+    gradients = torch.autograd.grad(loss, [p for g in one.groups.values() for p in g], allow_unused=True)
+    for step, gradient in zip(moved, gradients, strict=True):
+        if gradient is not None:
+            torch.testing.assert_close(step, gradient, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["32", "bf16-mixed", "16-mixed"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_every_precision_and_optimizer_trains(small: list[str], tmp_path: Path, precision: str, optimizer: str) -> None:
+    settings = [*small, f"--precision={precision}", f"--optimizer.name={optimizer}", "--epochs=1", "--per_class=0"]
+    # In bfloat16 on a CPU, torch 2.15 computes NaN weight gradients now and then for maps of one pixel.
+    settings.append("--transform.size=32")
+    run = train(Recipe.load(overrides=settings), tmp_path / "run")
+    assert np.isfinite(pd.read_csv(run.log)["loss"]).all()
+    kinds = {tensor.dtype for tensor in Embedder.from_pretrained(run.model).parameters()}
+    assert kinds == {torch.float32}
+
+
+class _Exploding(Loss):
+    """Fine for two steps, then NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = MultiSimilarityLoss(), 0
+
+    def _parts(self, source):
+        self.calls += 1
+        return {"good": self.inner._parts(source)["MultiSimilarityLoss"] * (1 if self.calls < 3 else torch.nan)}
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_images(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recipe, "loss", lambda self: _Exploding())
+    one = trainer(small, tmp_path / "run")
+    with pytest.raises(
+        NonFiniteLossError, match=r"step 3: the loss is not finite \(good = nan\); its images: .*\d.png"
+    ) as e:
+        one.fit()
+    assert str(e.value).count(".png") == 8
+
+
+# Stopping and resuming ----------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(small: list[str], tmp_path: Path) -> None:
+    straight = train(Recipe.load(overrides=small), tmp_path / "straight")
+    one = trainer(small, tmp_path / "run")
+    step = one.train_step
+
+    def interrupted_step(batches, epoch):
+        if one.progress.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        step(batches, epoch)
+
+    one.train_step = interrupted_step
+    with pytest.raises(InterruptedRunError, match=r"stopped after step 3 and saved; go on with: vicinal train --out"):
+        one.fit()
+    assert load_checkpoint(one.run.last)["progress"]["step"] == 3
+    run = resume(one.run.path)
+    assert weights(run) == weights(straight)
+    assert pd.read_csv(run.log)["loss"].tolist() == pd.read_csv(straight.log)["loss"].tolist()
+    assert pd.read_csv(run.metrics).equals(pd.read_csv(straight.metrics))
+
+
+def _train_or_resume(settings: list[str], out: Path) -> None:
+    resume(out, Recipe.load(overrides=settings))
+
+
+def _train_and_die_in_a_write(settings: list[str], out: Path, which: int) -> None:
+    """Ends the process in the midst of the `which`-th write of a checkpoint, with half of it on disk."""
+    original, count = os.fsync, 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal count
+        count += 1
+        if count == which:
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
+            os._exit(9)
+        original(descriptor)
+
+    files.os.fsync = fsync
+    _train_or_resume(settings, out)
+
+
+def _child(target, *arguments) -> multiprocessing.process.BaseProcess:
+    process = multiprocessing.get_context("fork").Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes by fork")
+@pytest.mark.parametrize("every_step", [False, True])
+def test_killed_at_any_moment_it_ends_with_the_same_weights(small: list[str], tmp_path: Path, every_step: bool) -> None:
+    settings = [*small, "--epochs=4", "--model.dropout=0.2", f"--checkpoint_minutes={0 if every_step else 10}"]
+    torch.set_num_threads(1)  # threads do not survive a fork
+    started = time.monotonic()
+    straight = train(Recipe.load(overrides=settings), tmp_path / "straight")
+    longest = time.monotonic() - started
+    out = RunFolder(tmp_path / "killed")
+    moments, kills = random.Random(every_step), 0
+    for _ in range(40):
+        process = _child(_train_or_resume, settings, out.path)
+        process.join(moments.uniform(0.05, longest))
+        if process.exitcode is None:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.join()
+        if process.exitcode == 0:
+            break
+    assert process.exitcode == 0
+    assert kills > 0
+    assert weights(out) == weights(straight)
+    assert pd.read_csv(out.log)["loss"].tolist() == pd.read_csv(straight.log)["loss"].tolist()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes by fork")
+def test_killed_while_a_file_is_written_it_ends_with_the_same_weights(small: list[str], tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    straight = train(Recipe.load(overrides=small), tmp_path / "straight")
+    for which in range(1, 9):
+        out = RunFolder(tmp_path / f"killed {which}")
+        process = _child(_train_and_die_in_a_write, small, out.path, which)
+        process.join()
+        assert process.exitcode == 9
+        _train_or_resume(small, out.path)
+        assert weights(out) == weights(straight)
+
+
+def test_resuming_a_finished_run_changes_nothing(small: list[str], tmp_path: Path) -> None:
+    run = train(Recipe.load(overrides=small), tmp_path / "run")
+    before, log = weights(run), run.log.read_text()
+    resume(run.path)
+    assert (weights(run), run.log.read_text()) == (before, log)
+
+
+def test_what_cannot_be_started_or_resumed(small: list[str], tmp_path: Path) -> None:
+    recipe = Recipe.load(overrides=small)
+    with pytest.raises(InputError, match="holds no run to resume"):
+        resume(tmp_path / "none")
+    run = train(recipe, tmp_path / "run")
+    with pytest.raises(InputError, match=r"run exists already; give another --out, or --resume"):
+        train(recipe, run.path)
+    with pytest.raises(InputError, match="epochs = 3 differs from the run's own 2"):
+        resume(run.path, Recipe.load(overrides=[*small, "--epochs=3"]))
+    run.last.write_bytes(run.last.read_bytes()[:1000])
+    with pytest.raises(InputError, match=r"last.pt is not a checkpoint"):
+        resume(run.path)
+
+
+def test_a_checkpoint_runs_nobodys_code(tmp_path: Path) -> None:
+    import pickle
+
+    class Evil:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "ran"),))
+
+    (tmp_path / "last.pt").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(InputError, match="not a checkpoint"):
+        load_checkpoint(tmp_path / "last.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_time_left_of_long_epochs_is_saved(small: list[str], tmp_path: Path) -> None:
+    one = trainer(small, tmp_path / "run", "--checkpoint_minutes=0", "--epochs=1")
+    saved = []
+    one.save = lambda: saved.append(one.progress.step)
+    one.fit()
+    assert saved[: one.progress.step] == list(range(1, one.progress.step + 1))
+    assert time.monotonic() - one.saved_at < 60
