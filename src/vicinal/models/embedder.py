@@ -124,7 +124,7 @@ class Embedder(nn.Module):
         Returns:
             L2-normalised [n, dim], computed in float32 at least; in training with a projector [n, projector].
         """
-        features = self.backbone(images)
+        features = self.backbone(images.contiguous(memory_format=torch.channels_last))
         if not isinstance(self.pooling, ClassToken):
             features = feature_maps(
                 features,

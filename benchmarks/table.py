@@ -1,0 +1,43 @@
+"""Shared by the benchmarks: competitors timed in turn within one run, and a table of what came out.
+
+Machines are noisy, so only ratios within one run count: the competitors take turns, round after round, and a ratio is
+the median of the rounds' own ratios.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+def take_turns(competitors: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each competitor in each round, after one round that does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in competitors}
+    for number in range(rounds + 1):
+        for name, run in competitors.items():
+            started = time.perf_counter()
+            run()
+            if number:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def print_table(title: str, seconds: Mapping[str, list[float]], items: int, unit: str, base: str) -> None:
+    """A Markdown table: median and spread of the rates, and each competitor's time over that of `base`."""
+    print(f"\n{title}\n")
+    print(f"| | {unit}/s, median | lowest - highest | time / {base} |")
+    print("|---|---|---|---|")
+    for name, values in seconds.items():
+        rates = sorted(items / value for value in values)
+        ratio = statistics.median(mine / other for mine, other in zip(values, seconds[base], strict=True))
+        print(f"| {name} | {statistics.median(rates):.0f} | {rates[0]:.0f} - {rates[-1]:.0f} | {ratio:.3f} |")
+
+
+def print_machine() -> None:
+    """What the numbers were measured on."""
+    threads = torch.get_num_threads()
+    print(f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {threads} threads, torch {torch.__version__}")

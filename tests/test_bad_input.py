@@ -1,0 +1,239 @@
+"""Everything a user can get wrong, with the one line that answers it: status 2, no traceback, nothing left behind."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from tests.conftest import ROOT, SMALL
+from vicinal.cli import main
+from vicinal.data import Table, save_embeddings
+from vicinal.models import Embedder
+from vicinal.retrieval import Index
+
+
+def train(source: object, *more: object) -> list[str]:
+    return ["train", "--data.source", str(source), *SMALL, "--out", "run", *map(str, more)]
+
+
+def picture(path: Path, color: int = 90) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (20, 20), (color, color, color)).save(path)
+    return path
+
+
+def folder_of(folder: Path, **classes: int) -> Path:
+    for label, count in classes.items():
+        for number in range(count):
+            picture(folder / label / f"{number}.png")
+    return folder
+
+
+def text(path: Path, content: str) -> Path:
+    path.write_text(content)
+    return path
+
+
+def broken_image(folder: Path, photos: Path) -> Path:
+    shutil.copytree(photos, folder / "photos")
+    (folder / "photos" / "class4" / "3.png").write_bytes(b"not a picture")
+    return folder / "photos"
+
+
+def huge_image(path: Path) -> Path:
+    """A PNG that says it has 100,000 x 100,000 pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    data = chunk(b"IDAT", zlib.compress(bytes(1000)))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + data + chunk(b"IEND", b""))
+    return path
+
+
+def saved_model(folder: Path, dim: int = 16) -> Path:
+    from vicinal.data import ImageTransform
+
+    Embedder("test_resnet", dim=dim, pretrained=False, transform=ImageTransform(size=16)).save_pretrained(folder)
+    return folder
+
+
+def saved_index(folder: Path, dim: int, rows: int = 5) -> Path:
+    vectors = np.random.default_rng(0).normal(size=(rows, dim)).astype(np.float32)
+    Index.build(vectors, Table(pd.DataFrame({"label": ["a"] * rows}))).save(folder)
+    return folder
+
+
+def saved_vectors(path: Path, vectors: np.ndarray) -> Path:
+    save_embeddings(path, vectors.astype(np.float32), Table(pd.DataFrame({"label": ["a"] * len(vectors)})))
+    return path
+
+
+def searching(folder: Path) -> list[str]:
+    return ["search", str(saved_index(folder / "i", 4)), str(saved_vectors(folder / "v.parquet", np.eye(4)))]
+
+
+Case = Callable[[Path, Path], list[str]]
+
+# name: (arguments made in an empty folder, and with a good folder of photos; what the one line says)
+CASES: dict[str, tuple[Case, str]] = {
+    "no such folder": (lambda t, p: train("nowhere"), "nowhere: no such folder"),
+    "empty folder": (lambda t, p: train(t), "no image in this folder"),
+    "no source": (lambda t, p: ["train", "--out", "run"], "data.source is missing"),
+    "no out": (lambda t, p: ["train"], "--out is missing"),
+    "one class": (lambda t, p: train(folder_of(t / "x", a=5)), "only one class ('a', 5 images)"),
+    "classes with one image": (lambda t, p: train(folder_of(t / "x", a=1, b=1, c=1, d=1, e=1)), "have one image"),
+    "label column missing": (
+        lambda t, p: train(text(t / "t.csv", "path,name\na.png,x\n")),
+        "t.csv: no column 'label'",
+    ),
+    "CSV line with too few fields": (
+        lambda t, p: train(text(t / "t.csv", "path,label\na.png,x\nb.png\n")),
+        "t.csv, line 3: 1 fields where the header has 2",
+    ),
+    "broken image": (lambda t, p: train(broken_image(t, p)), "class4/3.png"),
+    "missing image": (
+        lambda t, p: train(text(t / "t.csv", "path,label\n" + "".join(f"{i}.png,{i % 4}\n" for i in range(16)))),
+        "0.png",
+    ),
+    "unknown recipe key": (
+        lambda t, p: ["train", str(text(t / "r.yaml", "epochs: 2\nbacth: 3\n")), "--out", "run"],
+        "r.yaml:2: unknown key bacth; did you mean batch?",
+    ),
+    "unknown setting": (lambda t, p: train(p, "--optimizer.rate", "3"), "unknown key optimizer.rate"),
+    "wrong type": (lambda t, p: train(p, "--epochs", "soon"), "epochs: Expected a int. Got value: soon"),
+    "impossible value": (lambda t, p: train(p, "--optimizer.lr", "-1"), "optimizer.lr = -1.0 must be a positive"),
+    "missing recipe": (lambda t, p: ["train", "none.yaml", "--out", "run"], "cannot read the recipe none.yaml"),
+    "unknown backbone": (lambda t, p: train(p, "--model.backbone", "resnet5"), "resnet50"),
+    "batch not divisible by m": (
+        lambda t, p: train(p, "--batch", "10", "--per_class", "4"),
+        "batch = 10 must be a multiple of per_class = 4",
+    ),
+    "too few classes for a batch": (lambda t, p: train(p, "--batch", "64"), "takes 32 classes"),
+    "run folder exists": (lambda t, p: train(p, "--out", picture(t / "old" / "a.png").parent), "exists already"),
+    "nothing to resume": (lambda t, p: ["train", "--out", "run", "--resume"], "run holds no run to resume"),
+    "no such model": (lambda t, p: ["evaluate", str(p), "--model", str(t / "nothing")], "nothing"),
+    "images without a model": (lambda t, p: ["evaluate", str(p)], "--model"),
+    "no such split": (
+        lambda t, p: ["evaluate", str(saved_vectors(t / "v.parquet", np.eye(4))), "--split", "val"],
+        "has no rows in the split val",
+    ),
+    "recall beyond the gallery": (
+        lambda t, p: ["evaluate", str(saved_vectors(t / "v.parquet", np.eye(4))), "--recall-at", "9"],
+        "recall@9 is impossible with 3 gallery images",
+    ),
+    "index of another dimension": (
+        lambda t, p: ["search", str(saved_index(t / "i", 8)), str(saved_vectors(t / "v.parquet", np.eye(4)))],
+        "vectors have 4 dimensions, the index has 8",
+    ),
+    "index of another model": (
+        lambda t, p: _index_then_search_with_another_model(t, p),
+        "the index was built with the model",
+    ),
+    "k larger than the gallery": (
+        lambda t, p: [*searching(t), "-k", "6"],
+        "k = 6 is outside of what an index of 5 images can give; use 1 to 5",
+    ),
+    "deleting an unknown id": (lambda t, p: ["index", str(saved_index(t / "i", 4)), "--delete", "9"], "no id 9"),
+    "no such index": (lambda t, p: ["search", "nothing", str(p)], "nothing"),
+    "image of 100,000 x 100,000 pixels": (
+        lambda t, p: ["embed", str(huge_image(t / "h.png")), "--model", str(saved_model(t / "m")), "--out", "v.npy"],
+        "h.png",
+    ),
+    "embeddings of an unknown format": (
+        lambda t, p: ["embed", str(p), "--model", str(saved_model(t / "m")), "--out", "v.txt"],
+        "v.txt",
+    ),
+    "unknown verb": (lambda t, p: ["serach"], "invalid choice: 'serach'"),
+    "unknown argument": (lambda t, p: ["data", str(p), "--sead", "3"], "unknown argument --sead"),
+    "shares that are none": (lambda t, p: ["data", str(p), "--shares", "half"], "half is not SPLIT=SHARE"),
+}  # fmt: skip
+
+
+def _index_then_search_with_another_model(folder: Path, photos: Path) -> list[str]:
+    first, second = saved_model(folder / "m1"), saved_model(folder / "m2")
+    assert main(["index", str(folder / "i"), "--source", str(photos), "--model", str(first)]) == 0
+    return ["search", str(folder / "i"), str(photos / "class0"), "--model", str(second)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_is_one_clear_line(
+    name: str, tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make, message = CASES[name]
+    arguments = make(tmp_path, photos)
+    capsys.readouterr()
+    try:
+        status = main(arguments)
+    except SystemExit as stop:
+        status = stop.code
+    captured = capsys.readouterr()
+    errors = [line for line in captured.err.splitlines() if ": error: " in line]
+    assert status == 2
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert captured.err.splitlines()[-1] == errors[0]
+    assert captured.out == ""
+    for left in ("run", "v.npy", "v.txt"):
+        assert not (tmp_path / left).exists()
+
+
+def test_a_class_in_two_splits_is_warned_of_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = text(tmp_path / "t.csv", "path,label,split\na.png,cat,train\nb.png,cat,test\nc.png,dog,train\n")
+    assert main(["data", str(table)]) == 0
+    warning = capsys.readouterr().err
+    assert "warning" in warning
+    assert "cat" in warning
+    assert len(warning.splitlines()) == 1
+
+
+def test_a_class_with_one_image_is_warned_of_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = folder_of(tmp_path / "x", a=4, b=4, c=4, d=4, lonely=1)
+    status = main(train(source, "--data.shares", "{train: 1.0}", "--epochs", "1", "--out", tmp_path / "run"))
+    errors = capsys.readouterr().err
+    assert status == 0
+    assert "class 'lonely' has one image" in errors
+
+
+def test_a_full_disk_is_one_line_and_leaves_what_was_there(photos: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the full disk: the same calls fail in the same way."""
+    model, command = (
+        saved_model(tmp_path / "m"),
+        "import sys; from vicinal.cli import main; sys.exit(main(sys.argv[1:]))",
+    )
+    for arguments in (
+        train(photos, "--out", tmp_path / "run"),
+        ["embed", str(photos), "--model", str(model), "--out", str(tmp_path / "v.npy")],
+        ["index", str(tmp_path / "i"), "--source", str(photos), "--model", str(model)],
+    ):
+        result = subprocess.run(
+            [sys.executable, "-c", command, *arguments],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            preexec_fn=_no_file_above_2_kilobytes,
+        )
+        assert result.returncode == 1, result.stderr
+        last = result.stderr.strip().splitlines()[-1]
+        assert "error: " in last
+        assert "File too large" in last
+        assert "Traceback" not in result.stderr
+    assert not (tmp_path / "v.npy").exists()
+    assert not any(path.suffix in (".tmp", ".old") for path in tmp_path.rglob("*"))
+
+
+def _no_file_above_2_kilobytes() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))

@@ -1,0 +1,60 @@
+"""README and docs are true: their commands and their Python blocks run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, SMALL
+from vicinal.cli import main
+
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# What makes the commands possible without a network, and quick; all else is as written.
+WITHOUT_NETWORK = {"train": [*SMALL, "--batch=4"]}
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with photos of the names that the documents use."""
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "photos" / "class0").rename(tmp_path / "photos" / "owl")
+    (tmp_path / "photos" / "owl" / "1.png").rename(tmp_path / "photos" / "owl" / "1.jpg")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_readmes_commands(folder: Path) -> None:
+    commands = [line for block in blocks(ROOT / "README.md", "bash") for line in block.splitlines() if line]
+    assert len(commands) == 5
+    for command in commands:
+        program, verb, *arguments = shlex.split(command, comments=True)
+        assert program == "vicinal"
+        assert main([verb, *arguments, *WITHOUT_NETWORK.get(verb, [])]) == 0, command
+    assert (folder / "found.png").is_file()
+    assert main(shlex.split("train --out run --resume")) == 0
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_python_blocks(document: Path, folder: Path) -> None:
+    for block in blocks(document, "python"):
+        exec(block.replace("pretrained=True", "pretrained=False"), {})
+
+
+def test_links_lead_somewhere() -> None:
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_the_readme_names_the_make_targets() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^    make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
