@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
+from vicinal.console import is_first_process, log
 from vicinal.errors import InputError, TrainingStoppedError
 
 # Threads that spin while they wait for a core that another job uses can slow training thirtyfold. OpenMP reads this
@@ -33,7 +34,7 @@ def data(arguments: Arguments) -> None:
         table = table.split_classes(shares=dict(arguments.shares), seed=arguments.seed)
     if arguments.out:
         table.save(arguments.out)
-        _say(f"wrote {arguments.out}")
+        log(f"wrote {arguments.out}")
     statistics = table.statistics()
     _result(asdict(statistics) if arguments.json else str(statistics))
 
@@ -52,7 +53,7 @@ def train(arguments: Arguments) -> None:
         run = resume(arguments.out, Recipe.load(path, settings) if path or settings else None)
     else:
         run = train(Recipe.load(path, settings), arguments.out)
-    _say(f"the model lies in {run.model}; measure it with: vicinal evaluate {run.path} --split test")
+    log(f"the model lies in {run.model}; measure it with: vicinal evaluate {run.path} --split test")
     _result(str(run.model))
 
 
@@ -71,7 +72,7 @@ def embed(arguments: Arguments) -> None:
 
     embedded = _reading(arguments).embed(arguments.source, arguments.split)
     save_embeddings(arguments.out, embedded.vectors, embedded.table)
-    _say("{} embeddings of {} dimensions".format(*embedded.vectors.shape))
+    log("{} embeddings of {} dimensions".format(*embedded.vectors.shape))
     _result(arguments.out)
 
 
@@ -109,7 +110,7 @@ def search(arguments: Arguments) -> None:
     found = find(index, queries.vectors, queries.table, arguments.k, arguments.leave_out_itself)
     if arguments.grid:
         neighbor_grid([each.query for each in found], [each.matches for each in found], arguments.grid)
-        _say(f"drew {arguments.grid}")
+        log(f"drew {arguments.grid}")
     _result([each.to_dict() for each in found] if arguments.json else "\n\n".join(map(str, found)))
 
 
@@ -286,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: Arguments, rest: list[str]) -> int:
     """Run a verb; whatever a user can cause ends in one line and an exit status."""
     name = arguments.parser.prog
-    warnings.showwarning = lambda message, *_, **__: _say(f"{name}: warning: {message}")
+    warnings.showwarning = lambda message, *_, **__: log(f"{name}: warning: {message}")
     arguments.rest = rest
     try:
         if rest and arguments.verb is not train:
@@ -303,14 +304,11 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
     return 0
 
 
-def _say(message: str) -> None:
-    print(message, file=sys.stderr)
-
-
 def _fail(name: str, message: str, status: int) -> int:
-    _say(f"{name}: error: {' '.join(message.split())}")
+    log(f"{name}: error: {' '.join(message.split())}")
     return status
 
 
 def _result(result: Any) -> None:
-    print(result if isinstance(result, str) else json.dumps(result, indent=2))
+    if is_first_process():
+        print(result if isinstance(result, str) else json.dumps(result, indent=2))

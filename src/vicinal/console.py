@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -13,9 +14,15 @@ Item = TypeVar("Item")
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def is_first_process() -> bool:
+    """Whether this process speaks for all; a launcher tells the others their number."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def log(message: str) -> None:
     """Print one line for people, on stderr, as it is."""
-    stderr.print(message, markup=False)
+    if is_first_process():
+        stderr.print(message, markup=False)
 
 
 def progress_bar() -> Progress:
@@ -27,7 +34,7 @@ def progress_bar() -> Progress:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
         console=stderr,
-        disable=not stderr.is_terminal,
+        disable=not (stderr.is_terminal and is_first_process()),
     )
 
 

@@ -222,3 +222,8 @@ def test_built_from_the_command_line():
 def test_impossible_values(arguments, message):
     with pytest.raises(InputError, match=message):
         build(**arguments)
+
+
+def test_size_that_the_patches_do_not_divide() -> None:
+    with pytest.raises(InputError, match=r"transform.size is 24; test_vit cuts images into 16 px"):
+        Embedder("test_vit", dim=4, pretrained=False, transform=ImageTransform(size=24))

@@ -25,6 +25,16 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
     assert recipe.settings.batch == 128
 
 
+def test_preprocessing_is_by_default_that_of_the_backbones_weights() -> None:
+    clip = "--model.backbone=vit_base_patch16_clip_224.openai"
+    transform = Recipe.load(overrides=[clip]).settings.transform
+    assert (transform.mean[0], transform.size, transform.resize) == (0.48145466, 224, None)
+    own = Recipe.load(overrides=[clip, "--transform.size=64", "--transform.mean=[0.1,0.2,0.3]"]).settings.transform
+    assert (own.mean, own.size) == ((0.1, 0.2, 0.3), 64)
+    grey = Recipe.load(overrides=["--transform.channels=1"]).settings.transform
+    assert grey.mean == (0.449,)
+
+
 def test_loss_by_name_with_arguments(tmp_path: Path) -> None:
     path = write(tmp_path, "loss:\n  class_path: MultiSimilarityLoss\n  init_args: {alpha: 3, miner: null}\n")
     loss = Recipe.load(path, ["--loss.beta=40"]).loss()
@@ -82,6 +92,7 @@ def test_published_recipes_can_be_read_and_say_command_and_cost(path: Path) -> N
             "recipe.yaml:4: unknown key loss.gamma",
         ),
         ("loss:\n  class_path: MultiSimilarityLoss\n  init_args: {alpha: -2}\n", "alpha = -2.0 must be positive"),
+        ("model:\n  backbone: resnet5\n", "recipe.yaml:2: backbone: timm has no model 'resnet5'; nearest: resnet50"),
         ("model: {depth: 3}\n", "recipe.yaml:1: unknown key model.depth"),
         ("epochs: [1\n", "recipe.yaml:2: not YAML"),
         ("- 1\n- 2\n", "recipe.yaml:1: a recipe is a mapping"),

@@ -95,9 +95,16 @@ class Embedder(nn.Module):
         super().__init__()
         _check_head(dim, norm, dropout, projector)
         self.config: dict[str, Any] = {
-            **{"backbone": backbone, "backbone_args": dict(backbone_args or {})},
-            **{"pooling": pooling, "p": p, "learned_p": learned_p, "norm": norm, "dim": dim},
-            **{"dropout": dropout, "projector": projector, "freeze_batch_norm": freeze_batch_norm},
+            "backbone": backbone,
+            "backbone_args": dict(backbone_args or {}),
+            "pooling": pooling,
+            "p": p,
+            "learned_p": learned_p,
+            "norm": norm,
+            "dim": dim,
+            "dropout": dropout,
+            "projector": projector,
+            "freeze_batch_norm": freeze_batch_norm,
         }
         self.recipe: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
@@ -107,6 +114,9 @@ class Embedder(nn.Module):
         self.transform = transform or default_transform(backbone)
         channels, size = self.transform.channels, self.transform.size
         self.backbone = create_backbone(backbone, pretrained, channels, size, backbone_args)
+        # Convolutions are up to twice as fast this way, on CPUs and on GPUs in half precision.
+        self.backbone.to(memory_format=torch.channels_last)
+        _check_patches(self.backbone, backbone, size)
         if isinstance(self.pooling, ClassToken) and not _has_class_token(self.backbone):
             raise InputError(f"pooling 'token': {backbone} has no class token; choose avg, max, gem or avg+max")
         self.num_features = _num_features(self.backbone)
@@ -334,6 +344,15 @@ def _check_head(dim: int, norm: str, dropout: float, projector: int | None) -> N
         raise InputError(f"norm: {norm!r} is unknown; choose layer or none")
     if not 0 <= dropout < 1:
         raise InputError(f"dropout is {dropout}; it must be from 0 to below 1")
+
+
+def _check_patches(backbone: nn.Module, name: str, size: int) -> None:
+    embed = getattr(backbone, "patch_embed", None)
+    patch = getattr(embed, "patch_size", None)
+    if patch and not getattr(embed, "dynamic_img_pad", False) and any(size % side for side in patch):
+        raise InputError(
+            f"transform.size is {size}; {name} cuts images into {patch[0]} px, so make it a multiple of that"
+        )
 
 
 def _check_width(name: str, value: object) -> None:

@@ -17,7 +17,7 @@ from vicinal.data import ImageTransform
 from vicinal.errors import InputError
 from vicinal.files import write_bytes
 from vicinal.losses import Loss
-from vicinal.models import Embedder
+from vicinal.models import Embedder, default_transform
 from vicinal.training.schedule import Schedule
 
 
@@ -222,6 +222,7 @@ class Recipe:
         lines = _key_lines(Path(path)) if path is not None else {}
         arguments = [*(["--recipe", str(path)] if path is not None else []), *overrides]
         try:
+            _expect_preprocessing_of_backbone(parser, parser.parse_args(arguments))
             namespace = parser.parse_args(arguments)
             namespace.pop("recipe", None)
             return cls(parser, namespace)
@@ -262,6 +263,14 @@ def recipe_parser() -> jsonargparse.ArgumentParser:
     parser.add_class_arguments(Embedder, "model", skip={"transform"}, instantiate=False)
     parser.add_subclass_arguments(Loss, "loss", default={"class_path": "MultiSimilarityLoss"})
     return parser
+
+
+def _expect_preprocessing_of_backbone(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
+    """Make size, mean, std and interpolation by default what the chosen backbone's weights were trained with."""
+    expected = default_transform(namespace.model.backbone)
+    parser.set_defaults({"transform.size": expected.size, "transform.interpolation": expected.interpolation})
+    if namespace.transform.channels == len(expected.mean):
+        parser.set_defaults({"transform.mean": expected.mean, "transform.std": expected.std})
 
 
 def _flattened(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -313,12 +322,15 @@ def _explain(message: str, parser: jsonargparse.ArgumentParser, path: str | Path
     if wrong:
         rest = re.sub(r"<class '([\w.]+)'>", r"\1", wrong["rest"])
         return f"{_place(wrong['key'], path, lines)}{wrong['key']}: {rest}"
-    impossible = re.match(r"(?P<key>[\w.]+) (=|is) ", text)
+    impossible = re.match(r"(?P<key>[\w.]+)(:| =| is) ", text)
     return (_place(impossible["key"], path, lines) if impossible else "") + text
 
 
 def _place(key: str, path: str | Path | None, lines: dict[str, int]) -> str:
-    return f"{path}:{lines[key]}: " if key in lines else ""
+    for name in (key, f"model.{key}"):
+        if name in lines:
+            return f"{path}:{lines[name]}: "
+    return ""
 
 
 def _nearest(key: str, parser: jsonargparse.ArgumentParser, text: str) -> str:
