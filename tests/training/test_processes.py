@@ -15,7 +15,7 @@ from vicinal.models import Embedder
 from vicinal.training import Recipe, RunFolder, train
 
 # Nothing that depends on an image's process: no augmentation, and batch normalisation that keeps its statistics.
-STILL = "--transform.scale=[1,1] --transform.ratio=[1,1] --transform.flip=0 --model.freeze_batch_norm=true".split()
+STILL = ["--transform.scale=[1,1]", "--transform.ratio=[1,1]", "--transform.flip=0", "--model.freeze_batch_norm=true"]
 
 
 @pytest.mark.slow
