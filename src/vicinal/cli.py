@@ -45,14 +45,12 @@ def train(arguments: Arguments) -> None:
 
     if arguments.help:
         return _result(arguments.parser.format_help() + "\n" + recipe_parser().format_help())
-    if arguments.out is None:
-        raise InputError("--out is missing: name the run's folder, such as --out run")
     settings = list(arguments.rest)
     path = settings.pop(0) if settings and not settings[0].startswith("-") else None
-    if arguments.resume:
-        run = resume(arguments.out, Recipe.load(path, settings) if path or settings else None)
-    else:
-        run = train(Recipe.load(path, settings), arguments.out)
+    recipe = None if arguments.resume and path is None and not settings else Recipe.load(path, settings)
+    if arguments.out is None:
+        raise InputError("--out is missing: name the run's folder, such as --out run")
+    run = resume(arguments.out, recipe) if arguments.resume or recipe is None else train(recipe, arguments.out)
     log(f"the model lies in {run.model}; measure it with: vicinal evaluate {run.path} --split test")
     _result(str(run.model))
 

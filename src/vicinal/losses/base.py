@@ -21,7 +21,10 @@ Reduction = Literal["anchors", "contributing"]
 
 
 class Loss(nn.Module, ABC):
-    """A loss of embeddings and labels; losses compose: `0.8 * A() + 0.2 * B()` is a loss too."""
+    """The loss, a function of embeddings and labels.
+
+    Losses compose: `0.8 * A() + 0.2 * B()` is a loss too.
+    """
 
     def forward(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import math
 import re
@@ -256,9 +257,11 @@ class Recipe:
 
 
 def recipe_parser() -> jsonargparse.ArgumentParser:
-    """The parser of recipes and their overrides; its help is the reference of all keys."""
-    parser = jsonargparse.ArgumentParser(prog="vicinal train", exit_on_error=False)
-    parser.add_argument("--recipe", action="config", help="YAML file with settings; those on the command line win")
+    """The parser of recipes and their overrides; its help is the reference of all settings and of nothing else."""
+    parser = jsonargparse.ArgumentParser(
+        exit_on_error=False, add_help=False, usage=argparse.SUPPRESS, print_config=None
+    )
+    parser.add_argument("--recipe", action="config", help=argparse.SUPPRESS)
     parser.add_class_arguments(Settings, None, as_group=False)
     parser.add_class_arguments(Embedder, "model", skip={"transform"}, instantiate=False)
     parser.add_subclass_arguments(Loss, "loss", default={"class_path": "MultiSimilarityLoss"})
