@@ -95,6 +95,14 @@ CASES: dict[str, tuple[Case, str]] = {
     "no out": (lambda t, p: ["train"], "--out is missing"),
     "one class": (lambda t, p: train(folder_of(t / "x", a=5)), "only one class ('a', 5 images)"),
     "classes with one image": (lambda t, p: train(folder_of(t / "x", a=1, b=1, c=1, d=1, e=1)), "have one image"),
+    "nothing to validate with": (
+        lambda t, p: train(folder_of(t / "x", a=4, b=4, c=4, d=4, e=1), "--data.classes", VALIDATE_E),
+        "the split val has no class with two images",
+    ),
+    "validation metric beyond the split": (
+        lambda t, p: train(folder_of(t / "x", a=4, b=4, c=4, d=4, e=3), "--data.classes", VALIDATE_E, *RECALL_AT_8),
+        "validation.metric = recall@8 needs more than the 3 images",
+    ),
     "label column missing": (
         lambda t, p: train(text(t / "t.csv", "path,name\na.png,x\n")),
         "t.csv: no column 'label'",
@@ -160,6 +168,10 @@ CASES: dict[str, tuple[Case, str]] = {
     "unknown argument": (lambda t, p: ["data", str(p), "--sead", "3"], "unknown argument --sead"),
     "shares that are none": (lambda t, p: ["data", str(p), "--shares", "half"], "half is not SPLIT=SHARE"),
 }  # fmt: skip
+
+
+RECALL_AT_8 = ["--validation.metric", "recall@8"]
+VALIDATE_E = "{train: [a, b, c, d], val: [e]}"
 
 
 def _index_then_search_with_another_model(folder: Path, photos: Path) -> list[str]:

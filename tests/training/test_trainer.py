@@ -27,7 +27,7 @@ from vicinal.training.setup import load_table
 
 def trainer(settings: list[str], out: Path, *more: str) -> Trainer:
     recipe = Recipe.load(overrides=[*settings, *more])
-    return Trainer(recipe, load_table(recipe.settings.data, 0), RunFolder(out))
+    return Trainer(recipe, load_table(recipe.settings), RunFolder(out))
 
 
 def weights(run: RunFolder) -> bytes:

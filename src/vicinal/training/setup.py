@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 
 import torch
@@ -23,12 +24,13 @@ from vicinal.training.recipe import Optimizer as OptimizerSettings
 DEFAULT_SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}
 
 
-def load_table(data: Data, seed: int) -> Table:
+def load_table(settings: Settings) -> Table:
     """The table that a recipe describes, with its classes divided into splits.
 
     Raises:
-        InputError: no source, one that cannot be read or divided, or nothing to learn from.
+        InputError: no source, one that cannot be read or divided, nothing to learn from, or nothing to validate with.
     """
+    data = settings.data
     if data.source is None:
         raise InputError("data.source is missing: give a folder of class folders, a .csv or .parquet, or a benchmark")
     table = Table.load(data.source, root=data.root, path_column=data.path_column, label_column=data.label_column)
@@ -37,11 +39,26 @@ def load_table(data: Data, seed: int) -> Table:
         _check_labelled(table, data.source)
         shares = DEFAULT_SHARES
     if shares or data.classes or data.split_column:
-        table = table.split_classes(shares, data.classes, data.split_column, seed)
+        table = table.split_classes(shares, data.classes, data.split_column, settings.seed)
     if "train" not in table.splits:
         raise InputError(f"{data.source} has no rows in the split train; its splits: {', '.join(table.splits)}")
     require_trainable(table.subset("train"))
+    if "val" in table.splits:
+        _require_validatable(table.subset("val"), settings.validation.metric)
     return table
+
+
+def _require_validatable(table: Table, metric: str) -> None:
+    """Say before the first step what would else come up at the first evaluation."""
+    counts = table.class_counts
+    if counts.max() < 2:
+        raise InputError(
+            "the split val has no class with two images, so there is nothing to find in it; see data.shares"
+        )
+    if metric.startswith("recall@") and len(table) <= int(metric[len("recall@") :]):
+        raise InputError(f"validation.metric = {metric} needs more than the {len(table)} images of the split val")
+    if len(counts) == 1:
+        warnings.warn(f"the split val has one class ({table.classes[0]}): its scores are always perfect", stacklevel=2)
 
 
 def _check_labelled(table: Table, source: str) -> None:

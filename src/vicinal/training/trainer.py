@@ -84,7 +84,7 @@ def train(recipe: Recipe, out: str | Path) -> RunFolder:
     """
     run = RunFolder(Path(out))
     run.check_new()
-    table = load_table(recipe.settings.data, recipe.settings.seed)
+    table = load_table(recipe.settings)
     Trainer(recipe, table, run).fit()
     return run
 
