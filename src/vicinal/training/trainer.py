@@ -127,6 +127,7 @@ class Trainer:
         self.table = table
         self.progress = Progress()
         self.latest_loss = math.nan
+        self._restart_clock()
         self.precision = make_precision(self.settings)
         self.fabric = make_fabric(self.settings, self.precision)
         self.fabric.launch()
@@ -170,6 +171,7 @@ class Trainer:
     def train_epoch(self) -> None:
         """The steps of an epoch, or those that are left of it."""
         self._prepare_modules()
+        self._restart_clock()
         plan = self._plan()
         steps = math.ceil(len(plan) / self.settings.accumulate)
         for batches in self._batches(plan):
@@ -180,7 +182,6 @@ class Trainer:
 
     def train_step(self, batches: Sequence[Batch], epoch: float) -> None:
         """One step of the optimiser, on the mean gradient of the batches."""
-        started = time.perf_counter()
         torch.manual_seed(_mix(self.settings.seed, self.progress.step, distributed.rank()))
         self._set_learning_rates(epoch)
         parts = [self._backward(batch, share=1 / len(batches), last=batch is batches[-1]) for batch in batches]
@@ -189,9 +190,9 @@ class Trainer:
         self.optimizer.zero_grad()
         self.progress.step += 1
         self.progress.steps_in_epoch += 1
+        self.images_since_log += sum(len(batch["labels"]) for batch in batches) * distributed.world_size()
         if self.progress.step % self.settings.log_every == 0:
-            images = sum(len(batch["labels"]) for batch in batches)
-            self._log_step(epoch, parts, norm, images / (time.perf_counter() - started))
+            self._log_step(epoch, parts, norm)
 
     def finish_epoch(self) -> None:
         """Validate when it is time, and write the checkpoint."""
@@ -289,16 +290,18 @@ class Trainer:
         while group := list(itertools.islice(batches, self.settings.accumulate)):
             yield group
 
-    def _log_step(
-        self, epoch: float, parts: Sequence[dict[str, Tensor]], norm: float, images_per_second: float
-    ) -> None:
+    def _log_step(self, epoch: float, parts: Sequence[dict[str, Tensor]], norm: float) -> None:
         names = parts[0]
         means = {name: distributed.mean(torch.stack([p[name] for p in parts]).mean()).item() for name in names}
         rates = {f"lr {group['name']}": group["lr"] for group in self.optimizer.param_groups}
-        speed = {"gradient norm": norm, "images/s": images_per_second * distributed.world_size()}
+        speed = {"gradient norm": norm, "images/s": self.images_since_log / (time.monotonic() - self.speed_since)}
         self.latest_loss = sum(means.values())
+        self._restart_clock()
         if self.fabric.is_global_zero:
             self.log.step(self.progress.step, epoch, {"loss": self.latest_loss, **means, **rates, **speed})
+
+    def _restart_clock(self) -> None:
+        self.images_since_log, self.speed_since = 0, time.monotonic()
 
     def _show(self, steps: int) -> None:
         epoch = self.progress.epoch + self.progress.steps_in_epoch / steps
