@@ -164,6 +164,16 @@ CASES: dict[str, tuple[Case, str]] = {
         lambda t, p: ["embed", str(p), "--model", str(saved_model(t / "m")), "--out", "v.txt"],
         "v.txt",
     ),
+    "unknown device": (
+        lambda t, p: ["embed", str(p), "--model", str(saved_model(t / "m")), "--out", "v.npy", "--device", "foo"],
+        "device foo cannot be used",
+    ),
+    "workers below none": (lambda t, p: ["evaluate", str(p), "--workers", "-1"], "-1 is not a whole number from 0 on"),
+    "seed below none": (lambda t, p: ["data", str(p), "--seed", "-1"], "-1 is not a whole number from 0 on"),
+    "kind of an index that is not built": (
+        lambda t, p: ["index", str(saved_index(t / "i", 4)), "--kind", "hnsw"],
+        "--kind says how to build an index",
+    ),
     "unknown verb": (lambda t, p: ["serach"], "invalid choice: 'serach'"),
     "unknown argument": (lambda t, p: ["data", str(p), "--sead", "3"], "unknown argument --sead"),
     "shares that are none": (lambda t, p: ["data", str(p), "--shares", "half"], "half is not SPLIT=SHARE"),

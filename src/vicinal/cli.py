@@ -79,9 +79,13 @@ def index(arguments: Arguments) -> None:
     from vicinal.retrieval import Index
 
     reading = _reading(arguments)
+    if arguments.kind and not arguments.source:
+        raise InputError("--kind says how to build an index; give --source too")
+    if arguments.split and not (arguments.source or arguments.add):
+        raise InputError("--split chooses images of a source; give --source or --add too")
     if arguments.source:
         embedded = reading.embed(arguments.source, arguments.split)
-        index = Index.build(embedded.vectors, embedded.table, arguments.kind, embedded.fingerprint)
+        index = Index.build(embedded.vectors, embedded.table, arguments.kind or "auto", embedded.fingerprint)
         index.save(arguments.index)
     else:
         index = Index.load(arguments.index)
@@ -103,9 +107,10 @@ def search(arguments: Arguments) -> None:
     from vicinal.retrieval import Index, find
 
     index = Index.load(arguments.index)
-    queries = _reading(arguments).embed_queries(arguments.queries)
-    index.check_model(queries.fingerprint)
-    found = find(index, queries.vectors, queries.table, arguments.k, arguments.leave_out_itself)
+    found = []
+    for queries in _reading(arguments).embed_each(arguments.queries):
+        index.check_model(queries.fingerprint)
+        found += find(index, queries.vectors, queries.table, arguments.k, arguments.leave_out_itself)
     if arguments.grid:
         neighbor_grid([each.query for each in found], [each.matches for each in found], arguments.grid)
         log(f"drew {arguments.grid}")
@@ -161,7 +166,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         "--shares", nargs="+", type=_share, metavar="SPLIT=SHARE",
         help="divide the classes, such as train=0.7 val=0.1 test=0.2; no class is in two splits",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the division (default: 0)")
+    parser.add_argument("--seed", type=_whole(0), default=0, help="of the division (default: 0)")
     parser.add_argument("--out", help="save the table with paths, labels and splits as .csv or .parquet")
     _add_json(parser)
 
@@ -201,9 +206,9 @@ def _add_index(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("index", help="the index's folder")
     parser.add_argument("--source", help=f"build the index, anew if there is one, from {EMBEDDABLE}")
     parser.add_argument("--add", metavar="SOURCE", help="add to the index; the same kinds of sources")
-    parser.add_argument("--delete", nargs="+", type=int, metavar="ID", help="delete these ids from the index")
+    parser.add_argument("--delete", nargs="+", type=_whole(0), metavar="ID", help="delete these ids from the index")
     parser.add_argument(
-        "--kind", choices=["auto", "exact", "hnsw", "ivfpq"], default="auto",
+        "--kind", choices=["auto", "exact", "hnsw", "ivfpq"],
         help="exact compares with every image; hnsw is faster and nearly exact; ivfpq is small and approximate; "
         "auto (the default) is exact up to 100,000 images, then hnsw",
     )  # fmt: skip
@@ -214,7 +219,7 @@ def _add_index(parser: argparse.ArgumentParser) -> None:
 def _add_search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("index", help="the index's folder")
     parser.add_argument("queries", nargs="+", help="images, folders of images, tables, or one file of embeddings")
-    parser.add_argument("-k", type=int, default=10, help="matches a query (default: 10)")
+    parser.add_argument("-k", type=_whole(1), default=10, help="matches a query (default: 10)")
     parser.add_argument("--leave-out-itself", action="store_true", help="leave out the match with the query's own path")
     parser.add_argument("--grid", metavar="PICTURE", help="draw queries and matches, such as found.png")
     _add_reading(parser, split=False)
@@ -227,8 +232,8 @@ def _add_reading(parser: argparse.ArgumentParser, split: bool = True) -> None:
     if split:
         group.add_argument("--split", help="only the images of this split, such as test")
     group.add_argument("--root", help="folder that a table's paths start from, or that holds a benchmark's files")
-    group.add_argument("--batch", type=int, default=64, help="images at a time (default: 64)")
-    group.add_argument("--workers", type=int, default=0, help="processes that read images (default: 0)")
+    group.add_argument("--batch", type=_whole(1), default=64, help="images at a time (default: 64)")
+    group.add_argument("--workers", type=_whole(0), default=0, help="processes that read images (default: 0)")
     group.add_argument("--precision", choices=["32", "bf16", "16"], default="32", help="of the network (default: 32)")
     group.add_argument("--device", help="such as cpu or cuda (default: a GPU where there is one)")
     group.add_argument("--on-error", choices=["raise", "skip"], default="raise", help="at an unreadable image: stop "
@@ -247,6 +252,17 @@ VERBS: dict[Callable[[Arguments], None], Add] = {
     index: _add_index,
     search: _add_search,
 }
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    """Reads a whole number that is not below `least`."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} on")
+        return int(text)
+
+    return read
 
 
 def _share(text: str) -> tuple[str, float]:

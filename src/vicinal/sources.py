@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -71,33 +73,48 @@ class Reading:
             rows = _rows_of(table, split, source)
             return Embedded(vectors[rows], table.take(rows), None)
         table = load_images(source, self.root)
-        model = self.model or (source if _run(source) else None)
-        if model is None:
-            raise InputError(f"{source} holds images; say which model embeds them with --model")
-        return self._embed(table.take(_rows_of(table, split, source)), load_model(model))
+        model = self._model_of(source)
+        return self._embed(table.take(_rows_of(table, split, source)), model)
 
-    def embed_queries(self, sources: Sequence[str]) -> Embedded:
-        """The embeddings of several images, folders of images or tables together, or of one file of embeddings."""
-        if len(sources) == 1:
-            return self.embed(sources[0])
-        for source in sources:
-            if is_embeddings(source):
-                raise InputError(f"{source} holds embeddings, which are searched for alone; name it without others")
-        if self.model is None:
-            raise InputError("the queries are images; say which model embeds them with --model")
-        frames = [load_images(source, self.root).frame for source in sources]
-        return self._embed(Table(pd.concat(frames, ignore_index=True, join="inner")), load_model(self.model))
+    def embed_each(self, sources: Sequence[str]) -> Iterator[Embedded]:
+        """The embeddings of several sources in turn; single images that follow each other are taken together."""
+        for single, group in itertools.groupby(sources, is_image):
+            if single:
+                paths = list(group)
+                yield self._embed(Table(pd.DataFrame({"path": paths})), self._model_of(paths[0]))
+            else:
+                yield from map(self.embed, group)
+
+    def _model_of(self, source: str) -> Embedder:
+        if self.model is not None:
+            return self._given_model
+        if _run(source) is None:
+            raise InputError(f"{source} holds images; say which model embeds them with --model")
+        return load_model(source)
+
+    @cached_property
+    def _given_model(self) -> Embedder:
+        return load_model(str(self.model))
 
     def _embed(self, table: Table, model: Embedder) -> Embedded:
         images = ImageDataset(table, model.transform, on_error=self.on_error)
-        device = self.device or default_device()
-        vectors = model.embed(images, self.batch, self.workers, self.precision, device)
+        vectors = model.embed(images, self.batch, self.workers, self.precision, usable_device(self.device))
         return Embedded(vectors, images.table, model.fingerprint())
 
 
-def default_device() -> str:
-    """A GPU where there is one, else the CPU."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def usable_device(name: str | None) -> str:
+    """The device, if this machine has it; None is a GPU where there is one, else the CPU.
+
+    Raises:
+        InputError: this machine has no such device.
+    """
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {name} cannot be used: {str(error).splitlines()[0]}") from None
+    return name
 
 
 def load_model(path: str) -> Embedder:
@@ -123,9 +140,14 @@ def load_images(source: str, root: str | None = None) -> Table:
     run = _run(source)
     if run is not None:
         return Table.from_parquet(run.table)
-    if is_image_file(source) and Path(source).is_file():
+    if is_image(source):
         return Table(pd.DataFrame({"path": [source]}))
     return Table.load(source, root=root, label_column=None)
+
+
+def is_image(path: str) -> bool:
+    """Whether the path is a single image."""
+    return is_image_file(path) and Path(path).is_file()
 
 
 def is_embeddings(path: str) -> bool:
