@@ -30,7 +30,7 @@ The same with a folder of your own, one sub-folder of images per class:
 def main(folder: Path) -> None:
     """Train, evaluate, index, search, show; everything is left in the folder."""
     started = time.monotonic()
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder / "run", ignore_errors=True)  # of a former demo; nothing else is deleted
     recipe = Recipe.load(RECIPE, [f"--data.root={folder / 'data'}"])
     run = train(recipe, folder / "run")
     test = Table.from_parquet(run.table).subset("test")

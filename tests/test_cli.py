@@ -99,7 +99,7 @@ def test_evaluate_takes_any_source(source: str, run: Path, photos: Path, tmp_pat
 
 def test_embed_writes_vectors_with_paths_and_labels(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
     output(capsys, "embed", photos, "--model", run, "--out", tmp_path / "v.npy", "--precision", "bf16", "--batch", "5")
-    vectors, table = np.load(tmp_path / "v.npy"), pd.read_csv(tmp_path / "v.csv")
+    vectors, table = np.load(tmp_path / "v.npy"), pd.read_csv(tmp_path / "v.table.csv")
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
     assert table["label"][0] == "class0"

@@ -11,6 +11,7 @@ import torch.multiprocessing as mp
 
 from vicinal import distributed
 from vicinal.losses import MultiSimilarityLoss
+from vicinal.similarity import Source
 
 # Classes are spread unequally over the two processes, and one is split between them.
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 1, 3, 3, 0])
@@ -34,9 +35,8 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-@pytest.mark.parametrize("tile_rows", [None, 2])
-def test_two_processes_equal_one(tile_rows: int | None, tmp_path) -> None:
-    loss = MultiSimilarityLoss(tile_rows=tile_rows)
+@pytest.mark.parametrize("loss", [MultiSimilarityLoss(), MultiSimilarityLoss(tile_rows=2, reduction="contributing")])
+def test_two_processes_equal_one(loss: MultiSimilarityLoss, tmp_path) -> None:
     model, x = batch()
     value = loss(model(x), LABELS)
     value.backward()
@@ -47,6 +47,7 @@ def test_two_processes_equal_one(tile_rows: int | None, tmp_path) -> None:
         torch.testing.assert_close(got["weight"], model.weight.grad, rtol=1e-10, atol=1e-13)
         torch.testing.assert_close(got["bias"], model.bias.grad, rtol=1e-10, atol=1e-13)
         assert got["agree"] == [True, False]
+        assert got["first"] == {"rank": 0}
         assert "[6, 5]" in got["unequal"]
 
 
@@ -55,9 +56,7 @@ def _process(rank: int, port: int, folder: str, loss: MultiSimilarityLoss) -> No
     model, x = batch()
     model = torch.nn.parallel.DistributedDataParallel(model)
     mine = slice(rank * 6, rank * 6 + 6)
-    embeddings = model(x[mine])
-    references, labels = distributed.gather(embeddings), distributed.gather(LABELS[mine])
-    value = loss(embeddings, LABELS[mine], references, labels, rank * 6)
+    value = sum(loss.parts_of(Source.over_processes(model(x[mine]), LABELS[mine])).values())
     value.backward()
     try:
         distributed.gather(torch.zeros(6 - rank))
@@ -69,6 +68,7 @@ def _process(rank: int, port: int, folder: str, loss: MultiSimilarityLoss) -> No
         "loss": distributed.mean(value.detach()),
         "weight": weights.weight.grad,
         "bias": weights.bias.grad,
+        "first": distributed.from_first({"rank": rank}),
         "agree": [distributed.agree(rank == 1), distributed.agree(False)],
         "unequal": unequal,
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ def data(arguments: Arguments) -> None:
     from vicinal.data import Table
 
     table = Table.load(arguments.source, root=arguments.root, label_column=None)
+    if arguments.shares and len(dict(arguments.shares)) < len(arguments.shares):
+        raise InputError("--shares names a split twice; give each one share")
     if arguments.shares:
         table = table.split_classes(shares=dict(arguments.shares), seed=arguments.seed)
     if arguments.out:
@@ -51,7 +54,7 @@ def train(arguments: Arguments) -> None:
     if arguments.out is None:
         raise InputError("--out is missing: name the run's folder, such as --out run")
     run = resume(arguments.out, recipe) if arguments.resume or recipe is None else train(recipe, arguments.out)
-    log(f"the model lies in {run.model}; measure it with: vicinal evaluate {run.path} --split test")
+    log(f"the model lies in {run.model}; measure it with: vicinal evaluate {shlex.quote(str(run.path))} [--split test]")
     _result(str(run.model))
 
 
@@ -198,7 +201,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 def _add_embed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", help=EMBEDDABLE)
-    parser.add_argument("--out", required=True, help=".parquet, or .npy with a .csv of paths and labels beside it")
+    parser.add_argument("--out", required=True, help=".parquet, or .npy with a .table.csv of paths and labels")
     _add_reading(parser)
 
 
@@ -287,6 +290,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     parser = build_parser()
     arguments, rest = parser.parse_known_args(argv)
+    if rest and "verb" not in arguments:
+        return _fail("vicinal", f"unknown argument {rest[0]}; `vicinal --help` explains", 2)
     if arguments.version:
         from vicinal import __version__
 
@@ -309,6 +314,9 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
         arguments.verb(arguments)
     except InputError as error:
         return _fail(name, str(error), 2)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
         return _fail(name, f"{error.filename or 'a file'}: {error.strerror or error}", 1)
     except TrainingStoppedError as error:
@@ -319,7 +327,8 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
 
 
 def _fail(name: str, message: str, status: int) -> int:
-    log(f"{name}: error: {' '.join(message.split())}")
+    # Not through `log`: of several processes, the one in trouble may not be the one that speaks for all.
+    print(f"{name}: error: {' '.join(message.split())}", file=sys.stderr)
     return status
 
 

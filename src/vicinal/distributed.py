@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from vicinal.errors import InputError
+
+Value = TypeVar("Value")
 
 
 def world_size() -> int:
@@ -53,6 +55,15 @@ def mean(value: Tensor) -> Tensor:
     total = value.detach().clone()
     dist.all_reduce(total)
     return total / world_size()
+
+
+def from_first(value: Value) -> Value:
+    """The first process's value, on every process; for plain values."""
+    if world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box)
+    return box[0]
 
 
 def agree(flag: bool) -> bool:

@@ -8,12 +8,13 @@ place that walks over a source and adds up values and gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from vicinal import distributed
 from vicinal.errors import InputError
 
 SMALLEST_NORM = 1e-12
@@ -69,6 +70,7 @@ class Source:
         references: float [c, d].
         reference_labels: int [c].
         offset: anchor i is reference `offset + i`; None when no anchor is among the references.
+        shared: whether these anchors are one process's part of a batch, and the references all of it.
     """
 
     anchors: Tensor
@@ -76,6 +78,7 @@ class Source:
     references: Tensor
     reference_labels: Tensor
     offset: int | None
+    shared: bool = False
 
     @classmethod
     def of(
@@ -108,6 +111,18 @@ class Source:
             )
         return cls(anchors, labels, normalize(at_least_float32(references)), reference_labels, offset)
 
+    @classmethod
+    def over_processes(cls, embeddings: Tensor, labels: Tensor) -> Source:
+        """This process's part of a batch against the parts of all processes, gathered with their gradients.
+
+        The mean over processes of a loss and of its gradients is then that of the whole batch in one process.
+        """
+        if distributed.world_size() == 1:
+            return cls.of(embeddings, labels)
+        references, reference_labels = distributed.gather(embeddings), distributed.gather(labels)
+        source = cls.of(embeddings, labels, references, reference_labels, distributed.rank() * len(labels))
+        return replace(source, shared=True)
+
     def __len__(self) -> int:
         return len(self.anchors)
 
@@ -138,6 +153,12 @@ RowTerms = Callable[[Rows], Sequence[Tensor]]
 """Turns rows into one or more values an anchor, each [rows]."""
 
 
+def check_tile_rows(tile_rows: int | None) -> None:
+    """Raise InputError unless the number of rows a tile is positive or left to us."""
+    if tile_rows is not None and tile_rows < 1:
+        raise InputError(f"tile_rows = {tile_rows} must be at least 1")
+
+
 def default_tile_rows(columns: int) -> int:
     """Rows a tile has so that its similarities stay in cache."""
     return max(1, TILE_ELEMENTS // max(columns, 1))
@@ -164,8 +185,7 @@ def sum_over_rows(
     Raises:
         InputError: `tile_rows` is not positive.
     """
-    if tile_rows is not None and tile_rows < 1:
-        raise InputError(f"tile_rows = {tile_rows} must be at least 1")
+    check_tile_rows(tile_rows)
     compiling = torch.compiler.is_compiling()  # a compiled graph fuses the whole matrix by itself
     rows = tile_rows or (len(source) if compiling else default_tile_rows(len(source.references)))
     if rows >= len(source):
@@ -190,56 +210,59 @@ class _TiledSum(torch.autograd.Function):
         walk = _Walk(source, row_terms, parameters)
         for start in range(0, len(source), tile_rows):
             walk.add_tile(start, min(start + tile_rows, len(source)), needs_gradient=any(ctx.needs_input_grad))
-        ctx.save_for_backward(*(gradient for term in walk.gradients for gradient in term))
+        ctx.terms = list(walk.gradients)
+        ctx.save_for_backward(*(gradient for term in ctx.terms for gradient in walk.gradients[term]))
         ctx.inputs = 2 + len(parameters)
         return tuple(walk.sums)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # asked for with create_graph=True, and would silently lack most of its terms
+            raise RuntimeError("in tiles a loss has no second derivative; set tile_rows to the size of the batch")
         saved = ctx.saved_tensors
-        terms = [saved[i : i + ctx.inputs] for i in range(0, len(saved), ctx.inputs)]
-        totals = [sum(scale * term[i] for scale, term in zip(upstream, terms, strict=True)) for i in range(ctx.inputs)]
+        # saved holds, for each term with a gradient, that gradient with respect to every input.
+        totals = [
+            sum(upstream[term] * saved[k * ctx.inputs + i] for k, term in enumerate(ctx.terms))
+            for i in range(ctx.inputs)
+        ]
         return (*totals[:2], None, None, None, *totals[2:])
 
 
 class _Walk:
-    """The running sums of a walk: a value for each term, and for each its gradient with respect to every input."""
+    """The running sums of a walk: a value for each term, and its gradient with respect to every input if it has one."""
 
     def __init__(self, source: Source, row_terms: RowTerms, parameters: Sequence[Tensor]) -> None:
         self.source = source
         self.row_terms = row_terms
         self.parameters = parameters
         self.sums: list[Tensor] = []
-        self.gradients: list[list[Tensor]] = []
+        self.gradients: dict[int, list[Tensor]] = {}
 
     def add_tile(self, start: int, stop: int, needs_gradient: bool) -> None:
         source = self.source
-        with torch.enable_grad():
+        with torch.set_grad_enabled(needs_gradient):
             similarity = source.anchors[start:stop].detach() @ source.references.detach().T
             similarity.requires_grad_(needs_gradient)
             terms = [term.sum() for term in self.row_terms(source.masked(similarity, start))]
         if not self.sums:
-            self._start(terms)
+            self.sums = [torch.zeros_like(term.detach()) for term in terms]
         for i, term in enumerate(terms):
             self.sums[i] += term.detach()
             if term.requires_grad:
                 self._add_gradient(i, term, similarity, slice(start, stop))
 
-    def _start(self, terms: Sequence[Tensor]) -> None:
-        inputs = (self.source.anchors, self.source.references, *self.parameters)
-        self.sums = [torch.zeros_like(term.detach()) for term in terms]
-        self.gradients = [[torch.zeros_like(tensor.detach()) for tensor in inputs] for _ in terms]
-
     def _add_gradient(self, i: int, term: Tensor, similarity: Tensor, rows: slice) -> None:
-        wanted = [p for p in self.parameters if p.requires_grad]
-        by_similarity, *by_parameter = torch.autograd.grad(
-            term, (similarity, *wanted), retain_graph=True, allow_unused=True
-        )
+        inputs = (self.source.anchors, self.source.references, *self.parameters)
+        if i not in self.gradients:
+            self.gradients[i] = [torch.zeros_like(tensor.detach()) for tensor in inputs]
         anchors, references, *parameters = self.gradients[i]
+        wanted = [(p, total) for p, total in zip(self.parameters, parameters, strict=True) if p.requires_grad]
+        by_similarity, *by_parameter = torch.autograd.grad(
+            term, (similarity, *(p for p, _ in wanted)), retain_graph=True, allow_unused=True
+        )
         if by_similarity is not None:
             anchors[rows] += by_similarity @ self.source.references.detach()
             references.addmm_(by_similarity.T, self.source.anchors[rows].detach())
-        slots = (slot for slot, p in zip(parameters, self.parameters, strict=True) if p.requires_grad)
-        for slot, gradient in zip(slots, by_parameter, strict=True):
+        for (_, total), gradient in zip(wanted, by_parameter, strict=True):
             if gradient is not None:
-                slot += gradient
+                total += gradient

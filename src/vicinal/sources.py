@@ -61,14 +61,16 @@ class Reading:
         """The embeddings of a source.
 
         Args:
-            source: a run folder, a file of embeddings (.parquet, or .npy with its .csv), or images: a file, a folder,
-                a table or a benchmark.
+            source: a run folder, a file of embeddings (.parquet, or .npy with its .table.csv), or images: a file, a
+                folder, a table or a benchmark.
             split: use the rows of this split only.
 
         Raises:
             InputError: the source or the model cannot be read, or nothing is in the split.
         """
         if is_embeddings(source):
+            if self.model is not None:
+                raise InputError(f"{source} holds embeddings already; leave out --model, or name the images")
             vectors, table = load_embeddings(source)
             rows = _rows_of(table, split, source)
             return Embedded(vectors[rows], table.take(rows), None)

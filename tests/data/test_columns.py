@@ -13,9 +13,21 @@ from vicinal.errors import InputError
     [
         ("label", ["a", None, "b"], "row 1 has no label; every row needs one"),
         ("label", [float("nan"), "a", ""], r"row 0 has no label \(nor have 1 others\)"),
-        ("label", ["a", 3], "row 1: label is 3; a label is text or an integer, alike in all rows"),
+        ("label", ["a", 3], "row 1: label is 3; a label is text or an integer of 64 bits, alike in all rows"),
         ("label", [1, "3"], "row 1: label is '3'"),
-        ("label", [1.0, 2.5], "row 0: label is 1.0"),
+        ("label", [1.0, 2.5], r"row 1: label is 2\.5"),
+        ("label", [1.0, float("inf")], "row 1: label is inf"),
+        ("label", [1.0, 1e300], "row 1: label is 10000"),
+        ("label", [1, 2**70], "row 1: label is 1180591620717411303424; a label is text or an integer of 64 bits"),
+        ("label", np.array([1, 2**63], dtype=np.uint64), "row 1: label is 9223372036854775808"),
+        ("label", [-(2**63) - 1], "row 0: label is -9223372036854775809"),
+        ("label", [np.array(["a", "b"]), np.array(["c"])], "row 0: label is array"),
+        ("split", [np.array(["train", "val"])], "row 0: split is array"),
+        (
+            "path",
+            pd.Series(["a.png", "b\udcff.png"], dtype=object),
+            r"row 1: the file name 'b\\udcff.png' is not UTF-8",
+        ),
         ("label", [True, False], "row 0: label is True"),
         ("coarse_2", ["a", None], "row 1 has no coarse_2"),
         ("group", ["a", ""], "row 1 has no group"),
@@ -60,3 +72,10 @@ def test_values_come_to_one_type() -> None:
     assert checked["is_query"].tolist() == [True, False]
     assert checked["is_gallery"].dtype == bool
     assert checked["other"].isna().tolist() == [True, False]
+
+
+def test_integers_of_64_bits_are_labels() -> None:
+    ends = [-(2**63), 2**63 - 1]
+    assert checked_frame(pd.DataFrame({"label": ends}), None)["label"].tolist() == ends
+    small = checked_frame(pd.DataFrame({"label": np.array([3, 7], dtype=np.uint64)}), None)["label"]
+    assert (small.tolist(), small.dtype) == ([3, 7], np.int64)

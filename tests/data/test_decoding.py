@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from contextlib import suppress
@@ -107,6 +108,19 @@ def test_transparent_images_lie_on_white(tmp_path: Path) -> None:
     assert pixels(keyed).tolist() == [[[255, 255, 255]]]
     keyed = saved(Image.new("L", (1, 1), 7), tmp_path / "grey-key.png", transparency=7)
     assert pixels(keyed, 1).tolist() == [[255]]
+    deep = Image.fromarray(np.array([[0, 257, 25700]], dtype=np.uint16))
+    assert pixels(saved(deep, tmp_path / "deep.png"), 1).tolist() == [[0, 1, 100]]
+    assert pixels(saved(deep, tmp_path / "deep-key.png", transparency=257), 1).tolist() == [[0, 255, 100]]
+
+
+@pytest.mark.parametrize("mode", ["La", "RGBa"])
+def test_premultiplied_transparency(mode: str) -> None:
+    full = mode.upper()
+    color = (128,) * (len(mode) - 1) + (51,)
+    image = Image.new(full, (1, 1), color).convert(mode)
+    expected = convert_image(image.convert(full))
+    assert convert_image(image).getpixel((0, 0)) == expected.getpixel((0, 0))
+    assert abs(expected.getpixel((0, 0))[0] - (255 - 0.2 * 127)) <= 2
 
 
 @pytest.mark.parametrize("ending", ["jpg", "tif"])
@@ -156,6 +170,8 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
     assert "not an image of a known kind" in refused(tmp_path / "empty.jpg")
     (tmp_path / "folder.png").mkdir()
     assert "directory" in refused(tmp_path / "folder.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    assert "pipe" in refused(tmp_path / "pipe.png")
 
 
 @pytest.mark.parametrize("ending", ["png", "jpg", "gif", "tif", "bmp", "webp"])

@@ -82,11 +82,11 @@ def test_other_endings_are_refused(tmp_path: Path) -> None:
 
 def test_broken_files(tmp_path: Path) -> None:
     (tmp_path / "e.npy").write_bytes(pickle.dumps({"no": "array"}))
-    with pytest.raises(InputError, match=r"e\.npy: not a \.npy file of numbers"):
+    with pytest.raises(InputError, match=r"e\.npy: not a whole \.npy file of numbers"):
         load_embeddings(tmp_path / "e.npy")
     np.save(tmp_path / "e.npy", vectors())
     (tmp_path / "e.csv").write_text("path,label\na.png,1\n")
-    with pytest.raises(InputError, match=r"e\.npy: 3 embeddings for a table of 1 rows"):
+    with pytest.raises(InputError, match=r"e\.npy with e\.csv: 3 embeddings for a table of 1 rows"):
         load_embeddings(tmp_path / "e.npy")
     table().save(tmp_path / "t.parquet")
     with pytest.raises(InputError, match="no column 'embedding'; its columns are path, label"):
@@ -102,9 +102,59 @@ def test_broken_files(tmp_path: Path) -> None:
         ([[1.0], [float("nan")]], "the embedding of row 1 is not finite"),
         ([["a"], ["b"]], "embeddings are real numbers"),
         ([[1.0], [None]], "the embedding of row 1 is not finite"),
+        ([{"x": 1.0}, {"x": 2.0}], r"embedding is struct<x: double> with 0 empty; it must be lists of numbers"),
+        ([[], []], "embeddings are real numbers"),
     ],
 )
 def test_parquet_columns_that_are_no_embeddings(tmp_path: Path, column: list[object], message: str) -> None:
     pq.write_table(pa.table({"embedding": column}), tmp_path / "e.parquet")
     with pytest.raises(InputError, match=message):
         load_embeddings(tmp_path / "e.parquet")
+
+
+def test_a_csv_of_the_user_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("path\nmine.png\n")
+    save_embeddings(tmp_path / "e.npy", vectors(), table())
+    assert load_embeddings(tmp_path / "e.npy")[1].classes == [0, 1, 2]
+    save_embeddings(tmp_path / "e.npy", vectors(), Table(pd.DataFrame(index=range(3))))
+    assert (tmp_path / "e.csv").read_text() == "path\nmine.png\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.csv", "e.npy"]
+
+
+def test_vectors_beside_a_csv_of_the_same_stem(tmp_path: Path) -> None:
+    np.save(tmp_path / "e.npy", vectors())
+    (tmp_path / "e.csv").write_text("path,label\na.png,x\nb.png,y\nc.png,x\n")
+    found = load_embeddings(tmp_path / "e.npy")[1]
+    assert (found.paths[0], found.classes) == (str(tmp_path / "a.png"), ["x", "y"])
+
+
+@pytest.mark.parametrize("ending", ["NPY", "PARQUET"])
+def test_endings_in_capitals(tmp_path: Path, ending: str) -> None:
+    save_embeddings(tmp_path / f"e.{ending}", vectors(), table())
+    found, found_table = load_embeddings(tmp_path / f"e.{ending}")
+    assert np.array_equal(found, vectors())
+    assert found_table.classes == [0, 1, 2]
+
+
+@pytest.mark.parametrize("rows", [10, 10**9, 10**18, 10**30])
+def test_a_header_that_claims_more_rows_than_the_file_holds(tmp_path: Path, rows: int) -> None:
+    with (tmp_path / "e.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, 4)})
+        file.write(vectors().tobytes())
+    with pytest.raises(InputError, match=r"e\.npy: not a whole \.npy file of numbers") as caught:
+        load_embeddings(tmp_path / "e.npy")
+    assert "\n" not in str(caught.value)
+
+
+def test_loaded_vectors_outlive_their_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "e.npy", vectors())
+    found, _ = load_embeddings(tmp_path / "e.npy")
+    (tmp_path / "e.npy").write_bytes(b"")
+    found += 1
+    assert np.array_equal(found, vectors() + 1)
+
+
+def test_lists_of_two_lengths_in_two_pieces(tmp_path: Path) -> None:
+    pieces = pa.chunked_array([pa.array([[1.0, 2.0]]), pa.array([[3.0, 4.0], [5.0, 6.0]])])
+    pq.write_table(pa.table({"embedding": pieces}), tmp_path / "e.parquet", row_group_size=1)
+    assert load_embeddings(tmp_path / "e.parquet")[0].tolist() == [[1, 2], [3, 4], [5, 6]]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,45 @@ def test_no_such_folder(tmp_path: Path) -> None:
 def test_image_files_are_told_by_their_ending() -> None:
     assert is_image_file("x/cat.JPG")
     assert not is_image_file(Path("cat.csv"))
+
+
+def test_folders_linked_to_each_other_are_not_walked_without_end(tmp_path: Path) -> None:
+    for name in "abcd":
+        fill(tmp_path, f"{name}/x/1.png")
+    for one, other in permutations("abcd", 2):
+        (tmp_path / one / other).symlink_to(tmp_path / other)
+    (tmp_path / "a" / "up").symlink_to(tmp_path.parent)
+    with pytest.raises(InputError, match="lie at different depths"):
+        Table.from_folder(tmp_path)
+
+
+def test_a_folder_may_be_linked_twice(tmp_path: Path) -> None:
+    fill(tmp_path, "data/test/cat/1.png", "store/2.png")
+    (tmp_path / "data" / "val").symlink_to(tmp_path / "data" / "test")
+    (tmp_path / "data" / "test" / "dog").symlink_to(tmp_path / "store")
+    with pytest.warns(UserWarning, match="is in"):
+        table = Table.from_folder(tmp_path / "data")
+    assert names(table, tmp_path / "data") == [
+        f"{split}/{file}" for split in ("test", "val") for file in ("cat/1.png", "dog/2.png")
+    ]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_only_files_are_images(tmp_path: Path) -> None:
+    fill(tmp_path, "cat/1.png", "cat/folder.png/readme.txt")
+    os.mkfifo(tmp_path / "cat" / "pipe.png")
+    (tmp_path / "cat" / "linked-pipe.png").symlink_to(tmp_path / "cat" / "pipe.png")
+    (tmp_path / "cat" / "linked.png").symlink_to(tmp_path / "cat" / "1.png")
+    (tmp_path / "cat" / "lost.png").symlink_to(tmp_path / "nothing.png")
+    assert names(Table.from_folder(tmp_path), tmp_path) == ["cat/1.png", "cat/linked.png", "cat/lost.png"]
+
+
+@pytest.mark.parametrize("name", [b"cat/b\xff.png", b"caf\xe9/b.png"])
+def test_file_names_that_are_no_text_are_named(tmp_path: Path, name: bytes) -> None:
+    file = tmp_path / os.fsdecode(name)
+    try:
+        fill(tmp_path, str(file))
+    except OSError:
+        pytest.skip("this file system knows no such names")
+    with pytest.raises(InputError, match=r"the file name '.*\\udc(ff|e9).*' is not UTF-8; rename the file"):
+        Table.from_folder(tmp_path)

@@ -193,3 +193,7 @@ def test_random_batches_are_shared_by_processes() -> None:
 def test_what_random_batches_cannot_be(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
         RandomBatchSampler(20, **arguments)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert list(RandomBatchSampler(np.int64(10), 2)) == list(RandomBatchSampler(10, 2))

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from vicinal.data import Table
+from vicinal.data import Table, save_embeddings
 from vicinal.errors import InputError
 
 
@@ -95,3 +98,59 @@ def test_parquet_that_is_none(tmp_path: Path) -> None:
     pd.DataFrame({"path": ["a"], "label": [None]}).to_parquet(tmp_path / "t.parquet")
     with pytest.raises(InputError, match=r"t\.parquet: row 0 has no label"):
         Table.from_parquet(tmp_path / "t.parquet")
+
+
+def test_parquet_columns_that_cannot_be_read(tmp_path: Path) -> None:
+    offsets = pa.py_buffer(np.array([0, 1, 2], dtype=np.int32))
+    no_text = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"a\xff"))
+    far_away = pa.array([0, 2**31 - 1], pa.date32())
+    for column in (no_text, far_away):
+        pq.write_table(pa.table({"path": ["a.png", "b.png"], "label": column}), tmp_path / "t.parquet")
+        with pytest.raises(InputError, match=r"t\.parquet: not a Parquet file that can be read") as caught:
+            Table.from_parquet(tmp_path / "t.parquet")
+        assert "\n" not in str(caught.value)
+
+
+def test_damaged_parquet_never_raises_anything_else(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"path": [f"{row}.png" for row in range(50)], "label": list("abcde" * 10)})
+    frame.to_parquet(tmp_path / "whole.parquet")
+    whole = (tmp_path / "whole.parquet").read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for position in rng.integers(0, len(damaged), 3):
+            damaged[position] = rng.integers(256)
+        (tmp_path / "t.parquet").write_bytes(damaged)
+        with suppress(InputError):
+            Table.from_parquet(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize("mixed", [["a", 1], [2**70, 1], [1j, 2j], [object(), 1], pd.arrays.SparseArray([0, 1])])
+def test_columns_that_parquet_cannot_hold(tmp_path: Path, mixed: object) -> None:
+    table = Table(pd.DataFrame({"label": ["x", "y"], "note": mixed}))
+    for write in (table.save, lambda path: save_embeddings(path, np.eye(2), table)):
+        with pytest.raises(
+            InputError, match=r"t\.parquet: Parquet cannot hold column 'note' \(.*; give its values one type"
+        ):
+            write(tmp_path / "t.parquet")
+    table.save(tmp_path / "t.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "CSV", "Parquet", "PARQUET"])
+def test_any_text_comes_back(tmp_path: Path, ending: str) -> None:
+    labels = ["a\rb", "a\nb", "a\r\nb", '"', ",", " x ", "a'b", "007", "ä", "#", "\r"]
+    paths = [f"{label}/{row}.png" for row, label in enumerate(labels)]
+    table = Table(pd.DataFrame({"path": paths, "label": labels, "is_query": True, "score": 0.5}), root=tmp_path)
+    table.save(tmp_path / f"t.{ending}")
+    loaded = Table.load(tmp_path / f"t.{ending}")
+    assert (loaded.paths, loaded.frame["label"].tolist()) == (table.paths, labels)
+    assert loaded.frame["is_query"].all()
+
+
+def test_csv_knows_no_types_but_parquet_does(tmp_path: Path) -> None:
+    table = Table(pd.DataFrame({"label": ["7", "8"]}))
+    table.save(tmp_path / "t.csv")
+    table.save(tmp_path / "t.parquet")
+    assert Table.from_csv(tmp_path / "t.csv", path_column=None).classes == [7, 8]
+    assert Table.from_parquet(tmp_path / "t.parquet", path_column=None).classes == ["7", "8"]

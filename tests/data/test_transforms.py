@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +35,11 @@ def test_normalised_tensor_is_what_torchvision_gives(channels: int) -> None:
     found = NormalizedTensor(channels, transform.mean, transform.std)(image)
     torch.testing.assert_close(found, plain(transform)(image), atol=1e-6, rtol=1e-5)
     assert found.is_contiguous()
+
+
+def test_whole_numbers_may_be_mean_and_std() -> None:
+    found = ImageTransform(size=8, mean=(0, 0, 0), std=(1, 1, 1)).test()(noise(8, 8))
+    assert found.dtype == torch.float32
 
 
 def test_test_view_is_resize_and_centre_crop() -> None:
@@ -129,3 +137,33 @@ def test_impossible_configs_name_the_key(config: dict[str, object], message: str
     with pytest.raises(InputError, match=f"^transform[.:] ?{message}") as caught:
         ImageTransform.from_dict(config)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "nearest"])
+@pytest.mark.parametrize("shape", [(3, 200), (200, 3), (1, 300), (17, 401), (60, 700), (700, 61)])
+@pytest.mark.parametrize("resize", [32, 37])
+def test_thin_images_are_resized_as_others(shape: tuple[int, int], interpolation: str, resize: int) -> None:
+    transform = ImageTransform(size=32, resize=resize, interpolation=interpolation, mean=(0.0,) * 3, std=(1.0,) * 3)
+    mode = v2.InterpolationMode(interpolation)
+    expected = v2.Compose([v2.Resize(resize, mode), v2.CenterCrop(32), plain(transform)])
+    image = noise(*shape)
+    difference = (transform.test()(image) - expected(image)).abs() * 255
+    if interpolation == "nearest":  # a row or column that lies half way goes to either side
+        assert (difference > 0.5).float().mean() < 0.04
+    else:  # PIL may take height or width first, and rounds and clips between
+        assert difference.mean() < 0.3
+        assert difference.max() < 8
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory by Linux's means")
+@pytest.mark.parametrize("shape", [(1, 60_000), (60_000, 1), (3, 500_000)])
+def test_very_thin_images_take_little_memory(shape: tuple[int, int]) -> None:
+    image = Image.fromarray(np.full(shape, 128, dtype=np.uint8))
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 200_000_000, limits[1]))
+    try:
+        tensor = ImageTransform(channels=1, mean=(0.0,), std=(1.0,)).test()(image)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    torch.testing.assert_close(tensor, torch.full((1, 224, 224), 128 / 255))

@@ -14,6 +14,7 @@ from vicinal.data.table import Table
 from vicinal.errors import InputError
 from vicinal.evaluation import evaluate, evaluate_arrays
 from vicinal.evaluation.protocol import Evaluation
+from vicinal.retrieval.scores import ScoreBlock
 
 
 def lattice(rows: int, seed: int, dim: int = 6) -> np.ndarray:
@@ -201,6 +202,22 @@ def test_result_can_be_written_and_read() -> None:
     assert lines[1] == f"recall@1      {100 * result.metrics['recall@1']:6.2f} %"
 
 
+def test_memory_does_not_grow_with_the_gallery(monkeypatch) -> None:
+    sizes = []
+    build = ScoreBlock.__init__
+    monkeypatch.setattr(
+        ScoreBlock, "__init__", lambda self, *size: (build(self, *size), sizes.append(self._buffer.nbytes))[0]
+    )
+    vectors, labels = np.ones((600_000, 1), dtype=np.float32), np.arange(600_000) % 300_000
+    result = evaluate_arrays(vectors[:100], labels[:100], vectors, labels)
+    assert sizes[0] <= 64 * 2**20  # all scores of as few queries as a block can have would be 154 MB
+    assert len(sizes) == 1
+    # all are equal, so the positives of query i stand at the ranks i + 1 and i + 300,001
+    np.testing.assert_allclose(
+        result.per_query["mAP"], [(1 / (i + 1) + 2 / (i + 300_001)) / 2 for i in range(100)], rtol=1e-12
+    )
+
+
 def test_bad_input() -> None:
     vectors, labels = clusters(10, 2)
     table = Table(pd.DataFrame({"label": labels}))
@@ -210,6 +227,17 @@ def test_bad_input() -> None:
         evaluate(vectors, table, recall_at=(1, 10))
     with pytest.raises(InputError, match="recall@0"):
         evaluate(vectors, table, recall_at=(0,))
+    with pytest.raises(InputError, match=r"recall@1\.5 is impossible; k must be an integer"):
+        evaluate(vectors, table, recall_at=(1.5,))  # type: ignore[arg-type]
+    for chunk in (0, -1):
+        with pytest.raises(InputError, match=f"chunk = {chunk} is impossible; use chunk >= 1"):
+            evaluate(vectors, table, chunk=chunk)
+    with pytest.raises(InputError, match="exclude names gallery row 10; the gallery has 10 rows"):
+        evaluate_arrays(vectors, labels, vectors, labels, exclude=np.arange(1, 11))
+    with pytest.raises(InputError, match="0 queries and 10 gallery images"):
+        evaluate_arrays(vectors[:0], labels[:0], vectors, labels)
+    with pytest.raises(InputError, match="10 queries and 0 gallery images"):
+        evaluate_arrays(vectors, labels, vectors[:0], labels[:0])
     with pytest.raises(InputError, match="no column 'label'"):
         evaluate(vectors, Table(pd.DataFrame({"path": [f"{row}.png" for row in range(10)]})))
     with pytest.raises(InputError, match="none of the 10 queries has another image of its class"):

@@ -6,13 +6,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vicinal.evaluation import ranking
-from vicinal.evaluation.ranking import Relevance, positive_ranks, ranks_in_row
-from vicinal.retrieval.scores import UnitVectors
+from vicinal.evaluation.ranking import Relevance, count_before, positive_ranks
+from vicinal.retrieval import scores as scores_module
+from vicinal.retrieval.scores import ScoreBlock, UnitVectors
 
 
 def brute_force(scores: np.ndarray, positives: np.ndarray) -> list[int]:
     order = sorted(range(len(scores)), key=lambda column: (-float(scores[column]), column))
     return [rank for rank, column in enumerate(order, 1) if column in set(positives.tolist())]
+
+
+def ranks_in_parts(scores: np.ndarray, positives: np.ndarray, cut: int) -> list[int]:
+    before = sum(
+        count_before(part, scores[positives], positives - start)
+        for part, start in ((scores[:cut], 0), (scores[cut:], cut))
+    )
+    return sorted((before + 1).tolist())
 
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 0.25, -0.25, 1e-30, -1e-30, 1e-45, -np.inf]
@@ -28,8 +37,9 @@ def test_every_way_equals_a_full_sort(values: list[float], data: st.DataObject, 
     positives = np.array(sorted(data.draw(st.sets(st.sampled_from(columns))) if columns else []), dtype=np.int64)
     with pytest.MonkeyPatch.context() as patch:
         if way != "own":
-            patch.setattr(ranking, "_counting_is_cheaper", lambda *_: way == "count")
-        assert ranks_in_row(scores, positives).tolist() == brute_force(scores, positives)
+            patch.setattr(ranking, "_counting_is_cheaper", lambda positives, _: way == "count" or not positives)
+        cut = data.draw(st.integers(0, len(values)))
+        assert ranks_in_parts(scores, positives, cut) == brute_force(scores, positives)
 
 
 @pytest.mark.parametrize("count", [1, 3, 40, 400, 3000])
@@ -37,7 +47,44 @@ def test_long_rows_with_few_and_many_positives(count: int) -> None:
     rng = np.random.default_rng(count)
     scores = rng.standard_normal(3000).round(2).astype(np.float32)
     positives = np.sort(rng.choice(3000, count, replace=False))
-    assert ranks_in_row(scores, positives).tolist() == brute_force(scores, positives)
+    assert ranks_in_parts(scores, positives, 1234) == brute_force(scores, positives)
+
+
+def test_blocks_hold_all_queries_and_few_positives(monkeypatch) -> None:
+    monkeypatch.setattr(ranking, "MOST_RANKS", 5)
+    relevance = Relevance(np.array([0, 1, 0, 2, 2, -1, 3, 1]), np.array([0, 0, 0, 1, 2, 2, 2, 2, 2, 2, 2]))
+    # positives: 3 1 3 7 7 0 0 1; seven are more than may be held, but of one query
+    assert list(relevance.blocks(3)) == [(0, 2), (2, 3), (3, 4), (4, 5), (5, 8)]
+    assert list(relevance.blocks(2)) == [(0, 2), (2, 3), (3, 4), (4, 5), (5, 7), (7, 8)]
+
+
+def test_large_gallery_comes_in_parts_with_the_same_ranks(monkeypatch) -> None:
+    rng = np.random.default_rng(0)
+    array = rng.standard_normal((9000, 3)).round(1)  # a great many ties
+    queries, gallery = UnitVectors(array[:70], "query"), UnitVectors(array, "gallery vector")
+    labels, groups = rng.integers(0, 40, 9000), rng.integers(-1, 3, 9000)
+    relevance = Relevance(labels[:70], labels, np.arange(70), groups[:70], groups)
+    whole = list(positive_ranks(queries, gallery, relevance))
+    sizes = []
+    build = ScoreBlock.__init__
+    monkeypatch.setattr(ScoreBlock, "__init__", lambda self, *size: (sizes.append(size[:2]), build(self, *size))[1])
+    monkeypatch.setattr(scores_module, "SCORE_BYTES", 2**20)
+    parts = list(positive_ranks(queries, gallery, relevance))
+    assert sizes == [(70, 4096)]
+    for name in ("ranks", "counts"):
+        wanted, found = (np.concatenate([getattr(block, name) for block in blocks]) for blocks in (whole, parts))
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 64, 1000, 4096])
+@pytest.mark.parametrize("gallery", [1, 4095, 100_000, 262_144, 262_145, 2_000_000, 10**9])
+@pytest.mark.parametrize("queries", [1, 70, 10**6])
+def test_scores_fit_the_budget_whatever_the_gallery(queries: int, gallery: int, chunk: int | None) -> None:
+    rows, columns = ranking._block_size(queries, gallery, chunk)
+    assert 4 * -(-rows // 64) * 64 * -(-columns // 256) * 256 <= scores_module.SCORE_BYTES
+    assert columns == gallery or columns % scores_module.BLOCK_ROWS == 0
+    if chunk is None:
+        assert columns == gallery or gallery > 262_144 or queries == 70
 
 
 def test_relevance() -> None:

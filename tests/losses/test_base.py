@@ -57,4 +57,4 @@ def test_bad_sum_and_bad_tiles() -> None:
     with pytest.raises(InputError, match="one weight a loss"):
         WeightedSum([FIRST], [])
     with pytest.raises(InputError, match="tile_rows = 0"):
-        MultiSimilarityLoss(tile_rows=0)(X, LABELS)
+        MultiSimilarityLoss(tile_rows=0)

@@ -138,6 +138,33 @@ def test_finite_for_every_finite_input(dtype: torch.dtype, scale: float) -> None
             assert gradient.isfinite().all()
 
 
+def test_a_broken_embedding_breaks_the_loss() -> None:
+    """A miner's comparisons are false for NaN; the loss must not be that of a batch without pairs."""
+    x, labels = BATCHES["unequal classes"]
+    for loss in VARIANTS.values():
+        for bad in (torch.nan, torch.inf):
+            broken = x.clone()
+            broken[3, 2] = bad
+            assert loss(broken, labels).isnan()
+            assert loss(x, labels, broken, labels).isnan()
+
+
+def test_nothing_to_compare_with_is_a_zero_that_backpropagates() -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    for loss in VARIANTS.values():
+        nothing = loss(x, torch.arange(3), torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+        nothing.backward()
+        assert nothing.item() == 0
+        assert loss(x[:0], torch.arange(0)).item() == 0
+
+
+def test_tiles_refuse_a_second_derivative_rather_than_give_a_wrong_one() -> None:
+    x, labels = BATCHES["unequal classes"]
+    value = MultiSimilarityLoss(tile_rows=2)(x.clone().requires_grad_(), labels)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        value.backward(create_graph=True)
+
+
 def test_zero_vectors_have_a_finite_gradient() -> None:
     x = torch.zeros(4, 3, requires_grad=True)
     value = PAPER(x, torch.tensor([0, 0, 1, 1]))

@@ -8,6 +8,7 @@ from pathlib import Path
 import huggingface_hub
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import yaml
 
@@ -106,6 +107,50 @@ def test_saving_replaces_a_model_and_nothing_else(tmp_path, folder):
         build().save_pretrained(folder / "config.json")
     (tmp_path / "empty").mkdir()
     build().save_pretrained(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("config", ['{"architectures": ["BertModel"]}', '{"format": "other"}', "[]", "no JSON", None])
+def test_models_of_others_are_not_replaced(folder, config):
+    (folder / "config.json").unlink()
+    if config is not None:
+        (folder / "config.json").write_text(config)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(InputError, match=r"cannot save a model to .*; give a folder of its own") as error:
+        build(seed=1).save_pretrained(folder)
+    assert "\n" not in str(error.value)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_of_a_link_the_model_it_points_to_is_replaced(tmp_path, folder):
+    (tmp_path / "link").symlink_to(folder)
+    build(seed=1).save_pretrained(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert Embedder.from_pretrained(folder).fingerprint() == build(seed=1).fingerprint()
+
+
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_vit"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_the_dtype_of_the_weights_is_kept(tmp_path, backbone, dtype):
+    model = build(backbone, learned_p=True, projector=4).to(dtype).eval()
+    model.save_pretrained(tmp_path / "model")
+    loaded = Embedder.from_pretrained(tmp_path / "model")
+    assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
+    assert loaded.fingerprint() == model.fingerprint()
+    assert np.array_equal(loaded.embed(images(), progress=False), model.embed(images(), progress=False))
+
+
+def test_weights_of_different_dtypes_are_refused(tmp_path, folder):
+    model = build()
+    model.head.to(torch.bfloat16)
+    with pytest.raises(
+        InputError, match=r"weights of different dtypes \(.* is torch\.float32, head\..* is torch\.bfloat16\)"
+    ):
+        model.save_pretrained(tmp_path / "mixed")
+    assert not (tmp_path / "mixed").exists()
+    safetensors.torch.save_file(
+        {k: v.contiguous() for k, v in model.state_dict().items()}, folder / "model.safetensors"
+    )
+    refused(folder, r"model\.safetensors: weights of different dtypes")
 
 
 @pytest.mark.parametrize("values", [{"loss": float("nan")}, {"when": object()}])

@@ -77,6 +77,48 @@ def test_files_are_read(tmp_path) -> None:
         neighbor_grid([{"path": tmp_path / "lost.png"}], [[item("a")]], tmp_path / "grid.png")
 
 
+@pytest.mark.parametrize(("wanted", "found"), [(5, "5"), ("5", np.int64(5)), (np.int64(5), 5)])
+def test_labels_are_compared_as_text(tmp_path, wanted: object, found: object) -> None:
+    neighbor_grid([item(wanted)], [[item(found)]], tmp_path / "grid.png")
+    assert len(pixels(tmp_path / "grid.png", plots.RIGHT))
+    assert not len(pixels(tmp_path / "grid.png", plots.WRONG))
+
+
+@pytest.mark.parametrize("without", [{}, {"path": None}, {"path": float("nan")}])
+def test_what_has_no_path_is_an_empty_cell(tmp_path, without: dict[str, object]) -> None:
+    neighbor_grid([without], [[{**without, "id": 3, "label": "cat", "score": 0.5}]], tmp_path / "grid.png")
+    image = Image.open(tmp_path / "grid.png")
+    assert len(pixels(tmp_path / "grid.png", plots.EMPTY)) == pytest.approx(
+        2 * (plots.DPI * plots.CELL_INCHES) ** 2, rel=0.1
+    )
+    assert image.size == (pytest.approx(2.64 * 172, abs=2), pytest.approx(1.66 * 172, abs=2))
+
+
+def test_more_rows_than_can_be_seen_are_left_out_and_the_title_says_so(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(plots, "MOST_ROWS", 3)
+    titles = []
+    draw = plots._canvas
+    monkeypatch.setattr(
+        plots, "_canvas", lambda rows, columns, title: (titles.append(title), draw(rows, columns, title))[1]
+    )
+    heights = []
+    for rows, title in ((3, "Mine"), (4, "Mine"), (1200, None)):
+        neighbor_grid([{"label": "a"}] * rows, [[]] * rows, tmp_path / "grid.png", title)
+        heights.append(Image.open(tmp_path / "grid.png").height)
+    assert titles == ["Mine", "Mine - the first 3 of 4 queries", "the first 3 of 1,200 queries"]
+    assert len(set(heights)) == 1
+
+
+def test_picture_too_large_for_its_format_is_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(plots, "CELL_INCHES", 0.05)
+    monkeypatch.setattr(plots, "MOST_ROWS", 10**6)
+    rows = 6000
+    monkeypatch.setattr(plots, "_cell", lambda *_: None)
+    with pytest.raises(InputError, match=r"wide\.jpg: a picture of \d+ x \d+ pixels cannot be written as jpg \(.+\)"):
+        neighbor_grid([{}] * rows, [[]] * rows, tmp_path / "wide.jpg")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_bad_input(tmp_path) -> None:
     with pytest.raises(InputError, match="1 queries and 2 lists"):
         neighbor_grid([item("a")], [[], []], tmp_path / "grid.png")

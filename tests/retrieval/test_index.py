@@ -162,11 +162,71 @@ def test_columns_of_added_tables(tmp_path) -> None:
     index.save(tmp_path)
     items = Index.load(tmp_path).items
     assert items["label"].isna().tolist() == [False, False, False, True, True]
-    with pytest.raises(InputError, match="column 'label' is int64 in the new rows"):
-        index.add(unit(1), Table(pd.DataFrame({"label": [3]})))
-    with pytest.raises(InputError, match="column 'id'"):
-        index.add(unit(5), Table(index.items[["id"]]))
+    with pytest.raises(InputError, match="column 'camera' is boolean in the new rows, integer in the index"):
+        index.add(unit(1), Table(pd.DataFrame({"camera": [True]})))
     assert len(index) == 5
+
+
+@pytest.mark.parametrize("values", [[1, 2**60 + 1], [True, False], ["a", "b"], [0.5, 1.0]])
+@pytest.mark.parametrize("lacking_first", [False, True])
+def test_values_stay_what_they_are_beside_rows_without_them(values, lacking_first, tmp_path) -> None:
+    parts = [Table(pd.DataFrame({"extra": values})), Table(pd.DataFrame({"other": [7, 8]}))]
+    first, second = reversed(parts) if lacking_first else parts
+    index = Index.build(unit(2), first)
+    index.add(unit(2), second)
+    index.add(unit(2), Table(pd.DataFrame(index=range(2))))
+    index.add(unit(2), parts[0])
+    index.save(tmp_path)
+    for items in (index.items, Index.load(tmp_path).items):
+        known = items["extra"].dropna().tolist()
+        assert known == values * 2
+        assert {type(value) for value in known} == {type(values[0])}
+        assert items["extra"].isna().sum() == 4
+        assert items["id"].dtype == np.int64
+
+
+def test_integers_and_text_become_text(tmp_path) -> None:
+    index = Index.build(unit(2), Table(pd.DataFrame({"label": [5, 7]})))
+    index.add(unit(1), Table(pd.DataFrame({"path": ["/x.png"]})))
+    index.add(unit(2), Table(pd.DataFrame({"label": ["5", "cow"]})))
+    index.add(unit(1), Table(pd.DataFrame({"label": [9]})))
+    index.save(tmp_path)
+    for items in (index.items, Index.load(tmp_path).items):
+        assert items["label"].dropna().tolist() == ["5", "7", "5", "cow", "9"]
+        assert items["label"].isna().tolist() == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("empty_first", [False, True])
+@pytest.mark.parametrize("values", [[1], ["a"], [True], [0.5]])
+def test_column_of_missing_values_goes_with_every_kind(values, empty_first, tmp_path) -> None:
+    parts = [Table(pd.DataFrame({"extra": [np.nan]})), Table(pd.DataFrame({"extra": values}))]
+    first, second = parts if empty_first else reversed(parts)
+    index = Index.build(unit(1), first)
+    index.add(unit(1), second)
+    index.save(tmp_path)
+    assert Index.load(tmp_path).items["extra"].dropna().tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [([True], ["a"]), (["a"], [True]), ([1], [True]), ([0.5], ["a"]), (["a"], [pd.Timestamp(0)])]
+)
+def test_columns_of_other_kinds_are_refused(old, new) -> None:
+    index = Index.build(unit(1), Table(pd.DataFrame({"extra": old})))
+    with pytest.raises(InputError, match=r"column 'extra' is \w+ in the new rows, \w+ in the index; it must be alike"):
+        index.add(unit(1), Table(pd.DataFrame({"extra": new})))
+    assert len(index) == 1
+    assert index.add(unit(1), Table(pd.DataFrame({"extra": old}))).tolist() == [1]
+
+
+def test_own_ids_of_a_table_are_kept(tmp_path) -> None:
+    index = Index.build(unit(2), Table(pd.DataFrame({"id": ["p7", "p9"], "label": ["a", "b"]})))
+    index.add(unit(1), Table(pd.DataFrame({"id": ["p8"], "label": ["c"]})))
+    index.save(tmp_path)
+    items = Index.load(tmp_path).items
+    assert items["id"].tolist() == [0, 1, 2]
+    assert items["id_of_table"].tolist() == ["p7", "p9", "p8"]
+    with pytest.raises(InputError, match="both columns 'id' and 'id_of_table'"):
+        index.add(unit(3), Table(items))
 
 
 def test_table_without_columns() -> None:
@@ -217,6 +277,9 @@ def test_folder_that_contradicts_itself_is_damaged(tmp_path) -> None:
     assert len(Index.load(tmp_path)) == 4
     for wrong in (
         ({**facts, "dim": 7}, data, items),
+        ({**facts, "kind": "hnsw"}, data, items),
+        ({**facts, "kind": "lsh"}, data, items),
+        ({**facts, "kind": ["exact"]}, data, items),
         ({**facts, "added": 5}, data, items),
         ({"kind": "exact"}, data, items),
         (facts, data[:-7], items),

@@ -76,6 +76,16 @@ def test_collapsed_embeddings_come_in_gallery_order() -> None:
     ]
 
 
+def test_order_does_not_depend_on_what_else_is_in_the_gallery() -> None:
+    angles = np.array([0.0, 0.01])
+    gallery = np.stack([np.cos(angles), np.sin(angles)], axis=1) * [[1.0009], [1.0]]
+    query = np.array([[np.cos(0.006), np.sin(0.006)]])
+    alone, beside = top_k(query, gallery, 2), top_k(query, np.vstack([gallery, [[-2.0, 0.0]]]), 2)
+    assert alone.indices.tolist() == beside.indices.tolist() == [[1, 0]]
+    assert alone.scores.tolist() == beside.scores.tolist()
+    assert alone.scores.max() < 1 + 1e-6
+
+
 def test_groups_are_left_out() -> None:
     vectors = lattice(60, 6, 3)
     groups = np.random.default_rng(0).integers(-1, 5, 60)
@@ -109,6 +119,9 @@ def test_bad_input() -> None:
         top_k(vectors, vectors, 10, exclude=np.arange(10))
     with pytest.raises(InputError, match="k = 0"):
         top_k(vectors, vectors, 0)
+    for chunk in (0, -1):
+        with pytest.raises(InputError, match=f"chunk = {chunk} is impossible; use chunk >= 1"):
+            top_k(vectors, vectors, 1, chunk=chunk)
     with pytest.raises(InputError, match="queries have 6 dimensions, the gallery has 5"):
         top_k(vectors, vectors[:, :5], 1)
     with pytest.raises(InputError, match="exclude has shape"):

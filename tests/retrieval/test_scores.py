@@ -20,7 +20,7 @@ def scores(queries: np.ndarray, gallery: np.ndarray) -> torch.Tensor:
 
 @pytest.mark.parametrize("dim", [1, 3, 100, 512, 2048])
 def test_score_of_a_pair_depends_on_the_pair_alone(dim: int) -> None:
-    queries, gallery = unit(70, dim), unit(701, dim, seed=1)
+    queries, gallery = unit(70, dim), 1.0005 * unit(701, dim, seed=1)
     whole = scores(queries, gallery)
     order = np.random.default_rng(2).permutation(701)
     assert torch.equal(scores(queries, gallery[order]), whole[:, order])
@@ -48,16 +48,33 @@ def test_odd_memory_is_read(tmp_path) -> None:
     vectors = unit(6, 4)
     np.save(tmp_path / "vectors.npy", vectors)
     for given in (np.load(tmp_path / "vectors.npy", mmap_mode="r"), vectors.astype(">f4"), np.asfortranarray(vectors)):
-        assert torch.equal(UnitVectors(given, "vector").block(0, 6), torch.from_numpy(vectors))
-    assert torch.equal(UnitVectors(vectors[::-1], "vector").block(0, 6), torch.from_numpy(vectors[::-1].copy()))
+        np.testing.assert_allclose(UnitVectors(given, "vector").block(0, 6), vectors, rtol=1e-6)
+    np.testing.assert_allclose(UnitVectors(vectors[::-1], "vector").block(0, 6), vectors[::-1], rtol=1e-6)
 
 
 def test_rows_choose_and_order() -> None:
     vectors = unit(10, 4)
     chosen = UnitVectors(vectors, "vector", rows=np.array([7, 2, 2]))
     assert len(chosen) == 3
-    assert torch.equal(chosen.block(1, 3), torch.from_numpy(vectors[[2, 2]]))
-    assert torch.equal(chosen.take(np.array([2, 0])), torch.from_numpy(vectors[[2, 7]]))
+    np.testing.assert_allclose(chosen.block(1, 3), vectors[[2, 2]], rtol=1e-6)
+    np.testing.assert_allclose(chosen.take(np.array([2, 0])), vectors[[2, 7]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [1, 3, 100, 513])
+def test_every_vector_is_normalised_whatever_the_others_are(dim: int) -> None:
+    vectors = unit(300, dim) * np.linspace(0.99, 1.01, 300, dtype=np.float32)[:, None]
+    together = UnitVectors(vectors, "vector").block(0, 300)
+    np.testing.assert_allclose(together.norm(dim=1), 1, atol=1e-6)
+    for rows in ([7], [7, 8, 9], list(range(200, 300))):
+        assert torch.equal(UnitVectors(vectors[rows], "vector").block(0, len(rows)), together[rows])
+
+
+@pytest.mark.parametrize("size", [3e38, 1e37, 1e-20, 1e-37, 1e-43])
+def test_very_large_and_very_small_entries(size: float) -> None:
+    vectors = (unit(5, 1000).clip(-0.1, 0.1) * 10).astype(np.float64)
+    wanted = (vectors * size).astype(np.float32).astype(np.float64)
+    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+    np.testing.assert_allclose(UnitVectors((vectors * size).astype(np.float32), "v").block(0, 5), wanted, atol=1e-6)
 
 
 def test_zero_vector_has_score_zero() -> None:

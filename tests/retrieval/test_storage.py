@@ -58,7 +58,7 @@ class MortalDisk:
             patch.setattr(owner, name, self._mortal(getattr(owner, name)))
         opening, mortal_opening = Path.open, self._mortal(lambda path: self._file(path))
         patch.setattr(
-            Path, "open", lambda path, mode="r", *a, **k: (mortal_opening if "w" in mode else opening)(path, *a, **k)
+            Path, "open", lambda path, mode="r", *a, **k: (mortal_opening if "x" in mode else opening)(path, *a, **k)
         )
 
     def _change(self) -> None:
@@ -83,7 +83,7 @@ class MortalDisk:
                     raise
                 return super().write(data)
 
-        return MortalFile(path, "w")
+        return MortalFile(path, "x")
 
 
 def test_killed_at_any_moment(tmp_path) -> None:

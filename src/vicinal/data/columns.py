@@ -11,6 +11,7 @@ import pandas as pd
 from vicinal.errors import InputError
 
 SPLITS = ("train", "val", "test")
+INT64 = np.iinfo(np.int64)
 TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -57,7 +58,9 @@ def _row(values: pd.Series, position: int) -> str:
 
 
 def _refuse_missing(values: pd.Series, column: str) -> None:
-    missing = np.flatnonzero(values.isna() | (values.astype(object) == ""))
+    # Compared one by one, for a list in a cell compares item by item.
+    is_empty = np.array([isinstance(value, str) and value == "" for value in values], dtype=bool)
+    missing = np.flatnonzero(values.isna().to_numpy(dtype=bool) | is_empty)
     if len(missing):
         more = f" (nor have {len(missing) - 1} others)" if len(missing) > 1 else ""
         raise InputError(f"{_row(values, missing[0])} has no {column}{more}; every row needs one")
@@ -68,11 +71,20 @@ def _paths(values: pd.Series, root: str | Path | None) -> pd.Series:
     for position, path in enumerate(values):
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"{_row(values, position)}: path {path!r} is no text; a path is a file's name")
+        require_utf8(os.fspath(path), _row(values, position))
     return pd.Series([os.path.normpath(os.path.join(folder, path)) for path in values], index=values.index)
 
 
+def require_utf8(path: str, where: str) -> None:
+    """Refuse the name of a file that is no text, which Python holds as lone surrogates and no table can hold."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: the file name {path!r} is not UTF-8; rename the file") from None
+
+
 def _splits(values: pd.Series) -> pd.Series:
-    wrong = np.flatnonzero(~values.isin(SPLITS))
+    wrong = np.flatnonzero([not isinstance(value, str) or value not in SPLITS for value in values])
     if len(wrong):
         raise InputError(f"{_row(values, wrong[0])}: split is {values.iloc[wrong[0]]!r}; it can be train, val or test")
     return values.astype("str")
@@ -89,14 +101,19 @@ def _truths(values: pd.Series, column: str) -> pd.Series:
 
 def _names(values: pd.Series, column: str) -> pd.Series:
     """All integers or all text: a mixture has no order, and fractions are no names."""
-    if pd.api.types.is_float_dtype(values) and (values % 1 == 0).all():
-        values = values.astype(np.int64)
     objects = values.tolist()
-    wanted = int if objects and isinstance(objects[0], (int, np.integer)) else str
+    if pd.api.types.is_float_dtype(values):
+        objects = [int(value) if value.is_integer() else value for value in objects]
+    is_text = not objects or isinstance(objects[0], str)
     for position, value in enumerate(objects):
-        fits = isinstance(value, (int, np.integer)) if wanted is int else isinstance(value, str)
-        if isinstance(value, (bool, np.bool_)) or not fits:
+        if not (isinstance(value, str) if is_text else _is_int64(value)):
             raise InputError(
-                f"{_row(values, position)}: {column} is {value!r}; a {column} is text or an integer, alike in all rows"
+                f"{_row(values, position)}: {column} is {value!r}; "
+                f"a {column} is text or an integer of 64 bits, alike in all rows"
             )
-    return pd.Series(objects, index=values.index, dtype=np.int64 if wanted is int else "str")
+    return pd.Series(objects, index=values.index, dtype="str" if is_text else np.int64)
+
+
+def _is_int64(value: object) -> bool:
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return is_integer and INT64.min <= value <= INT64.max  # type: ignore[operator]

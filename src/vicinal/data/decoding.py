@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,8 @@ def read_image(path: str | Path, channels: int = 3) -> Image.Image:
         >>> image.mode, image.size
         ('RGB', (4, 2))
     """
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for without end
+        raise InputError(f"{path}: not a file but a directory or a pipe")
     try:
         with Image.open(path) as image:
             image.load()
@@ -83,6 +86,8 @@ def convert_image(image: Image.Image, channels: int = 3) -> Image.Image:
         image = _eight_bit(image, (65535.0, 2.0**31 - 1))
     elif image.mode == "F":
         image = _eight_bit(image, (1.0, 255.0, 65535.0, 2.0**32 - 1))
+    elif image.mode == "La":  # PIL knows but one way from there
+        image = _on_white(image.convert("LA"))
     elif image.has_transparency_data:
         image = _on_white(image)
     return image if image.mode == mode else image.convert(mode)
@@ -92,7 +97,9 @@ def _eight_bit(image: Image.Image, whites: tuple[float, ...]) -> Image.Image:
     values = np.nan_to_num(np.asarray(image, dtype=np.float64), posinf=whites[-1])
     largest = values.max(initial=0.0)
     white = next((white for white in whites if largest <= white), largest)
-    return Image.fromarray(np.rint(values.clip(0, white) * (255 / white)).astype(np.uint8))
+    grey = np.rint(values.clip(0, white) * (255 / white)).astype(np.uint8)
+    grey[values == image.info.get("transparency")] = 255
+    return Image.fromarray(grey)
 
 
 def _on_white(image: Image.Image) -> Image.Image:

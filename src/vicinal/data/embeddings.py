@@ -9,12 +9,23 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 
 from vicinal.data.table import Table
-from vicinal.data.table_files import EMBEDDING, read_csv, read_parquet, write_arrow, write_table
+from vicinal.data.table_files import (
+    EMBEDDING,
+    arrow_table,
+    opened_parquet,
+    read_csv,
+    read_parquet,
+    write_arrow,
+    write_table,
+)
 from vicinal.errors import InputError
 from vicinal.files import write_bytes
+
+TABLE_SUFFIX = ".table.csv"  # not .csv, which may well be the user's own
+LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
 def save_embeddings(path: str | Path, vectors: npt.NDArray[np.floating], table: Table) -> None:
@@ -22,7 +33,7 @@ def save_embeddings(path: str | Path, vectors: npt.NDArray[np.floating], table: 
 
     Args:
         path: `.parquet`: one file, the table's columns and `embedding`, a list of float32; or `.npy`: the vectors, with
-            the table in a `.csv` of the same stem beside it.
+            the table beside it (`vectors.table.csv` for `vectors.npy`).
         vectors: `[n, d]`, stored as float32.
         table: `n` rows.
 
@@ -41,9 +52,9 @@ def save_embeddings(path: str | Path, vectors: npt.NDArray[np.floating], table: 
     """
     path = Path(path)
     vectors = _checked(vectors, len(table), "vectors")
-    if path.suffix == ".parquet":
-        write_arrow(path, _with_vectors(table, vectors))
-    elif path.suffix == ".npy":
+    if path.suffix.lower() == ".parquet":
+        write_arrow(path, _with_vectors(path, table, vectors))
+    elif path.suffix.lower() == ".npy":
         _write_npy(path, vectors, table)
     else:
         raise InputError(f"{path}: embeddings are written to a file ending in .parquet or .npy")
@@ -52,7 +63,8 @@ def save_embeddings(path: str | Path, vectors: npt.NDArray[np.floating], table: 
 def load_embeddings(path: str | Path) -> tuple[npt.NDArray[np.float32], Table]:
     """Read embeddings and their table, as :func:`save_embeddings` writes them.
 
-    A `.npy` file without a `.csv` beside it gives a table without columns.
+    The table of `vectors.npy` is `vectors.table.csv` or, if there is none, `vectors.csv`; without either it has no
+    columns.
 
     Returns:
         Vectors `[n, d]`, float32, and a table of `n` rows.
@@ -63,16 +75,12 @@ def load_embeddings(path: str | Path) -> tuple[npt.NDArray[np.float32], Table]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    if path.suffix == ".npy":
-        vectors = _read_npy(path)
-        beside = path.with_suffix(".csv")
-        frame = read_csv(beside) if beside.is_file() else pd.DataFrame(index=range(len(vectors)))
-    elif path.suffix == ".parquet":
+    if path.suffix.lower() == ".npy":
+        return _load_npy(path)
+    if path.suffix.lower() == ".parquet":
         frame = read_parquet(path)
-        vectors = _embedding_column(path)
-    else:
-        raise InputError(f"{path}: embeddings are read from a file ending in .parquet or .npy")
-    return _checked(vectors, len(frame), str(path)), Table(frame, path.parent)
+        return _checked(_embedding_column(path), len(frame), str(path)), Table(frame, path.parent)
+    raise InputError(f"{path}: embeddings are read from a file ending in .parquet or .npy")
 
 
 def _checked(vectors: npt.NDArray[np.floating], rows: int, where: str) -> npt.NDArray[np.float32]:
@@ -90,40 +98,54 @@ def _checked(vectors: npt.NDArray[np.floating], rows: int, where: str) -> npt.ND
     return vectors
 
 
-def _with_vectors(table: Table, vectors: npt.NDArray[np.float32]) -> pa.Table:
+def _with_vectors(path: Path, table: Table, vectors: npt.NDArray[np.float32]) -> pa.Table:
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
     frame = table.frame.drop(columns=EMBEDDING, errors="ignore")
     if not len(frame.columns):
         return pa.table({EMBEDDING: column})
-    return pa.Table.from_pandas(frame, preserve_index=False).append_column(EMBEDDING, column)
+    return arrow_table(path, frame).append_column(EMBEDDING, column)
 
 
 def _embedding_column(path: Path) -> npt.NDArray[np.floating]:
-    if EMBEDDING not in pq.read_schema(path).names:
-        raise InputError(f"{path}: no column {EMBEDDING!r}; its columns are {', '.join(pq.read_schema(path).names)}")
-    column = pq.read_table(path, columns=[EMBEDDING])[EMBEDDING].combine_chunks()
-    if not pa.types.is_nested(column.type) or column.null_count:
-        raise InputError(
-            f"{path}: {EMBEDDING} is {column.type} with {column.null_count} empty; it must be lists of numbers"
-        )
-    lengths = {len(vector) for vector in column} if not pa.types.is_fixed_size_list(column.type) else {0}
-    if len(lengths) > 1:
-        raise InputError(f"{path}: embeddings have {min(lengths)} to {max(lengths)} dimensions; all need the same")
-    return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
+    with opened_parquet(path) as file:
+        names = file.schema_arrow.names
+        if EMBEDDING not in names:
+            raise InputError(f"{path}: no column {EMBEDDING!r}; its columns are {', '.join(names)}")
+        column = file.read([EMBEDDING])[EMBEDDING].combine_chunks()
+        if not any(is_list(column.type) for is_list in LISTS) or column.null_count:
+            raise InputError(
+                f"{path}: {EMBEDDING} is {column.type} with {column.null_count} empty; it must be lists of numbers"
+            )
+        lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+        if len(lengths) > 1:
+            raise InputError(f"{path}: embeddings have {min(lengths)} to {max(lengths)} dimensions; all need the same")
+        return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), *lengths)
 
 
 def _write_npy(path: Path, vectors: npt.NDArray[np.float32], table: Table) -> None:
     buffer = BytesIO()
     np.save(buffer, vectors)
+    beside = path.with_suffix(TABLE_SUFFIX)
     if len(table.frame.columns):
-        write_table(path.with_suffix(".csv"), table.frame)
+        write_table(beside, table.frame)
     else:
-        path.with_suffix(".csv").unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
     write_bytes(path, buffer.getvalue())
+
+
+def _load_npy(path: Path) -> tuple[npt.NDArray[np.float32], Table]:
+    vectors = _read_npy(path)
+    for beside in (path.with_suffix(TABLE_SUFFIX), path.with_suffix(".csv")):
+        if beside.is_file():
+            frame = read_csv(beside)
+            return _checked(vectors, len(frame), f"{path} with {beside.name}"), Table(frame, path.parent)
+    return _checked(vectors, len(vectors), str(path)), Table(pd.DataFrame(index=range(len(vectors))))
 
 
 def _read_npy(path: Path) -> npt.NDArray[np.floating]:
     try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise InputError(f"{path}: not a .npy file of numbers ({str(error).splitlines()[0]})") from None
+        # Mapping takes no memory for rows that only the header claims; the copy outlives the file.
+        with np.errstate(over="raise"):
+            return np.array(np.lib.format.open_memmap(path, mode="r"))
+    except (ValueError, OSError, EOFError, ArithmeticError) as error:
+        raise InputError(f"{path}: not a whole .npy file of numbers ({str(error).splitlines()[0]})") from None

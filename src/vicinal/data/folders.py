@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 
 import pandas as pd
 
-from vicinal.data.columns import SPLITS
+from vicinal.data.columns import SPLITS, require_utf8
 from vicinal.errors import InputError
 
 IMAGE_SUFFIXES = (
@@ -20,7 +20,7 @@ def folder_frame(folder: str | Path) -> pd.DataFrame:
     """One row an image: `path`, and as the folders tell `label`, `coarse`, `coarse_2`, ... and `split`.
 
     Raises:
-        InputError: no such folder, no image in it, or images at different depths.
+        InputError: no such folder, no image in it, a name that is not UTF-8, or images at different depths.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -28,6 +28,8 @@ def folder_frame(folder: str | Path) -> pd.DataFrame:
     files = image_files(folder)
     if not files:
         raise InputError(f"{folder}: no image in this folder or below (known are {', '.join(IMAGE_SUFFIXES)})")
+    for file in files:
+        require_utf8(os.path.join(folder, file), "folder of images")
     places = [PurePath(file).parent.parts for file in files]
     columns = {"path": [os.path.join(folder, file) for file in files]}
     if _has_split_folders(folder, places):
@@ -39,25 +41,38 @@ def folder_frame(folder: str | Path) -> pd.DataFrame:
 def image_files(folder: Path) -> list[str]:
     """The images below the folder, relative to it and sorted; what is hidden is passed over, links are followed."""
     found = []
-    for place, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".") and not _leads_back(place, name)]
-        images = [name for name in files if not name.startswith(".") and is_image_file(name)]
-        found += [os.path.relpath(os.path.join(place, name), folder) for name in images]
-    return sorted(found, key=lambda file: PurePath(file).parts)
+    waiting: list[tuple[str, tuple[str, ...]]] = [(os.fspath(folder), (os.path.realpath(folder),))]
+    while waiting:
+        place, passed = waiting.pop()
+        for entry in _visible(place):
+            if not entry.is_dir():
+                found += [entry.path] if is_image_file(entry.name) and _is_file_or_lost(entry) else []
+            elif not _leads_back(real := os.path.realpath(entry.path), passed):
+                waiting.append((entry.path, (*passed, real)))
+    return sorted((os.path.relpath(file, folder) for file in found), key=lambda file: PurePath(file).parts)
+
+
+def _visible(place: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(place) as entries:
+            return [entry for entry in entries if not entry.name.startswith(".")]
+    except PermissionError:  # such as lost+found at the top of a disk
+        return []
+
+
+def _is_file_or_lost(entry: os.DirEntry[str]) -> bool:
+    """Not a pipe or device, which might be read without end; a link to nothing is kept, for its reading to name it."""
+    return entry.is_file() or not os.path.exists(entry.path)
+
+
+def _leads_back(target: str, passed: tuple[str, ...]) -> bool:
+    """Whether a folder is, or holds, one of those passed on the way to it: it would be walked without end."""
+    return any(os.path.commonpath([target, real]) == target for real in passed)
 
 
 def is_image_file(path: str | Path) -> bool:
     """Whether the name is that of an image file, going by its ending."""
     return os.path.splitext(path)[1].lower() in IMAGE_SUFFIXES
-
-
-def _leads_back(place: str, name: str) -> bool:
-    """A link to a folder that it lies in would be walked without end."""
-    path = os.path.join(place, name)
-    if not os.path.islink(path):
-        return False
-    target = os.path.realpath(path)
-    return os.path.commonpath([target, os.path.realpath(place)]) == target
 
 
 def _has_split_folders(folder: Path, places: list[tuple[str, ...]]) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import nn
@@ -18,6 +17,7 @@ from vicinal.data.decoding import convert_image, read_image
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
 from vicinal.errors import InputError
+from vicinal.seeds import mixed_seed
 
 Batch = dict[str, torch.Tensor]
 
@@ -152,7 +152,7 @@ class TrainBatches(Dataset[Batch]):
         rows = self.plan[index]
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed, which would also touch the generators of the accelerators.
-            torch.default_generator.manual_seed(_seed_of_batch(self.seed, index % len(self)))
+            torch.default_generator.manual_seed(mixed_seed(*self.seed, index % len(self)))
             images = _stacked(self.dataset, rows, self.view)
         numbers = torch.tensor(rows)
         return {"images": images, "labels": self.labels[numbers], "rows": numbers}
@@ -191,10 +191,6 @@ class TestBatches(Dataset[Batch]):
 
 def _stacked(dataset: ImageDataset, rows: Sequence[int], view: nn.Module) -> torch.Tensor:
     return torch.stack([view(dataset.read(row)) for row in rows])
-
-
-def _seed_of_batch(seed: tuple[int, ...], index: int) -> int:
-    return int(np.random.SeedSequence((*seed, index)).generate_state(1, np.uint64)[0])
 
 
 __all__ = ["Batch", "ImageDataset", "ImageTransform", "TestBatches", "TrainBatches", "convert_image", "read_image"]

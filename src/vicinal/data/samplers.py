@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
 from itertools import pairwise
-from typing import Literal
+from operator import index
+from typing import Literal, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +34,10 @@ class RandomBatchSampler:
         [4, 4]
     """
 
-    def __init__(self, labels_or_n: Sized | int, batch: int, seed: int = 0, rank: int = 0, world: int = 1) -> None:
-        self.images = labels_or_n if isinstance(labels_or_n, int) else len(labels_or_n)
+    def __init__(
+        self, labels_or_n: Sized | SupportsIndex, batch: int, seed: int = 0, rank: int = 0, world: int = 1
+    ) -> None:
+        self.images = len(labels_or_n) if isinstance(labels_or_n, Sized) else index(labels_or_n)
         self.batch, self.seed, self.rank, self.world = batch, seed, rank, world
         self.epoch = 0
         _check_shares(batch, seed, rank, world)

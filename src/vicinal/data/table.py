@@ -77,6 +77,9 @@ class Table:
     ) -> Table:
         """Read a CSV file (UTF-8, commas) whose first line names the columns.
 
+        CSV knows no types: names (labels and the like) that are all whole numbers become integers, though they may have
+        been text, as after :meth:`from_folder` on folders `7`, `8`, ...; `007` stays text. Parquet keeps types.
+
         Args:
             path: the file.
             root: folder that relative paths start from; that of the file by default.
@@ -152,8 +155,9 @@ class Table:
         path = Path(source)
         if isinstance(source, str) and source in BENCHMARKS:
             return BENCHMARKS[source](root)
-        if path.suffix in (".csv", ".parquet") and not path.is_dir():
-            read = cls.from_csv if path.suffix == ".csv" else cls.from_parquet
+        suffix = path.suffix.lower()
+        if suffix in (".csv", ".parquet") and not path.is_dir():
+            read = cls.from_csv if suffix == ".csv" else cls.from_parquet
             return read(path, root, path_column, label_column)
         if not path.is_dir():
             raise InputError(
@@ -330,8 +334,10 @@ class Table:
     def save(self, path: str | Path) -> None:
         """Write the table to a .csv or .parquet file, atomically; paths are absolute.
 
+        Text labels that are all whole numbers come back from CSV as integers; Parquet keeps types.
+
         Raises:
-            InputError: the file's name ends otherwise.
+            InputError: the file's name ends otherwise, or Parquet cannot hold a column, as when it mixes types.
             OSError: it cannot be written.
         """
         write_table(Path(path), self.frame)

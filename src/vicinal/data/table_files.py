@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO, StringIO
 from pathlib import Path
 
@@ -75,19 +76,30 @@ def with_integers(frame: pd.DataFrame) -> pd.DataFrame:
 
 def read_parquet(path: Path) -> pd.DataFrame:
     """All columns of a Parquet file but the embeddings, which :func:`vicinal.data.load_embeddings` reads."""
-    try:
-        with path.open("rb") as file:
-            source = pq.ParquetFile(file)
-            columns = [name for name in source.schema_arrow.names if name != EMBEDDING]
-            frame = source.read(columns).to_pandas(ignore_metadata=True)
-    except (OSError, pa.ArrowException) as error:
-        if isinstance(error, OSError) and error.strerror:
-            raise _unopened(path, error) from None
-        raise InputError(f"{path}: not a Parquet file that can be read ({str(error).splitlines()[0]})") from None
-    rows = source.metadata.num_rows
+    with opened_parquet(path) as file:
+        rows = file.metadata.num_rows
+        columns = [name for name in file.schema_arrow.names if name != EMBEDDING]
+        table = file.read(columns)
+        table.validate(full=True)  # else text that is not UTF-8 fails only where it is first used
+        frame = table.to_pandas(ignore_metadata=True)
     if not rows:
         raise InputError(f"{path}: a table without rows")
     return frame if len(columns) else pd.DataFrame(index=range(rows))
+
+
+@contextmanager
+def opened_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file for a block that reads it; what goes wrong in there is an InputError that names the file."""
+    try:
+        with path.open("rb") as file:
+            yield pq.ParquetFile(file)
+    except InputError:
+        raise
+    except Exception as error:  # broken or exotic columns make Arrow and pandas raise whatever they stumble over
+        if isinstance(error, OSError) and error.strerror:
+            raise _unopened(path, error) from None
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(f"{path}: not a Parquet file that can be read ({reason})") from None
 
 
 def renamed(frame: pd.DataFrame, path_column: str | None, label_column: str | None, where: str | Path) -> pd.DataFrame:
@@ -108,14 +120,33 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
     """Write the frame atomically to .csv or .parquet.
 
     Raises:
-        InputError: another ending.
+        InputError: another ending, or a column that Parquet cannot hold.
     """
-    if path.suffix == ".csv":
-        write_bytes(path, frame.to_csv(index=False, lineterminator="\n").encode())
-    elif path.suffix == ".parquet":
-        write_arrow(path, pa.Table.from_pandas(frame, preserve_index=False))
+    if path.suffix.lower() == ".csv":
+        # Quoted, for of the signs that end a line pandas by itself quotes only the one in use.
+        text = frame.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+        write_bytes(path, text.encode())
+    elif path.suffix.lower() == ".parquet":
+        write_arrow(path, arrow_table(path, frame))
     else:
         raise InputError(f"{path}: a table is written to a file ending in .csv or .parquet")
+
+
+def arrow_table(path: Path, frame: pd.DataFrame) -> pa.Table:
+    """The frame for Parquet, which wants values of one type in a column.
+
+    Raises:
+        InputError: a column of mixed or unknown values, naming it and `path`, where it was to be written.
+    """
+    for column in frame.columns:
+        try:
+            pa.Array.from_pandas(frame[column])
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            reason = str(error.args[0]).splitlines()[0]
+            raise InputError(
+                f"{path}: Parquet cannot hold column {column!r} ({reason}); give its values one type"
+            ) from None
+    return pa.Table.from_pandas(frame, preserve_index=False)
 
 
 def write_arrow(path: Path, table: pa.Table) -> None:

@@ -15,6 +15,9 @@ from torchvision.transforms import v2
 
 from vicinal.errors import InputError
 
+# Images up to so many times longer than wide are resized whole, as torchvision does.
+THIN = 8
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -92,8 +95,9 @@ class ImageTransform:
     def test(self) -> nn.Module:
         """The plain view for everything after training: PIL image -> float32 `[channels, size, size]`."""
         side = round(self.size / 0.875) if self.resize is None else self.resize
-        cut = [v2.Resize(side, interpolation=self._mode), v2.CenterCrop(self.size)]
-        return v2.Compose([*cut, NormalizedTensor(self.channels, self.mean, self.std)])
+        return v2.Compose(
+            [ResizedCentre(side, self.size, self._mode), NormalizedTensor(self.channels, self.mean, self.std)]
+        )
 
     @property
     def _mode(self) -> v2.InterpolationMode:
@@ -160,12 +164,43 @@ class NormalizedTensor(nn.Module):
     def __init__(self, channels: int, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__()
         self.channels = channels
-        self.mean = 255 * torch.tensor(mean).view(-1, 1, 1)
-        self.std = 255 * torch.tensor(std).view(-1, 1, 1)
+        self.mean = 255 * torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1)
+        self.std = 255 * torch.tensor(std, dtype=torch.float32).view(-1, 1, 1)
 
     def forward(self, image: Image.Image) -> torch.Tensor:
         pixels = torch.from_numpy(np.array(image)).view(image.height, image.width, self.channels)
         return (pixels.permute(2, 0, 1).contiguous() - self.mean).div_(self.std)
+
+
+class ResizedCentre(nn.Module):
+    """Resize the shorter side to `side` and cut out the centre, a square of `size`.
+
+    Of a thin image only what the centre comes from is resized, or one of 1 x 60,000 pixels would take gigabytes.
+    """
+
+    def __init__(self, side: int, size: int, interpolation: v2.InterpolationMode) -> None:
+        super().__init__()
+        self.side, self.size = side, size
+        self.whole = nn.Sequential(v2.Resize(side, interpolation=interpolation), v2.CenterCrop(size))
+        self.resample = Image.Resampling[interpolation.name]
+
+    def forward(self, image: Image.Image) -> Image.Image:
+        if max(image.size) <= THIN * min(image.size):
+            resized: Image.Image = self.whole(image)
+            return resized
+        # PIL holds the box in float32, too coarse for so long a side, so whole pixels around it are cut out first.
+        (left, right, x0, x1), (top, bottom, y0, y1) = (self._span(length, min(image.size)) for length in image.size)
+        around = image.crop((left, top, right, bottom))
+        return around.resize((self.size, self.size), self.resample, (x0 - left, y0 - top, x1 - left, y1 - top))
+
+    def _span(self, length: int, shorter: int) -> tuple[int, int, float, float]:
+        """Along one side of the image: the pixels that the centre is interpolated from, and where exactly it lies."""
+        resized = int(self.side * length / shorter)
+        scale = length / resized
+        first = round((resized - self.size) / 2) * scale
+        last = min(first + self.size * scale, length)
+        reach = 2 * max(scale, 1.0)  # of bicubic interpolation, the widest
+        return max(math.floor(first - reach), 0), min(math.ceil(last + reach), length), first, last
 
 
 class RandomRotation(nn.Module):

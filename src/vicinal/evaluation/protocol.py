@@ -14,7 +14,7 @@ from vicinal.data.table import Table
 from vicinal.errors import InputError
 from vicinal.evaluation.metrics import average_precision, map_at_r, r_precision, recall_at_k
 from vicinal.evaluation.ranking import Ranks, Relevance, positive_ranks
-from vicinal.retrieval.scores import Array, UnitVectors
+from vicinal.retrieval.scores import Array, UnitVectors, check_chunk, check_exclude
 
 LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query/gallery"
 RECALL_AT = (1, 2, 4, 8)
@@ -88,11 +88,11 @@ def evaluate(
         embeddings: float [rows, dim], compared by cosine similarity; equal ones rank in the order of the table.
         table: one row an embedding, with labels.
         recall_at: the k of each recall@k; None: those of 1, 2, 4 and 8 that the gallery is large enough for.
-        chunk: queries a block; by default about 64 MB of memory are used beside the embeddings.
+        chunk: queries a block; by default chosen so that scores take about 64 MB, whatever the number of rows.
 
     Raises:
-        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an impossible k, or no query
-            with anything to be found.
+        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an impossible k or chunk, or no
+            query with anything to be found.
 
     Example:
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
@@ -144,11 +144,11 @@ def evaluate_arrays(
         query_groups: [q], together with `gallery_groups` [g]: same-label images of the same group are left out.
         gallery_groups: see there.
         recall_at: the k of each recall@k; None: those of 1, 2, 4 and 8 that the gallery is large enough for.
-        chunk: queries a block.
+        chunk: queries a block, as in :func:`evaluate`.
 
     Raises:
-        InputError: other numbers of rows, NaN or infinity in an embedding, an impossible k, or no query with
-            anything to be found.
+        InputError: other numbers of rows, NaN or infinity in an embedding, an impossible k, chunk or row to exclude, or
+            no query with anything to be found.
 
     Example:
         >>> evaluate_arrays(np.eye(2), ["a", "b"], np.eye(2), ["a", "b"], recall_at=[1]).metrics["mAP"]
@@ -164,6 +164,7 @@ def evaluate_arrays(
     itself = None if exclude is None else np.asarray(exclude, dtype=np.int64)
     if itself is not None:
         _check_rows(len(queries), len(itself), "exclude")
+        check_exclude(itself, len(gallery))
     recalls = _checked_recall(recall_at, len(gallery))
     per_query = _scores(queries, gallery, Relevance(*labels, itself, *groups), recalls, chunk)
     return _summary(per_query, QUERY_GALLERY, np.arange(len(queries)), len(gallery))
@@ -212,6 +213,8 @@ def _checked_recall(recall_at: Sequence[int] | None, largest: int) -> Sequence[i
     if recall_at is None:
         return [k for k in RECALL_AT if k <= largest]
     for k in recall_at:
+        if not isinstance(k, (int, np.integer)):
+            raise InputError(f"recall@{k} is impossible; k must be an integer")
         if not 1 <= k <= largest:
             raise InputError(
                 f"recall@{k} is impossible with {largest} gallery images to rank; use k from 1 to {largest}"
@@ -223,6 +226,9 @@ def _scores(
     queries: UnitVectors, gallery: UnitVectors, relevance: Relevance, recall_at: Sequence[int], chunk: int | None
 ) -> dict[str, Scores]:
     """Every metric of every query, from one pass over the ranks."""
+    check_chunk(chunk)
+    if not (len(queries) and len(gallery)):
+        raise InputError(f"{len(queries)} queries and {len(gallery)} gallery images; evaluation needs some of both")
     blocks = [_metrics(ranks, recall_at) for ranks in positive_ranks(queries, gallery, relevance, chunk)]
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
-from vicinal.retrieval.scores import ScoreBlock, UnitVectors, check_same_dim, rows_within_budget
+from vicinal.retrieval.scores import (
+    BLOCK_ROWS,
+    TILE_ROWS,
+    ScoreBlock,
+    UnitVectors,
+    check_same_dim,
+    round_up,
+    rows_within_budget,
+)
 
-FEWEST_ROWS, MOST_ROWS = 64, 4096  # queries a block
-MOST_RANKS = 2**20  # about as many are handed on at once
+MOST_ROWS = 4096  # queries a block
+PART_ROWS = 1024  # queries a block where the gallery comes in parts
+MOST_RANKS = 2**20  # as many are held at once
 # Nanoseconds, as measured: counting takes so much a positive and a score; sorting so much a score.
 COUNT_CALL, COUNT_SCORE, SORT_SCORE = 4000.0, 0.1, 35.0
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+Part = tuple[int, Floats]  # scores of all queries of a block with gallery rows from the first on
 
 
 class Relevance:
@@ -67,6 +79,16 @@ class Relevance:
         itself = self._exclude[query : query + 1]
         return np.union1d(matches[self._is_ignored(query, matches)], itself[itself >= 0])
 
+    def blocks(self, rows: int) -> Iterator[tuple[int, int]]:
+        """All queries in blocks from start to stop: at most `rows`, and so few that their positives can be held."""
+        ends = np.concatenate([[0], np.cumsum(self._last - self._first)])
+        start = 0
+        while start < len(ends) - 1:
+            fitting = int(np.searchsorted(ends, ends[start] + MOST_RANKS, "right")) - 1
+            stop = max(start + 1, min(start + rows, fitting))
+            yield start, stop
+            start = stop
+
     def _matches(self, query: int) -> Integers:
         return self._order[self._first[query] : self._last[query]]
 
@@ -94,13 +116,16 @@ def positive_ranks(
 ) -> Iterator[Ranks]:
     """Rank the gallery for each query by falling similarity and give the ranks of its positives, block by block.
 
-    Equal similarities rank in the order of the gallery. Memory: one block of scores, about 64 MB beside the vectors.
+    Equal similarities rank in the order of the gallery. Memory beside the vectors, whatever the gallery: at most
+    64 MB of scores (a larger `chunk` than 4,096 takes 16 KB a query), and the ranks of a million positives at a time,
+    or of one query's if these are more. A gallery that leaves room for fewer than 64 queries, of more than 262,144
+    vectors, is compared in parts, and twice: first for the scores of the positives, then to count what ranks before.
 
     Args:
         queries: [q, dim].
         gallery: [g, dim].
         relevance: what is to be found and what is left out.
-        chunk: queries a block; by default chosen to fill the memory budget. The ranks do not depend on it.
+        chunk: queries a block, at most; by default chosen to fill the memory budget. The ranks do not depend on it.
 
     Yields:
         The ranks of the next queries, in order.
@@ -115,68 +140,93 @@ def positive_ranks(
         [array([2, 2])]
     """
     check_same_dim(queries, gallery)
-    rows = chunk or rows_within_budget(len(gallery), FEWEST_ROWS, MOST_ROWS)
-    block = ScoreBlock(min(rows, len(queries)), len(gallery), queries.device)
-    for start in range(0, len(queries), rows):
-        vectors = queries.block(start, start + rows)
-        scores = block.fill(vectors, gallery, 0, len(gallery)).cpu().numpy()
-        yield from _ranks(scores, relevance, start)
+    rows, columns = _block_size(len(queries), len(gallery), chunk)
+    block = ScoreBlock(rows, columns, queries.device)
+    for start, stop in relevance.blocks(rows):
+        parts: Callable[[], Iterator[Part]] = partial(_parts, queries.block(start, stop), gallery, block, columns)
+        if columns == len(gallery):  # the only part is still there the second time
+            parts = partial(iter, list(parts()))
+        yield _ranks(parts, relevance, range(start, stop))
 
 
-def _ranks(scores: Floats, relevance: Relevance, start: int) -> Iterator[Ranks]:
-    """The ranks in a block of scores, handed on early where classes are so large that they would fill the memory."""
-    found, held = [], 0
-    for query, row in enumerate(scores, start):
-        positives = relevance.positives(query)
-        row[relevance.ignored(query)] = -np.inf
-        found.append(ranks_in_row(row, positives))
-        held += len(positives)
-        if held >= MOST_RANKS:
-            yield _bundle(found)
-            found, held = [], 0
-    if found:
-        yield _bundle(found)
+def _block_size(queries: int, gallery: int, chunk: int | None) -> tuple[int, int]:
+    """Rows and columns of a block: all of the gallery if enough queries fit beside it, else parts of it."""
+    rows = chunk or rows_within_budget(gallery, 0, MOST_ROWS) // TILE_ROWS * TILE_ROWS or PART_ROWS
+    rows = min(rows, queries)
+    columns = rows_within_budget(round_up(rows, TILE_ROWS), BLOCK_ROWS, max(gallery, BLOCK_ROWS))
+    return rows, gallery if columns >= gallery else columns // BLOCK_ROWS * BLOCK_ROWS
 
 
-def _bundle(found: list[Integers]) -> Ranks:
-    return Ranks(np.concatenate(found), np.array([len(ranks) for ranks in found], dtype=np.int64))
+def _parts(queries: Tensor, gallery: UnitVectors, block: ScoreBlock, columns: int) -> Iterator[Part]:
+    for start in range(0, len(gallery), columns):
+        yield start, block.fill(queries, gallery, start, min(start + columns, len(gallery))).cpu().numpy()
 
 
-def ranks_in_row(scores: Floats, positives: Integers) -> Integers:
-    """The ranks of `positives` (ascending columns) among all scores of one row, ascending, counted from 1.
+def _ranks(parts: Callable[[], Iterator[Part]], relevance: Relevance, queries: range) -> Ranks:
+    """The ranks of the positives of some queries, whose scores come in parts of the gallery, and come twice."""
+    positives = [relevance.positives(query) for query in queries]
+    values = [np.empty(len(columns), dtype=np.float32) for columns in positives]
+    for start, scores in parts():
+        for row, columns, found in zip(scores, positives, values, strict=True):
+            first, last = np.searchsorted(columns, [start, start + len(row)])
+            found[first:last] = row[columns[first:last] - start]
+    before = [np.zeros(len(columns), dtype=np.int64) for columns in positives]
+    for start, scores in parts():
+        for position, query in enumerate(queries):
+            row, ignored = scores[position], relevance.ignored(query) - start
+            row[ignored[(ignored >= 0) & (ignored < len(row))]] = -np.inf
+            before[position] += count_before(row, values[position], positives[position] - start)
+    counts = np.array([len(columns) for columns in positives], dtype=np.int64)
+    return Ranks(np.concatenate([np.sort(each) for each in before]) + 1, counts)
+
+
+def count_before(scores: Floats, values: Floats, columns: Integers) -> Integers:
+    """How many of `scores` rank before each positive: those larger than its score, and equal ones to its left.
+
+    Args:
+        scores: [g], the scores of one query with a part of the gallery.
+        values: [p], the scores of its positives.
+        columns: [p], where they stand, counted from the start of the part; they may lie outside of it.
+
+    Returns:
+        int64 [p].
 
     Example:
-        >>> ranks_in_row(np.array([0.5, 0.9, 0.5, 0.1], dtype=np.float32), np.array([0, 2]))
-        array([2, 3])
+        >>> scores = np.array([0.5, 0.9, 0.5, 0.1], dtype=np.float32)
+        >>> count_before(scores, scores[[0, 2]], np.array([0, 2]))
+        array([1, 2])
     """
-    if not len(positives):
-        return np.empty(0, dtype=np.int64)
-    if _counting_is_cheaper(len(positives), len(scores)):
-        return _by_counting(scores, positives)
-    candidates = np.flatnonzero(scores >= scores[positives].min())
-    places = np.searchsorted(candidates, positives)
-    if _counting_is_cheaper(len(positives), len(candidates)):
-        return _by_counting(scores[candidates], places)
-    return _by_sorting(scores[candidates], places)
+    columns = columns.clip(0, len(scores))
+    if _counting_is_cheaper(len(values), len(scores)):
+        return _by_counting(scores, values, columns)
+    candidates = np.flatnonzero(scores >= values.min())
+    places = np.searchsorted(candidates, columns)
+    if _counting_is_cheaper(len(values), len(candidates)):
+        return _by_counting(scores[candidates], values, places)
+    return _by_sorting(scores[candidates], values, places)
 
 
 def _counting_is_cheaper(positives: int, scores: int) -> bool:
     return positives * (COUNT_CALL + COUNT_SCORE * scores) <= SORT_SCORE * scores
 
 
-def _by_counting(scores: Floats, positives: Integers) -> Integers:
-    """One count a positive of what ranks before it: larger scores, and equal ones that stand before it."""
+def _by_counting(scores: Floats, values: Floats, columns: Integers) -> Integers:
+    """One count a positive of what ranks before it."""
     before = [
-        np.count_nonzero(scores[:column] >= scores[column]) + np.count_nonzero(scores[column:] > scores[column])
-        for column in positives
+        np.count_nonzero(scores[:column] >= value) + np.count_nonzero(scores[column:] > value)
+        for value, column in zip(values, columns, strict=True)
     ]
-    return np.sort(np.array(before, dtype=np.int64)) + 1
+    return np.array(before, dtype=np.int64)
 
 
-def _by_sorting(scores: Floats, positives: Integers) -> Integers:
+def _by_sorting(scores: Floats, values: Floats, columns: Integers) -> Integers:
     """One sort of keys that order by falling score, then by column, so that no two are equal."""
+    keys = np.sort(_keys(scores, np.arange(len(scores))))
+    return np.searchsorted(keys, _keys(values, columns)).astype(np.int64)
+
+
+def _keys(scores: Floats, columns: Integers) -> Integers:
     bits = (0.0 - scores).view(np.int32).astype(np.int64)  # never -0.0, whose bits would not compare equal to 0.0
     falling = np.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # integers in the order of the floats they are read from
-    keys = (falling << 32) | np.arange(len(scores))
-    ranks: Integers = np.searchsorted(np.sort(keys), np.sort(keys[positives])) + 1
-    return ranks
+    keys: Integers = (falling << 32) | columns
+    return keys

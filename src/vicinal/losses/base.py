@@ -13,9 +13,10 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from vicinal import distributed
 from vicinal.errors import InputError
 from vicinal.mining import Miner
-from vicinal.similarity import Rows, Source, sum_over_rows
+from vicinal.similarity import Rows, Source, check_tile_rows, sum_over_rows
 
 Reduction = Literal["anchors", "contributing"]
 
@@ -64,8 +65,12 @@ class Loss(nn.Module, ABC):
         offset: int | None = None,
     ) -> dict[str, Tensor]:
         """The weighted terms that add up to the loss, by name, for logs. Arguments as in :meth:`forward`."""
-        with torch.autocast(embeddings.device.type, enabled=False):
-            return self._parts(Source.of(embeddings, labels, references, reference_labels, offset))
+        return self.parts_of(Source.of(embeddings, labels, references, reference_labels, offset))
+
+    def parts_of(self, source: Source) -> dict[str, Tensor]:
+        """As :meth:`parts`, of anchors and references that are normalised already."""
+        with torch.autocast(source.anchors.device.type, enabled=False):
+            return self._parts(source)
 
     @abstractmethod
     def _parts(self, source: Source) -> dict[str, Tensor]: ...
@@ -142,6 +147,7 @@ class RowLoss(Loss):
         super().__init__()
         if reduction not in ("anchors", "contributing"):
             raise InputError(f'{type(self).__name__}: reduction = {reduction!r} must be "anchors" or "contributing"')
+        check_tile_rows(tile_rows)
         self.miner = miner
         self.reduction = reduction
         self.tile_rows = tile_rows
@@ -151,15 +157,24 @@ class RowLoss(Loss):
         """One value an anchor, [rows]; 0 with a zero gradient for an anchor without pairs."""
 
     def _parts(self, source: Source) -> dict[str, Tensor]:
-        total, contributing = sum_over_rows(source, self._terms, list(self.parameters()), self.tile_rows)
-        count = contributing.clamp_min(1) if self.reduction == "contributing" else max(len(source), 1)
-        return {type(self).__name__: total / count}
+        # Comparisons, such as a miner's, are false for NaN and would make a broken embedding look like no pair at all.
+        zero_or_nan = 0 * (source.anchors.sum() + source.references.sum())
+        if len(source) == 0 or len(source.references) == 0:
+            return {type(self).__name__: zero_or_nan}
+        total, *contributing = sum_over_rows(source, self._terms, list(self.parameters()), self.tile_rows)
+        return {type(self).__name__: total / self._count(source, contributing) + zero_or_nan.detach()}
 
-    def _terms(self, rows: Rows) -> tuple[Tensor, Tensor]:
+    def _count(self, source: Source, contributing: list[Tensor]) -> Tensor | int:
+        """What the sum over anchors is divided by."""
+        if not contributing:
+            return len(source)
+        count = contributing[0].float()
+        # The mean over processes of `sum / mean count` is the sum over all anchors by the count of all.
+        return (distributed.mean(count) if source.shared else count).clamp_min(1 / distributed.world_size())
+
+    def _terms(self, rows: Rows) -> tuple[Tensor, ...]:
         if self.miner is not None:
             rows = self.miner(rows)
-        if self.reduction == "contributing":
-            contributing = (rows.positive | rows.negative).any(dim=1)
-        else:
-            contributing = rows.positive.new_empty(0)  # not needed, so not computed
-        return self.row_values(rows), contributing
+        if self.reduction == "anchors":
+            return (self.row_values(rows),)
+        return self.row_values(rows), (rows.positive | rows.negative).any(dim=1)

@@ -33,7 +33,7 @@ class MultiSimilarityLoss(RowLoss):
         tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
-        InputError: alpha or beta is not positive.
+        InputError: alpha or beta is not positive, or base is not finite.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.6, 0.8]])
@@ -55,6 +55,8 @@ class MultiSimilarityLoss(RowLoss):
         for name, value in (("alpha", alpha), ("beta", beta)):
             if not 0 < value < math.inf:
                 raise InputError(f"MultiSimilarityLoss: {name} = {value} must be positive")
+        if not math.isfinite(base):
+            raise InputError(f"MultiSimilarityLoss: base = {base} must be a finite number")
         self.alpha = alpha
         self.beta = beta
         self.base = base

@@ -238,7 +238,8 @@ class Embedder(nn.Module):
     ) -> None:
         """Save the model as a folder: `model.safetensors`, `config.json`, `README.md` (a model card).
 
-        The folder is replaced as a whole or, if anything fails, left as it was.
+        The folder is replaced as a whole or, if anything fails, left as it was. Weights keep their dtype, which must be
+        the same for all.
 
         Args:
             folder: Where; a folder that holds anything but a saved model is refused.
@@ -246,7 +247,8 @@ class Embedder(nn.Module):
             metrics: How good it was found, JSON values; None: what `self.metrics` says.
 
         Raises:
-            InputError: the folder holds something else, or recipe or metrics are not JSON values.
+            InputError: the folder holds something else, recipe or metrics are not JSON values, or weights are of
+                different dtypes.
             OSError: it cannot be written, as on a full disk.
 
         Example:
@@ -261,11 +263,12 @@ class Embedder(nn.Module):
             "recipe": dict(self.recipe if recipe is None else recipe),
             "metrics": dict(self.metrics if metrics is None else metrics),
         }
+        _weights_dtype(dict(self.named_parameters()))
         model_folder.write(folder, config, self.state_dict())
 
     @classmethod
     def from_pretrained(cls, source: str | Path, revision: str | None = None) -> Embedder:
-        """Load a saved model, in evaluation mode, on the CPU.
+        """Load a saved model, in evaluation mode, on the CPU, in the dtype that it was saved in.
 
         Nothing is unpickled, no code from the folder is run, and no other weights are downloaded. The tensors' names
         and shapes are held against the config before memory is taken for either.
@@ -288,6 +291,8 @@ class Embedder(nn.Module):
                 raise InputError(f"{folder / model_folder.CONFIG}: {error}") from error
             tensors = model_folder.read_tensors(folder, plan.state_dict())
             model = cls(**arguments)
+        weights = {name: tensors[name] for name, _ in model.named_parameters()}
+        model.to(_weights_dtype(weights, f"{folder / model_folder.WEIGHTS}: "))
         model.load_state_dict(tensors)
         model.recipe, model.metrics = config["recipe"], config["metrics"]
         return model.eval()
@@ -342,8 +347,17 @@ def _check_head(dim: int, norm: str, dropout: float, projector: int | None) -> N
         _check_width("projector", projector)
     if norm not in ("layer", "none"):
         raise InputError(f"norm: {norm!r} is unknown; choose layer or none")
-    if not 0 <= dropout < 1:
-        raise InputError(f"dropout is {dropout}; it must be from 0 to below 1")
+    if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+        raise InputError(f"dropout is {dropout!r}; it must be a number from 0 to below 1")
+
+
+def _weights_dtype(weights: Mapping[str, Tensor], where: str = "") -> torch.dtype:
+    """The one dtype of all weights; a model of several could not tell which one its images are to have."""
+    names = {tensor.dtype: name for name, tensor in weights.items()}
+    if len(names) > 1:
+        several = ", ".join(f"{name} is {dtype}" for dtype, name in names.items())
+        raise InputError(f"{where}weights of different dtypes ({several}); bring the model to one, as by model.float()")
+    return next(iter(names))
 
 
 def _check_patches(backbone: nn.Module, name: str, size: int) -> None:

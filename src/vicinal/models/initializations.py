@@ -140,6 +140,8 @@ def read_weights(path: str | Path) -> dict[str, Any]:
     Raises:
         InputError: no such file, a file of another kind, truncated, or one that would run code.
     """
+    if not isinstance(path, (str, Path)):
+        raise InputError(f"pretrained is {path!r}; give a weights file, true or false")
     path = Path(path).expanduser()
     if not path.is_file():
         raise InputError(f"pretrained: there is no file {path}; give a weights file, true or false")

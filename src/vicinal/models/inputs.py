@@ -80,7 +80,8 @@ def _dataset(source: Any, transform: ImageTransform, on_error: Literal["raise", 
             raise InputError(
                 f"cannot embed {type(source).__name__}; give a Table, a list of paths, of PIL images or of tensors"
             )
-        source = Table(pd.DataFrame({"path": [os.fspath(path) for path in source]}))
+        # As objects, for pandas' own text holds no name that is not UTF-8, which the table refuses by name.
+        source = Table(pd.DataFrame({"path": [os.fspath(path) for path in source]}, dtype=object))
     return ImageDataset(source, transform, on_error=on_error)
 
 

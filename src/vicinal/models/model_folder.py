@@ -51,7 +51,7 @@ def write(folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, T
     """Write a model folder, atomically, in the place of a former one.
 
     Args:
-        folder: Where; must not exist, be empty or be a saved model with nothing else in it.
+        folder: Where; must not exist, be empty or be a saved Vicinal model with nothing else in it.
         config: JSON values, the keys those of `KINDS`.
         tensors: Weights and buffers by name.
 
@@ -105,6 +105,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
         raise InputError(f"model: {folder} has no {CONFIG}; is it the folder of a saved Vicinal model?")
+    config = _read_ours(path)
+    version = config.pop("version", None)
+    if version != VERSION or isinstance(version, bool):
+        raise InputError(f"{path}: version is {version!r}; this Vicinal reads version {VERSION}")
+    _check_keys(path, config)
+    _check_numbers(path, config)
+    return config
+
+
+def _read_ours(path: Path) -> dict[str, Any]:
     if path.stat().st_size > MAX_CONFIG_BYTES:
         raise InputError(f"{path}: {path.stat().st_size:,} bytes is too large for a config")
     try:
@@ -113,11 +123,6 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path}: not JSON: {one_line(error)}") from error
     if not isinstance(config, dict) or config.pop("format", None) != FORMAT:
         raise InputError(f'{path}: not the config of a Vicinal model ("format" is not "{FORMAT}")')
-    version = config.pop("version", None)
-    if version != VERSION or isinstance(version, bool):
-        raise InputError(f"{path}: version is {version!r}; this Vicinal reads version {VERSION}")
-    _check_keys(path, config)
-    _check_numbers(path, config)
     return config
 
 
@@ -196,8 +201,12 @@ def _check_replaceable(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise InputError(f"cannot save a model to {folder}: it is a file; give a folder")
-    foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in (WEIGHTS, CONFIG, CARD))
-    if foreign or ((folder / CARD).exists() and not (folder / WEIGHTS).exists()):
-        raise InputError(
-            f"cannot save a model to {folder}: it holds {(foreign or [CARD])[0]}; give a folder of its own"
-        )
+    names = sorted(entry.name for entry in folder.iterdir())
+    foreign = [name for name in names if name not in (WEIGHTS, CONFIG, CARD)]
+    if foreign or (names and CONFIG not in names):
+        raise InputError(f"cannot save a model to {folder}: it holds {(foreign or names)[0]}; give a folder of its own")
+    if names:
+        try:
+            _read_ours(folder / CONFIG)
+        except (InputError, OSError) as error:
+            raise InputError(f"cannot save a model to {folder}: {error}; give a folder of its own") from error

@@ -80,8 +80,8 @@ class GeM(nn.Module):
     def __init__(self, p: float = 3.0, learned: bool = False, eps: float = 1e-6) -> None:
         super().__init__()
         for name, value in (("p", p), ("eps", eps)):
-            if not 0 < value < float("inf"):
-                raise InputError(f"GeM pooling: {name} is {value}; it must be a finite number above 0")
+            if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+                raise InputError(f"GeM pooling: {name} is {value!r}; it must be a finite number above 0")
         self.eps = eps
         if learned:
             self.p = nn.Parameter(torch.tensor(float(p)))

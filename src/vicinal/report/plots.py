@@ -19,10 +19,11 @@ from vicinal.errors import InputError
 from vicinal.files import write_bytes
 
 RIGHT, WRONG, UNKNOWN, QUERY = "#1a9850", "#d73027", "#9aa0a6", "#30343b"
-INK, PALE = "#24272c", "#6b7178"
+INK, PALE, EMPTY = "#24272c", "#6b7178", "#eceef0"
 CELL_INCHES, DPI, THUMBNAIL = 1.15, 150, 256  # size of an image on the page; pixels an inch; its longer side in pixels
 IMAGE, GAP, LINE = 1.0, 0.16, 0.17  # in cells: an image, the space beside it, a line of text
 LABEL_CHARACTERS = 15
+MOST_ROWS = 50  # of a grid; more would make a picture that few programs open
 
 Item = Mapping[str, Any]
 
@@ -35,14 +36,19 @@ def neighbor_grid(
 ) -> None:
     """Draw each query with its neighbours in a row: green frame for the same label, red for another, grey for unknown.
 
+    Labels are compared as text, so that the class 5 of a benchmark is that of a folder `5`. Of more than 50 queries the
+    first 50 are drawn, and the title says so.
+
     Args:
-        queries: a row each: `path` (a file, or a PIL image), `label` (None, NaN or absent where unknown).
+        queries: a row each: `path` (a file, or a PIL image; where it is unknown, a grey field stands for the image)
+            and `label` (both None, NaN or absent where unknown).
         neighbors: for each query its neighbours, best first: `path`, `label` and `score`.
         out_path: the picture; its suffix says the format (png, jpg, webp, pdf, svg).
         title: a line above the picture.
 
     Raises:
-        InputError: no queries, other numbers of queries and lists, an image that cannot be read, or an unknown suffix.
+        InputError: no queries, other numbers of queries and lists, an image that cannot be read, an unknown suffix, or
+            a picture larger than its format can be.
         OSError: the picture cannot be written.
 
     Example:
@@ -56,6 +62,9 @@ def neighbor_grid(
     """
     if not queries or len(queries) != len(neighbors):
         raise InputError(f"{len(queries)} queries and {len(neighbors)} lists of neighbours; give one list a query")
+    if len(queries) > MOST_ROWS:
+        title = " - ".join(filter(None, [title, f"the first {MOST_ROWS} of {len(queries):,} queries"]))
+        queries, neighbors = queries[:MOST_ROWS], neighbors[:MOST_ROWS]
     figure, axes = _canvas(len(queries), 1 + max(len(row) for row in neighbors), title)
     step = IMAGE + 2 * LINE + GAP
     for row, (query, found) in enumerate(zip(queries, neighbors, strict=True)):
@@ -114,7 +123,8 @@ def _canvas(rows: int, columns: int, title: str | None) -> tuple[Figure, Axes]:
 
 def _cell(axes: Axes, item: Item, left: float, top: float, color: str, caption: str) -> None:
     """One image in its frame, the caption and the label below it."""
-    image = _thumbnail(item["path"])
+    unknown = _is_unknown(item.get("path"))
+    image = Image.new("RGB", (1, 1), EMPTY) if unknown else _thumbnail(item["path"])
     width, height = (IMAGE * side / max(image.size) for side in image.size)
     x, y = left + (IMAGE - width) / 2, top + (IMAGE - height) / 2
     axes.imshow(image, extent=(x, x + width, y + height, y), interpolation="nearest", aspect="auto", zorder=1)
@@ -140,11 +150,11 @@ def _verdict(wanted: object, found: object) -> tuple[str, str]:
     """Color and mark of a neighbour; the mark is for those who cannot tell green from red."""
     if _is_unknown(wanted) or _is_unknown(found):
         return UNKNOWN, ""
-    return (RIGHT, " ✓") if wanted == found else (WRONG, " ✗")
+    return (RIGHT, " ✓") if str(wanted) == str(found) else (WRONG, " ✗")
 
 
-def _is_unknown(label: object) -> bool:
-    return label is None or label is pd.NA or label != label  # the last is NaN, as tables have it
+def _is_unknown(value: object) -> bool:
+    return value is None or value is pd.NA or value != value  # the last is NaN, as tables have it
 
 
 def _short(label: object) -> str:
@@ -188,5 +198,12 @@ def _write(figure: Figure, path: Path) -> None:
     if form not in known:
         raise InputError(f"{path}: pictures end in .{', .'.join(sorted(known))}")
     buffer = BytesIO()
-    figure.savefig(buffer, format=form, facecolor="white")
+    try:
+        figure.savefig(buffer, format=form, facecolor="white")
+    except (ValueError, OSError) as error:  # as the libraries say that a picture is too large for its format
+        width, height = canvas.get_width_height()
+        raise InputError(
+            f"{path}: a picture of {width} x {height} pixels cannot be written as {form} ({error}); "
+            "use .png, or draw fewer images"
+        ) from None
     write_bytes(path, buffer.getvalue())

@@ -10,6 +10,7 @@ import faiss as faiss_with_stubs
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from pandas.api.extensions import ExtensionDtype
 
 from vicinal.data.table import Table
 from vicinal.errors import InputError
@@ -21,13 +22,14 @@ faiss: Any = faiss_with_stubs  # its type stubs lack the Python-side arguments o
 Kind = Literal["exact", "hnsw", "ivfpq"]
 
 EXACT_UP_TO = 100_000  # vectors; above, "auto" takes HNSW, as comparing with every vector becomes slow
-HNSW_LINKS, HNSW_BUILD, HNSW_SEARCH = (
-    32,
-    100,
-    128,
-)  # links a vector, breadth of the search while building and while searching
+HNSW_LINKS = 32  # a vector
+HNSW_BUILD, HNSW_SEARCH = 100, 128  # breadth of the search while building and while searching
 IVFPQ_CODES, IVFPQ_PROBES = 256, 32  # values of one code byte, inverted lists visited
 IVFPQ_LEAST = 39 * IVFPQ_CODES  # vectors to train on; faiss's own advice is 39 a centroid
+CLASSES = {"exact": faiss.IndexFlat, "hnsw": faiss.IndexHNSW, "ivfpq": faiss.IndexIVFPQ}
+OWN_ID = "id_of_table"  # what a table's own column `id` is called in the index
+# for columns that would else become floats or objects where values are missing
+NULLABLE: dict[str, ExtensionDtype] = {"b": pd.BooleanDtype(), "i": pd.Int64Dtype(), "u": pd.UInt64Dtype()}
 
 Integers = npt.NDArray[np.int64]
 
@@ -84,14 +86,16 @@ class Index:
 
         Args:
             vectors: float [n, dim].
-            table: n rows; its columns become those of :attr:`items`.
+            table: n rows; its columns become those of :attr:`items`, a column `id` under the name `id_of_table`.
             kind: `exact` compares with every vector; `hnsw` is a graph, faster and nearly exact above 100,000 vectors;
-                `ivfpq` keeps about one byte for four dimensions and gives approximate scores; `auto` is `exact` up to
-                100,000 vectors, `hnsw` above.
+                `ivfpq` keeps about one byte for four dimensions and gives approximate scores: at some tens of
+                dimensions or fewer these are so coarse that many true neighbours are missed, so it is for large
+                vectors; `auto` is `exact` up to 100,000 vectors, `hnsw` above.
             model_fingerprint: says which model made the vectors.
 
         Raises:
-            InputError: other numbers of rows, NaN or infinity, too few vectors for `ivfpq`, or an unknown kind.
+            InputError: other numbers of rows, NaN or infinity, too few vectors for `ivfpq`, an unknown kind, or a
+                table with both columns `id` and `id_of_table`.
         """
         unit = _checked(vectors, table)
         if kind == "auto":
@@ -109,7 +113,10 @@ class Index:
 
     @property
     def items(self) -> pd.DataFrame:
-        """A row an image that can be found: `id` and the columns of its table, in the order of ids."""
+        """A row an image that can be found: `id` and the columns of its table, in the order of ids.
+
+        A table's own column `id` is called `id_of_table`.
+        """
         return self._items.copy()
 
     def __len__(self) -> int:
@@ -142,6 +149,9 @@ class Index:
 
     def add(self, vectors: Array, table: Table) -> Integers:
         """Add vectors and give their new ids, int64 [n].
+
+        A column that only the index or only the table has is missing in the other's rows. Where one has integers and
+        the other text, as of labels read from folders named by digits, both become text.
 
         Raises:
             InputError: other numbers of rows, another dimension, NaN or infinity, a column of another type than before.
@@ -218,22 +228,20 @@ class Index:
         damaged = InputError(f"{folder}: the index is damaged; build it again")
         try:
             structure = faiss.deserialize_index(np.frombuffer(data, dtype=np.uint8))
+            fits = isinstance(structure, CLASSES[str(config["kind"])])
             index = cls(structure, items, config["kind"], config["model_fingerprint"])
             expected = (config["dim"], config["added"], config["size"])
         except (RuntimeError, KeyError):
             raise damaged from None
         ids = items["id"].to_numpy() if "id" in items else np.array([-1])
         ordered = len(ids) == 0 or (ids[0] >= 0 and (np.diff(ids) > 0).all() and ids[-1] < structure.ntotal)
-        if expected != (structure.d, structure.ntotal, len(items)) or not ordered:
+        if expected != (structure.d, structure.ntotal, len(items)) or not ordered or not fits:
             raise damaged
         return index
 
     def _append(self, vectors: UnitVectors, table: Table) -> Integers:
         ids = np.arange(self._structure.ntotal, self._structure.ntotal + len(vectors), dtype=np.int64)
-        if table.has("id"):
-            raise InputError("the table has a column 'id', which the index gives itself; rename or drop it")
-        new = table.frame.copy()
-        new.insert(0, "id", ids)
+        new = _with_ids(table, ids)
         items = new if not self._structure.ntotal else _joined(self._items, new)
         for start in range(0, len(vectors), BLOCK_ROWS):
             self._structure.add(_rows(vectors, start, start + BLOCK_ROWS))
@@ -321,12 +329,51 @@ def _trained_ivfpq(vectors: UnitVectors) -> Any:
     return structure
 
 
+def _with_ids(table: Table, ids: Integers) -> pd.DataFrame:
+    if table.has("id") and table.has(OWN_ID):
+        raise InputError(f"the table has both columns 'id' and {OWN_ID!r}, as which 'id' would be kept; drop one")
+    frame = table.frame.rename(columns={"id": OWN_ID})
+    frame.insert(0, "id", ids)
+    return frame
+
+
 def _joined(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """Both below each other; a column that one of them lacks is empty there."""
-    for column in old.columns.intersection(new.columns):
-        if len(old) and (old[column].dtype.kind in "iuf") != (new[column].dtype.kind in "iuf"):
-            raise InputError(
-                f"column {column!r} is {new[column].dtype} in the new rows, {old[column].dtype} in the index; "
-                "it must be alike"
-            )
-    return pd.concat([old, new], ignore_index=True)
+    """Both below each other; a column that one of them lacks is missing there."""
+    shared = old.columns.intersection(new.columns).drop("id")
+    pairs = {column: _alike(column, old[column], new[column]) for column in shared}
+    old = old.assign(**{column: pair[0] for column, pair in pairs.items()})
+    new = new.assign(**{column: pair[1] for column, pair in pairs.items()})
+    parts = [
+        mine.assign(**{column: _nullable(mine[column]) for column in mine.columns.difference(other.columns)})
+        for mine, other in ((old, new), (new, old))
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _alike(column: str, old: pd.Series, new: pd.Series) -> tuple[pd.Series, pd.Series]:
+    """Both parts of a column in types that can be joined."""
+    kinds = _kind(old), _kind(new)
+    if kinds[0] == "empty":
+        return old.astype(_nullable(new).dtype), new
+    if kinds[1] == "empty":
+        return old, new.astype(_nullable(old).dtype)
+    if set(kinds) == {"integer", "string"}:
+        return _text(old), _text(new)
+    if kinds[0] != kinds[1] and set(kinds) != {"integer", "floating"}:
+        raise InputError(
+            f"column {column!r} is {kinds[1]} in the new rows, {kinds[0]} in the index; it must be alike in both"
+        )
+    return old, new
+
+
+def _kind(column: pd.Series) -> str:
+    """What the values are: integer, floating, boolean, string, ..., or empty where all are missing."""
+    return pd.api.types.infer_dtype(column.dropna().astype(object))
+
+
+def _nullable(column: pd.Series) -> pd.Series:
+    return column.astype(NULLABLE[column.dtype.kind]) if column.dtype.kind in NULLABLE else column
+
+
+def _text(column: pd.Series) -> pd.Series:
+    return column.map(str, na_action="ignore").astype("str")

@@ -15,6 +15,8 @@ from vicinal.retrieval.scores import (
     Array,
     ScoreBlock,
     UnitVectors,
+    check_chunk,
+    check_exclude,
     check_same_dim,
     rows_within_budget,
 )
@@ -48,7 +50,7 @@ def top_k(
 ) -> Neighbors:
     """Find the `k` gallery vectors most similar to each query, exactly.
 
-    Scores are float32 cosine similarities (vectors whose lengths are not one are divided by them). Blocks of queries
+    Scores are float32 cosine similarities (every vector is divided by its length). Blocks of queries
     meet blocks of the gallery, so that about 64 MB are needed beside the vectors whatever the sizes; the result does
     not depend on the blocks.
 
@@ -66,13 +68,15 @@ def top_k(
         Scores and gallery rows, both [q, k].
 
     Raises:
-        InputError: NaN or infinity in a vector, different dimensions, or `k` larger than what is left of the gallery.
+        InputError: NaN or infinity in a vector, different dimensions, `k` larger than what is left of the gallery, or
+            `chunk` below 1.
 
     Example:
         >>> gallery = np.eye(3, dtype=np.float32)
         >>> top_k(gallery[:1], gallery, k=2, exclude=np.array([0])).indices
         array([[1, 2]])
     """
+    check_chunk(chunk)
     unit_queries = UnitVectors(queries, "query", device=device)
     unit_gallery = UnitVectors(gallery, "gallery vector", device=unit_queries.device)
     check_same_dim(unit_queries, unit_gallery)
@@ -164,8 +168,7 @@ class _LeftOut:
         self._query_groups = _per_row(query_groups, queries, "query_groups", "query")
         self._gallery_groups = _per_row(gallery_groups, gallery, "gallery_groups", "gallery vector")
         self._by_group = query_groups is not None
-        if (self._exclude >= gallery).any():
-            raise InputError(f"exclude names gallery row {self._exclude.max()}; the gallery has {gallery} rows")
+        check_exclude(self._exclude, gallery)
 
     def check_enough(self, k: int) -> None:
         """Refuse a k that some query cannot fill."""

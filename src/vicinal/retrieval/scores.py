@@ -20,7 +20,7 @@ from vicinal.errors import InputError
 SCORE_BYTES = 64 * 2**20  # default size of the one block of scores that is held at a time
 TILE_ROWS, TILE_COLUMNS = 64, 256  # blocks are padded to multiples of these
 BLOCK_ROWS = 4096  # gallery vectors in one matrix product: 8 MB at 512 dimensions
-UNIT_TOLERANCE = 1e-3  # float16 rounding moves a length by less
+TINY = torch.finfo(torch.float32).tiny
 
 Array = npt.NDArray[np.generic] | Tensor
 
@@ -28,8 +28,8 @@ Array = npt.NDArray[np.generic] | Tensor
 class UnitVectors:
     """Vectors read as float32 rows of length one, converted block by block so that no second copy of all is made.
 
-    Vectors whose lengths are all within 0.001 of one are taken as they are, others are divided by their length
-    (a zero vector stays zero and has score 0 with everything).
+    Every vector is divided by its length, whatever the others are; a zero vector stays zero and has score 0 with
+    everything.
 
     Args:
         array: float [n, dim], numpy (a memory map too) or torch, of any float precision.
@@ -55,8 +55,7 @@ class UnitVectors:
         self._data = _as_tensor(array, name)
         self._rows = None if rows is None else torch.from_numpy(np.array(rows, dtype=np.int64))
         self.device = torch.device(device) if device is not None else self._data.device
-        self._divide = False
-        self._divide = not self._all_unit(name)
+        self._check_finite(name)
 
     def __len__(self) -> int:
         return len(self._data) if self._rows is None else len(self._rows)
@@ -76,18 +75,16 @@ class UnitVectors:
 
     def _unit(self, rows: Tensor) -> Tensor:
         vectors = rows.to(self.device, torch.float32)
-        return F.normalize(vectors, dim=1, eps=1e-30) if self._divide else vectors
+        # Entries of at most 1, so that their squares neither overflow nor vanish.
+        return F.normalize(vectors / vectors.abs().amax(dim=1, keepdim=True).clamp_min(TINY), dim=1)
 
-    def _all_unit(self, name: str) -> bool:
-        unit = True
+    def _check_finite(self, name: str) -> None:
         for start in range(0, len(self), BLOCK_ROWS):
-            lengths = torch.linalg.vector_norm(self.block(start, start + BLOCK_ROWS), dim=1, dtype=torch.float64)
-            if not torch.isfinite(lengths).all():
-                row = start + int((~torch.isfinite(lengths)).nonzero()[0])
+            broken = self.block(start, start + BLOCK_ROWS).sum(dim=1).isnan()  # infinity over infinity is NaN too
+            if broken.any():
+                row = start + int(broken.nonzero()[0])
                 source = row if self._rows is None else int(self._rows[row])
                 raise InputError(f"{name} {source} holds NaN or infinity; every embedding must be finite")
-            unit = unit and bool(((lengths - 1).abs() <= UNIT_TOLERANCE).all())
-        return unit
 
 
 class ScoreBlock:
@@ -101,7 +98,7 @@ class ScoreBlock:
     """
 
     def __init__(self, rows: int, columns: int, device: torch.device) -> None:
-        self._buffer = torch.empty(_up(rows, TILE_ROWS), _up(columns, TILE_COLUMNS), device=device)
+        self._buffer = torch.empty(round_up(rows, TILE_ROWS), round_up(columns, TILE_COLUMNS), device=device)
 
     def fill(self, queries: Tensor, gallery: UnitVectors, start: int, stop: int) -> Tensor:
         """Scores float32 [queries, stop - start] with gallery rows `start` to `stop`, valid until the next call."""
@@ -126,9 +123,34 @@ def check_same_dim(queries: UnitVectors, gallery: UnitVectors) -> None:
         )
 
 
+def check_chunk(chunk: int | None) -> None:
+    """Refuse an impossible number of queries a block; None is for the default.
+
+    Raises:
+        InputError: it is below 1.
+    """
+    if chunk is not None and chunk < 1:
+        raise InputError(f"chunk = {chunk} is impossible; use chunk >= 1, or None for the default")
+
+
+def check_exclude(exclude: npt.NDArray[np.int64], gallery: int) -> None:
+    """Refuse gallery rows to leave out that are not there; negative ones stand for none.
+
+    Raises:
+        InputError: a row is beyond the gallery.
+    """
+    if (exclude >= gallery).any():
+        raise InputError(f"exclude names gallery row {exclude.max()}; the gallery has {gallery} rows")
+
+
 def rows_within_budget(columns: int, least: int, most: int) -> int:
     """How many rows of `columns` scores fit the memory budget: at least `least`, at most `most`."""
     return max(least, min(most, SCORE_BYTES // (4 * max(columns, 1))))
+
+
+def round_up(count: int, multiple: int) -> int:
+    """The first multiple that is not below `count`."""
+    return -(-count // multiple) * multiple
 
 
 def _as_tensor(array: Array, name: str) -> Tensor:
@@ -154,9 +176,5 @@ def _share_memory(array: npt.NDArray[np.generic]) -> Tensor:
 
 
 def _pad(vectors: Tensor, multiple: int) -> Tensor:
-    missing = _up(len(vectors), multiple) - len(vectors)
+    missing = round_up(len(vectors), multiple) - len(vectors)
     return F.pad(vectors, (0, 0, 0, missing)) if missing else vectors
-
-
-def _up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple

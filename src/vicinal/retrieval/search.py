@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ class Found:
     """A query and what was found for it.
 
     Attributes:
-        query: what is known of the query: its path and label, if any.
+        query: what is known of the query: its id, path and label, if any.
         matches: best first; id, score (cosine similarity), path and label of each.
     """
 
@@ -49,7 +48,7 @@ def find(
         vectors: float32 [q, d].
         table: q rows, what is known of the queries.
         k: how many matches each query gets.
-        leave_out_itself: leave out matches with the query's own path.
+        leave_out_itself: leave out matches with the query's own path; k others are left unless the index holds fewer.
 
     Raises:
         InputError: k is larger than the index, or vectors of another dimension.
@@ -63,7 +62,7 @@ def find(
     # A query in the index is one match more than wanted; an index that holds only k cannot give it.
     wanted = min(k + 1, max(k, len(index))) if leave_out_itself else k
     result = index.search(vectors, wanted)
-    facts = list(_facts(table.frame))
+    facts = _facts(table.frame)
     items = {item["id"]: item for item in _facts(index.lookup(np.unique(result.ids)))}
     found = []
     for query, ids, scores in zip(facts, result.ids, result.scores, strict=True):
@@ -74,15 +73,16 @@ def find(
     return found
 
 
-def _facts(frame: pd.DataFrame) -> Iterator[Facts]:
-    """Id, path and label of every row, those that there are."""
-    columns = [column for column in ("id", "path", "label") if column in frame]
-    for values in zip(*(frame[column].tolist() for column in columns), strict=True):
-        yield {name: value for name, value in zip(columns, values, strict=True) if not _missing(value)}
-
-
-def _missing(value: Any) -> bool:
-    return value is None or value != value
+def _facts(frame: pd.DataFrame) -> list[Facts]:
+    """Id, path and label of every row, those that there are, as plain values."""
+    rows: list[Facts] = [{} for _ in range(len(frame))]
+    for column in ("id", "path", "label"):
+        if column in frame:
+            known = frame[column].notna().tolist()
+            for facts, value, there in zip(rows, frame[column].tolist(), known, strict=True):
+                if there:
+                    facts[column] = value.item() if isinstance(value, np.generic) else value
+    return rows
 
 
 def _name(facts: Facts, otherwise: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from vicinal.errors import InputError
-from vicinal.files import write_bytes
+from vicinal.files import leftovers, write_bytes
 
 FORMAT, VERSION = "vicinal-index", 1
 CONFIG = "config.json"
@@ -112,15 +112,17 @@ def _read_part(folder: Path, config: dict[str, Any], part: str) -> bytes:
 
 
 def _sweep(folder: Path) -> None:
-    """Delete the data files that the config does not name, whole or half-written."""
+    """Delete the data files that the config does not name, and whatever a killed writer left half-written."""
     try:
         kept = set(_read_config(folder)["files"].values())
     except InputError:
         kept = set()
+    swept = leftovers(folder / CONFIG)
     for part, suffix in SUFFIXES.items():
-        for path in [*folder.glob(f"{part}-*{suffix}"), *folder.glob(f".{part}-*{suffix}.tmp")]:
-            if path.name not in kept:
-                path.unlink(missing_ok=True)
+        swept += [*folder.glob(f"{part}-*{suffix}"), *folder.glob(f".{part}-*{suffix}.*.tmp")]
+    for path in swept:
+        if path.name not in kept:
+            path.unlink(missing_ok=True)
 
 
 def _digest(data: bytes) -> str:

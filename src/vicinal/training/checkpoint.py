@@ -34,3 +34,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise InputError(f"{path} is not a checkpoint of Vicinal")
     return state
+
+
+def require_keys(path: Path, state: dict[str, Any], *keys: str) -> None:
+    """Raise InputError, naming the file, unless the state has all the keys."""
+    missing = [key for key in keys if key not in state]
+    if missing:
+        raise InputError(f"{path} is not a checkpoint of a run: {', '.join(missing)} is missing")

@@ -34,5 +34,6 @@ class StopRequest:
 
 
 def ignore_interrupts(worker: int) -> None:
-    """For processes that load data: Ctrl-C reaches them too, and only the trainer is to answer it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """For processes that load data: signals to a group reach them too, and only the trainer is to answer."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

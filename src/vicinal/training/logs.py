@@ -20,27 +20,29 @@ def read_log(path: Path) -> pd.DataFrame:
 
 
 class CsvLog:
-    """Appends lines to a CSV file whose first column is the step.
+    """Appends lines to a CSV file.
 
     Args:
-        path: the file; lines of steps after `last_step` are removed, for they will be made again.
-        last_step: the step the run continues from; 0 starts anew.
+        path: the file.
+        column: "step" or "epoch"; lines that are later in it than `last` will be made again and are removed.
+        last: where the run continues from; None starts anew.
     """
 
-    def __init__(self, path: Path, last_step: int) -> None:
+    def __init__(self, path: Path, column: str, last: int | None) -> None:
         self.path = path
         self.columns: list[str] = []
-        if path.exists() and last_step:
-            self._keep_until(last_step)
+        if path.exists() and last is not None:
+            self._keep_until(column, last)
         else:
             path.unlink(missing_ok=True)
 
-    def _keep_until(self, last_step: int) -> None:
+    def _keep_until(self, column: str, last: int) -> None:
         with self.path.open(newline="") as file:
             lines = list(csv.reader(file))
         self.columns = lines[0] if lines else []
         # A killed process may have left half a line at the end.
-        kept = [line for line in lines[1:] if len(line) == len(self.columns) and int(line[0]) <= last_step]
+        whole = [line for line in lines[1:] if len(line) == len(self.columns)]
+        kept = [line for line in whole if float(line[self.columns.index(column)]) <= last]
         write_bytes(self.path, _lines(self.columns, *kept).encode())
 
     def write(self, values: Mapping[str, float]) -> None:
@@ -64,12 +66,18 @@ def _lines(*rows: list[str]) -> str:
 
 
 class RunLog:
-    """The two logs of a run, in CSV and TensorBoard."""
+    """The two logs of a run, in CSV and TensorBoard.
 
-    def __init__(self, run: RunFolder, last_step: int) -> None:
-        self._steps = CsvLog(run.log, last_step)
-        self._metrics = CsvLog(run.metrics, last_step)
-        self._board = SummaryWriter(str(run.tensorboard), purge_step=last_step + 1 if last_step else None)
+    Args:
+        run: the run's folder.
+        step: steps that the run continues after; 0 starts anew.
+        epoch: epochs that it has finished, with their evaluations.
+    """
+
+    def __init__(self, run: RunFolder, step: int, epoch: int) -> None:
+        self._steps = CsvLog(run.log, "step", step or None)
+        self._metrics = CsvLog(run.metrics, "epoch", epoch if step else None)
+        self._board = SummaryWriter(str(run.tensorboard), purge_step=step + 1 if step else None)
 
     def step(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
         """Log what happened in a training step."""

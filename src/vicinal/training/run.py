@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vicinal.errors import InputError
+from vicinal.files import leftovers
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; give a folder for the run with --out")
         # A run killed before it had a recipe may have left its table, whole or half.
-        left_by_us = {self.table.name, f".{self.table.name}.tmp", f".{self.recipe.name}.tmp"}
-        if self.path.exists() and {entry.name for entry in self.path.iterdir()} - left_by_us:
+        left_by_us = {self.table, *leftovers(self.table), *leftovers(self.recipe)}
+        if self.path.exists() and set(self.path.iterdir()) - left_by_us:
             raise InputError(f"{self.path} exists already; give another --out, or --resume to continue the run there")
 
     def check_run(self) -> None:

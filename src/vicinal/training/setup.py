@@ -18,8 +18,9 @@ from vicinal.data import ClassBalancedSampler, RandomBatchSampler, Table, requir
 from vicinal.errors import InputError
 from vicinal.losses import Loss
 from vicinal.models import Embedder
-from vicinal.training.recipe import Data, Settings
-from vicinal.training.recipe import Optimizer as OptimizerSettings
+from vicinal.similarity import Source
+from vicinal.training.settings import Data, Settings
+from vicinal.training.settings import Optimizer as OptimizerSettings
 
 DEFAULT_SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}
 
@@ -140,12 +141,7 @@ class System(nn.Module):
 
     def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The loss's parts, for this process's images as anchors and those of all processes as references."""
-        embeddings = self.embedder(images)
-        if distributed.world_size() == 1:
-            return self.loss.parts(embeddings, labels)
-        references, reference_labels = distributed.gather(embeddings), distributed.gather(labels)
-        offset = distributed.rank() * len(labels)
-        return self.loss.parts(embeddings, labels, references, reference_labels, offset)
+        return self.loss.parts_of(Source.over_processes(self.embedder(images), labels))
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """The parameters by part: backbone, head, projector, loss; parts without parameters are left out."""

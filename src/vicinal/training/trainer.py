@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from lightning.fabric.wrappers import _FabricOptimizer
 from torch import Tensor
@@ -28,14 +28,14 @@ from vicinal.data import ImageDataset, Table, TrainBatches
 from vicinal.errors import InterruptedRunError, NonFiniteLossError
 from vicinal.evaluation import evaluate
 from vicinal.report.plots import learning_curves
-from vicinal.training.checkpoint import load_checkpoint, save_checkpoint
+from vicinal.seeds import mixed_seed
+from vicinal.training.checkpoint import load_checkpoint, require_keys, save_checkpoint
 from vicinal.training.interrupt import StopRequest, ignore_interrupts
 from vicinal.training.logs import RunLog, read_log
 from vicinal.training.recipe import Recipe
 from vicinal.training.run import RunFolder
 from vicinal.training.setup import (
     System,
-    load_table,
     loading_processes,
     make_fabric,
     make_optimizer,
@@ -44,6 +44,9 @@ from vicinal.training.setup import (
 )
 
 Batch = dict[str, Tensor]
+
+# Each skipped step halves the scale of the loss: after so many in a row it is not the scale that is wrong.
+MOST_SKIPPED_STEPS = 50
 
 
 @dataclass
@@ -55,7 +58,6 @@ class Progress:
         epoch: epochs finished.
         steps_in_epoch: steps taken in the epoch that is under way.
         best: best validation score; -inf before the first.
-        best_epoch: epochs finished when it was reached.
         evaluations_since_best: evaluations since then.
     """
 
@@ -63,52 +65,7 @@ class Progress:
     epoch: int = 0
     steps_in_epoch: int = 0
     best: float = -math.inf
-    best_epoch: int = 0
     evaluations_since_best: int = 0
-
-
-def train(recipe: Recipe, out: str | Path) -> RunFolder:
-    """Train as the recipe says into a new run folder.
-
-    Args:
-        recipe: all settings.
-        out: the run's folder; must not exist yet or be empty.
-
-    Returns:
-        The run's folder, see :class:`~vicinal.training.run.RunFolder`.
-
-    Raises:
-        InputError: the recipe, the data or the folder cannot work.
-        NonFiniteLossError: the loss became infinite or NaN.
-        InterruptedRunError: Ctrl-C; the state is saved.
-    """
-    run = RunFolder(Path(out))
-    run.check_new()
-    table = load_table(recipe.settings)
-    Trainer(recipe, table, run).fit()
-    return run
-
-
-def resume(out: str | Path, recipe: Recipe | None = None) -> RunFolder:
-    """Continue the run in a folder from its last checkpoint; ends with the weights of a run that never stopped.
-
-    Args:
-        out: the run's folder.
-        recipe: if given, must be the run's own; a folder without a run is then begun anew, so that one command line
-            can start a run and restart it until it is done.
-
-    Raises:
-        InputError: there is no run, or it has another recipe. Other errors as for :func:`train`.
-    """
-    run = RunFolder(Path(out))
-    if recipe is not None and not run.recipe.exists():
-        return train(recipe, out)
-    run.check_run()
-    own = Recipe.load(run.recipe)
-    if recipe is not None:
-        own.check_same(recipe)
-    Trainer(own, Table.from_parquet(run.table), run).fit()
-    return run
 
 
 class Trainer:
@@ -127,6 +84,7 @@ class Trainer:
         self.table = table
         self.progress = Progress()
         self.latest_loss = math.nan
+        self.skipped_steps = 0
         self._restart_clock()
         self.precision = make_precision(self.settings)
         self.fabric = make_fabric(self.settings, self.precision)
@@ -175,23 +133,24 @@ class Trainer:
         plan = self._plan()
         steps = math.ceil(len(plan) / self.settings.accumulate)
         for batches in self._batches(plan):
-            self.train_step(batches, epoch=self.progress.epoch + self.progress.steps_in_epoch / steps)
+            last = self.progress.steps_in_epoch + 1 == steps
+            self.train_step(batches, epoch=self.progress.epoch + self.progress.steps_in_epoch / steps, last=last)
             self._show(steps)
             self._save_if_time()
             self._stop_if_asked()
 
-    def train_step(self, batches: Sequence[Batch], epoch: float) -> None:
-        """One step of the optimiser, on the mean gradient of the batches."""
-        torch.manual_seed(_mix(self.settings.seed, self.progress.step, distributed.rank()))
+    def train_step(self, batches: Sequence[Batch], epoch: float, last: bool = False) -> None:
+        """One step of the optimiser, on the mean gradient of the batches; the last of an epoch is always logged."""
+        torch.manual_seed(mixed_seed(self.settings.seed, self.progress.step, distributed.rank()))
         self._set_learning_rates(epoch)
         parts = [self._backward(batch, share=1 / len(batches), last=batch is batches[-1]) for batch in batches]
-        norm = self._clip()
+        norm = self._clip(parts, batches)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.progress.step += 1
         self.progress.steps_in_epoch += 1
         self.images_since_log += sum(len(batch["labels"]) for batch in batches) * distributed.world_size()
-        if self.progress.step % self.settings.log_every == 0:
+        if last or self.progress.step % self.settings.log_every == 0:
             self._log_step(epoch, parts, norm)
 
     def finish_epoch(self) -> None:
@@ -208,15 +167,17 @@ class Trainer:
         """Evaluate on the validation split, if there is one, and keep the weights if they are the best so far."""
         if self.val_images is None:
             return
-        vectors = self.embedder.embed(self.val_images, batch=self.settings.batch, progress=False)
-        metrics = evaluate(vectors, self.val_images.table).metrics
+        metrics: dict[str, float] = {}
         if self.fabric.is_global_zero:
+            vectors = self.embedder.embed(self.val_images, batch=self.settings.batch, progress=False)
+            metrics = evaluate(vectors, self.val_images.table).metrics
             self.log.metrics(self.progress.step, self.progress.epoch, metrics)
+        # Processes that judge for themselves could disagree by a rounding error, and one would stop before the others.
+        metrics = distributed.from_first(metrics)
         self.progress.evaluations_since_best += 1
         score = metrics[self.settings.validation.metric]
         if score > self.progress.best:
-            self.progress.best, self.progress.best_epoch = score, self.progress.epoch
-            self.progress.evaluations_since_best = 0
+            self.progress.best, self.progress.evaluations_since_best = score, 0
             self._write(
                 self.run.best, {"system": self.system.state_dict(), "metrics": metrics, "epoch": self.progress.epoch}
             )
@@ -233,19 +194,21 @@ class Trainer:
         with self.fabric.no_backward_sync(self.system, enabled=not last):
             parts: dict[str, Tensor] = self.system(batch["images"], batch["labels"])
             loss = torch.stack(list(parts.values())).sum()
-            if distributed.agree(not math.isfinite(loss.item())):
-                raise NonFiniteLossError(self._describe("loss", parts, batch))
+            self.latest_loss = loss.item()
+            if distributed.agree(not math.isfinite(self.latest_loss)):
+                raise NonFiniteLossError(self._describe("loss", parts, [batch]))
             self.fabric.backward(loss * share)
         return {name: value.detach() for name, value in parts.items()}
 
-    def _clip(self) -> float:
+    def _clip(self, parts: Sequence[dict[str, Tensor]], batches: Sequence[Batch]) -> float:
         """Limit the gradient's norm if the recipe says so; returns the norm before."""
         limit = self.settings.clip or math.inf
         norm = self.fabric.clip_gradients(self.system, self.optimizer, max_norm=limit, error_if_nonfinite=False)
         assert norm is not None
-        # Loss scaling meets infinite gradients now and then and skips those steps by itself.
-        if self.settings.precision != "16-mixed" and not math.isfinite(norm.item()):
-            raise NonFiniteLossError(f"step {self.progress.step + 1}: the gradient's norm is {norm.item()}")
+        # Loss scaling meets infinite gradients now and then, skips those steps by itself and lowers its scale.
+        self.skipped_steps = 0 if math.isfinite(norm.item()) else self.skipped_steps + 1
+        if self.skipped_steps > (MOST_SKIPPED_STEPS if self.settings.precision == "16-mixed" else 0):
+            raise NonFiniteLossError(self._describe("gradient", parts[-1], batches))
         return norm.item()
 
     def _set_learning_rates(self, epoch: float) -> None:
@@ -254,9 +217,9 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate * getattr(settings.factors, group["name"])
 
-    def _describe(self, what: str, parts: dict[str, Tensor], batch: Batch) -> str:
+    def _describe(self, what: str, parts: dict[str, Tensor], batches: Sequence[Batch]) -> str:
         values = ", ".join(f"{name} = {value.item():g}" for name, value in parts.items())
-        paths = [self.images.table.paths[row] for row in batch["rows"].tolist()]
+        paths = [self.images.table.paths[row] for batch in batches for row in batch["rows"].tolist()]
         return f"step {self.progress.step + 1}: the {what} is not finite ({values}); its images: {', '.join(paths)}"
 
     # Around the steps -------------------------------------------------------------------------------------------
@@ -295,10 +258,9 @@ class Trainer:
         means = {name: distributed.mean(torch.stack([p[name] for p in parts]).mean()).item() for name in names}
         rates = {f"lr {group['name']}": group["lr"] for group in self.optimizer.param_groups}
         speed = {"gradient norm": norm, "images/s": self.images_since_log / (time.monotonic() - self.speed_since)}
-        self.latest_loss = sum(means.values())
         self._restart_clock()
         if self.fabric.is_global_zero:
-            self.log.step(self.progress.step, epoch, {"loss": self.latest_loss, **means, **rates, **speed})
+            self.log.step(self.progress.step, epoch, {"loss": sum(means.values()), **means, **rates, **speed})
 
     def _restart_clock(self) -> None:
         self.images_since_log, self.speed_since = 0, time.monotonic()
@@ -316,7 +278,7 @@ class Trainer:
             self.save()
             raise InterruptedRunError(
                 f"stopped after step {self.progress.step} and saved; go on with: "
-                f"vicinal train --out {self.run.path} --resume"
+                f"vicinal train --out {shlex.quote(str(self.run.path))} --resume"
             )
 
     def _save_if_time(self) -> None:
@@ -334,7 +296,7 @@ class Trainer:
         if self.run.last.exists():
             self._load(load_checkpoint(self.run.last))
         if self.fabric.is_global_zero:
-            self.log = RunLog(self.run, self.progress.step)
+            self.log = RunLog(self.run, self.progress.step, self.progress.epoch)
         self.saved_at = time.monotonic()
 
     def save(self) -> None:
@@ -353,6 +315,7 @@ class Trainer:
             save_checkpoint(path, state)
 
     def _load(self, state: dict[str, Any]) -> None:
+        require_keys(self.run.last, state, "system", "optimizer", "precision", "progress")
         self.system.load_state_dict(state["system"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.precision.load_state_dict(state["precision"])
@@ -371,8 +334,3 @@ class Trainer:
             self.embedder.save_pretrained(self.run.model, recipe=self.recipe.config, metrics=metrics)
             self.log.close()
             learning_curves(read_log(self.run.log), read_log(self.run.metrics), self.run.curves)
-
-
-def _mix(*numbers: int) -> int:
-    """One seed of several numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])

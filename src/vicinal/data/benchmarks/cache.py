@@ -12,8 +12,9 @@ from filelock import FileLock
 
 from vicinal.console import log
 from vicinal.data.table import Table
+from vicinal.data.table_files import write_table
 from vicinal.errors import InputError
-from vicinal.files import replacing_folder, write_bytes
+from vicinal.files import replacing_folder
 
 TABLE = "table.csv"
 
@@ -35,7 +36,7 @@ def prepared_table(folder: Path, write: Callable[[Path], pd.DataFrame]) -> Table
     """
 
     def fill(new: Path) -> None:
-        write_bytes(new / TABLE, write(new).to_csv(index=False).encode())
+        write_table(new / TABLE, write(new))
 
     prepare_folder(folder, TABLE, fill)
     return Table.from_csv(folder / TABLE)

@@ -1,0 +1,178 @@
+"""The settings of a training run beside its model and loss: their types, defaults, limits, and what they mean."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vicinal.data import ImageTransform
+from vicinal.errors import InputError
+from vicinal.training.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where the images come from and how their classes are divided.
+
+    Args:
+        source: a folder with one folder of images per class, a .csv or .parquet table with the columns `path` and
+            `label`, or a benchmark: digits, omniglot, glyphs.
+        root: folder that relative paths of a table start from (default: the table's own), or that holds a benchmark.
+        path_column: name of the table's column with the image paths.
+        label_column: name of the table's column with the labels.
+        shares: share of the classes each split gets, such as {train: 0.6, val: 0.2, test: 0.2}. Default: the splits
+            that the source brings, or else the shares of this example.
+        classes: the classes of each split by name, such as {train: [cat, dog], test: [owl]}.
+        split_column: name of a column that holds the split of each class; with shares or classes, the column whose
+            values are dealt out in the place of labels, such as coarse.
+        cache: keep all decoded images in memory.
+        workers: processes that read and transform images. Default: none with `cache`, else one a core, at most 8.
+        on_error: "raise" stops at an unreadable image, "skip" leaves it out and counts it.
+    """
+
+    source: str | None = None
+    root: str | None = None
+    path_column: str = "path"
+    label_column: str = "label"
+    shares: dict[str, float] | None = None
+    classes: dict[str, list[str | int]] | None = None
+    split_column: str | None = None
+    cache: bool = False
+    workers: int | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 0:
+            raise InputError(f"data.workers = {self.workers} must be 0 or more")
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Factors of the learning rate for parts of what is trained; 0 keeps a part as it is.
+
+    Args:
+        backbone: the network below the pooling.
+        head: pooling, norm and linear layer.
+        projector: the projector used in training only.
+        loss: parameters of the loss, such as class centers.
+    """
+
+    backbone: float = 1.0
+    head: float = 1.0
+    projector: float = 1.0
+    loss: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            _require(0 <= value < math.inf, f"optimizer.factors.{name}", value, "0 or more")
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How gradients change the parameters.
+
+    Args:
+        name: sgd (with Nesterov momentum), adam or adamw.
+        lr: learning rate at its highest.
+        weight_decay: L2 penalty (sgd, adam) or decoupled decay (adamw).
+        momentum: momentum of sgd; 0 is none.
+        factors: learning-rate factors for parts of what is trained.
+    """
+
+    name: Literal["sgd", "adam", "adamw"] = "adamw"
+    lr: float = 1e-4
+    weight_decay: float = 1e-4
+    momentum: float = 0.9
+    factors: Factors = field(default_factory=Factors)
+
+    def __post_init__(self) -> None:
+        _require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "a positive number")
+        _require(0 <= self.weight_decay < math.inf, "optimizer.weight_decay", self.weight_decay, "0 or more")
+        _require(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "in [0, 1)")
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How the run is watched on classes it does not train on: the split `val`, if there is one.
+
+    Args:
+        metric: what decides which weights are best, such as recall@1, mAP@R, R-precision or mAP.
+        every: epochs between evaluations.
+        patience: stop after this many evaluations without a new best; null never stops early.
+    """
+
+    metric: str = "recall@1"
+    every: int = 1
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        known = re.fullmatch(r"recall@[1248]|mAP@R|R-precision|mAP", self.metric)
+        _require(known is not None, "validation.metric", self.metric, "recall@1, 2, 4 or 8, mAP@R, R-precision or mAP")
+        _require(self.every >= 1, "validation.every", self.every, "at least 1 epoch")
+        _require(self.patience is None or self.patience >= 1, "validation.patience", self.patience, "at least 1")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a run beside the model and the loss.
+
+    Args:
+        data: where the images come from and how their classes are divided.
+        transform: how an image becomes a tensor, in training and at test.
+        batch: images a step, over all processes.
+        per_class: images of each class in a batch; 0 draws images at random whatever their class.
+        classes_with_fewer: "leave_out" classes with fewer than `per_class` images, or "replace": draw them with
+            replacement.
+        epochs: passes over the training images.
+        optimizer: how gradients change the parameters.
+        schedule: how the learning rate changes over the epochs.
+        freeze_backbone_epochs: first epochs in which the backbone stays as it is.
+        clip: largest norm of the gradient; null does not clip.
+        accumulate: batches whose gradients are averaged before a step.
+        precision: "32", "bf16-mixed" or "16-mixed"; the loss is always computed in float32.
+        validation: how the run is watched.
+        checkpoint_minutes: a checkpoint is written after every epoch and, in long epochs, after so many minutes.
+        log_every: steps between two lines of the log.
+        seed: fixes initial weights, order of images, augmentation and dropout.
+        accelerator: auto, cpu or gpu.
+        devices: number of processes, one a device.
+    """
+
+    data: Data = field(default_factory=Data)
+    transform: ImageTransform = field(default_factory=ImageTransform)
+    batch: int = 128
+    per_class: int = 4
+    classes_with_fewer: Literal["leave_out", "replace"] = "leave_out"
+    epochs: int = 30
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    freeze_backbone_epochs: int = 0
+    clip: float | None = None
+    accumulate: int = 1
+    precision: Literal["32", "bf16-mixed", "16-mixed"] = "32"
+    validation: Validation = field(default_factory=Validation)
+    checkpoint_minutes: float = 10.0
+    log_every: int = 10
+    seed: int = 0
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    devices: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "epochs", "accumulate", "log_every", "devices"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("per_class", "freeze_backbone_epochs", "seed", "checkpoint_minutes"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        _require(self.clip is None or 0 < self.clip < math.inf, "clip", self.clip, "a positive number or null")
+        _require(self.batch >= 2, "batch", self.batch, "at least 2: a loss compares images")
+        _require(self.per_class != 1, "per_class", 1, "0 or at least 2: images of a class are compared")
+        _require(self.per_class < self.batch, "batch", self.batch, f"above per_class = {self.per_class}: two classes")
+        _require(self.seed < 2**63, "seed", self.seed, "below 2**63")
+        divisible = self.per_class == 0 or self.batch % self.per_class == 0
+        _require(divisible, "batch", self.batch, f"a multiple of per_class = {self.per_class}")
+
+
+def _require(holds: bool, key: str, value: object, what: str) -> None:
+    if not holds:
+        raise InputError(f"{key} = {value} must be {what}")
