@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import shutil
 from pathlib import Path
@@ -58,3 +59,21 @@ def test_the_readme_names_the_make_targets() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^    make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The very demo, with one epoch in the place of ten."""
+    demo = runpy.run_path(str(ROOT / "examples" / "demo.py"))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(demo["RECIPE"].read_text().replace("epochs: 10", "epochs: 1"))
+    monkeypatch.setitem(demo["main"].__globals__, "RECIPE", recipe)
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "thesis.txt").write_text("not ours")
+    for _ in range(2):  # it may be run again
+        demo["main"](tmp_path / "demo")
+    text = capsys.readouterr().out
+    assert re.search(r"before training +\d+\.\d %\n +after training +\d+\.\d %", text)
+    assert "vicinal train --data.source photos/ --out run" in text
+    for made in ("run/model/model.safetensors", "index/config.json", "neighbors.png", "thesis.txt"):
+        assert (tmp_path / "demo" / made).is_file()
