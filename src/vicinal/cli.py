@@ -323,6 +323,12 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
         return _fail(name, str(error), error.exit_status)
     except KeyboardInterrupt:
         return _fail(name, "interrupted", 130)
+    except RuntimeError as error:
+        from vicinal import distributed
+
+        if distributed.world_size() == 1:
+            raise
+        return _fail(name, f"another process of the run failed ({str(error).splitlines()[0]})", 1)
     return 0
 
 

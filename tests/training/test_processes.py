@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,12 @@ from vicinal.training import Recipe, RunFolder, train
 
 # Nothing that depends on an image's process: no augmentation, and batch normalisation that keeps its statistics.
 STILL = ["--transform.scale=[1,1]", "--transform.ratio=[1,1]", "--transform.flip=0", "--model.freeze_batch_norm=true"]
+
+
+def train_with_two_processes(settings: list[str], out: Path) -> subprocess.CompletedProcess[str]:
+    # The launcher starts the second process with the command line of the first.
+    command = [str(Path(sys.executable).with_name("vicinal")), "train", *settings, "--devices=2", "--out", str(out)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.slow
@@ -42,3 +49,19 @@ def test_two_processes_train_as_one(small: list[str], tmp_path: Path) -> None:
     states = [Embedder.from_pretrained(run.model).state_dict() for run in (one, two)]
     for name, tensor in states[0].items():
         assert (tensor - states[1][name]).abs().max() < 1e-3, name
+
+
+@pytest.mark.slow
+def test_a_process_in_trouble_says_why(small: list[str], photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "photos" / "class0" / "0.png").write_bytes(b"broken")
+    more = [
+        f"--data.source={tmp_path / 'photos'}",
+        "--data.cache=false",
+        "--data.workers=0",
+        "--data.shares={train: 1.0}",
+    ]
+    result = train_with_two_processes([*small, *more], tmp_path / "run")
+    assert result.returncode != 0
+    assert "class0/0.png" in result.stderr
+    assert "Traceback" not in result.stderr
