@@ -427,3 +427,15 @@ def test_a_broken_embedding_stops_the_run(small: list[str], tmp_path: Path) -> N
     one.embedder.forward = lambda images: forward(images) * torch.tensor([torch.nan] + [1.0] * 7)[:, None]
     with pytest.raises(NonFiniteLossError, match="step 1: the loss is not finite"):
         one.fit()
+
+
+def test_the_scale_of_the_loss_is_continued(small: list[str], tmp_path: Path) -> None:
+    one = trainer(small, tmp_path / "run", "--precision=16-mixed", "--transform.size=32")
+    one.start()
+    one.precision.scaler.load_state_dict({**one.precision.scaler.state_dict(), "scale": 1024.0})
+    with one.watching():
+        one.train_epoch()
+    one.save()
+    again = trainer(small, tmp_path / "run", "--precision=16-mixed", "--transform.size=32")
+    again.start()
+    assert again.precision.scaler.get_scale() == one.precision.scaler.get_scale() == 1024.0
