@@ -22,6 +22,7 @@ from vicinal.console import track
 from vicinal.data.transforms import ImageTransform
 from vicinal.errors import InputError
 from vicinal.models import model_folder
+from vicinal.models.backbones import check_patches, has_class_token, num_features, prefix_tokens
 from vicinal.models.initializations import create_backbone, default_transform, one_line
 from vicinal.models.inputs import Images, image_batches
 from vicinal.models.pooling import ClassToken, PoolingName, build_pooling, feature_maps
@@ -116,10 +117,10 @@ class Embedder(nn.Module):
         self.backbone = create_backbone(backbone, pretrained, channels, size, backbone_args)
         # Convolutions are up to twice as fast this way, on CPUs and on GPUs in half precision.
         self.backbone.to(memory_format=torch.channels_last)
-        _check_patches(self.backbone, backbone, size)
-        if isinstance(self.pooling, ClassToken) and not _has_class_token(self.backbone):
+        check_patches(self.backbone, backbone, size)
+        if isinstance(self.pooling, ClassToken) and not has_class_token(self.backbone):
             raise InputError(f"pooling 'token': {backbone} has no class token; choose avg, max, gem or avg+max")
-        self.num_features = _num_features(self.backbone)
+        self.num_features = num_features(self.backbone)
         layer_norm = nn.LayerNorm(self.num_features, elementwise_affine=False) if norm == "layer" else nn.Identity()
         self.head = nn.Sequential(layer_norm, nn.Linear(self.num_features, dim), nn.Dropout(dropout))
         self.projector = None if projector is None else nn.Linear(dim, projector)
@@ -140,7 +141,7 @@ class Embedder(nn.Module):
                 features,
                 self.num_features,
                 channels_last=getattr(self.backbone, "output_fmt", "NCHW") == "NHWC",
-                prefix_tokens=_prefix_tokens(self.backbone),
+                prefix_tokens=prefix_tokens(self.backbone),
             )
         vectors: Tensor = self.head(self.pooling(features))
         if self.training and self.projector is not None:
@@ -325,22 +326,6 @@ class Embedder(nn.Module):
         return {**self.config, "transform": self.transform.to_dict()}
 
 
-def _has_class_token(backbone: nn.Module) -> bool:
-    registers = getattr(backbone, "num_reg_tokens", None) or 0
-    return getattr(backbone, "cls_token", None) is not None or _prefix_tokens(backbone) > registers
-
-
-def _prefix_tokens(backbone: nn.Module) -> int:
-    number = getattr(backbone, "num_prefix_tokens", None)
-    if number is None:  # a few models have a class token and do not count it
-        return int(getattr(backbone, "cls_token", None) is not None)
-    return int(number)
-
-
-def _num_features(backbone: Any) -> int:
-    return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)
-
-
 def _check_head(dim: int, norm: str, dropout: float, projector: int | None) -> None:
     _check_width("dim", dim)
     if projector is not None:
@@ -358,15 +343,6 @@ def _weights_dtype(weights: Mapping[str, Tensor], where: str = "") -> torch.dtyp
         several = ", ".join(f"{name} is {dtype}" for dtype, name in names.items())
         raise InputError(f"{where}weights of different dtypes ({several}); bring the model to one, as by model.float()")
     return next(iter(names))
-
-
-def _check_patches(backbone: nn.Module, name: str, size: int) -> None:
-    embed = getattr(backbone, "patch_embed", None)
-    patch = getattr(embed, "patch_size", None)
-    if patch and not getattr(embed, "dynamic_img_pad", False) and any(size % side for side in patch):
-        raise InputError(
-            f"transform.size is {size}; {name} cuts images into {patch[0]} px, so make it a multiple of that"
-        )
 
 
 def _check_width(name: str, value: object) -> None:
