@@ -293,7 +293,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_weights(small: list[str], tm
     moments, kills = random.Random(every_step), 0
     for attempt in range(8):
         process = _child(_train_or_resume, settings, out.path)
-        process.join(moments.uniform(0.05, longest) if attempt < 7 else None)
+        process.join(moments.uniform(0.02, longest / 4) if attempt < 7 else None)
         if process.exitcode is None:
             os.kill(process.pid, signal.SIGKILL)
             kills += 1
