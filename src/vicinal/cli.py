@@ -89,7 +89,6 @@ def index(arguments: Arguments) -> None:
     if arguments.source:
         embedded = reading.embed(arguments.source, arguments.split)
         index = Index.build(embedded.vectors, embedded.table, arguments.kind or "auto", embedded.fingerprint)
-        index.save(arguments.index)
     else:
         index = Index.load(arguments.index)
     if arguments.add:
@@ -98,7 +97,7 @@ def index(arguments: Arguments) -> None:
         index.add(embedded.vectors, embedded.table)
     if arguments.delete:
         index.delete(arguments.delete)
-    if arguments.add or arguments.delete:
+    if arguments.source or arguments.add or arguments.delete:
         index.save(arguments.index)
     facts = index.describe()
     _result(facts if arguments.json else "\n".join(f"{name:18s} {value}" for name, value in facts.items()))

@@ -27,12 +27,17 @@ class Embedded(NamedTuple):
     Attributes:
         vectors: float32 [n, d].
         table: n rows.
-        fingerprint: of the model that made the vectors; None when they come from a file.
+        model: what made the vectors; None when they come from a file.
     """
 
     vectors: npt.NDArray[np.float32]
     table: Table
-    fingerprint: str | None
+    model: Embedder | None
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the model, if it is known; reads all its weights, so only those who compare models ask."""
+        return None if self.model is None else self.model.fingerprint()
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ class Reading:
     def _embed(self, table: Table, model: Embedder) -> Embedded:
         images = ImageDataset(table, model.transform, on_error=self.on_error)
         vectors = model.embed(images, self.batch, self.workers, self.precision, usable_device(self.device))
-        return Embedded(vectors, images.table, model.fingerprint())
+        return Embedded(vectors, images.table, model)
 
 
 def usable_device(name: str | None) -> str:

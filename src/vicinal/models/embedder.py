@@ -115,7 +115,7 @@ class Embedder(nn.Module):
         self.transform = transform or default_transform(backbone)
         channels, size = self.transform.channels, self.transform.size
         self.backbone = create_backbone(backbone, pretrained, channels, size, backbone_args)
-        # Convolutions are up to twice as fast this way, on CPUs and on GPUs in half precision.
+        # Small ResNets trained 1.3 to 1.6 times as fast this way on a CPU.
         self.backbone.to(memory_format=torch.channels_last)
         check_patches(self.backbone, backbone, size)
         if isinstance(self.pooling, ClassToken) and not has_class_token(self.backbone):
