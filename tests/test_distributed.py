@@ -3,23 +3,108 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from vicinal import distributed
-from vicinal.losses import MultiSimilarityLoss
+from vicinal.losses import (
+    BinomialDevianceLoss,
+    CircleLoss,
+    ContrastiveLoss,
+    HistogramLoss,
+    LiftedStructureLoss,
+    Loss,
+    MarginLoss,
+    MultiSimilarityLoss,
+    NCALoss,
+    NPairsLoss,
+    NTXentLoss,
+    SupConLoss,
+    TripletLoss,
+)
+from vicinal.memory import CrossBatchMemory
+from vicinal.mining import DistanceWeightedMiner, HardestMiner
 from vicinal.similarity import Source
 
-# Classes are spread unequally over the two processes, and one is split between them.
-LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 1, 3, 3, 0])
+# Classes are spread unequally over the two processes, and some are split between them; anchors without a positive are
+# all in the second part at first, so that the counts of the two processes differ.
+LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 1, 3, 4, 0])
+HALF = len(LABELS) // 2
+STEPS = 3
+
+LOSSES: dict[str, Callable[[], Loss]] = {
+    "anchors": MultiSimilarityLoss,
+    "anchors, tiles": lambda: CircleLoss(tile_rows=2),
+    "contributing": lambda: MultiSimilarityLoss(reduction="contributing", tile_rows=2),
+    "contributing, positives": lambda: SupConLoss(reduction="contributing"),
+    "contributing, both kinds": lambda: LiftedStructureLoss(reduction="contributing"),
+    "sum": BinomialDevianceLoss,
+    "sum, softmax": NCALoss,
+    "pairs": NTXentLoss,
+    "pairs, softmax": lambda: NPairsLoss(scale=8, tile_rows=4),
+    "pairs of two kinds": lambda: ContrastiveLoss(reduction="pairs"),
+    "violating": ContrastiveLoss,
+    "violating positives, all of them": lambda: ContrastiveLoss(positive_margin=None),
+    "nothing violates": lambda: ContrastiveLoss(positive_margin=-1.0, negative_margin=1.0),
+    "contrastive, sum": lambda: ContrastiveLoss(positive_margin=None, reduction="sum"),
+    "contrastive, anchors": lambda: ContrastiveLoss(reduction="anchors"),
+    "histogram": lambda: HistogramLoss(bins=20, tile_rows=4),
+    "triplets": TripletLoss,
+    "triplets, violating": lambda: TripletLoss(reduction="violating"),
+    # In the first batch, so that one of the processes counts none.
+    "triplets, a single one violates": lambda: TripletLoss(margin=-1.3, reduction="violating"),
+    "triplets, sum": lambda: TripletLoss(soft=True, reduction="sum"),
+    "triplets, anchors": lambda: TripletLoss(triplets="semi-hard", margin=0.5, reduction="anchors"),
+    "triplets, hard": lambda: TripletLoss(miner=HardestMiner()),
+    "triplets, drawn": lambda: TripletLoss(miner=DistanceWeightedMiner(draws=2)),
+    "margin, drawn, beta learned": lambda: MarginLoss(nu=0.1),
+    "margin, beta a class, pairs": lambda: MarginLoss(num_classes=5, nu=0.1, miner=None, reduction="pairs"),
+    "margin, beta a class, sum": lambda: MarginLoss(num_classes=5, nu=0.1, reduction="sum"),
+    "sum of losses": lambda: 0.5 * ContrastiveLoss() + 2 * MarginLoss() + 0.1 * HistogramLoss(bins=10),
+    "memory": lambda: CrossBatchMemory(MultiSimilarityLoss(), 100),
+    "memory that wraps": lambda: CrossBatchMemory(ContrastiveLoss(), 17, warmup=1),
+    "memory smaller than a batch": lambda: CrossBatchMemory(NTXentLoss(reduction="sum"), 5),
+    "memory, drawn": lambda: CrossBatchMemory(MarginLoss(), 20) + CrossBatchMemory(HistogramLoss(bins=10), 20),
+}
 
 
-def batch() -> tuple[torch.nn.Linear, torch.Tensor]:
-    torch.manual_seed(0)
-    return torch.nn.Linear(6, 4).double(), torch.randn(12, 6, dtype=torch.float64)
+class System(nn.Module):
+    """A model and a loss as the trainer has them."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = nn.Linear(6, 4)
+        self.loss = loss
+        self.double()
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return sum(self.loss.parts_of(Source.over_processes(self.model(x), labels)).values())
+
+
+def losses_gradients_and_weights(system: System, model: nn.Module, mine: slice) -> dict[str, list[Tensor]]:
+    """Some steps of training, each on its own batch."""
+    optimizer = torch.optim.SGD(system.parameters(), lr=0.1)
+    seen: dict[str, list[Tensor]] = {"loss": [], "gradient": [], "weights": []}
+    for step in range(STEPS):
+        x = torch.randn(len(LABELS), 6, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        value = model(x[mine], LABELS.roll(step)[mine])
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        seen["loss"].append(distributed.mean(value.detach()))
+        seen["gradient"] += [parameter.grad.clone() for parameter in system.parameters()]
+        seen["weights"] += [parameter.detach().clone() for parameter in system.parameters()]
+    seen["memory"] = [m.embeddings for m in system.modules() if isinstance(m, CrossBatchMemory)]
+    return seen
 
 
 def test_one_process_needs_no_communication() -> None:
@@ -35,42 +120,54 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-@pytest.mark.parametrize("loss", [MultiSimilarityLoss(), MultiSimilarityLoss(tile_rows=2, reduction="contributing")])
-def test_two_processes_equal_one(loss: MultiSimilarityLoss, tmp_path) -> None:
-    model, x = batch()
-    value = loss(model(x), LABELS)
-    value.backward()
-    mp.spawn(_process, (free_port(), str(tmp_path), loss), nprocs=2)
-    for rank in range(2):
-        got = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        torch.testing.assert_close(got["loss"], value.detach(), rtol=1e-12, atol=0)
-        torch.testing.assert_close(got["weight"], model.weight.grad, rtol=1e-10, atol=1e-13)
-        torch.testing.assert_close(got["bias"], model.bias.grad, rtol=1e-10, atol=1e-13)
-        assert got["agree"] == [True, False]
-        assert got["first"] == {"rank": 0}
-        assert "[6, 5]" in got["unequal"]
+@pytest.fixture(scope="module")
+def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes saw of every loss; starting them takes longer than all they do."""
+    folder = tmp_path_factory.mktemp("processes")
+    mp.spawn(_process, (free_port(), str(folder)), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
-def _process(rank: int, port: int, folder: str, loss: MultiSimilarityLoss) -> None:
+@pytest.mark.parametrize("name", LOSSES)
+def test_two_processes_equal_one(name: str, of_two_processes: list[dict[str, Any]]) -> None:
+    system = System(LOSSES[name]())
+    expected = losses_gradients_and_weights(system, system, slice(None))
+    for result in of_two_processes:
+        for what, tensors in expected.items():
+            for got, wanted in zip(result[name][what], tensors, strict=True):
+                torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12, msg=lambda m, what=what: f"{what}: {m}")
+
+
+def test_every_process_holds_the_same_memory(of_two_processes: list[dict[str, Any]]) -> None:
+    for name in LOSSES:
+        for one, other in zip(*(result[name]["memory"] for result in of_two_processes), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_processes_agree(of_two_processes: list[dict[str, Any]]) -> None:
+    for result in of_two_processes:
+        assert result["agree"] == [True, False]
+        assert result["first"] == {"rank": 0}
+        assert "[6, 5]" in result["unequal"]
+
+
+def _process(rank: int, port: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    model, x = batch()
-    model = torch.nn.parallel.DistributedDataParallel(model)
-    mine = slice(rank * 6, rank * 6 + 6)
-    value = sum(loss.parts_of(Source.over_processes(model(x[mine]), LABELS[mine])).values())
-    value.backward()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {}
+    for name, loss in LOSSES.items():
+        system = System(loss())
+        mine = slice(rank * HALF, rank * HALF + HALF)
+        result[name] = losses_gradients_and_weights(system, DistributedDataParallel(system), mine)
     try:
         distributed.gather(torch.zeros(6 - rank))
         unequal = ""
     except ValueError as error:
         unequal = str(error)
-    weights = model.module
-    result = {
-        "loss": distributed.mean(value.detach()),
-        "weight": weights.weight.grad,
-        "bias": weights.bias.grad,
+    result |= {
         "first": distributed.from_first({"rank": rank}),
         "agree": [distributed.agree(rank == 1), distributed.agree(False)],
         "unequal": unequal,
     }
-    torch.save(result, f"{folder}/{rank}.pt")
+    torch.save(result, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()

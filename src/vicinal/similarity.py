@@ -1,25 +1,26 @@
-"""Anchors against references: rows of similarities with masks of positives and negatives, whole or in tiles.
+"""Anchors against references: similarities of positive and negative pairs, for any stretch of anchors.
 
-Every loss of the library sees its data through the three pieces here. A :class:`Source` says what is compared with
-what, :class:`Rows` is a stretch of its similarity matrix with the two masks, and :func:`sum_over_rows` is the one
-place that walks over a source and adds up values and gradients.
+Every loss of the library sees its data through the pieces here. A :class:`Source` says what is compared with what and
+which pairs are positive and negative; :class:`Rows` is a stretch of its similarities, split into the two kinds. The
+walk over a source, stretch by stretch, is :func:`vicinal.tiles.sum_over_rows`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from vicinal import distributed
 from vicinal.errors import InputError
+from vicinal.pair_layout import ClassColumns, MaskedPairs, Pairs
 
 SMALLEST_NORM = 1e-12
-TILE_ELEMENTS = 2**20
-"""Similarities a tile holds unless told otherwise: 4 MB in float32, which stays in a processor's cache."""
 
 
 def normalize(vectors: Tensor) -> Tensor:
@@ -35,10 +36,32 @@ def normalize(vectors: Tensor) -> Tensor:
                 [0.0000, 0.0000],
                 [0.6000, 0.8000]])
     """
+    return _unit_rows(vectors)[0] if torch.compiler.is_compiling() else _Normalize.apply(vectors)
+
+
+def _unit_rows(vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The normalised rows, and what each was divided by, in two steps."""
     largest = vectors.detach().abs().amax(dim=-1, keepdim=True)
     scaled = vectors / largest.clamp_min(SMALLEST_NORM)
-    norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-    return scaled / norm.masked_fill(largest < SMALLEST_NORM, 1.0)
+    norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True).masked_fill(largest < SMALLEST_NORM, 1.0)
+    return scaled / norm, largest, norm
+
+
+class _Normalize(torch.autograd.Function):
+    """Keeps nothing but the result for the backward pass, which has fewer steps than that of the steps."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        unit, largest, norm = _unit_rows(vectors)
+        ctx.save_for_backward(unit, largest, norm)
+        return unit
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> Tensor:
+        unit, largest, norm = ctx.saved_tensors
+        along = torch.linalg.vecdot(unit, upstream)[..., None].masked_fill(largest < SMALLEST_NORM, 0.0)
+        return torch.addcmul(upstream, unit, along, value=-1).div_(norm).div_(largest.clamp_min(SMALLEST_NORM))
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -47,17 +70,59 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 class Rows(NamedTuple):
-    """A stretch of a similarity matrix: some anchors against all references.
+    """Similarities of some anchors to their positives and to their negatives.
+
+    A row is a set: its columns are in no particular order, and positives and negatives have columns of their own.
+    Where there is no pair stands one so easy that hinges, exponentials and extremes pass over it: +inf for a positive,
+    -inf for a negative. Whatever is computed from a row must have a zero gradient there.
 
     Attributes:
-        similarity: float [rows, columns], cosine similarities in [-1, 1].
-        positive: bool [rows, columns], same class as the anchor, and not the anchor itself.
-        negative: bool [rows, columns], another class than the anchor.
+        positives: float [rows, p], cosine similarities in [-1, 1], or +inf.
+        negatives: float [rows, q], cosine similarities in [-1, 1], or -inf.
+        labels: int [rows], the anchors' labels; None where pairs were given without labels.
+        keys: int [rows], a number for each anchor that changes from call to call; random choices are made from it.
+        dim: dimension of the embeddings.
     """
 
-    similarity: Tensor
-    positive: Tensor
-    negative: Tensor
+    positives: Tensor
+    negatives: Tensor
+    labels: Tensor | None
+    keys: Tensor
+    dim: int
+
+    def keep(self, positives: Tensor | None = None, negatives: Tensor | None = None) -> Rows:
+        """These rows with only the pairs that the bool masks name; None leaves a kind as it is."""
+        rows = self
+        if positives is not None:
+            rows = rows._replace(positives=torch.where(positives, self.positives, math.inf))
+        if negatives is not None:
+            rows = rows._replace(negatives=torch.where(negatives, self.negatives, -math.inf))
+        return rows
+
+    @property
+    def hardest_positive(self) -> Tensor:
+        """Lowest similarity of a positive, [rows, 1]; +inf where an anchor has none. Carries no gradient."""
+        return self.positives.detach().amin(dim=1, keepdim=True)
+
+    @property
+    def hardest_negative(self) -> Tensor:
+        """Highest similarity of a negative, [rows, 1]; -inf where an anchor has none. Carries no gradient."""
+        return self.negatives.detach().amax(dim=1, keepdim=True)
+
+    @property
+    def has_positives(self) -> Tensor:
+        """Whether an anchor has a positive, bool [rows]."""
+        return self.hardest_positive.squeeze(1) < math.inf
+
+    @property
+    def has_negatives(self) -> Tensor:
+        """Whether an anchor has a negative, bool [rows]."""
+        return self.hardest_negative.squeeze(1) > -math.inf
+
+
+Relation = Callable[[Tensor, Tensor], Tensor]
+"""Says from the labels of anchors [rows, ...] and references [columns, ...] which pairs are positive: bool
+[rows, columns]."""
 
 
 @dataclass(frozen=True)
@@ -66,50 +131,65 @@ class Source:
 
     Attributes:
         anchors: float [n, d].
-        labels: int [n].
         references: float [c, d].
-        reference_labels: int [c].
+        labels: int [n], or [n, ...] with a relation; None with masks.
+        reference_labels: the same for the references.
         offset: anchor i is reference `offset + i`; None when no anchor is among the references.
+        relation: which pairs are positive, the others being negative; None: those of equal labels.
+        masks: the positive and the negative pairs, bool [n, c] both, instead of labels.
         shared: whether these anchors are one process's part of a batch, and the references all of it.
+        call: how many times the loss was called before, for random choices; an int64 scalar, or None.
     """
 
     anchors: Tensor
-    labels: Tensor
     references: Tensor
-    reference_labels: Tensor
+    labels: Tensor | None
+    reference_labels: Tensor | None
     offset: int | None
+    relation: Relation | None = None
+    masks: tuple[Tensor, Tensor] | None = None
     shared: bool = False
+    call: Tensor | None = None
 
     @classmethod
     def of(
         cls,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Tensor | None = None,
         references: Tensor | None = None,
         reference_labels: Tensor | None = None,
         offset: int | None = None,
+        *,
+        relation: Relation | None = None,
+        positive: Tensor | None = None,
+        negative: Tensor | None = None,
     ) -> Source:
-        """Check and normalise; without references the batch is compared with itself.
+        """Check and normalise; without references the batch is compared with itself. See `Loss.forward`.
 
         Raises:
             InputError: shapes, types or the offset do not fit together.
         """
-        _check("embeddings", embeddings, "labels", labels)
-        anchors = normalize(at_least_float32(embeddings))
+        _check_vectors("embeddings", embeddings)
         if references is None:
             if reference_labels is not None or offset is not None:
                 raise InputError("reference_labels and offset describe references, and no references are given")
-            return cls(anchors, labels, anchors, labels, 0)
-        if reference_labels is None:
-            raise InputError("references are given without reference_labels; give one label a reference")
-        _check("references", references, "reference_labels", reference_labels)
-        if references.shape[1] != embeddings.shape[1]:
-            raise InputError(f"embeddings have {embeddings.shape[1]} dimensions and references {references.shape[1]}")
-        if offset is not None and not 0 <= offset <= len(references) - len(embeddings):
-            raise InputError(
-                f"offset = {offset} places {len(embeddings)} anchors outside the {len(references)} references"
-            )
-        return cls(anchors, labels, normalize(at_least_float32(references)), reference_labels, offset)
+            anchors = normalize(at_least_float32(embeddings))
+            source = cls(anchors, anchors, labels, labels, 0, relation)
+        else:
+            _check_vectors("references", references)
+            _check_fit(embeddings, references, offset)
+            dtype = torch.promote_types(embeddings.dtype, references.dtype)
+            anchors, others = (normalize(at_least_float32(vectors.to(dtype))) for vectors in (embeddings, references))
+            source = cls(anchors, others, labels, reference_labels, offset, relation)
+        if positive is None:
+            if negative is not None:
+                raise InputError("negative is given without positive; give both masks, or labels")
+            source._check_labels()
+            source._check_offset()
+            return source
+        if labels is not None and (labels.ndim == 0 or len(labels) != len(anchors)):
+            raise InputError(f"labels must be [{len(anchors)}], one for each embedding, not {list(labels.shape)}")
+        return replace(source, masks=source._checked_masks(positive, negative))
 
     @classmethod
     def over_processes(cls, embeddings: Tensor, labels: Tensor) -> Source:
@@ -126,143 +206,109 @@ class Source:
     def __len__(self) -> int:
         return len(self.anchors)
 
-    def rows(self, start: int = 0, stop: int | None = None) -> Rows:
-        """Similarities and masks of the anchors `start` to `stop` (all by default)."""
-        return self.masked(self.anchors[start:stop] @ self.references.T, start)
+    @property
+    def dim(self) -> int:
+        """Dimension of the embeddings."""
+        return self.anchors.shape[1]
 
-    def masked(self, similarity: Tensor, start: int) -> Rows:
-        """Put the masks beside the similarities [rows, c] of the anchors from `start` on."""
-        same = self.labels[start : start + len(similarity), None] == self.reference_labels[None, :]
-        negative = ~same
-        if self.offset is not None:
-            same.diagonal(self.offset + start).fill_(False)
-        return Rows(similarity, same, negative)
+    def class_columns(self) -> ClassColumns | None:
+        """The columns of each class, where pairs are those of equal labels and it pays to know them.
+
+        On a CPU masks over all columns cost more than the losses; on a GPU finding the columns would wait for it.
+        """
+        by_label = self.masks is None and self.relation is None and self.reference_labels is not None
+        if not by_label or torch.compiler.is_compiling() or self.anchors.device.type != "cpu":
+            return None
+        assert self.reference_labels is not None
+        return ClassColumns(self.reference_labels)
+
+    def pairs(self, start: int, stop: int, columns: ClassColumns | None = None) -> Pairs:
+        """Where the pairs of the anchors `start` to `stop` are; found by `columns` where they are given."""
+        first = None if self.offset is None else self.offset + start
+        if self.masks is not None:
+            positive, negative = (mask[start:stop] for mask in self.masks)
+            return MaskedPairs.without_self(positive, negative, first)
+        assert self.labels is not None
+        assert self.reference_labels is not None
+        labels = self.labels[start:stop]
+        if columns is not None:
+            return columns.pairs(labels, first)
+        relation = self.relation or _same_label
+        positive = relation(labels, self.reference_labels)
+        if positive.dtype != torch.bool or list(positive.shape) != [len(labels), len(self.references)]:
+            wanted = f"bool [{len(labels)}, {len(self.references)}]"
+            raise InputError(f"relation must give {wanted}, not {positive.dtype} {list(positive.shape)}")
+        return MaskedPairs.without_self(positive, ~positive, first)
+
+    def rows(self, start: int, similarity: Tensor, pairs: Pairs) -> Rows:
+        """The similarities [rows, c] of the anchors from `start` on, as rows; may overwrite them."""
+        positives, negatives = pairs.split(similarity)
+        labels = None if self.labels is None else self.labels[start : start + len(similarity)]
+        keys = torch.arange(start, start + len(similarity), device=similarity.device) + (self.offset or 0)
+        if self.call is not None:
+            keys = keys + (self.call << 32)
+        return Rows(positives, negatives, labels, keys, self.dim)
+
+    def _check_labels(self) -> None:
+        if self.reference_labels is None and self.labels is not None:
+            raise InputError("references are given without reference_labels; give one label a reference")
+        for name, labels, of, vectors in (
+            ("labels", self.labels, "embeddings", self.anchors),
+            ("reference_labels", self.reference_labels, "references", self.references),
+        ):
+            if labels is None or labels.ndim == 0 or len(labels) != len(vectors):
+                fits = False
+            else:
+                fits = self.relation is not None or (labels.ndim == 1 and _is_integer(labels))
+            if not fits:
+                got = "None" if labels is None else f"{labels.dtype} {list(labels.shape)}"
+                raise InputError(f"{name} must be int [{len(vectors)}], one for each row of {of}, not {got}")
+
+    def _check_offset(self) -> None:
+        """An anchor's entry among the references must have its label, or it would be a pair of itself after all."""
+        if self.offset is None or self.relation is not None or not _can_look(self.anchors):
+            return
+        assert self.labels is not None
+        assert self.reference_labels is not None
+        own = self.reference_labels[self.offset : self.offset + len(self.labels)]
+        if not torch.equal(self.labels.long(), own.long()):
+            raise InputError(f"offset = {self.offset}: the labels of the anchors are not those of their references")
+
+    def _checked_masks(self, positive: Tensor, negative: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.relation is not None:
+            raise InputError("relation and positive both say which pairs are positive; give one of them")
+        if positive.dtype == torch.bool and negative is None:
+            negative = ~positive
+        shape = [len(self.anchors), len(self.references)]
+        for name, mask in (("positive", positive), ("negative", negative)):
+            if mask is not None and (mask.dtype != torch.bool or list(mask.shape) != shape):
+                raise InputError(f"{name} must be bool {shape}, not {mask.dtype} {list(mask.shape)}")
+        assert negative is not None
+        if _can_look(positive) and bool((positive & negative).any()):
+            raise InputError("a pair is both in positive and in negative; it can be one of them or neither")
+        return positive, negative
 
 
-def _check(name: str, vectors: Tensor, labels_name: str, labels: Tensor) -> None:
-    if vectors.ndim != 2 or not vectors.is_floating_point():
+def _same_label(labels: Tensor, reference_labels: Tensor) -> Tensor:
+    return labels[:, None] == reference_labels[None, :]
+
+
+def _is_integer(labels: Tensor) -> bool:
+    return not labels.is_floating_point() and not labels.is_complex()
+
+
+def _can_look(tensor: Tensor) -> bool:
+    """Whether a check of numbers costs next to nothing: on a GPU it would wait for it."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _check_vectors(name: str, vectors: Tensor) -> None:
+    if vectors.ndim != 2 or vectors.shape[1] == 0 or not vectors.is_floating_point():
         raise InputError(f"{name} must be float [n, d], not {vectors.dtype} {list(vectors.shape)}")
-    if labels.shape != vectors.shape[:1] or labels.is_floating_point() or labels.is_complex():
-        raise InputError(
-            f"{labels_name} must be int [{len(vectors)}], one for each row of {name}, "
-            f"not {labels.dtype} {list(labels.shape)}"
-        )
 
 
-RowTerms = Callable[[Rows], Sequence[Tensor]]
-"""Turns rows into one or more values an anchor, each [rows]."""
-
-
-def check_tile_rows(tile_rows: int | None) -> None:
-    """Raise InputError unless the number of rows a tile is positive or left to us."""
-    if tile_rows is not None and tile_rows < 1:
-        raise InputError(f"tile_rows = {tile_rows} must be at least 1")
-
-
-def default_tile_rows(columns: int) -> int:
-    """Rows a tile has so that its similarities stay in cache."""
-    return max(1, TILE_ELEMENTS // max(columns, 1))
-
-
-def sum_over_rows(
-    source: Source, row_terms: RowTerms, parameters: Sequence[Tensor] = (), tile_rows: int | None = None
-) -> tuple[Tensor, ...]:
-    """Sum over all anchors of the values that `row_terms` gives each; differentiable.
-
-    The matrix of similarities is never held as a whole when it has more than one tile: each tile's gradient with
-    respect to the embeddings is formed as soon as its value is, so memory is tile x columns + n x d. Value and
-    gradient are those of the whole matrix, to rounding.
-
-    Args:
-        source: n anchors against c references.
-        row_terms: function of :class:`Rows` whose result for an anchor depends on the anchor's row alone.
-        parameters: tensors beside the similarities that `row_terms` depends on and that need gradients.
-        tile_rows: anchors a tile; default: as many as keep the tile in cache.
-
-    Returns:
-        One scalar for each term.
-
-    Raises:
-        InputError: `tile_rows` is not positive.
-    """
-    check_tile_rows(tile_rows)
-    compiling = torch.compiler.is_compiling()  # a compiled graph fuses the whole matrix by itself
-    rows = tile_rows or (len(source) if compiling else default_tile_rows(len(source.references)))
-    if rows >= len(source):
-        return tuple(term.sum() for term in row_terms(source.rows()))
-    sums = _TiledSum.apply(source.anchors, source.references, source, row_terms, rows, *parameters)
-    return tuple(sums)
-
-
-class _TiledSum(torch.autograd.Function):
-    """Walks tile by tile; the gradients, linear in the upstream ones, are formed on the way and scaled in backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        anchors: Tensor,
-        references: Tensor,
-        source: Source,
-        row_terms: RowTerms,
-        tile_rows: int,
-        *parameters: Tensor,
-    ) -> tuple[Tensor, ...]:
-        walk = _Walk(source, row_terms, parameters)
-        for start in range(0, len(source), tile_rows):
-            walk.add_tile(start, min(start + tile_rows, len(source)), needs_gradient=any(ctx.needs_input_grad))
-        ctx.terms = list(walk.gradients)
-        ctx.save_for_backward(*(gradient for term in ctx.terms for gradient in walk.gradients[term]))
-        ctx.inputs = 2 + len(parameters)
-        return tuple(walk.sums)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # asked for with create_graph=True, and would silently lack most of its terms
-            raise RuntimeError("in tiles a loss has no second derivative; set tile_rows to the size of the batch")
-        saved = ctx.saved_tensors
-        # saved holds, for each term with a gradient, that gradient with respect to every input.
-        totals = [
-            sum(upstream[term] * saved[k * ctx.inputs + i] for k, term in enumerate(ctx.terms))
-            for i in range(ctx.inputs)
-        ]
-        return (*totals[:2], None, None, None, *totals[2:])
-
-
-class _Walk:
-    """The running sums of a walk: a value for each term, and its gradient with respect to every input if it has one."""
-
-    def __init__(self, source: Source, row_terms: RowTerms, parameters: Sequence[Tensor]) -> None:
-        self.source = source
-        self.row_terms = row_terms
-        self.parameters = parameters
-        self.sums: list[Tensor] = []
-        self.gradients: dict[int, list[Tensor]] = {}
-
-    def add_tile(self, start: int, stop: int, needs_gradient: bool) -> None:
-        source = self.source
-        with torch.set_grad_enabled(needs_gradient):
-            similarity = source.anchors[start:stop].detach() @ source.references.detach().T
-            similarity.requires_grad_(needs_gradient)
-            terms = [term.sum() for term in self.row_terms(source.masked(similarity, start))]
-        if not self.sums:
-            self.sums = [torch.zeros_like(term.detach()) for term in terms]
-        for i, term in enumerate(terms):
-            self.sums[i] += term.detach()
-            if term.requires_grad:
-                self._add_gradient(i, term, similarity, slice(start, stop))
-
-    def _add_gradient(self, i: int, term: Tensor, similarity: Tensor, rows: slice) -> None:
-        inputs = (self.source.anchors, self.source.references, *self.parameters)
-        if i not in self.gradients:
-            self.gradients[i] = [torch.zeros_like(tensor.detach()) for tensor in inputs]
-        anchors, references, *parameters = self.gradients[i]
-        wanted = [(p, total) for p, total in zip(self.parameters, parameters, strict=True) if p.requires_grad]
-        by_similarity, *by_parameter = torch.autograd.grad(
-            term, (similarity, *(p for p, _ in wanted)), retain_graph=True, allow_unused=True
-        )
-        if by_similarity is not None:
-            anchors[rows] += by_similarity @ self.source.references.detach()
-            references.addmm_(by_similarity.T, self.source.anchors[rows].detach())
-        for (_, total), gradient in zip(wanted, by_parameter, strict=True):
-            if gradient is not None:
-                total += gradient
+def _check_fit(embeddings: Tensor, references: Tensor, offset: int | None) -> None:
+    if references.shape[1] != embeddings.shape[1]:
+        raise InputError(f"embeddings have {embeddings.shape[1]} dimensions and references {references.shape[1]}")
+    if offset is not None and not 0 <= offset <= len(references) - len(embeddings):
+        raise InputError(f"offset = {offset} places {len(embeddings)} anchors outside the {len(references)} references")

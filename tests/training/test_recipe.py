@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from vicinal.errors import InputError
-from vicinal.losses import MultiSimilarityLoss, WeightedSum
-from vicinal.mining import MultiSimilarityMiner
+from vicinal.losses import MarginLoss, MultiSimilarityLoss, WeightedSum
+from vicinal.mining import DistanceWeightedMiner, MultiSimilarityMiner
 from vicinal.training import Recipe
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -52,6 +52,26 @@ def test_loss_as_a_weighted_sum(tmp_path: Path) -> None:
     assert isinstance(loss, WeightedSum)
     assert loss.weights == [0.8, 0.2]
     assert loss.losses[1].base == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        ("loss: MarginLoss\n", []),
+        ("loss:\n  class_path: vicinal.losses.MarginLoss\n", []),
+        ("epochs: 3\n", ["--loss=MarginLoss"]),
+        ("epochs: 3\n", ["--loss", "MarginLoss"]),
+        ("epochs: 3\n", ["--loss.class_path=MarginLoss"]),
+        ("epochs: 3\n", ["--loss={class_path: MarginLoss}"]),
+        ("loss: MultiSimilarityLoss\n", ["--loss=MarginLoss"]),
+    ],
+)
+def test_a_named_loss_has_its_own_defaults(tmp_path: Path, text: str, overrides: list[str]) -> None:
+    """Not those of the default loss, which has a beta, a miner and a reduction too."""
+    loss = Recipe.load(write(tmp_path, text), [*overrides, "--loss.margin=0.3"]).loss()
+    assert isinstance(loss, MarginLoss)
+    assert (loss.margin, loss.beta.tolist(), loss.reduction) == (0.3, [pytest.approx(1.2)], "violating")
+    assert loss.miner == DistanceWeightedMiner()
 
 
 def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
 """What a loss is: a value of embeddings and labels that adds, scales, and says its parts.
 
-Two classes are enough for most of the library. :class:`Loss` is the public face. :class:`RowLoss` is a loss that is a
-mean over anchors of a function of one row of similarities, so that a new one is a single short method.
+Three classes are enough for most of the library. :class:`Loss` is the public face. :class:`PairLoss` adds a miner and
+tiles. :class:`RowLoss` is a sum or mean over anchors of a function of one row of similarities, so that a new loss is a
+single short method.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, cast
+from dataclasses import replace
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +18,11 @@ from torch import Tensor, nn
 from vicinal import distributed
 from vicinal.errors import InputError
 from vicinal.mining import Miner
-from vicinal.similarity import Rows, Source, check_tile_rows, sum_over_rows
+from vicinal.similarity import Relation, Rows, Source
+from vicinal.tiles import RowTerms, check_tile_rows, sum_over_rows
 
-Reduction = Literal["anchors", "contributing"]
+Reduction = Literal["sum", "anchors", "contributing", "pairs", "violating"]
+"""What a loss is divided by. Each loss offers some of these, and its docstring says which one is the paper's."""
 
 
 class Loss(nn.Module, ABC):
@@ -30,10 +34,14 @@ class Loss(nn.Module, ABC):
     def forward(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Tensor | None = None,
         references: Tensor | None = None,
         reference_labels: Tensor | None = None,
         offset: int | None = None,
+        *,
+        relation: Relation | None = None,
+        positive: Tensor | None = None,
+        negative: Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch, against itself or against references.
 
@@ -41,31 +49,69 @@ class Loss(nn.Module, ABC):
 
         Args:
             embeddings: float [n, d] of any length; they are L2-normalised here.
-            labels: int [n], any integers.
+            labels: int [n], any integers; equal ones make a positive pair, unequal ones a negative pair.
             references: float [c, d], what the anchors are compared with: a memory, the embeddings of all processes.
                 Default: the batch itself.
             reference_labels: int [c].
             offset: anchor i is reference `offset + i` and no pair of itself; None: no anchor is among the references.
+            relation: says which pairs are positive, bool [rows, columns], from labels [rows, ...] and reference
+                labels [columns, ...] of any type and shape, such as several labels an image; the others are negative.
+            positive: bool [n, c], the positive pairs; instead of labels.
+            negative: bool [n, c], the negative pairs. Default: all that are not positive.
 
         Returns:
             A scalar, the sum of :meth:`parts`.
 
         Raises:
             InputError: shapes, types or the offset do not fit together.
+
+        Example:
+            >>> import torch
+            >>> from vicinal.losses import ContrastiveLoss
+            >>> embeddings = torch.eye(3)
+            >>> tags = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 1]])  # the first two share a tag
+            >>> ContrastiveLoss()(embeddings, tags, relation=lambda a, b: (a[:, None] * b).any(dim=-1))
+            tensor(0.9000)
+            >>> ContrastiveLoss()(embeddings, torch.tensor([7, 7, 9]))
+            tensor(0.9000)
         """
-        parts = self.parts(embeddings, labels, references, reference_labels, offset)
+        parts = self.parts(
+            embeddings,
+            labels,
+            references,
+            reference_labels,
+            offset,
+            relation=relation,
+            positive=positive,
+            negative=negative,
+        )
         return torch.stack(list(parts.values())).sum()
 
     def parts(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Tensor | None = None,
         references: Tensor | None = None,
         reference_labels: Tensor | None = None,
         offset: int | None = None,
+        *,
+        relation: Relation | None = None,
+        positive: Tensor | None = None,
+        negative: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The weighted terms that add up to the loss, by name, for logs. Arguments as in :meth:`forward`."""
-        return self.parts_of(Source.of(embeddings, labels, references, reference_labels, offset))
+        return self.parts_of(
+            Source.of(
+                embeddings,
+                labels,
+                references,
+                reference_labels,
+                offset,
+                relation=relation,
+                positive=positive,
+                negative=negative,
+            )
+        )
 
     def parts_of(self, source: Source) -> dict[str, Tensor]:
         """As :meth:`parts`, of anchors and references that are normalised already."""
@@ -130,51 +176,103 @@ def _unused(name: str, taken: dict[str, Tensor]) -> str:
     return name if count == 0 else f"{name}_{count + 1}"
 
 
-class RowLoss(Loss):
-    """A mean over anchors of a function of one row of similarities and its masks.
+class PairLoss(Loss):
+    """A loss of the pairs that a miner leaves, seen tile by tile.
 
     Args:
         miner: chooses pairs before the loss sees them; None keeps all.
-        reduction: "anchors" is the mean over all anchors, also those with no pair left (they add 0);
-            "contributing" the mean over the anchors that have a pair left.
         tile_rows: anchors handled at a time; memory grows with `tile_rows` x references. Default: chosen from the
             sizes. Value and gradient do not depend on it.
     """
 
+    calls: Tensor
+
+    def __init__(self, miner: Miner | None = None, tile_rows: int | None = None) -> None:
+        super().__init__()
+        check_tile_rows(tile_rows)
+        self.miner = miner
+        self.tile_rows = tile_rows
+        if miner is not None and miner.is_random:
+            # Part of the state, so that a continued training draws what an uninterrupted one would have drawn.
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    @abstractmethod
+    def value(self, source: Source) -> Tensor:
+        """The loss of at least one anchor against at least one reference."""
+
+    def sums(self, source: Source, row_terms: RowTerms) -> tuple[Tensor, ...]:
+        """The sums over anchors of terms of the rows that the miner leaves."""
+        return sum_over_rows(source, row_terms, list(self.parameters()), self.tile_rows, self.miner)
+
+    def _parts(self, source: Source) -> dict[str, Tensor]:
+        # Comparisons, such as a miner's, are false for NaN and would make a broken embedding look like no pair at all.
+        zero_or_nan = 0 * source.anchors.sum()
+        if source.references is not source.anchors:
+            zero_or_nan = zero_or_nan + 0 * source.references.sum()
+        if len(source) == 0 or len(source.references) == 0:
+            return {type(self).__name__: zero_or_nan}
+        if self.miner is not None and self.miner.is_random:
+            self.calls += 1
+            source = replace(source, call=self.calls.clone())
+        return {type(self).__name__: self.value(source) + zero_or_nan.detach()}
+
+
+class RowLoss(PairLoss):
+    """A sum or mean over anchors of a function of one row of similarities.
+
+    A new loss is one method, :meth:`row_values`. The reductions it offers:
+
+    - "sum": the sum over anchors.
+    - "anchors": the mean over all anchors, also those with no pair left, which add 0.
+    - "contributing": the mean over the anchors that have the pairs it takes to contribute.
+
+    Args:
+        miner: chooses pairs before the loss sees them; None keeps all.
+        reduction: see above.
+        tile_rows: anchors handled at a time; memory grows with `tile_rows` x references. Default: chosen from the
+            sizes. Value and gradient do not depend on it.
+    """
+
+    reductions: ClassVar[tuple[str, ...]] = ("sum", "anchors", "contributing")
+
     def __init__(
         self, miner: Miner | None = None, reduction: Reduction = "anchors", tile_rows: int | None = None
     ) -> None:
-        super().__init__()
-        if reduction not in ("anchors", "contributing"):
-            raise InputError(f'{type(self).__name__}: reduction = {reduction!r} must be "anchors" or "contributing"')
-        check_tile_rows(tile_rows)
-        self.miner = miner
+        super().__init__(miner, tile_rows)
+        if reduction not in self.reductions:
+            offered = " or ".join(f'"{name}"' for name in self.reductions)
+            raise InputError(f"{type(self).__name__}: reduction = {reduction!r} must be {offered}")
         self.reduction = reduction
-        self.tile_rows = tile_rows
 
     @abstractmethod
     def row_values(self, rows: Rows) -> Tensor:
         """One value an anchor, [rows]; 0 with a zero gradient for an anchor without pairs."""
 
-    def _parts(self, source: Source) -> dict[str, Tensor]:
-        # Comparisons, such as a miner's, are false for NaN and would make a broken embedding look like no pair at all.
-        zero_or_nan = 0 * (source.anchors.sum() + source.references.sum())
-        if len(source) == 0 or len(source.references) == 0:
-            return {type(self).__name__: zero_or_nan}
-        total, *contributing = sum_over_rows(source, self._terms, list(self.parameters()), self.tile_rows)
-        return {type(self).__name__: total / self._count(source, contributing) + zero_or_nan.detach()}
+    def contributes(self, rows: Rows) -> Tensor:
+        """Whether an anchor has the pairs that it takes to contribute, bool [rows]."""
+        return rows.has_positives | rows.has_negatives
 
-    def _count(self, source: Source, contributing: list[Tensor]) -> Tensor | int:
-        """What the sum over anchors is divided by."""
-        if not contributing:
-            return len(source)
-        count = contributing[0].float()
-        # The mean over processes of `sum / mean count` is the sum over all anchors by the count of all.
-        return (distributed.mean(count) if source.shared else count).clamp_min(1 / distributed.world_size())
+    def row_terms(self, rows: Rows) -> tuple[Tensor, ...]:
+        """What is summed over anchors before :meth:`reduce`: values first, then what they are divided by, if anything.
 
-    def _terms(self, rows: Rows) -> tuple[Tensor, ...]:
-        if self.miner is not None:
-            rows = self.miner(rows)
-        if self.reduction == "anchors":
-            return (self.row_values(rows),)
-        return self.row_values(rows), (rows.positive | rows.negative).any(dim=1)
+        Here the values of :meth:`row_values`, and for the mean over contributing anchors whether each is one.
+        """
+        values = self.row_values(rows)
+        return (values, self.contributes(rows)) if self.reduction == "contributing" else (values,)
+
+    def reduce(self, sums: Sequence[Tensor], source: Source) -> Tensor:
+        """The loss from the sums over anchors of :meth:`row_terms`."""
+        if self.reduction == "sum":
+            # The mean over processes is to be the sum over all of them.
+            return sums[0] * (distributed.world_size() if source.shared else 1)
+        return sums[0] / len(source) if self.reduction == "anchors" else mean_over(sums[0], sums[1], source)
+
+    def value(self, source: Source) -> Tensor:
+        return self.reduce(self.sums(source, self.row_terms), source)
+
+
+def mean_over(total: Tensor, count: Tensor, source: Source) -> Tensor:
+    """A sum over these anchors divided by a count, over those of all processes; 0 if nothing was counted."""
+    count = count.to(total.dtype)
+    # The mean over processes of `sum / mean count` is the sum over all anchors by the count of all.
+    return total / (distributed.mean(count) if source.shared else count).clamp_min(1 / distributed.world_size())

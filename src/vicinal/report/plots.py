@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 
 from vicinal.data.images import read_image
 from vicinal.errors import InputError
-from vicinal.files import write_bytes
+from vicinal.report.drawing import DPI, EMPTY, INK, PALE, QUERY, RIGHT, UNKNOWN, WRONG, tidy, write_figure
 
-RIGHT, WRONG, UNKNOWN, QUERY = "#1a9850", "#d73027", "#9aa0a6", "#30343b"
-INK, PALE, EMPTY = "#24272c", "#6b7178", "#eceef0"
-CELL_INCHES, DPI, THUMBNAIL = 1.15, 150, 256  # size of an image on the page; pixels an inch; its longer side in pixels
+CELL_INCHES, THUMBNAIL = 1.15, 256  # size of an image on the page; its longer side in pixels
 IMAGE, GAP, LINE = 1.0, 0.16, 0.17  # in cells: an image, the space beside it, a line of text
 LABEL_CHARACTERS = 15
 MOST_ROWS = 50  # of a grid; more would make a picture that few programs open
@@ -72,7 +68,7 @@ def neighbor_grid(
         for rank, item in enumerate(found, 1):
             color, mark = _verdict(query.get("label"), item.get("label"))
             _cell(axes, item, rank * (IMAGE + GAP) + GAP, row * step, color, f"{item['score']:.2f}{mark}")
-    _write(figure, Path(out_path))
+    write_figure(figure, Path(out_path))
 
 
 def learning_curves(log: pd.DataFrame, metrics: pd.DataFrame, out_path: str | Path) -> None:
@@ -103,7 +99,7 @@ def learning_curves(log: pd.DataFrame, metrics: pd.DataFrame, out_path: str | Pa
     if recalls:
         _recall_panel(panels[1], metrics, recalls)
     panels[-1].set_xlabel("step", color=INK)
-    _write(figure, Path(out_path))
+    write_figure(figure, Path(out_path))
 
 
 def _canvas(rows: int, columns: int, title: str | None) -> tuple[Figure, Axes]:
@@ -168,7 +164,7 @@ def _loss_panel(axes: Axes, log: pd.DataFrame) -> None:
     smooth = log["loss"].rolling(max(len(log) // 20, 1), center=True, min_periods=1).mean()
     axes.plot(log["step"], log["loss"], color="#3b6fb6", alpha=0.3, linewidth=0.8)
     axes.plot(log["step"], smooth, color="#3b6fb6", linewidth=1.8)
-    _tidy(axes, "training loss")
+    tidy(axes, "training loss")
 
 
 def _recall_panel(axes: Axes, metrics: pd.DataFrame, recalls: Sequence[str]) -> None:
@@ -176,34 +172,10 @@ def _recall_panel(axes: Axes, metrics: pd.DataFrame, recalls: Sequence[str]) -> 
         color = ("#1a7f4b", "#5aa469", "#8fbf7f", "#b8d59f")[min(number, 3)]
         axes.plot(metrics["step"], 100 * metrics[column], color=color, marker="o", markersize=3.5, label=column)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)
-    _tidy(axes, "validation recall (%)")
-
-
-def _tidy(axes: Axes, name: str) -> None:
-    axes.set_ylabel(name, color=INK)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e4e6e9", linewidth=0.8)
-    axes.tick_params(colors=PALE, labelsize=8)
+    tidy(axes, "validation recall (%)")
 
 
 def _require(frame: pd.DataFrame, columns: Sequence[str], name: str) -> None:
     for column in columns:
         if column not in frame:
             raise InputError(f"{name} has no column {column!r}; its columns are {', '.join(map(str, frame.columns))}")
-
-
-def _write(figure: Figure, path: Path) -> None:
-    canvas = FigureCanvasAgg(figure)
-    form, known = path.suffix.lower().removeprefix("."), canvas.get_supported_filetypes()
-    if form not in known:
-        raise InputError(f"{path}: pictures end in .{', .'.join(sorted(known))}")
-    buffer = BytesIO()
-    try:
-        figure.savefig(buffer, format=form, facecolor="white")
-    except (ValueError, OSError) as error:  # as the libraries say that a picture is too large for its format
-        width, height = canvas.get_width_height()
-        raise InputError(
-            f"{path}: a picture of {width} x {height} pixels cannot be written as {form} ({error}); "
-            "use .png, or draw fewer images"
-        ) from None
-    write_bytes(path, buffer.getvalue())

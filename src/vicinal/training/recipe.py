@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jsonargparse
 import yaml
 
+import vicinal.memory
+import vicinal.weighting  # noqa: F401 - a recipe names classes, and those that are imported are known
 from vicinal.errors import InputError
 from vicinal.files import write_bytes
 from vicinal.losses import Loss
@@ -56,6 +59,7 @@ class Recipe:
         lines = key_lines(Path(path)) if path is not None else {}
         arguments = [*(["--recipe", str(path)] if path is not None else []), *overrides]
         try:
+            _expect_defaults_of_loss(parser, path, overrides)
             _expect_preprocessing_of_backbone(parser, parser.parse_args(arguments))
             namespace = parser.parse_args(arguments)
             namespace.pop("recipe", None)
@@ -99,6 +103,26 @@ def recipe_parser() -> jsonargparse.ArgumentParser:
     parser.add_class_arguments(Embedder, "model", skip={"transform"}, instantiate=False)
     parser.add_subclass_arguments(Loss, "loss", default={"class_path": "MultiSimilarityLoss"})
     return parser
+
+
+def _expect_defaults_of_loss(
+    parser: jsonargparse.ArgumentParser, path: str | Path | None, overrides: Sequence[str]
+) -> None:
+    """Make the loss that is named the default before anything is parsed.
+
+    Where a class takes the place of another the parser hands on arguments of the same name, also when they were only
+    defaults: a margin loss would have the beta, the miner and the reduction of a multi-similarity loss.
+    """
+    in_file = yaml.safe_load(Path(path).read_text(encoding="utf-8")).get("loss") if path is not None else None
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument("--loss", "--loss.class_path", nargs="?")
+    override = options.parse_known_args(overrides)[0].loss
+    with suppress(ValueError, yaml.YAMLError):  # parsing will say what is wrong, and where
+        named = yaml.safe_load(override) if override else in_file
+        if isinstance(named, dict):
+            named = named.get("class_path")
+        if isinstance(named, str):
+            parser.set_defaults({"loss": {"class_path": named}})
 
 
 def _expect_preprocessing_of_backbone(parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:

@@ -1,0 +1,35 @@
+"""Checks of constructor arguments that many classes share; each raises InputError with class, name and value."""
+
+from __future__ import annotations
+
+import math
+
+from vicinal.errors import InputError
+
+
+def check_positive(owner: object, **values: float | None) -> None:
+    """Every value must be a finite number above 0; None passes."""
+    for name, value in values.items():
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"{type(owner).__name__}: {name} = {value} must be positive")
+
+
+def check_finite(owner: object, **values: float | None) -> None:
+    """Every value must be a finite number; None passes."""
+    for name, value in values.items():
+        if value is not None and not math.isfinite(value):
+            raise InputError(f"{type(owner).__name__}: {name} = {value} must be a finite number")
+
+
+def check_not_negative(owner: object, **values: float | None) -> None:
+    """Every value must be a finite number and at least 0; None passes."""
+    for name, value in values.items():
+        if value is not None and not 0 <= value < math.inf:
+            raise InputError(f"{type(owner).__name__}: {name} = {value} must not be negative")
+
+
+def check_at_least_one(owner: object, **counts: int | None) -> None:
+    """Every count must be at least 1; None passes."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise InputError(f"{type(owner).__name__}: {name} = {count} must be at least 1")

@@ -1,0 +1,161 @@
+"""Lifted structure losses: smooth maxima over an anchor's positives and over its negatives."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from vicinal.arguments import check_finite, check_positive
+from vicinal.losses.base import Reduction, RowLoss
+from vicinal.losses.row_functions import log_sum_exp, softplus
+from vicinal.mining import Miner
+from vicinal.similarity import Rows
+
+
+class LiftedStructureLoss(RowLoss):
+    """Lifted structure loss: the sum over all anchors i of
+
+        [ log sum_P exp(margin - S_ik) + log sum_N exp(S_ik) ]+
+
+    An anchor without positives or without negatives adds 0.
+
+    Reference: Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR 2019,
+    Eq. (6): the generalised form of Hermans et al., 2017, of Song et al., "Deep Metric Learning via Lifted Structured
+    Feature Embedding", CVPR 2016, whose margin is the default.
+
+    Args:
+        margin: the paper's lambda.
+        miner: chooses pairs before the loss sees them; None keeps all.
+        reduction: "sum", the paper's; "anchors", the mean over all anchors; "contributing", over those with positives
+            and negatives.
+        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+
+    Raises:
+        InputError: margin is not finite.
+
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.6, 0.8]])
+        >>> LiftedStructureLoss()(embeddings, torch.tensor([7, 7, 9, 9]))
+        tensor(4.7021)
+    """
+
+    def __init__(
+        self,
+        margin: float = 1.0,
+        miner: Miner | None = None,
+        reduction: Reduction = "sum",
+        tile_rows: int | None = None,
+    ) -> None:
+        super().__init__(miner, reduction, tile_rows)
+        check_finite(self, margin=margin)
+        self.margin = margin
+
+    def row_values(self, rows: Rows) -> Tensor:
+        return (self.margin + log_sum_exp(rows.positives, -1.0) + log_sum_exp(rows.negatives, 1.0)).relu()
+
+    def contributes(self, rows: Rows) -> Tensor:
+        return rows.has_positives & rows.has_negatives
+
+
+class LiftedStructureStarLoss(RowLoss):
+    """LiftedStruct*, the lifted structure loss made to look at hard pairs: the mean over all anchors i of
+
+        1/alpha log sum_P exp(-alpha S_ik) + 1/beta log sum_N exp(beta S_ik)
+
+    A half without a pair adds 0.
+
+    Reference: Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR 2019,
+    Eq. (16), with its constants.
+
+    Args:
+        alpha: steepness for positives, positive.
+        beta: steepness for negatives, positive.
+        miner: chooses pairs before the loss sees them; None keeps all.
+        reduction: "anchors", the paper's mean over all anchors; "contributing", over those with a pair; "sum".
+        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+
+    Raises:
+        InputError: alpha or beta is not positive.
+
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.6, 0.8]])
+        >>> LiftedStructureStarLoss()(embeddings, torch.tensor([7, 7, 9, 9]))
+        tensor(-0.2300)
+    """
+
+    def __init__(
+        self,
+        alpha: float = 2.0,
+        beta: float = 50.0,
+        miner: Miner | None = None,
+        reduction: Reduction = "anchors",
+        tile_rows: int | None = None,
+    ) -> None:
+        super().__init__(miner, reduction, tile_rows)
+        check_positive(self, alpha=alpha, beta=beta)
+        self.alpha = alpha
+        self.beta = beta
+
+    def row_values(self, rows: Rows) -> Tensor:
+        return _lifted_star(rows, self.alpha, self.beta)
+
+
+class BinLiftedLoss(RowLoss):
+    """BinLifted: pair weights that are the mean of those of a binomial deviance and of LiftedStruct*. It is the mean
+    over all anchors i of half of
+
+        1/alpha (sum_P log(1 + exp(alpha (base - S_ik))) + log sum_P exp(-alpha S_ik))
+        + 1/beta (sum_N log(1 + exp(beta (S_ik - base))) + log sum_N exp(beta S_ik))
+
+    Reference: Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR 2019,
+    Section 4.2, with the weights that Eq. (10) of its supplement writes out (the binomial part is not divided by the
+    number of pairs there, unlike in Eq. (9)) and the constants of its experiments.
+
+    Args:
+        alpha: steepness for positives, positive.
+        beta: steepness for negatives, positive.
+        base: the similarity lambda around which pairs are weighed.
+        miner: chooses pairs before the loss sees them; None keeps all.
+        reduction: "anchors", the mean over all anchors as in Eq. (16); "contributing", over those with a pair; "sum".
+        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+
+    Raises:
+        InputError: alpha or beta is not positive, or base is not finite.
+
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.6, 0.8]])
+        >>> BinLiftedLoss()(embeddings, torch.tensor([7, 7, 9, 9]))
+        tensor(0.1455)
+    """
+
+    def __init__(
+        self,
+        alpha: float = 2.0,
+        beta: float = 50.0,
+        base: float = 1.0,
+        miner: Miner | None = None,
+        reduction: Reduction = "anchors",
+        tile_rows: int | None = None,
+    ) -> None:
+        super().__init__(miner, reduction, tile_rows)
+        check_positive(self, alpha=alpha, beta=beta)
+        check_finite(self, base=base)
+        self.alpha = alpha
+        self.beta = beta
+        self.base = base
+
+    def row_values(self, rows: Rows) -> Tensor:
+        positives = softplus(self.alpha * (self.base - rows.positives)).sum(dim=1) / self.alpha
+        negatives = softplus(self.beta * (rows.negatives - self.base)).sum(dim=1) / self.beta
+        return (positives + negatives + _lifted_star(rows, self.alpha, self.beta)) / 2
+
+
+def _lifted_star(rows: Rows, alpha: float, beta: float) -> Tensor:
+    positives, negatives = log_sum_exp(rows.positives, -alpha), log_sum_exp(rows.negatives, beta)
+    return _zero_if_empty(positives) / alpha + _zero_if_empty(negatives) / beta
+
+
+def _zero_if_empty(log_sums: Tensor) -> Tensor:
+    return torch.where(log_sums > -math.inf, log_sums, 0.0)

@@ -1,0 +1,164 @@
+"""Functions of a row's similarities that losses are made of: smooth maxima, hinges, distances, sums over triplets.
+
+In all of them a place without a pair, +inf among positives and -inf among negatives, adds nothing to the value and has
+a zero gradient. They are differentiable once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def log_sum_exp(similarity: Tensor, scale: float) -> Tensor:
+    """`log sum_k exp(scale * s_k)` over each row, [rows]; -inf with a zero gradient for a row without a pair.
+
+    Args:
+        similarity: float [rows, columns].
+        scale: positive for negative pairs and negative for positive ones, so that where there is no pair the
+            exponent is -inf.
+
+    Example:
+        >>> log_sum_exp(torch.tensor([[1.0, 1.0, -math.inf], [-math.inf, -math.inf, -math.inf]]), 2.0)
+        tensor([2.6931,   -inf])
+    """
+    if torch.compiler.is_compiling():
+        exponents = similarity * scale
+        shift = exponents.detach().amax(dim=1, keepdim=True).clamp_min(torch.finfo(exponents.dtype).min)
+        total = (exponents - shift).exp().sum(dim=1)
+        # The floor is for empty rows, whose logarithm would have an infinite gradient.
+        value = total.clamp_min(0.5).log() + shift[:, 0]
+        return torch.where(total > 0, value, -math.inf)
+    return _LogSumExp.apply(similarity, scale)
+
+
+class _LogSumExp(torch.autograd.Function):
+    """One softmax gives both value and gradient: the largest of its entries is `exp(max - log_sum_exp)`."""
+
+    @staticmethod
+    def forward(ctx: Any, similarity: Tensor, scale: float) -> Tensor:
+        exponents = similarity * scale
+        largest = exponents.amax(dim=1)
+        empty = largest == -math.inf
+        exponents[:, 0].masked_fill_(empty, 0.0)  # the softmax of nothing would be NaN
+        softmax = exponents.softmax(dim=1)
+        ctx.save_for_backward(softmax, empty)
+        ctx.scale = scale
+        return largest - softmax.amax(dim=1).log()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        softmax, empty = ctx.saved_tensors
+        return softmax * (ctx.scale * upstream).masked_fill(empty, 0.0)[:, None], None
+
+
+def softplus(x: Tensor) -> Tensor:
+    """`log(1 + exp(x))`, exact for all x; 0 with a zero gradient for -inf."""
+    return F.softplus(x, threshold=40.0)  # from where on it is x in float64 too
+
+
+def log_one_plus_sum_exp(similarity: Tensor, scale: float, base: float = 0.0) -> Tensor:
+    """`log(1 + sum_k exp(scale * (s_k - base)))` over each row, [rows]; 0 for a row without a pair.
+
+    Example:
+        >>> log_one_plus_sum_exp(torch.tensor([[1.0, -math.inf]]), 2.0, base=1.0)
+        tensor([0.6931])
+    """
+    return softplus(log_sum_exp(similarity, scale) - scale * base)
+
+
+def fill_absent(positives: Tensor, value: float) -> Tensor:
+    """The similarities of positives with another value than +inf where there is no pair."""
+    return torch.where(positives < math.inf, positives, value)
+
+
+def count_positives(positives: Tensor) -> Tensor:
+    """How many positives an anchor has, [rows], in the type of the similarities."""
+    return (positives.detach() < math.inf).sum(dim=1).to(positives.dtype)
+
+
+def count_negatives(negatives: Tensor) -> Tensor:
+    """How many negatives an anchor has, [rows], in the type of the similarities."""
+    return (negatives.detach() > -math.inf).sum(dim=1).to(negatives.dtype)
+
+
+def count_above_zero(hinges: Tensor) -> Tensor:
+    """How many entries of each row of non-negative numbers are above zero, [rows], in their type."""
+    return hinges.detach().sign().sum(dim=1)
+
+
+def euclidean_distance(similarity: Tensor) -> Tensor:
+    """Distance of two vectors of length 1 from their cosine similarity, `sqrt(2 - 2 s)`; +inf for -inf.
+
+    Below the square root of the number type's precision the distance stays constant: there similarities no longer
+    tell vectors apart, and the gradient would be infinite.
+
+    Example:
+        >>> euclidean_distance(torch.tensor([0.5, -1.0]))
+        tensor([1., 2.])
+    """
+    return (2 - 2 * similarity).clamp_min(torch.finfo(similarity.dtype).eps).sqrt()
+
+
+Compare = Callable[[Tensor], "tuple[Tensor, Tensor]"]
+"""From the differences `s_an - s_ap` of triplets to their losses and the losses' slopes, all of the same shape."""
+
+
+def sum_over_triplets(positives: Tensor, negatives: Tensor, compare: Compare) -> tuple[Tensor, Tensor]:
+    """Sum over each anchor's triplets of a loss of `s_an - s_ap`, and how many of them have one above zero.
+
+    Memory does not grow with the number of triplets.
+
+    Args:
+        positives: float [rows, p], +inf where there is no pair.
+        negatives: float [rows, q], -inf where there is no pair.
+        compare: see :data:`Compare`; 0 and 0 for -inf.
+
+    Returns:
+        The sums [rows], and the numbers [rows], without gradient.
+
+    Example:
+        >>> sums, violating = sum_over_triplets(
+        ...     torch.tensor([[0.5, 0.9]]), torch.tensor([[0.6, 0.1]]), lambda d: (d.relu(), d.relu().sign())
+        ... )
+        >>> sums, violating
+        (tensor([0.1000]), tensor([1.]))
+    """
+    if torch.compiler.is_compiling():
+        differences = negatives[:, None, :] - positives[:, :, None]
+        losses, _ = compare(differences)
+        return losses.sum(dim=(1, 2)), losses.detach().sign().sum(dim=(1, 2))
+    most = int(count_positives(positives).amax())  # on a GPU the one place that waits for it; columns are work
+    return _SumOverTriplets.apply(positives.topk(most, dim=1, largest=False).values, negatives, compare)
+
+
+class _SumOverTriplets(torch.autograd.Function):
+    """Goes over the columns of positives, each against all negatives, and adds up values and slopes."""
+
+    @staticmethod
+    def forward(ctx: Any, positives: Tensor, negatives: Tensor, compare: Compare) -> tuple[Tensor, Tensor]:
+        by_negatives = torch.zeros_like(negatives)
+        by_positives = torch.zeros_like(positives)
+        total, violating = positives.new_zeros(len(positives)), positives.new_zeros(len(positives))
+        for column in range(positives.shape[1]):
+            losses, slopes = compare(negatives - positives[:, column, None])
+            total += losses.sum(dim=1)
+            violating += losses.sign().sum(dim=1)
+            by_negatives += slopes
+            by_positives[:, column] = -slopes.sum(dim=1)
+        ctx.save_for_backward(by_positives, by_negatives)
+        ctx.mark_non_differentiable(violating)
+        return total, violating
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+        by_positives, by_negatives = ctx.saved_tensors
+        return by_positives * upstream[:, None], by_negatives * upstream[:, None], None

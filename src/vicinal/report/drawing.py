@@ -1,0 +1,48 @@
+"""What all pictures share: colours, axes, and writing the file."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from vicinal.errors import InputError
+from vicinal.files import write_bytes
+
+RIGHT, WRONG, UNKNOWN, QUERY = "#1a9850", "#d73027", "#9aa0a6", "#30343b"
+INK, PALE, EMPTY = "#24272c", "#6b7178", "#eceef0"
+DPI = 150
+
+
+def tidy(axes: Axes, name: str) -> None:
+    """Quiet axes with a name beside them."""
+    axes.set_ylabel(name, color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e4e6e9", linewidth=0.8)
+    axes.tick_params(colors=PALE, labelsize=8)
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format that the suffix says, as a whole or not at all.
+
+    Raises:
+        InputError: an unknown suffix, or a picture larger than its format can be.
+        OSError: the picture cannot be written.
+    """
+    canvas = FigureCanvasAgg(figure)
+    form, known = path.suffix.lower().removeprefix("."), canvas.get_supported_filetypes()
+    if form not in known:
+        raise InputError(f"{path}: pictures end in .{', .'.join(sorted(known))}")
+    buffer = BytesIO()
+    try:
+        figure.savefig(buffer, format=form, facecolor="white")
+    except (ValueError, OSError) as error:  # as the libraries say that a picture is too large for its format
+        width, height = canvas.get_width_height()
+        raise InputError(
+            f"{path}: a picture of {width} x {height} pixels cannot be written as {form} ({error}); "
+            "use .png, or draw fewer images"
+        ) from None
+    write_bytes(path, buffer.getvalue())

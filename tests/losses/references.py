@@ -1,0 +1,335 @@
+"""Every pair loss written as in its paper: slow, in float64, pair by pair. What the library computes must equal this.
+
+A loss here is a function of anchors, each with the similarities of its pairs, and of the loss's constants, whose
+defaults are the papers'. Nothing of the library is used; autograd gives the gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tests.losses.batches import Batch
+
+
+class Anchor(NamedTuple):
+    """One row of the similarity matrix.
+
+    Attributes:
+        positives: column -> similarity of each positive pair, in the order of the columns.
+        negatives: column -> similarity of each negative pair.
+        label: the anchor's label.
+        place: where the anchor is in the whole batch.
+        dim: dimension of the embeddings.
+    """
+
+    positives: dict[int, Tensor]
+    negatives: dict[int, Tensor]
+    label: int
+    place: int
+    dim: int
+
+
+def anchors_of(batch: Batch) -> list[Anchor]:
+    """All pairs of a batch with its references, or with itself; an anchor is no pair of itself."""
+    references = batch.embeddings if batch.references is None else batch.references
+    labels = batch.labels.tolist()
+    reference_labels = labels if batch.reference_labels is None else batch.reference_labels.tolist()
+    offset = 0 if batch.references is None else batch.offset
+    columns = _normalized(references)
+    anchors = []
+    for i, x in enumerate(_normalized(batch.embeddings)):
+        others = {j: (x * y).sum() for j, y in enumerate(columns) if offset is None or j != offset + i}
+        anchors.append(
+            Anchor(
+                positives={j: s for j, s in others.items() if reference_labels[j] == labels[i]},
+                negatives={j: s for j, s in others.items() if reference_labels[j] != labels[i]},
+                label=labels[i],
+                place=i + (offset or 0),
+                dim=batch.embeddings.shape[1],
+            )
+        )
+    return anchors
+
+
+def _normalized(vectors: Tensor) -> list[Tensor]:
+    return [x / x.norm() if x.norm() > 0 else x / 1e-12 for x in vectors]
+
+
+# Losses of single pairs -----------------------------------------------------------------------------------------------
+
+
+def contrastive(
+    anchors: list[Anchor],
+    positive_margin: float | None = 0.9,
+    negative_margin: float = 0.6,
+    reduction: str = "violating",
+) -> Tensor:
+    """Contextual similarity paper, Eq. (29); multi-similarity paper, Eq. (4), where no positive has a margin."""
+    if positive_margin is None:
+        positives = [-s for a in anchors for s in a.positives.values()]
+    else:
+        positives = [torch.relu(positive_margin - s) for a in anchors for s in a.positives.values()]
+    negatives = [torch.relu(s - negative_margin) for a in anchors for s in a.negatives.values()]
+    if reduction == "sum":
+        return _sum(positives) + _sum(negatives)
+    if reduction == "anchors":
+        return (_sum(positives) + _sum(negatives)) / len(anchors)
+    if reduction == "pairs":
+        return _mean(positives) + _mean(negatives)
+    violating = positives if positive_margin is None else [p for p in positives if p > 0]
+    return _mean(violating) + _mean([n for n in negatives if n > 0])
+
+
+def binomial_deviance(
+    anchors: list[Anchor], alpha: float = 2, beta: float = 50, base: float = 1, reduction: str = "sum"
+) -> Tensor:
+    """Multi-similarity paper, Eq. (9)."""
+
+    def of(a: Anchor) -> Tensor:
+        positives = [torch.log(1 + torch.exp(alpha * (base - s))) for s in a.positives.values()]
+        negatives = [torch.log(1 + torch.exp(beta * (s - base))) for s in a.negatives.values()]
+        return _mean(positives) + _mean(negatives)
+
+    return _over_anchors(anchors, of, reduction, _has_a_pair)
+
+
+def multi_similarity(
+    anchors: list[Anchor], alpha: float = 2, beta: float = 50, base: float = 1, reduction: str = "anchors"
+) -> Tensor:
+    """Multi-similarity paper, Eq. (15)."""
+
+    def of(a: Anchor) -> Tensor:
+        positives = _sum(torch.exp(-alpha * (s - base)) for s in a.positives.values())
+        negatives = _sum(torch.exp(beta * (s - base)) for s in a.negatives.values())
+        return torch.log(1 + positives) / alpha + torch.log(1 + negatives) / beta
+
+    return _over_anchors(anchors, of, reduction, _has_a_pair)
+
+
+def circle(anchors: list[Anchor], margin: float = 0.4, scale: float = 80, reduction: str = "anchors") -> Tensor:
+    """Circle loss paper, Eq. (6) to (8); its weights carry no gradient."""
+
+    def of(a: Anchor) -> Tensor:
+        negatives, positives = [], []
+        for s in a.negatives.values():
+            weight = torch.relu(s.detach() + margin)
+            negatives.append(torch.exp(scale * weight * (s - margin)))
+        for s in a.positives.values():
+            weight = torch.relu(1 + margin - s.detach())
+            positives.append(torch.exp(-scale * weight * (s - (1 - margin))))
+        return torch.log(1 + _sum(negatives) * _sum(positives))
+
+    return _over_anchors(anchors, of, reduction, _has_both)
+
+
+# Lifted structure losses ----------------------------------------------------------------------------------------------
+
+
+def lifted_structure(anchors: list[Anchor], margin: float = 1, reduction: str = "sum") -> Tensor:
+    """Multi-similarity paper, Eq. (6); the logarithm of an empty sum is minus infinity, which the hinge makes 0."""
+
+    def of(a: Anchor) -> Tensor:
+        if not _has_both(a):
+            return _sum([])
+        positives = _sum(torch.exp(margin - s) for s in a.positives.values())
+        negatives = _sum(torch.exp(s) for s in a.negatives.values())
+        return torch.relu(torch.log(positives) + torch.log(negatives))
+
+    return _over_anchors(anchors, of, reduction, _has_both)
+
+
+def lifted_structure_star(
+    anchors: list[Anchor], alpha: float = 2, beta: float = 50, reduction: str = "anchors"
+) -> Tensor:
+    """Multi-similarity paper, Eq. (16); a half without pairs adds nothing."""
+
+    def of(a: Anchor) -> Tensor:
+        value = _sum([])
+        if a.positives:
+            value = value + torch.log(_sum(torch.exp(-alpha * s) for s in a.positives.values())) / alpha
+        if a.negatives:
+            value = value + torch.log(_sum(torch.exp(beta * s) for s in a.negatives.values())) / beta
+        return value
+
+    return _over_anchors(anchors, of, reduction, _has_a_pair)
+
+
+def bin_lifted(
+    anchors: list[Anchor], alpha: float = 2, beta: float = 50, base: float = 1, reduction: str = "anchors"
+) -> Tensor:
+    """The loss whose derivative by a similarity is the weight of Eq. (10) in the multi-similarity supplement."""
+
+    def binomial(a: Anchor) -> Tensor:
+        positives = _sum(torch.log(1 + torch.exp(alpha * (base - s))) for s in a.positives.values())
+        negatives = _sum(torch.log(1 + torch.exp(beta * (s - base))) for s in a.negatives.values())
+        return positives / alpha + negatives / beta
+
+    def of(a: Anchor) -> Tensor:
+        return (binomial(a) + lifted_structure_star([a], alpha, beta)) / 2
+
+    return _over_anchors(anchors, of, reduction, _has_a_pair)
+
+
+# Losses of a softmax --------------------------------------------------------------------------------------------------
+
+
+def nt_xent(anchors: list[Anchor], temperature: float = 0.1, reduction: str = "pairs") -> Tensor:
+    """SimCLR paper, Eq. (1), for every positive pair, set against the anchor's negatives."""
+
+    def of_pairs(a: Anchor) -> list[Tensor]:
+        negatives = _sum(torch.exp(s / temperature) for s in a.negatives.values())
+        numerators = [torch.exp(s / temperature) for s in a.positives.values()]
+        return [-torch.log(numerator / (numerator + negatives)) for numerator in numerators]
+
+    return _over_positive_pairs(anchors, of_pairs, reduction)
+
+
+def n_pairs(anchors: list[Anchor], scale: float = 1, reduction: str = "pairs") -> Tensor:
+    """N-pairs paper, Eq. (8), for every positive pair."""
+
+    def of_pairs(a: Anchor) -> list[Tensor]:
+        return [
+            torch.log(1 + _sum(torch.exp(scale * (n - p)) for n in a.negatives.values())) for p in a.positives.values()
+        ]
+
+    return _over_positive_pairs(anchors, of_pairs, reduction)
+
+
+def nca(anchors: list[Anchor], scale: float = 1, reduction: str = "sum") -> Tensor:
+    """Multi-similarity supplement, Eq. (1), with the sign that makes it a loss."""
+
+    def of(a: Anchor) -> Tensor:
+        if not a.positives:
+            return _sum([])
+        positives = _sum(torch.exp(scale * s) for s in a.positives.values())
+        everything = positives + _sum(torch.exp(scale * s) for s in a.negatives.values())
+        return torch.log(everything) - torch.log(positives)
+
+    return _over_anchors(anchors, of, reduction, _has_a_positive)
+
+
+def sup_con(anchors: list[Anchor], temperature: float = 0.1, reduction: str = "sum") -> Tensor:
+    """Supervised contrastive paper, Eq. (2)."""
+
+    def of(a: Anchor) -> Tensor:
+        everything = _sum(torch.exp(s / temperature) for s in [*a.positives.values(), *a.negatives.values()])
+        return -_mean([torch.log(torch.exp(s / temperature) / everything) for s in a.positives.values()])
+
+    return _over_anchors(anchors, of, reduction, _has_a_positive)
+
+
+# Triplets, margins, histograms ----------------------------------------------------------------------------------------
+
+
+def triplet(
+    anchors: list[Anchor], margin: float = 0.1, triplets: str = "all", soft: bool = False, reduction: str = "pairs"
+) -> Tensor:
+    """Multi-similarity paper, Eq. (5); the soft margin of Hermans et al.; the semi-hard triplets of FaceNet."""
+    values = []
+    for a in anchors:
+        for positive in a.positives.values():
+            for negative in a.negatives.values():
+                if triplets == "all" or positive - margin < negative < positive:
+                    violation = negative - positive + margin
+                    values.append(torch.log(1 + torch.exp(violation)) if soft else torch.relu(violation))
+    if reduction == "sum":
+        return _sum(values)
+    if reduction == "anchors":
+        return _sum(values) / len(anchors)
+    return _mean(values if reduction == "pairs" else [value for value in values if value > 0])
+
+
+def margin(
+    anchors: list[Anchor],
+    beta: Tensor,
+    margin: float = 0.2,
+    num_classes: int | None = None,
+    nu: float = 0,
+    reduction: str = "violating",
+) -> Tensor:
+    """Distance-weighted sampling paper, Eq. (4) and (5); `beta` has one entry, or one for each class."""
+    losses, regularization = [], _sum([])
+    for a in anchors:
+        boundary = beta[0] if num_classes is None else beta[a.label]
+        losses += [torch.relu(margin + _distance(s) - boundary) for s in a.positives.values()]
+        losses += [torch.relu(margin - _distance(s) + boundary) for s in a.negatives.values()]
+        if _has_a_pair(a):
+            regularization = regularization + nu * boundary
+    total = _sum(losses) + regularization
+    if reduction == "sum":
+        return total
+    counts = {"anchors": len(anchors), "pairs": len(losses), "violating": sum(bool(loss > 0) for loss in losses)}
+    return total / max(counts[reduction], 1)
+
+
+def _distance(similarity: Tensor) -> Tensor:
+    """Euclidean distance of vectors of length 1; that of equal ones is the least that float64 can tell from 0."""
+    squared = 2 - 2 * similarity
+    return squared.sqrt() if squared > 2.3e-16 else similarity.new_tensor(math.sqrt(2.2e-16))
+
+
+def histogram(anchors: list[Anchor], bins: int = 100) -> Tensor:
+    """Multi-similarity supplement, Eq. (3) to (5)."""
+    positives = _histogram([s for a in anchors for s in a.positives.values()], bins)
+    negatives = _histogram([s for a in anchors for s in a.negatives.values()], bins)
+    return _sum(negatives[r] * _sum(positives[: r + 1]) for r in range(bins + 1))
+
+
+def _histogram(similarities: list[Tensor], bins: int) -> list[Tensor]:
+    """Height of each node: Eq. (4), with the triangle of Eq. (5). On a node the slope is that of its right side."""
+    width = 2 / bins
+    node = [-1 + (r - 1) * width for r in range(bins + 3)]  # node[r + 1] is the paper's t_r
+    heights = [_sum([]) for _ in range(bins + 1)]
+    for s in similarities:
+        for r in range(bins + 1):
+            if node[r] <= s.item() < node[r + 1]:
+                heights[r] = heights[r] + (s - node[r]) / width / len(similarities)
+            elif node[r + 1] <= s.item() < node[r + 2]:
+                heights[r] = heights[r] + (node[r + 2] - s) / width / len(similarities)
+    return heights
+
+
+# What is averaged over what -------------------------------------------------------------------------------------------
+
+
+def _sum(values: Iterable[Tensor]) -> Tensor:
+    return sum(values, start=torch.zeros((), dtype=torch.float64))
+
+
+def _mean(values: list[Tensor]) -> Tensor:
+    return _sum(values) / max(len(values), 1)
+
+
+def _has_a_pair(a: Anchor) -> bool:
+    return bool(a.positives or a.negatives)
+
+
+def _has_both(a: Anchor) -> bool:
+    return bool(a.positives and a.negatives)
+
+
+def _has_a_positive(a: Anchor) -> bool:
+    return bool(a.positives)
+
+
+def _over_anchors(
+    anchors: list[Anchor], of: Callable[[Anchor], Tensor], reduction: str, contributes: Callable[[Anchor], bool]
+) -> Tensor:
+    total = _sum(of(a) for a in anchors)
+    count = {"sum": 1, "anchors": len(anchors), "contributing": sum(contributes(a) for a in anchors)}[reduction]
+    return total / max(count, 1)
+
+
+def _over_positive_pairs(anchors: list[Anchor], of_pairs: Callable[[Anchor], list[Tensor]], reduction: str) -> Tensor:
+    pairs = [of_pairs(a) for a in anchors]
+    if reduction == "sum":
+        return _sum(value for values in pairs for value in values)
+    if reduction == "pairs":
+        return _mean([value for values in pairs for value in values])
+    total = _sum(_mean(values) for values in pairs)
+    return total / (len(anchors) if reduction == "anchors" else max(sum(bool(values) for values in pairs), 1))

@@ -1,0 +1,69 @@
+"""What losses refuse: impossible arguments, each in one line with the class, the argument and the value."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from vicinal.errors import InputError
+from vicinal.losses import (
+    BinLiftedLoss,
+    BinomialDevianceLoss,
+    CircleLoss,
+    ContrastiveLoss,
+    HistogramLoss,
+    LiftedStructureLoss,
+    LiftedStructureStarLoss,
+    MarginLoss,
+    MultiSimilarityLoss,
+    NCALoss,
+    NPairsLoss,
+    NTXentLoss,
+    PairLoss,
+    SupConLoss,
+    TripletLoss,
+)
+
+STEEP = (BinomialDevianceLoss, MultiSimilarityLoss, LiftedStructureStarLoss, BinLiftedLoss)
+NOT_POSITIVE = (0, -1.0, math.nan, math.inf)
+NOT_FINITE = (math.nan, math.inf)
+
+IMPOSSIBLE: list[tuple[type[PairLoss], str, object]] = [
+    *((kind, name, value) for kind in STEEP for name in ("alpha", "beta") for value in NOT_POSITIVE),
+    *((kind, "base", value) for kind in STEEP if kind is not LiftedStructureStarLoss for value in NOT_FINITE),
+    *((kind, "scale", value) for kind in (CircleLoss, NPairsLoss, NCALoss) for value in NOT_POSITIVE),
+    *((kind, "temperature", value) for kind in (NTXentLoss, SupConLoss) for value in NOT_POSITIVE),
+    *((kind, "margin", value) for kind in (CircleLoss, LiftedStructureLoss, TripletLoss) for value in NOT_FINITE),
+    *((ContrastiveLoss, name, value) for name in ("positive_margin", "negative_margin") for value in NOT_FINITE),
+    *((MarginLoss, name, value) for name in ("margin", "nu") for value in (-0.1, *NOT_FINITE)),
+    *((MarginLoss, "beta", value) for value in NOT_POSITIVE),
+    (MarginLoss, "num_classes", 0),
+    (HistogramLoss, "bins", 0),
+    (TripletLoss, "triplets", "hard"),
+    (TripletLoss, "reduction", "contributing"),
+    (ContrastiveLoss, "reduction", "mean"),
+    (MultiSimilarityLoss, "reduction", "pairs"),
+    (NTXentLoss, "reduction", "violating"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), IMPOSSIBLE)
+def test_impossible_arguments(kind: type[PairLoss], name: str, value: object) -> None:
+    with pytest.raises(InputError) as error:
+        kind(**{name: value})
+    message = str(error.value)
+    assert message.startswith(f"{kind.__name__}: {name} = {value!r}")
+    assert "\n" not in message
+
+
+def test_a_beta_a_class_needs_labels_that_are_classes() -> None:
+    x, loss = torch.randn(3, 4), MarginLoss(num_classes=3)
+    with pytest.raises(InputError, match=r"labels from 0 to 3 are not all in 0 \.\.\. 2 \(num_classes = 3\)"):
+        loss(x, torch.tensor([0, 1, 3]))
+    with pytest.raises(InputError, match=r"labels from -1 to 2"):
+        loss(x, torch.tensor([0, -1, 2]))
+    with pytest.raises(InputError, match="needs one int label for each embedding"):
+        loss(x, positive=torch.eye(3, dtype=torch.bool))
+    assert loss(x, torch.tensor([0, 1, 2])).isfinite()

@@ -1,0 +1,37 @@
+"""Every loss compiles as one graph, with the value and gradients of the uncompiled one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.losses.batches import nasty_batches
+from tests.losses.cases import DEFAULTS
+from tests.losses.gradients import value_and_gradients
+
+BATCHES = nasty_batches()
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "batch"),
+    [*((case, "singletons") for case in DEFAULTS), ("NT-Xent", "references lack a class"), ("margin", "duplicates")],
+)
+def test_compiles_whole(case: str, batch: str) -> None:
+    suited = DEFAULTS[case].suited(BATCHES[batch]).to(torch.float32)
+    loss = DEFAULTS[case].loss()
+    compiled = torch.compile(loss, fullgraph=True)
+    got = value_and_gradients(compiled, suited, list(loss.parameters()))
+    for buffer in loss.buffers():  # the number of the call, which random miners draw from
+        buffer.zero_()
+    expected = value_and_gradients(loss, suited, list(loss.parameters()))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3 if batch == "duplicates" else 1e-6)

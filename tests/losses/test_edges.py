@@ -1,0 +1,107 @@
+"""Batches with nothing to learn from, and broken ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.losses.batches import Batch, nasty_batches
+from tests.losses.cases import CASES, DEFAULTS, MINERS
+
+BATCHES = nasty_batches()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("case", CASES)
+def test_a_broken_embedding_breaks_the_loss(case: str, bad: float) -> None:
+    """Comparisons, such as a miner's, are false for NaN; the loss must not be that of a batch without pairs."""
+    batch = CASES[case].suited(BATCHES["unequal classes"])
+    broken = batch.embeddings.clone()
+    broken[3, 2] = bad
+    x, labels = batch.embeddings, batch.labels
+    assert CASES[case].loss()(broken, labels).isnan()
+    assert CASES[case].loss()(x, labels, broken, labels).isnan()
+    assert CASES[case].loss()(broken, labels, x, labels, 0).isnan()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_to_compare_with_is_a_zero_that_backpropagates(case: str) -> None:
+    x, labels = torch.randn(3, 4), torch.arange(3)
+    nothing = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
+    for batch in (
+        Batch(x, labels, *nothing),
+        Batch(*nothing),
+        Batch(*nothing, x, labels),
+        Batch(*nothing, *nothing, 0),
+    ):
+        leaf = batch.embeddings.clone().requires_grad_()
+        value = CASES[case].loss()(*batch._replace(embeddings=leaf))
+        value.backward()
+        assert value.item() == 0
+        assert leaf.grad is not None
+        assert not leaf.grad.any()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_pair_is_a_zero_that_backpropagates(case: str) -> None:
+    """One sample has no pair, and masks may leave none."""
+    x = torch.randn(6, 4)
+    no_pair = torch.zeros(6, 6, dtype=torch.bool)
+    labels = torch.zeros(6, dtype=torch.int64)
+    for tile_rows in (None, 2):
+        loss = CASES[case].loss(tile_rows=tile_rows)
+        for anchors, masks in ((x[:1], {}), (x, {"positive": no_pair, "negative": no_pair})):
+            leaf = anchors.clone().requires_grad_()
+            value = loss(leaf, labels[: len(anchors)], **masks)
+            value.backward()
+            assert value.item() == 0
+            assert leaf.grad is not None
+            assert not leaf.grad.any()
+
+
+SEPARATED = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
+PERFECT = [
+    "contrastive",
+    "ContrastiveLoss(reduction=pairs)",
+    "multi-similarity",
+    "LiftedStructureLoss(margin=-2.0)",
+    "triplet, all",
+    "triplet, semi-hard",
+    "triplet, hard",
+    "triplet, distance-weighted",
+    "margin",
+    "histogram",
+]
+"""Losses with nothing more to say where classes are single points, opposite each other."""
+
+
+@pytest.mark.parametrize("case", PERFECT)
+def test_no_violating_pair_is_a_zero_that_backpropagates(case: str) -> None:
+    x = SEPARATED.clone().requires_grad_()
+    value = CASES[case].loss()(x, torch.tensor([0, 0, 1, 1]))
+    value.backward()
+    assert value.item() == 0
+    assert x.grad is not None
+    assert not x.grad.any()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_zero_vectors_and_duplicates_have_finite_gradients(case: str) -> None:
+    """Also where all are zero or equal, in float32, whose rounding differs from that of the formulas' tests."""
+    labels = torch.tensor([0, 0, 1, 1, 1, 2])
+    for x in (torch.zeros(6, 3), torch.ones(6, 3), torch.tensor([[0.3, 0.1, -0.7]]).repeat(6, 1), -torch.eye(6)[:, :1]):
+        for value in CASES[case].values(Batch(x, labels)):
+            assert value.isfinite().all()
+
+
+@pytest.mark.parametrize("miner", MINERS)
+@pytest.mark.parametrize("case", DEFAULTS)
+def test_any_miner_goes_with_any_loss(case: str, miner: str) -> None:
+    """Whatever pairs a miner leaves, none included, the loss is finite and the same in tiles."""
+    arguments = {**DEFAULTS[case].arguments, "miner": MINERS[miner][0]}
+    for name in ("unequal classes", "singletons", "collapsed", "references lack a class"):
+        batch = DEFAULTS[case].suited(BATCHES[name])
+        value = DEFAULTS[case].kind(**arguments)(*batch)
+        assert value.isfinite()
+        tiled = DEFAULTS[case].kind(**arguments, tile_rows=1)(*batch)
+        torch.testing.assert_close(tiled, value, rtol=1e-10, atol=1e-7)

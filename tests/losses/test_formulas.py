@@ -1,0 +1,34 @@
+"""Every loss is its paper's formula: value and gradients against slow references in float64, on every nasty batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.losses.batches import LOOSE_DISTANCES, nasty_batches
+from tests.losses.cases import CASES, DEFAULTS
+from vicinal.losses import CircleLoss, MarginLoss
+
+BATCHES = nasty_batches()
+
+
+@pytest.mark.parametrize(
+    ("case", "batch"),
+    [(case, batch) for case in CASES for batch in BATCHES if case in DEFAULTS or batch != "many classes"],
+)
+def test_value_and_gradients_are_the_formulas(case: str, batch: str) -> None:
+    loose = CASES[case].kind is MarginLoss and batch in LOOSE_DISTANCES
+    expected = CASES[case].values_by_hand(BATCHES[batch])
+    torch.testing.assert_close(CASES[case].values(BATCHES[batch]), expected, rtol=1e-9, atol=1e-6 if loose else 1e-12)
+
+
+@pytest.mark.parametrize("case", [name for name, case in DEFAULTS.items() if case.kind is not CircleLoss])
+def test_gradient_is_that_of_the_value(case: str) -> None:
+    """By finite differences. Not for the circle loss, whose weights carry no gradient by definition."""
+    batch = DEFAULTS[case].suited(BATCHES["singletons"])
+
+    def loss(x: Tensor) -> Tensor:
+        return DEFAULTS[case].loss(tile_rows=4).double()(x, batch.labels)
+
+    assert torch.autograd.gradcheck(loss, batch.embeddings.clone().requires_grad_())

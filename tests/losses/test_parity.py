@@ -1,0 +1,269 @@
+"""Value and gradient beside pytorch-metric-learning 2.9: equal where its formula is ours, explained where it is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from pytorch_metric_learning import distances, miners, reducers
+from pytorch_metric_learning import losses as peers
+from torch import Tensor
+
+from tests.losses.batches import Batch, realistic_batch
+from tests.losses.gradients import assert_near, value_and_gradients
+from vicinal.losses import (
+    CircleLoss,
+    ContrastiveLoss,
+    HistogramLoss,
+    LiftedStructureLoss,
+    MarginLoss,
+    MultiSimilarityLoss,
+    NCALoss,
+    NPairsLoss,
+    NTXentLoss,
+    SupConLoss,
+    TripletLoss,
+)
+from vicinal.mining import DistanceWeightedMiner, HardestMiner
+
+COSINE, EUCLIDEAN = distances.CosineSimilarity(), distances.LpDistance(p=2, power=1)
+Peer = Callable[[Tensor, Tensor], Tensor]
+
+
+def mined(loss: Callable[..., Tensor], miner: Callable[..., tuple[Tensor, ...]]) -> Peer:
+    return lambda x, labels: loss(x, labels, miner(x, labels))
+
+
+def balanced() -> Batch:
+    return realistic_batch().to(torch.float32)
+
+
+def random_labels(seed: int) -> Batch:
+    """Classes of all sizes, singletons too."""
+    generator = torch.Generator().manual_seed(seed)
+    return Batch(torch.randn(40, 16, generator=generator), torch.randint(0, 16, (40,), generator=generator))
+
+
+PAIRS: dict[str, tuple[Callable[..., Tensor], Peer]] = {
+    "contrastive": (ContrastiveLoss(), peers.ContrastiveLoss(pos_margin=0.9, neg_margin=0.6, distance=COSINE)),
+    "contrastive over pairs": (
+        ContrastiveLoss(reduction="pairs"),
+        peers.ContrastiveLoss(0.9, 0.6, distance=COSINE, reducer=reducers.MeanReducer()),
+    ),
+    "triplet": (TripletLoss(reduction="violating"), peers.TripletMarginLoss(margin=0.1, distance=COSINE)),
+    "triplet over all": (
+        TripletLoss(),
+        peers.TripletMarginLoss(margin=0.1, distance=COSINE, reducer=reducers.MeanReducer()),
+    ),
+    "triplet, soft": (
+        TripletLoss(margin=0.1, soft=True),
+        peers.TripletMarginLoss(margin=0.1, distance=COSINE, smooth_loss=True),
+    ),
+    "triplet, semi-hard": (
+        TripletLoss(margin=0.3, triplets="semi-hard"),
+        mined(
+            peers.TripletMarginLoss(margin=0.3, distance=COSINE),
+            miners.TripletMarginMiner(margin=0.3, type_of_triplets="semihard", distance=COSINE),
+        ),
+    ),
+    "triplet, hard": (
+        TripletLoss(miner=HardestMiner(), reduction="violating"),
+        mined(peers.TripletMarginLoss(margin=0.1, distance=COSINE), miners.BatchHardMiner(distance=COSINE)),
+    ),
+    "NT-Xent": (NTXentLoss(), peers.NTXentLoss(temperature=0.1)),
+    "SupCon": (SupConLoss(reduction="contributing"), peers.SupConLoss(temperature=0.1)),
+    "NCA": (NCALoss(scale=2, reduction="contributing"), peers.NCALoss()),
+    "NCA on similarities": (NCALoss(scale=9, reduction="contributing"), peers.NCALoss(9, distance=COSINE)),
+    "circle": (CircleLoss(reduction="contributing"), peers.CircleLoss()),
+    "circle for faces": (CircleLoss(0.25, 256, reduction="contributing"), peers.CircleLoss(m=0.25, gamma=256)),
+    "multi-similarity": (
+        MultiSimilarityLoss(),
+        mined(peers.MultiSimilarityLoss(2, 50, base=1), miners.MultiSimilarityMiner(0.1)),
+    ),
+    "multi-similarity, base 0.5": (
+        MultiSimilarityLoss(base=0.5),
+        mined(peers.MultiSimilarityLoss(2, 50, base=0.5), miners.MultiSimilarityMiner(0.1)),
+    ),
+    "multi-similarity, no miner": (MultiSimilarityLoss(miner=None), peers.MultiSimilarityLoss(2, 50, base=1)),
+}
+
+
+def assert_equal(
+    ours: Callable[..., Tensor], peer: Peer, batch: Batch, parameters: tuple[list[Tensor], list[Tensor]] = ([], [])
+) -> None:
+    got, expected = value_and_gradients(ours, batch, parameters[0]), value_and_gradients(peer, batch, parameters[1])
+    assert_near(got, expected, 1e-4)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_same_formula(name: str) -> None:
+    for batch in (balanced(), *map(random_labels, range(3))):
+        assert_equal(*PAIRS[name], batch)
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
+@pytest.mark.parametrize("bins", [4, 100])
+def test_same_histogram(bins: int) -> None:
+    """Theirs is of the pairs of anchors that have both kinds: the same where every class has two samples."""
+    assert_equal(HistogramLoss(bins=bins), peers.HistogramLoss(n_bins=bins), balanced())
+
+
+def test_same_generalised_lifted_structure() -> None:
+    """Ours has one margin, of both halves together; theirs two, of which only the difference matters."""
+    ours, peer = LiftedStructureLoss(reduction="anchors"), peers.GeneralizedLiftedStructureLoss
+    assert_equal(ours, peer(neg_margin=0, pos_margin=1, distance=COSINE), balanced())
+    assert_equal(ours, peer(neg_margin=-1, pos_margin=0, distance=COSINE), balanced())
+
+
+def test_same_n_pairs() -> None:
+    """Theirs picks the first pair of each class as anchor and positive; ours is handed the two sides."""
+    batch = balanced()
+    first, second = (slice(start, None, 4) for start in (0, 1))
+
+    def ours(x: Tensor, labels: Tensor) -> Tensor:
+        return NPairsLoss()(x[first], labels[first], x[second], labels[second])
+
+    assert_equal(ours, peers.NPairsLoss(distance=COSINE), batch)
+
+
+# Other formulas or reductions -----------------------------------------------------------------------------------------
+
+
+def test_lifted_structure_of_an_anchor_without_positives() -> None:
+    """Theirs takes the logarithm of an empty sum for 0 and trains singletons by half a formula; it is minus infinity,
+    which the hinge makes 0, so that Eq. (6) is a sum over anchors with both kinds of pairs."""
+    x, labels = torch.eye(3), torch.tensor([0, 0, 1])
+    peer = peers.GeneralizedLiftedStructureLoss(neg_margin=0, pos_margin=1, distance=COSINE)
+    assert LiftedStructureLoss()(x, labels).item() == pytest.approx(2 * 1.0)
+    assert 3 * peer(x, labels).item() == pytest.approx(2 * 1.0 + math.log(2))
+
+
+def counted_over_triplets(batch: Batch, margin: float, beta: float) -> float:
+    """The margin loss as they count: each positive pair once for each negative of its anchor, and vice versa."""
+    x = torch.nn.functional.normalize(batch.embeddings.double())
+    distance = torch.cdist(x, x)
+    total, count = 0.0, 0
+    for a in range(len(x)):
+        positives = [distance[a, p] for p in range(len(x)) if p != a and batch.labels[p] == batch.labels[a]]
+        negatives = [distance[a, n] for n in range(len(x)) if batch.labels[n] != batch.labels[a]]
+        for p in positives:
+            for n in negatives:
+                losses = max(p.item() - beta + margin, 0), max(beta - n.item() + margin, 0)
+                total, count = total + sum(losses), count + sum(loss > 0 for loss in losses)
+    return total / count
+
+
+def test_margin_over_triplets_and_over_pairs() -> None:
+    """Theirs sums over all triplets, which counts a pair as often as its anchor has pairs of the other kind, so that
+    the few positives outweigh the many negatives; the paper's Eq. (4) is a mean over pairs."""
+    batch = balanced()
+    peer = peers.MarginLoss(margin=0.2, beta=1.2, distance=EUCLIDEAN)
+    assert peer(*batch[:2]).item() == pytest.approx(counted_over_triplets(batch, 0.2, 1.2), rel=1e-4)
+    x = torch.nn.functional.normalize(batch.embeddings.double())
+    distance, same = torch.cdist(x, x), batch.labels[:, None] == batch.labels
+    others = ~torch.eye(len(x), dtype=torch.bool)
+    losses = torch.cat([(distance[same & others] - 1.0).relu(), (1.4 - distance[~same]).relu()])
+    assert MarginLoss(miner=None)(*batch[:2]).item() == pytest.approx(losses[losses > 0].mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("num_classes", [None, 2])
+def test_margin_where_triplets_count_every_pair_alike(num_classes: int | None) -> None:
+    """Anchors with as many positives as negatives: all pairs are in equally many triplets."""
+    generator = torch.Generator().manual_seed(0)
+    x, references = (torch.randn(n, 6, generator=generator) for n in (5, 8))
+    batch = Batch(x, torch.tensor([0, 1, 1, 0, 0]), references, torch.tensor([0, 0, 1, 0, 1, 1, 0, 1]))
+    ours = MarginLoss(beta=1.1, num_classes=num_classes, miner=None)
+    peer = peers.MarginLoss(beta=1.1, num_classes=num_classes, learn_beta=True, distance=EUCLIDEAN)
+
+    def with_references(x: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor) -> Tensor:
+        return peer(x, labels, ref_emb=references, ref_labels=reference_labels)
+
+    assert_equal(ours, with_references, batch, (list(ours.parameters()), list(peer.parameters())))
+
+
+def test_nt_xent_of_a_hopeless_pair() -> None:
+    """Theirs adds float32's smallest number to the ratio inside the logarithm, which bounds the loss by 87 and takes
+    the gradient away where it is needed most; the formula has no such term."""
+    x, references = torch.tensor([[1.0, 0.1]]), torch.tensor([[-1.0, 0.0], [1.0, 0.0], [1.0, 0.2]])
+    batch = Batch(x, torch.tensor([0]), references, torch.tensor([0, 1, 1]))
+    peer = peers.NTXentLoss(temperature=0.01)
+    ours, by_x, _ = value_and_gradients(NTXentLoss(temperature=0.01), batch)
+    theirs, peer_by_x, _ = value_and_gradients(
+        lambda x, labels, others, of: peer(x, labels, ref_emb=others, ref_labels=of), batch
+    )
+    assert ours.item() == pytest.approx(2 * 0.995 / 0.01 + math.log(2), rel=1e-3)  # 0.995 is the cosine to both sides
+    assert theirs.item() == pytest.approx(87.3, abs=0.1)
+    assert by_x.norm() > 5
+    assert peer_by_x.norm() < 1e-3
+
+
+# Their faults, which must not be here ---------------------------------------------------------------------------------
+
+
+def test_nca_where_the_softmax_underflows() -> None:
+    """Theirs leaves out anchors whose softmax is 0 in float32: the worst ones have neither a loss nor a gradient."""
+    x = torch.tensor([[1.0, 0.0], [-1.0, 0.3], [1.0, 0.2], [-1.0, 0.1], [0.0, 1.0], [0.0, 1.0]])
+    batch = Batch(x, torch.tensor([0, 0, 1, 1, 2, 2]))
+    loss = NCALoss(scale=500)
+    value, gradient = value_and_gradients(loss, batch)
+    assert_near([value, gradient], value_and_gradients(loss, batch.to(torch.float64)), 1e-4)
+    assert value > 3000
+    assert gradient[:4].norm(dim=1).min() > 1
+    peer_value, peer_gradient = value_and_gradients(peers.NCALoss(500, distance=COSINE), batch)
+    assert peer_value == 0
+    assert not peer_gradient.any()
+
+
+def test_identity_of_objects() -> None:
+    """Theirs leaves an anchor out of its own references only if both are the same object; our offset says it."""
+    x, labels = balanced()[:2]
+    peer = peers.NCALoss()
+    assert not torch.isclose(peer(x, labels, ref_emb=x.clone(), ref_labels=labels), peer(x, labels))
+    ours = NCALoss(scale=2)
+    torch.testing.assert_close(ours(x, labels, x.clone(), labels, 0), ours(x, labels))
+    torch.testing.assert_close(ours(x, labels, x, labels), ours(x, labels, x.clone(), labels))
+
+
+def test_order_of_the_batch() -> None:
+    """Theirs is of the first pair of each class; ours of all pairs, in whatever order."""
+    x, labels = balanced()[:2]
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    peer = peers.NPairsLoss(distance=COSINE)
+    assert not torch.isclose(peer(x[order], labels[order]), peer(x, labels), rtol=1e-4)
+    torch.testing.assert_close(NPairsLoss()(x[order], labels[order]), NPairsLoss()(x, labels))
+
+
+def test_global_random_state() -> None:
+    """Theirs draws from the global generator, and so changes what augmentation draws after it."""
+    batch = balanced()[:2]
+    before = torch.get_rng_state()
+    TripletLoss(miner=DistanceWeightedMiner())(*batch)
+    MarginLoss()(*batch)
+    assert torch.equal(torch.get_rng_state(), before)
+    miners.DistanceWeightedMiner()(*batch)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+def test_type_of_parameters() -> None:
+    """A step in half precision leaves a learned boundary in float32, where steps of 1e-3 are not rounded away."""
+    x, labels = balanced()[:2]
+    loss = MarginLoss(miner=None, nu=0.1)
+    optimizer = torch.optim.SGD(loss.parameters(), lr=1e-4)
+    loss(x.bfloat16().requires_grad_(), labels).backward()
+    before = loss.beta.item()
+    optimizer.step()
+    assert loss.beta.dtype == torch.float32
+    assert 0 < abs(loss.beta.item() - before) < 1e-3
+
+
+def test_duplicates() -> None:
+    """At a distance of 0 the root has no derivative; ours is finite, and leaves the other pairs' as they are."""
+    x = torch.tensor([[1.0, 2.0, 0.5], [1.0, 2.0, 0.5], [0.3, 1.0, 0.0], [2.0, 0.1, 0.7]])
+    labels = torch.tensor([0, 1, 0, 1])
+    for loss in (MarginLoss(miner=None), MarginLoss(), TripletLoss(miner=DistanceWeightedMiner())):
+        value, gradient = value_and_gradients(loss, Batch(x, labels))
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+        assert gradient[2:].any()

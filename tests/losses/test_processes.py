@@ -1,0 +1,62 @@
+"""The mean over two processes, each with half of the batch, is the loss of the whole batch; so are the gradients."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from tests.losses.batches import LOOSE_DISTANCES, Batch, nasty_batches
+from tests.losses.cases import CASES
+from tests.losses.gradients import value_and_gradients
+from vicinal import distributed
+from vicinal.losses import MarginLoss
+from vicinal.similarity import Source
+
+BATCHES = {name: nasty_batches()[name] for name in ("shuffled", "singletons", "duplicates", "two of two classes")}
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    mp.spawn(_process, (port, tmp_path), nprocs=2)
+    halves = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for case in CASES:
+        for name, batch in BATCHES.items():
+            (first, *gradients), (second, *others) = (half[case, name] for half in halves)
+            by_embeddings = torch.cat([gradients[0], others[0]])
+            by_parameters = [a + b for a, b in zip(gradients[1:], others[1:], strict=True)]
+            together = [tensor / 2 for tensor in (first + second, by_embeddings, *by_parameters)]
+            atol = 1e-6 if CASES[case].kind is MarginLoss and name in LOOSE_DISTANCES else 1e-12
+            message = f"{case}, {name}: "
+            torch.testing.assert_close(
+                together, CASES[case].values(batch), rtol=1e-9, atol=atol, msg=lambda text, m=message: m + text
+            )
+
+
+def _process(rank: int, port: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    results = {}
+    for case in CASES:
+        for name, batch in BATCHES.items():
+            labels = CASES[case].suited(batch).labels
+            half = len(labels) // 2
+            mine = slice(rank * half, (rank + 1) * half)
+            loss = CASES[case].loss().double()
+
+            def of_mine(x: torch.Tensor, labels: torch.Tensor, loss=loss) -> torch.Tensor:
+                return sum(loss.parts_of(Source.over_processes(x, labels)).values())
+
+            results[case, name] = value_and_gradients(
+                of_mine, Batch(batch.embeddings[mine], labels[mine]), list(loss.parameters())
+            )
+    torch.save(results, folder / f"{rank}.pt")
+    distributed.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,349 @@
+"""The memory of past batches against a list of past batches, and what becomes of it when a run is stopped."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vicinal.errors import InputError
+from vicinal.losses import (
+    ContrastiveLoss,
+    HistogramLoss,
+    LiftedStructureLoss,
+    Loss,
+    MarginLoss,
+    MultiSimilarityLoss,
+    NTXentLoss,
+    SupConLoss,
+    TripletLoss,
+)
+from vicinal.memory import CrossBatchMemory
+from vicinal.mining import DistanceWeightedMiner
+from vicinal.training import Recipe, RunFolder, Trainer, resume, train
+from vicinal.training.setup import load_table
+
+LOSSES: dict[str, Loss] = {
+    "violating": ContrastiveLoss(),
+    "contributing": LiftedStructureLoss(reduction="contributing"),
+    "miner": MultiSimilarityLoss(),
+    "tiles": NTXentLoss(tile_rows=2),
+    "triplets": TripletLoss(reduction="violating"),
+    "two walks": HistogramLoss(bins=20),
+    "random miner": MarginLoss().double(),
+    "another": SupConLoss(miner=DistanceWeightedMiner(draws=2, seed=3)),
+    "sum": 0.5 * ContrastiveLoss() + 2 * MarginLoss(miner=DistanceWeightedMiner(seed=1)).double() + NTXentLoss(),
+}
+
+
+def batches(count: int, n: int = 6, d: int = 4) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (
+            torch.randn(n, d, generator=generator, dtype=torch.float64),
+            torch.randint(0, 4, (n,), generator=generator),
+        )
+        for _ in range(count)
+    ]
+
+
+def value_and_gradient(loss, x: Tensor, *more, **named) -> tuple[Tensor, Tensor]:
+    x = x.clone().requires_grad_()
+    value = loss(x, *more, **named)
+    return value.detach(), torch.autograd.grad(value, x)[0]
+
+
+def contrastive_by_hand(x: Tensor, labels: Tensor, past: list[tuple[Tensor, int]]) -> Tensor:
+    """Each half a mean over its pairs, of the batch with itself and with the list; margins 0.9 and 0.6."""
+    x = x / x.norm(dim=1, keepdim=True)
+    own = list(zip(x, labels.tolist(), strict=True))
+    hinges: dict[bool, list[Tensor]] = {True: [], False: []}
+    for i, (anchor, label) in enumerate(own):
+        others = [pair for j, pair in enumerate(own) if j != i] + past
+        for other, its_label in others:
+            s = anchor @ other
+            hinges[label == its_label].append((0.9 - s if label == its_label else s - 0.6).relu())
+    return sum((torch.stack(half).mean() for half in hinges.values() if half), x.sum() * 0)
+
+
+@pytest.mark.parametrize("size", [1, 4, 6, 15, 1000])
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_is_a_loss_against_a_list_of_past_embeddings(size: int, warmup: int) -> None:
+    loss = CrossBatchMemory(ContrastiveLoss(reduction="pairs"), size, warmup)
+    past: list[tuple[Tensor, int]] = []
+    for step, (x, labels) in enumerate(batches(6)):
+        seen = past if step >= warmup else []
+        expected = value_and_gradient(contrastive_by_hand, x, labels, seen)
+        torch.testing.assert_close(value_and_gradient(loss, x, labels), expected, rtol=1e-10, atol=1e-12)
+        past = [*past, *zip(x / x.norm(dim=1, keepdim=True), labels.tolist(), strict=True)][-size:]
+        torch.testing.assert_close(loss.embeddings, torch.stack([vector for vector, _ in past]))
+        assert loss.labels.tolist() == [label for _, label in past]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_any_loss_sees_the_memory_as_references(name: str) -> None:
+    inner = copy.deepcopy(LOSSES[name])
+    loss = CrossBatchMemory(copy.deepcopy(inner), 10)
+    past, past_labels = torch.zeros(0, 4, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
+    for x, labels in batches(4):
+        known = torch.cat([past_labels, labels])
+        # A function of its own for each step: batch and references are one tensor, so that both sides get gradients.
+        expected = value_and_gradient(_beside(inner, past, known), x, labels)
+        torch.testing.assert_close(value_and_gradient(loss, x, labels), expected, rtol=1e-10, atol=1e-12)
+        past, past_labels = torch.cat([past, x])[-10:], known[-10:]
+    assert list(loss.parts(x, labels)) == list(inner.parts(x, labels))
+
+
+def _beside(loss: Loss, past: Tensor, known: Tensor):
+    return lambda x, labels: loss(x, labels, torch.cat([past, x]), known, len(past))
+
+
+@given(sizes=st.lists(st.integers(0, 7), min_size=1, max_size=8), size=st.integers(1, 9))
+@settings(max_examples=40, deadline=None)
+def test_holds_the_last_entries_whatever_the_batches(sizes: list[int], size: int) -> None:
+    """Also of batches larger than the memory, and of empty ones."""
+    loss = CrossBatchMemory(ContrastiveLoss(), size)
+    vectors = F.normalize(torch.randn(sum(sizes), 3, generator=torch.Generator().manual_seed(0)))
+    for x, labels in zip(vectors.split(sizes), torch.arange(sum(sizes)).split(sizes), strict=True):
+        loss(x, labels)
+    assert loss.labels.tolist() == list(range(sum(sizes)))[-size:]
+    torch.testing.assert_close(loss.embeddings, vectors[-size:])
+
+
+def test_no_entry_is_a_positive_of_itself() -> None:
+    """Without two of a class nothing is positive, also where the memory holds all that the batch held before."""
+    loss = CrossBatchMemory(ContrastiveLoss(positive_margin=None, negative_margin=1.0, reduction="sum"), 100)
+    x = torch.eye(5)
+    assert loss(x, torch.arange(5)).item() == 0
+    assert loss(x, torch.arange(5, 10)).item() == 0
+    assert loss(x, torch.arange(5)).item() == -5  # each finds its earlier self, once
+
+
+def test_what_is_stored_carries_no_gradient_and_holds_no_graph() -> None:
+    loss = CrossBatchMemory(MultiSimilarityLoss(), 100)
+    (x, labels), (other, other_labels) = batches(2)
+    x, other = x.requires_grad_(), other.requires_grad_()
+    loss(x, labels)
+    assert loss.embeddings.grad_fn is None
+    assert not loss.embeddings.requires_grad
+    loss(other, other_labels).backward()
+    assert x.grad is None
+    assert other.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_stored_in_float32(dtype: torch.dtype) -> None:
+    loss = CrossBatchMemory(MultiSimilarityLoss(), 10)
+    plain = CrossBatchMemory(MultiSimilarityLoss(), 10)
+    for x, labels in batches(3):
+        x = x.to(dtype)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = loss.to(dtype)(x, labels)
+        torch.testing.assert_close(value, plain(x.float(), labels), rtol=0, atol=0)
+        assert loss.embeddings.dtype == torch.float32
+        torch.testing.assert_close(loss.embeddings.norm(dim=1), torch.ones(len(loss.embeddings)))
+
+
+def test_goes_on_when_embeddings_become_more_precise() -> None:
+    loss = CrossBatchMemory(ContrastiveLoss(), 12)
+    (x, labels), (other, other_labels) = batches(2)
+    loss(x.float(), labels)
+    assert loss(other, other_labels).dtype == torch.float64
+    assert loss.embeddings.dtype == torch.float64
+
+
+def test_evaluation_stores_nothing() -> None:
+    loss = CrossBatchMemory(ContrastiveLoss(), 12)
+    (x, labels), (other, other_labels) = batches(2)
+    loss(x, labels)
+    before = loss.embeddings.clone()
+    evaluated = loss.eval()(other, other_labels)
+    assert torch.equal(loss.embeddings, before)
+    assert evaluated.item() == loss.train()(other, other_labels).item()
+    assert len(loss.embeddings) == 12
+
+
+def test_a_forward_pass_without_gradients_fills_the_memory() -> None:
+    loss = CrossBatchMemory(ContrastiveLoss(), 12)
+    with torch.no_grad():
+        loss(*batches(1)[0])
+    assert len(loss.embeddings) == 6
+
+
+def test_a_relation_is_kept_with_its_labels() -> None:
+    def share_a_tag(tags: Tensor, others: Tensor) -> Tensor:
+        return (tags[:, None] * others[None]).any(dim=-1)
+
+    loss = CrossBatchMemory(ContrastiveLoss(reduction="pairs"), 20)
+    generator = torch.Generator().manual_seed(0)
+    past, past_tags = torch.zeros(0, 4, dtype=torch.float64), torch.zeros(0, 3, dtype=torch.int64)
+    for x, _ in batches(3):
+        tags = torch.randint(0, 2, (len(x), 3), generator=generator)
+        references, known = torch.cat([past, x]), torch.cat([past_tags, tags])
+        expected = loss.loss(x, tags, references, known, len(past), relation=share_a_tag)
+        torch.testing.assert_close(loss(x, tags, relation=share_a_tag), expected)
+        past, past_tags = references, known
+    assert loss.labels.shape == (18, 3)
+
+
+# State ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [0, 1, 3])
+@pytest.mark.parametrize("name", ["miner", "random miner", "sum"])
+def test_a_state_in_the_middle_of_a_run_continues_it(name: str, stop: int, tmp_path: Path) -> None:
+    def fresh() -> CrossBatchMemory:
+        return CrossBatchMemory(copy.deepcopy(LOSSES[name]), 8, warmup=2)
+
+    straight, first, second = fresh(), fresh(), fresh()
+    steps = batches(6)
+    for x, labels in steps[:stop]:
+        straight(x, labels)
+        first(x, labels)
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True), strict=True)
+    for x, labels in steps[stop:]:
+        expected = value_and_gradient(straight, x, labels)
+        torch.testing.assert_close(value_and_gradient(second, x, labels), expected, rtol=0, atol=0)
+
+
+def test_a_state_is_a_snapshot_and_its_copy_independent() -> None:
+    loss = CrossBatchMemory(ContrastiveLoss(), 8)
+    (x, labels), (other, other_labels) = batches(2)
+    loss(x, labels)
+    state, twin, stored = loss.state_dict(), copy.deepcopy(loss), loss.embeddings.clone()
+    loss(other, other_labels)
+    again = CrossBatchMemory(ContrastiveLoss(), 8)
+    again.load_state_dict(state)
+    for kept in (again, twin):
+        torch.testing.assert_close(kept.embeddings, stored, rtol=0, atol=0)
+
+
+def test_states_that_do_not_fit() -> None:
+    loss = CrossBatchMemory(ContrastiveLoss(), 8)
+    with pytest.raises(InputError, match="a state of size = 9 does not fit size = 8"):
+        loss.load_state_dict(CrossBatchMemory(ContrastiveLoss(), 9).state_dict())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        loss.load_state_dict(ContrastiveLoss().state_dict())
+
+
+# Mistakes -------------------------------------------------------------------------------------------------------------
+
+X, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
+MASK = LABELS[:, None] == LABELS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "message"),
+    [
+        ((X, LABELS, X, LABELS), {}, "the memory is the references"),
+        ((X, LABELS, X, LABELS, 0), {}, "the memory is the references"),
+        ((X,), {"positive": MASK}, "masks say nothing of pairs with the memory"),
+        ((torch.eye(5)[:4], LABELS), {}, r"embeddings \[n, 5\] do not fit those in the memory, \[n, 4\]"),
+        (
+            (X, LABELS[:, None]),
+            {"relation": lambda a, b: a == b.T},
+            r"labels \[n, 1\] do not fit those in the memory, \[n\]",
+        ),
+        ((X, LABELS[:3]), {}, r"labels must be int \[4\]"),
+    ],
+)
+def test_bad_input(arguments: tuple, named: dict, message: str) -> None:
+    loss = CrossBatchMemory(ContrastiveLoss(), 8)
+    loss(X, LABELS)
+    with pytest.raises(InputError, match=message) as caught:
+        loss(*arguments, **named)
+    assert "\n" not in str(caught.value)
+    assert len(loss.embeddings) == 4
+
+
+@pytest.mark.parametrize(("arguments", "message"), [((0,), "size = 0"), ((-1,), "size = -1"), ((1, -1), "warmup = -1")])
+def test_impossible_arguments(arguments: tuple, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        CrossBatchMemory(ContrastiveLoss(), *arguments)
+
+
+# In training ----------------------------------------------------------------------------------------------------------
+
+RECIPE = """loss:
+  class_path: CrossBatchMemory
+  init_args:
+    size: 512
+    warmup: 3
+    loss:
+      class_path: WeightedSum
+      init_args:
+        weights: [1, 0.5]
+        losses:
+        - class_path: MarginLoss
+        - class_path: ContrastiveLoss
+          init_args: {negative_margin: 0.5}
+"""
+
+
+def test_a_recipe_names_it(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    recipe = Recipe.load(tmp_path / "recipe.yaml", ["--loss.size=100"])
+    loss = recipe.loss()
+    assert isinstance(loss, CrossBatchMemory)
+    assert (loss.size, loss.warmup, loss.loss.losses[1].negative_margin) == (100, 3, 0.5)
+    recipe.save(tmp_path / "resolved.yaml")
+    assert Recipe.load(tmp_path / "resolved.yaml").config == recipe.config
+
+
+def test_a_bad_recipe_says_so(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("512", "0"))
+    with pytest.raises(InputError, match="CrossBatchMemory: size = 0 must be at least 1"):
+        Recipe.load(tmp_path / "recipe.yaml")
+
+
+def _train_and_be_killed(overrides: list[str], out: Path, step: int) -> None:
+    recipe = Recipe.load(overrides=overrides)
+    trainer = Trainer(recipe, load_table(recipe.settings), RunFolder(out))
+    take = trainer.train_step
+
+    def train_step(*arguments, **named) -> None:
+        if trainer.progress.step == step:
+            os._exit(9)
+        take(*arguments, **named)
+
+    trainer.train_step = train_step
+    trainer.fit()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes by fork")
+@pytest.mark.parametrize(
+    "loss",
+    [
+        # Smaller than an epoch: it wraps, and the kill comes when it has.
+        ["--loss=CrossBatchMemory", "--loss.size=20", "--loss.warmup=1", "--loss.loss=MultiSimilarityLoss"],
+        ["--loss=MarginLoss"],
+    ],
+    ids=["memory", "random miner"],
+)
+def test_killed_and_resumed_a_run_ends_with_the_same_weights(small: list[str], tmp_path: Path, loss: list[str]) -> None:
+    torch.set_num_threads(1)  # threads do not survive a fork
+    overrides = [*small, *loss, "--checkpoint_minutes=0"]
+    straight = train(Recipe.load(overrides=overrides), tmp_path / "straight")
+    arguments = (overrides, tmp_path / "killed", 4)
+    process = multiprocessing.get_context("fork").Process(target=_train_and_be_killed, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == 9
+    killed = resume(tmp_path / "killed")
+    for path in ("model/model.safetensors", "log.csv", "metrics.csv"):
+        one, other = ((run.path / path).read_bytes() for run in (straight, killed))
+        assert _without_speed(one) == _without_speed(other), path
+
+
+def _without_speed(content: bytes) -> bytes | list[bytes]:
+    lines = content.splitlines()
+    return [line.rpartition(b",")[0] for line in lines] if b"images/s" in lines[0] else content

@@ -1,0 +1,318 @@
+"""Every miner against loops over one anchor's pairs, against the paper's distribution, and against another library."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytorch_metric_learning import miners as pml_miners
+from scipy.stats import chisquare
+from torch import Tensor
+
+from tests.losses.cases import MINERS
+from tests.losses.references import Anchor
+from vicinal.errors import InputError
+from vicinal.losses import ContrastiveLoss, MarginLoss, TripletLoss
+from vicinal.mining import (
+    Chain,
+    DistanceWeightedMiner,
+    EasyPositiveMiner,
+    HardestMiner,
+    Miner,
+    MultiSimilarityMiner,
+    SemiHardMiner,
+)
+from vicinal.pair_layout import ClassPairs, MaskedPairs
+from vicinal.similarity import Rows, Source
+
+NO_POSITIVE, NO_NEGATIVE = math.inf, -math.inf
+DIM = 4
+
+
+def one_row(positives: list[float], negatives: list[float], dim: int = DIM) -> Rows:
+    kinds = (torch.tensor([row], dtype=torch.float64) for row in (positives, negatives))
+    return Rows(*kinds, labels=None, keys=torch.arange(1), dim=dim)
+
+
+def many_rows(negatives: list[float], count: int, dim: int, positives: int = 1) -> Rows:
+    """The same row for many keys."""
+    return Rows(torch.full((count, positives), 0.5), torch.tensor([negatives]).repeat(count, 1), None,
+                torch.arange(count), dim)  # fmt: skip
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Rows:
+    """Few distinct similarities, so that many tie; with absent pairs, and anchors that have none of a kind."""
+    count = draw(st.integers(1, 4))
+
+    def matrix(absent: float) -> Tensor:
+        entry = st.one_of(st.just(absent), st.integers(-8, 8).map(lambda k: k / 8))
+        width = draw(st.integers(1, 6))
+        row = st.one_of(st.lists(entry, min_size=width, max_size=width), st.just([absent] * width))
+        return torch.tensor(draw(st.lists(row, min_size=count, max_size=count)), dtype=torch.float64)
+
+    first = draw(st.integers(0, 1000))
+    return Rows(matrix(NO_POSITIVE), matrix(NO_NEGATIVE), None, first + torch.arange(count), DIM)
+
+
+def kept_by_hand(rows: Rows, mine) -> list[tuple[set[int], set[int]]]:
+    """The columns of positives and of negatives that a loop keeps of each row."""
+    kept = []
+    for positives, negatives, key in zip(rows.positives, rows.negatives, rows.keys.tolist(), strict=True):
+        pairs = ({j: s for j, s in enumerate(kind) if s.isfinite()} for kind in (positives, negatives))
+        # The loops add the number of the call themselves.
+        anchor = mine(Anchor(*pairs, label=0, place=key - (1 << 32), dim=rows.dim))
+        kept.append((set(anchor.positives), set(anchor.negatives)))
+    return kept
+
+
+def kept(rows: Rows) -> list[tuple[set[int], set[int]]]:
+    return [
+        tuple(set(kind.isfinite().nonzero()[:, 0].tolist()) for kind in row)
+        for row in zip(rows.positives, rows.negatives, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", MINERS)
+@given(rows=rows())
+@settings(max_examples=40, deadline=None)
+def test_keeps_what_a_loop_keeps(name: str, rows: Rows) -> None:
+    miner, reference = MINERS[name]
+    before = rows.positives.clone(), rows.negatives.clone()
+    mined = miner(rows)
+    assert kept(mined) == kept_by_hand(rows, reference)
+    # What is kept is as it was; what is not has become a place without a pair; and the rows that came in are untouched.
+    for new, old, copy in zip(mined[:2], rows[:2], before, strict=True):
+        assert torch.equal(torch.where(new.isfinite(), new, 0), torch.where(new.isfinite(), old, 0))
+        assert torch.equal(old, copy)
+    assert (mined.positives > NO_NEGATIVE).all()
+    assert (mined.negatives < NO_POSITIVE).all()
+
+
+@given(rows=rows())
+@settings(max_examples=40, deadline=None)
+def test_compositions_are_set_operations(rows: Rows) -> None:
+    first, second = MultiSimilarityMiner(0.3), HardestMiner(2, 2)
+    pairs = list(zip(kept(first(rows)), kept(second(rows)), strict=True))
+    both, either = kept((first & second)(rows)), kept((first | second)(rows))
+    assert both == [(a & c, b & d) for (a, b), (c, d) in pairs]
+    assert either == [(a | c, b | d) for (a, b), (c, d) in pairs]
+    assert kept(Chain([first, second])(rows)) == kept(second(first(rows)))
+    assert kept(Chain([second])(rows)) == kept(second(rows))
+
+
+@pytest.mark.parametrize("name", MINERS)
+@pytest.mark.parametrize("offset", [None, 2])
+def test_neither_layout_nor_tiles_change_the_choice(name: str, offset: int | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels, others = (torch.randint(0, 5, (n,), generator=generator) for n in (9, 14))
+    x, y = (torch.randn(n, DIM, generator=generator) for n in (9, 14))
+    y[3], y[7] = y[4], y[8]  # pairs that tie
+    if offset is not None:
+        others[offset : offset + 9], y[offset : offset + 9] = labels, x
+    source = Source.of(x, labels, y, others, offset)
+    similarity = source.anchors @ source.references.T
+    columns = source.class_columns()
+    expected = None
+    for layout, kind in ((columns, ClassPairs), (None, MaskedPairs)):
+        for tile in (9, 1, 2, 5):
+            choice = []
+            for start in range(0, 9, tile):
+                stop = min(start + tile, 9)
+                pairs = source.pairs(start, stop, layout)
+                assert isinstance(pairs, kind)
+                mined = MINERS[name][0](source.rows(start, similarity[start:stop].clone(), pairs))
+                choice.append(pairs.join(mined.positives.isfinite().float(), 2 * mined.negatives.isfinite().float()))
+            expected = torch.cat(choice) if expected is None else expected
+            assert torch.equal(torch.cat(choice), expected)
+    assert expected.count_nonzero() > 0
+
+
+def test_which_miners_are_random() -> None:
+    still, drawing = HardestMiner(), DistanceWeightedMiner()
+    assert not any(m.is_random for m in (still, still & still, still | still, Chain([still, SemiHardMiner()])))
+    assert all(m.is_random for m in (drawing, still & drawing, drawing | still, Chain([still, drawing])))
+    assert "calls" not in dict(TripletLoss(miner=still).named_buffers())
+    assert "calls" in dict(TripletLoss(miner=still | drawing).named_buffers())
+
+
+# Distance-weighted sampling -------------------------------------------------------------------------------------------
+
+# Below the cutoff of 0.5, in between, and beyond that of 1.4, which is reached at a similarity of 0.02.
+SIMILARITIES = [0.99, 0.9, 0.7, 0.5, 0.3, 0.1, 0.05, 0.01, -0.5, NO_NEGATIVE]
+
+
+def probabilities_by_hand(dim: int, similarities: list[float] = SIMILARITIES) -> list[float]:
+    """In proportion to 1 / q(distance), with distances below the cutoff as far as it and none beyond the other."""
+    weights = []
+    for s in similarities:
+        distance = max(math.sqrt(2 - 2 * s), 0.5)
+        q = distance ** (dim - 2) * (1 - distance**2 / 4) ** ((dim - 3) / 2) if distance < 1.4 else math.inf
+        weights.append(1 / q)
+    return [weight / sum(weights) for weight in weights]
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 4, 16])
+@pytest.mark.parametrize("seed", [0, 7])
+def test_draws_with_the_probabilities_of_the_paper(dim: int, seed: int) -> None:
+    count = 50_000
+    mined = DistanceWeightedMiner(draws=1, seed=seed)(many_rows(SIMILARITIES, count, dim))
+    chosen = mined.negatives.isfinite()
+    assert (chosen.sum(dim=1) == 1).all()
+    expected = torch.tensor(probabilities_by_hand(dim), dtype=torch.float64)
+    assert not chosen.sum(dim=0)[expected == 0].any()
+    possible = expected * count > 5
+    observed, shares = chosen.sum(dim=0)[possible], expected[possible] / expected[possible].sum()
+    assert chisquare(observed, shares * observed.sum()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("draws", [None, 3])
+def test_draws_are_with_replacement_and_as_many_as_positives(draws: int | None) -> None:
+    mined = DistanceWeightedMiner(draws)(many_rows(SIMILARITIES, 20_000, 3, positives=3 if draws is None else 1))
+    frequency = mined.negatives.isfinite().double().mean(dim=0)
+    expected = [1 - (1 - p) ** 3 for p in probabilities_by_hand(3)]
+    assert frequency.tolist() == pytest.approx(expected, abs=4 * math.sqrt(0.25 / 20_000))
+    assert mined.negatives.isfinite().sum(dim=1).unique().tolist() == [1, 2, 3]
+
+
+def test_an_anchor_without_positives_draws_nothing_by_default() -> None:
+    rows = one_row([NO_POSITIVE, NO_POSITIVE], [0.9, 0.5])
+    assert kept(DistanceWeightedMiner()(rows)) == [(set(), set())]
+    assert kept(DistanceWeightedMiner(draws=50)(rows)) == [(set(), {0, 1})]
+
+
+def test_draws_depend_on_seed_and_keys_and_on_nothing_else() -> None:
+    torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    some = many_rows(SIMILARITIES, 200, 3)
+    first = DistanceWeightedMiner(draws=1)(some)
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert (np.random.get_state()[1] == numpy_state).all()
+    assert random.getstate() == python_state
+    torch.manual_seed(5)
+    assert torch.equal(DistanceWeightedMiner(draws=1)(some).negatives, first.negatives)
+    assert not torch.equal(DistanceWeightedMiner(draws=1, seed=1)(some).negatives, first.negatives)
+    later = some._replace(keys=some.keys + (1 << 32))
+    assert not torch.equal(DistanceWeightedMiner(draws=1)(later).negatives, first.negatives)
+    piece = Rows(some.positives[50:80], some.negatives[50:80], None, some.keys[50:80], 3)
+    assert torch.equal(DistanceWeightedMiner(draws=1)(piece).negatives, first.negatives[50:80])
+
+
+def batch(dim: int = 8, n: int = 24) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(dim)
+    return torch.randn(n, dim, generator=generator, dtype=torch.float64), torch.arange(n) // 4
+
+
+def test_each_call_of_a_loss_draws_anew_and_a_loaded_state_draws_the_same_again() -> None:
+    x, labels = batch()
+    loss = ContrastiveLoss(miner=DistanceWeightedMiner(draws=1), reduction="sum", negative_margin=-1)
+    values = [loss(x, labels).item() for _ in range(4)]
+    state = {name: tensor.clone() for name, tensor in loss.state_dict().items()}
+    assert len(set(values)) == 4
+    again = ContrastiveLoss(miner=DistanceWeightedMiner(draws=1), reduction="sum", negative_margin=-1)
+    assert [again(x, labels).item() for _ in range(4)] == values
+    expected = loss(x, labels).item()
+    third = ContrastiveLoss(miner=DistanceWeightedMiner(draws=1), reduction="sum", negative_margin=-1)
+    third.load_state_dict(state)
+    assert third(x, labels).item() == expected
+
+
+@pytest.mark.parametrize("tile_rows", [1, 5, 24])
+def test_tiles_draw_the_same(tile_rows: int) -> None:
+    x, labels = batch()
+    miner = SemiHardMiner(None) | DistanceWeightedMiner(draws=1)
+    whole, tiled = (
+        ContrastiveLoss(miner=miner, reduction="sum", negative_margin=-1, tile_rows=tiles)
+        for tiles in (None, tile_rows)
+    )
+    for _ in range(3):
+        torch.testing.assert_close(tiled(x, labels), whole(x, labels))
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 512])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["random", "identical", "opposite"])
+def test_finite_whatever_the_dimension_and_the_distances(dim: int, dtype: torch.dtype, kind: str) -> None:
+    x, labels = batch(dim)
+    if kind != "random":
+        x = x[:1].repeat(24, 1)
+    if kind == "opposite":
+        x = x * torch.where(labels % 2 == 0, 1, -1)[:, None]
+    x = x.to(dtype).requires_grad_()
+    miner = DistanceWeightedMiner(draws=2)
+    for loss in (MarginLoss(miner=miner).to(dtype), TripletLoss(miner=miner)):
+        value = loss(x, labels)
+        (gradient,) = torch.autograd.grad(value, x)
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 512])
+def test_extremes(dim: int) -> None:
+    miner = DistanceWeightedMiner(draws=64)
+    assert kept(miner(one_row([0.5], [1.0, 1.0, 1.0], dim)))[0][1] == {0, 1, 2}  # identical vectors: alike
+    assert kept(miner(one_row([0.5], [0.0, -0.5, -1.0], dim)))[0][1] == set()  # all beyond the cutoff
+    assert kept(miner(one_row([0.5], [NO_NEGATIVE] * 3, dim)))[0][1] == set()
+
+
+def test_in_many_dimensions_the_nearest_is_all_but_certain() -> None:
+    """There random points lie about 1.41 apart, and 1 / q spans more than float32 does."""
+    assert kept(DistanceWeightedMiner(draws=9)(one_row([0.5], [0.05, 0.9, 0.5, 0.3], 512)))[0][1] == {1}
+
+
+# Another library ------------------------------------------------------------------------------------------------------
+
+
+def chosen_pairs(miner: Miner, x: Tensor, labels: Tensor) -> tuple[set, set]:
+    source = Source.of(x, labels)
+    pairs = source.pairs(0, len(x))
+    mined = miner(source.rows(0, source.anchors @ source.references.T, pairs))
+    return tuple({tuple(pair) for pair in kind.isfinite().nonzero().tolist()} for kind in mined[:2])
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.5])
+@pytest.mark.parametrize("dim", [3, 32])
+def test_multi_similarity_chooses_as_pytorch_metric_learning(epsilon: float, dim: int) -> None:
+    x, labels = batch(dim, 40)
+    a1, p, a2, n = pml_miners.MultiSimilarityMiner(epsilon)(x, labels)
+    positives, negatives = chosen_pairs(MultiSimilarityMiner(epsilon), x, labels)
+    assert positives == set(zip(a1.tolist(), p.tolist(), strict=True))
+    assert negatives == set(zip(a2.tolist(), n.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("dim", [3, 32])
+def test_hardest_chooses_as_pytorch_metric_learning(dim: int) -> None:
+    x, labels = batch(dim, 40)
+    a, p, n = (column.tolist() for column in pml_miners.BatchHardMiner()(x, labels))
+    positives, negatives = chosen_pairs(HardestMiner(), x, labels)
+    assert positives == set(zip(a, p, strict=True))
+    assert negatives == set(zip(a, n, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        (MultiSimilarityMiner, {"epsilon": math.nan}, "epsilon = nan must be a finite number"),
+        (MultiSimilarityMiner, {"epsilon": math.inf}, "epsilon = inf"),
+        (HardestMiner, {"positives": 0}, "positives = 0 must be at least 1"),
+        (HardestMiner, {"negatives": -1}, "negatives = -1"),
+        (EasyPositiveMiner, {"positives": 0}, "positives = 0"),
+        (SemiHardMiner, {"margin": 0.0}, "margin = 0.0 must be positive"),
+        (SemiHardMiner, {"margin": math.nan}, "margin = nan"),
+        (DistanceWeightedMiner, {"draws": 0}, "draws = 0"),
+        (DistanceWeightedMiner, {"seed": -1}, "seed = -1"),
+        (DistanceWeightedMiner, {"cutoff": 0.0}, "cutoff = 0.0"),
+        (DistanceWeightedMiner, {"cutoff": 1.5}, "cutoff = 1.5"),
+        (DistanceWeightedMiner, {"nonzero_loss_cutoff": 2.0}, "nonzero_loss_cutoff = 2.0"),
+        (DistanceWeightedMiner, {"cutoff": math.nan}, "cutoff = nan"),
+        (Chain, {"miners": []}, "miners is empty"),
+    ],
+)
+def test_impossible_arguments(kind: type[Miner], arguments: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        kind(**arguments)
+    assert kind.__name__ in str(caught.value)
