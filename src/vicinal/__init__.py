@@ -1,7 +1,7 @@
 """Vicinal: embeddings in which things of the same class are neighbours, from training to search.
 
-The names most people need are here: `losses`, `mining`, `weighting`, `Embedder`, `Table`, `evaluate`, `Index`,
-`Recipe`, `train`. They are imported when first used, so that `import vicinal` is quick.
+The names most people need are here: `losses`, `memory`, `mining`, `weighting`, `Embedder`, `Table`, `evaluate`,
+`Index`, `Recipe`, `train`. They are imported when first used, so that `import vicinal` is quick.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from vicinal import losses, mining, weighting
+    from vicinal import losses, memory, mining, weighting
     from vicinal.data import Table
     from vicinal.evaluation import evaluate
     from vicinal.models import Embedder
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "losses": None,
+    "memory": None,
     "mining": None,
     "weighting": None,
     "Table": "data",
@@ -31,7 +32,19 @@ _HOMES = {
     "train": "training",
 }
 
-__all__ = ["Embedder", "Index", "Recipe", "Table", "__version__", "evaluate", "losses", "mining", "train", "weighting"]
+__all__ = [
+    "Embedder",
+    "Index",
+    "Recipe",
+    "Table",
+    "__version__",
+    "evaluate",
+    "losses",
+    "memory",
+    "mining",
+    "train",
+    "weighting",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -54,6 +54,8 @@ class CrossBatchMemory(Loss):
 
     def __init__(self, loss: Loss, size: int, warmup: int = 0) -> None:
         super().__init__()
+        if not isinstance(loss, Loss) or any(isinstance(part, CrossBatchMemory) for part in loss.modules()):
+            raise InputError(f"CrossBatchMemory: loss must be a loss without a memory of its own, not {loss!r}")
         check_at_least_one(self, size=size)
         check_not_negative(self, warmup=warmup)
         self.loss = loss
@@ -98,7 +100,12 @@ class CrossBatchMemory(Loss):
 
     def get_extra_state(self) -> dict[str, Any]:
         """What `state_dict` holds of the memory itself."""
-        return {"size": self.size, "calls": self.calls, "embeddings": self.embeddings, "labels": self.labels}
+        kept = {name: None if part is None else part.clone() for name, part in self._entries().items()}
+        return {"size": self.size, "calls": self.calls, **kept}
+
+    def _entries(self) -> dict[str, Tensor | None]:
+        # Each is a part of a longer tensor, which is not to be saved with it.
+        return {"embeddings": self.embeddings, "labels": self.labels}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take over such a state.

@@ -244,8 +244,9 @@ class DistanceWeightedMiner(Miner):
         similarity = negatives.clamp(lowest, highest)
         log_weights = (1 - similarity).log_().mul_((2 - dim) / 2)
         log_weights.add_(similarity.add_(1).log_(), alpha=(3 - dim) / 2)
-        weights = log_weights.sub_(log_weights.amax(dim=1, keepdim=True)).exp_()
-        return weights.mul_((negatives - lowest).sign_().relu_())  # a product is quicker than a choice
+        log_weights.masked_fill_(negatives <= lowest, -math.inf)
+        largest = log_weights.amax(dim=1, keepdim=True).clamp_min(torch.finfo(log_weights.dtype).min)
+        return log_weights.sub_(largest).exp_()
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,8 @@ class _Normalize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> Tensor:
         unit, largest, norm = ctx.saved_tensors
-        along = torch.linalg.vecdot(unit, upstream)[..., None].masked_fill(largest < SMALLEST_NORM, 0.0)
+        with torch.autocast(unit.device.type, enabled=False):  # a backward pass may be asked for under autocast
+            along = torch.linalg.vecdot(unit, upstream)[..., None].masked_fill(largest < SMALLEST_NORM, 0.0)
         return torch.addcmul(upstream, unit, along, value=-1).div_(norm).div_(largest.clamp_min(SMALLEST_NORM))
 
 
@@ -79,7 +80,7 @@ class Rows(NamedTuple):
     Attributes:
         positives: float [rows, p], cosine similarities in [-1, 1], or +inf.
         negatives: float [rows, q], cosine similarities in [-1, 1], or -inf.
-        labels: int [rows], the anchors' labels; None where pairs were given without labels.
+        labels: int [rows], the anchors' labels, or [rows, ...] with a relation; None where none were given.
         keys: int [rows], a number for each anchor that changes from call to call; random choices are made from it.
         dim: dimension of the embeddings.
     """

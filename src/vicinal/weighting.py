@@ -289,7 +289,7 @@ class WeightsOf(nn.Module, WeightingRule):
                 f"WeightsOf: {type(loss).__name__} has a random miner; give it miner=None, and the miner to the "
                 "WeightedPairLoss"
             )
-        self.loss = loss
+        self.loss = deepcopy(loss).requires_grad_(False)
 
     def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
         if self.loss.miner is not None:
@@ -301,8 +301,8 @@ class WeightsOf(nn.Module, WeightingRule):
         if torch.compiler.is_compiling():
             by_positives, by_negatives = torch.func.grad(total, argnums=(0, 1))(rows.positives, rows.negatives)
         else:
-            with torch.enable_grad():
-                leaves = tuple(part.detach().requires_grad_() for part in (rows.positives, rows.negatives))
+            with torch.inference_mode(False), torch.enable_grad():
+                leaves = tuple(part.detach().clone().requires_grad_() for part in (rows.positives, rows.negatives))
                 by_positives, by_negatives = torch.autograd.grad(total(*leaves), leaves, materialize_grads=True)
         return -by_positives, by_negatives
 
@@ -346,6 +346,8 @@ class WeightedPairLoss(RowLoss):
         tile_rows: int | None = None,
     ) -> None:
         super().__init__(miner, reduction, tile_rows)
+        if not isinstance(rule, WeightingRule):
+            raise InputError(f"WeightedPairLoss: rule must be a WeightingRule such as EqualWeights(), not {rule!r}")
         self.rule = rule
 
     def row_values(self, rows: Rows) -> Tensor:

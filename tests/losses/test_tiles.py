@@ -19,6 +19,8 @@ BATCHES = nasty_batches()
 @pytest.mark.parametrize("case", CASES)
 def test_value_and_gradients_are_those_of_the_whole(case: str) -> None:
     for name, batch in BATCHES.items():
+        if len(batch.labels) > 12 and case not in DEFAULTS:
+            continue
         loose = CASES[case].kind is MarginLoss and name in LOOSE_DISTANCES
         whole = CASES[case].values(batch)
         for tile_rows in (1, 2, 5) if case in DEFAULTS else (2,):

@@ -7,6 +7,7 @@ single short method.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -121,8 +122,25 @@ class Loss(nn.Module, ABC):
     @abstractmethod
     def _parts(self, source: Source) -> dict[str, Tensor]: ...
 
+    def extra_repr(self) -> str:
+        """The constructor's arguments, for `print`."""
+        names = [name for name in inspect.signature(type(self)).parameters if name in self.__dict__]
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+
     def __add__(self, other: Loss) -> WeightedSum:
-        return WeightedSum([self, other], [1.0, 1.0])
+        return WeightedSum([self, other], [1.0, 1.0]) if isinstance(other, Loss) else NotImplemented
+
+    def __radd__(self, other: object) -> Loss:
+        return self if other == 0 else NotImplemented  # as `sum` starts with 0
+
+    def __sub__(self, other: Loss) -> WeightedSum:
+        return WeightedSum([self, other], [1.0, -1.0]) if isinstance(other, Loss) else NotImplemented
+
+    def __neg__(self) -> WeightedSum:
+        return self * -1.0
+
+    def __truediv__(self, weight: float) -> WeightedSum:
+        return self * (1 / weight)
 
     def __mul__(self, weight: float) -> WeightedSum:
         return WeightedSum([self], [weight])
@@ -190,6 +208,8 @@ class PairLoss(Loss):
     def __init__(self, miner: Miner | None = None, tile_rows: int | None = None) -> None:
         super().__init__()
         check_tile_rows(tile_rows)
+        if miner is not None and not isinstance(miner, Miner):
+            raise InputError(f"{type(self).__name__}: miner must be a Miner such as HardestMiner(), not {miner!r}")
         self.miner = miner
         self.tile_rows = tile_rows
         if miner is not None and miner.is_random:

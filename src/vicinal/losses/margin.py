@@ -21,8 +21,8 @@ class MarginLoss(RowLoss):
 
         [margin + D_ap - beta]+  for a positive pair,  [margin - D_an + beta]+  for a negative pair
 
-    and `nu * beta` for each anchor, averaged over the pairs that violate. beta is a parameter of the loss and learned
-    with the network, one for all classes or one for each.
+    and `nu * beta` for each anchor that has a pair, averaged over the pairs that violate. beta is a parameter of the
+    loss and learned with the network, one for all classes or one for each.
 
     Reference: Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, Eq. (4) and (5), with the paper's
     margin, initial beta and distance-weighted sampling of as many negatives as positives.
@@ -98,7 +98,7 @@ class MarginLoss(RowLoss):
         if self.num_classes is None:
             return beta.expand(len(rows.positives))[:, None]
         assert rows.labels is not None
-        return beta[rows.labels][:, None]
+        return beta[rows.labels.long()][:, None]
 
     def value(self, source: Source) -> Tensor:
         if self.num_classes is not None:

@@ -1,4 +1,4 @@
-"""Functions of a row's similarities that losses are made of: smooth maxima, hinges, distances, sums over triplets.
+"""Functions of a row's similarities that losses are made of: smooth maxima, counts, distances.
 
 In all of them a place without a pair, +inf among positives and -inf among negatives, adds nothing to the value and has
 a zero gradient. They are differentiable once.
@@ -7,7 +7,6 @@ a zero gradient. They are differentiable once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -105,60 +104,3 @@ def euclidean_distance(similarity: Tensor) -> Tensor:
         tensor([1., 2.])
     """
     return (2 - 2 * similarity).clamp_min(torch.finfo(similarity.dtype).eps).sqrt()
-
-
-Compare = Callable[[Tensor], "tuple[Tensor, Tensor]"]
-"""From the differences `s_an - s_ap` of triplets to their losses and the losses' slopes, all of the same shape."""
-
-
-def sum_over_triplets(positives: Tensor, negatives: Tensor, compare: Compare) -> tuple[Tensor, Tensor]:
-    """Sum over each anchor's triplets of a loss of `s_an - s_ap`, and how many of them have one above zero.
-
-    Memory does not grow with the number of triplets.
-
-    Args:
-        positives: float [rows, p], +inf where there is no pair.
-        negatives: float [rows, q], -inf where there is no pair.
-        compare: see :data:`Compare`; 0 and 0 for -inf.
-
-    Returns:
-        The sums [rows], and the numbers [rows], without gradient.
-
-    Example:
-        >>> sums, violating = sum_over_triplets(
-        ...     torch.tensor([[0.5, 0.9]]), torch.tensor([[0.6, 0.1]]), lambda d: (d.relu(), d.relu().sign())
-        ... )
-        >>> sums, violating
-        (tensor([0.1000]), tensor([1.]))
-    """
-    if torch.compiler.is_compiling():
-        differences = negatives[:, None, :] - positives[:, :, None]
-        losses, _ = compare(differences)
-        return losses.sum(dim=(1, 2)), losses.detach().sign().sum(dim=(1, 2))
-    most = int(count_positives(positives).amax())  # on a GPU the one place that waits for it; columns are work
-    return _SumOverTriplets.apply(positives.topk(most, dim=1, largest=False).values, negatives, compare)
-
-
-class _SumOverTriplets(torch.autograd.Function):
-    """Goes over the columns of positives, each against all negatives, and adds up values and slopes."""
-
-    @staticmethod
-    def forward(ctx: Any, positives: Tensor, negatives: Tensor, compare: Compare) -> tuple[Tensor, Tensor]:
-        by_negatives = torch.zeros_like(negatives)
-        by_positives = torch.zeros_like(positives)
-        total, violating = positives.new_zeros(len(positives)), positives.new_zeros(len(positives))
-        for column in range(positives.shape[1]):
-            losses, slopes = compare(negatives - positives[:, column, None])
-            total += losses.sum(dim=1)
-            violating += losses.sign().sum(dim=1)
-            by_negatives += slopes
-            by_positives[:, column] = -slopes.sum(dim=1)
-        ctx.save_for_backward(by_positives, by_negatives)
-        ctx.mark_non_differentiable(violating)
-        return total, violating
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
-        by_positives, by_negatives = ctx.saved_tensors
-        return by_positives * upstream[:, None], by_negatives * upstream[:, None], None

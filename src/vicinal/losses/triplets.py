@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from vicinal.arguments import check_finite
 from vicinal.errors import InputError
 from vicinal.losses.base import Reduction, RowLoss
-from vicinal.losses.row_functions import count_negatives, count_positives, softplus, sum_over_triplets
+from vicinal.losses.row_functions import count_negatives, count_positives, softplus
 from vicinal.mining import Miner
 from vicinal.similarity import Rows
 
@@ -21,7 +22,7 @@ class TripletLoss(RowLoss):
 
         [S_an - S_ap + margin]+
 
-    in time that grows with the number of triplets, and memory that does not.
+    in time that grows with positive pairs x references, and memory that does not.
 
     - All triplets: `TripletLoss()`.
     - Each anchor's hardest positive and negative ("batch hard"): `TripletLoss(miner=HardestMiner())`.
@@ -71,22 +72,73 @@ class TripletLoss(RowLoss):
         self.soft = soft
 
     def row_values(self, rows: Rows) -> Tensor:
-        return sum_over_triplets(rows.positives, rows.negatives, self._compare)[0]
+        return self._sums(rows)[0]
 
     def row_terms(self, rows: Rows) -> tuple[Tensor, ...]:
+        sums, violating = self._sums(rows)
         if self.reduction in ("anchors", "sum"):
-            return (self.row_values(rows),)
-        sums, violating = sum_over_triplets(rows.positives, rows.negatives, self._compare)
+            return (sums,)
         if self.reduction == "violating" or self.triplets == "semi-hard":
             return sums, violating
         return sums, count_positives(rows.positives) * count_negatives(rows.negatives)
 
-    def _compare(self, differences: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses and their slopes from `S_an - S_ap`."""
-        violations = differences + self.margin
-        losses = softplus(violations) if self.soft else violations.relu()
-        slopes = violations.sigmoid() if self.soft else losses.sign()
-        if self.triplets == "all":
-            return losses, slopes
-        semi_hard = ((differences < 0) & (violations > 0)).to(losses.dtype)
-        return losses * semi_hard, slopes * semi_hard
+    def _sums(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Each anchor's sum over its triplets, and how many of them have a loss above zero."""
+        sums, violating, *_ = _sum_over_triplets(
+            rows.positives, rows.negatives, self.margin, self.soft, self.triplets == "semi-hard"
+        )
+        return sums, violating
+
+
+# An operator of its own: memory does not grow with the number of triplets, nor does torch.compile look inside, which
+# would hold them all at once.
+@torch.library.custom_op("vicinal::sum_over_triplets", mutates_args=())
+def _sum_over_triplets(
+    positives: Tensor, negatives: Tensor, margin: float, soft: bool, semi_hard: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For each anchor the sum of its losses and the number of those above zero, and the sum's two gradients."""
+    total, violating = positives.new_zeros(len(positives)), positives.new_zeros(len(positives))
+    by_positives, by_negatives = torch.zeros_like(positives), torch.zeros_like(negatives)
+    most = int(count_positives(positives).amax())  # on a GPU this waits for it, for columns are work
+    hardest = positives.topk(most, dim=1, largest=False)
+    for k in range(most):
+        losses, slopes = _hinges(negatives - hardest.values[:, k, None], margin, soft, semi_hard)
+        total += losses.sum(dim=1)
+        violating += losses.sign().sum(dim=1)
+        by_negatives += slopes
+        by_positives.scatter_(1, hardest.indices[:, k, None], -slopes.sum(dim=1, keepdim=True))
+    return total, violating, by_positives, by_negatives
+
+
+def _hinges(differences: Tensor, margin: float, soft: bool, semi_hard: bool) -> tuple[Tensor, Tensor]:
+    """Losses and their slopes from `S_an - S_ap`."""
+    violations = differences + margin
+    losses = softplus(violations) if soft else violations.relu()
+    slopes = violations.sigmoid() if soft else losses.sign()
+    if not semi_hard:
+        return losses, slopes
+    chosen = ((differences < 0) & (violations > 0)).to(losses.dtype)
+    return losses * chosen, slopes * chosen
+
+
+@_sum_over_triplets.register_fake
+def _(
+    positives: Tensor, negatives: Tensor, margin: float, soft: bool, semi_hard: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows = positives.new_empty(len(positives))
+    return rows, torch.empty_like(rows), torch.empty_like(positives), torch.empty_like(negatives)
+
+
+def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*output[2:])
+    ctx.set_materialize_grads(False)
+
+
+def _scale_gradients(ctx: Any, upstream: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    if upstream is None:
+        return None, None, None, None, None
+    by_positives, by_negatives = ctx.saved_tensors
+    return by_positives * upstream[:, None], by_negatives * upstream[:, None], None, None, None
+
+
+_sum_over_triplets.register_autograd(_scale_gradients, setup_context=_keep_gradients)
