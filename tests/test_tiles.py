@@ -262,7 +262,7 @@ def test_draws_of_a_select_see_the_same_keys_in_every_tile() -> None:
 def test_rows_of_a_tile() -> None:
     with pytest.raises(InputError, match="tile_rows = 0 must be at least 1"):
         sum_over_rows(Source.of(*batch(2)), exponentials, tile_rows=0)
-    sizes = [default_tile_rows(10**6, columns) for columns in (1, 100, 10_000, 10**6)]
+    sizes = [default_tile_rows(columns) for columns in (1, 100, 10_000, 10**6)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] >= 1
-    assert [default_tile_rows(rows, rows) for rows in (0, 1, 1000)] == [0, 1, 1000]
+    assert default_tile_rows(1000) >= 1000

@@ -15,8 +15,8 @@ from vicinal.errors import InputError
 from vicinal.pair_layout import ClassPairs, Pairs
 from vicinal.similarity import Rows, Source
 
-WHOLE_ELEMENTS, TILE_ELEMENTS = 2**20, 3 * 2**18
-"""Similarities that are handled at once, and those of a tile where there are more: 3 MB in float32."""
+TILE_ELEMENTS = 2**20
+"""Similarities a tile holds unless told otherwise: 4 MB in float32, which a processor's cache holds."""
 FEWEST_ROWS = 128
 """Products of fewer rows than this are slower for each of them."""
 
@@ -30,9 +30,9 @@ def check_tile_rows(tile_rows: int | None) -> None:
         raise InputError(f"tile_rows = {tile_rows} must be at least 1")
 
 
-def default_tile_rows(rows: int, columns: int) -> int:
-    """Rows of a tile that stay in cache, as far as products stay fast; all rows where they are few."""
-    return rows if rows * columns <= WHOLE_ELEMENTS else max(FEWEST_ROWS, TILE_ELEMENTS // columns)
+def default_tile_rows(columns: int) -> int:
+    """Rows of a tile that stay in cache, as far as products stay fast."""
+    return max(FEWEST_ROWS, TILE_ELEMENTS // columns)
 
 
 def sum_over_rows(
@@ -66,7 +66,7 @@ def sum_over_rows(
         rows = source.rows(0, source.anchors @ source.references.T, source.pairs(0, len(source)))
         return tuple(term.sum(0) for term in row_terms(select(rows) if select else rows))
     walk = _Walk(source, row_terms, select, parameters)
-    rows_a_tile = tile_rows or default_tile_rows(len(source), len(source.references))
+    rows_a_tile = tile_rows or default_tile_rows(len(source.references))
     if not torch.is_grad_enabled():
         return tuple(walk.all_tiles(rows_a_tile))
     return tuple(_TiledSum.apply(walk, rows_a_tile, *walk.inputs))

@@ -241,7 +241,7 @@ class CircleLoss(RowLoss):
     def row_values(self, rows: Rows) -> Tensor:
         # The floor keeps the product with the infinity that stands for no pair from being 0 times infinity.
         floor = torch.finfo(rows.negatives.dtype).tiny
-        hardness = (rows.negatives.detach() + self.margin).clamp_min(floor)
+        hardness = (rows.negatives.detach() + self.margin).clamp_min_(floor)
         negatives = log_sum_exp(hardness * (rows.negatives - self.margin), self.scale)
         hardness = (1 + self.margin - rows.positives.detach()).clamp_min(floor)
         positives = log_sum_exp(hardness * (rows.positives - 1 + self.margin), -self.scale)
