@@ -114,12 +114,12 @@ def floor(x: Tensor, _: Tensor) -> object:
 class Competitors:
     """What takes turns: the floor, and for each loss ours, the peer's, and ours compiled."""
 
-    def __init__(self, names: list[str], patience: float, compiled: bool) -> None:
+    def __init__(self, names: list[str], patience: float, peers: bool, compiled: bool) -> None:
         self.patience = patience
         self.steps: dict[tuple[str, str], Callable[[Tensor, Tensor], object]] = {("floor", "ours"): step_of(None)}
         for name in names:
             self.steps[name, "ours"] = step_of(OURS[name]())
-            if name in PEERS:
+            if peers and name in PEERS:
                 self.steps[name, "peer"] = step_of(PEERS[name]())
             if compiled:
                 self.steps[name, "compiled"] = step_of(torch.compile(OURS[name](), fullgraph=True, dynamic=False))
@@ -211,6 +211,7 @@ def main() -> None:
     parser.add_argument("--losses", nargs="+", choices=list(OURS), default=list(OURS), metavar="NAME")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--patience", type=float, default=4.0, help="seconds")
+    parser.add_argument("--no-peers", action="store_true", help="leave pytorch-metric-learning out")
     parser.add_argument("--no-compile", action="store_true", help="leave the compiled column out")
     parser.add_argument("--no-memory", action="store_true", help="leave the table of memory out")
     parser.add_argument("--measure-memory", nargs=3, metavar=("NAME", "WHO", "N"), help=argparse.SUPPRESS)
@@ -225,7 +226,9 @@ def main() -> None:
     for threads in arguments.threads:
         torch.set_num_threads(threads)
         print_machine()
-        competitors = Competitors(arguments.losses, arguments.patience, not arguments.no_compile)
+        competitors = Competitors(
+            arguments.losses, arguments.patience, not arguments.no_peers, not arguments.no_compile
+        )
         for n in sorted(arguments.sizes):
             print_times(n, threads, competitors.take_turns(n, arguments.rounds))
             sys.stdout.flush()
