@@ -540,7 +540,7 @@ def test_nasty_batches(of: str) -> None:
         Careless(),
         WeightsOf(MultiSimilarityLoss()),
         pytest.param(EqualWeights(), marks=pytest.mark.slow),
-        *(pytest.param(WeightsOf(of()), marks=pytest.mark.slow) for of in ROW_LOSSES),
+        *(pytest.param(WeightsOf(of()), marks=pytest.mark.slow) for of in ROW_LOSSES if of is not TripletLoss),
     ],
     ids=lambda rule: type(getattr(rule, "loss", rule)).__name__,
 )

@@ -263,7 +263,7 @@ class WeightsOf(nn.Module, WeightingRule):
     """The weights that a loss of the library gives the pairs of each anchor.
 
     `WeightedPairLoss(WeightsOf(loss))` has another value than the loss and the same gradient, when both have the same
-    reduction, "sum" or "anchors".
+    reduction, "sum" or "anchors". Of a triplet loss it cannot be compiled by torch.compile.
 
     Args:
         loss: its formula of a row and its miner count; its reduction, as far as it goes beyond one row, does not, and
