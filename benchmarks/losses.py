@@ -1,6 +1,6 @@
 """Speed and memory of the pair losses, forward and backward, beside the floor and beside pytorch-metric-learning.
 
-    python -m benchmarks.losses                                  # everything, about an hour on two cores
+    python -m benchmarks.losses                                  # everything; hours
     python -m benchmarks.losses --sizes 128 512 --threads 1      # less
 
 The floor is what no loss of all pairs can do without: normalise, multiply all embeddings with all, and back. Floor,

@@ -100,12 +100,9 @@ class CrossBatchMemory(Loss):
 
     def get_extra_state(self) -> dict[str, Any]:
         """What `state_dict` holds of the memory itself."""
-        kept = {name: None if part is None else part.clone() for name, part in self._entries().items()}
-        return {"size": self.size, "calls": self.calls, **kept}
-
-    def _entries(self) -> dict[str, Tensor | None]:
-        # Each is a part of a longer tensor, which is not to be saved with it.
-        return {"embeddings": self.embeddings, "labels": self.labels}
+        # Copies: each is a part of a longer tensor, which is not to be saved with it.
+        embeddings, labels = (None if part is None else part.clone() for part in (self.embeddings, self.labels))
+        return {"size": self.size, "calls": self.calls, "embeddings": embeddings, "labels": labels}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take over such a state.

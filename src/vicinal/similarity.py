@@ -218,7 +218,7 @@ class Source:
         On a CPU masks over all columns cost more than the losses; on a GPU finding the columns would wait for it.
         """
         by_label = self.masks is None and self.relation is None and self.reference_labels is not None
-        if not by_label or torch.compiler.is_compiling() or self.anchors.device.type != "cpu":
+        if not by_label or not can_look(self.anchors):
             return None
         assert self.reference_labels is not None
         return ClassColumns(self.reference_labels)
@@ -267,7 +267,7 @@ class Source:
 
     def _check_offset(self) -> None:
         """An anchor's entry among the references must have its label, or it would be a pair of itself after all."""
-        if self.offset is None or self.relation is not None or not _can_look(self.anchors):
+        if self.offset is None or self.relation is not None or not can_look(self.anchors):
             return
         assert self.labels is not None
         assert self.reference_labels is not None
@@ -285,7 +285,7 @@ class Source:
             if mask is not None and (mask.dtype != torch.bool or list(mask.shape) != shape):
                 raise InputError(f"{name} must be bool {shape}, not {mask.dtype} {list(mask.shape)}")
         assert negative is not None
-        if _can_look(positive) and bool((positive & negative).any()):
+        if can_look(positive) and bool((positive & negative).any()):
             raise InputError("a pair is both in positive and in negative; it can be one of them or neither")
         return positive, negative
 
@@ -298,8 +298,8 @@ def _is_integer(labels: Tensor) -> bool:
     return not labels.is_floating_point() and not labels.is_complex()
 
 
-def _can_look(tensor: Tensor) -> bool:
-    """Whether a check of numbers costs next to nothing: on a GPU it would wait for it."""
+def can_look(tensor: Tensor) -> bool:
+    """Whether looking at numbers costs next to nothing: on a GPU it would wait for it, a compiled graph has none."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 

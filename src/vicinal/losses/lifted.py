@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
 
 from vicinal.arguments import check_finite, check_positive
 from vicinal.losses.base import Reduction, RowLoss
-from vicinal.losses.row_functions import log_sum_exp, softplus
+from vicinal.losses.row_functions import log_sum_exp, softplus, zero_if_empty
 from vicinal.mining import Miner
 from vicinal.similarity import Rows
 
@@ -36,6 +33,7 @@ class LiftedStructureLoss(RowLoss):
         InputError: margin is not finite.
 
     Example:
+        >>> import torch
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.6, 0.8]])
         >>> LiftedStructureLoss()(embeddings, torch.tensor([7, 7, 9, 9]))
         tensor(4.7021)
@@ -80,6 +78,7 @@ class LiftedStructureStarLoss(RowLoss):
         InputError: alpha or beta is not positive.
 
     Example:
+        >>> import torch
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.6, 0.8]])
         >>> LiftedStructureStarLoss()(embeddings, torch.tensor([7, 7, 9, 9]))
         tensor(-0.2300)
@@ -125,6 +124,7 @@ class BinLiftedLoss(RowLoss):
         InputError: alpha or beta is not positive, or base is not finite.
 
     Example:
+        >>> import torch
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.6, 0.8]])
         >>> BinLiftedLoss()(embeddings, torch.tensor([7, 7, 9, 9]))
         tensor(0.1455)
@@ -154,8 +154,4 @@ class BinLiftedLoss(RowLoss):
 
 def _lifted_star(rows: Rows, alpha: float, beta: float) -> Tensor:
     positives, negatives = log_sum_exp(rows.positives, -alpha), log_sum_exp(rows.negatives, beta)
-    return _zero_if_empty(positives) / alpha + _zero_if_empty(negatives) / beta
-
-
-def _zero_if_empty(log_sums: Tensor) -> Tensor:
-    return torch.where(log_sums > -math.inf, log_sums, 0.0)
+    return zero_if_empty(positives) / alpha + zero_if_empty(negatives) / beta

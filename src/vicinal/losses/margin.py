@@ -13,7 +13,7 @@ from vicinal.errors import InputError
 from vicinal.losses.base import Reduction, RowLoss
 from vicinal.losses.row_functions import count_above_zero, count_negatives, count_positives, euclidean_distance
 from vicinal.mining import DistanceWeightedMiner, Miner
-from vicinal.similarity import Rows, Source
+from vicinal.similarity import Rows, Source, can_look
 
 
 class MarginLoss(RowLoss):
@@ -108,8 +108,7 @@ class MarginLoss(RowLoss):
     def _check_classes(self, labels: Tensor | None, num_classes: int) -> None:
         if labels is None or labels.ndim != 1 or labels.is_floating_point():
             raise InputError("MarginLoss: a beta for each class needs one int label for each embedding")
-        on_cpu = labels.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere looking would wait
-        if on_cpu and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        if can_look(labels) and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
             raise InputError(
                 f"MarginLoss: labels from {int(labels.min())} to {int(labels.max())} are not all in "
                 f"0 ... {num_classes - 1} (num_classes = {num_classes})"

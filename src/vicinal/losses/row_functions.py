@@ -73,6 +73,11 @@ def log_one_plus_sum_exp(similarity: Tensor, scale: float, base: float = 0.0) ->
     return softplus(log_sum_exp(similarity, scale) - scale * base)
 
 
+def zero_if_empty(log_sums: Tensor) -> Tensor:
+    """Results of :func:`log_sum_exp` with 0 for -inf, which would leave NaN in a gradient even where it is left out."""
+    return torch.where(log_sums > -math.inf, log_sums, 0.0)
+
+
 def fill_absent(positives: Tensor, value: float) -> Tensor:
     """The similarities of positives with another value than +inf where there is no pair."""
     return torch.where(positives < math.inf, positives, value)

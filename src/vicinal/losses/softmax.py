@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vicinal.arguments import check_positive
 from vicinal.losses.base import Reduction, RowLoss
-from vicinal.losses.row_functions import count_positives, fill_absent, log_sum_exp, softplus
+from vicinal.losses.row_functions import count_positives, fill_absent, log_sum_exp, softplus, zero_if_empty
 from vicinal.mining import Miner
 from vicinal.similarity import Rows
 
@@ -150,7 +150,7 @@ class NCALoss(RowLoss):
     def row_values(self, rows: Rows) -> Tensor:
         positives = log_sum_exp(fill_absent(rows.positives, -math.inf), self.scale)
         negatives = log_sum_exp(rows.negatives, self.scale)
-        return torch.where(rows.has_positives, softplus(negatives - _finite(positives)), 0.0)
+        return torch.where(rows.has_positives, softplus(negatives - zero_if_empty(positives)), 0.0)
 
     def contributes(self, rows: Rows) -> Tensor:
         return rows.has_positives
@@ -194,7 +194,7 @@ class SupConLoss(RowLoss):
 
     def row_values(self, rows: Rows) -> Tensor:
         scale = 1 / self.temperature
-        positives = _finite(log_sum_exp(fill_absent(rows.positives, -math.inf), scale))
+        positives = zero_if_empty(log_sum_exp(fill_absent(rows.positives, -math.inf), scale))
         everything = positives + softplus(log_sum_exp(rows.negatives, scale) - positives)
         count = count_positives(rows.positives).clamp_min(1)
         mean_positive = scale * fill_absent(rows.positives, 0.0).sum(dim=1) / count
@@ -202,8 +202,3 @@ class SupConLoss(RowLoss):
 
     def contributes(self, rows: Rows) -> Tensor:
         return rows.has_positives
-
-
-def _finite(log_sums: Tensor) -> Tensor:
-    """For anchors without positives, which are left out afterwards: infinities would leave NaN in the gradient."""
-    return torch.where(log_sums > -math.inf, log_sums, 0.0)
