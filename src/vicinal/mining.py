@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vicinal.arguments import check_at_least_one, check_finite, check_not_negative, check_positive
@@ -239,14 +240,15 @@ class DistanceWeightedMiner(Miner):
 
     def _weights(self, negatives: Tensor, dim: int) -> Tensor:
         """What each negative's probability is proportional to; 0 for those that are never drawn."""
-        # In similarities the density of distances is ((1 - s)^(d-2) (1 + s)^(d-3))^(1/2), up to a constant.
+        # In similarities the density of distances is (1 - s^2)^((d-3)/2) (1 - s)^(1/2), up to a constant.
         lowest, highest = 1 - self.nonzero_loss_cutoff**2 / 2, 1 - self.cutoff**2 / 2
-        similarity = negatives.clamp(lowest, highest)
-        log_weights = (1 - similarity).log_().mul_((2 - dim) / 2)
-        log_weights.add_(similarity.add_(1).log_(), alpha=(3 - dim) / 2)
-        log_weights.masked_fill_(negatives <= lowest, -math.inf)
-        largest = log_weights.amax(dim=1, keepdim=True).clamp_min(torch.finfo(log_weights.dtype).min)
-        return log_weights.sub_(largest).exp_()
+        # Those never drawn stand where the density is highest, so that they do not set the scale. A mask of numbers
+        # is several times faster than one of bools.
+        similarity = F.threshold(negatives, lowest, max(lowest, 0.0)).clamp_max_(highest)
+        drawable = (negatives - lowest).sign_().relu_()
+        log_weights = torch.rsub(similarity.square(), 1).log_().mul_((3 - dim) / 2)
+        weights = log_weights.sub_(log_weights.amax(dim=1, keepdim=True)).exp_()
+        return weights.mul_(similarity.neg_().add_(1).rsqrt_()).mul_(drawable)
 
 
 @dataclass(frozen=True)
