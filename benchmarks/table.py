@@ -10,6 +10,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 
@@ -41,3 +42,16 @@ def print_machine() -> None:
     """What the numbers were measured on."""
     threads = torch.get_num_threads()
     print(f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {threads} threads, torch {torch.__version__}")
+
+
+def peak_extra_megabytes(run: Callable[[], object]) -> float:
+    """How much more memory than now this process held at most while it ran; Linux only."""
+    Path("/proc/self/clear_refs").write_text("5")  # from here on the peak is counted anew
+    before = _kilobytes("VmRSS")
+    run()
+    return (_kilobytes("VmHWM") - before) / 1000
+
+
+def _kilobytes(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(f"{field}:")))

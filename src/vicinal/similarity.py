@@ -8,7 +8,7 @@ walk over a source, stretch by stretch, is :func:`vicinal.tiles.sum_over_rows`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from vicinal import distributed
 from vicinal.errors import InputError
-from vicinal.pair_layout import ClassColumns, MaskedPairs, Pairs
+from vicinal.pair_layout import ClassColumns, ClassPairs, MaskedPairs, Pairs
 
 SMALLEST_NORM = 1e-12
 
@@ -208,6 +208,16 @@ class Source:
         return len(self.anchors)
 
     @property
+    def columns(self) -> int:
+        """How many references each anchor is compared with."""
+        return len(self.references)
+
+    @property
+    def mean_length(self) -> float:
+        """Anchors of a process, the mean over all that share the batch."""
+        return len(self)
+
+    @property
     def dim(self) -> int:
         """Dimension of the embeddings."""
         return self.anchors.shape[1]
@@ -236,8 +246,8 @@ class Source:
             return columns.pairs(labels, first)
         relation = self.relation or _same_label
         positive = relation(labels, self.reference_labels)
-        if positive.dtype != torch.bool or list(positive.shape) != [len(labels), len(self.references)]:
-            wanted = f"bool [{len(labels)}, {len(self.references)}]"
+        if positive.dtype != torch.bool or list(positive.shape) != [len(labels), self.columns]:
+            wanted = f"bool [{len(labels)}, {self.columns}]"
             raise InputError(f"relation must give {wanted}, not {positive.dtype} {list(positive.shape)}")
         return MaskedPairs.without_self(positive, ~positive, first)
 
@@ -249,6 +259,42 @@ class Source:
         if self.call is not None:
             keys = keys + (self.call << 32)
         return Rows(positives, negatives, labels, keys, self.dim)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors that the similarities are made of; one where a batch is compared with itself."""
+        return (self.anchors,) if self.references is self.anchors else (self.anchors, self.references)
+
+    def similarity(self, start: int, stop: int) -> Tensor:
+        """The similarities of the anchors `start` to `stop` to all references, [rows, columns]."""
+        return self.anchors[start:stop] @ self.references.T
+
+    def add_gradient(
+        self,
+        totals: Sequence[Tensor],
+        by_positives: Tensor | None,
+        by_negatives: Tensor | None,
+        pairs: Pairs,
+        start: int,
+        stop: int,
+    ) -> None:
+        """Add to totals, one for each of `inputs`, their gradients from those by the anchors' pairs."""
+        if by_negatives is None and isinstance(pairs, ClassPairs) and pairs.is_sparse(self.dim):
+            to = totals[0][start:stop], totals[-1]
+            pairs.add_products(by_positives, self.anchors[start:stop].detach(), self.references.detach(), to)
+        else:
+            self._add_products(totals, pairs.join(by_positives, by_negatives), start, stop)
+
+    def _add_products(self, totals: Sequence[Tensor], by_similarity: Tensor, start: int, stop: int) -> None:
+        anchors, references = self.anchors[start:stop].detach(), self.references.detach()
+        one_input = len(self.inputs) == 1
+        if one_input and len(anchors) == len(references):  # the whole matrix: one product in place of two
+            totals[0].addmm_(by_similarity + by_similarity.T, references)
+            return
+        if self.anchors.requires_grad:
+            totals[0][start:stop].addmm_(by_similarity, references)
+        if self.references.requires_grad:
+            totals[-1].addmm_(by_similarity.T, anchors)
 
     def _check_labels(self) -> None:
         if self.reference_labels is None and self.labels is not None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vicinal.errors import InputError
-from vicinal.pair_layout import ClassPairs, Pairs
+from vicinal.pair_layout import Pairs
 from vicinal.similarity import Rows, Source
 
 TILE_ELEMENTS = 2**20
@@ -63,10 +63,10 @@ def sum_over_rows(
     """
     check_tile_rows(tile_rows)
     if torch.compiler.is_compiling():  # a compiled graph fuses the whole matrix by itself
-        rows = source.rows(0, source.anchors @ source.references.T, source.pairs(0, len(source)))
+        rows = source.rows(0, source.similarity(0, len(source)), source.pairs(0, len(source)))
         return tuple(term.sum(0) for term in row_terms(select(rows) if select else rows))
     walk = _Walk(source, row_terms, select, parameters)
-    rows_a_tile = tile_rows or default_tile_rows(len(source.references))
+    rows_a_tile = tile_rows or default_tile_rows(source.columns)
     if not torch.is_grad_enabled():
         return tuple(walk.all_tiles(rows_a_tile))
     return tuple(_TiledSum.apply(walk, rows_a_tile, *walk.inputs))
@@ -112,12 +112,8 @@ class _Walk:
         self.row_terms = row_terms
         self.select = select
         self.parameters = parameters
-        self.anchors, self.references = source.anchors.detach(), source.references.detach()
         self.class_columns = source.class_columns()
-        # A batch compared with itself is one input: the gradients of its two roles go to the same place.
-        self.one_input = source.references is source.anchors
-        vectors = (source.anchors,) if self.one_input else (source.anchors, source.references)
-        self.inputs = (*vectors, *parameters)
+        self.inputs = (*source.inputs, *parameters)
         self.sums: list[Tensor] = []
         self.gradients: dict[int, list[Tensor]] = {}
 
@@ -129,7 +125,7 @@ class _Walk:
     def _add_tile(self, start: int, stop: int, needs_gradient: bool) -> None:
         with torch.no_grad():
             pairs = self.source.pairs(start, stop, self.class_columns)
-            rows = self.source.rows(start, self.anchors[start:stop] @ self.references.T, pairs)
+            rows = self.source.rows(start, self.source.similarity(start, stop), pairs)
             rows = self.select(rows) if self.select else rows
         leaves = rows.positives.detach(), rows.negatives.detach()
         with torch.set_grad_enabled(needs_gradient):
@@ -141,35 +137,21 @@ class _Walk:
         self.sums = [a + b for a, b in zip(self.sums, values, strict=True)] if self.sums else values
         for i, term in enumerate(terms):
             if term.requires_grad:
-                self._add_gradient(i, term, leaves, pairs, slice(start, stop))
+                self._add_gradient(i, term, leaves, pairs, (start, stop))
 
-    def _add_gradient(self, i: int, term: Tensor, leaves: tuple[Tensor, Tensor], pairs: Pairs, rows: slice) -> None:
+    def _add_gradient(
+        self, i: int, term: Tensor, leaves: tuple[Tensor, Tensor], pairs: Pairs, span: tuple[int, int]
+    ) -> None:
         if i not in self.gradients:
             self.gradients[i] = [torch.zeros_like(tensor.detach()) for tensor in self.inputs]
+        totals = self.gradients[i]
         wanted = [k for k, parameter in enumerate(self.parameters) if parameter.requires_grad]
         by_positives, by_negatives, *by_parameters = torch.autograd.grad(
             term, (*leaves, *(self.parameters[k] for k in wanted)), retain_graph=True, allow_unused=True
         )
-        self._add_products(self.gradients[i], by_positives, by_negatives, pairs, rows)
+        of_source = len(self.source.inputs)
+        if by_positives is not None or by_negatives is not None:
+            self.source.add_gradient(totals[:of_source], by_positives, by_negatives, pairs, *span)
         for k, gradient in zip(wanted, by_parameters, strict=True):
             if gradient is not None:
-                self.gradients[i][len(self.inputs) - len(self.parameters) + k] += gradient
-
-    def _add_products(
-        self, totals: list[Tensor], by_positives: Tensor | None, by_negatives: Tensor | None, pairs: Pairs, rows: slice
-    ) -> None:
-        """From the gradient by similarities to that by anchors and by references."""
-        if by_positives is None and by_negatives is None:
-            return
-        anchors, references = totals[0][rows], totals[0] if self.one_input else totals[1]
-        if by_negatives is None and isinstance(pairs, ClassPairs) and pairs.is_sparse(self.source.dim):
-            pairs.add_products(by_positives, self.anchors[rows], self.references, (anchors, references))
-            return
-        by_similarity = pairs.join(by_positives, by_negatives)
-        if self.one_input and len(anchors) == len(references):  # the whole matrix: one product in place of two
-            references.addmm_(by_similarity + by_similarity.T, self.references)
-            return
-        if self.inputs[0].requires_grad:
-            anchors.addmm_(by_similarity, self.references)
-        if self.one_input or self.inputs[1].requires_grad:
-            references.addmm_(by_similarity.T, self.anchors[rows])
+                totals[of_source + k] += gradient

@@ -8,26 +8,29 @@ A loss moves the embeddings only through the similarities S, so its gradient is 
 
 Reference: Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR 2019,
 Section 3.1, Eq. (1) to (3). It takes for granted that a loss pulls positive pairs together and pushes negative ones
-apart. SupCon also pushes apart a positive pair that is much closer than the anchor's others: its weight would have to
-be negative, and `pair_weights(..., signed=True)` shows it.
+apart. SupCon also pushes apart a positive pair that is much closer than the anchor's others, and a loss that ranks
+positives among themselves one that is in the way of another: its weight would have to be negative, and
+`pair_weights(..., signed=True)` shows it.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from itertools import product
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from vicinal.errors import InputError
-from vicinal.losses.base import Loss, PairLoss, Reduction, RowLoss, WeightedSum
+from vicinal.losses.base import Loss, PairLoss, Reduction, RowLoss, terms_of
 from vicinal.losses.row_functions import count_negatives, count_positives
 from vicinal.mining import Miner
+from vicinal.pair_layout import Pairs
 from vicinal.similarity import Relation, Rows, Source, at_least_float32
 
 __all__ = [
@@ -188,10 +191,7 @@ def dependence(loss: Loss, positives: int = 4, negatives: int = 12) -> str:
 
 @dataclass(frozen=True)
 class _SimilaritySource(Source):
-    """A source whose anchors are rows of a similarity matrix, and its references the identity.
-
-    Their product is the similarity matrix, so the gradient of a loss by its anchors is that by the similarities.
-    """
+    """A source of given similarities, which stand in the place of the anchors."""
 
     embedding_dim: int = 0
 
@@ -199,12 +199,26 @@ class _SimilaritySource(Source):
     def like(cls, source: Source, similarity: Tensor) -> _SimilaritySource:
         """The source of embeddings with other similarities, [n, c]."""
         kept = {field.name: getattr(source, field.name) for field in fields(Source)}
-        identity = torch.eye(similarity.shape[1], dtype=similarity.dtype, device=similarity.device)
-        return cls(**{**kept, "anchors": similarity, "references": identity, "embedding_dim": source.dim})
+        nothing = similarity.new_zeros(similarity.shape[1], 0)
+        return cls(**{**kept, "anchors": similarity, "references": nothing, "embedding_dim": source.dim})
 
     @property
     def dim(self) -> int:
         return self.embedding_dim
+
+    def similarity(self, start: int, stop: int) -> Tensor:
+        return self.anchors[start:stop].clone()  # rows are made in place
+
+    def add_gradient(
+        self,
+        totals: Sequence[Tensor],
+        by_positives: Tensor | None,
+        by_negatives: Tensor | None,
+        pairs: Pairs,
+        start: int,
+        stop: int,
+    ) -> None:
+        totals[0][start:stop] += pairs.join(by_positives, by_negatives)
 
 
 def _gradient(loss: Loss, source: Source, similarity: Tensor) -> Tensor:
@@ -219,8 +233,7 @@ def _gradient(loss: Loss, source: Source, similarity: Tensor) -> Tensor:
 
 
 def _check_pairs_only(loss: Loss) -> None:
-    terms = [cast(Loss, term) for term in loss.losses] if isinstance(loss, WeightedSum) else [loss]
-    for term in terms:
+    for term in terms_of(loss):
         if not isinstance(term, PairLoss):
             raise InputError(
                 f"{type(term).__name__} has no pair weights of its own, being neither a PairLoss nor a sum of such; "
@@ -263,7 +276,8 @@ class WeightsOf(nn.Module, WeightingRule):
     """The weights that a loss of the library gives the pairs of each anchor.
 
     `WeightedPairLoss(WeightsOf(loss))` has another value than the loss and the same gradient, when both have the same
-    reduction, "sum" or "anchors". Of a triplet loss it cannot be compiled by torch.compile.
+    reduction, "sum" or "anchors". Of a triplet loss, recall@k, Smooth-AP or SupAP it cannot be compiled by
+    torch.compile.
 
     Args:
         loss: its formula of a row and its miner count; its reduction, as far as it goes beyond one row, does not, and

@@ -18,8 +18,10 @@ from tests.losses.miner_references import MinerReference
 from vicinal.losses import (
     BinLiftedLoss,
     BinomialDevianceLoss,
+    BlackboxAPLoss,
     CircleLoss,
     ContrastiveLoss,
+    FastAPLoss,
     HistogramLoss,
     LiftedStructureLoss,
     LiftedStructureStarLoss,
@@ -29,6 +31,10 @@ from vicinal.losses import (
     NPairsLoss,
     NTXentLoss,
     PairLoss,
+    RecallAtKLoss,
+    SmoothAPLoss,
+    SoftBinAPLoss,
+    SupAPLoss,
     SupConLoss,
     TripletLoss,
 )
@@ -85,15 +91,18 @@ class Case:
 
     def values_by_hand(self, batch: Batch) -> list[Tensor]:
         """What the reference computes, in float64."""
-        arguments = {name: value for name, value in self.arguments.items() if name not in ("miner", "learn_beta")}
         learned = dict(self.loss().double().named_parameters())
 
         def formula(*batch: Any) -> Tensor:
-            anchors = references.anchors_of(Batch(*batch))
-            mined = [self.mined(anchor) for anchor in anchors] if self.mined else anchors
-            return self.reference(mined, **(arguments | learned))
+            return self.by_hand(references.anchors_of(Batch(*batch)), **learned)
 
         return value_and_gradients(formula, self.suited(batch), list(learned.values()))
+
+    def by_hand(self, anchors: list[references.Anchor], **learned: Tensor) -> Tensor:
+        """The formula, of anchors whose pairs are still to be mined."""
+        arguments = {name: value for name, value in self.arguments.items() if name not in ("miner", "learn_beta")}
+        mined = [self.mined(anchor) for anchor in anchors] if self.mined else anchors
+        return self.reference(mined, **(arguments | learned))
 
 
 MINERS: dict[str, tuple[Miner, MinerReference]] = {
@@ -146,6 +155,12 @@ DEFAULTS: dict[str, Case] = {
     "margin": Case(MarginLoss, references.margin, mined=by_hand.distance_weighted),
     "margin, beta a class": Case(MarginLoss, references.margin, {"num_classes": 12, "nu": 0.1, "miner": None}),
     "histogram": Case(HistogramLoss, references.histogram),
+    "recall@k": Case(RecallAtKLoss, references.recall_at_k),
+    "smooth AP": Case(SmoothAPLoss, references.smooth_ap),
+    "SupAP": Case(SupAPLoss, references.sup_ap),
+    "FastAP": Case(FastAPLoss, references.fast_ap),
+    "SoftBinAP": Case(SoftBinAPLoss, references.soft_bin_ap),
+    "blackbox AP": Case(BlackboxAPLoss, references.blackbox_ap),
 }
 """Every loss as one would first use it."""
 
@@ -176,6 +191,12 @@ _VARIANTS: list[Case] = [
     *_reductions(TripletLoss, references.triplet, *_VIOLATING_MEANS, triplets="semi-hard", margin=0.5),
     *_reductions(TripletLoss, references.triplet, *_VIOLATING_MEANS, soft=True),
     *_reductions(MarginLoss, references.margin, *_VIOLATING_MEANS, miner=None, nu=0.3),
+    *_reductions(RecallAtKLoss, references.recall_at_k, *_ANCHOR_MEANS, k=3),
+    *_reductions(SmoothAPLoss, references.smooth_ap, *_ANCHOR_MEANS, temperature=0.1),
+    *_reductions(SupAPLoss, references.sup_ap, *_ANCHOR_MEANS, temperature=0.1, slope=5.0),
+    *_reductions(FastAPLoss, references.fast_ap, *_ANCHOR_MEANS, bins=4),
+    *_reductions(SoftBinAPLoss, references.soft_bin_ap, *_ANCHOR_MEANS, nodes=7),
+    *_reductions(BlackboxAPLoss, references.blackbox_ap, *_ANCHOR_MEANS, interpolation=2.0),
     # Other constants.
     Case(ContrastiveLoss, references.contrastive, {"positive_margin": 0.5, "negative_margin": -0.2}),
     Case(BinomialDevianceLoss, references.binomial_deviance, {"alpha": 3.0, "beta": 40.0, "base": 0.5}),
@@ -194,6 +215,12 @@ _VARIANTS: list[Case] = [
         MarginLoss, references.margin, {"num_classes": 12, "nu": 0.2, "reduction": "anchors"}, DEFAULTS["margin"].mined
     ),
     Case(MarginLoss, references.margin, {"margin": 1.0, "beta": 0.4, "miner": None}),
+    Case(RecallAtKLoss, references.recall_at_k, {"k": [1, 100]}),
+    Case(RecallAtKLoss, references.recall_at_k, {"rank_temperature": 0.3, "similarity_temperature": 0.2}),
+    Case(SupAPLoss, references.sup_ap, {"linear_from": 0.2}),
+    Case(FastAPLoss, references.fast_ap, {"bins": 1}),
+    Case(SoftBinAPLoss, references.soft_bin_ap, {"nodes": 2}),
+    Case(BlackboxAPLoss, references.blackbox_ap, {"margin": 0.5, "interpolation": 0.3}),
     Case(HistogramLoss, references.histogram, {"bins": 1}),
     Case(HistogramLoss, references.histogram, {"bins": 7}),
     # Every miner with one loss, and one miner with every loss.

@@ -7,7 +7,7 @@ defaults are the papers'. Nothing of the library is used; autograd gives the gra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,15 +34,15 @@ class Anchor(NamedTuple):
     dim: int
 
 
-def anchors_of(batch: Batch) -> list[Anchor]:
+def anchors_of(batch: Batch, normalize: bool = True) -> list[Anchor]:
     """All pairs of a batch with its references, or with itself; an anchor is no pair of itself."""
     references = batch.embeddings if batch.references is None else batch.references
     labels = batch.labels.tolist()
     reference_labels = labels if batch.reference_labels is None else batch.reference_labels.tolist()
     offset = 0 if batch.references is None else batch.offset
-    columns = _normalized(references)
+    columns = _normalized(references) if normalize else list(references)
     anchors = []
-    for i, x in enumerate(_normalized(batch.embeddings)):
+    for i, x in enumerate(_normalized(batch.embeddings) if normalize else batch.embeddings):
         others = {j: (x * y).sum() for j, y in enumerate(columns) if offset is None or j != offset + i}
         anchors.append(
             Anchor(
@@ -292,6 +292,168 @@ def _histogram(similarities: list[Tensor], bins: int) -> list[Tensor]:
             elif node[r + 1] <= s.item() < node[r + 2]:
                 heights[r] = heights[r] + (node[r + 2] - s) / width / len(similarities)
     return heights
+
+
+# Losses of ranks ------------------------------------------------------------------------------------------------------
+
+
+def recall_at_k(
+    anchors: list[Anchor],
+    k: int | Sequence[int] = (1, 2, 4, 8, 16),
+    rank_temperature: float = 1.0,
+    similarity_temperature: float = 0.01,
+    reduction: str = "contributing",
+) -> Tensor:
+    """RS@k paper, Eq. (5) to (7), divided and clipped as said below Eq. (7)."""
+    ks = [k] if isinstance(k, int) else list(k)
+
+    def recall(a: Anchor, k: int) -> Tensor:
+        found = _sum(
+            _sigmoid(k - 1 - _sum(_sigmoid(d, similarity_temperature) for d in _differences(a, x)), rank_temperature)
+            for x in a.positives
+        )
+        return found.clamp(max=k) / min(k, len(a.positives))
+
+    return _over_anchors(
+        anchors, _if_positives(lambda a: _mean([1 - recall(a, k) for k in ks])), reduction, _has_a_positive
+    )
+
+
+def smooth_ap(anchors: list[Anchor], temperature: float = 0.01, reduction: str = "contributing") -> Tensor:
+    """Smooth-AP paper: the average precision whose ranks are sums of sigmoids."""
+
+    def precision(a: Anchor, x: int) -> Tensor:
+        positives = 1 + _sum(_sigmoid(s - a.positives[x], temperature) for j, s in a.positives.items() if j != x)
+        return positives / (1 + _sum(_sigmoid(d, temperature) for d in _differences(a, x)))
+
+    return _over_anchors(anchors, _one_less_mean(precision), reduction, _has_a_positive)
+
+
+def sup_ap(
+    anchors: list[Anchor],
+    temperature: float = 0.01,
+    linear_from: float = 0.05,
+    slope: float = 100.0,
+    reduction: str = "contributing",
+) -> Tensor:
+    """ROADMAP paper: ranks among positives are exact, negatives add a bound of the step."""
+
+    def bound(t: Tensor) -> Tensor:
+        if t < 0:
+            return _sigmoid(t, temperature)
+        if t <= linear_from:
+            return _sigmoid(t, temperature) + 0.5
+        return slope * (t - linear_from) + _sigmoid(t.new_tensor(linear_from), temperature) + 0.5
+
+    def precision(a: Anchor, x: int) -> Tensor:
+        positives = _rank(a.positives[x], [s for j, s in a.positives.items() if j != x])
+        return positives / (positives + _sum(bound(s - a.positives[x]) for s in a.negatives.values()))
+
+    return _over_anchors(anchors, _one_less_mean(precision), reduction, _has_a_positive)
+
+
+def fast_ap(anchors: list[Anchor], bins: int = 10, reduction: str = "contributing") -> Tensor:
+    """FastAP paper, over squared distances: the sum over their histogram of precision times what is found there."""
+
+    def average_precision(a: Anchor) -> Tensor:
+        positives = _distance_histogram(list(a.positives.values()), bins)
+        negatives = _distance_histogram(list(a.negatives.values()), bins)
+        total = _sum([])
+        for r in range(bins + 1):
+            found, others = _sum(positives[: r + 1]), _sum(negatives[: r + 1])
+            if found + others > 1e-9:  # of nothing there is no precision
+                total = total + positives[r] * found / (found + others)
+        return total / len(a.positives)
+
+    return _over_anchors(anchors, _if_positives(lambda a: 1 - average_precision(a)), reduction, _has_a_positive)
+
+
+def soft_bin_ap(anchors: list[Anchor], nodes: int = 20, reduction: str = "contributing") -> Tensor:
+    """The listwise loss's paper: as FastAP, over similarities from 1 down to -1 with nodes at both ends."""
+    width = 2 / (nodes - 1)
+    centers = [1 - m * width for m in range(nodes)]
+
+    def assigned(s: Tensor, m: int) -> Tensor:
+        return _share(s, centers[m], width)
+
+    def average_precision(a: Anchor) -> Tensor:
+        total = _sum([])
+        for m in range(nodes):
+            here = _sum(assigned(s, m) for s in a.positives.values())
+            found = _sum(assigned(s, i) for s in a.positives.values() for i in range(m + 1))
+            others = _sum(assigned(s, i) for s in a.negatives.values() for i in range(m + 1))
+            if found + others > 1e-9:  # of nothing there is no precision
+                total = total + found / (found + others) * here / len(a.positives)
+        return total
+
+    return _over_anchors(anchors, _if_positives(lambda a: 1 - average_precision(a)), reduction, _has_a_positive)
+
+
+def _distance_histogram(similarities: list[Tensor], bins: int) -> list[Tensor]:
+    """How much of squared distances `2 - 2 s` is at each of bins + 1 nodes from 0 to 4, by linear interpolation."""
+    width = 4 / bins
+    return [_sum(_share(s, (2 - r * width) / 2, width / 2) for s in similarities) for r in range(bins + 1)]
+
+
+def _share(s: Tensor, node: float, width: float) -> Tensor:
+    """1 on the node, falling to 0 at a width from it. On a node the slope is that of its right side."""
+    widths_away = round((s.item() - node) / width, 9)  # on a node also where rounding says it is just beside
+    if -1 <= widths_away < 0:
+        return 1 - (node - s) / width
+    return 1 - (s - node) / width if 0 <= widths_away < 1 else _sum([])
+
+
+def blackbox_ap(
+    anchors: list[Anchor], interpolation: float = 4.0, margin: float = 0.02, reduction: str = "contributing"
+) -> Tensor:
+    """Blackbox paper: the exact average precision, with Algorithm 1's gradient by the similarities attached to it."""
+
+    def value(a: Anchor) -> Tensor:
+        if not a.positives:
+            return _sum([])
+        scores = {j: s.detach() - margin / 2 for j, s in a.positives.items()}
+        negatives = {j: s.detach() + margin / 2 for j, s in a.negatives.items()}
+        of_positives = {x: _rank(scores[x], [s for j, s in scores.items() if j != x]) for x in scores}
+        ranks = _ranks(scores, negatives)
+        loss = 1 - _mean([torch.as_tensor(of_positives[x] / ranks[x], dtype=torch.float64) for x in scores])
+        # d loss / d rank is of_positives / (P rank^2), by which the similarities of positives move.
+        moved = {x: s + interpolation * of_positives[x] / (len(scores) * ranks[x] ** 2) for x, s in scores.items()}
+        after = _ranks(moved, negatives)
+        gradient = {j: (after[j] - ranks[j]) / interpolation for j in ranks}
+        pairs = a.positives | a.negatives
+        return loss + _sum(gradient[j] * (pairs[j] - pairs[j].detach()) for j in ranks)
+
+    return _over_anchors(anchors, value, reduction, _has_a_positive)
+
+
+def _ranks(positives: dict[int, Tensor], negatives: dict[int, Tensor]) -> dict[int, int]:
+    """The rank of every similarity; of equal ones the positive has the worse rank."""
+    ranks = {x: _rank(s, [t for j, t in (positives | negatives).items() if j != x]) for x, s in positives.items()}
+    for j, s in negatives.items():
+        others = [t for i, t in negatives.items() if i != j]
+        ranks[j] = _rank(s, others) + sum(bool(t > s) for t in positives.values())
+    return ranks
+
+
+def _rank(similarity: Tensor, others: list[Tensor]) -> int:
+    return 1 + sum(bool(s >= similarity) for s in others)
+
+
+def _sigmoid(x: Tensor, temperature: float) -> Tensor:
+    return torch.sigmoid(x / temperature)
+
+
+def _differences(a: Anchor, x: int) -> list[Tensor]:
+    """What lies between the anchor's other similarities and that of its positive x."""
+    return [s - a.positives[x] for j, s in (a.positives | a.negatives).items() if j != x]
+
+
+def _if_positives(of: Callable[[Anchor], Tensor]) -> Callable[[Anchor], Tensor]:
+    return lambda a: of(a) if a.positives else _sum([])
+
+
+def _one_less_mean(of_positive: Callable[[Anchor, int], Tensor]) -> Callable[[Anchor], Tensor]:
+    return _if_positives(lambda a: 1 - _mean([of_positive(a, x) for x in a.positives]))
 
 
 # What is averaged over what -------------------------------------------------------------------------------------------

@@ -11,17 +11,24 @@ from vicinal.errors import InputError
 from vicinal.losses import (
     BinLiftedLoss,
     BinomialDevianceLoss,
+    BlackboxAPLoss,
     CircleLoss,
     ContrastiveLoss,
+    FastAPLoss,
     HistogramLoss,
     LiftedStructureLoss,
     LiftedStructureStarLoss,
+    Loss,
     MarginLoss,
     MultiSimilarityLoss,
     NCALoss,
     NPairsLoss,
     NTXentLoss,
-    PairLoss,
+    RecallAtKLoss,
+    RoadmapLoss,
+    SmoothAPLoss,
+    SoftBinAPLoss,
+    SupAPLoss,
     SupConLoss,
     TripletLoss,
 )
@@ -30,7 +37,7 @@ STEEP = (BinomialDevianceLoss, MultiSimilarityLoss, LiftedStructureStarLoss, Bin
 NOT_POSITIVE = (0, -1.0, math.nan, math.inf)
 NOT_FINITE = (math.nan, math.inf)
 
-IMPOSSIBLE: list[tuple[type[PairLoss], str, object]] = [
+IMPOSSIBLE: list[tuple[type[Loss], str, object]] = [
     *((kind, name, value) for kind in STEEP for name in ("alpha", "beta") for value in NOT_POSITIVE),
     *((kind, "base", value) for kind in STEEP if kind is not LiftedStructureStarLoss for value in NOT_FINITE),
     *((kind, "scale", value) for kind in (CircleLoss, NPairsLoss, NCALoss) for value in NOT_POSITIVE),
@@ -41,6 +48,19 @@ IMPOSSIBLE: list[tuple[type[PairLoss], str, object]] = [
     *((MarginLoss, "beta", value) for value in NOT_POSITIVE),
     (MarginLoss, "num_classes", 0),
     (HistogramLoss, "bins", 0),
+    *((kind, "temperature", value) for kind in (SmoothAPLoss, SupAPLoss) for value in NOT_POSITIVE),
+    *((RecallAtKLoss, f"{of}_temperature", value) for of in ("rank", "similarity") for value in NOT_POSITIVE),
+    *((RecallAtKLoss, "k", value) for value in (0, -1, 1.5)),
+    *((SupAPLoss, name, value) for name in ("linear_from", "slope") for value in (-0.1, *NOT_FINITE)),
+    *((RoadmapLoss, "calibration_weight", value) for value in (-0.1, 1.1, math.nan)),
+    (FastAPLoss, "bins", 0),
+    (FastAPLoss, "bins", 2.5),
+    (SoftBinAPLoss, "nodes", 0),
+    (SoftBinAPLoss, "nodes", 1),
+    *((BlackboxAPLoss, "interpolation", value) for value in NOT_POSITIVE),
+    *((BlackboxAPLoss, "margin", value) for value in NOT_FINITE),
+    (RecallAtKLoss, "reduction", "pairs"),
+    (SmoothAPLoss, "reduction", "violating"),
     (TripletLoss, "triplets", "hard"),
     (TripletLoss, "reduction", "contributing"),
     (ContrastiveLoss, "reduction", "mean"),
@@ -50,12 +70,23 @@ IMPOSSIBLE: list[tuple[type[PairLoss], str, object]] = [
 
 
 @pytest.mark.parametrize(("kind", "name", "value"), IMPOSSIBLE)
-def test_impossible_arguments(kind: type[PairLoss], name: str, value: object) -> None:
+def test_impossible_arguments(kind: type[Loss], name: str, value: object) -> None:
     with pytest.raises(InputError) as error:
         kind(**{name: value})
     message = str(error.value)
     assert message.startswith(f"{kind.__name__}: {name} = {value!r}")
     assert "\n" not in message
+
+
+def test_impossible_arguments_of_several_numbers() -> None:
+    with pytest.raises(InputError, match=r"^RecallAtKLoss: k is empty; give at least one number$"):
+        RecallAtKLoss(k=[])
+    with pytest.raises(InputError, match=r"^RecallAtKLoss: k = 0 must be at least 1, a whole number$"):
+        RecallAtKLoss(k=[1, 2, 0])
+    with pytest.raises(InputError, match=r"^SupAPLoss: slope = -1 must not be negative$"):
+        RoadmapLoss(slope=-1)
+    with pytest.raises(InputError, match=r"^ContrastiveLoss: positive_margin = nan must be a finite number$"):
+        RoadmapLoss(positive_margin=math.nan)
 
 
 def test_a_beta_a_class_needs_labels_that_are_classes() -> None:

@@ -10,6 +10,7 @@ import torch
 from tests.losses.batches import nasty_batches
 from tests.losses.cases import DEFAULTS
 from tests.losses.gradients import value_and_gradients
+from vicinal.losses import RoadmapLoss
 
 BATCHES = nasty_batches()
 
@@ -35,3 +36,10 @@ def test_compiles_whole(case: str, batch: str) -> None:
         buffer.zero_()
     expected = value_and_gradients(loss, suited, list(loss.parameters()))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3 if batch == "duplicates" else 1e-6)
+
+
+@pytest.mark.slow
+def test_a_sum_of_losses_compiles_whole() -> None:
+    batch, loss = BATCHES["singletons"].to(torch.float32), RoadmapLoss()
+    got = value_and_gradients(torch.compile(loss, fullgraph=True), batch)
+    torch.testing.assert_close(got, value_and_gradients(loss, batch), rtol=1e-4, atol=1e-6)

@@ -16,6 +16,7 @@ from tests.losses.gradients import assert_near, value_and_gradients
 from vicinal.losses import (
     CircleLoss,
     ContrastiveLoss,
+    FastAPLoss,
     HistogramLoss,
     LiftedStructureLoss,
     MarginLoss,
@@ -23,6 +24,8 @@ from vicinal.losses import (
     NCALoss,
     NPairsLoss,
     NTXentLoss,
+    RecallAtKLoss,
+    SmoothAPLoss,
     SupConLoss,
     TripletLoss,
 )
@@ -87,6 +90,8 @@ PAIRS: dict[str, tuple[Callable[..., Tensor], Peer]] = {
         mined(peers.MultiSimilarityLoss(2, 50, base=0.5), miners.MultiSimilarityMiner(0.1)),
     ),
     "multi-similarity, no miner": (MultiSimilarityLoss(miner=None), peers.MultiSimilarityLoss(2, 50, base=1)),
+    "FastAP": (FastAPLoss(), peers.FastAPLoss()),
+    "FastAP, many bins": (FastAPLoss(bins=37), peers.FastAPLoss(num_bins=37)),
 }
 
 
@@ -126,6 +131,28 @@ def test_same_n_pairs() -> None:
         return NPairsLoss()(x[first], labels[first], x[second], labels[second])
 
     assert_equal(ours, peers.NPairsLoss(distance=COSINE), batch)
+
+
+def squares(classes: int, per_class: int) -> Batch:
+    """Sorted by class."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(classes * per_class) // per_class
+    centers = torch.randn(classes, 16, generator=generator)
+    return Batch(centers[labels] + torch.randn(len(labels), 16, generator=generator), labels)
+
+
+def with_twins(loss: Callable[..., Tensor]) -> Peer:
+    """The batch as references that no anchor is among: each finds its twin, which is a positive of similarity 1."""
+    return lambda x, labels: loss(x, labels, x, labels)
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.1])
+@pytest.mark.parametrize("side", [2, 3, 5, 8])
+def test_same_smooth_ap(side: int, temperature: float) -> None:
+    """Theirs is right where there are as many classes as samples of each, class by class, and has the query among its
+    own positives."""
+    ours, peer = with_twins(SmoothAPLoss(temperature)), peers.SmoothAPLoss(temperature)
+    assert_equal(ours, peer, squares(side, side))
 
 
 # Other formulas or reductions -----------------------------------------------------------------------------------------
@@ -233,6 +260,66 @@ def test_order_of_the_batch() -> None:
     peer = peers.NPairsLoss(distance=COSINE)
     assert not torch.isclose(peer(x[order], labels[order]), peer(x, labels), rtol=1e-4)
     torch.testing.assert_close(NPairsLoss()(x[order], labels[order]), NPairsLoss()(x, labels))
+
+
+def test_smooth_ap_of_other_classes_than_samples() -> None:
+    """Theirs cuts the batch by the number of samples where it means that of classes, and takes others for positives, so
+    that it has a loss where nothing is wrong."""
+    for classes, per_class, loss in ((32, 4, 0.63), (4, 8, 0.44)):
+        labels = torch.arange(classes * per_class) // per_class
+        x = torch.eye(classes)[labels] + 1e-3 * torch.rand(len(labels), classes)
+        assert with_twins(SmoothAPLoss())(x, labels) < 1e-6
+        assert peers.SmoothAPLoss()(x, labels).item() == pytest.approx(loss, abs=0.01)
+
+
+def test_smooth_ap_of_another_order_or_of_unequal_classes() -> None:
+    """Theirs takes the place in the batch for the class and refuses unequal ones."""
+    x, labels = squares(5, 5)[:2]
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    peer = peers.SmoothAPLoss()
+    assert not torch.isclose(peer(x[order], labels[order]), peer(x, labels), rtol=0.1)
+    torch.testing.assert_close(SmoothAPLoss()(x[order], labels[order]), SmoothAPLoss()(x, labels))
+    with pytest.raises(ValueError, match="same number of elements"):
+        peer(x[:-1], labels[:-1])
+    assert 0 < SmoothAPLoss()(x[:-1], labels[:-1]) < 1
+
+
+def published_recall_at_k(x: Tensor, labels: Tensor, ks: tuple[int, ...]) -> list[float]:
+    """RS@k of each query as its published code reads it: the query is among the ranked, though not a positive."""
+    x = torch.nn.functional.normalize(x.double())
+    s, losses = (x @ x.T).tolist(), []
+    for q in range(len(x)):
+        positives = [i for i in range(len(x)) if i != q and labels[i] == labels[q]]
+        ranks = [
+            1 + sum(1 / (1 + math.exp((s[q][i] - s[q][z]) / 0.01)) for z in range(len(x)) if z != i) for i in positives
+        ]
+        found = [sum(1 / (1 + math.exp(rank - k)) for rank in ranks) for k in ks]
+        losses.append(1 - sum(min(f, k) / min(k, len(ranks)) for f, k in zip(found, ks, strict=True)) / len(ks))
+    return losses
+
+
+def test_the_query_in_every_rank() -> None:
+    """In the published code of RS@k every rank is one too high, which is the query's own: a perfect ranking, whose
+    positives have ranks 1, 2 and 3, has the loss of ranks 2, 3 and 4."""
+    ks = (1, 2, 4, 8, 16)
+    angles = torch.tensor([1, 0.9, 0.8, 0.7, 0.3, 0.2, 0.1], dtype=torch.float64).acos()
+    x, labels = torch.stack([angles.cos(), angles.sin()], dim=1), torch.tensor([0, 0, 0, 0, 1, 2, 3])
+    ours = RecallAtKLoss(ks)(x[:1], labels[:1], x, labels, 0).item()
+    assert ours == pytest.approx(0.102, abs=1e-3)
+    sigmoids = {k: [1 / (1 + math.exp(rank - k)) for rank in (1, 2, 3)] for k in ks}
+    assert ours == pytest.approx(1 - sum(min(sum(f), k) / min(k, 3) for k, f in sigmoids.items()) / 5, abs=1e-4)
+    assert published_recall_at_k(x[:4], labels[:4], ks)[0] == pytest.approx(0.285, abs=1e-3)
+
+
+def test_the_query_in_every_rank_is_ours_of_another_task() -> None:
+    """In which a twin of every query is a negative."""
+    x, labels = squares(6, 4).to(torch.float64)[:2]
+    ks = (1, 2, 4, 8, 16)
+    theirs = sum(published_recall_at_k(x, labels, ks)) / len(x)
+    assert theirs > RecallAtKLoss(ks)(x, labels).item() + 0.05
+    same, twin = labels[:, None] == labels, torch.eye(24, dtype=torch.bool)
+    ours = RecallAtKLoss(ks)(x, references=x, positive=same & ~twin, negative=~same | twin)
+    assert ours.item() == pytest.approx(theirs, abs=1e-9)
 
 
 def test_global_random_state() -> None:

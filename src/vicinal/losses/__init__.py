@@ -1,18 +1,29 @@
 """Losses: functions of similarities between anchors and references."""
 
 from vicinal.losses.base import Loss, PairLoss, RowLoss, WeightedSum
+from vicinal.losses.binned import FastAPLoss, SoftBinAPLoss
 from vicinal.losses.histogram import HistogramLoss
 from vicinal.losses.lifted import BinLiftedLoss, LiftedStructureLoss, LiftedStructureStarLoss
 from vicinal.losses.margin import MarginLoss
 from vicinal.losses.pairs import BinomialDevianceLoss, CircleLoss, ContrastiveLoss, MultiSimilarityLoss
+from vicinal.losses.ranking import (
+    BlackboxAPLoss,
+    RankingLoss,
+    RecallAtKLoss,
+    RoadmapLoss,
+    SmoothAPLoss,
+    SupAPLoss,
+)
 from vicinal.losses.softmax import NCALoss, NPairsLoss, NTXentLoss, SupConLoss
 from vicinal.losses.triplets import TripletLoss
 
 __all__ = [
     "BinLiftedLoss",
     "BinomialDevianceLoss",
+    "BlackboxAPLoss",
     "CircleLoss",
     "ContrastiveLoss",
+    "FastAPLoss",
     "HistogramLoss",
     "LiftedStructureLoss",
     "LiftedStructureStarLoss",
@@ -23,7 +34,13 @@ __all__ = [
     "NPairsLoss",
     "NTXentLoss",
     "PairLoss",
+    "RankingLoss",
+    "RecallAtKLoss",
+    "RoadmapLoss",
     "RowLoss",
+    "SmoothAPLoss",
+    "SoftBinAPLoss",
+    "SupAPLoss",
     "SupConLoss",
     "TripletLoss",
     "WeightedSum",

@@ -182,6 +182,11 @@ class WeightedSum(Loss):
         return parts
 
 
+def terms_of(loss: Loss) -> list[Loss]:
+    """The losses that a sum is of, or the loss itself."""
+    return [cast(Loss, term) for term in loss.losses] if isinstance(loss, WeightedSum) else [loss]
+
+
 def _flat(loss: Loss, weight: float) -> list[tuple[Loss, float]]:
     """Sums of sums become one sum, so that its parts carry the names of the losses."""
     if not isinstance(loss, WeightedSum):
@@ -229,7 +234,7 @@ class PairLoss(Loss):
         zero_or_nan = 0 * source.anchors.sum()
         if source.references is not source.anchors:
             zero_or_nan = zero_or_nan + 0 * source.references.sum()
-        if len(source) == 0 or len(source.references) == 0:
+        if len(source) == 0 or source.columns == 0:
             return {type(self).__name__: zero_or_nan}
         if self.miner is not None and self.miner.is_random:
             self.calls += 1
@@ -285,7 +290,7 @@ class RowLoss(PairLoss):
         if self.reduction == "sum":
             # The mean over processes is to be the sum over all of them.
             return sums[0] * (distributed.world_size() if source.shared else 1)
-        return sums[0] / len(source) if self.reduction == "anchors" else mean_over(sums[0], sums[1], source)
+        return sums[0] / source.mean_length if self.reduction == "anchors" else mean_over(sums[0], sums[1], source)
 
     def value(self, source: Source) -> Tensor:
         return self.reduce(self.sums(source, self.row_terms), source)

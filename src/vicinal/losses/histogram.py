@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from vicinal import distributed
 from vicinal.arguments import check_at_least_one
 from vicinal.losses.base import PairLoss
-from vicinal.losses.row_functions import fill_absent
+from vicinal.losses.histograms import node_counts, slopes_at
+from vicinal.losses.row_functions import fill_absent, zero_with_gradient
 from vicinal.mining import Miner
 from vicinal.similarity import Rows, Source
 
@@ -57,8 +55,9 @@ class HistogramLoss(PairLoss):
         value = (negative[0] * below).sum()
 
         def row_terms(rows: Rows) -> tuple[Tensor]:
-            of_positives = self._pair_weights(fill_absent(rows.positives, -math.inf), slopes[0])
-            return (of_positives + self._pair_weights(rows.negatives, slopes[1]),)
+            positives = fill_absent(rows.positives, -math.inf)
+            of_positives = zero_with_gradient(positives, slopes_at(positives, slopes[0]))
+            return (of_positives + zero_with_gradient(rows.negatives, slopes_at(rows.negatives, slopes[1])),)
 
         # Its value is 0: only its gradient, the weight of each pair, is wanted.
         (weights,) = self.sums(source, row_terms)
@@ -74,43 +73,4 @@ class HistogramLoss(PairLoss):
         return (counts / total).to(dtype), (self.bins / 2 / total).to(dtype)
 
     def _histograms(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        return self._histogram(fill_absent(rows.positives, -math.inf)), self._histogram(rows.negatives)
-
-    def _histogram(self, similarity: Tensor) -> Tensor:
-        """What each row adds to each node, [rows, bins + 1]."""
-        position = self._position(similarity)
-        columns = _whole(position)
-        upper = position.frac()
-        lower = 1 - upper
-        nodes = similarity.new_zeros(len(similarity), self.bins + 4)
-        to_lower, to_upper = nodes.scatter_add(1, columns, lower), nodes.scatter_add(1, columns, upper)
-        return to_lower[:, 2:-1] + to_upper[:, 1:-2]
-
-    def _pair_weights(self, similarity: Tensor, slopes: Tensor) -> Tensor:
-        """0 for each row, [rows], with the slope of each similarity's bin as its gradient."""
-        columns = _whole(self._position(similarity.detach()))
-        weights = F.pad(slopes, (2, 2)).expand(len(columns), -1).gather(1, columns)
-        return _ZeroWithGradient.apply(similarity, weights)
-
-    def _position(self, similarity: Tensor) -> Tensor:
-        """How many bins a similarity lies above -1, and 2 more; 0 where there is no pair."""
-        position = (similarity * (self.bins / 2)).add_(self.bins / 2 + 2)
-        # A broken embedding makes the loss NaN elsewhere; here it must not become a column.
-        return torch.threshold_(position, 1.5, 0.0).nan_to_num_(0.0)
-
-
-def _whole(position: Tensor) -> Tensor:
-    return position.int().long()  # quicker than at once
-
-
-class _ZeroWithGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, similarity: Tensor, weights: Tensor) -> Tensor:
-        ctx.save_for_backward(weights)
-        return similarity.new_zeros(len(similarity))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        (weights,) = ctx.saved_tensors
-        return weights * upstream[:, None], None
+        return node_counts(fill_absent(rows.positives, -math.inf), self.bins), node_counts(rows.negatives, self.bins)

@@ -109,3 +109,28 @@ def euclidean_distance(similarity: Tensor) -> Tensor:
         tensor([1., 2.])
     """
     return (2 - 2 * similarity).clamp_min(torch.finfo(similarity.dtype).eps).sqrt()
+
+
+def zero_with_gradient(similarity: Tensor, gradient: Tensor) -> Tensor:
+    """0 for each row, [rows], whose gradient by the similarities is the given one.
+
+    Example:
+        >>> similarity = torch.tensor([[0.5, -math.inf]], requires_grad=True)
+        >>> zero_with_gradient(similarity, torch.tensor([[2.0, 0.0]])).sum().backward()
+        >>> similarity.grad
+        tensor([[2., 0.]])
+    """
+    return _ZeroWithGradient.apply(similarity, gradient)
+
+
+class _ZeroWithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, similarity: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return similarity.new_zeros(len(similarity))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * upstream[:, None], None

@@ -12,6 +12,7 @@ import jsonargparse
 import yaml
 
 import vicinal.memory
+import vicinal.mixing
 import vicinal.weighting  # noqa: F401 - a recipe names classes, and those that are imported are known
 from vicinal.errors import InputError
 from vicinal.files import write_bytes

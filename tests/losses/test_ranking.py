@@ -1,0 +1,380 @@
+"""Ranking losses against the metrics they stand for: recall at k and average precision of exactly sorted rankings."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import rankdata
+from sklearn.metrics import average_precision_score
+from torch import Tensor
+
+from tests.losses.allocations import largest_allocation
+from tests.losses.batches import Batch, nasty_batches, realistic_batch
+from tests.losses.gradients import value_and_gradients
+from vicinal.losses import (
+    BlackboxAPLoss,
+    ContrastiveLoss,
+    FastAPLoss,
+    RankingLoss,
+    RecallAtKLoss,
+    RoadmapLoss,
+    SmoothAPLoss,
+    SoftBinAPLoss,
+    SupAPLoss,
+)
+from vicinal.weighting import pair_weights, similarity_weights
+
+RANKING: list[type[RankingLoss]] = [
+    RecallAtKLoss,
+    SmoothAPLoss,
+    SupAPLoss,
+    FastAPLoss,
+    SoftBinAPLoss,
+    BlackboxAPLoss,
+]
+COLD = 1e-9  # no two similarities that differ are that near
+
+
+class Ranking(NamedTuple):
+    """What a query sees: the similarity of everything but itself, and which of that is positive."""
+
+    scores: np.ndarray
+    relevant: np.ndarray
+
+    @property
+    def average_precision(self) -> float:
+        """Ties count as the worse rank."""
+        return average_precision_score(self.relevant, self.scores)
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """Of the positives; tied ones share the mean of their ranks, as half a step for a difference of 0 says."""
+        return rankdata(-self.scores, method="average")[self.relevant]
+
+
+def rankings(x: Tensor, labels: Tensor) -> list[Ranking]:
+    """Of the queries that have a positive."""
+    x = x / x.norm(dim=1, keepdim=True)
+    similarity, same = (x @ x.T).numpy(), (labels[:, None] == labels).numpy()
+    others = ~np.eye(len(x), dtype=bool)
+    seen = [Ranking(s[other], positive[other]) for s, positive, other in zip(similarity, same, others, strict=True)]
+    return [ranking for ranking in seen if ranking.relevant.any()]
+
+
+def batches() -> dict[str, tuple[Tensor, Tensor]]:
+    """Unequal classes in no order; without ties, and with many that are exact also in floating point."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0] * 9 + [1] * 6 + [2] * 4 + [3] * 3 + [4] * 2 + [5, 6])
+    labels = labels[torch.randperm(len(labels), generator=generator)]
+    centers = torch.randn(7, 5, generator=generator, dtype=torch.float64)
+    noise = torch.randn(len(labels), 5, generator=generator, dtype=torch.float64)
+    signs = torch.randint(0, 2, (len(labels), 16), generator=generator) * 2.0 - 1
+    return {
+        "random": (noise, labels),
+        "clusters": (centers[labels] + 0.8 * noise, labels),
+        "ties": (signs.double(), labels),
+        "many ties": (signs[:, :4].double(), labels),
+    }
+
+
+BATCHES = batches()
+WITHOUT_TIES = ["random", "clusters"]
+
+
+def test_the_batches_are_what_they_say() -> None:
+    for name, batch in BATCHES.items():
+        tied = [len(np.unique(r.scores)) < len(r.scores) for r in rankings(*batch)]
+        assert not any(tied) if name in WITHOUT_TIES else all(tied)
+        assert 0.1 < np.mean([r.average_precision for r in rankings(*batch)]) < 0.9
+        assert len(tied) == 24  # and two queries have no positive
+
+
+# Recall at k ----------------------------------------------------------------------------------------------------------
+
+
+def cold_recall(k: int | list[int]) -> RecallAtKLoss:
+    return RecallAtKLoss(k, rank_temperature=1e-3, similarity_temperature=COLD)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 8, 16, 25, 100])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_recall_of_cold_temperatures(batch: str, k: int) -> None:
+    """A positive at rank k itself counts half, as the sigmoid of 0 is; all others count or do not."""
+    expected = [
+        1 - min(np.heaviside(k - r.ranks, 0.5).sum(), k) / min(k, r.relevant.sum()) for r in rankings(*BATCHES[batch])
+    ]
+    assert cold_recall(k)(*BATCHES[batch]).item() == pytest.approx(np.mean(expected), abs=1e-12)
+
+
+def shortfall_of_recall(ranking: Ranking, k: int) -> float:
+    """Recall at k as one counts it, as far as it can be reached: the k most similar, and how many are positive."""
+    first = np.argsort(-ranking.scores)[:k]
+    return 1 - ranking.relevant[first].sum() / min(k, ranking.relevant.sum())
+
+
+@pytest.mark.parametrize("batch", WITHOUT_TIES)
+def test_recall_is_that_of_the_first_k(batch: str) -> None:
+    """For every query by itself; it is half way where the k-th is a positive, which the plain metric counts in full."""
+    x, labels = BATCHES[batch]
+    all_rankings = iter(rankings(x, labels))
+    differ = 0
+    for i in range(len(x)):
+        if (labels == labels[i]).sum() == 1:
+            continue
+        ranking = next(all_rankings)
+        for k in (1, 2, 4, 7, 30):
+            loss = cold_recall(k)(x[i : i + 1], labels[i : i + 1], x, labels, i)
+            half = 0.5 * (k in ranking.ranks) / min(k, ranking.relevant.sum())
+            assert loss.item() == pytest.approx(shortfall_of_recall(ranking, k) + half, abs=1e-12)
+            differ += half > 0
+    assert differ > 10
+
+
+def test_recall_of_a_perfect_ranking_and_of_the_worst() -> None:
+    """Ranks 1, 2 and 3, or 4, 5 and 6 of six."""
+    positive = torch.tensor([[True, True, True, False, False, False]])
+    anchors = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    angles = torch.linspace(0.1, 3, 6, dtype=torch.float64)
+    references = torch.stack([angles.cos(), angles.sin()], dim=1)
+    for k, best, worst in ((1, 0.5, 1.0), (3, 1 / 6, 1.0), (4, 0.0, 1 - 0.5 / 3), (6, 0.0, 1 / 6), (7, 0.0, 0.0)):
+        assert cold_recall(k)(anchors, references=references, positive=positive).item() == pytest.approx(best)
+        turned = references.flip(0)
+        assert cold_recall(k)(anchors, references=turned, positive=positive).item() == pytest.approx(worst)
+
+
+def test_several_k_are_averaged_and_none_is_below_zero() -> None:
+    for x, labels in BATCHES.values():
+        values = [RecallAtKLoss(k)(x, labels) for k in (1, 3, 10, 10)]
+        torch.testing.assert_close(RecallAtKLoss([1, 3, 10, 10])(x, labels), torch.stack(values).mean())
+    together = torch.ones(40, 3, dtype=torch.float64) + torch.eye(40, 3, dtype=torch.float64) * 1e-7
+    for k in (1, 2, 8):  # forty near ranks would count more than k
+        values = RecallAtKLoss(k, rank_temperature=30)(together, torch.zeros(40, dtype=torch.int64))
+        assert values == 0
+
+
+# Average precision ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", WITHOUT_TIES)
+def test_smooth_ap_of_a_cold_temperature_is_average_precision(batch: str) -> None:
+    expected = 1 - np.mean([r.average_precision for r in rankings(*BATCHES[batch])])
+    assert SmoothAPLoss(COLD)(*BATCHES[batch]).item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_smooth_ap_of_ties_takes_half_a_step_for_each(batch: str) -> None:
+    expected = []
+    for r in rankings(*BATCHES[batch]):
+        among_positives = rankdata(-r.scores[r.relevant], method="average")
+        expected.append(1 - np.mean(among_positives / r.ranks))
+    assert SmoothAPLoss(COLD)(*BATCHES[batch]).item() == pytest.approx(np.mean(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_blackbox_ap_without_a_margin_is_average_precision(batch: str) -> None:
+    expected = 1 - np.mean([r.average_precision for r in rankings(*BATCHES[batch])])
+    assert BlackboxAPLoss(margin=0)(*BATCHES[batch]).item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_blackbox_ap_with_a_margin_is_that_of_moved_similarities(batch: str) -> None:
+    # Ties of moved similarities are a matter of rounding, so the margin is no difference of two.
+    moved = [Ranking(r.scores - 0.0371 * r.relevant, r.relevant) for r in rankings(*BATCHES[batch])]
+    expected = 1 - np.mean([r.average_precision for r in moved])
+    assert BlackboxAPLoss(margin=0.0371)(*BATCHES[batch]).item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("temperature", [COLD, 0.01, 0.3])
+@pytest.mark.parametrize(("linear_from", "slope"), [(0.05, 100.0), (0.0, 0.0), (0.3, 1.0)])
+def test_sup_ap_is_never_below(batch: str, temperature: float, linear_from: float, slope: float) -> None:
+    loss = SupAPLoss(temperature, linear_from, slope, reduction="sum")
+    x, labels = BATCHES[batch]
+    all_rankings = iter(rankings(x, labels))
+    for i in range(len(x)):
+        if (labels == labels[i]).sum() > 1:
+            value = loss(x[i : i + 1], labels[i : i + 1], x, labels, i).item()
+            assert value >= 1 - next(all_rankings).average_precision - 1e-12
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_sup_ap_of_a_cold_temperature_and_no_slope(batch: str) -> None:
+    """The bound's own limit: 1 for a tie, as exact, and one and a half for a negative above."""
+    expected = []
+    for r in rankings(*BATCHES[batch]):
+        positives, negatives = r.scores[r.relevant], r.scores[~r.relevant]
+        among = (positives >= positives[:, None]).sum(axis=1)
+        above = (np.heaviside(negatives - positives[:, None], 2 / 3) * 1.5).sum(axis=1)
+        expected.append(1 - np.mean(among / (among + above)))
+    loss = SupAPLoss(COLD, linear_from=1.0, slope=0.0)(*BATCHES[batch])
+    assert loss.item() == pytest.approx(np.mean(expected), abs=1e-12)
+
+
+def test_sup_ap_is_average_precision_where_the_ranking_is_perfect() -> None:
+    x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.8, 0.1], [-1.0, 0.0], [-0.9, 0.1]], dtype=torch.float64)
+    labels = torch.tensor([0, 0, 0, 1, 1])
+    assert all(r.average_precision == 1 for r in rankings(x, labels))
+    assert SupAPLoss(COLD)(x, labels) == 0
+
+
+def test_sup_ap_pulls_the_farther_the_more_is_wrong() -> None:
+    """Beyond `linear_from` Smooth-AP is flat; SupAP's gradient is that of the line."""
+    positive = torch.tensor([[True, False]])
+    for distance in (0.3, 0.6, 1.2):
+        similarity = torch.tensor([[0.6 - distance, 0.6]], dtype=torch.float64)
+        assert similarity_weights(SmoothAPLoss(), similarity, positive).max() < 1e-9
+        weights = similarity_weights(SupAPLoss(), similarity, positive)
+        above = 100 * (distance - 0.05) + 1 / (1 + math.exp(-5)) + 0.5
+        torch.testing.assert_close(weights, torch.full_like(weights, 100 / (1 + above) ** 2))
+
+
+BINNED = {"FastAP": partial(FastAPLoss, 16), "SoftBinAP": partial(SoftBinAPLoss, 17)}
+
+
+@pytest.mark.parametrize("name", BINNED)
+def test_binned_ap_of_similarities_on_nodes_is_average_precision(name: str) -> None:
+    """Similarities are multiples of 1/8; those at one node are tied, and count as the worse rank."""
+    for batch in ("ties", "many ties"):
+        expected = 1 - np.mean([r.average_precision for r in rankings(*BATCHES[batch])])
+        assert BINNED[name]()(*BATCHES[batch]).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_binned_ap_of_many_bins_approaches_average_precision() -> None:
+    """What two bins share of one similarity matters at the first ranks only, so there are many references here."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(600) % 3
+    x = torch.randn(3, 6, generator=generator, dtype=torch.float64)[labels]
+    x = x + 1.5 * torch.randn(600, 6, generator=generator, dtype=torch.float64)
+    exact = 1 - np.mean([r.average_precision for r in rankings(x, labels)])
+    assert 0.2 < exact < 0.8
+    for make in (FastAPLoss, lambda bins: SoftBinAPLoss(bins + 1)):
+        errors = [abs(make(bins)(x, labels).item() - exact) for bins in (3, 30, 2000)]
+        assert errors == sorted(errors, reverse=True)
+        assert errors[-1] < 0.003
+
+
+def test_soft_bin_ap_is_fast_ap_by_nodes() -> None:
+    for x, labels in BATCHES.values():
+        assert torch.equal(SoftBinAPLoss(nodes=21)(x, labels), FastAPLoss(bins=20)(x, labels))
+    assert SoftBinAPLoss().bins == 19
+
+
+# Means ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", RANKING)
+def test_queries_without_positives_are_left_out_of_the_mean(kind: type[RankingLoss]) -> None:
+    """They are references of the others all the same."""
+    x, labels = BATCHES["random"]
+    counts = (labels[:, None] == labels).sum(dim=1)
+    order = (counts == 1).int().argsort(stable=True)
+    x, labels, with_positives = x[order], labels[order], 24
+    value = kind()(x, labels)
+    torch.testing.assert_close(kind()(x[:24], labels[:24], x, labels, 0), value)
+    torch.testing.assert_close(kind(reduction="sum")(x, labels), with_positives * value)
+    torch.testing.assert_close(kind(reduction="anchors")(x, labels), with_positives / 26 * value)
+    without = pair_weights(kind(), x, labels)[24:]
+    assert not without.any()
+
+
+@pytest.mark.parametrize("kind", RANKING)
+def test_at_best_zero_and_at_most_one(kind: type[RankingLoss]) -> None:
+    for batch in nasty_batches().values():
+        for reduction in ("contributing", "anchors"):
+            assert -1e-12 <= kind(reduction=reduction)(*batch).item() <= 1 + 1e-12
+    apart = torch.eye(4, dtype=torch.float64).repeat_interleave(3, dim=0)
+    value = kind()(apart, torch.arange(12) // 3)
+    assert value < 1e-12 or kind is RecallAtKLoss  # which is near 0 where P is larger than k, and else half at rank k
+
+
+def test_roadmap_is_its_two_terms() -> None:
+    x, labels = BATCHES["clusters"]
+    for weight in (0.0, 0.5, 0.9, 1.0):
+        ranking, calibration = SupAPLoss(0.02, 0.1, 30.0), ContrastiveLoss(0.8, 0.4)
+        loss = RoadmapLoss(weight, 0.8, 0.4, 0.02, 0.1, 30.0, tile_rows=5)
+        parts = loss.parts(x, labels)
+        assert list(parts) == ["SupAPLoss", "ContrastiveLoss"]
+        torch.testing.assert_close(parts["SupAPLoss"], (1 - weight) * ranking(x, labels))
+        torch.testing.assert_close(parts["ContrastiveLoss"], weight * calibration(x, labels))
+        by_hand = value_and_gradients((1 - weight) * ranking + weight * calibration, Batch(x, labels))
+        torch.testing.assert_close(value_and_gradients(loss, Batch(x, labels)), by_hand)
+    by_default = 0.5 * SupAPLoss() + 0.5 * ContrastiveLoss(0.9, 0.6)
+    torch.testing.assert_close(RoadmapLoss()(x, labels), by_default(x, labels))
+
+
+# Gradients ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("interpolation", [0.3, 4.0, 50.0])
+def test_rows_of_the_combinatorial_gradient(interpolation: float) -> None:
+    """What one rank loses another gains: a row of whole numbers of ranks that adds up to 0, of positives not above."""
+    for batch in WITHOUT_TIES:
+        x, labels = BATCHES[batch]
+        signed = pair_weights(BlackboxAPLoss(interpolation, reduction="sum"), x, labels, signed=True) * interpolation
+        assert signed.any()
+        torch.testing.assert_close(signed.sum(dim=1), torch.zeros(26, dtype=torch.float64))
+        torch.testing.assert_close(signed, signed.round())
+        same = labels[:, None] == labels
+        assert (signed.masked_fill(same, 0) >= 0).all()
+        assert (signed.masked_fill(~same, 0).sum(dim=1) <= 0).all()
+
+
+def test_a_combinatorial_gradient_of_nothing_to_gain() -> None:
+    """Where nothing overtakes anything, also of a short interpolation."""
+    apart = torch.eye(4, dtype=torch.float64).repeat_interleave(2, dim=0)
+    assert not pair_weights(BlackboxAPLoss(), apart, torch.arange(8) // 2).any()
+    x, labels = BATCHES["random"]
+    assert not pair_weights(BlackboxAPLoss(interpolation=1e-6), x, labels).any()
+
+
+def clustered(spread: float, n: int = 256, dim: int = 64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(n) // 4
+    centers = torch.randn(n // 4, dim, generator=generator)
+    return centers[labels] + spread * torch.randn(n, dim, generator=generator), labels
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.3, 1.0, 3.0, 100.0])
+@pytest.mark.parametrize("make", [*RANKING, RoadmapLoss, lambda: RecallAtKLoss([1, 2, 4])])
+def test_no_denormal_numbers(make: type[RankingLoss], spread: float) -> None:
+    """From well separated classes to none, where positives are at high ranks: processors are many times slower."""
+    signed = pair_weights(make(), *clustered(spread), signed=True)
+    assert signed.dtype == torch.float32
+    tiny = torch.finfo(torch.float32).tiny
+    assert not ((signed != 0) & (signed.abs() < tiny)).any()
+
+
+@pytest.mark.parametrize("kind", RANKING)
+def test_a_class_of_hundreds_is_no_cube(kind: type[RankingLoss]) -> None:
+    """500 of a class among 2,000: memory is that of a tile, neither 500 times it nor that of the whole matrix."""
+    labels = torch.cat([torch.zeros(500, dtype=torch.int64), torch.arange(1500) // 4 + 1])
+    x = torch.randn(2000, 8, generator=torch.Generator().manual_seed(0))
+    rows = slice(490, 506)  # a tile of both kinds of classes
+
+    def forward_and_backward() -> None:
+        leaf = x.clone().requires_grad_()
+        kind(tile_rows=8)(leaf[rows], labels[rows], leaf, labels, rows.start).backward()
+
+    tile = 8 * 2000 * 4
+    assert largest_allocation(forward_and_backward) <= max(2 * tile, x.nbytes)
+
+
+@pytest.mark.parametrize("kind", RANKING)
+def test_learns_to_rank(kind: type[RankingLoss]) -> None:
+    """Steps against the gradient make the ranking better: also a check that no sign is wrong."""
+    batch = realistic_batch()
+    x = (batch.embeddings[:, :8] + 0.7 * batch.embeddings[:, 8:16]).requires_grad_()
+    before = np.mean([r.average_precision for r in rankings(x.detach(), batch.labels)])
+    loss, optimizer = kind(), torch.optim.Adam([x], lr=0.05)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss(x, batch.labels).backward()
+        optimizer.step()
+    after = np.mean([r.average_precision for r in rankings(x.detach(), batch.labels)])
+    assert before < 0.8
+    assert after > before + 0.15

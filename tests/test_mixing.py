@@ -1,0 +1,571 @@
+"""SiMix against the same losses of mixed embeddings that are really built, without normalising them."""
+
+from __future__ import annotations
+
+import copy
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from scipy.stats import kstest
+from torch import Tensor
+
+from tests.losses import references
+from tests.losses.allocations import largest_allocation
+from tests.losses.batches import LOOSE_DISTANCES, Batch, nasty_batches, realistic_batch
+from tests.losses.cases import DEFAULTS
+from tests.losses.gradients import assert_near, value_and_gradients
+from vicinal import distributed
+from vicinal.errors import InputError
+from vicinal.losses import (
+    BinomialDevianceLoss,
+    BlackboxAPLoss,
+    ContrastiveLoss,
+    HistogramLoss,
+    Loss,
+    MarginLoss,
+    MultiSimilarityLoss,
+    NCALoss,
+    NTXentLoss,
+    PairLoss,
+    RecallAtKLoss,
+    RoadmapLoss,
+    SmoothAPLoss,
+    TripletLoss,
+)
+from vicinal.memory import CrossBatchMemory
+from vicinal.mining import DistanceWeightedMiner, HardestMiner
+from vicinal.mixing import MixedSource, Mixture, SiMix
+from vicinal.similarity import Source
+
+BATCHES = nasty_batches()
+SUMS: dict[str, Loss] = {
+    "ROADMAP": RoadmapLoss(),
+    "sum": 0.5 * NCALoss() + 2 * RecallAtKLoss(k=2) + 0.1 * HistogramLoss(bins=20),
+}
+
+
+class Seen(PairLoss):
+    """Remembers what it is shown."""
+
+    source: MixedSource
+
+    def value(self, source: Source) -> Tensor:
+        self.source = source
+        return 0 * source.anchors.sum()
+
+
+def mixtures(batch: Batch, call: int = 1, **arguments: Any) -> MixedSource:
+    """What a loss within SiMix is shown at a call."""
+    loss = SiMix(Seen(), **arguments)
+    for _ in range(call):
+        loss(*batch)
+    return loss.loss.source
+
+
+def built(x: Tensor, labels: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
+    """Eq. (8), example by example; a mixture's numbers are places in the order of the labels."""
+    order, unit = labels.argsort(stable=True).tolist(), [row / row.norm().clamp_min(1e-12) for row in x]
+    parts = list(zip(mixture.first.tolist(), mixture.second.tolist(), mixture.share.tolist(), strict=True))
+    vectors = [a * unit[order[i]] + (1 - a) * unit[order[j]] for i, j, a in parts]
+    return torch.stack(vectors), labels[[order[i] for i, _, _ in parts]]
+
+
+def built_batch(batch: Batch, **arguments: Any) -> Batch:
+    """All examples of a batch, mixed ones too; its embeddings are not to be normalised."""
+    source = mixtures(batch, **arguments)
+    anchors, labels = built(batch.embeddings, batch.labels, source.of_anchors)
+    if batch.references is None:
+        return Batch(anchors, labels)
+    columns, reference_labels = built(batch.references, batch.reference_labels, source.of_references)
+    return Batch(anchors, labels, columns, reference_labels, source.offset)
+
+
+def of_built(loss: Loss, **arguments: Any):
+    """The loss of built embeddings, as a function of those they are made of."""
+
+    def value(*batch: Any) -> Tensor:
+        mixed = built_batch(Batch(*batch), **arguments)
+        columns = mixed.embeddings if mixed.references is None else mixed.references
+        labels = mixed.labels if mixed.reference_labels is None else mixed.reference_labels
+        offset = 0 if mixed.references is None else mixed.offset
+        return sum(loss.parts_of(Source(mixed.embeddings, columns, mixed.labels, labels, offset)).values())
+
+    return value
+
+
+def learned(loss: Loss) -> list[Tensor]:
+    return list(loss.parameters())
+
+
+# Equal to what is built -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [*DEFAULTS, *SUMS])
+def test_equal_to_the_loss_of_built_embeddings(case: str) -> None:
+    """The batch with itself, references around it and beside it; classes of all sizes, in any order."""
+    for name, batch in BATCHES.items():
+        loss = DEFAULTS[case].loss().double() if case in DEFAULTS else copy.deepcopy(SUMS[case])
+        batch = DEFAULTS[case].suited(batch) if case in DEFAULTS else batch
+        twin = copy.deepcopy(loss)
+        expected = value_and_gradients(of_built(twin), batch, learned(twin))
+        got = value_and_gradients(SiMix(loss), batch, learned(loss))
+        assert all(tensor.isfinite().all() for tensor in got)
+        atol = 1e-6 if isinstance(loss, MarginLoss) and name in LOOSE_DISTANCES else 1e-12
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("case", DEFAULTS)
+def test_equal_to_the_formula_of_built_embeddings(case: str) -> None:
+    """The papers' formulas of similarities above and below those of vectors of length 1, pair by pair."""
+    for name in ("singletons", "references beside the batch", "references around the batch"):
+        batch = DEFAULTS[case].suited(BATCHES[name])
+        loss = DEFAULTS[case].loss().double()
+
+        def formula(*batch: Any, loss=loss) -> Tensor:
+            anchors = references.anchors_of(built_batch(Batch(*batch)), normalize=False)
+            return DEFAULTS[case].by_hand(anchors, **dict(loss.named_parameters()))
+
+        expected = value_and_gradients(formula, batch, learned(loss))
+        got = value_and_gradients(SiMix(loss), batch, learned(loss))
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("per_class", [None, 1, 2, 5])
+@pytest.mark.parametrize("tile_rows", [1, 2, 5, 7, 100])
+def test_in_tiles_equal_to_the_whole(tile_rows: int, per_class: int | None) -> None:
+    for kind in (RecallAtKLoss, SmoothAPLoss, NTXentLoss, HistogramLoss, TripletLoss):
+        for name in ("unequal classes", "many classes", "references around the batch", "references beside the batch"):
+            whole = value_and_gradients(SiMix(kind(), per_class), BATCHES[name])
+            tiled = value_and_gradients(SiMix(kind(tile_rows=tile_rows), per_class), BATCHES[name])
+            torch.testing.assert_close(tiled, whole, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("case", [*DEFAULTS, *SUMS])
+def test_without_two_of_a_class_it_is_the_plain_loss(case: str) -> None:
+    for name in ("all singletons", "two of two classes", "one sample"):
+        losses = [DEFAULTS[case].loss() if case in DEFAULTS else copy.deepcopy(SUMS[case]) for _ in range(2)]
+        batch = DEFAULTS[case].suited(BATCHES[name]) if case in DEFAULTS else BATCHES[name]
+        expected = value_and_gradients(losses[0], batch)
+        torch.testing.assert_close(value_and_gradients(SiMix(losses[1]), batch), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_equal_to_built_embeddings_at_a_later_call_and_with_few_a_class() -> None:
+    for name in ("unequal classes", "references around the batch"):
+        for call in (1, 2, 5):
+            loss = SiMix(SmoothAPLoss(), per_class=3, seed=4)
+            loss.calls.fill_(call - 1)
+            expected = value_and_gradients(of_built(SmoothAPLoss(), call=call, per_class=3, seed=4), BATCHES[name])
+            torch.testing.assert_close(value_and_gradients(loss, BATCHES[name]), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ["recall@k", "multi-similarity", "histogram", "margin"])
+def test_in_a_memory(case: str) -> None:
+    """Of the batch and of the memory, and of one of each; those of two of the batch are anchors, and no others."""
+    generator = torch.Generator().manual_seed(0)
+    inner = DEFAULTS[case].loss().double()
+    loss = CrossBatchMemory(SiMix(copy.deepcopy(inner)), 14, warmup=1)
+    past, known = torch.zeros(0, 5, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
+    for call in range(1, 5):
+        x = torch.randn(8, 5, generator=generator, dtype=torch.float64)
+        labels = torch.randint(0, 4, (8,), generator=generator)
+        beside = torch.cat([known, labels])
+
+        def in_references(x: Tensor, labels: Tensor, past=past, beside=beside, call=call) -> Tensor:
+            of = of_built(inner, call=call)
+            return of(x, labels) if call == 1 else of(x, labels, torch.cat([past, x]), beside, len(past))
+
+        expected = value_and_gradients(in_references, Batch(x, labels), learned(inner))
+        got = value_and_gradients(loss, Batch(x, labels), learned(loss))
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+        past, known = torch.cat([past, x])[-14:], beside[-14:]
+        assert len(loss.embeddings) == len(past)  # nothing virtual is stored
+
+
+# Which examples there are ---------------------------------------------------------------------------------------------
+
+
+def pairs_of(mixture: Mixture) -> list[tuple[int, int]]:
+    return list(zip(mixture.first.tolist(), mixture.second.tolist(), strict=True))
+
+
+def all_pairs(labels: Tensor) -> set[tuple[int, int]]:
+    """Each example by itself, and all pairs of a class, by places in the order of the labels."""
+    ordered = labels.sort().values.tolist()
+    places = range(len(ordered))
+    return {(i, j) for i in places for j in places if i <= j and ordered[i] == ordered[j]}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_every_example_and_every_pair_once(name: str) -> None:
+    batch = BATCHES[name]
+    source = mixtures(batch)
+    sides = [(source.of_anchors, batch.labels)]
+    if batch.references is not None:
+        sides.append((source.of_references, batch.reference_labels))
+    for mixture, labels in sides:
+        pairs = pairs_of(mixture)
+        assert len(set(pairs)) == len(pairs)
+        assert set(pairs) == all_pairs(labels)
+        for (i, j), share in zip(pairs, mixture.share.tolist(), strict=True):
+            assert share == 1 if i == j else 0 <= share < 1
+    assert len(source) == len(source.labels) == len(source.of_anchors)
+    assert source.columns == len(source.reference_labels)
+
+
+def test_an_anchor_is_the_reference_that_the_offset_says() -> None:
+    """The same mixture of the same embeddings, in both roles."""
+    batch = BATCHES["references around the batch"]
+    mixed = built_batch(batch)
+    assert len(mixed.embeddings) < len(mixed.references)
+    own = mixed.references[mixed.offset : mixed.offset + len(mixed.embeddings)]
+    torch.testing.assert_close(mixed.embeddings, own, rtol=0, atol=0)
+    assert torch.equal(mixed.labels, mixed.reference_labels[mixed.offset : mixed.offset + len(mixed.labels)])
+
+
+def test_sides_apart_are_mixed_apart() -> None:
+    """No anchor is a reference, not even where the same embeddings stand on both sides."""
+    x, labels = BATCHES["unequal classes"][:2]
+    source = mixtures(Batch(x, labels, x, labels))
+    assert source.offset is None
+    assert pairs_of(source.of_anchors) == pairs_of(source.of_references)
+    virtual = source.of_anchors.first != source.of_anchors.second
+    assert virtual.sum() == 10 + 3 + 1 + 1
+    assert not (source.of_anchors.share == source.of_references.share)[virtual].any()
+
+
+def test_four_of_a_class_become_ten() -> None:
+    batch = realistic_batch()
+    source = mixtures(batch)
+    assert len(source) == source.columns == 2.5 * len(batch.labels)
+    assert source.labels.unique(return_counts=True)[1].tolist() == [10] * 16
+
+
+@pytest.mark.parametrize("per_class", [1, 2, 3, 6, 10, 50])
+def test_so_many_of_a_class(per_class: int) -> None:
+    labels = torch.tensor([3, 0, 1, 0, 0, 7, 1, 0, 3, 1, 0])  # five, three, two and one of a class
+    batch = Batch(torch.randn(11, 4, generator=torch.Generator().manual_seed(0)), labels)
+    chosen = set()
+    for call in (1, 2, 3, 20):
+        source = mixtures(batch, call, per_class=per_class)
+        pairs = pairs_of(source.of_anchors)
+        assert len(set(pairs)) == len(pairs)
+        assert set(pairs) <= all_pairs(labels)
+        counts = source.labels.bincount()
+        expected = {label: n + min(per_class, n * (n - 1) // 2) for label, n in ((0, 5), (1, 3), (3, 2), (7, 1))}
+        assert {label: int(counts[label]) for label in expected} == expected
+        chosen.add(frozenset(pairs))
+    assert (len(chosen) > 1) == (per_class < 10)  # which ones changes, as long as there is a choice
+
+
+def test_every_pair_is_chosen_equally_often() -> None:
+    batch = Batch(torch.randn(5, 3), torch.zeros(5, dtype=torch.int64))
+    loss, counts = SiMix(Seen(), per_class=3), torch.zeros(5, 5)
+    for _ in range(2000):
+        loss(*batch)
+        mixture = loss.loss.source.of_anchors
+        counts[mixture.first, mixture.second] += 1
+    virtual = counts[counts.triu(1) > 0]
+    assert virtual.sum() == 6000
+    assert (virtual - 600).abs().max() < 4 * (2000 * 0.3 * 0.7) ** 0.5
+
+
+@pytest.mark.parametrize("per_class", [None, 2])
+def test_permuting_the_batch_permutes_the_examples(per_class: int | None) -> None:
+    """Which share goes to which pair may change; what there is does not."""
+    batch = BATCHES["unequal classes"]
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
+    permuted = Batch(batch.embeddings[order], batch.labels[order])
+    one, other = (mixtures(b, per_class=per_class).labels.unique(return_counts=True) for b in (batch, permuted))
+    torch.testing.assert_close(other, one)
+    expected = value_and_gradients(of_built(SmoothAPLoss(), per_class=per_class), permuted)
+    torch.testing.assert_close(value_and_gradients(SiMix(SmoothAPLoss(), per_class), permuted), expected)
+
+
+# Draws ----------------------------------------------------------------------------------------------------------------
+
+
+def shares(calls: int, **arguments: Any) -> Tensor:
+    """Of the virtual examples of some calls, [calls, pairs]."""
+    loss, batch, seen = SiMix(Seen(), **arguments), realistic_batch(), []
+    for _ in range(calls):
+        loss(*batch)
+        mixture = loss.loss.source.of_anchors
+        seen.append(mixture.share[mixture.first != mixture.second])
+    return torch.stack(seen)
+
+
+def test_shares_are_uniform_and_independent() -> None:
+    seen = shares(200)
+    assert seen.shape == (200, 96)
+    assert kstest(seen.flatten().numpy(), "uniform").pvalue > 0.01
+    assert min(kstest(of_pair.numpy(), "uniform").pvalue for of_pair in seen.T) > 1e-4
+    for view in (seen, seen.T):  # of pairs over calls, and of calls over pairs
+        correlation = torch.corrcoef(view).fill_diagonal_(0)
+        assert correlation.abs().max() < 5.5 / view.shape[1] ** 0.5
+
+
+def test_what_is_chosen_has_shares_like_all() -> None:
+    seen = shares(200, per_class=2, seed=1)
+    assert seen.shape == (200, 32)
+    assert kstest(seen.flatten().numpy(), "uniform").pvalue > 0.01
+
+
+def test_every_call_and_every_seed_draws_anew_and_the_same_again() -> None:
+    seen = shares(5)
+    assert len({tuple(row.tolist()) for row in seen}) == 5
+    assert torch.equal(shares(5), seen)
+    assert not (shares(5, seed=1) == seen).any()
+    values = [SiMix(SmoothAPLoss(), seed=seed)(*realistic_batch()).item() for seed in (0, 0, 1, 2**40)]
+    assert values[0] == values[1]
+    assert len(set(values)) == 3
+
+
+def test_a_restored_loss_goes_on_as_if_never_interrupted() -> None:
+    batch = realistic_batch()
+    loss, restored = SiMix(MarginLoss().double(), per_class=3), SiMix(MarginLoss().double(), per_class=3)
+    for _ in range(3):
+        loss(*batch)
+    assert loss.state_dict()["calls"] == 3
+    restored.load_state_dict(loss.state_dict(), strict=True)
+    torch.testing.assert_close(restored(*batch), loss(*batch), rtol=0, atol=0)
+    torch.testing.assert_close(copy.deepcopy(loss)(*batch), loss(*batch), rtol=0, atol=0)
+
+
+def test_global_random_state_is_neither_read_nor_changed() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    first = SiMix(SmoothAPLoss(), per_class=2)(*realistic_batch())
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    assert torch.equal(SiMix(SmoothAPLoss(), per_class=2)(*realistic_batch()), first)
+
+
+# Large and precise ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", DEFAULTS)
+def test_the_mixed_matrix_is_never_held(case: str) -> None:
+    tile_rows, n = 16, 480
+    mixed = n * 5 // 2
+    x, labels = torch.randn(n, 8, generator=torch.Generator().manual_seed(0)), torch.arange(n) // 4
+    if "num_classes" in DEFAULTS[case].arguments:
+        labels, mixed = labels % 12, n + 12 * 40 * 39 // 2
+    loss = SiMix(DEFAULTS[case].loss(tile_rows=tile_rows))
+    assert len(mixtures(Batch(x, labels))) == mixed
+    largest = largest_allocation(lambda: loss(x.clone().requires_grad_(), labels).backward())
+    assert largest <= 4 * max(2 * tile_rows * mixed, 8 * mixed)  # two numbers a pair, or some an example
+    assert 4 * mixed**2 > 10 * largest
+
+
+@pytest.mark.parametrize("case", [*DEFAULTS, *SUMS])
+def test_float32_agrees_with_float64(case: str) -> None:
+    batch = realistic_batch()
+    if case in DEFAULTS and "num_classes" in DEFAULTS[case].arguments:
+        batch = batch._replace(labels=batch.labels % 12)
+    losses = [copy.deepcopy(SUMS[case]) if case in SUMS else DEFAULTS[case].loss() for _ in range(2)]
+    single = value_and_gradients(SiMix(losses[0]), batch.to(torch.float32), learned(losses[0]))
+    assert all(tensor.dtype == torch.float32 for tensor in single)
+    double = value_and_gradients(SiMix(losses[1].double()), batch, learned(losses[1]))
+    assert_near(single, double, 2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_only_a_coarser_input(dtype: torch.dtype) -> None:
+    half = realistic_batch().to(dtype)
+    with torch.autocast("cpu", dtype=dtype):
+        value = SiMix(RecallAtKLoss())(*half)
+    torch.testing.assert_close(value, SiMix(RecallAtKLoss())(*half.to(torch.float32)), rtol=0, atol=0)
+
+
+def test_value_is_the_same_without_gradients() -> None:
+    batch = realistic_batch()
+    with_gradient = SiMix(SmoothAPLoss())(batch.embeddings.clone().requires_grad_(), batch.labels)
+    for without in (torch.no_grad, torch.inference_mode):
+        with without():
+            value = SiMix(SmoothAPLoss())(*batch)
+        assert not value.requires_grad
+        torch.testing.assert_close(value, with_gradient.detach(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_type_of_labels_does_not_matter(dtype: torch.dtype) -> None:
+    for name in ("shuffled", "references around the batch", "references beside the batch"):
+        batch = BATCHES[name]
+        others = None if batch.reference_labels is None else batch.reference_labels.to(dtype)
+        narrow = batch._replace(labels=batch.labels.to(dtype), reference_labels=others)
+        for per_class in (None, 2):
+            assert torch.equal(SiMix(SmoothAPLoss(), per_class)(*narrow), SiMix(SmoothAPLoss(), per_class)(*batch))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_broken_embedding_breaks_the_loss(bad: float) -> None:
+    x, labels = BATCHES["unequal classes"][:2]
+    broken = x.clone()
+    broken[3, 2] = bad
+    for inner in (RecallAtKLoss, MultiSimilarityLoss, BlackboxAPLoss, HistogramLoss):
+        assert SiMix(inner())(broken, labels).isnan()
+        assert SiMix(inner())(x, labels, broken, labels).isnan()
+
+
+def test_nothing_to_compare_with_is_a_zero_that_backpropagates() -> None:
+    x, labels = torch.randn(4, 3), torch.tensor([0, 0, 1, 1])
+    nothing = torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)
+    for batch in (
+        Batch(x, labels, *nothing),
+        Batch(*nothing),
+        Batch(*nothing, x, labels),
+        Batch(*nothing, x, labels, 1),
+    ):
+        for per_class in (None, 2):
+            value, gradient, *_ = value_and_gradients(SiMix(RecallAtKLoss(), per_class), batch)
+            assert value == 0
+            assert not gradient.any()
+
+
+def test_works_under_compile() -> None:
+    """How many examples there are depends on the labels, so the graph is broken there."""
+    torch.compiler.reset()
+    batch = BATCHES["unequal classes"].to(torch.float32)
+    for inner in (MultiSimilarityLoss, RecallAtKLoss, MarginLoss):
+        compiled = torch.compile(SiMix(inner()), backend="aot_eager")
+        plain = SiMix(inner())
+        for _ in range(2):
+            torch.testing.assert_close(value_and_gradients(compiled, batch), value_and_gradients(plain, batch))
+
+
+# A loss like others ---------------------------------------------------------------------------------------------------
+
+
+def test_parts_are_named_as_those_of_the_loss() -> None:
+    batch = realistic_batch()
+    loss = SiMix(0.5 * NCALoss() + 2 * SmoothAPLoss()) + 3 * SiMix(TripletLoss(miner=HardestMiner()))
+    parts = loss.parts(*batch)
+    assert list(parts) == ["NCALoss", "SmoothAPLoss", "TripletLoss"]
+    torch.testing.assert_close(parts["SmoothAPLoss"], 2 * SiMix(SmoothAPLoss())(*batch))
+    assert repr(SiMix(NCALoss(), per_class=3)).startswith("SiMix(\n  per_class=3, seed=0\n  (loss): NCALoss(")
+
+
+def test_all_terms_of_a_sum_see_the_same_examples() -> None:
+    seen = Seen(), Seen()
+    SiMix(seen[0] + seen[1])(*realistic_batch())
+    assert torch.equal(seen[0].source.of_anchors.share, seen[1].source.of_anchors.share)
+
+
+MASK = torch.eye(4, dtype=torch.bool)
+X, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SiMix(CrossBatchMemory(NCALoss(), 10)), "CrossBatchMemory is no function of similarities alone"),
+        (lambda: SiMix(NCALoss() + CrossBatchMemory(NCALoss(), 10)), "CrossBatchMemory is no function of similarities"),
+        (lambda: SiMix(SiMix(NCALoss())), "SiMix is no function of similarities alone; wrap what is in it"),
+        (lambda: SiMix(torch.nn.MSELoss()), "MSELoss is no function of similarities alone"),
+        (lambda: SiMix(NCALoss(), per_class=0), "per_class = 0 must be at least 1, a whole number"),
+        (lambda: SiMix(NCALoss(), per_class=1.5), "per_class = 1.5 must be at least 1, a whole number"),
+        (lambda: SiMix(NCALoss(), seed=-1), "seed = -1 must not be negative"),
+        (lambda: SiMix(NCALoss())(X, positive=MASK), "give labels, not masks or a relation"),
+        (lambda: SiMix(NCALoss())(X, LABELS, relation=lambda a, b: a[:, None] == b), "give labels, not masks"),
+        (
+            lambda: SiMix(NCALoss())(torch.ones(1500, 2), torch.zeros(1500, dtype=torch.int64)),
+            "1500 examples and their mixtures would be 1125750, more than 1048576; give a smaller number of mixtures",
+        ),
+        (lambda: SiMix(NCALoss())(X, LABELS[:3]), r"labels must be int \[4\]"),
+    ],
+)
+def test_mistakes(make, message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(("SiMix: ", "labels"))
+
+
+def test_a_call_that_was_refused_is_not_counted() -> None:
+    loss = SiMix(NCALoss())
+    with pytest.raises(InputError):
+        loss(X, positive=MASK)
+    assert loss.calls == 0
+
+
+def test_a_large_class_with_few_a_class() -> None:
+    """What 1,500 of a class have too many of, they may have some of."""
+    x = torch.randn(1500, 4, generator=torch.Generator().manual_seed(0))
+    source = mixtures(Batch(x, torch.zeros(1500, dtype=torch.int64)), per_class=100)
+    assert len(source) == 1600
+
+
+# Processes ------------------------------------------------------------------------------------------------------------
+
+PROCESS_LOSSES = {
+    "sum": lambda: SiMix(BinomialDevianceLoss()),
+    "anchors": lambda: SiMix(MultiSimilarityLoss(tile_rows=3)),
+    "anchors, few": lambda: SiMix(BinomialDevianceLoss(reduction="anchors"), per_class=2),
+    "contributing": lambda: SiMix(RecallAtKLoss(k=[1, 3])),
+    "contributing, AP": lambda: SiMix(SmoothAPLoss(tile_rows=2), seed=3),
+    "pairs": lambda: SiMix(NTXentLoss()),
+    "pairs of triplets": lambda: SiMix(TripletLoss(tile_rows=4)),
+    "violating": lambda: SiMix(ContrastiveLoss()),
+    "histogram": lambda: SiMix(HistogramLoss(bins=20)),
+    "drawn and learned": lambda: SiMix(MarginLoss(nu=0.1)),
+    "drawn triplets": lambda: SiMix(TripletLoss(miner=DistanceWeightedMiner(draws=2)), per_class=3),
+    "sum of losses": lambda: SiMix(0.5 * ContrastiveLoss() + RecallAtKLoss()) + 2 * NCALoss(),
+    "memory": lambda: CrossBatchMemory(SiMix(RecallAtKLoss(k=2)), 100),
+    "memory, anchors": lambda: CrossBatchMemory(SiMix(MultiSimilarityLoss(tile_rows=3)), 17, warmup=1),
+    "memory, sum": lambda: CrossBatchMemory(SiMix(NCALoss(), per_class=2), 7),
+    "memory, pairs": lambda: CrossBatchMemory(SiMix(NTXentLoss()), 30),
+    "memory, drawn": lambda: CrossBatchMemory(SiMix(MarginLoss(nu=0.1)), 30),
+}
+# Classes of unequal sizes, split between the processes or not; in one step one process has singletons alone.
+PROCESS_LABELS = [
+    torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 1, 3, 4, 0]),
+    torch.tensor([5, 6, 7, 8, 9, 1, 2, 2, 2, 2, 3, 3]),
+    torch.tensor([2, 0, 1, 0, 3, 2, 1, 1, 0, 3, 2, 0]),
+]
+
+
+def steps(loss: Loss, mine: slice) -> dict[str, list[Tensor]]:
+    """What one process sees of some calls with its part of the batches."""
+    seen: dict[str, list[Tensor]] = {"value": [], "gradient": [], "learned": []}
+    for step, labels in enumerate(PROCESS_LABELS):
+        x = torch.randn(12, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        leaf = x[mine].clone().requires_grad_()
+        value = sum(loss.parts_of(Source.over_processes(leaf, labels[mine])).values())
+        gradient, *by_parameters = torch.autograd.grad(value, [leaf, *learned(loss)])
+        seen["value"].append(distributed.mean(value.detach()))
+        seen["gradient"].append(gradient)
+        seen["learned"] += [distributed.mean(tensor) for tensor in by_parameters]
+    return seen
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    mp.spawn(_process, (port, tmp_path), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    for name, make in PROCESS_LOSSES.items():
+        expected = steps(make().double(), slice(None))
+        close = {"rtol": 1e-9, "atol": 1e-12, "msg": lambda text, name=name: f"{name}: {text}"}
+        for half in (first[name], second[name]):  # the reported number is the same everywhere
+            torch.testing.assert_close(half["value"], expected["value"], **close)
+            torch.testing.assert_close(half["learned"], expected["learned"], **close)
+        both = zip(first[name]["gradient"], second[name]["gradient"], strict=True)
+        together = [torch.cat(parts) / 2 for parts in both]
+        torch.testing.assert_close(together, expected["gradient"], **close)
+        assert all(gradient.any() for gradient in together)
+
+
+def _process(rank: int, port: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    mine = slice(rank * 6, rank * 6 + 6)
+    torch.save({name: steps(make().double(), mine) for name, make in PROCESS_LOSSES.items()}, folder / f"{rank}.pt")
+    distributed.barrier()
+    dist.destroy_process_group()
