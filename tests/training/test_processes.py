@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from tests.conftest import ROOT
-from vicinal.models import Embedder
 from vicinal.training import Recipe, RunFolder, train
+from vicinal.training.checkpoint import load_checkpoint
 
 # Nothing that depends on an image's process: no augmentation, and batch normalisation that keeps its statistics.
 STILL = ["--transform.scale=[1,1]", "--transform.ratio=[1,1]", "--transform.flip=0", "--model.freeze_batch_norm=true"]
@@ -26,27 +26,17 @@ def train_with_two_processes(settings: list[str], out: Path) -> subprocess.Compl
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(small: list[str], tmp_path: Path) -> None:
-    settings = [*small, *STILL, "--freeze_backbone_epochs=1", "--epochs=3"]
-    one = train(Recipe.load(overrides=settings), tmp_path / "one")
+@pytest.mark.parametrize("micro_batch", [[], ["--micro_batch=3", "--loss=MarginLoss"]])
+def test_two_processes_train_as_one(small: list[str], tmp_path: Path, micro_batch: list[str]) -> None:
+    settings = [*small, *STILL, "--freeze_backbone_epochs=1", "--epochs=3", *micro_batch]
+    one = train(Recipe.load(overrides=[*settings, "--micro_batch=null"]), tmp_path / "one")
     two = RunFolder(tmp_path / "two")
-    # The launcher starts the second process with the command line of the first.
-    command = [
-        str(Path(sys.executable).with_name("vicinal")),
-        "train",
-        *settings,
-        "--devices=2",
-        "--out",
-        str(two.path),
-    ]
-    result = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    result = train_with_two_processes(settings, two.path)
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"{two.model}\n"
     losses = [pd.read_csv(run.log)["loss"] for run in (one, two)]
     assert losses[0].tolist() == pytest.approx(losses[1].tolist(), rel=1e-3)
-    states = [Embedder.from_pretrained(run.model).state_dict() for run in (one, two)]
+    states = [load_checkpoint(run.last)["system"] for run in (one, two)]
     for name, tensor in states[0].items():
         assert (tensor - states[1][name]).abs().max() < 1e-3, name
 

@@ -99,6 +99,7 @@ def test_published_recipes_can_be_read_and_say_command_and_cost(path: Path) -> N
         ("optimizer:\n  name: sgd\n  lrr: 1\n", "recipe.yaml:3: unknown key optimizer.lrr; did you mean optimizer.lr"),
         ("epochs: many\n", "recipe.yaml:1: epochs: Expected a int. Got value: many"),
         ("batch: 8\nepochs: 0\n", "recipe.yaml:2: epochs = 0 must be at least 1"),
+        ("micro_batch: 0\n", "recipe.yaml:1: micro_batch = 0 must be at least 1 or null"),
         ("seed: 1\nbatch: 10\nper_class: 4\n", "recipe.yaml:2: batch = 10 must be a multiple of per_class = 4"),
         ("optimizer: {lr: -1}\n", "recipe.yaml:1: optimizer.lr = -1.0 must be a positive number"),
         ("data:\n  workers: -1\n", "recipe.yaml:2: data.workers = -1 must be"),

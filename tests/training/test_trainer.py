@@ -184,6 +184,38 @@ def test_accumulation_is_the_mean_gradient(small: list[str], tmp_path: Path) -> 
             torch.testing.assert_close(step, gradient, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("more", "tolerance"),
+    [
+        ([], 1e-4),
+        (["--accumulate=2", "--clip=0.5", "--freeze_backbone_epochs=1", "--loss=MarginLoss"], 1e-4),
+        (["--precision=bf16-mixed", "--transform.size=32"], 0.2),
+        (["--precision=16-mixed", "--transform.size=32"], 0.05),
+    ],
+)
+def test_micro_batches_change_memory_and_nothing_else(
+    small: list[str], tmp_path: Path, more: list[str], tolerance: float
+) -> None:
+    settings = [*small, "--model.freeze_batch_norm=true", "--optimizer.name=sgd", "--optimizer.lr=0.02", *more]
+    whole = train(Recipe.load(overrides=settings), tmp_path / "whole")
+    parts = train(Recipe.load(overrides=[*settings, "--micro_batch=3"]), tmp_path / "parts")
+    for column in ("loss", "gradient norm"):
+        expected, got = (pd.read_csv(run.log)[column] for run in (whole, parts))
+        assert got.tolist() == pytest.approx(expected.tolist(), rel=tolerance)
+    states = [load_checkpoint(run.last)["system"] for run in (whole, parts)]
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(states[1][name], tensor, rtol=0, atol=tolerance / 10, msg=name)
+
+
+def test_no_pass_takes_more_than_a_micro_batch(small: list[str], tmp_path: Path) -> None:
+    one = trainer(small, tmp_path / "run", "--micro_batch=3", "--epochs=1")
+    sizes = []
+    one.embedder.backbone.register_forward_pre_hook(lambda _, images: sizes.append(len(images[0])))
+    with pytest.warns(UserWarning, match="batch normalisation in training sees 3 images at a time and not all 8"):
+        one.fit()
+    assert set(sizes) == {3, 2}  # in training 3, 3 and 2; the six of the validation split 3 and 3
+
+
 @pytest.mark.parametrize("precision", ["32", "bf16-mixed", "16-mixed"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_every_precision_and_optimizer_trains(small: list[str], tmp_path: Path, precision: str, optimizer: str) -> None:
@@ -230,6 +262,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_images(
         ["--data.workers=1"],
         # Where a state that is easily forgotten matters: leftover groups of batches, and the scale of the loss.
         ["--accumulate=2", "--precision=16-mixed", "--transform.size=32", "--clip=0.5", "--optimizer.name=sgd"],
+        ["--micro_batch=3", "--model.dropout=0.3", "--freeze_backbone_epochs=1", "--loss=MarginLoss"],
     ],
 )
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(

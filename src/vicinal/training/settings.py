@@ -122,6 +122,8 @@ class Settings:
         data: where the images come from and how their classes are divided.
         transform: how an image becomes a tensor, in training and at test.
         batch: images a step, over all processes.
+        micro_batch: images a forward and backward pass, on each process, when the network cannot take its part of the
+            batch at once; the gradient stays that of the whole batch, a step takes a third longer. null: all at once.
         per_class: images of each class in a batch; 0 draws images at random whatever their class.
         classes_with_fewer: "leave_out" classes with fewer than `per_class` images, or "replace": draw them with
             replacement.
@@ -143,6 +145,7 @@ class Settings:
     data: Data = field(default_factory=Data)
     transform: ImageTransform = field(default_factory=ImageTransform)
     batch: int = 128
+    micro_batch: int | None = None
     per_class: int = 4
     classes_with_fewer: Literal["leave_out", "replace"] = "leave_out"
     epochs: int = 30
@@ -165,6 +168,9 @@ class Settings:
         for name in ("per_class", "freeze_backbone_epochs", "seed", "checkpoint_minutes"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         _require(self.clip is None or 0 < self.clip < math.inf, "clip", self.clip, "a positive number or null")
+        _require(
+            self.micro_batch is None or self.micro_batch >= 1, "micro_batch", self.micro_batch, "at least 1 or null"
+        )
         _require(self.batch >= 2, "batch", self.batch, "at least 2: a loss compares images")
         _require(self.per_class != 1, "per_class", 1, "0 or at least 2: images of a class are compared")
         _require(self.per_class < self.batch, "batch", self.batch, f"above per_class = {self.per_class}: two classes")

@@ -19,6 +19,7 @@ from vicinal.errors import InputError
 from vicinal.losses import Loss
 from vicinal.models import Embedder
 from vicinal.similarity import Source
+from vicinal.training.large_batch import embed_in_micro_batches
 from vicinal.training.settings import Data, Settings
 from vicinal.training.settings import Optimizer as OptimizerSettings
 
@@ -132,16 +133,24 @@ def make_fabric(settings: Settings, precision: Precision) -> Fabric:
 
 
 class System(nn.Module):
-    """Model and loss as one module, so that precision and processes wrap both."""
+    """Model and loss as one module, so that precision and processes wrap both.
 
-    def __init__(self, embedder: Embedder, loss: Loss) -> None:
+    Args:
+        embedder: the model.
+        loss: the loss, with or without parameters.
+        micro_batch: images a forward and backward pass; None: the whole batch at once.
+    """
+
+    def __init__(self, embedder: Embedder, loss: Loss, micro_batch: int | None = None) -> None:
         super().__init__()
         self.embedder = embedder
         self.loss = loss
+        self.micro_batch = micro_batch
 
     def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The loss's parts, for this process's images as anchors and those of all processes as references."""
-        return self.loss.parts_of(Source.over_processes(self.embedder(images), labels))
+        embeddings = embed_in_micro_batches(self.embedder, images, self.micro_batch)
+        return self.loss.parts_of(Source.over_processes(embeddings, labels.to(embeddings.device)))
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """The parameters by part: backbone, head, projector, loss; parts without parameters are left out."""

@@ -100,7 +100,7 @@ class Trainer:
 
     def _build(self) -> None:
         torch.manual_seed(self.settings.seed)
-        system = System(self.recipe.embedder(), self.recipe.loss())
+        system = System(self.recipe.embedder(), self.recipe.loss(), self.settings.micro_batch)
         self.embedder, self.loss, self.groups = system.embedder, system.loss, system.parameter_groups()
         self.system = self.fabric.setup_module(system)
         optimizer = self.fabric.setup_optimizers(make_optimizer(self.settings.optimizer, self.groups))
@@ -169,7 +169,8 @@ class Trainer:
             return
         metrics: dict[str, float] = {}
         if self.fabric.is_global_zero:
-            vectors = self.embedder.embed(self.val_images, batch=self.settings.batch, progress=False)
+            at_once = self.settings.micro_batch or self.settings.batch
+            vectors = self.embedder.embed(self.val_images, batch=at_once, progress=False)
             metrics = evaluate(vectors, self.val_images.table).metrics
             self.log.metrics(self.progress.step, self.progress.epoch, metrics)
         # Processes that judge for themselves could disagree by a rounding error, and one would stop before the others.
@@ -238,7 +239,7 @@ class Trainer:
         return list(self.sampler)
 
     def _batches(self, plan: list[list[int]]) -> Iterator[list[Batch]]:
-        """The batches of each step that is left of this epoch."""
+        """The batches of each step that is left of this epoch; the step moves them to the device, part by part."""
         seed = (self.settings.seed, self.progress.epoch, distributed.rank())
         done = self.progress.steps_in_epoch * self.settings.accumulate
         loader = DataLoader(
@@ -249,7 +250,7 @@ class Trainer:
             worker_init_fn=ignore_interrupts,
             pin_memory=self.fabric.device.type == "cuda",
         )
-        batches = (self.fabric.to_device(batch) for batch in loader)
+        batches = iter(loader)
         while group := list(itertools.islice(batches, self.settings.accumulate)):
             yield group
 

@@ -1,0 +1,172 @@
+"""Batches of any size: two-stage backpropagation, whose memory is that of a micro-batch.
+
+A loss of all pairs of a batch is no sum over images, so its gradient cannot be added up over smaller batches. But given
+the gradient by the embeddings, the rest of the way, from the embeddings into the network, is a sum over images.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from vicinal.errors import InputError
+
+
+def embed_in_micro_batches(model: nn.Module, images: Tensor, micro_batch: int | None) -> Tensor:
+    """Embed a batch in the memory of a micro-batch, for a loss that has the gradient of the whole batch.
+
+    The images are embedded micro-batch by micro-batch, without a graph. When the gradient by the embeddings comes back
+    from the loss, each micro-batch is embedded again, now with a graph, and its part of the gradient goes on into the
+    network. A training step is written as always; it takes one more forward pass, about a third more time, and of what
+    it keeps only the images and the embeddings grow with the batch.
+
+    Nothing in the step needs to know: losses with parameters or a memory, loss scaling, accumulation of gradients, and
+    `DistributedDataParallel`, if this is called inside the module that it wraps, do what they always do.
+
+    The second pass repeats the first exactly: autocast, torch's generators (dropout, stochastic depth) and the model's
+    buffers are as they were the first time, and buffers end as after one pass. Other state that a forward pass reads
+    and changes, such as generators of its own, is not repeated. The gradient is that of the whole batch unless images
+    see each other in the model: a warning says so, once a model, of batch normalisation in training.
+
+    Reference: Patel et al., "Recall@k Surrogate Loss with Large Batches and Similarity Mixup", CVPR 2022, Algorithm 1,
+    after Revaud et al., "Learning with Average Precision", ICCV 2019.
+
+    Args:
+        model: from images [m, ...] to embeddings [m, d].
+        images: [n, ...], on any device; each micro-batch is moved to the model's.
+        micro_batch: images a pass, m; the last may have fewer. None, or n and more: one pass, with an ordinary graph.
+
+    Returns:
+        [n, d], on the model's device.
+
+    Raises:
+        InputError: micro_batch is no whole number from 1 up, or the model is wrapped by DistributedDataParallel.
+
+    Example:
+        >>> from vicinal.losses import MarginLoss
+        >>> model, loss = nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.1)), MarginLoss()
+        >>> optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
+        >>> images, labels = torch.randn(100, 8), torch.arange(100) // 4
+        >>> embeddings = embed_in_micro_batches(model, images, micro_batch=16)
+        >>> loss(embeddings, labels).backward()
+        >>> optimizer.step()
+    """
+    _check(model, micro_batch)
+    device = next((parameter.device for parameter in model.parameters()), images.device)
+    if micro_batch is None or len(images) <= micro_batch:
+        return model(images.to(device, non_blocking=True))
+    _warn_of_batch_norm(model, micro_batch, len(images))
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    forward = _Forward(model, list(trained), micro_batch, device)
+    return cast(Tensor, _TwoStages.apply(forward, images, *trained.values()))
+
+
+class _Forward:
+    """A forward pass over the micro-batches of a batch, and all that it takes to do it again."""
+
+    def __init__(self, model: nn.Module, trained: list[str], micro_batch: int, device: torch.device) -> None:
+        self.model, self.trained, self.micro_batch, self.device = model, trained, micro_batch, device
+        self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        self.random = _random_states(device)
+        kind, dtype = device.type, torch.get_autocast_dtype(device.type)
+        # Without its cache: in older versions of torch, weights that the first pass leaves there have no graph.
+        self.autocast = torch.autocast(kind, dtype, torch.is_autocast_enabled(kind), cache_enabled=False)
+
+    def first(self, images: Tensor) -> Tensor:
+        """The embeddings of all images."""
+        with self.autocast:
+            # Copied: an embedding may be a part of something larger, as a class token is, which is not to be kept.
+            return torch.cat([self.model(self._moved(part)).clone() for part in torch.split(images, self.micro_batch)])
+
+    def again(self, images: Tensor, gradient: Tensor, parameters: list[Tensor]) -> None:
+        """Send the gradient by the embeddings on to images and parameters, leaves that take the places of the model's.
+
+        The model's own parameters get theirs once, by the graph that this pass is a node of, as hooks on them expect:
+        `DistributedDataParallel` reduces a gradient when it comes. Its own buffers stay what the first pass made them.
+        """
+        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        tensors = {**dict(zip(self.trained, parameters, strict=True)), **buffers}
+        with torch.enable_grad(), _kept_random_states(self.device):
+            _set_random_states(self.random, self.device)
+            parts = (torch.split(tensor, self.micro_batch) for tensor in (images, gradient))
+            for part, upstream in zip(*parts, strict=True):
+                with self.autocast:
+                    embeddings = functional_call(self.model, tensors, (self._moved(part),))
+                with _kept_random_states(self.device):  # what a backward pass draws, the first forward pass did not
+                    embeddings.backward(upstream)
+
+    def _moved(self, part: Tensor) -> Tensor:
+        return part.to(self.device, non_blocking=True)
+
+
+class _TwoStages(torch.autograd.Function):
+    """Both passes as one node of a graph, from images and parameters to embeddings."""
+
+    @staticmethod
+    def forward(ctx: Any, forward: _Forward, images: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.pass_again = forward.again
+        ctx.save_for_backward(images, *parameters)  # so that torch raises if one is changed before the second pass
+        return forward.first(images)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in ctx.saved_tensors]
+        ctx.pass_again(leaves[0], gradient, leaves[1:])
+        return None, *(leaf.grad for leaf in leaves)
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    """The states of torch's generators that a model on this device draws from."""
+    states = [torch.get_rng_state()]
+    return states if device.type == "cpu" else [*states, torch.get_device_module(device).get_rng_state(device)]
+
+
+def _set_random_states(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.get_device_module(device).set_rng_state(state, device)
+
+
+@contextmanager
+def _kept_random_states(device: torch.device) -> Iterator[None]:
+    states = _random_states(device)
+    try:
+        yield
+    finally:
+        _set_random_states(states, device)
+
+
+def _check(model: nn.Module, micro_batch: object) -> None:
+    if micro_batch is not None and (type(micro_batch) is not int or micro_batch < 1):  # True is an int too
+        raise InputError(f"micro_batch = {micro_batch!r} must be a whole number, at least 1, or None")
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise InputError(
+            "embed_in_micro_batches: call it inside the module that DistributedDataParallel wraps, with the bare model"
+        )
+
+
+_warned: WeakSet[nn.Module] = WeakSet()
+
+
+def _warn_of_batch_norm(model: nn.Module, micro_batch: int, batch: int) -> None:
+    norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
+    if model in _warned or not any(norm.training or norm.running_mean is None for norm in norms):
+        return
+    _warned.add(model)
+    warnings.warn(
+        f"batch normalisation in training sees {micro_batch} images at a time and not all {batch}: the gradient is not "
+        "that of the whole batch; freeze it as Embedder(freeze_batch_norm=True) does, in a recipe by "
+        "model.freeze_batch_norm",
+        stacklevel=3,
+    )

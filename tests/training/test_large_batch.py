@@ -1,0 +1,503 @@
+"""In micro-batches a step gives the gradient of one graph over the whole batch, in memory that hardly grows with it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.losses.gradients import assert_near
+from tests.test_distributed import free_port
+from vicinal import distributed
+from vicinal.data import ImageTransform
+from vicinal.errors import InputError
+from vicinal.losses import ContrastiveLoss, HistogramLoss, Loss, MarginLoss, MultiSimilarityLoss
+from vicinal.memory import CrossBatchMemory
+from vicinal.models import Embedder
+from vicinal.training import embed_in_micro_batches
+from vicinal.training.setup import System
+
+Embed = Callable[[Tensor], Tensor]
+
+RANDOM: dict[str, Any] = {"dropout": 0.3, "backbone_args": {"drop_path_rate": 0.5}}
+# Maps of one pixel, which 16 px would end in, get NaN gradients in bfloat16 now and then (torch 2.15, CPU).
+IMAGES = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 0, 1, 2, 1, 0, 2, 2, 3, 1])
+
+
+def embedder(freeze_batch_norm: bool = True, **more: Any) -> Embedder:
+    torch.manual_seed(0)
+    transform = ImageTransform(size=32)
+    return Embedder(
+        "test_resnet", 8, pretrained=False, freeze_batch_norm=freeze_batch_norm, transform=transform, **more
+    )
+
+
+def with_graph(model: nn.Module, images: Tensor, micro_batch: int) -> Tensor:
+    """The same forward passes, with one graph over all of them."""
+    return torch.cat([model(part) for part in images.split(micro_batch)])
+
+
+def value_and_gradients(
+    embed: Embed, model: nn.Module, loss: nn.Module, scale: Embed = lambda value: value, **autocast: Any
+) -> list[Tensor]:
+    model.zero_grad()
+    loss.zero_grad()
+    torch.manual_seed(1)
+    with torch.autocast("cpu", **autocast) if autocast else nullcontext():
+        value = loss(embed(IMAGES), LABELS)
+    scale(value).backward()
+    return [value.detach(), *gradients(model), *gradients(loss)]
+
+
+def gradients(module: nn.Module) -> list[Tensor]:
+    return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in module.parameters()]
+
+
+def both_ways(model: nn.Module, loss: nn.Module, micro_batch: int, **more: Any) -> tuple[list[Tensor], list[Tensor]]:
+    ours = value_and_gradients(lambda x: embed_in_micro_batches(model, x, micro_batch), model, loss, **more)
+    return ours, value_and_gradients(lambda x: with_graph(model, x, micro_batch), model, loss, **more)
+
+
+# The gradient --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4, 5, 9, 10, 99])
+def test_dropout_and_stochastic_depth_are_the_same_in_both_passes(micro_batch: int) -> None:
+    model = embedder(**RANDOM)
+    ours, expected = both_ways(model, MultiSimilarityLoss(), micro_batch)
+    assert_near(ours, expected, 1e-6)
+    again = value_and_gradients(model, model, MultiSimilarityLoss())
+    assert (ours[0] == again[0]) == (micro_batch >= 10)  # other micro-batches, other random numbers
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, None])
+def test_without_randomness_it_is_a_plain_step(micro_batch: int | None) -> None:
+    model, loss = embedder().double(), MultiSimilarityLoss()
+    ours = value_and_gradients(lambda x: embed_in_micro_batches(model, x.double(), micro_batch), model, loss)
+    assert_near(ours, value_and_gradients(lambda x: model(x.double()), model, loss), 1e-12)
+
+
+LOSSES: dict[str, Callable[[], Loss]] = {
+    "beta learned, drawn": lambda: MarginLoss(nu=0.1),
+    "a beta a class": lambda: MarginLoss(num_classes=4, miner=None),
+    "memory": lambda: CrossBatchMemory(ContrastiveLoss(), size=17),
+    "sum": lambda: 0.5 * ContrastiveLoss() + 2 * MarginLoss() + 0.1 * HistogramLoss(bins=10),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_any_loss(name: str) -> None:
+    """Over steps, since some losses remember."""
+    model, ours, theirs = embedder(**RANDOM), LOSSES[name](), LOSSES[name]()
+    for _ in range(3):
+        got = value_and_gradients(lambda x: embed_in_micro_batches(model, x, 4), model, ours)
+        assert_near(got, value_and_gradients(lambda x: with_graph(model, x, 4), model, theirs), 1e-6)
+
+
+def test_accumulation() -> None:
+    model, loss = embedder(), MarginLoss(miner=None)
+    once = value_and_gradients(lambda x: embed_in_micro_batches(model, x, 4), model, loss)[1:]
+    loss(embed_in_micro_batches(model, IMAGES, 3), LABELS).backward()
+    assert_near([*gradients(model), *gradients(loss)], [2 * gradient for gradient in once], 1e-6)
+
+
+def test_images_get_their_gradient_too() -> None:
+    model = embedder(**RANDOM)
+    found = []
+    for embed in (embed_in_micro_batches, with_graph):
+        torch.manual_seed(1)
+        x = IMAGES.clone().requires_grad_()
+        found.append(torch.autograd.grad(MultiSimilarityLoss()(embed(model, x, 4), LABELS), x))
+    assert_near(found[0], found[1], 1e-6)
+
+
+def test_two_batches_in_one_loss() -> None:
+    """What is repeated for one batch is no business of the other, nor of a plain pass of the same model."""
+    model = embedder(**RANDOM)
+
+    def step(embed: Embed) -> list[Tensor]:
+        def embed_three(x: Tensor) -> Tensor:
+            return embed(x) + model(x.flip(0)) + embed(2 * x)
+
+        return value_and_gradients(embed_three, model, MultiSimilarityLoss())
+
+    ours = step(lambda x: embed_in_micro_batches(model, x, 4))
+    assert_near(ours, step(lambda x: with_graph(model, x, 4)), 1e-6)
+
+
+def test_frozen_parameters_get_none() -> None:
+    model = embedder()
+    model.backbone.requires_grad_(False)
+    ours, expected = both_ways(model, MultiSimilarityLoss(), 4)
+    assert_near(ours, expected, 1e-6)
+    assert all(parameter.grad is None for parameter in model.backbone.parameters())
+
+
+def test_without_gradients_it_only_embeds() -> None:
+    model = embedder()
+    with torch.no_grad():
+        vectors = embed_in_micro_batches(model, IMAGES, 4)
+    assert not vectors.requires_grad
+    assert torch.equal(vectors, with_graph(model, IMAGES, 4))
+
+
+# State ---------------------------------------------------------------------------------------------------------------
+
+
+class _Counting(nn.Module):
+    """A layer that depends on buffers: one that is changed in place, and one that is replaced."""
+
+    count: Tensor
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.utils.parametrizations.spectral_norm(nn.Linear(3072, 8))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.scale = self.scale * 1.1
+        return self.linear(x.flatten(1)) + self.count * self.scale
+
+
+@pytest.mark.filterwarnings("ignore:batch normalisation")
+@pytest.mark.parametrize("make", [lambda: embedder(freeze_batch_norm=False), _Counting], ids=["batch norm", "counting"])
+def test_buffers_take_part_and_end_as_after_one_pass(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make()
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ours = value_and_gradients(lambda x: embed_in_micro_batches(model, x, 4), model, MultiSimilarityLoss())
+    ended = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.load_state_dict(start)
+    assert_near(ours, value_and_gradients(lambda x: with_graph(model, x, 4), model, MultiSimilarityLoss()), 1e-6)
+    assert any(not torch.equal(start[name], buffer) for name, buffer in ended.items() if name in start)
+    for name, buffer in model.named_buffers():
+        torch.testing.assert_close(ended[name], buffer, rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("make", [lambda: embedder(**RANDOM), _Counting], ids=["random", "counting"])
+def test_gradients_that_are_asked_for_and_asked_for_again(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, loss = make(), MultiSimilarityLoss()
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.manual_seed(1)
+    value = loss(embed_in_micro_batches(model, IMAGES, 4), LABELS)
+    found = [torch.autograd.grad(value, list(model.parameters()), retain_graph=True) for _ in range(2)]
+    model.load_state_dict(start)
+    expected = value_and_gradients(lambda x: with_graph(model, x, 4), model, loss)[1:]
+    for gradient in found:
+        assert_near(gradient, expected, 1e-6)
+
+
+class _DrawingBackward(torch.autograd.Function):
+    """The identity, whose backward pass draws a random number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Tensor:
+        torch.rand(1)
+        return upstream[0]
+
+
+def test_random_numbers_drawn_elsewhere_do_no_harm() -> None:
+    model, loss = embedder(**RANDOM), MultiSimilarityLoss()
+    forward = model.forward
+    model.forward = lambda x: _DrawingBackward.apply(forward(x))  # type: ignore[method-assign]
+    ours = value_and_gradients(lambda x: embed_in_micro_batches(model, x, 4), model, loss, lambda v: v + torch.rand(1))
+    assert_near(ours, value_and_gradients(lambda x: with_graph(model, x, 4), model, loss), 1e-6)
+
+
+def test_the_backward_pass_leaves_the_generator_as_it_was() -> None:
+    model = embedder(**RANDOM)
+    value = MultiSimilarityLoss()(embed_in_micro_batches(model, IMAGES, 4), LABELS)
+    torch.rand(1)
+    state = torch.get_rng_state()
+    value.backward()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_the_images_come_from_the_cpu_part_by_part() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(3072, 8)).cuda()
+    seen = []
+    model.register_forward_pre_hook(lambda _, arguments: seen.append((arguments[0].device.type, len(arguments[0]))))
+    found = []
+    for embed in (lambda x: embed_in_micro_batches(model, x, 4), lambda x: with_graph(model, x.cuda(), 4)):
+        model.zero_grad()
+        torch.manual_seed(1)
+        MultiSimilarityLoss()(embed(IMAGES), LABELS.cuda()).backward()
+        found.append(gradients(model))
+    assert seen[:6] == 2 * [("cuda", 4), ("cuda", 4), ("cuda", 2)]
+    assert_near(found[0], found[1], 1e-5)
+
+
+@pytest.mark.parametrize("which", ["images", "weights"])
+def test_what_the_second_pass_needs_must_not_be_changed_before_it(which: str) -> None:
+    model, images = embedder(), IMAGES.clone()
+    value = MultiSimilarityLoss()(embed_in_micro_batches(model, images, 4), LABELS)
+    with torch.no_grad():
+        (images if which == "images" else model.head[1].weight).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+# Precision -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_both_passes_have_the_same_precision(dtype: torch.dtype) -> None:
+    model, loss = embedder(**RANDOM), MultiSimilarityLoss()
+    # With the cache, which casts a weight once for the whole graph, its gradients are added up in half precision.
+    ours, expected = both_ways(model, loss, 4, dtype=dtype, cache_enabled=False)
+    assert_near(ours, expected, 1e-6)
+    precise, _ = both_ways(model, loss, 4)
+    assert not torch.equal(ours[0], precise[0])
+    assert ours[0].dtype == torch.float32
+
+
+def test_the_cache_of_autocast_is_not_used() -> None:
+    """In older versions of torch a plain pass would find weights there that were cast without a graph."""
+    model, cached = nn.Linear(3072, 8), []
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hook = model.register_forward_pre_hook(lambda *_: cached.append(torch.is_autocast_cache_enabled()))
+        embeddings = embed_in_micro_batches(model, IMAGES.flatten(1), 4)
+        hook.remove()
+        assert cached == [False, False, False]
+        assert torch.is_autocast_cache_enabled()
+        model(IMAGES.flatten(1)).float().sum().backward()
+        plain = gradients(model)
+        MultiSimilarityLoss()(embeddings, LABELS).backward()
+    assert plain[0].any()
+    assert not torch.equal(gradients(model)[0], plain[0])
+
+
+def test_the_loss_is_scaled_once() -> None:
+    model, loss = embedder(**RANDOM), MarginLoss(miner=None)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    ours, expected = both_ways(model, loss, 4, dtype=torch.float16, cache_enabled=False, scale=scaler.scale)
+    assert_near(ours, expected, 1e-6)
+    unscaled, _ = both_ways(model, loss, 4)
+    assert_near([gradient / 1024 for gradient in ours[1:]], unscaled[1:], 0.05)
+
+
+def test_a_step_with_infinite_gradients_is_skipped() -> None:
+    model, loss = embedder(), MarginLoss(miner=None)
+    parameters = [*model.parameters(), *loss.parameters()]
+    before = [parameter.detach().clone() for parameter in parameters]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    for scale, skipped in ((1e30, True), (1024.0, False)):
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        value_and_gradients(
+            lambda x: embed_in_micro_batches(model, x, 4), model, loss, scaler.scale, dtype=torch.float16
+        )
+        scaler.step(optimizer)
+        scaler.update()
+        assert all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True)) == skipped
+        assert scaler.get_scale() == pytest.approx(scale / 2 if skipped else scale)
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+
+class PeakMemory(TorchDispatchMode):
+    """Counts the bytes of all tensors that were made in this context and are still alive; views of images are not."""
+
+    def __init__(self, images: Tensor) -> None:
+        super().__init__()
+        self.images = images
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
+            if storage is not None and storage.data_ptr() != self.images.data_ptr():
+                self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.alive = {key: (ref, size) for key, (ref, size) in self.alive.items() if not ref.expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
+        return result
+
+
+class _ClassToken(nn.Module):
+    """Embeddings that are a small part of what the network makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.flatten(1, 2))[:, 0]
+
+
+def peak_of_a_step(embed: Callable[[nn.Module, Tensor, int], Tensor], model: nn.Module, batch: int) -> int:
+    images = torch.randn(batch, 3, 32, 32)
+    model.zero_grad()
+    with PeakMemory(images) as memory:
+        embed(model, images, 4).square().sum().backward()
+    return memory.peak
+
+
+@pytest.mark.parametrize("make", [_ClassToken, lambda: embedder(**RANDOM)], ids=["class token", "ResNet"])
+def test_only_embeddings_grow_with_the_batch(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    small, large = (peak_of_a_step(embed_in_micro_batches, model, batch) for batch in (12, 60))
+    of_embeddings = 4 * model(IMAGES).shape[1]
+    assert large - small <= 4 * 48 * of_embeddings  # embeddings and their gradients, at most two of each at once
+    small, large = (peak_of_a_step(with_graph, model, batch) for batch in (12, 60))
+    assert large - small > 48 * 100 * of_embeddings
+
+
+# What is said --------------------------------------------------------------------------------------------------------
+
+
+def test_batch_norm_in_training_is_warned_of_once() -> None:
+    model = embedder(freeze_batch_norm=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        embed_in_micro_batches(embedder(freeze_batch_norm=True), IMAGES, 4)
+        embed_in_micro_batches(model, IMAGES, 10)
+        embed_in_micro_batches(model.eval(), IMAGES, 4)
+    with pytest.warns(UserWarning, match=r"sees 4 images at a time and not all 10: .*freeze it") as caught:
+        embed_in_micro_batches(model.train(), IMAGES, 4)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        embed_in_micro_batches(model, IMAGES, 4)
+    with pytest.warns(UserWarning, match="batch normalisation"):
+        embed_in_micro_batches(
+            nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3072, track_running_stats=False)).eval(), IMAGES, 4
+        )
+
+
+@pytest.mark.parametrize("micro_batch", [0, -1, 2.0, True, "4"])
+def test_bad_micro_batches(micro_batch: object) -> None:
+    with pytest.raises(InputError, match=r"micro_batch = .* must be a whole number, at least 1"):
+        embed_in_micro_batches(embedder(), IMAGES, micro_batch)  # type: ignore[arg-type]
+
+
+# Processes -----------------------------------------------------------------------------------------------------------
+
+STEPS = 2
+
+
+def steps(system: System, model: nn.Module, mine: slice, accumulate: bool) -> dict[str, list[Tensor]]:
+    """Some steps of training, each of one batch, or of two whose gradients are added up."""
+    optimizer = torch.optim.SGD(system.parameters(), lr=0.1)
+    found: dict[str, list[Tensor]] = {"loss": [], "gradient": []}
+    for step in range(STEPS):
+        for last in (False, True) if accumulate else (True,):
+            images = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(2 * step + last)).double()
+            wait = isinstance(model, DistributedDataParallel) and not last
+            with model.no_sync() if wait else nullcontext():
+                value = torch.stack(list(model(images[mine], LABELS.roll(step)[mine]).values())).sum()
+                value.backward()
+            found["loss"].append(distributed.mean(value.detach()))
+        found["gradient"] += gradients(system)
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+CASES = {
+    f"{name}{', accumulated' if accumulate else ''}{', backbone frozen' if frozen else ''}": (loss, accumulate, frozen)
+    for name, loss in {"multi-similarity": MultiSimilarityLoss, **LOSSES}.items()
+    for accumulate, frozen in ((False, False), (True, False), (True, True))
+}
+
+
+def system(case: str, micro_batch: int | None) -> System:
+    made = System(embedder(), CASES[case][0](), micro_batch).double()
+    made.embedder.backbone.requires_grad_(not CASES[case][2])
+    return made
+
+
+@pytest.fixture(scope="module")
+def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("processes")
+    mp.spawn(_process, (free_port(), folder), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_equal_one(case: str, of_two_processes: list[dict[str, Any]]) -> None:
+    plain = system(case, None)
+    expected = steps(plain, plain, slice(None), CASES[case][1])
+    first, second = (result[case] for result in of_two_processes)
+    for got in (first, second):
+        assert_near(got["loss"], expected["loss"], 1e-9)
+        assert_near(got["gradient"], expected["gradient"], 1e-9)
+    assert first["loss"] == second["loss"]  # the very same number
+
+
+@pytest.mark.slow
+def test_processes_talk_no_more_than_in_a_plain_step(of_two_processes: list[dict[str, Any]]) -> None:
+    for result in of_two_processes:
+        assert result["messages"][0] == result["messages"][1]
+        assert result["messages"][0][1] == STEPS * sum(p.numel() for p in system("a beta a class", None).parameters())
+        assert "inside the module that DistributedDataParallel wraps" in result["wrapped"]
+
+
+def _process(rank: int, port: int, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    mine = slice(5 * rank, 5 * rank + 5)
+    result: dict[str, Any] = {"messages": [_messages(None, mine), _messages(2, mine)]}
+    for case, (_, accumulate, frozen) in CASES.items():
+        ours = system(case, micro_batch=2)
+        wrapped = DistributedDataParallel(ours, find_unused_parameters=frozen)
+        result[case] = steps(ours, wrapped, mine, accumulate)
+    try:
+        embed_in_micro_batches(wrapped, IMAGES, 2)
+    except InputError as error:
+        result["wrapped"] = str(error)
+    torch.save(result, folder / f"{rank}.pt")
+    distributed.barrier()
+    dist.destroy_process_group()
+
+
+def _messages(micro_batch: int | None, mine: slice) -> tuple[list[str], int]:
+    """All that steps send: what the loss does, in order, and how many numbers of gradients."""
+    found: list[str] = []
+    numbers = 0
+
+    def counting(name: str, send: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*arguments: Any, **more: Any) -> Any:
+            found.append(name)
+            return send(*arguments, **more)
+
+        return count
+
+    def hook(_, bucket):  # without annotations, which torch would want to be no strings
+        nonlocal numbers
+        numbers += bucket.buffer().numel()
+        return dist.all_reduce(bucket.buffer().div_(2), async_op=True).get_future().then(lambda f: f.value()[0])
+
+    ours = system("a beta a class", micro_batch)
+    wrapped = DistributedDataParallel(ours)
+    steps(ours, wrapped, mine, accumulate=True)  # buckets are arranged after the first step
+    wrapped.register_comm_hook(None, hook)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("all_gather", "all_reduce", "broadcast"):
+            patch.setattr(dist, name, counting(name, getattr(dist, name)))
+        steps(ours, wrapped, mine, accumulate=True)
+    return found, numbers
