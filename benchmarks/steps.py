@@ -9,6 +9,7 @@ needs longer than `--patience` seconds at a size is left out at larger ones, and
 from __future__ import annotations
 
 import argparse
+import resource
 import statistics
 import subprocess
 import sys
@@ -30,11 +31,11 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 Makers = Mapping[str, Callable[[], LossFunction]]
 
 
-def batch(n: int) -> tuple[Tensor, Tensor]:
+def batch(n: int, per_class: int = PER_CLASS) -> tuple[Tensor, Tensor]:
     """Clustered embeddings [n, 512], some classes near others, in random order; and their labels."""
     generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(n) // PER_CLASS
-    centers = torch.randn(n // PER_CLASS, DIM, generator=generator)
+    labels = torch.arange(n) // per_class
+    centers = torch.randn(n // per_class, DIM, generator=generator)
     x = centers[labels] + 1.5 * torch.randn(n, DIM, generator=generator)
     order = torch.randperm(n, generator=generator)
     return x[order].requires_grad_(), labels[order]
@@ -65,9 +66,9 @@ class Competitors:
             if compiled:
                 self.steps[name, "compiled"] = step_of(torch.compile(make(), fullgraph=True, dynamic=False))
 
-    def take_turns(self, n: int, rounds: int) -> dict[tuple[str, str], list[float]]:
+    def take_turns(self, n: int, per_class: int, rounds: int) -> dict[tuple[str, str], list[float]]:
         """Seconds of each in each round, after one that does not count."""
-        x, labels = batch(n)
+        x, labels = batch(n, per_class)
         seconds: dict[tuple[str, str], list[float]] = {key: [] for key in self.steps}
         for number in range(rounds + 1):
             for key in list(self.steps):
@@ -129,6 +130,7 @@ class Benchmark:
             name, who, n = arguments.measure_memory
             self._measure_memory(name, who, int(n))
             return
+        _limit_memory()
         ours = {name: self.ours[name] for name in arguments.losses}
         peers = {} if arguments.no_peers else self.peers
         compiled = self.compiles and not arguments.no_compile
@@ -139,7 +141,7 @@ class Benchmark:
             print_machine()
             competitors = Competitors(ours, peers, compiled, arguments.patience)
             for n in sorted(arguments.sizes):
-                print_times(n, threads, competitors.take_turns(n, arguments.rounds))
+                print_times(n, threads, competitors.take_turns(n, arguments.per_class, arguments.rounds))
                 sys.stdout.flush()
         if not arguments.no_memory:
             self._print_memory(list(ours), peers, sorted(arguments.sizes))
@@ -149,6 +151,9 @@ class Benchmark:
         parser.add_argument("--sizes", type=int, nargs="+", default=[128, 512, 1024, 2048, 4096, 16384])
         parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
         parser.add_argument("--losses", nargs="+", choices=list(self.ours), default=list(self.ours), metavar="NAME")
+        parser.add_argument(
+            "--per-class", type=int, default=PER_CLASS, help="embeddings of a class, where times are taken"
+        )
         parser.add_argument("--rounds", type=int, default=5)
         parser.add_argument("--patience", type=float, default=4.0, help="seconds")
         parser.add_argument("--no-peers", action="store_true", help="leave pytorch-metric-learning out")
@@ -182,3 +187,13 @@ class Benchmark:
         step(*batch(64))  # what is set up once is not the step's
         x, labels = batch(n)
         print(peak_extra_megabytes(lambda: step(x, labels)))
+
+
+def _limit_memory() -> None:
+    """Let who asks for too much fail by itself, where the system would end the whole process."""
+    kilobytes = next(
+        int(line.split()[1])
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemAvailable:")
+    )
+    resource.setrlimit(resource.RLIMIT_DATA, (int(0.8 * 1024 * kilobytes), resource.RLIM_INFINITY))

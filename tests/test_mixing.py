@@ -39,7 +39,8 @@ from vicinal.losses import (
 )
 from vicinal.memory import CrossBatchMemory
 from vicinal.mining import DistanceWeightedMiner, HardestMiner
-from vicinal.mixing import MixedSource, Mixture, SiMix
+from vicinal.mixed_source import MixedSource, Mixture
+from vicinal.mixing import SiMix
 from vicinal.similarity import Source
 
 BATCHES = nasty_batches()
@@ -68,11 +69,10 @@ def mixtures(batch: Batch, call: int = 1, **arguments: Any) -> MixedSource:
 
 
 def built(x: Tensor, labels: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
-    """Eq. (8), example by example; a mixture's numbers are places in the order of the labels."""
-    order, unit = labels.argsort(stable=True).tolist(), [row / row.norm().clamp_min(1e-12) for row in x]
+    """Eq. (8), example by example."""
+    unit = [row / row.norm().clamp_min(1e-12) for row in x]
     parts = list(zip(mixture.first.tolist(), mixture.second.tolist(), mixture.share.tolist(), strict=True))
-    vectors = [a * unit[order[i]] + (1 - a) * unit[order[j]] for i, j, a in parts]
-    return torch.stack(vectors), labels[[order[i] for i, _, _ in parts]]
+    return torch.stack([a * unit[i] + (1 - a) * unit[j] for i, j, a in parts]), labels[mixture.first]
 
 
 def built_batch(batch: Batch, **arguments: Any) -> Batch:
@@ -194,10 +194,9 @@ def pairs_of(mixture: Mixture) -> list[tuple[int, int]]:
 
 
 def all_pairs(labels: Tensor) -> set[tuple[int, int]]:
-    """Each example by itself, and all pairs of a class, by places in the order of the labels."""
-    ordered = labels.sort().values.tolist()
-    places = range(len(ordered))
-    return {(i, j) for i in places for j in places if i <= j and ordered[i] == ordered[j]}
+    """Each example by itself, and all pairs of a class."""
+    places = range(len(labels))
+    return {(i, j) for i in places for j in places if i <= j and labels[i] == labels[j]}
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -284,6 +283,15 @@ def test_permuting_the_batch_permutes_the_examples(per_class: int | None) -> Non
     torch.testing.assert_close(other, one)
     expected = value_and_gradients(of_built(SmoothAPLoss(), per_class=per_class), permuted)
     torch.testing.assert_close(value_and_gradients(SiMix(SmoothAPLoss(), per_class), permuted), expected)
+
+
+@pytest.mark.parametrize("classes", [2, 1])
+def test_few_of_large_classes_need_little_memory(classes: int) -> None:
+    """Neither all pairs of a class are listed, nor all similarities of it held."""
+    n = 4096
+    x, labels = torch.randn(n, 8, requires_grad=True), torch.arange(n) % classes
+    loss = SiMix(MultiSimilarityLoss(miner=None, tile_rows=64), per_class=6)
+    assert largest_allocation(lambda: loss(x, labels).backward()) <= 2 * 64 * (n + 12) * 4
 
 
 # Draws ----------------------------------------------------------------------------------------------------------------
@@ -463,18 +471,22 @@ X, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SiMix(CrossBatchMemory(NCALoss(), 10)), "CrossBatchMemory is no function of similarities alone"),
-        (lambda: SiMix(NCALoss() + CrossBatchMemory(NCALoss(), 10)), "CrossBatchMemory is no function of similarities"),
-        (lambda: SiMix(SiMix(NCALoss())), "SiMix is no function of similarities alone; wrap what is in it"),
-        (lambda: SiMix(torch.nn.MSELoss()), "MSELoss is no function of similarities alone"),
+        (
+            lambda: SiMix(CrossBatchMemory(NCALoss(), 10)),
+            "or a sum of such, not CrossBatchMemory",
+        ),
+        (lambda: SiMix(NCALoss() + CrossBatchMemory(NCALoss(), 10)), "not CrossBatchMemory"),
+        (lambda: SiMix(SiMix(NCALoss())), "not SiMix"),
+        (lambda: SiMix(torch.nn.MSELoss()), "not MSELoss"),
         (lambda: SiMix(NCALoss(), per_class=0), "per_class = 0 must be at least 1, a whole number"),
         (lambda: SiMix(NCALoss(), per_class=1.5), "per_class = 1.5 must be at least 1, a whole number"),
-        (lambda: SiMix(NCALoss(), seed=-1), "seed = -1 must not be negative"),
+        (lambda: SiMix(NCALoss(), seed=-1), "seed = -1 must be a whole number from 0 up"),
+        (lambda: SiMix(NCALoss(), seed=1.5), "seed = 1.5 must be a whole number from 0 up"),
         (lambda: SiMix(NCALoss())(X, positive=MASK), "give labels, not masks or a relation"),
         (lambda: SiMix(NCALoss())(X, LABELS, relation=lambda a, b: a[:, None] == b), "give labels, not masks"),
         (
             lambda: SiMix(NCALoss())(torch.ones(1500, 2), torch.zeros(1500, dtype=torch.int64)),
-            "1500 examples and their mixtures would be 1125750, more than 1048576; give a smaller number of mixtures",
+            "1500 examples and 1124250 mixtures are more than 1048576; give a smaller number of mixtures of each class",
         ),
         (lambda: SiMix(NCALoss())(X, LABELS[:3]), r"labels must be int \[4\]"),
     ],

@@ -31,5 +31,11 @@ def check_not_negative(owner: object, **values: float | None) -> None:
 def check_at_least_one(owner: object, **counts: int | None) -> None:
     """Every count must be a whole number and at least 1; None passes."""
     for name, count in counts.items():
-        if count is not None and not (isinstance(count, int) and count >= 1):
+        if count is not None and not (isinstance(count, int) and not isinstance(count, bool) and count >= 1):
             raise InputError(f"{type(owner).__name__}: {name} = {count} must be at least 1, a whole number")
+
+
+def check_seed(owner: object, seed: int) -> None:
+    """A seed must be a whole number, and not negative."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise InputError(f"{type(owner).__name__}: seed = {seed} must be a whole number from 0 up")

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vicinal.arguments import check_at_least_one, check_finite, check_not_negative, check_positive
+from vicinal.arguments import check_at_least_one, check_finite, check_positive, check_seed
 from vicinal.errors import InputError
 from vicinal.seeds import uniform
 from vicinal.similarity import Rows
@@ -213,7 +213,7 @@ class DistanceWeightedMiner(Miner):
 
     def __post_init__(self) -> None:
         check_at_least_one(self, draws=self.draws)
-        check_not_negative(self, seed=self.seed)
+        check_seed(self, self.seed)
         if not 0 < self.cutoff < self.nonzero_loss_cutoff < 2:
             raise InputError(
                 f"DistanceWeightedMiner: cutoff = {self.cutoff} and nonzero_loss_cutoff = {self.nonzero_loss_cutoff} "

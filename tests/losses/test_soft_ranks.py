@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.losses.allocations import largest_allocation
+from vicinal.losses import BlackboxAPLoss, SupAPLoss
 from vicinal.losses.soft_ranks import count_above, count_points_above, count_positives_above
 from vicinal.similarity import Rows
 
@@ -140,7 +141,7 @@ def test_where_points_stand_does_not_matter(step: str) -> None:
 
 
 def test_many_points_need_no_more_memory_than_one() -> None:
-    points, others = torch.rand(32, 500), torch.rand(32, 2000)
+    points, others = (torch.rand(32, n, dtype=torch.float64) for n in (500, 2000))
 
     def forward_and_backward() -> None:
         leaves = points.clone().requires_grad_(), others.clone().requires_grad_()
@@ -149,7 +150,7 @@ def test_many_points_need_no_more_memory_than_one() -> None:
         count_points_above(points, others)
 
     assert largest_allocation(forward_and_backward) <= others.nbytes
-    dense = torch.full((32, 2000), math.inf).index_copy(1, torch.arange(0, 2000, 4), points)
+    dense = torch.full((32, 2000), math.inf, dtype=torch.float64).index_copy(1, torch.arange(0, 2000, 4), points)
     for step in STEPS.values():
         ours = count_above(dense, others, **step)[:, ::4]
         torch.testing.assert_close(ours, all_at_once(points, others, **step), rtol=1e-4, atol=1e-4)
@@ -174,3 +175,14 @@ def test_far_apart_is_exactly_nothing_rather_than_denormal() -> None:
         assert numbers[numbers > 0].min() < 1e-8  # and where it matters it is there
     assert counts[0] == 0
     assert counts[-1] == 1
+
+
+def test_ties_do_not_depend_on_rounding() -> None:
+    """The similarities of one pair of vectors differ by rounding from tile to tile; as ties they must not."""
+    generator = torch.Generator().manual_seed(8)
+    x = torch.randn(8, 7, generator=generator)[torch.randint(0, 8, (37,), generator=generator)]
+    labels = (x[:, 0] > 0).long()
+    for kind in (SupAPLoss, BlackboxAPLoss):
+        for tile_rows in (None, 1, 3):
+            value = kind(tile_rows=tile_rows)(x, labels)
+            torch.testing.assert_close(value, kind()(x.double(), labels).float(), rtol=1e-5, atol=0)

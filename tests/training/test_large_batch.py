@@ -23,7 +23,7 @@ from tests.test_distributed import free_port
 from vicinal import distributed
 from vicinal.data import ImageTransform
 from vicinal.errors import InputError
-from vicinal.losses import ContrastiveLoss, HistogramLoss, Loss, MarginLoss, MultiSimilarityLoss
+from vicinal.losses import ContrastiveLoss, HistogramLoss, Loss, MarginLoss, MultiSimilarityLoss, NTXentLoss
 from vicinal.memory import CrossBatchMemory
 from vicinal.models import Embedder
 from vicinal.training import embed_in_micro_batches
@@ -501,3 +501,26 @@ def _messages(micro_batch: int | None, mine: slice) -> tuple[list[str], int]:
             patch.setattr(dist, name, counting(name, getattr(dist, name)))
         steps(ours, wrapped, mine, accumulate=True)
     return found, numbers
+
+
+def test_modes_changed_before_the_backward_pass_do_not_matter() -> None:
+    """Between the two passes a model may be put into evaluation, which must change nothing."""
+    gradients = []
+    for evaluated_between in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+        embeddings = embed_in_micro_batches(model, torch.randn(12, 6), 5)
+        model.train(not evaluated_between)
+        NTXentLoss()(embeddings, torch.arange(12) // 2).backward()
+        assert model[1].training is not evaluated_between
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+
+
+def test_a_model_that_gives_no_tensor_is_refused() -> None:
+    class Pair(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x
+
+    with pytest.raises(InputError, match=r"the model must give a tensor \[m, d\], not a tuple"):
+        embed_in_micro_batches(Pair(), torch.randn(4, 3), 2)

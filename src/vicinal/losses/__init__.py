@@ -1,7 +1,7 @@
 """Losses: functions of similarities between anchors and references."""
 
 from vicinal.losses.base import Loss, PairLoss, RowLoss, WeightedSum
-from vicinal.losses.binned import FastAPLoss, SoftBinAPLoss
+from vicinal.losses.binned_ap import FastAPLoss, SoftBinAPLoss
 from vicinal.losses.histogram import HistogramLoss
 from vicinal.losses.lifted import BinLiftedLoss, LiftedStructureLoss, LiftedStructureStarLoss
 from vicinal.losses.margin import MarginLoss

@@ -10,8 +10,8 @@ from torch import Tensor
 from vicinal import distributed
 from vicinal.arguments import check_at_least_one
 from vicinal.losses.base import PairLoss
-from vicinal.losses.histograms import node_counts, slopes_at
 from vicinal.losses.row_functions import fill_absent, zero_with_gradient
+from vicinal.losses.soft_histogram import node_counts, slopes_at
 from vicinal.mining import Miner
 from vicinal.similarity import Rows, Source
 

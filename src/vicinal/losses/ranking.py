@@ -7,15 +7,14 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from vicinal.arguments import check_at_least_one, check_finite, check_not_negative, check_positive
+from vicinal.arguments import check_finite, check_not_negative, check_positive
 from vicinal.errors import InputError
 from vicinal.losses.base import Reduction, RowLoss, WeightedSum
 from vicinal.losses.pairs import ContrastiveLoss
-from vicinal.losses.row_functions import count_positives, zero_with_gradient
-from vicinal.losses.soft_ranks import count_above, count_points_above, count_positives_above, lowest_exponent
+from vicinal.losses.row_functions import count_positives, cut_sigmoid, zero_with_gradient
+from vicinal.losses.soft_ranks import count_above, count_points_above, count_positives_above
 from vicinal.mining import Miner
 from vicinal.similarity import Rows
 
@@ -92,10 +91,8 @@ class RecallAtKLoss(RankingLoss):
     ) -> None:
         super().__init__(miner, reduction, tile_rows)
         self.k = tuple(k) if isinstance(k, Sequence) else (k,)
-        if not self.k:
-            raise InputError("RecallAtKLoss: k is empty; give at least one number")
-        for number in self.k:
-            check_at_least_one(self, k=number)
+        if not self.k or not all(type(number) is int and number >= 1 for number in self.k):
+            raise InputError(f"RecallAtKLoss: k = {k} must be a whole number, at least 1, or several")
         check_positive(self, rank_temperature=rank_temperature, similarity_temperature=similarity_temperature)
         self.rank_temperature = rank_temperature
         self.similarity_temperature = similarity_temperature
@@ -106,8 +103,7 @@ class RecallAtKLoss(RankingLoss):
         return 1 - torch.stack([self._recall(ranks, rows.positives, k) for k in self.k]).mean(dim=0)
 
     def _recall(self, ranks: Tensor, positives: Tensor, k: int) -> Tensor:
-        exponents = (k - ranks) / self.rank_temperature
-        among_first = F.threshold(exponents, lowest_exponent(exponents), -math.inf).sigmoid()
+        among_first = cut_sigmoid(k - ranks, self.rank_temperature)
         found = torch.where(positives < math.inf, among_first, 0.0).sum(dim=1)
         return found.clamp_max(k) / count_positives(positives).clamp(1, k)
 

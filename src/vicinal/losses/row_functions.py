@@ -14,6 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+SMALLEST_TEMPERATURE = 1e-30
+"""The reciprocals of smaller ones are infinite; beyond this nothing changes any more."""
+
 
 def log_sum_exp(similarity: Tensor, scale: float) -> Tensor:
     """`log sum_k exp(scale * s_k)` over each row, [rows]; -inf with a zero gradient for a row without a pair.
@@ -109,6 +112,22 @@ def euclidean_distance(similarity: Tensor) -> Tensor:
         tensor([1., 2.])
     """
     return (2 - 2 * similarity).clamp_min(torch.finfo(similarity.dtype).eps).sqrt()
+
+
+def cut_sigmoid(x: Tensor, temperature: float) -> Tensor:
+    """`sigmoid(x / temperature)`, but exactly 0 below what matters beside 1; overwrites x where it has no gradient.
+
+    Products of such numbers would be denormal ones, with which processors are many times slower.
+
+    Example:
+        >>> cut_sigmoid(torch.tensor([-1.0, 0.0, 1.0]), temperature=0.01)
+        tensor([0.0000, 0.5000, 1.0000])
+    """
+    lowest = math.log(torch.finfo(x.dtype).tiny) / 3
+    factor = 1 / max(temperature, SMALLEST_TEMPERATURE)
+    if x.requires_grad:
+        return F.threshold(x * factor, lowest, -math.inf).sigmoid()
+    return torch.threshold_(x.mul_(factor), lowest, -math.inf).sigmoid_()
 
 
 def zero_with_gradient(similarity: Tensor, gradient: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vicinal.losses.row_functions import count_positives
+from vicinal.losses.row_functions import SMALLEST_TEMPERATURE, count_positives, cut_sigmoid
 from vicinal.similarity import Rows
 
 
@@ -92,7 +92,7 @@ def _count_above(points: Tensor, others: Tensor, temperature: float, linear_from
 def _count_points_above(points: Tensor, others: Tensor) -> Tensor:
     counts = torch.zeros_like(others)
     for _, values in _ascending(points):
-        counts += values.where(values < math.inf, -math.inf) > others
+        counts += values.where(values < math.inf, -math.inf) > others + _rounding(others)
     return counts
 
 
@@ -114,32 +114,26 @@ def _count_above_backward(
 def _steps(differences: Tensor, temperature: float, linear_from: float, slope: float) -> Tensor:
     """The step function of differences, which it overwrites."""
     if temperature == 0:
-        return differences.ge_(0)
+        return differences.ge_(-_rounding(differences))
     if linear_from == math.inf:
-        return _sigmoid(differences, temperature)
+        return cut_sigmoid(differences, temperature)
     # Masks of numbers are several times faster than those of bools.
     line = (differences - linear_from).relu_().mul_(slope)
-    line.add_(differences.clone().ge_(0), alpha=0.5)
-    return _sigmoid(differences.clamp_max_(linear_from), temperature).add_(line)
+    line.add_(differences.clone().ge_(-_rounding(differences)), alpha=0.5)
+    return cut_sigmoid(differences.clamp_max_(linear_from), temperature).add_(line)
+
+
+def _rounding(similarity: Tensor) -> float:
+    """How far apart similarities count as equal: those of the same two vectors may differ so much from tile to tile."""
+    return 16 * torch.finfo(similarity.dtype).eps
 
 
 def _slopes(differences: Tensor, temperature: float, linear_from: float, slope: float) -> Tensor:
     """The derivative of the step function at differences, which it overwrites."""
     line = differences.clone().gt_(linear_from) if linear_from < math.inf else None
-    sigmoid = _sigmoid(differences, temperature)
-    slopes = sigmoid.addcmul_(sigmoid, sigmoid, value=-1).mul_(1 / temperature)
+    sigmoid = cut_sigmoid(differences, temperature)
+    slopes = sigmoid.addcmul_(sigmoid, sigmoid, value=-1).mul_(1 / max(temperature, SMALLEST_TEMPERATURE))
     return slopes if line is None else slopes.addcmul_(slopes, line, value=-1).add_(line, alpha=slope)
-
-
-def _sigmoid(differences: Tensor, temperature: float) -> Tensor:
-    return torch.threshold_(differences.mul_(1 / temperature), lowest_exponent(differences), -math.inf).sigmoid_()
-
-
-def lowest_exponent(x: Tensor) -> float:
-    """Below it a sigmoid is to be 0: it is beyond the digits of a rank, and products of such are denormal numbers, with
-    which processors are many times slower.
-    """
-    return math.log(torch.finfo(x.dtype).tiny) / 3
 
 
 @_count_above.register_fake

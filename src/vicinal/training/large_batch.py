@@ -33,9 +33,10 @@ def embed_in_micro_batches(model: nn.Module, images: Tensor, micro_batch: int | 
     Nothing in the step needs to know: losses with parameters or a memory, loss scaling, accumulation of gradients, and
     `DistributedDataParallel`, if this is called inside the module that it wraps, do what they always do.
 
-    The second pass repeats the first exactly: autocast, torch's generators (dropout, stochastic depth) and the model's
-    buffers are as they were the first time, and buffers end as after one pass. Other state that a forward pass reads
-    and changes, such as generators of its own, is not repeated. The gradient is that of the whole batch unless images
+    The second pass repeats the first exactly: autocast, torch's generators (dropout, stochastic depth), the modules'
+    training modes and the model's buffers are as they were the first time, and buffers end as after one pass. Other
+    state that a forward pass reads and changes, such as generators of its own, is not repeated; gradient checkpointing
+    inside the model must be the kind with `use_reentrant=False`. The gradient is that of the whole batch unless images
     see each other in the model: a warning says so, once a model, of batch normalisation in training.
 
     Reference: Patel et al., "Recall@k Surrogate Loss with Large Batches and Similarity Mixup", CVPR 2022, Algorithm 1,
@@ -50,7 +51,8 @@ def embed_in_micro_batches(model: nn.Module, images: Tensor, micro_batch: int | 
         [n, d], on the model's device.
 
     Raises:
-        InputError: micro_batch is no whole number from 1 up, or the model is wrapped by DistributedDataParallel.
+        InputError: micro_batch is no whole number from 1 up, the model is wrapped by DistributedDataParallel or gives
+            no tensor.
 
     Example:
         >>> from vicinal.losses import MarginLoss
@@ -77,6 +79,7 @@ class _Forward:
     def __init__(self, model: nn.Module, trained: list[str], micro_batch: int, device: torch.device) -> None:
         self.model, self.trained, self.micro_batch, self.device = model, trained, micro_batch, device
         self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        self.modes = {module: module.training for module in model.modules()}
         self.random = _random_states(device)
         kind, dtype = device.type, torch.get_autocast_dtype(device.type)
         # Without its cache: in older versions of torch, weights that the first pass leaves there have no graph.
@@ -86,7 +89,8 @@ class _Forward:
         """The embeddings of all images."""
         with self.autocast:
             # Copied: an embedding may be a part of something larger, as a class token is, which is not to be kept.
-            return torch.cat([self.model(self._moved(part)).clone() for part in torch.split(images, self.micro_batch)])
+            parts = (_tensor(self.model(self._moved(part))) for part in torch.split(images, self.micro_batch))
+            return torch.cat([part.clone() for part in parts])
 
     def again(self, images: Tensor, gradient: Tensor, parameters: list[Tensor]) -> None:
         """Send the gradient by the embeddings on to images and parameters, leaves that take the places of the model's.
@@ -96,7 +100,7 @@ class _Forward:
         """
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
         tensors = {**dict(zip(self.trained, parameters, strict=True)), **buffers}
-        with torch.enable_grad(), _kept_random_states(self.device):
+        with torch.enable_grad(), _kept_random_states(self.device), _in_modes(self.modes):
             _set_random_states(self.random, self.device)
             parts = (torch.split(tensor, self.micro_batch) for tensor in (images, gradient))
             for part, upstream in zip(*parts, strict=True):
@@ -107,6 +111,28 @@ class _Forward:
 
     def _moved(self, part: Tensor) -> Tensor:
         return part.to(self.device, non_blocking=True)
+
+
+def _tensor(output: object) -> Tensor:
+    if not isinstance(output, Tensor):
+        raise InputError(f"embed_in_micro_batches: the model must give a tensor [m, d], not a {type(output).__name__}")
+    return output
+
+
+@contextmanager
+def _in_modes(modes: dict[nn.Module, bool]) -> Iterator[None]:
+    """With each module in training or not, as it was."""
+    now = {module: module.training for module in modes}
+    _set_modes(modes)
+    try:
+        yield
+    finally:
+        _set_modes(now)
+
+
+def _set_modes(modes: dict[nn.Module, bool]) -> None:
+    for module, training in modes.items():
+        module.training = training  # not by `train`, which some modules overrule
 
 
 class _TwoStages(torch.autograd.Function):

@@ -10,9 +10,9 @@ from torch import Tensor
 from vicinal.arguments import check_at_least_one
 from vicinal.errors import InputError
 from vicinal.losses.base import Reduction
-from vicinal.losses.histograms import soft_histogram
 from vicinal.losses.ranking import RankingLoss
 from vicinal.losses.row_functions import count_positives, fill_absent
+from vicinal.losses.soft_histogram import soft_histogram
 from vicinal.mining import Miner
 from vicinal.similarity import Rows
 
@@ -21,12 +21,10 @@ SMALLEST = 1e-30
 
 
 class BinnedAPLoss(RankingLoss):
-    """1 less the average precision of each query, from histograms over the similarities -1 to 1,
+    """The formula of the two losses below, which differ in their nodes.
 
-        1/P sum_r h+_r H+_r / H_r
-
-    with h+_r what the P positives have at node r, H+_r what they have at r and at all nodes of higher similarity, and
-    H_r the same of positives and negatives; a query without a positive does not count.
+    Attributes:
+        bins: number of intervals between nodes over the similarities -1 to 1.
     """
 
     bins: int
@@ -112,8 +110,7 @@ class SoftBinAPLoss(BinnedAPLoss):
         tile_rows: int | None = None,
     ) -> None:
         super().__init__(miner, reduction, tile_rows)
-        check_at_least_one(self, nodes=nodes)
-        if nodes < 2:
-            raise InputError("SoftBinAPLoss: nodes = 1 must be at least 2")
+        if type(nodes) is not int or nodes < 2:
+            raise InputError(f"SoftBinAPLoss: nodes = {nodes} must be at least 2, a whole number")
         self.nodes = nodes
         self.bins = nodes - 1
