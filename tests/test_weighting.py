@@ -21,6 +21,7 @@ from vicinal.losses import (
     BinomialDevianceLoss,
     BlackboxAPLoss,
     CircleLoss,
+    ContextualLoss,
     ContrastiveLoss,
     FastAPLoss,
     HistogramLoss,
@@ -36,6 +37,7 @@ from vicinal.losses import (
     RecallAtKLoss,
     RoadmapLoss,
     RowLoss,
+    SimilarityRegularizer,
     SmoothAPLoss,
     SoftBinAPLoss,
     SupAPLoss,
@@ -120,11 +122,14 @@ def weighted(weights: Tensor, positive: Tensor, similarity: Tensor) -> Tensor:
 
 # From a loss to its weights.
 
+NO_ROWS = {"ContextualLoss", "SimilarityRegularizer"}
+"""Not made of anchors with positives and negatives: they move pairs against their labels too, or whatever these are."""
+
 
 def test_every_loss_of_the_library_is_here() -> None:
     names = {type(loss).__name__ for loss in LOSSES.values()}
     abstract = {"Loss", "PairLoss", "RowLoss", "RankingLoss"}
-    assert names >= {name for name in vicinal.losses.__all__ if name not in abstract}
+    assert names >= set(vicinal.losses.__all__) - abstract - NO_ROWS
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -436,7 +441,7 @@ def test_the_table_in_the_documents() -> None:
     text = (ROOT / "docs" / "losses.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \|.*\| ([a-z]+|-) \| ([SPN]+) \|$", text, re.MULTILINE)
     abstract = {"Loss", "PairLoss", "RowLoss", "RankingLoss", "WeightedSum"}
-    assert {name for name, _, _ in rows} == set(vicinal.losses.__all__) - abstract
+    assert {name for name, _, _ in rows} == set(vicinal.losses.__all__) - abstract - {"ContextualLoss"}
     for name, reduction, letters in rows:
         loss = getattr(vicinal.losses, name)()
         assert (name, reduction, letters) == (name, getattr(loss, "reduction", "-"), dependence(loss))
@@ -637,3 +642,19 @@ def test_impossible_rules() -> None:
     with pytest.raises(InputError, match="reduction = 'violating'"):
         WeightedPairLoss(EqualWeights(), reduction="violating")
     assert isinstance(WeightedPairLoss(EqualWeights()), PairLoss)
+
+
+def test_weights_of_a_loss_of_neighborhoods() -> None:
+    """By the similarities, as autograd has it, an anchor's own left out, some against the label."""
+    x = batch().detach().requires_grad_()
+    for loss in (ContextualLoss(k=3), SimilarityRegularizer(), 0.8 * ContextualLoss(k=3) + SimilarityRegularizer()):
+        weights = pair_weights(loss, x, LABELS, signed=True)
+        assert weights.diagonal().count_nonzero() == 0
+        unit = torch.nn.functional.normalize(x)
+        (by_weights,) = torch.autograd.grad((weights * (unit @ unit.T)).sum(), x)
+        (by_loss,) = torch.autograd.grad(loss(x, LABELS), x)
+        torch.testing.assert_close(by_weights, by_loss)
+    signs = pair_weights(ContextualLoss(k=3), x, LABELS, signed=True).sign()
+    assert (signs == -1)[LABELS[:, None] != LABELS].any()
+    with pytest.raises(InputError, match="give the batch alone"):
+        pair_weights(ContextualLoss(k=3), x, LABELS, x, LABELS)

@@ -52,6 +52,11 @@ class Mixture:
         """As :meth:`mixed`, of the columns of [rows, n]: [rows, m]."""
         return torch.lerp(columns.index_select(1, self.second), columns.index_select(1, self.first), self.share)
 
+    def sum(self, rows: Tensor) -> Tensor:
+        """The sum of all examples, [...], of vectors [n, ...]."""
+        weights = rows.new_zeros(len(rows)).index_add_(0, self.first, self.share)
+        return weights.index_add_(0, self.second, 1 - self.share) @ rows
+
     def unmixed(self, by_rows: Tensor, rows: int) -> Tensor:
         """The gradient by the vectors, [rows, ...], from that by the examples."""
         total = by_rows.new_zeros(rows, *by_rows.shape[1:])
@@ -115,6 +120,23 @@ class MixedSource(Source):
     @property
     def mean_length(self) -> float:
         return self.all_anchors / distributed.world_size() if self.shared else len(self)
+
+    def among_references(self) -> Source:
+        if self.offset is None:
+            return super().among_references()
+        return replace(
+            self,
+            anchors=self.references,
+            labels=self.reference_labels,
+            of_anchors=self.of_references,
+            all_anchors=self.columns,
+            offset=0,
+            shared=False,
+        )
+
+    def mean_similarity(self) -> Tensor:
+        totals = self.of_anchors.sum(self.anchors), self.of_references.sum(self.references)
+        return totals[0] @ totals[1] / (self.mean_length * self.columns)
 
     def similarity(self, start: int, stop: int) -> Tensor:
         rows, mixture = self.of_anchors[start:stop].of_fewer()

@@ -10,7 +10,7 @@ from torch import Tensor
 from vicinal import distributed
 from vicinal.arguments import check_at_least_one, check_seed
 from vicinal.errors import InputError
-from vicinal.losses.base import Loss, PairLoss, terms_of
+from vicinal.losses.base import Loss, terms_of
 from vicinal.mixed_source import MixedSource, Mixture, Side
 from vicinal.seeds import uniform
 from vicinal.similarity import Source
@@ -58,7 +58,7 @@ class SiMix(Loss):
         check_at_least_one(self, per_class=per_class)
         check_seed(self, seed)
         for term in terms_of(loss):
-            if not isinstance(term, PairLoss):
+            if not getattr(term, "of_similarities", False):
                 raise InputError(
                     "SiMix: it takes a loss of similarities such as RecallAtKLoss(), or a sum of such, not "
                     f"{type(term).__name__}"

@@ -222,6 +222,30 @@ class Source:
         """Dimension of the embeddings."""
         return self.anchors.shape[1]
 
+    def among_references(self) -> Source:
+        """All references against themselves, with the anchors in their places.
+
+        Raises:
+            InputError: the anchors are not among the references, or masks say nothing of the other references.
+        """
+        if self.references is self.anchors:
+            return self
+        if self.offset is None:
+            raise InputError(
+                "the loss is of samples and their neighbours: references must hold the embeddings, and offset say where"
+            )
+        if self.masks is not None and len(self) != self.columns:
+            raise InputError(
+                "the loss is one of all references among themselves, of which masks say too little; give labels"
+            )
+        before, after = self.references[: self.offset], self.references[self.offset + len(self) :]
+        vectors = torch.cat([before, self.anchors, after])
+        return replace(self, anchors=vectors, references=vectors, labels=self.reference_labels, offset=0, shared=False)
+
+    def mean_similarity(self) -> Tensor:
+        """The mean over all anchors and references, of all processes with as many each; a scalar."""
+        return self.anchors.sum(dim=0) @ self.references.sum(dim=0) / (self.mean_length * self.columns)
+
     def class_columns(self) -> ClassColumns | None:
         """The columns of each class, where pairs are those of equal labels and it pays to know them.
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.errors import InputError
-from vicinal.losses.base import Loss, PairLoss, Reduction, RowLoss, terms_of
+from vicinal.losses.base import Loss, Reduction, RowLoss, terms_of
 from vicinal.losses.row_functions import count_negatives, count_positives
 from vicinal.mining import Miner
 from vicinal.pair_layout import Pairs
@@ -63,7 +63,7 @@ def pair_weights(
     counted, no parameter gets a gradient. Time grows with n c^2 and memory with c^2, whatever the loss's tiles are.
 
     Args:
-        loss: a :class:`~vicinal.losses.base.PairLoss`, as almost all of the library are, or a sum of such.
+        loss: any loss of the library that is a function of similarities, as almost all are, or a sum of such.
         embeddings: float [n, d]; this and what follows is as in `Loss.forward`.
         labels: int [n].
         references: float [c, d]; default: the batch itself.
@@ -209,6 +209,14 @@ class _SimilaritySource(Source):
     def similarity(self, start: int, stop: int) -> Tensor:
         return self.anchors[start:stop].clone()  # rows are made in place
 
+    def among_references(self) -> Source:
+        if self.offset != 0 or len(self) != self.columns:
+            raise InputError("of a loss of samples and their neighbours, give the batch alone, without references")
+        return self
+
+    def mean_similarity(self) -> Tensor:
+        return self.anchors.mean()
+
     def add_gradient(
         self,
         totals: Sequence[Tensor],
@@ -229,15 +237,17 @@ def _gradient(loss: Loss, source: Source, similarity: Tensor) -> Tensor:
         # Of a copy, for a call may count itself.
         parts = deepcopy(loss).to(similarity.device).parts_of(_SimilaritySource.like(source, similarity))
         (gradient,) = torch.autograd.grad(torch.stack(list(parts.values())).sum(), similarity)
+    if source.offset is not None:  # what the mean over all similarities says of those of an anchor with itself
+        gradient.diagonal(source.offset).zero_()
     return gradient
 
 
 def _check_pairs_only(loss: Loss) -> None:
     for term in terms_of(loss):
-        if not isinstance(term, PairLoss):
+        if not term.of_similarities:
             raise InputError(
-                f"{type(term).__name__} has no pair weights of its own, being neither a PairLoss nor a sum of such; "
-                "give such a loss, with references if it has a memory"
+                f"{type(term).__name__} has no pair weights of its own, having more to it than similarities; "
+                "give another loss, with references if it has a memory"
             )
 
 

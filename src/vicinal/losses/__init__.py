@@ -2,6 +2,7 @@
 
 from vicinal.losses.base import Loss, PairLoss, RowLoss, WeightedSum
 from vicinal.losses.binned_ap import FastAPLoss, SoftBinAPLoss
+from vicinal.losses.contextual import ContextualLoss
 from vicinal.losses.histogram import HistogramLoss
 from vicinal.losses.lifted import BinLiftedLoss, LiftedStructureLoss, LiftedStructureStarLoss
 from vicinal.losses.margin import MarginLoss
@@ -14,6 +15,7 @@ from vicinal.losses.ranking import (
     SmoothAPLoss,
     SupAPLoss,
 )
+from vicinal.losses.regularizers import SimilarityRegularizer
 from vicinal.losses.softmax import NCALoss, NPairsLoss, NTXentLoss, SupConLoss
 from vicinal.losses.triplets import TripletLoss
 
@@ -22,6 +24,7 @@ __all__ = [
     "BinomialDevianceLoss",
     "BlackboxAPLoss",
     "CircleLoss",
+    "ContextualLoss",
     "ContrastiveLoss",
     "FastAPLoss",
     "HistogramLoss",
@@ -38,6 +41,7 @@ __all__ = [
     "RecallAtKLoss",
     "RoadmapLoss",
     "RowLoss",
+    "SimilarityRegularizer",
     "SmoothAPLoss",
     "SoftBinAPLoss",
     "SupAPLoss",

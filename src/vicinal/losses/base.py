@@ -30,7 +30,12 @@ class Loss(nn.Module, ABC):
     """The loss, a function of embeddings and labels.
 
     Losses compose: `0.8 * A() + 0.2 * B()` is a loss too.
+
+    Attributes:
+        of_similarities: whether it sees nothing of the embeddings but their similarities, whatever these are of.
     """
+
+    of_similarities: ClassVar[bool] = False
 
     def forward(
         self,
@@ -208,6 +213,7 @@ class PairLoss(Loss):
             sizes. Value and gradient do not depend on it.
     """
 
+    of_similarities = True
     calls: Tensor
 
     def __init__(self, miner: Miner | None = None, tile_rows: int | None = None) -> None:
@@ -230,16 +236,22 @@ class PairLoss(Loss):
         return sum_over_rows(source, row_terms, list(self.parameters()), self.tile_rows, self.miner)
 
     def _parts(self, source: Source) -> dict[str, Tensor]:
-        # Comparisons, such as a miner's, are false for NaN and would make a broken embedding look like no pair at all.
-        zero_or_nan = 0 * source.anchors.sum()
-        if source.references is not source.anchors:
-            zero_or_nan = zero_or_nan + 0 * source.references.sum()
+        zero = zero_or_nan(source)
         if len(source) == 0 or source.columns == 0:
-            return {type(self).__name__: zero_or_nan}
+            return {type(self).__name__: zero}
         if self.miner is not None and self.miner.is_random:
             self.calls += 1
             source = replace(source, call=self.calls.clone())
-        return {type(self).__name__: self.value(source) + zero_or_nan.detach()}
+        return {type(self).__name__: self.value(source) + zero.detach()}
+
+
+def zero_or_nan(source: Source) -> Tensor:
+    """0 with a zero gradient, or NaN where an embedding is broken.
+
+    Comparisons, such as a miner's, are false for NaN and would make a broken embedding look like no pair at all.
+    """
+    zero = 0 * source.anchors.sum()
+    return zero if source.references is source.anchors else zero + 0 * source.references.sum()
 
 
 class RowLoss(PairLoss):

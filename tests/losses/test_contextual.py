@@ -1,0 +1,891 @@
+"""The contextual loss against the formulas of its paper, on batches where neighbourhoods go wrong; its propositions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from tests.losses import references
+from tests.losses.batches import Batch
+from tests.losses.contextual_reference import TIE, contextual_similarity, loss_by_loops, loss_of_labels, loss_of_pairs
+from vicinal import distributed
+from vicinal.errors import InputError
+from vicinal.losses import (
+    ContextualLoss,
+    ContrastiveLoss,
+    Loss,
+    PairLoss,
+    SimilarityRegularizer,
+    contextual,
+    contextual_sparse,
+    matrices,
+)
+from vicinal.losses.contextual_sparse import loss_of_neighborhoods
+from vicinal.memory import CrossBatchMemory
+from vicinal.mixed_source import MixedSource
+from vicinal.mixing import SiMix
+from vicinal.similarity import Source
+
+
+class Sample(NamedTuple):
+    """Embeddings with their labels, and the k that suits them."""
+
+    x: Tensor
+    labels: Tensor
+    k: int
+
+
+def clusters(classes: int, size: int, dim: int, spread: float, seed: int = 0) -> Sample:
+    """Classes around centers of their own, in any order: the wider the spread, the less was learned."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randperm(classes * size, generator=generator) % classes
+    centers = torch.randn(classes, dim, generator=generator, dtype=torch.float64)
+    noise = torch.randn(len(labels), dim, generator=generator, dtype=torch.float64)
+    return Sample(centers[labels] + spread * noise, labels, size)
+
+
+def hypercube(dim: int) -> Tensor:
+    """All corners. Their similarities are numbers that are never rounded, so there are many exact ties."""
+    return torch.tensor(list(itertools.product([-0.5, 0.5], repeat=dim)), dtype=torch.float64)
+
+
+def samples() -> dict[str, Sample]:
+    def random(n: int, dim: int = 5, seed: int = 0) -> Tensor:
+        return torch.randn(n, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+    def classes(*labels: int) -> Tensor:
+        return torch.tensor(labels)
+
+    one, unequal = random(1), classes(0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 3)
+    two_each = classes(0, 1, 2, 2, 1, 0)
+    close = torch.ones(1, 16, dtype=torch.float64)
+    return {
+        "8, k = 2": clusters(4, 2, 4, 0.8),
+        "9, k = 3": clusters(3, 3, 4, 0.8),
+        "16, k = 4": clusters(4, 4, 6, 0.8),
+        "20, k = 5": clusters(4, 5, 6, 0.8),
+        "24, k = 8": clusters(3, 8, 6, 1.0),
+        "28, k = 7, nothing learned": clusters(4, 7, 6, 3.0),
+        "24, k = 6, learned": clusters(4, 6, 8, 0.1),
+        "two classes": clusters(2, 4, 3, 1.0),
+        "all near each other": Sample(close + 0.02 * random(16, 16, 1), torch.arange(16) % 4, 4),
+        "rather near each other": Sample(close + 0.2 * random(16, 16, 2), torch.arange(16) // 4, 4),
+        "unequal classes": Sample(random(12, 5, 3), unequal, 3),
+        "unequal classes, k too small": Sample(random(12, 5, 4), unequal, 2),
+        "unequal classes, k odd": Sample(random(12, 5, 5), unequal.flip(0), 5),
+        "singletons": Sample(random(6, 5, 6), classes(5, 9, 9, 7, 9, 6), 3),
+        "all singletons": Sample(random(7, 5, 7), torch.arange(7), 4),
+        "one class": Sample(random(5, 5, 8), torch.zeros(5, dtype=torch.int64), 5),
+        "one class, k small": Sample(random(9, 5, 9), torch.zeros(9, dtype=torch.int64), 4),
+        "two of a class": Sample(random(2, 5, 10), classes(3, 3), 2),
+        "two of two classes": Sample(random(2, 5, 11), classes(3, 4), 2),
+        "k beyond the batch": Sample(random(6, 5, 12), two_each, 40),
+        "k is the batch": Sample(random(7, 5, 13), classes(0, 0, 0, 1, 1, 1, 1), 7),
+        "duplicates": Sample(torch.cat([one, one, one, random(5, 5, 14)]), classes(0, 0, 1, 1, 2, 2, 3, 3), 2),
+        "every sample twice": Sample(random(6, 5, 15).repeat(2, 1), torch.arange(12) % 3, 4),
+        "same direction": Sample(torch.cat([one, 3 * one, random(4, 5, 16)]), classes(0, 1, 0, 1, 2, 2), 2),
+        "collapsed": Sample(one.repeat(8, 1), torch.arange(8) % 2, 4),
+        "opposites": Sample(torch.cat([random(4, 5, 17), -random(4, 5, 17)]), torch.arange(8) % 4, 2),
+        "one dimension": Sample(random(6, 1, 18), two_each, 2),
+        "zero vector": Sample(torch.cat([0 * one, random(5, 5, 19)]), two_each, 2),
+        "far labels": Sample(random(6, 5, 20), classes(-7, -7, 2**40, 2**40, 0, 0), 2),
+        "corners": Sample(hypercube(4), torch.arange(16) % 4, 4),
+        "corners, more than once": Sample(hypercube(4).repeat(2, 1), torch.arange(32) // 8, 8),
+    }
+
+
+SAMPLES = samples()
+TIED = {
+    "duplicates",
+    "every sample twice",
+    "same direction",
+    "collapsed",
+    "opposites",
+    "one dimension",
+    "zero vector",
+    "corners",
+    "corners, more than once",
+}
+"""Those with distances that are equal, but for rounding."""
+EPSILONS = (0.0, 0.05, 0.5, 1.0)  # the last ones are steps between corners, so that borders themselves are tied
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "the paper's": {},
+    "step 1 only": {"intersection": False, "expansion": False},
+    "step 1 only, sigmoid": {"intersection": False, "expansion": False, "theta": "sigmoid"},
+    "without step 3": {"expansion": False},
+    "without step 2": {"intersection": False},
+    "min": {"conjunction": "min"},
+    "sigmoid": {"theta": "sigmoid"},
+    "sharp sigmoid": {"theta": "sigmoid", "temperature": 0.02},
+    "M+ only": {"complement": False},
+    "no stop-gradient": {"detach_sizes": False},
+    "no gradient of |R|": {"detach_expansion_size": True},
+    "corrected": {"correct_gradient": True},
+    "alpha": {"alpha": 1.5},
+    "M+ only, no stop-gradient": {"complement": False, "detach_sizes": False},
+    "M+ only, without step 3": {"complement": False, "expansion": False},
+    "without step 3, corrected": {"expansion": False, "correct_gradient": True},
+    "no size is constant, corrected": {"detach_sizes": False, "correct_gradient": True},
+    "min, M+ only, without step 3": {"conjunction": "min", "complement": False, "expansion": False},
+    "min, without step 2": {"conjunction": "min", "intersection": False},
+    "min, sigmoid": {"conjunction": "min", "theta": "sigmoid"},
+    "sigmoid, corrected": {"theta": "sigmoid", "correct_gradient": True},
+}
+
+
+def value_and_gradient(loss: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    x = x.detach().clone().requires_grad_()
+    value = loss(x)
+    (gradient,) = torch.autograd.grad(value, x)
+    return value.detach(), gradient
+
+
+def ours(sample: Sample, **options: Any) -> tuple[Tensor, Tensor]:
+    return value_and_gradient(lambda x: ContextualLoss(sample.k, **options)(x, sample.labels), sample.x)
+
+
+def by_hand(sample: Sample, **options: Any) -> tuple[Tensor, Tensor]:
+    return value_and_gradient(lambda x: loss_of_labels(x, sample.labels, sample.k, **options), sample.x.double())
+
+
+def assert_near(
+    got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], relative: float = 1e-9, message: str = ""
+) -> None:
+    """Value and gradient each differ by a small share of their length; where it is 0, by next to nothing."""
+    for what, a, b in zip(("value", "gradient"), got, expected, strict=True):
+        allowed = relative * b.norm() + 1e-5 * relative
+        assert (a.double() - b).norm() <= allowed, f"{message}: {what} {a} is not {b}"
+
+
+def clearness(x: Tensor, k: int, epsilon: float) -> float:
+    """How far the nearest distance is from the border of a neighbourhood at which it is not."""
+    f = torch.nn.functional.normalize(x.double())
+    d = (2 - 2 * f @ f.T).clamp(min=0).fill_diagonal_(0)
+    k = min(k, len(x))
+    away = torch.stack([(d - d.sort(dim=1).values[:, m - 1 : m] - epsilon).abs() for m in (k, k // 2)])
+    return away[away > TIE].min().item() if (away > TIE).any() else math.inf
+
+
+# The formulas ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_borders_are_clear(name: str) -> None:
+    """A distance is either at a border or far enough from it, so that rounding decides nothing in these tests."""
+    for epsilon in EPSILONS:
+        assert clearness(*SAMPLES[name][::2], epsilon) > 1e-8
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_reference_is_the_paper_in_loops(name: str) -> None:
+    sample = SAMPLES[name]
+    if name in ("zero vector", "k beyond the batch"):  # of which the loops know nothing
+        return
+    for epsilon in EPSILONS:
+        value = loss_of_labels(sample.x, sample.labels, sample.k, epsilon=epsilon)
+        expected = loss_by_loops(sample.x.tolist(), sample.labels.tolist(), sample.k, epsilon)
+        assert value.item() == pytest.approx(expected, rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", SAMPLES)
+def test_value_and_gradient(name: str, variant: str) -> None:
+    sample = SAMPLES[name]
+    if variant == "min, sigmoid" and name in TIED:
+        return  # which of two equal numbers is the minimum would hang on rounding
+    for epsilon in EPSILONS:
+        options = {"epsilon": epsilon, **VARIANTS[variant]}
+        if options.get("theta") == "sigmoid" and epsilon > 5 * options.get("temperature", 0.1):
+            continue  # where all are neighbours, how little they are none is lost in rounding
+        assert_near(ours(sample, **options), by_hand(sample, **options), message=f"epsilon {epsilon}")
+
+
+SWITCHES = ("complement", "intersection", "expansion", "detach_sizes", "detach_expansion_size", "correct_gradient")
+
+
+@pytest.mark.parametrize("theta", ["step", "sigmoid"])
+@pytest.mark.parametrize("conjunction", ["product", "min"])
+@pytest.mark.parametrize("switches", itertools.product([False, True], repeat=len(SWITCHES)))
+def test_all_combinations_of_options(theta: str, conjunction: str, switches: tuple[bool, ...]) -> None:
+    options = dict(zip(SWITCHES, switches, strict=True)) | {"theta": theta, "conjunction": conjunction, "epsilon": 0.2}
+    for name in ("two classes", "unequal classes", "9, k = 3", "duplicates", "corners", "collapsed"):
+        if (theta, conjunction) == ("sigmoid", "min") and (name in TIED or name == "9, k = 3"):
+            continue  # as above; of k = 3, distances to and fro are each other's nearest
+        assert_near(ours(SAMPLES[name], **options), by_hand(SAMPLES[name], **options), message=name)
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.4, 0.8, 3.0])
+@pytest.mark.parametrize(("classes", "size"), [(16, 4), (13, 5), (64, 2), (43, 3), (32, 8), (128, 4)])
+def test_large_batches(classes: int, size: int, spread: float) -> None:
+    sample = clusters(classes, size, 32, spread, seed=classes)
+    for options in ({}, {"epsilon": 0.0}, {"epsilon": 0.3, "detach_sizes": False}, {"theta": "sigmoid"}):
+        assert clearness(sample.x, size, options.get("epsilon", 0.05)) > 1e-9
+        assert_near(ours(sample, **options), by_hand(sample, **options), message=str(options))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("spread", [0.1, 0.6, 3.0])
+def test_middling_batches(variant: str, spread: float) -> None:
+    sample = clusters(16, 4, 16, spread, seed=5)
+    assert_near(ours(sample, **VARIANTS[variant]), by_hand(sample, **VARIANTS[variant]))
+
+
+def test_large_batches_that_have_not_learned_or_have_collapsed() -> None:
+    """Neighbourhoods are the whole batch, or nearly."""
+    noise = torch.randn(256, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for near in (0.0, 0.01, 0.16, 0.25, 0.4):
+        sample = Sample(1 + near * noise, torch.arange(256) % 64, 4)
+        for options in ({}, {"epsilon": 0.0}, {"detach_sizes": False}, {"detach_expansion_size": True}):
+            assert_near(ours(sample, **options), by_hand(sample, **options), 1e-8, f"{near} {options}")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_float32(variant: str) -> None:
+    for name, relative in (("16, k = 4", 1e-5), ("24, k = 6, learned", 1e-5), ("corners", 1e-6), ("collapsed", 1e-5)):
+        sample = SAMPLES[name]._replace(x=SAMPLES[name].x.float())
+        assert clearness(*sample[::2], 0.05) > 1e-5 or name == "collapsed"
+        got = ours(sample, **VARIANTS[variant])
+        assert got[0].dtype == got[1].dtype == torch.float32
+        expected = by_hand(sample, **VARIANTS[variant])
+        if variant == "min, sigmoid":
+            relative = 5e-3  # complements of small numbers are rounded, so that some become equal
+        for a, b in zip(got, expected, strict=True):
+            assert (a - b).norm() <= relative * b.norm() + 1e-5, name
+
+
+def test_default_constants_are_the_papers() -> None:
+    sample = SAMPLES["16, k = 4"]
+    given = ContextualLoss(4, 0.05, 10.0, theta="step", temperature=0.1, conjunction="product", complement=True)
+    got = value_and_gradient(lambda x: ContextualLoss()(x, sample.labels), sample.x)
+    assert_near(got, value_and_gradient(lambda x: given(x, sample.labels), sample.x))
+    assert_near(got, by_hand(sample))
+
+
+def test_k_is_the_size_of_the_classes() -> None:
+    for name in ("8, k = 2", "20, k = 5", "24, k = 8", "one class", "two of a class", "corners"):
+        sample = SAMPLES[name]
+        value = ContextualLoss()(sample.x, sample.labels)
+        torch.testing.assert_close(value, ContextualLoss(sample.k)(sample.x, sample.labels), rtol=0, atol=0)
+
+
+# Propositions ---------------------------------------------------------------------------------------------------------
+
+
+def ranks_all_positives_first(x: Tensor, labels: Tensor) -> bool:
+    """Of every sample every positive is more similar than every negative."""
+    f = torch.nn.functional.normalize(x)
+    s, same = f @ f.T, labels[:, None] == labels
+    others = ~torch.eye(len(x), dtype=torch.bool)
+    worst, best = s.masked_fill(~(same & others), math.inf).amin(1), s.masked_fill(same, -math.inf).amax(1)
+    return bool((worst > best + TIE).all())
+
+
+def test_proposition_4_1() -> None:
+    """With epsilon = 0 the loss is 0 if and only if all samples are ranked correctly."""
+    seen = {True: 0, False: 0}
+    for seed in range(300):
+        k, classes = 2 + seed % 4, 3 + seed % 3
+        sample = clusters(classes, k, 6, (0.1, 0.25, 0.4, 0.6)[seed % 4 ^ seed % 3], seed)
+        value = ContextualLoss(epsilon=0.0)(sample.x, sample.labels).item()
+        ranked = ranks_all_positives_first(sample.x, sample.labels)
+        assert value < 1e-20 if ranked else value > 1e-5, seed
+        seen[ranked] += 1
+    assert min(seen.values()) > 50
+
+
+def test_proposition_4_1_counts_a_tie_as_wrong() -> None:
+    """A negative that is as similar as a positive is not ranked behind it."""
+    labels = torch.arange(9) // 3
+    apart = torch.eye(9, dtype=torch.float64) + 2 * torch.eye(9, dtype=torch.float64)[3 * labels]
+    assert ContextualLoss(epsilon=0.0)(apart, labels) < 1e-20
+    # Of a corner four others are at distance 1, one of them of its class.
+    assert ContextualLoss(epsilon=0.0)(hypercube(4), torch.arange(16) // 2) > 0.01
+
+
+def test_an_epsilon_asks_for_a_margin() -> None:
+    """Correct ranking is enough without it, and not with it."""
+    sample = clusters(4, 4, 6, 0.2, seed=1)
+    assert ranks_all_positives_first(sample.x, sample.labels)
+    assert ContextualLoss(epsilon=0.0)(sample.x, sample.labels) < 1e-20
+    assert ContextualLoss(epsilon=0.0)(sample.x, sample.labels) < ContextualLoss(epsilon=2.0)(sample.x, sample.labels)
+
+
+class OnePair(NamedTuple):
+    """A batch in which a single pair counts: the negative i, j that is among the neighbours of i."""
+
+    x: Tensor
+    negative: Tensor
+    i: int
+    j: int
+    near: Tensor
+
+    @classmethod
+    def of(cls, sample: Sample, i: int, j: int) -> OnePair:
+        f = torch.nn.functional.normalize(sample.x)
+        d = (2 - 2 * f @ f.T).clamp(min=0).fill_diagonal_(0)
+        near = (d <= d.sort(dim=1).values[:, sample.k - 1 : sample.k]).double()
+        negative = torch.zeros(len(f), len(f), dtype=torch.bool)
+        negative[i, j] = True
+        return cls(sample.x, negative, i, j, near)
+
+    def ours(self, k: int, **options: Any) -> tuple[Tensor, Tensor]:
+        """Without step 3, which the paper assumes away, and with constant sizes, as it assumes too."""
+        loss = ContextualLoss(k, epsilon=0.0, expansion=False, **options)
+        return value_and_gradient(
+            lambda x: loss(x, positive=torch.zeros_like(self.negative), negative=self.negative), self.x
+        )
+
+    def by_distances(self, gradient: Tensor) -> Tensor:
+        """The gradient by the embeddings from that by the distances [n, n]."""
+        x = self.x.clone().requires_grad_()
+        f = x / x.norm(dim=1, keepdim=True)
+        return torch.autograd.grad((gradient * (2 - 2 * f @ f.T)).sum(), x)[0]
+
+
+ONE_PAIR = clusters(4, 4, 6, 1.2, seed=3)
+
+
+def test_equation_8() -> None:
+    """W1(i, j) = N(i, j) (a <N(i), N(j)> + b), for every pair: a single negative pair's loss is its square / n^2."""
+    n, k = len(ONE_PAIR.x), ONE_PAIR.k
+    a, b = 1 / (2 * k) + 1 / (2 * (n - k)), (n - 2 * k) / (2 * (n - k))
+    for i, j in itertools.permutations(range(n), 2):
+        pair = OnePair.of(ONE_PAIR, i, j)
+        w = pair.near[i, j] * (a * pair.near[i] @ pair.near[j] + b)
+        assert pair.ours(k)[0].item() == pytest.approx(w.item() ** 2 / n**2, rel=1e-12)
+
+
+def wrong_pairs() -> list[tuple[int, int]]:
+    near = OnePair.of(ONE_PAIR, 0, 1).near
+    n = len(ONE_PAIR.x)
+    return [(i, j) for i, j in itertools.permutations(range(n), 2) if near[i, j] and not near[j, i]]
+
+
+def test_equation_9() -> None:
+    """The gradient by distances: part 1 ranks i and j, part 2 draws i out of the context of j, and j out of that of i.
+
+    Eq. (9) as it stands is the gradient of M+ (a = 1/k, b = 0). Of M- it takes n - |N(i)| - |N(j)| for constant; the
+    gradient of Eq. (3), and of Algorithm 1, is that of Eq. (39), less by one constant for the rows i and j.
+    """
+    alpha, n, k = 10.0, len(ONE_PAIR.x), ONE_PAIR.k
+    assert len(wrong_pairs()) > 10
+    for i, j in wrong_pairs():
+        pair = OnePair.of(ONE_PAIR, i, j)
+        shared = pair.near[i] @ pair.near[j]
+        of_both = 1 / (2 * k) + 1 / (2 * (n - k)), (n - 2 * k) / (2 * (n - k)), 1 / (2 * (n - k))
+        for (a, b, less), complement in ((of_both, True), ((1 / k, 0.0, 0.0), False)):
+            g = 2 * (a * shared + b) / n**2
+            by_distance = torch.zeros(n, n, dtype=torch.float64)
+            by_distance[i, j] -= alpha * g * (a * shared + b)
+            by_distance[i] -= alpha * g * (a * pair.near[j] - less)
+            by_distance[j] -= alpha * g * (a * pair.near[i] - less)
+            expected = pair.by_distances(by_distance)
+            torch.testing.assert_close(pair.ours(k, complement=complement)[1], expected, rtol=1e-9, atol=1e-14)
+
+
+# Options that must not matter -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["16, k = 4", "24, k = 8", "20, k = 5", "rather near each other"])
+def test_options_of_the_gradient_leave_the_value(name: str) -> None:
+    sample = SAMPLES[name]
+    value, gradient = ours(sample)
+    for option in (
+        {"alpha": 2.0},
+        {"detach_sizes": False},
+        {"detach_expansion_size": True},
+        {"correct_gradient": True},
+    ):
+        changed, other_gradient = ours(sample, **option)
+        torch.testing.assert_close(changed, value, rtol=1e-14, atol=0)
+        assert not torch.allclose(other_gradient, gradient)
+
+
+def test_options_of_what_is_left_out_are_not_looked_at() -> None:
+    sample = SAMPLES["unequal classes"]
+    for without, ignored in (
+        ({"theta": "step"}, {"temperature": 3.0}),
+        ({"theta": "sigmoid"}, {"alpha": 3.0}),
+        ({"intersection": False}, {"complement": False, "detach_sizes": False}),
+        ({"expansion": False}, {"detach_expansion_size": True}),
+        ({"complement": False, "intersection": False, "expansion": False}, {"conjunction": "min"}),
+    ):
+        for a, b in zip(ours(sample, **without), ours(sample, **without, **ignored), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+
+
+def test_the_gradient_is_linear_in_alpha() -> None:
+    """Every way from the loss to a distance goes through one step."""
+    for name in ("16, k = 4", "duplicates", "all near each other"):
+        _, of_one = ours(SAMPLES[name], alpha=1.0)
+        torch.testing.assert_close(ours(SAMPLES[name], alpha=7.0)[1], 7 * of_one, rtol=1e-10, atol=1e-15)
+
+
+def test_small_temperatures_are_the_step() -> None:
+    for name in ("16, k = 4", "unequal classes", "20, k = 5"):
+        for options in ({}, {"conjunction": "min"}, {"expansion": False}):
+            smooth, _ = ours(SAMPLES[name], theta="sigmoid", temperature=1e-7, **options)
+            torch.testing.assert_close(smooth, ours(SAMPLES[name], **options)[0], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("conjunction", ["product", "min"])
+def test_min_and_product_are_one_value_for_steps(conjunction: str) -> None:
+    """Of 0 and 1 both are the logical and; so they are of step 2 in their mean with N."""
+    sample = SAMPLES["24, k = 8"]
+    value, gradient = ours(sample, conjunction=conjunction)
+    torch.testing.assert_close(value, ours(sample)[0], rtol=1e-12, atol=0)
+    assert (conjunction == "product") == torch.allclose(gradient, ours(sample)[1])
+
+
+# Invariances ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_permuting_the_batch_permutes_the_gradient(variant: str) -> None:
+    for name in ("16, k = 4", "unequal classes", "singletons", "corners", "opposites"):
+        sample = SAMPLES[name]
+        order = torch.randperm(len(sample.x), generator=torch.Generator().manual_seed(1))
+        value, gradient = ours(sample, **VARIANTS[variant])
+        permuted = Sample(sample.x[order], sample.labels[order], sample.k)
+        assert_near(ours(permuted, **VARIANTS[variant]), (value, gradient[order]), 1e-10, name)
+
+
+def test_names_and_type_of_labels_do_not_matter() -> None:
+    sample = SAMPLES["16, k = 4"]
+    expected = ours(sample)
+    for labels in (torch.tensor([40, -3, 2**50, 0])[sample.labels], sample.labels.to(torch.uint8)):
+        torch.testing.assert_close(ours(sample._replace(labels=labels)), expected, rtol=0, atol=0)
+
+
+def test_length_of_embeddings_does_not_matter() -> None:
+    sample = SAMPLES["unequal classes"]
+    factors = torch.linspace(0.1, 10, len(sample.x), dtype=torch.float64)[:, None]
+    value, gradient = ours(sample)
+    assert_near(ours(sample._replace(x=sample.x * factors)), (value, gradient / factors), 1e-10)
+
+
+def test_turning_all_embeddings_does_not_matter() -> None:
+    sample = SAMPLES["20, k = 5"]
+    turn = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2)))[0]
+    value, gradient = ours(sample)
+    assert_near(ours(sample._replace(x=sample.x @ turn)), (value, gradient @ turn), 1e-10)
+
+
+def test_global_random_state_is_neither_read_nor_changed() -> None:
+    before = torch.get_rng_state()
+    first = ours(SAMPLES["16, k = 4"])
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    torch.testing.assert_close(ours(SAMPLES["16, k = 4"]), first, rtol=0, atol=0)
+
+
+def test_value_is_the_same_without_gradients() -> None:
+    for sample in (SAMPLES["16, k = 4"], SAMPLES["collapsed"], clusters(64, 4, 32, 0.5)):
+        for options in VARIANTS.values():
+            loss = ContextualLoss(sample.k, **options)
+            for without in (torch.no_grad, torch.inference_mode):
+                with without():
+                    value = loss(sample.x, sample.labels)
+                assert not value.requires_grad
+                torch.testing.assert_close(value, ours(sample, **options)[0], rtol=1e-12, atol=1e-15)
+
+
+def test_gradient_is_linear_in_the_upstream_one() -> None:
+    sample = SAMPLES["unequal classes"]
+    loss = ContextualLoss(sample.k)
+    _, gradient = ours(sample)
+    _, scaled = value_and_gradient(lambda x: 3 * loss(x, sample.labels) - 5 * loss(x, sample.labels), sample.x)
+    torch.testing.assert_close(scaled, -2 * gradient, rtol=1e-10, atol=1e-14)
+
+
+# Number types and edges -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_finite_for_every_finite_input(variant: str, dtype: torch.dtype) -> None:
+    autocast = torch.float16 if dtype == torch.float16 else torch.bfloat16
+    for name, sample in SAMPLES.items():
+        for scale in (1e-30, 1.0, 3e38):
+            length = min(scale, torch.finfo(dtype).max)
+            x = (sample.x / sample.x.abs().max() * length).to(dtype).requires_grad_()
+            with torch.autocast("cpu", dtype=autocast):
+                value = ContextualLoss(sample.k, **VARIANTS[variant])(x, sample.labels)
+            assert value.dtype == torch.float32
+            assert 0 <= value <= 1, f"{name} x {scale}"
+            (gradient,) = torch.autograd.grad(value, x)
+            assert gradient.dtype == dtype
+            # The true gradient grows as 1 / length: for short vectors it leaves float16, whose largest is 65504.
+            if dtype != torch.float16 or (scale >= 1 and name != "zero vector"):
+                assert gradient.isfinite().all(), f"{name} x {scale}"
+
+
+def test_half_precision_is_only_a_coarser_input() -> None:
+    for name in ("16, k = 4", "unequal classes"):
+        sample = SAMPLES[name]
+        for dtype in (torch.bfloat16, torch.float16):
+            half, loss = sample.x.to(dtype), ContextualLoss(sample.k)
+            with torch.autocast("cpu", dtype=dtype):
+                value = loss(half, sample.labels)
+            torch.testing.assert_close(value, loss(half.float(), sample.labels), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_broken_embedding_breaks_the_loss(variant: str) -> None:
+    sample = SAMPLES["unequal classes"]
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        broken = sample.x.clone()
+        broken[3, 2] = bad
+        assert ContextualLoss(sample.k, **VARIANTS[variant])(broken, sample.labels).isnan()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_pair_is_a_zero_that_backpropagates(variant: str) -> None:
+    x, no_pair = torch.randn(6, 4), torch.zeros(6, 6, dtype=torch.bool)
+    loss = ContextualLoss(2, **VARIANTS[variant])
+    for anchors, arguments in (
+        (x[:0], {"labels": torch.zeros(0, dtype=torch.int64)}),
+        (x[:1], {"labels": torch.zeros(1, dtype=torch.int64)}),
+        (x, {"positive": no_pair, "negative": no_pair}),
+    ):
+        value, gradient = value_and_gradient(lambda x, of=arguments: loss(x, **of), anchors)
+        assert value == 0
+        assert gradient.shape == anchors.shape
+        assert not gradient.any()
+
+
+def test_nothing_and_one_sample_need_no_k() -> None:
+    for n in (0, 1):
+        assert ContextualLoss()(torch.randn(n, 4), torch.arange(n)) == 0
+
+
+# Arguments ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("k", value) for value in (1, 0, -4, 2.0, 2.5, True)),
+        *(("epsilon", value) for value in (-0.1, math.nan, math.inf)),
+        *(("alpha", value) for value in (0, -1.0, math.nan, math.inf)),
+        *(("temperature", value) for value in (0, -1.0, math.nan, math.inf)),
+        *(("theta", value) for value in ("heaviside", None)),
+        *(("conjunction", value) for value in ("max", None)),
+    ],
+)
+def test_impossible_arguments(name: str, value: object) -> None:
+    with pytest.raises(InputError) as error:
+        ContextualLoss(**{name: value})
+    message = str(error.value)
+    assert message.startswith(f"ContextualLoss: {name} = {value!r}")
+    assert "\n" not in message
+
+
+def test_unequal_classes_need_a_k() -> None:
+    x = torch.randn(6, 4)
+    same = torch.eye(6, dtype=torch.bool)
+    for arguments in (
+        {"labels": torch.tensor([0, 0, 1, 1, 1, 2])},
+        {"labels": torch.arange(6)},  # k = 1
+        {"labels": torch.arange(6), "relation": lambda a, b: (a[:, None] - b).abs() < 2},
+        {"positive": same},
+    ):
+        with pytest.raises(InputError, match=r"^ContextualLoss: .*\bk\b") as error:
+            ContextualLoss()(x, **arguments)
+        assert "\n" not in str(error.value)
+        assert ContextualLoss(k=2)(x, **arguments).isfinite()
+
+
+def test_repr_says_the_options() -> None:
+    text = repr(ContextualLoss(4, theta="sigmoid"))
+    for part in ("k=4", "epsilon=0.05", "theta='sigmoid'", "expansion=True", "correct_gradient=False"):
+        assert re.search(rf"\b{re.escape(part)}", text)
+
+
+# Pairs given otherwise, references, memory ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_masks_say_the_pairs(variant: str) -> None:
+    """They need be neither complete nor symmetric; what is in neither mask is no pair of the sum."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(14, 5, generator=generator, dtype=torch.float64)
+    kind = torch.randint(3, (14, 14), generator=generator)
+    loss = ContextualLoss(3, **VARIANTS[variant])
+    got = value_and_gradient(lambda x: loss(x, positive=kind == 0, negative=kind == 1), x)
+    options = VARIANTS[variant]
+    assert_near(got, value_and_gradient(lambda x: loss_of_pairs(x, kind == 0, kind == 1, 3, **options), x))
+    got = value_and_gradient(lambda x: loss(x, positive=kind == 0), x)
+    assert_near(got, value_and_gradient(lambda x: loss_of_pairs(x, kind == 0, kind != 0, 3, **options), x))
+
+
+def test_a_relation_says_the_pairs() -> None:
+    x = SAMPLES["unequal classes"].x
+    tags = torch.randint(2, (12, 3), generator=torch.Generator().manual_seed(5))
+    share = (tags[:, None] * tags).any(dim=-1)
+
+    def relation(a: Tensor, b: Tensor) -> Tensor:
+        return (a[:, None] * b).any(dim=-1)
+
+    got = value_and_gradient(lambda x: ContextualLoss(3)(x, tags, relation=relation), x)
+    assert_near(got, value_and_gradient(lambda x: loss_of_pairs(x, share, ~share, 3), x))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_among_references_the_batch_is_all_of_them(variant: str) -> None:
+    sample = SAMPLES["unequal classes"]
+    expected = by_hand(sample, **VARIANTS[variant])
+    loss = ContextualLoss(sample.k, **VARIANTS[variant])
+    for start, stop in ((0, 12), (0, 4), (3, 9), (11, 12)):
+
+        def of_part(x: Tensor, part: slice = slice(start, stop)) -> Tensor:
+            return loss(x[part], sample.labels[part], x, sample.labels, part.start)
+
+        assert_near(value_and_gradient(of_part, sample.x), expected)
+
+
+def test_k_among_references_is_that_of_all() -> None:
+    sample = SAMPLES["16, k = 4"]
+    value = ContextualLoss()(sample.x[3:8], sample.labels[3:8], sample.x, sample.labels, 3)
+    torch.testing.assert_close(value, loss_of_labels(sample.x, sample.labels, 4))
+
+
+def test_references_without_an_offset_are_refused() -> None:
+    """Neighbourhoods are those of one batch; references beside it would have none of their own."""
+    x, labels = torch.randn(8, 4), torch.arange(8) // 2
+    with pytest.raises(InputError, match="offset"):
+        ContextualLoss(2)(x, labels, torch.randn(8, 4), labels)
+
+
+def test_memory() -> None:
+    """The memory takes part in the neighbourhoods, and gets no gradient."""
+    loss = CrossBatchMemory(ContextualLoss(k=4), size=20)
+    memory, memory_labels = torch.zeros(0, 8, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
+    for step in range(3):
+        sample = clusters(3, 4, 8, 0.7, seed=40 + step)
+        got = value_and_gradient(lambda x, labels=sample.labels: loss(x, labels), sample.x)
+        labels = torch.cat([memory_labels, sample.labels])
+
+        def of_all(x: Tensor, memory: Tensor = memory, labels: Tensor = labels) -> Tensor:
+            return loss_of_labels(torch.cat([memory, x]), labels, 4)
+
+        assert_near(got, value_and_gradient(of_all, sample.x), message=f"step {step}")
+        memory, memory_labels = torch.cat([memory, sample.x])[-20:], labels[-20:]
+
+
+# The two ways to compute it -------------------------------------------------------------------------------------------
+
+SPARSE = [
+    name
+    for name, options in VARIANTS.items()
+    if "theta" not in options and "conjunction" not in options and "correct_gradient" not in options
+]
+
+
+@pytest.fixture
+def sparse_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the batches that are computed by sparse matrices, which now are all that may be."""
+    calls = []
+
+    def counted(vectors: Tensor, *arguments: Any) -> Tensor:
+        calls.append(len(vectors))
+        return loss_of_neighborhoods(vectors, *arguments)
+
+    monkeypatch.setattr(contextual, "loss_of_neighborhoods", counted)
+    monkeypatch.setattr(contextual, "SMALL", 1)
+    monkeypatch.setattr(contextual, "DENSE", 1.0)
+    return calls
+
+
+@pytest.mark.parametrize("variant", SPARSE)
+@pytest.mark.parametrize("name", SAMPLES)
+def test_sparse_matrices_give_the_same(name: str, variant: str, sparse_calls: list[int]) -> None:
+    sample = SAMPLES[name]
+    for epsilon in EPSILONS:
+        options = {"epsilon": epsilon, **VARIANTS[variant]}
+        assert_near(ours(sample, **options), by_hand(sample, **options), message=f"epsilon {epsilon}")
+    assert sparse_calls == [len(sample.x)] * len(EPSILONS)
+
+
+@pytest.mark.parametrize("switches", itertools.product([False, True], repeat=5))
+def test_sparse_matrices_give_the_same_for_all_options(switches: tuple[bool, ...], sparse_calls: list[int]) -> None:
+    options = dict(zip(SWITCHES[:5], switches, strict=True))
+    for sample in (SAMPLES["20, k = 5"], SAMPLES["unequal classes, k odd"], clusters(64, 4, 16, 0.5, seed=8)):
+        for epsilon in (0.0, 0.2, 4.0):
+            got = ours(sample, epsilon=epsilon, **options)
+            assert_near(got, by_hand(sample, epsilon=epsilon, **options), message=f"epsilon {epsilon}")
+    assert len(sparse_calls) == 9
+
+
+def test_sparse_products_in_many_parts_give_the_same(sparse_calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrices, "MOST_TERMS", 50)
+    monkeypatch.setattr(contextual_sparse, "default_tile_rows", lambda columns: 7)
+    for sample in (clusters(20, 4, 8, 0.5), SAMPLES["corners, more than once"], SAMPLES["collapsed"]):
+        for options in ({}, {"detach_sizes": False}, {"complement": False}):
+            assert_near(ours(sample, **options), by_hand(sample, **options), message=str(options))
+    assert len(sparse_calls) == 9
+
+
+def test_the_way_is_chosen_by_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large batches whose neighbourhoods are small are sparse; value and gradient do not tell."""
+    calls = []
+
+    def counted(vectors: Tensor, *arguments: Any) -> Tensor:
+        calls.append(len(vectors))
+        return loss_of_neighborhoods(vectors, *arguments)
+
+    monkeypatch.setattr(contextual, "loss_of_neighborhoods", counted)
+    learned, collapsed, small = clusters(100, 4, 32, 0.3), clusters(100, 4, 32, 0.0), SAMPLES["16, k = 4"]
+    collapsed = collapsed._replace(x=torch.ones(400, 32, dtype=torch.float64))
+    for sample, sparse in ((learned, True), (collapsed, False), (small, False)):
+        calls.clear()
+        assert_near(ours(sample), by_hand(sample))
+        assert calls == [len(sample.x)] * sparse
+    with monkeypatch.context() as patched:
+        patched.setattr(contextual, "SMALL", 10**9)
+        dense = ours(learned)
+    assert_near(ours(learned), dense, 1e-12)
+
+
+@pytest.mark.parametrize("variant", SPARSE)
+def test_float32_by_sparse_matrices(variant: str, sparse_calls: list[int]) -> None:
+    for name in ("16, k = 4", "24, k = 6, learned", "corners", "unequal classes"):
+        sample = SAMPLES[name]._replace(x=SAMPLES[name].x.float())
+        got = ours(sample, **VARIANTS[variant])
+        assert got[0].dtype == got[1].dtype == torch.float32
+        for a, b in zip(got, by_hand(sample, **VARIANTS[variant]), strict=True):
+            assert (a - b).norm() <= 1e-5 * b.norm() + 1e-6, name
+    assert len(sparse_calls) == 4
+
+
+# Together with other losses -------------------------------------------------------------------------------------------
+
+
+def sum_of_losses() -> Loss:
+    return 0.8 * ContextualLoss() + 0.2 * ContrastiveLoss(0.75, 0.6) + 0.1 * SimilarityRegularizer(0.3)
+
+
+def equation_6(x: Tensor, labels: Tensor) -> Tensor:
+    f = x / x.norm(dim=1, keepdim=True)
+    contrast = references.contrastive(references.anchors_of(Batch(x, labels)), 0.75, 0.6)
+    regularizer = (0.3 - (f @ f.T).mean()) ** 2
+    return 0.8 * loss_of_labels(x, labels) + (1 - 0.8) * contrast + 0.1 * regularizer
+
+
+def test_equation_6() -> None:
+    for name in ("16, k = 4", "24, k = 8", "collapsed", "rather near each other"):
+        sample = SAMPLES[name]
+        got = value_and_gradient(lambda x, labels=sample.labels: sum_of_losses()(x, labels), sample.x)
+        assert_near(got, value_and_gradient(lambda x, labels=sample.labels: equation_6(x, labels), sample.x))
+    parts = sum_of_losses().parts(SAMPLES["16, k = 4"].x, SAMPLES["16, k = 4"].labels)
+    assert list(parts) == ["ContextualLoss", "ContrastiveLoss", "SimilarityRegularizer"]
+    contextual = 0.8 * loss_of_labels(*SAMPLES["16, k = 4"][:2])
+    torch.testing.assert_close(parts["ContextualLoss"], contextual)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("k", [None, 4])
+def test_virtual_examples_have_neighborhoods_too(variant: str, k: int | None) -> None:
+    """The same as of mixtures that are really built, whose similarity with themselves is 1 all the same."""
+    sample = SAMPLES["16, k = 4"]
+    seen = Seen()
+    SiMix(seen)(sample.x, sample.labels)
+    mixture, labels = seen.source.of_references, seen.source.reference_labels
+    same = labels[:, None] == labels
+
+    def of_built(x: Tensor) -> Tensor:
+        f = x / x.norm(dim=1, keepdim=True)
+        mixed = mixture.share[:, None] * f[mixture.first] + (1 - mixture.share)[:, None] * f[mixture.second]
+        w = contextual_similarity(mixed @ mixed.T, same, ~same, k or 10, **VARIANTS[variant])
+        return ((same.double() - w).square() * ~torch.eye(len(w), dtype=torch.bool)).sum() / len(w) ** 2
+
+    loss = SiMix(ContextualLoss(k, **VARIANTS[variant]))
+    got = value_and_gradient(lambda x: loss(x, sample.labels), sample.x)
+    assert_near(got, value_and_gradient(of_built, sample.x), 1e-6)
+
+
+class Seen(PairLoss):
+    """Remembers what it is shown."""
+
+    source: MixedSource
+
+    def value(self, source: Source) -> Tensor:
+        self.source = source
+        return 0 * source.anchors.sum()
+
+
+def test_it_trains() -> None:
+    """A linear layer that is trained with it sorts what it could not sort before."""
+    sample = clusters(8, 4, 12, 1.0, seed=7)
+    layer = torch.nn.Linear(12, 8, bias=False).double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    optimizer, loss = torch.optim.Adam(layer.parameters(), lr=0.02), ContextualLoss()
+    values = []
+    for _ in range(60):
+        value = loss(layer(sample.x), sample.labels)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        values.append(value.item())
+    assert values[-1] < 0.5 * values[0]
+
+
+# Processes ------------------------------------------------------------------------------------------------------------
+
+OVER_PROCESSES: dict[str, Callable[[], Loss]] = {
+    "contextual": lambda: ContextualLoss(),
+    **{name: lambda options=options: ContextualLoss(3, **options) for name, options in VARIANTS.items() if options},
+    "regulariser": SimilarityRegularizer,
+    "Eq. (6)": sum_of_losses,
+    "memory": lambda: CrossBatchMemory(ContextualLoss(4), 40),
+}
+SHARED = ("16, k = 4", "two classes", "duplicates", "collapsed", "rather near each other")
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    """The mean over two processes, each with half of the batch, is the loss of the whole; so are the gradients."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    mp.spawn(_process, (port, tmp_path), nprocs=2)
+    halves = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for name, make in OVER_PROCESSES.items():
+        for batch in SHARED:
+            sample, loss = SAMPLES[batch], make()
+            (first, gradient), (second, other) = (half[name, batch] for half in halves)
+            got = (first + second) / 2, torch.cat([gradient, other]) / 2
+            expected = value_and_gradient(lambda x, of=loss, labels=sample.labels: of(x, labels), sample.x)
+            assert_near(got, expected, message=f"{name}, {batch}")
+
+
+def _process(rank: int, port: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    results = {}
+    for name, make in OVER_PROCESSES.items():
+        for batch in SHARED:
+            sample, loss = SAMPLES[batch], make()
+            half = len(sample.x) // 2
+            mine = slice(rank * half, (rank + 1) * half)
+
+            def of_mine(x: Tensor, loss: Loss = loss, labels: Tensor = sample.labels[mine]) -> Tensor:
+                return sum(loss.parts_of(Source.over_processes(x, labels)).values())
+
+            results[name, batch] = value_and_gradient(of_mine, sample.x[mine])
+    torch.save(results, folder / f"{rank}.pt")
+    distributed.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,137 @@
+"""The similarity regulariser against its formula, pair by pair."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.losses.allocations import largest_allocation
+from tests.losses.batches import Batch, nasty_batches
+from tests.losses.gradients import value_and_gradients
+from vicinal.errors import InputError
+from vicinal.losses import ContrastiveLoss, Loss, MultiSimilarityLoss, RecallAtKLoss, SimilarityRegularizer
+from vicinal.memory import CrossBatchMemory
+
+BATCHES = nasty_batches()
+
+
+def by_hand(*batch: Tensor | int | None, target: float = 0.3) -> Tensor:
+    """Eq. (7), one pair after the other, each sample with itself included."""
+    x, _, references, *_ = [*batch, None]
+    unit = [v / v.norm() if v.norm() > 0 else v / 1e-12 for v in x]
+    others = unit if references is None else [v / v.norm() for v in references]
+    similarities = [(a * b).sum() for a in unit for b in others]
+    return (target - sum(similarities) / len(similarities)) ** 2
+
+
+@pytest.mark.parametrize("target", [0.3, 0.0, -0.5, 1.0])
+@pytest.mark.parametrize("name", BATCHES)
+def test_value_and_gradients(name: str, target: float) -> None:
+    batch = BATCHES[name]
+    got = value_and_gradients(SimilarityRegularizer(target), batch)
+    expected = value_and_gradients(lambda *batch: by_hand(*batch, target=target), batch)
+    if name == "collapsed" and target == 1.0:
+        expected = [torch.zeros_like(part) for part in expected]  # at its goal
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_default_is_the_papers() -> None:
+    x = BATCHES["shuffled"].embeddings
+    assert SimilarityRegularizer()(x, torch.arange(12)) == SimilarityRegularizer(0.3)(x, torch.arange(12))
+    # Of two opposites the mean over all four pairs is 0, and of one sample 1: with itself.
+    assert SimilarityRegularizer(0.3)(torch.tensor([[2.0], [-3.0]]), torch.arange(2)).item() == pytest.approx(0.09)
+    assert SimilarityRegularizer(0.3)(torch.tensor([[2.0]]), torch.arange(1)).item() == pytest.approx(0.49)
+
+
+def test_labels_and_masks_do_not_matter() -> None:
+    x = BATCHES["shuffled"].embeddings
+    expected = SimilarityRegularizer()(x, torch.arange(12))
+    nothing = torch.zeros(12, 12, dtype=torch.bool)
+    for arguments in (
+        {"labels": torch.zeros(12, dtype=torch.int64)},
+        {"labels": torch.arange(12), "relation": lambda a, b: (a[:, None] - b).abs() < 3},
+        {"positive": nothing, "negative": nothing},
+    ):
+        assert SimilarityRegularizer()(x, **arguments) == expected
+
+
+@pytest.mark.parametrize("other", [MultiSimilarityLoss(), RecallAtKLoss(), ContrastiveLoss()])
+def test_it_goes_with_any_loss(other: Loss) -> None:
+    batch = BATCHES["unequal classes"]
+    value, gradient = value_and_gradients(0.9 * other + 0.1 * SimilarityRegularizer(0.25), batch)
+    parts = [value_and_gradients(loss, batch) for loss in (other, SimilarityRegularizer(0.25))]
+    torch.testing.assert_close(value, 0.9 * parts[0][0] + 0.1 * parts[1][0])
+    torch.testing.assert_close(gradient, 0.9 * parts[0][1] + 0.1 * parts[1][1])
+
+
+def test_permuting_and_scaling() -> None:
+    batch = BATCHES["shuffled"]
+    value, gradient = value_and_gradients(SimilarityRegularizer(), batch)
+    factors = torch.linspace(0.1, 10, 12, dtype=torch.float64)[:, None]
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
+    changed = Batch((batch.embeddings * factors)[order], batch.labels[order])
+    torch.testing.assert_close(
+        value_and_gradients(SimilarityRegularizer(), changed), [value, (gradient / factors)[order]]
+    )
+
+
+def test_it_spreads_embeddings_that_are_all_near_each_other() -> None:
+    x = (1 + 0.1 * torch.randn(40, 8, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    optimizer = torch.optim.Adam([x], lr=0.02)
+    for _ in range(300):
+        value = SimilarityRegularizer(0.3)(x, torch.arange(40))
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+    f = torch.nn.functional.normalize(x.detach())
+    assert (f @ f.T).mean().item() == pytest.approx(0.3, abs=0.01)
+
+
+def test_memory_takes_part() -> None:
+    """The mean is that of the batch with the batch and all that is remembered."""
+    loss = CrossBatchMemory(SimilarityRegularizer(), size=12)
+    first, second = BATCHES["shuffled"].embeddings[:5], BATCHES["unequal classes"].embeddings[:5]
+    loss(first, torch.arange(5))
+    value = loss(second, torch.arange(5))
+    torch.testing.assert_close(value, by_hand(second, None, torch.cat([first, second])))
+
+
+def test_memory_grows_with_the_batch_alone() -> None:
+    n, dim = 8192, 8
+    x = torch.randn(n, dim, requires_grad=True)
+    labels = torch.arange(n)
+    assert largest_allocation(lambda: SimilarityRegularizer()(x, labels).backward()) <= 2 * n * dim * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_finite_for_every_finite_input(dtype: torch.dtype) -> None:
+    for batch in BATCHES.values():
+        for scale in (1e-30, 1.0, 3e38):
+            x = batch.embeddings / batch.embeddings.abs().max() * min(scale, torch.finfo(dtype).max)
+            references = None if batch.references is None else batch.references.to(dtype)
+            leaf = x.to(dtype).requires_grad_()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                value = SimilarityRegularizer()(*batch._replace(embeddings=leaf, references=references))
+            value.backward()
+            assert value.dtype == torch.float32
+            assert value.isfinite()
+            assert scale < 1 or not batch.embeddings.all() or leaf.grad.isfinite().all()
+
+
+def test_nothing_and_what_is_broken() -> None:
+    x = torch.randn(4, 3)
+    for batch in (Batch(x[:0], torch.arange(0)), Batch(x, torch.arange(4), x[:0], torch.arange(0))):
+        value, gradient, *_ = value_and_gradients(SimilarityRegularizer(), batch)
+        assert value == 0
+        assert not gradient.any()
+    x[2, 1] = torch.nan
+    assert SimilarityRegularizer()(x, torch.arange(4)).isnan()
+
+
+@pytest.mark.parametrize("target", [math.nan, math.inf])
+def test_impossible_targets(target: float) -> None:
+    with pytest.raises(InputError, match=f"^SimilarityRegularizer: target = {target} must be a finite number$"):
+        SimilarityRegularizer(target)
