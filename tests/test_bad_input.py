@@ -63,6 +63,14 @@ def huge_image(path: Path) -> Path:
     return path
 
 
+def super_labels(folder: Path, photos: Path, number: int) -> Path:
+    """A table of the photos with so many super-labels; more than four are dealt out whatever the classes."""
+    frame = Table.load(photos).frame
+    position = np.arange(len(frame)) if number > 4 else frame["label"].str[-1].astype(int)
+    Table(frame.assign(coarse=[f"kind {each % number}" for each in position])).save(folder / "t.csv")
+    return folder / "t.csv"
+
+
 def saved_model(folder: Path, dim: int = 16) -> Path:
     from vicinal.data import ImageTransform
 
@@ -130,6 +138,54 @@ CASES: dict[str, tuple[Case, str]] = {
         "batch = 10 must be a multiple of per_class = 4",
     ),
     "too few classes for a batch": (lambda t, p: train(p, "--batch", "64"), "takes 32 classes"),
+    "no super-labels": (
+        lambda t, p: train(p, "--coarse_per_batch", "2"),
+        "coarse_column = coarse: coarse_per_batch takes super-labels from this column, which the table does not have",
+    ),
+    "one super-label": (
+        lambda t, p: train(super_labels(t, p, 1), "--coarse_per_batch", "2", "--batch", "4"),
+        "there is only one super-label (kind 0)",
+    ),
+    "too few super-labels": (
+        lambda t, p: train(super_labels(t, p, 2), "--coarse_per_batch", "4"),
+        "that takes 4 super-labels, but there are 2",
+    ),
+    "a class of two super-labels": (
+        lambda t, p: train(super_labels(t, p, 5), "--coarse_per_batch", "2"),
+        "has the super-labels kind 0 and kind 1; a class has one",
+    ),
+    "batch not divisible by super-labels": (
+        lambda t, p: train(p, "--coarse_per_batch", "3"),
+        "batch = 8 must be a multiple of per_class = 2 times coarse_per_batch = 3",
+    ),
+    "share of noise above all": (
+        lambda t, p: train(p, "--data.noise.random_labels", "10"),
+        "data.noise.random_labels = 10.0 must be from 0 to 1",
+    ),
+    "foreign images without a share": (
+        lambda t, p: train(p, "--data.noise.foreign", str(p)),
+        "data.noise.foreign_share = 0.0 must be above 0 with data.noise.foreign",
+    ),
+    "foreign images that are the training images": (
+        lambda t, p: ["data", str(p), "--foreign", str(p), "--foreign-share", "0.1"],
+        "is no foreign image",
+    ),
+    "too few foreign images": (
+        lambda t, p: ["data", str(p), "--foreign", str(folder_of(t / "x", a=2)), "--foreign-share", "0.5"],
+        "0.5 of 48 training images are 24, but there are only 2 foreign images",
+    ),
+    "more classes than there are": (
+        lambda t, p: ["data", str(p), "--first-classes", "9"],
+        "first classes are 9.0 of 8",
+    ),
+    "noise that is no number": (
+        lambda t, p: ["data", str(p), "--random-labels", "some"],
+        "argument --random-labels: invalid float value: 'some'",
+    ),
+    "noise without labels": (
+        lambda t, p: ["data", str(picture(t / "x" / "1.png").parent), "--random-labels", "0.1"],
+        "no column 'label'",
+    ),
     "run folder exists": (lambda t, p: train(p, "--out", picture(t / "old" / "a.png").parent), "exists already"),
     "nothing to resume": (lambda t, p: ["train", "--out", "run", "--resume"], "run holds no run to resume"),
     "no such model": (lambda t, p: ["evaluate", str(p), "--model", str(t / "nothing")], "nothing"),
@@ -167,6 +223,28 @@ CASES: dict[str, tuple[Case, str]] = {
     "unknown device": (
         lambda t, p: ["embed", str(p), "--model", str(saved_model(t / "m")), "--out", "v.npy", "--device", "foo"],
         "device foo cannot be used",
+    ),
+    "unknown reranking": (lambda t, p: ["evaluate", str(p), "--rerank", "magic"], "invalid choice: 'magic'"),
+    "another reranking's option": (
+        lambda t, p: ["evaluate", str(p), "--rerank", "contextual", "--rerank.k1", "9"],
+        "--rerank.k1 is no option of contextual; its options: k, beta, epsilon",
+    ),
+    "an option of no reranking": (lambda t, p: ["evaluate", str(p), "--rerank.k", "9"], "give --rerank too"),
+    "an unknown option of reranking": (
+        lambda t, p: ["evaluate", str(p), "--rerank", "contextual", "--rerank.kk", "9"],
+        "unknown argument --rerank.kk",
+    ),
+    "reranking with no number": (
+        lambda t, p: ["evaluate", str(p), "--rerank", "contextual", "--rerank.k", "many"],
+        "argument --rerank.k: invalid int value: 'many'",
+    ),
+    "an impossible reranking": (
+        lambda t, p: ["evaluate", str(p), "--rerank", "contextual", "--rerank.beta", "2"],
+        "beta = 2.0 must be from 0 to below 1",
+    ),
+    "reranking more than there are": (
+        lambda t, p: ["evaluate", str(saved_vectors(t / "v.parquet", np.eye(4))), "--rerank", "contextual"],
+        "k = 16 is too large for a gallery of 4 images; use k <= 4",
     ),
     "workers below none": (lambda t, p: ["evaluate", str(p), "--workers", "-1"], "-1 is not a whole number from 0 on"),
     "seed below none": (lambda t, p: ["data", str(p), "--seed", "-1"], "-1 is not a whole number from 0 on"),

@@ -14,6 +14,8 @@ import pytest
 from PIL import Image
 
 from vicinal.cli import VERBS, main
+from vicinal.training import Recipe
+from vicinal.training.setup import load_table
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +79,28 @@ def test_data_shows_statistics_and_saves_a_table(photos: Path, tmp_path: Path, c
     assert json.loads(output(capsys, "data", out, "--json"))["splits"]["test"]["classes"] == 4
 
 
+def test_data_puts_noise_into_the_split_that_is_trained_on(photos: Path, tmp_path: Path, capsys) -> None:
+    foreign, plain, out = tmp_path / "foreign", tmp_path / "plain.csv", tmp_path / "noisy.csv"
+    foreign.mkdir()
+    for number in range(5):
+        Image.new("RGB", (20, 24)).save(foreign / f"{number}.png")
+    shares = ["--shares", "train=0.75", "test=0.25", "--seed", "2"]
+    noise = ["--first-classes", "0.5", "--random-labels", "0.5", "--foreign", foreign, "--foreign-share", "0.25"]
+    output(capsys, "data", photos, *shares, "--out", plain)
+    text = output(capsys, "data", photos, *shares, *noise, "--out", out)
+    assert text.splitlines()[1].split()[:3] == ["train", "18", "3"]
+    before, after = pd.read_csv(plain), pd.read_csv(out)
+    test = ["path", "label", "split"]
+    assert (after[after["split"] == "test"][test].to_numpy() == before[before["split"] == "test"][test]).all(axis=None)
+    assert not after["noisy_label"][after["split"] == "test"].any()
+    assert (after["noisy_label"].sum(), after["noisy_image"].sum()) == (9, 4)  # of 18; half of 9 rounds to the even 4
+    assert (after["path"].str.startswith(str(foreign)) == after["noisy_image"]).all()
+    recipe = ["--data.shares={train: 0.75, test: 0.25}", "--seed=2", "--data.noise.classes=0.5"]
+    recipe += ["--data.noise.random_labels=0.5", f"--data.noise.foreign={foreign}", "--data.noise.foreign_share=0.25"]
+    trained_on = load_table(Recipe.load(overrides=[f"--data.source={photos}", *recipe]).settings)
+    pd.testing.assert_frame_equal(trained_on.frame, after, check_dtype=False)
+
+
 def test_train_prints_the_model_and_resumes(run: Path, capsys) -> None:
     assert output(capsys, "train", "--out", run, "--resume").strip() == str(run / "model")
 
@@ -95,6 +119,24 @@ def test_evaluate_takes_any_source(source: str, run: Path, photos: Path, tmp_pat
         test = json.loads(output(capsys, "evaluate", path, "--split", "test", "--json"))
         assert test["queries"] == 12
     assert "recall@1" in output(capsys, "evaluate", path, *more)
+
+
+def test_evaluate_shows_metrics_before_and_after_reranking(run: Path, tmp_path: Path, capsys) -> None:
+    plain = json.loads(output(capsys, "evaluate", run, "--json"))
+    options = {
+        "contextual": ("k=5, beta=0.2, epsilon=0.01", "--rerank.k", 5, "--rerank.beta", 0.2, "--rerank.epsilon", 0.01),
+        "reciprocal": ("k1=7, k2=2, lam=0.5", "--rerank.k1", 7, "--rerank.k2", 2, "--rerank.lam", 0.5),
+        "query-expansion": ("n=4, alpha=1.0", "--rerank.n", 4, "--rerank.alpha", 1),
+        "database-augmentation": ("n=10, alpha=3.0",),
+    }
+    for name, (method, *more) in options.items():
+        result = json.loads(output(capsys, "evaluate", run, "--rerank", name, *more, "--json"))
+        assert result["metrics"] == plain["metrics"]
+        assert result["reranked"]["method"].endswith(f"({method})")
+        assert set(result["reranked"]["metrics"]) == set(plain["metrics"])
+    text = output(capsys, "evaluate", run, "--rerank", "contextual")
+    assert text.splitlines()[1] == "re-ranked: ContextualReranking(k=16, beta=0.1, epsilon=0.0)"
+    assert text.splitlines()[2].split() == ["plain", "re-ranked"]
 
 
 def test_embed_writes_vectors_with_paths_and_labels(run: Path, photos: Path, tmp_path: Path, capsys) -> None:

@@ -13,7 +13,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, NoReturn
 
 from vicinal.console import is_first_process, log
@@ -27,14 +27,16 @@ Arguments = argparse.Namespace
 
 
 def data(arguments: Arguments) -> None:
-    """Look at a set of labelled images, divide its classes, and save it as a table."""
-    from vicinal.data import Table
+    """Look at a set of labelled images, divide its classes, put noise into it, and save it as a table."""
+    from vicinal.data import Table, add_noise
 
     table = Table.load(arguments.source, root=arguments.root, label_column=None)
     if arguments.shares and len(dict(arguments.shares)) < len(arguments.shares):
         raise InputError("--shares names a split twice; give each one share")
     if arguments.shares:
         table = table.split_classes(shares=dict(arguments.shares), seed=arguments.seed)
+    noise = (arguments.first_classes, arguments.random_labels, arguments.foreign, arguments.foreign_share)
+    table = add_noise(table, *noise, seed=arguments.seed)
     if arguments.out:
         table.save(arguments.out)
         log(f"wrote {arguments.out}")
@@ -60,10 +62,16 @@ def train(arguments: Arguments) -> None:
 
 def evaluate(arguments: Arguments) -> None:
     """Measure how well images of one class find each other: recall@k, mAP@R, R-precision and mAP."""
-    from vicinal.evaluation import evaluate
+    from vicinal.evaluation import Comparison, Evaluation, compare, evaluate
 
+    method = _reranking(arguments)
     embedded = _reading(arguments).embed(arguments.source, arguments.split)
-    result = evaluate(embedded.vectors, embedded.table, recall_at=arguments.recall_at)
+    vectors, table, recall_at = embedded.vectors, embedded.table, arguments.recall_at
+    result: Evaluation | Comparison
+    if method is None:
+        result = evaluate(vectors, table, recall_at=recall_at)
+    else:
+        result = compare(vectors, table, method, recall_at=recall_at)
     _result(result.to_dict() if arguments.json else str(result))
 
 
@@ -130,6 +138,19 @@ SOURCE = (
 EMBEDDABLE = f"a run folder, a file of embeddings (.parquet or .npy), or images: {SOURCE}"
 
 
+RERANKINGS = ("contextual", "reciprocal", "query-expansion", "database-augmentation")
+RERANK_OPTIONS: dict[str, tuple[type, str]] = {
+    "k": (int, "contextual: size of a neighbourhood, the image itself among them (default: 16)"),
+    "beta": (float, "contextual: weight of shared neighbours, from 0 to below 1 (default: 0.1)"),
+    "epsilon": (float, "contextual: how much farther than the last still counts as a neighbour (default: 0)"),
+    "k1": (int, "reciprocal: neighbours looked at (default: 20)"),
+    "k2": (int, "reciprocal: images averaged, at most k1 (default: 6)"),
+    "lam": (float, "reciprocal: weight of the original distance, above 0 to 1 (default: 0.3)"),
+    "n": (int, "query-expansion, database-augmentation: neighbours added (default: 10)"),
+    "alpha": (float, "query-expansion, database-augmentation: the larger, the less far neighbours count (default: 3)"),
+}
+
+
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
@@ -168,7 +189,15 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         "--shares", nargs="+", type=_share, metavar="SPLIT=SHARE",
         help="divide the classes, such as train=0.7 val=0.1 test=0.2; no class is in two splits",
     )  # fmt: skip
-    parser.add_argument("--seed", type=_whole(0), default=0, help="of the division (default: 0)")
+    noise = parser.add_argument_group("noise on purpose, in the split train or in a table without splits")
+    noise.add_argument("--first-classes", type=float, metavar="CLASSES", help="keep only the first classes by name: "
+                       "up to 1 a share of them, above 1 their number")  # fmt: skip
+    noise.add_argument("--random-labels", type=float, default=0.0, metavar="SHARE",
+                       help="give this share of the images another class's label")  # fmt: skip
+    noise.add_argument("--foreign", metavar="SOURCE", help="images foreign to all classes, the same kinds of sources")
+    noise.add_argument("--foreign-share", type=float, default=0.0, metavar="SHARE",
+                       help="put foreign ones in the place of this share of the images")  # fmt: skip
+    parser.add_argument("--seed", type=_whole(0), default=0, help="of the division and the noise (default: 0)")
     parser.add_argument("--out", help="save the table with paths, labels and splits as .csv or .parquet")
     _add_json(parser)
 
@@ -194,6 +223,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="the k of recall@k (default: 1 2 4 8, as far as there are images)",
     )
+    _add_reranking(parser)
     _add_reading(parser)
     _add_json(parser)
 
@@ -242,6 +272,18 @@ def _add_reading(parser: argparse.ArgumentParser, split: bool = True) -> None:
                        "(the default), or leave it out and count it")  # fmt: skip
 
 
+def _add_reranking(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("re-ranking", "metrics before and after a second look at every ranking")
+    group.add_argument(
+        "--rerank", choices=RERANKINGS,
+        help="contextual and reciprocal: images stand higher that have the same neighbours as the query; "
+        "query-expansion: search again with each query moved towards what it found; "
+        "database-augmentation: with each image of the gallery moved towards its neighbours",
+    )  # fmt: skip
+    for option, (kind, text) in RERANK_OPTIONS.items():
+        group.add_argument(f"--rerank.{option}", type=kind, metavar=option.upper(), help=text)
+
+
 def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -273,6 +315,25 @@ def _share(text: str) -> tuple[str, float]:
         return split, float(share)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text} is not SPLIT=SHARE, such as train=0.7") from None
+
+
+def _reranking(arguments: Arguments) -> Any:
+    """The method of re-ranking that was asked for, None if none was."""
+    from vicinal.retrieval import ContextualReranking, DatabaseAugmentation, QueryExpansion, ReciprocalReranking
+
+    given = {name: getattr(arguments, f"rerank.{name}") for name in RERANK_OPTIONS}
+    given = {name: value for name, value in given.items() if value is not None}
+    if arguments.rerank is None:
+        if given:
+            raise InputError(f"--rerank.{next(iter(given))} says how to re-rank; give --rerank too")
+        return None
+    methods: tuple[Any, ...] = (ContextualReranking, ReciprocalReranking, QueryExpansion, DatabaseAugmentation)
+    method = dict(zip(RERANKINGS, methods, strict=True))[arguments.rerank]
+    known = [field.name for field in fields(method)]
+    for name in given:
+        if name not in known:
+            raise InputError(f"--rerank.{name} is no option of {arguments.rerank}; its options: {', '.join(known)}")
+    return method(**given)
 
 
 def _reading(arguments: Arguments) -> Any:

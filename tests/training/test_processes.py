@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from tests.conftest import ROOT
+from vicinal.data import Table
 from vicinal.training import Recipe, RunFolder, train
 from vicinal.training.checkpoint import load_checkpoint
 
@@ -39,6 +40,24 @@ def test_two_processes_train_as_one(small: list[str], tmp_path: Path, micro_batc
     states = [load_checkpoint(run.last)["system"] for run in (one, two)]
     for name, tensor in states[0].items():
         assert (tensor - states[1][name]).abs().max() < 1e-3, name
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_hierarchical_batches_and_the_noise_of_one(
+    small: list[str], photos: Path, tmp_path: Path
+) -> None:
+    frame = Table.load(photos).frame
+    coarse = [f"kind {int(label[-1]) % 2}" for label in frame["label"]]
+    Table(frame.assign(coarse=coarse, split="train")).save(tmp_path / "kinds.csv")
+    more = [f"--data.source={tmp_path / 'kinds.csv'}", "--coarse_per_batch=2", "--data.noise.random_labels=0.1"]
+    settings = [*small, *STILL, *more]
+    one = train(Recipe.load(overrides=settings), tmp_path / "one")
+    two = RunFolder(tmp_path / "two")
+    result = train_with_two_processes(settings, two.path)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("the label of another class") == 1
+    losses = [pd.read_csv(run.log)["loss"] for run in (one, two)]
+    assert losses[0].tolist() == pytest.approx(losses[1].tolist(), rel=1e-3)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from vicinal import files
@@ -286,6 +287,69 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(
     assert weights(run) == weights(straight)
     assert pd.read_csv(run.log)["loss"].tolist() == pd.read_csv(straight.log)["loss"].tolist()
     assert pd.read_csv(run.metrics).equals(pd.read_csv(straight.metrics))
+
+
+def _kinds_of_photos(folder: Path, photos: Path) -> Path:
+    """A table of the photos with two super-labels, of three training classes and one to validate with each."""
+    frame = Table.load(photos).frame
+    coarse = [f"kind {int(label[-1]) % 2}" for label in frame["label"]]
+    split = ["val" if label in ("class6", "class7") else "train" for label in frame["label"]]
+    Table(frame.assign(coarse=coarse, split=split)).save(folder / "kinds.csv")
+    return folder / "kinds.csv"
+
+
+def _foreign_images(folder: Path) -> Path:
+    folder.mkdir()
+    for number in range(9):
+        Image.new("RGB", (20, 24), (20 * number, 90, 200)).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_hierarchical_batches_and_noise_are_resumed_as_if_never_stopped(
+    small: list[str], photos: Path, tmp_path: Path, noise: bool
+) -> None:
+    more = [f"--data.source={_kinds_of_photos(tmp_path, photos)}", "--coarse_per_batch=2", "--model.dropout=0.2"]
+    if noise:
+        foreign = _foreign_images(tmp_path / "foreign")
+        more += ["--data.noise.random_labels=0.1", f"--data.noise.foreign={foreign}", "--data.noise.foreign_share=0.1"]
+        more += ["--data.noise.classes=5", "--seed=4"]
+    recipe = Recipe.load(overrides=[*small, *more])
+    straight = train(recipe, tmp_path / "straight")
+    one = trainer([*small, *more], tmp_path / "run")
+    plan = one._plan()
+    for rows in plan:
+        kinds = one.images.table.frame["coarse"][rows].to_numpy().reshape(2, 4)
+        assert (kinds == kinds[:, :1]).all()
+        assert set(kinds[:, 0]) == {"kind 0", "kind 1"}
+    step = one.train_step
+
+    def interrupted_step(batches, **more):
+        step(batches, **more)
+        if one.progress.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    one.train_step = interrupted_step
+    with pytest.raises(InterruptedRunError):
+        one.fit()
+    _same_results(resume(one.run.path, recipe), straight)
+    tables = [Table.from_parquet(run.table).frame for run in (one.run, straight)]
+    assert tables[0].equals(tables[1])
+    if noise:
+        assert (len(tables[0]), tables[0]["noisy_label"].sum(), tables[0]["noisy_image"].sum()) == (30 + 12, 3, 3)
+
+
+def test_noise_of_a_recipe_is_in_the_training_split_alone(small: list[str]) -> None:
+    shares = "--data.shares={train: 0.5, val: 0.25, test: 0.25}"
+    clean, noisy = (
+        load_table(Recipe.load(overrides=[*small, "--seed=7", f"--data.noise.random_labels={share}", shares]).settings)
+        for share in (0, 0.3)
+    )
+    changed = clean.frame["label"] != noisy.frame["label"]
+    assert changed.sum() == round(0.3 * len(clean.subset("train")))
+    assert set(clean.frame["split"][changed]) == {"train"}
+    assert noisy.frame[clean.frame.columns].drop(columns="label").equals(clean.frame.drop(columns="label"))
+    assert "noisy_label" not in clean.frame
 
 
 def _train_or_resume(settings: list[str], out: Path) -> None:

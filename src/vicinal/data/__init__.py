@@ -1,9 +1,10 @@
-"""Data: tables of images, their reading, transforms, batches and samplers, embeddings in files, benchmarks."""
+"""Data: tables of images, their reading, transforms, batches and samplers, noise, embeddings in files, benchmarks."""
 
 from vicinal.data.benchmarks import digits, glyphs, omniglot
 from vicinal.data.checks import require_trainable
 from vicinal.data.embeddings import load_embeddings, save_embeddings
 from vicinal.data.folders import is_image_file
+from vicinal.data.hierarchical_sampler import HierarchicalBatchSampler
 from vicinal.data.images import (
     Batch,
     ImageDataset,
@@ -13,6 +14,7 @@ from vicinal.data.images import (
     convert_image,
     read_image,
 )
+from vicinal.data.noise import add_noise, first_classes, foreign_images, random_labels
 from vicinal.data.samplers import ClassBalancedSampler, RandomBatchSampler
 from vicinal.data.statistics import Statistics
 from vicinal.data.table import Table
@@ -20,6 +22,7 @@ from vicinal.data.table import Table
 __all__ = [
     "Batch",
     "ClassBalancedSampler",
+    "HierarchicalBatchSampler",
     "ImageDataset",
     "ImageTransform",
     "RandomBatchSampler",
@@ -27,12 +30,16 @@ __all__ = [
     "Table",
     "TestBatches",
     "TrainBatches",
+    "add_noise",
     "convert_image",
     "digits",
+    "first_classes",
+    "foreign_images",
     "glyphs",
     "is_image_file",
     "load_embeddings",
     "omniglot",
+    "random_labels",
     "read_image",
     "require_trainable",
     "save_embeddings",

@@ -54,7 +54,7 @@ class RandomBatchSampler:
     def __iter__(self) -> Iterator[list[int]]:
         order = np.random.default_rng([self.seed, self.epoch]).permutation(self.images)
         batches = order[: len(self) * self.batch].reshape(len(self), self.batch)
-        yield from _share(batches, self.rank, self.world)
+        yield from share(batches, self.rank, self.world)
 
 
 class ClassBalancedSampler:
@@ -109,7 +109,7 @@ class ClassBalancedSampler:
         if classes_with_fewer not in ("leave_out", "replace"):
             raise InputError(f"classes_with_fewer is {classes_with_fewer!r}; it can be leave_out or replace")
         _check_shares(self.classes_a_batch, seed, rank, world, "the classes of a batch")
-        found, members = _rows_by_class(np.asarray(labels))
+        found, members = rows_by_class(np.asarray(labels))
         small = [name for name, rows in zip(names or found, members, strict=True) if len(rows) < per_class]
         leave_out = classes_with_fewer == "leave_out"
         self.left_out = small if leave_out else []
@@ -149,12 +149,8 @@ class ClassBalancedSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         rng = np.random.default_rng([self.seed, self.epoch])
-        quotas = _quotas(np.array([len(rows) for rows in self.members]), len(self), self.classes_a_batch, rng)
-        classes = rng.permutation(np.flatnonzero(quotas))
-        groups = np.concatenate([_groups(self.members[c], quotas[c], self.per_class, rng) for c in classes])
-        owners = np.repeat(classes, quotas[classes])
-        batches = groups[_dealt(owners, len(self), rng)].reshape(len(self), self.batch)
-        yield from _share(batches, self.rank, self.world)
+        batches = balanced_batches(self.members, len(self), self.classes_a_batch, self.per_class, rng)
+        yield from share(batches, self.rank, self.world)
 
 
 def _check_shares(items: int, seed: int, rank: int, world: int, what: str = "batch") -> None:
@@ -166,25 +162,57 @@ def _check_shares(items: int, seed: int, rank: int, world: int, what: str = "bat
         )
 
 
-def _share(batches: Rows, rank: int, world: int) -> list[list[int]]:
+def share(batches: Rows, rank: int, world: int) -> list[list[int]]:
+    """The part that a process gets of every batch `[batches, images]`."""
     part = batches.shape[1] // world
     return batches[:, rank * part : (rank + 1) * part].tolist()
 
 
-def _rows_by_class(labels: npt.NDArray[np.generic]) -> tuple[list[object], list[Rows]]:
+def rows_by_class(labels: npt.NDArray[np.generic]) -> tuple[list[object], list[Rows]]:
+    """The classes in sorted order, and the rows of each."""
     found, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     rows = np.argsort(codes, kind="stable")
     return found.tolist(), np.split(rows, np.cumsum(counts)[:-1])
 
 
-def _quotas(sizes: Rows, batches: int, classes_a_batch: int, rng: np.random.Generator) -> Rows:
-    """Groups that each class gives in an epoch: as its size, at most one a batch, together just filling the batches."""
-    total = batches * classes_a_batch
-    shares = np.minimum(sizes * (total / sizes.sum()), batches)
+def balanced_batches(
+    members: Sequence[Rows], batches: int, classes_a_batch: int, per_class: int, rng: np.random.Generator
+) -> Rows:
+    """Batches in which no class comes twice, each class in as many as its size says.
+
+    Args:
+        members: rows of each class; at least `classes_a_batch` classes.
+        batches: how many batches.
+        classes_a_batch: classes in each.
+        per_class: images of each class.
+        rng: where the order comes from.
+
+    Returns:
+        Rows `[batches, classes_a_batch * per_class]`, class by class.
+    """
+    sizes = np.array([len(rows) for rows in members])
+    quotas = drawn_quotas(sizes, np.full(len(sizes), batches), batches * classes_a_batch, rng)
+    classes = rng.permutation(np.flatnonzero(quotas))
+    groups = np.concatenate([_groups(members[c], quotas[c], per_class, rng) for c in classes])
+    owners = np.repeat(classes, quotas[classes])
+    return groups[dealt(owners, batches, rng)].reshape(batches, -1)
+
+
+def drawn_quotas(sizes: Rows, limits: Rows, total: int, rng: np.random.Generator) -> Rows:
+    """What each gives to the sum `total`: as its size, at most its limit; what the limits cut off goes to the others.
+
+    Args:
+        sizes: of each, positive.
+        limits: of each; their sum is at least `total`.
+        total: sum of the quotas.
+        rng: decides what is rounded up; a quota is in the mean what it would be without rounding.
+    """
+    assert 0 < total <= limits.sum(), (limits, total)
+    shares = np.minimum(sizes * (total / sizes.sum()), limits)
     while not np.isclose(shares.sum(), total, rtol=1e-9):
-        free = shares < batches
-        shares[free] *= (total - batches * (~free).sum()) / shares[free].sum()
-        shares = np.minimum(shares, batches)
+        free = shares < limits
+        shares[free] *= (total - limits[~free].sum()) / shares[free].sum()
+        shares = np.minimum(shares, limits)
     return _rounded(shares, total, rng)
 
 
@@ -213,21 +241,30 @@ def _one_pass(rows: Rows, per_class: int, rng: np.random.Generator) -> Rows:
     return np.concatenate([rows, rng.choice(already, missing, replace=False)]).reshape(-1, per_class)
 
 
-def _dealt(owners: Rows, batches: int, rng: np.random.Generator) -> Rows:
-    """The groups of each batch, `[batches, classes a batch]`, no class twice in one.
+def dealt(owners: Rows, batches: int, rng: np.random.Generator) -> Rows:
+    """The cards of each batch, such that no owner comes to a batch twice that could come to another.
 
-    Like cards: the groups lie class by class, and each round deals one to every batch, in random order. A
-    class has at most as many groups as there are batches, so it can come twice to a batch only where it runs over from
-    one round into the next; there, the batches that have it already come last.
+    The cards lie owner by owner, and each round deals one to every batch, in random order. An owner can
+    come again to a batch only where it runs over from one round into the next; there, the batches that have least of it
+    come first. So an owner of at most as many cards as there are batches comes to none of them twice.
+
+    Args:
+        owners: of each card, `[batches * cards a batch]`; equal owners lie side by side.
+        batches: how many batches.
+        rng: where the order comes from.
+
+    Returns:
+        Positions in `owners`, `[batches, cards a batch]`.
     """
     rounds = owners.reshape(-1, batches)
     order = rng.permutation(batches)
-    dealt = [order]
+    orders, held = [order], np.zeros(batches, np.int64)
     for before, after in pairwise(rounds):
-        have = order[before == after[0]]
+        # What each batch holds of the owner that runs over, who may have taken up whole rounds before.
+        held = held * (before[0] == after[0]) + np.bincount(order[before == after[0]], minlength=batches)
         order = rng.permutation(batches)
-        first = order[~np.isin(order, have)][: (after == after[0]).sum()]
+        first = order[np.argsort(held[order], kind="stable")][: (after == after[0]).sum()]
         order = np.concatenate([first, rng.permutation(np.setdiff1d(order, first))])
-        dealt.append(order)
-    slots = np.argsort(np.stack(dealt), axis=1).T
+        orders.append(order)
+    slots = np.argsort(np.stack(orders), axis=1).T
     return slots + np.arange(len(rounds)) * batches

@@ -14,7 +14,9 @@ from vicinal.data.table import Table
 from vicinal.errors import InputError
 from vicinal.evaluation.metrics import average_precision, map_at_r, r_precision, recall_at_k
 from vicinal.evaluation.ranking import Ranks, Relevance, positive_ranks
-from vicinal.retrieval.scores import Array, UnitVectors, check_chunk, check_exclude
+from vicinal.retrieval.rerank import Reranking
+from vicinal.retrieval.scores import Array, UnitVectors, check_chunk, check_exclude, check_same_dim
+from vicinal.retrieval.sides import Sides
 
 LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query/gallery"
 RECALL_AT = (1, 2, 4, 8)
@@ -75,7 +77,11 @@ class Evaluation:
 
 
 def evaluate(
-    embeddings: Array, table: Table, recall_at: Sequence[int] | None = None, chunk: int | None = None
+    embeddings: Array,
+    table: Table,
+    recall_at: Sequence[int] | None = None,
+    chunk: int | None = None,
+    rerank: Reranking | None = None,
 ) -> Evaluation:
     """Score how well images of one class find each other.
 
@@ -89,10 +95,12 @@ def evaluate(
         table: one row an embedding, with labels.
         recall_at: the k of each recall@k; None: those of 1, 2, 4 and 8 that the gallery is large enough for.
         chunk: queries a block; by default chosen so that scores take about 64 MB, whatever the number of rows.
+        rerank: such as `ContextualReranking()`: every ranking is re-ranked first, as a whole. What is left out of a
+            ranking, by its group, may still be a neighbour by which others are judged: re-ranking sees no labels.
 
     Raises:
-        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an impossible k or chunk, or no
-            query with anything to be found.
+        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an impossible k or chunk, no
+            query with anything to be found, or a re-ranking that asks for more neighbours than there are.
 
     Example:
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
@@ -107,17 +115,19 @@ def evaluate(
     query_rows = everything if queries is None else queries
     gallery_rows = everything if gallery is None else gallery
     groups = table.codes("group") if table.has("group") else np.full(len(table), -1)
+    places = _places(query_rows, gallery_rows, len(table))
     relevance = Relevance(
         table.labels[query_rows],
         table.labels[gallery_rows],
-        _places(query_rows, gallery_rows, len(table)),
+        places,
         groups[query_rows],
         groups[gallery_rows],
     )
     unit_queries = UnitVectors(embeddings, "embedding", queries)
     unit_gallery = unit_queries if queries is gallery else UnitVectors(embeddings, "embedding", gallery)
     largest = len(gallery_rows) - (protocol == LEAVE_ONE_OUT)
-    per_query = _scores(unit_queries, unit_gallery, relevance, _checked_recall(recall_at, largest), chunk)
+    sides = Sides(unit_queries, unit_gallery, places, chunk)
+    per_query = _scores(sides, relevance, _checked_recall(recall_at, largest), chunk, rerank)
     return _summary(per_query, protocol, query_rows, len(gallery_rows))
 
 
@@ -132,6 +142,7 @@ def evaluate_arrays(
     gallery_groups: npt.ArrayLike | None = None,
     recall_at: Sequence[int] | None = None,
     chunk: int | None = None,
+    rerank: Reranking | None = None,
 ) -> Evaluation:
     """Score queries against a gallery, both given as arrays; the level below :func:`evaluate`.
 
@@ -145,10 +156,11 @@ def evaluate_arrays(
         gallery_groups: see there.
         recall_at: the k of each recall@k; None: those of 1, 2, 4 and 8 that the gallery is large enough for.
         chunk: queries a block, as in :func:`evaluate`.
+        rerank: as in :func:`evaluate`.
 
     Raises:
-        InputError: other numbers of rows, NaN or infinity in an embedding, an impossible k, chunk or row to exclude, or
-            no query with anything to be found.
+        InputError: other numbers of rows, NaN or infinity in an embedding, an impossible k, chunk or row to exclude, no
+            query with anything to be found, or a re-ranking that asks for more neighbours than there are.
 
     Example:
         >>> evaluate_arrays(np.eye(2), ["a", "b"], np.eye(2), ["a", "b"], recall_at=[1]).metrics["mAP"]
@@ -166,7 +178,8 @@ def evaluate_arrays(
         _check_rows(len(queries), len(itself), "exclude")
         check_exclude(itself, len(gallery))
     recalls = _checked_recall(recall_at, len(gallery))
-    per_query = _scores(queries, gallery, Relevance(*labels, itself, *groups), recalls, chunk)
+    sides = Sides(queries, gallery, np.full(len(queries), -1) if itself is None else itself, chunk)
+    per_query = _scores(sides, Relevance(*labels, itself, *groups), recalls, chunk, rerank)
     return _summary(per_query, QUERY_GALLERY, np.arange(len(queries)), len(gallery))
 
 
@@ -223,13 +236,18 @@ def _checked_recall(recall_at: Sequence[int] | None, largest: int) -> Sequence[i
 
 
 def _scores(
-    queries: UnitVectors, gallery: UnitVectors, relevance: Relevance, recall_at: Sequence[int], chunk: int | None
+    sides: Sides, relevance: Relevance, recall_at: Sequence[int], chunk: int | None, rerank: Reranking | None
 ) -> dict[str, Scores]:
     """Every metric of every query, from one pass over the ranks."""
     check_chunk(chunk)
+    queries, gallery = sides.queries, sides.gallery
     if not (len(queries) and len(gallery)):
         raise InputError(f"{len(queries)} queries and {len(gallery)} gallery images; evaluation needs some of both")
-    blocks = [_metrics(ranks, recall_at) for ranks in positive_ranks(queries, gallery, relevance, chunk)]
+    check_same_dim(queries, gallery)
+    reranked = None if rerank is None else rerank.apply(sides)
+    if reranked is not None:
+        queries, gallery = reranked.queries, reranked.gallery
+    blocks = [_metrics(ranks, recall_at) for ranks in positive_ranks(queries, gallery, relevance, chunk, reranked)]
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from vicinal.retrieval.rerank import Reranked
 from vicinal.retrieval.scores import (
     BLOCK_ROWS,
     TILE_ROWS,
@@ -112,7 +113,11 @@ class Ranks:
 
 
 def positive_ranks(
-    queries: UnitVectors, gallery: UnitVectors, relevance: Relevance, chunk: int | None = None
+    queries: UnitVectors,
+    gallery: UnitVectors,
+    relevance: Relevance,
+    chunk: int | None = None,
+    reranked: Reranked | None = None,
 ) -> Iterator[Ranks]:
     """Rank the gallery for each query by falling similarity and give the ranks of its positives, block by block.
 
@@ -126,6 +131,7 @@ def positive_ranks(
         gallery: [g, dim].
         relevance: what is to be found and what is left out.
         chunk: queries a block, at most; by default chosen to fill the memory budget. The ranks do not depend on it.
+        reranked: of these queries and this gallery; ranks are then those by raised similarities.
 
     Yields:
         The ranks of the next queries, in order.
@@ -143,7 +149,9 @@ def positive_ranks(
     rows, columns = _block_size(len(queries), len(gallery), chunk)
     block = ScoreBlock(rows, columns, queries.device)
     for start, stop in relevance.blocks(rows):
-        parts: Callable[[], Iterator[Part]] = partial(_parts, queries.block(start, stop), gallery, block, columns)
+        raise_in = None if reranked is None else partial(reranked.raise_in, reranked.lifts(start, stop))
+        vectors = queries.block(start, stop)
+        parts: Callable[[], Iterator[Part]] = partial(_parts, vectors, gallery, block, columns, raise_in)
         if columns == len(gallery):  # the only part is still there the second time
             parts = partial(iter, list(parts()))
         yield _ranks(parts, relevance, range(start, stop))
@@ -157,9 +165,18 @@ def _block_size(queries: int, gallery: int, chunk: int | None) -> tuple[int, int
     return rows, gallery if columns >= gallery else columns // BLOCK_ROWS * BLOCK_ROWS
 
 
-def _parts(queries: Tensor, gallery: UnitVectors, block: ScoreBlock, columns: int) -> Iterator[Part]:
+def _parts(
+    queries: Tensor,
+    gallery: UnitVectors,
+    block: ScoreBlock,
+    columns: int,
+    raise_in: Callable[[Floats, int], None] | None,
+) -> Iterator[Part]:
     for start in range(0, len(gallery), columns):
-        yield start, block.fill(queries, gallery, start, min(start + columns, len(gallery))).cpu().numpy()
+        scores = block.fill(queries, gallery, start, min(start + columns, len(gallery))).cpu().numpy()
+        if raise_in is not None:
+            raise_in(scores, start)
+        yield start, scores
 
 
 def _ranks(parts: Callable[[], Iterator[Part]], relevance: Relevance, queries: range) -> Ranks:

@@ -79,17 +79,40 @@ def top_k(
     check_chunk(chunk)
     unit_queries = UnitVectors(queries, "query", device=device)
     unit_gallery = UnitVectors(gallery, "gallery vector", device=unit_queries.device)
-    check_same_dim(unit_queries, unit_gallery)
-    left_out = _LeftOut(len(unit_queries), len(unit_gallery), exclude, query_groups, gallery_groups)
+    left_out = LeftOut(len(unit_queries), len(unit_gallery), exclude, query_groups, gallery_groups)
+    return nearest(unit_queries, unit_gallery, k, left_out, chunk)
+
+
+def nearest(
+    queries: UnitVectors, gallery: UnitVectors, k: int, left_out: LeftOut, chunk: int | None = None
+) -> Neighbors:
+    """Find the `k` most similar as :func:`top_k` does, for vectors that are unit vectors already.
+
+    Args:
+        queries: [q, dim].
+        gallery: [g, dim].
+        k: neighbours a query.
+        left_out: what each query must not find.
+        chunk: queries a block; by default chosen to fill the memory budget.
+
+    Raises:
+        InputError: different dimensions, or `k` larger than what is left of the gallery.
+
+    Example:
+        >>> vectors = UnitVectors(np.eye(3), "vector")
+        >>> nearest(vectors, vectors, 1, LeftOut(3, 3, exclude=np.arange(3))).indices.ravel()
+        array([1, 0, 0])
+    """
+    check_same_dim(queries, gallery)
     left_out.check_enough(k)
     rows = chunk or rows_within_budget(len(gallery), FEWEST_ROWS, MOST_ROWS)
     scores = np.empty((len(queries), k), dtype=np.float32)
     indices = np.empty((len(queries), k), dtype=np.int64)
     columns = min(len(gallery), _columns_within_budget(rows, k))
-    block = ScoreBlock(min(rows, len(queries)), columns, unit_queries.device)
+    block = ScoreBlock(min(rows, len(queries)), columns, queries.device)
     for start in range(0, len(queries), rows):
         place = slice(start, min(start + rows, len(queries)))
-        best, found = _search(unit_queries, unit_gallery, place, k, columns, block, left_out)
+        best, found = _search(queries, gallery, place, k, columns, block, left_out)
         scores[place], indices[place] = best.cpu().numpy(), found.cpu().numpy()
     return Neighbors(scores, indices)
 
@@ -107,7 +130,7 @@ def _search(
     k: int,
     columns: int,
     block: ScoreBlock,
-    left_out: _LeftOut,
+    left_out: LeftOut,
 ) -> tuple[Tensor, Tensor]:
     """The best k of the whole gallery for one block of queries."""
     vectors = queries.block(place.start, place.stop)
@@ -150,25 +173,43 @@ def _first_of_equals(scores: Tensor, least: Tensor, k: int) -> Tensor:
     return chosen.nonzero()[:, 1].reshape(len(scores), k)
 
 
-class _LeftOut:
-    """The gallery vectors that a query must not find: itself and its group."""
+class LeftOut:
+    """The gallery vectors that a query must not find: itself and its group.
+
+    Args:
+        queries: how many.
+        gallery: how many.
+        exclude: int64 [q], the gallery row that is the query itself, -1 (the default) for none.
+        query_groups: int64 [q], together with `gallery_groups`; -1 for no group.
+        gallery_groups: int64 [g].
+
+    Attributes:
+        itself: int64 [q], `exclude` as it is used.
+
+    Raises:
+        InputError: an array of another length, or a row to exclude that is not there.
+
+    Example:
+        >>> LeftOut(2, 3, exclude=np.array([0, -1])).allows(np.array([0, 0, 1]), np.array([0, 1, 0]))
+        array([False,  True,  True])
+    """
 
     def __init__(
         self,
         queries: int,
         gallery: int,
-        exclude: npt.NDArray[np.int64] | None,
-        query_groups: npt.NDArray[np.int64] | None,
-        gallery_groups: npt.NDArray[np.int64] | None,
+        exclude: npt.NDArray[np.int64] | None = None,
+        query_groups: npt.NDArray[np.int64] | None = None,
+        gallery_groups: npt.NDArray[np.int64] | None = None,
     ) -> None:
         if (query_groups is None) != (gallery_groups is None):
             raise InputError("query_groups and gallery_groups go together; give both or neither")
         self._gallery = gallery
-        self._exclude = _per_row(exclude, queries, "exclude", "query")
+        self.itself = _per_row(exclude, queries, "exclude", "query")
         self._query_groups = _per_row(query_groups, queries, "query_groups", "query")
         self._gallery_groups = _per_row(gallery_groups, gallery, "gallery_groups", "gallery vector")
         self._by_group = query_groups is not None
-        check_exclude(self._exclude, gallery)
+        check_exclude(self.itself, gallery)
 
     def check_enough(self, k: int) -> None:
         """Refuse a k that some query cannot fill."""
@@ -187,18 +228,24 @@ class _LeftOut:
 
     def _count(self) -> npt.NDArray[np.int64]:
         """How many gallery vectors each query must not find."""
-        itself = self._exclude >= 0
+        itself = self.itself >= 0
         if not self._by_group:
             return itself.astype(np.int64)
         of_gallery = np.sort(self._gallery_groups)
         first, last = (np.searchsorted(of_gallery, self._query_groups, side) for side in ("left", "right"))
-        in_group = self._gallery_groups[self._exclude] == self._query_groups
+        in_group = self._gallery_groups[self.itself] == self._query_groups
         return np.where(self._query_groups >= 0, last - first + (itself & ~in_group), itself)
+
+    def allows(self, queries: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether each of the queries may find the gallery row beside it, bool [pairs]."""
+        groups = self._query_groups[queries]
+        allowed: npt.NDArray[np.bool_] = rows != self.itself[queries]
+        return allowed & ((groups != self._gallery_groups[rows]) | (groups < 0)) if self._by_group else allowed
 
     def remove(self, scores: Tensor, place: slice, start: int) -> None:
         """Set the scores of what must not be found to minus infinity, in place."""
-        if (self._exclude[place] >= 0).any():
-            columns = torch.from_numpy(self._exclude[place]) - start
+        if (self.itself[place] >= 0).any():
+            columns = torch.from_numpy(self.itself[place]) - start
             rows = ((columns >= 0) & (columns < scores.shape[1])).nonzero().flatten()
             scores[rows.to(scores.device), columns[rows].to(scores.device)] = -torch.inf
         if self._by_group:

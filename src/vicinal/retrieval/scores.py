@@ -8,6 +8,7 @@ of two vectors then depends on nothing but these two, equal vectors tie, and no 
 from __future__ import annotations
 
 import warnings
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +74,12 @@ class UnitVectors:
         places = torch.from_numpy(rows)
         return self._unit(self._data[places if self._rows is None else self._rows[places]])
 
+    def subset(self, rows: npt.NDArray[np.int64]) -> UnitVectors:
+        """The given rows as vectors of their own, without a copy."""
+        subset = copy(self)
+        subset._rows = torch.from_numpy(rows if self._rows is None else self._rows.numpy()[rows])
+        return subset
+
     def _unit(self, rows: Tensor) -> Tensor:
         vectors = rows.to(self.device, torch.float32)
         # Entries of at most 1, so that their squares neither overflow nor vanish.
@@ -108,6 +115,48 @@ class ScoreBlock:
             place = slice(first - start, first - start + len(block))
             torch.mm(padded, block.T, out=self._buffer[: len(padded), place])
         return self._buffer[: len(queries), : stop - start]
+
+
+def pair_scores(
+    queries: UnitVectors, gallery: UnitVectors, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float32]:
+    """Scores of some pairs only, bit for bit those of :class:`ScoreBlock`.
+
+    Args:
+        queries: [q, dim].
+        gallery: [g, dim].
+        rows: int64 [pairs], the query of each pair, ascending.
+        columns: int64 [pairs], the gallery row of each pair.
+
+    Returns:
+        float32 [pairs].
+
+    Example:
+        >>> vectors = UnitVectors(np.eye(3, dtype=np.float32), "vector")
+        >>> pair_scores(vectors, vectors, np.array([0, 0, 2]), np.array([0, 1, 2]))
+        array([1., 0., 1.], dtype=float32)
+    """
+    scores = np.empty(len(rows), dtype=np.float32)
+    present = np.unique(rows)
+    for first in range(0, len(present), TILE_ROWS):
+        some = present[first : first + TILE_ROWS]
+        place = slice(np.searchsorted(rows, some[0], "left"), np.searchsorted(rows, some[-1], "right"))
+        scores[place] = _tile_scores(queries.take(some), gallery, np.searchsorted(some, rows[place]), columns[place])
+    return scores
+
+
+def _tile_scores(
+    queries: Tensor, gallery: UnitVectors, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float32]:
+    """Scores of pairs of a few queries, from products with the gallery vectors that occur in them."""
+    scores = np.empty(len(rows), dtype=np.float32)
+    padded = _pad(queries, TILE_ROWS)
+    present, places = np.unique(columns, return_inverse=True)
+    for start in range(0, len(present), BLOCK_ROWS):
+        block = _pad(gallery.take(present[start : start + BLOCK_ROWS]), TILE_COLUMNS)
+        here = np.flatnonzero((places >= start) & (places < start + BLOCK_ROWS))
+        scores[here] = torch.mm(padded, block.T).cpu().numpy()[rows[here], places[here] - start]
+    return scores
 
 
 def check_same_dim(queries: UnitVectors, gallery: UnitVectors) -> None:

@@ -29,18 +29,18 @@ def key_lines(path: Path) -> dict[str, int]:
         _collect_lines(root, "", lines, path)
     except RecursionError:
         raise InputError(f"{path}: a value contains itself") from None
-    _check_groups(root, path)
     return lines
 
 
-GROUPS = ("data", "transform", "model", "optimizer", "schedule", "validation", "loss")
+GROUPS = (
+    "data", "data.noise", "transform", "model", "optimizer", "optimizer.factors", "schedule", "validation", "loss",
+)  # fmt: skip
 
 
-def _check_groups(root: yaml.MappingNode, path: Path) -> None:
-    for key, value in root.value:
-        named = key.value == "loss" and value.value not in ("", "null")  # a loss can be given by its name alone
-        if key.value in GROUPS and not isinstance(value, yaml.MappingNode) and not named:
-            raise InputError(f"{path}:{key.start_mark.line + 1}: {key.value} is a group; write its settings below it")
+def _check_group(name: str, value: yaml.Node, line: int, path: Path) -> None:
+    named = name == "loss" and value.value not in ("", "null")  # a loss can be given by its name alone
+    if name in GROUPS and not isinstance(value, yaml.MappingNode) and not named:
+        raise InputError(f"{path}:{line}: {name} is a group; write its settings below it")
 
 
 def _collect_lines(node: yaml.MappingNode, prefix: str, lines: dict[str, int], path: Path) -> None:
@@ -52,6 +52,7 @@ def _collect_lines(node: yaml.MappingNode, prefix: str, lines: dict[str, int], p
         # A class's arguments are written below init_args and spoken of without it.
         name = prefix if key.value == "init_args" else f"{prefix}.{key.value}".lstrip(".")
         lines.setdefault(name, key.start_mark.line + 1)
+        _check_group(name, value, key.start_mark.line + 1, path)
         if isinstance(value, yaml.MappingNode):
             _collect_lines(value, name, lines, path)
 

@@ -8,8 +8,34 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vicinal.data import ImageTransform
+from vicinal.data.columns import is_coarse_column
 from vicinal.errors import InputError
 from vicinal.training.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Noise and want of data put into the training split on purpose, to see how a method bears them.
+
+    Args:
+        random_labels: share of the training images that get another class's label, drawn at random.
+        foreign: images foreign to all classes: a folder, a .csv or .parquet table, or a benchmark.
+        foreign_share: share of the training images that give way to foreign ones; their labels stay.
+        classes: train on the first classes only, in sorted order of their names: up to 1 their share, above 1 their
+            number; null: all.
+    """
+
+    random_labels: float = 0.0
+    foreign: str | None = None
+    foreign_share: float = 0.0
+    classes: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("random_labels", "foreign_share"):
+            _require(0 <= getattr(self, name) <= 1, f"data.noise.{name}", getattr(self, name), "from 0 to 1")
+        _require(self.classes is None or self.classes > 0, "data.noise.classes", self.classes, "above 0 or null")
+        both = (self.foreign is None) == (self.foreign_share == 0)
+        _require(both, "data.noise.foreign_share", self.foreign_share, "above 0 with data.noise.foreign, else 0")
 
 
 @dataclass(frozen=True)
@@ -27,6 +53,7 @@ class Data:
         classes: the classes of each split by name, such as {train: [cat, dog], test: [owl]}.
         split_column: name of a column that holds the split of each class; with shares or classes, the column whose
             values are dealt out in the place of labels, such as coarse.
+        noise: noise and want of data put into the training split on purpose.
         cache: keep all decoded images in memory.
         workers: processes that read and transform images. Default: none with `cache`, else one a core, at most 8.
         on_error: "raise" stops at an unreadable image, "skip" leaves it out and counts it.
@@ -39,6 +66,7 @@ class Data:
     shares: dict[str, float] | None = None
     classes: dict[str, list[str | int]] | None = None
     split_column: str | None = None
+    noise: Noise = field(default_factory=Noise)
     cache: bool = False
     workers: int | None = None
     on_error: Literal["raise", "skip"] = "raise"
@@ -127,6 +155,9 @@ class Settings:
         per_class: images of each class in a batch; 0 draws images at random whatever their class.
         classes_with_fewer: "leave_out" classes with fewer than `per_class` images, or "replace": draw them with
             replacement.
+        coarse_per_batch: super-labels in a batch, each with as many of its images (balanced hierarchical sampling); 0
+            draws classes whatever their super-label.
+        coarse_column: the table's column with the super-labels: coarse, coarse_2, ...
         epochs: passes over the training images.
         optimizer: how gradients change the parameters.
         schedule: how the learning rate changes over the epochs.
@@ -148,6 +179,8 @@ class Settings:
     micro_batch: int | None = None
     per_class: int = 4
     classes_with_fewer: Literal["leave_out", "replace"] = "leave_out"
+    coarse_per_batch: int = 0
+    coarse_column: str = "coarse"
     epochs: int = 30
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
@@ -165,7 +198,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("batch", "epochs", "accumulate", "log_every", "devices"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("per_class", "freeze_backbone_epochs", "seed", "checkpoint_minutes"):
+        for name in ("per_class", "coarse_per_batch", "freeze_backbone_epochs", "seed", "checkpoint_minutes"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         _require(self.clip is None or 0 < self.clip < math.inf, "clip", self.clip, "a positive number or null")
         _require(
@@ -177,6 +210,17 @@ class Settings:
         _require(self.seed < 2**63, "seed", self.seed, "below 2**63")
         divisible = self.per_class == 0 or self.batch % self.per_class == 0
         _require(divisible, "batch", self.batch, f"a multiple of per_class = {self.per_class}")
+        self._check_hierarchy()
+
+    def _check_hierarchy(self) -> None:
+        parts, per_class = self.coarse_per_batch, self.per_class
+        _require(is_coarse_column(self.coarse_column), "coarse_column", self.coarse_column, "coarse, coarse_2, ...")
+        if parts == 0:
+            where = "left alone unless coarse_per_batch says how many super-labels make a batch"
+            return _require(self.coarse_column == "coarse", "coarse_column", self.coarse_column, where)
+        _require(per_class > 0, "coarse_per_batch", parts, "0 with per_class = 0, which draws images whatever they are")
+        what = f"a multiple of per_class = {per_class} times coarse_per_batch = {parts}"
+        _require(self.batch % (per_class * parts) == 0, "batch", self.batch, what)
 
 
 def _require(holds: bool, key: str, value: object, what: str) -> None:

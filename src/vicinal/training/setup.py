@@ -6,6 +6,8 @@ import os
 import warnings
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision, Precision
@@ -14,7 +16,14 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
 from vicinal import distributed
-from vicinal.data import ClassBalancedSampler, RandomBatchSampler, Table, require_trainable
+from vicinal.data import (
+    ClassBalancedSampler,
+    HierarchicalBatchSampler,
+    RandomBatchSampler,
+    Table,
+    add_noise,
+    require_trainable,
+)
 from vicinal.errors import InputError
 from vicinal.losses import Loss
 from vicinal.models import Embedder
@@ -27,7 +36,7 @@ DEFAULT_SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}
 
 
 def load_table(settings: Settings) -> Table:
-    """The table that a recipe describes, with its classes divided into splits.
+    """The table that a recipe describes, with its classes divided into splits and the noise it asks for.
 
     Raises:
         InputError: no source, one that cannot be read or divided, nothing to learn from, or nothing to validate with.
@@ -44,6 +53,8 @@ def load_table(settings: Settings) -> Table:
         table = table.split_classes(shares, data.classes, data.split_column, settings.seed)
     if "train" not in table.splits:
         raise InputError(f"{data.source} has no rows in the split train; its splits: {', '.join(table.splits)}")
+    noise = data.noise
+    table = add_noise(table, noise.classes, noise.random_labels, noise.foreign, noise.foreign_share, seed=settings.seed)
     require_trainable(table.subset("train"))
     if "val" in table.splits:
         _require_validatable(table.subset("val"), settings.validation.metric)
@@ -80,16 +91,22 @@ def make_sampler(settings: Settings, table: Table) -> ClassBalancedSampler | Ran
     rank, world = distributed.rank(), distributed.world_size()
     if settings.per_class == 0:
         return RandomBatchSampler(labels, settings.batch, seed, rank, world)
-    return ClassBalancedSampler(
-        labels,
-        settings.batch,
-        settings.per_class,
-        settings.classes_with_fewer,
-        seed,
-        rank,
-        world,
-        names=table.classes,
+    fewer, names = settings.classes_with_fewer, table.classes
+    if settings.coarse_per_batch == 0:
+        return ClassBalancedSampler(labels, settings.batch, settings.per_class, fewer, seed, rank, world, names)
+    coarse, parts = _super_labels(table, settings.coarse_column), settings.coarse_per_batch
+    return HierarchicalBatchSampler(
+        labels, coarse, settings.batch, settings.per_class, parts, fewer, seed, rank, world, names
     )
+
+
+def _super_labels(table: Table, column: str) -> npt.NDArray[np.generic]:
+    if not table.has(column):
+        raise InputError(
+            f"coarse_column = {column}: coarse_per_batch takes super-labels from this column, which the table does not "
+            f"have; its columns are {', '.join(table.frame.columns)}"
+        )
+    return table.frame[column].to_numpy()
 
 
 def loading_processes(data: Data) -> int:

@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.retrieval import rerank_references as references
+from tests.retrieval.rerank_references import clusters, lattice
+from vicinal.errors import InputError
+from vicinal.retrieval import (
+    ContextualReranking,
+    DatabaseAugmentation,
+    Neighbors,
+    QueryExpansion,
+    ReciprocalReranking,
+    Reranking,
+    expansion,
+    neighbor_sets,
+    range_search,
+    reciprocal_reranking,
+    rerank,
+    sides,
+    top_k,
+)
+from vicinal.retrieval.scores import UnitVectors
+
+REFERENCES = {
+    ContextualReranking: references.contextual,
+    ReciprocalReranking: references.reciprocal,
+    QueryExpansion: references.query_expansion,
+    DatabaseAugmentation: references.database_augmentation,
+}
+SMALL = [
+    ContextualReranking(k=2),
+    ContextualReranking(k=4, beta=0.4),
+    ContextualReranking(k=6, epsilon=0.3),
+    ContextualReranking(k=16, beta=0.9, epsilon=0.05),
+    ReciprocalReranking(k1=1, k2=1),
+    ReciprocalReranking(k1=4, k2=1, lam=0.1),
+    ReciprocalReranking(k1=7, k2=3),
+    ReciprocalReranking(k1=20, k2=6),
+    ReciprocalReranking(k1=6, k2=6, lam=1),
+    QueryExpansion(n=1),
+    QueryExpansion(n=10, alpha=1),
+    DatabaseAugmentation(n=1, alpha=0),
+    DatabaseAugmentation(n=10),
+]
+EACH = [ContextualReranking(k=5), ReciprocalReranking(k1=6, k2=3), QueryExpansion(n=4), DatabaseAugmentation(n=4)]
+
+
+def reference(method: Reranking, queries: np.ndarray, gallery: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """The method's score of every query with every gallery image; -inf for a query with itself."""
+    scores = REFERENCES[type(method)](queries, gallery, places, **dataclasses.asdict(method))
+    inside = places >= 0
+    scores[inside, places[inside]] = -np.inf
+    return scores
+
+
+def check(found: Neighbors, wanted: np.ndarray, exact: bool = False) -> None:
+    """Scores are the reference's, best first, and each is that of the image it stands for."""
+    k = found.indices.shape[1]
+    np.testing.assert_allclose(found.scores, -np.sort(-wanted, axis=1)[:, :k], atol=2e-6)
+    np.testing.assert_allclose(found.scores, np.take_along_axis(wanted, found.indices, axis=1), atol=2e-6)
+    assert all(len(set(row)) == k for row in found.indices.tolist())
+    if exact:
+        np.testing.assert_array_equal(found.indices, np.argsort(-wanted, axis=1, kind="stable")[:, :k])
+
+
+def name(method: object) -> str:
+    return str(method)
+
+
+@pytest.mark.parametrize("method", SMALL, ids=name)
+@pytest.mark.parametrize("rows", [21, 80, 200])
+def test_one_set_searches_itself(method: Reranking, rows: int) -> None:
+    vectors, _ = clusters(rows, rows // 7, seed=rows)
+    itself = np.arange(rows)
+    wanted = reference(method, vectors, vectors, itself)
+    for k in (1, 5, rows - 1):
+        check(rerank(vectors, vectors, k, method, exclude=itself), wanted)
+
+
+@pytest.mark.parametrize("method", SMALL, ids=name)
+def test_queries_outside_and_inside_of_the_gallery(method: Reranking) -> None:
+    gallery, _ = clusters(90, 12, seed=0)
+    queries = np.concatenate([clusters(90, 12, seed=0)[0][::5] + 0.05, gallery[10:30]])
+    places = np.concatenate([np.full(18, -1), np.arange(10, 30)])
+    wanted = reference(method, queries, gallery, places)
+    for k in (1, 7, 89):
+        check(rerank(queries, gallery, k, method, exclude=places), wanted)
+    outside = rerank(queries[:18], gallery, 90, method)
+    check(outside, reference(method, queries[:18], gallery, places[:18]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(4, 40), st.integers(0, 10**6), st.data())
+def test_ties_stand_in_the_order_of_the_gallery(rows: int, seed: int, data: st.DataObject) -> None:
+    vectors = lattice(rows, 5, seed)  # 80 different ones at most: many duplicates, and products of five values
+    k1 = data.draw(st.integers(1, rows - 1))
+    method = data.draw(
+        st.sampled_from(
+            [
+                ContextualReranking(k=data.draw(st.integers(2, rows)), beta=0.37),
+                ContextualReranking(k=data.draw(st.integers(2, rows)), beta=0.37, epsilon=0.6),
+                ReciprocalReranking(k1=k1, k2=data.draw(st.integers(1, k1)), lam=0.31),
+            ]
+        )
+    )
+    outside = data.draw(st.booleans())
+    queries = lattice(7, 5, seed + 1) if outside else vectors
+    places = np.full(7, -1) if outside else np.arange(rows)
+    k = data.draw(st.integers(1, rows - 1))
+    wanted = reference(method, queries, vectors, places).round(9)
+    check(rerank(queries, vectors, k, method, exclude=places), wanted, exact=isinstance(method, ContextualReranking))
+
+
+@pytest.mark.parametrize("method", [ReciprocalReranking(k1=4, k2=1), ReciprocalReranking(k1=7, k2=3)], ids=name)
+def test_a_query_as_near_as_the_last_neighbor_is_reciprocal(method: Reranking) -> None:
+    queries, gallery = lattice(60, 6, 1), lattice(70, 6, 0)  # nearly every query ties with some k-th neighbour
+    check(rerank(queries, gallery, 70, method), reference(method, queries, gallery, np.full(60, -1)))
+
+
+def test_ties_of_reciprocal_reranking() -> None:
+    vectors = clusters(30, 5, seed=1)[0].repeat(2, axis=0)
+    found = rerank(vectors, vectors, 59, ReciprocalReranking(k1=7, k2=2), exclude=np.arange(60))
+    for scores, indices in zip(found.scores, found.indices, strict=True):
+        equal = scores[1:] == scores[:-1]
+        assert (indices[1:] > indices[:-1])[equal].all()
+    assert (found.scores[:, 1:] <= found.scores[:, :-1]).all()
+
+
+@pytest.mark.parametrize("method", EACH, ids=name)
+def test_collapsed_and_zero_vectors(method: Reranking) -> None:
+    collapsed, itself = np.ones((30, 3)), np.arange(30)
+    found = rerank(collapsed, collapsed, 29, method, exclude=itself)
+    check(found, reference(method, collapsed, collapsed, itself))
+    if not isinstance(method, ReciprocalReranking):  # where reciprocity itself depends on the order
+        assert found.indices[3].tolist() == [0, 1, 2, *range(4, 30)]
+    zero = np.zeros((30, 3))
+    assert np.isfinite(rerank(zero, zero, 29, method, exclude=itself).scores).all()
+    mixed = np.concatenate([zero[:3], clusters(27, 4, 0, dim=3)[0]])
+    check(rerank(mixed, mixed, 29, method, exclude=itself), reference(method, mixed, mixed, itself))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [ContextualReranking(k=2), ReciprocalReranking(k1=1, k2=1), QueryExpansion(n=1), DatabaseAugmentation(n=1)],
+    ids=name,
+)
+def test_two_images(method: Reranking) -> None:
+    vectors = np.array([[1.0, 0.0], [0.6, 0.8]])
+    found = rerank(vectors, vectors, 1, method, exclude=np.arange(2))
+    assert found.indices.tolist() == [[1], [0]]
+    check(found, reference(method, vectors, vectors, np.arange(2)))
+
+
+def test_contextual_by_hand() -> None:
+    angles = np.array([0.0, 0.5, -0.4, 0.2, -0.3, 0.65])
+    vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    found = rerank(vectors, vectors, 5, ContextualReranking(k=4, beta=0.1), exclude=np.arange(6))
+    # N(0) = {0, 3, 4, 2}, N(3) = {3, 0, 1, 5}, N(4) = {4, 2, 0, 3}, N(2) = {2, 4, 0, 3}
+    shared = {4: 4, 3: 2, 2: 4, 1: 0, 5: 0}
+    wanted = [0.1 * shared[j] / 4 + 0.9 * np.exp(2 * np.cos(angles[j]) - 2) for j in (4, 3, 2, 1, 5)]
+    assert found.indices[0].tolist() == [4, 3, 2, 1, 5]
+    np.testing.assert_allclose(found.scores[0], wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", EACH, ids=name)
+def test_the_order_of_the_gallery_does_not_matter(method: Reranking) -> None:
+    vectors, _ = clusters(120, 15, seed=3)
+    order = np.random.default_rng(0).permutation(120)
+    before = rerank(vectors, vectors, 30, method, exclude=np.arange(120))
+    after = rerank(vectors[order], vectors[order], 30, method, exclude=np.arange(120))
+    np.testing.assert_allclose(after.scores, before.scores[order], atol=1e-6)
+    np.testing.assert_array_equal(order[after.indices], before.indices[order])
+
+
+@pytest.mark.parametrize("method", [*EACH, ContextualReranking(k=9, epsilon=0.4)], ids=name)
+def test_pieces_do_not_matter(monkeypatch, method: Reranking) -> None:
+    vectors = np.concatenate([clusters(150, 15, seed=3)[0].repeat(2, axis=0), lattice(60, 12, 0)])
+    places = np.arange(360)
+
+    def results() -> list[Neighbors]:
+        inside = rerank(vectors, vectors, 25, method, exclude=places, chunk=chunk)
+        return [inside, rerank(vectors[::4] + 0.01, vectors, 25, method, chunk=chunk)]
+
+    chunk = None
+    wanted = results()
+    monkeypatch.setattr(neighbor_sets, "MARKS", 1000)
+    monkeypatch.setattr(neighbor_sets, "MOST_AT_ONCE", 50)
+    monkeypatch.setattr(reciprocal_reranking, "MOST_AT_ONCE", 50)
+    monkeypatch.setattr(sys.modules[rerank.__module__], "BLOCK_QUERIES", 7)
+    monkeypatch.setattr(expansion, "MOST_GATHERED", 9)
+    monkeypatch.setattr(range_search, "MOST_ROWS", 5)
+    chunk = 13
+    for found, before in zip(results(), wanted, strict=True):
+        np.testing.assert_array_equal(found.indices, before.indices)
+        np.testing.assert_array_equal(found.scores, before.scores)
+
+
+@pytest.mark.parametrize("method", EACH, ids=name)
+def test_one_search_serves_a_set_that_searches_itself(monkeypatch, method: Reranking) -> None:
+    vectors, _ = clusters(70, 9, seed=2)
+    itself, searches = np.arange(70), []
+    wanted = rerank(vectors, vectors.copy(), 9, method, exclude=itself)  # two arrays: their sameness is not seen
+    search = sides.nearest
+    monkeypatch.setattr(sides, "nearest", lambda *given: (searches.append(given[2]), search(*given))[1])
+    found = rerank(vectors, vectors, 9, method, exclude=itself)
+    assert searches == [9]
+    np.testing.assert_array_equal(found.indices, wanted.indices)
+    np.testing.assert_array_equal(found.scores, wanted.scores)
+    ranking = top_k(vectors, vectors, 12, exclude=itself)
+    again = rerank(vectors, vectors, 9, method, exclude=itself, ranking=ranking)
+    assert searches == [9]
+    np.testing.assert_array_equal(again.indices, wanted.indices)
+
+
+@pytest.mark.parametrize("method", EACH, ids=name)
+def test_groups_are_not_found_but_may_be_neighbors(method: Reranking) -> None:
+    vectors, _ = clusters(60, 6, seed=4)
+    itself, groups = np.arange(60), np.random.default_rng(0).integers(-1, 6, 60)
+    wanted = reference(method, vectors, vectors, itself)
+    wanted[(groups[:, None] == groups) & (groups[:, None] >= 0)] = -np.inf
+    k = int(np.isfinite(wanted).sum(axis=1).min())
+    grouped = {"query_groups": groups, "gallery_groups": groups, "exclude": itself}
+    for wish in (3, k):
+        check(rerank(vectors, vectors, wish, method, **grouped), wanted)
+        ranking = top_k(vectors, vectors, wish, **grouped)
+        check(rerank(vectors, vectors, wish, method, **grouped, ranking=ranking), wanted)
+
+
+@pytest.mark.parametrize("method", EACH, ids=name)
+def test_a_query_does_not_depend_on_other_queries(method: Reranking) -> None:
+    gallery, _ = clusters(60, 6, seed=4)
+    queries = gallery[:9] + 0.1
+    together = rerank(queries, gallery, 20, method)
+    for row in range(9):
+        alone = rerank(queries[row : row + 1], gallery, 20, method)
+        np.testing.assert_array_equal(alone.indices[0], together.indices[row])
+        np.testing.assert_array_equal(alone.scores[0], together.scores[row])
+
+
+def test_contextual_changes_only_the_order_of_the_neighborhood() -> None:
+    vectors, _ = clusters(150, 20, seed=5)
+    plain = top_k(vectors, vectors, 149, exclude=np.arange(150))
+    found = rerank(vectors, vectors, 149, ContextualReranking(k=16, beta=0.99), exclude=np.arange(150))
+    np.testing.assert_array_equal(found.indices[:, 15:], plain.indices[:, 15:])
+    np.testing.assert_array_equal(np.sort(found.indices[:, :15]), np.sort(plain.indices[:, :15]))
+    assert (found.indices[:, :15] != plain.indices[:, :15]).any()
+
+
+@pytest.mark.parametrize("method", [ContextualReranking(k=9, beta=0), ReciprocalReranking(k1=9, lam=1)], ids=name)
+def test_without_weight_nothing_changes(method: Reranking) -> None:
+    vectors, _ = clusters(100, 10, seed=5)
+    plain = top_k(vectors, vectors, 99, exclude=np.arange(100))
+    found = rerank(vectors, vectors, 99, method, exclude=np.arange(100))
+    np.testing.assert_array_equal(found.indices, plain.indices)
+
+
+@pytest.mark.parametrize("method", EACH, ids=name)
+@pytest.mark.parametrize("kind", [np.float16, np.float64, torch.float32])
+def test_takes_vectors_of_any_kind(method: Reranking, kind) -> None:
+    vectors = clusters(40, 5, seed=6)[0].astype(np.float16)
+    given_as = torch.from_numpy(vectors).to(kind) if isinstance(kind, torch.dtype) else vectors.astype(kind)
+    wanted = rerank(vectors, vectors, 8, method, exclude=np.arange(40))
+    found = rerank(given_as, given_as, 8, method, exclude=np.arange(40))
+    np.testing.assert_array_equal(found.indices, wanted.indices)
+    assert found.scores.dtype == np.float32
+    assert found.indices.dtype == np.int64
+
+
+@pytest.mark.parametrize("method", EACH, ids=name)
+def test_no_queries(method: Reranking) -> None:
+    assert rerank(np.empty((0, 6)), lattice(20, 6, 0), 3, method).indices.shape == (0, 3)
+
+
+def test_bad_input(monkeypatch) -> None:
+    vectors, itself = lattice(10, 6, 0), np.arange(10)
+    for make, message in (
+        (lambda: ContextualReranking(k=0), "ContextualReranking: k = 0 must be at least 1"),
+        (lambda: ContextualReranking(k=1), "k = 1 leaves an image alone with itself; use k >= 2"),
+        (lambda: ContextualReranking(beta=1), "beta = 1 must be from 0 to below 1"),
+        (lambda: ContextualReranking(epsilon=-0.1), "epsilon = -0.1 must not be negative"),
+        (lambda: ReciprocalReranking(k1=0), "k1 = 0 must be at least 1"),
+        (lambda: ReciprocalReranking(k1=3, k2=4), "k2 = 4 must not be larger than k1 = 3"),
+        (lambda: ReciprocalReranking(lam=0), "lam = 0 must be above 0 and at most 1"),
+        (lambda: QueryExpansion(n=0), "QueryExpansion: n = 0 must be at least 1"),
+        (lambda: DatabaseAugmentation(alpha=-1), "DatabaseAugmentation: alpha = -1 must not be negative"),
+    ):
+        with pytest.raises(InputError, match=message):
+            make()
+    for method, message in (
+        (ContextualReranking(k=11), "k = 11 is too large for a gallery of 10 images; use k <= 10"),
+        (ReciprocalReranking(k1=10), "k1 = 10 is too large for a gallery of 10 images; use k1 <= 9"),
+        (QueryExpansion(n=10), "n = 10 is too large for a gallery of 10 images; use n <= 9"),
+        (DatabaseAugmentation(n=10), "n = 10 is too large for a gallery of 10 images; use n <= 9"),
+    ):
+        with pytest.raises(InputError, match=message):
+            rerank(vectors, vectors, 3, method, exclude=itself)
+    ranking, method = top_k(vectors, vectors, 4, exclude=itself), ContextualReranking(k=3)
+    with pytest.raises(InputError, match="ranking holds 4 images a query"):
+        rerank(vectors, vectors, 5, method, exclude=itself, ranking=ranking)
+    with pytest.raises(InputError, match="not one of these queries"):
+        rerank(vectors[:5], vectors, 3, method, ranking=ranking)
+    with pytest.raises(InputError, match="k = 10 is larger than the 9 gallery images left for query 0"):
+        rerank(vectors, vectors, 10, method, exclude=itself)
+    monkeypatch.setattr(range_search, "MOST_FOUND", 50)
+    with pytest.raises(InputError, match="hold more than 50 others: use a smaller k or epsilon"):
+        rerank(np.ones((10, 2)), np.ones((10, 2)), 3, method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [ContextualReranking(), ReciprocalReranking(), QueryExpansion()], ids=name)
+def test_memory_does_not_grow_with_the_square_of_the_gallery(method: Reranking) -> None:
+    from benchmarks.table import peak_extra_megabytes
+
+    vectors = clusters(20_000, 4000, seed=0, dim=32)[0].astype(np.float32)
+    rerank(vectors[:500], vectors[:500], 5, method, exclude=np.arange(500))  # what libraries take once
+    extra = peak_extra_megabytes(lambda: rerank(vectors, vectors, 20, method, exclude=np.arange(20_000)))
+    assert extra < 400  # one float32 for each pair would be 1,600
+
+
+def test_a_subset_of_a_subset() -> None:
+    vectors = UnitVectors(lattice(9, 6, 0), "vector")
+    subset = UnitVectors(lattice(9, 6, 0), "vector", np.array([8, 3, 1])).subset(np.array([2, 0]))
+    assert torch.equal(subset.block(0, 2), vectors.take(np.array([1, 8])))
