@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--patience", type=float, default=20.0, help="seconds")
+    parser.add_argument("--no-memory", action="store_true", help="leave memory out")
     parser.add_argument("--measure-memory", nargs=3, metavar=("STAGE", "WHO", "N"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure_memory:
@@ -162,8 +163,11 @@ def _print_stage(stage: str, path: Path, threads: int, arguments: argparse.Names
         seconds = take_turns({name: partial(step(name), x, labels) for name in who}, arguments.rounds)
         keys = {"floor": ("floor", "ours"), "ours": (stage, "ours"), "peer": (stage, "peer")}
         print_times(n, threads, {keys[name]: values for name, values in seconds.items()})
-        megabytes = {name: _megabytes(stage, name, n, arguments) for name in who}
-        print(f"\n{neighbors(x):.0f} neighbours a sample; peak extra MB:", megabytes, flush=True)
+        print(f"\n{neighbors(x):.0f} neighbours a sample", end="")
+        if not arguments.no_memory:
+            megabytes = (f"{name} {_megabytes(stage, name, n, arguments)}" for name in who)
+            print(f"; peak extra MB, one thread: {', '.join(megabytes)}", end="")
+        print(flush=True)
         if max(seconds.get("peer", [0.0])) > arguments.patience:
             who.remove("peer")
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vicinal import distributed
+from vicinal.errors import InputError
 from vicinal.pair_layout import Pairs
 from vicinal.similarity import Source
 
@@ -124,6 +125,8 @@ class MixedSource(Source):
     def among_references(self) -> Source:
         if self.offset is None:
             return super().among_references()
+        if self.anchors.requires_grad and not self.references.requires_grad:
+            raise InputError("mixtures of references that carry no gradient teach nothing here; give them undetached")
         return replace(
             self,
             anchors=self.references,

@@ -242,6 +242,11 @@ class Source:
         vectors = torch.cat([before, self.anchors, after])
         return replace(self, anchors=vectors, references=vectors, labels=self.reference_labels, offset=0, shared=False)
 
+    def with_anchors(self, anchors: Tensor) -> Source:
+        """The same with other vectors for the anchors, and for the references where they are the anchors."""
+        alone = self.references is self.anchors
+        return replace(self, anchors=anchors, references=anchors if alone else self.references)
+
     def mean_similarity(self) -> Tensor:
         """The mean over all anchors and references, of all processes with as many each; a scalar."""
         return self.anchors.sum(dim=0) @ self.references.sum(dim=0) / (self.mean_length * self.columns)

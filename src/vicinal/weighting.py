@@ -244,7 +244,7 @@ def _gradient(loss: Loss, source: Source, similarity: Tensor) -> Tensor:
 
 def _check_pairs_only(loss: Loss) -> None:
     for term in terms_of(loss):
-        if not term.of_similarities:
+        if not getattr(term, "of_similarities", False):
             raise InputError(
                 f"{type(term).__name__} has no pair weights of its own, having more to it than similarities; "
                 "give another loss, with references if it has a memory"

@@ -3,9 +3,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from vicinal.errors import InputError
-from vicinal.losses import MarginLoss, MultiSimilarityLoss, WeightedSum
+from vicinal.losses import (
+    ContextualLoss,
+    ContrastiveLoss,
+    MarginLoss,
+    MultiSimilarityLoss,
+    SimilarityRegularizer,
+    WeightedSum,
+)
 from vicinal.mining import DistanceWeightedMiner, MultiSimilarityMiner
 from vicinal.training import Recipe
 
@@ -52,6 +60,19 @@ def test_loss_as_a_weighted_sum(tmp_path: Path) -> None:
     assert isinstance(loss, WeightedSum)
     assert loss.weights == [0.8, 0.2]
     assert loss.losses[1].base == 0.5
+
+
+def test_the_whole_loss_of_a_paper(tmp_path: Path) -> None:
+    """Eq. (6) of Liao et al., from the command line."""
+    losses = (
+        "{class_path: ContextualLoss, init_args: {epsilon: 0.04}}, {class_path: SimilarityRegularizer}, "
+        "{class_path: ContrastiveLoss, init_args: {positive_margin: 0.75}}"
+    )
+    overrides = ["--loss=WeightedSum", f"--loss.losses=[{losses}]", "--loss.weights=[0.8, 0.1, 0.2]"]
+    loss = Recipe.load(write(tmp_path, "epochs: 3\n"), overrides).loss()
+    x, labels = torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.arange(16) // 4
+    whole = 0.8 * ContextualLoss(epsilon=0.04) + 0.1 * SimilarityRegularizer() + 0.2 * ContrastiveLoss(0.75)
+    assert torch.equal(loss(x, labels), whole(x, labels))
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from vicinal.arguments import check_not_negative, check_positive
 from vicinal.errors import InputError
@@ -18,8 +21,8 @@ from vicinal.similarity import Source, can_look
 
 SMALL = 256
 """Samples up to which whole matrices are quicker however few neighbours there are."""
-DENSE = 1 / 16
-"""Share of all samples that are a sample's neighbours, in the mean, from which on whole matrices are quicker."""
+DENSE = 1 / 40
+"""Share of all samples from which on, as neighbours or as a class, they are so many that whole matrices are quicker."""
 
 
 class ContextualLoss(Loss):
@@ -34,12 +37,13 @@ class ContextualLoss(Loss):
         w2_i  = mean of w1_p over those p that are among the k/2 nearest of i, as i is among theirs
         w_ij  = (w2_ij + w2_ji) / 2
 
-    It is 0 when every sample's k - 1 nearest are those of its class, and a sample's gradient depends on who is near its
-    neighbours, so that a wrong label weighs less than in losses of pairs. Being near or not has no gradient; in its
-    place stands a constant one, alpha.
+    It is 0 when every sample's k - 1 nearest are those of its class, by a margin of epsilon. A sample's gradient
+    depends on who is near its neighbours, so that a wrong label weighs less than in losses of pairs. Being near or not
+    has no gradient; in its place stands a constant one, alpha.
 
-    It is exact at any size. Where neighbourhoods are small, as they are after the first epochs, time grows with the
-    search for neighbours alone, and memory with the batch; else, and on a GPU, whole matrices are multiplied.
+    It is exact at any size. Where neighbourhoods and classes are small, as neighbourhoods are after the first epochs,
+    time grows with the search for neighbours alone, and memory with the batch; else, and on a GPU, whole matrices are
+    multiplied, a dozen of which are held.
 
     A batch should hold k of each class. With references, which must hold the embeddings (offset), it is the loss of all
     references as one batch, and k has to be given. Of several processes each computes that of the whole batch.
@@ -49,7 +53,8 @@ class ContextualLoss(Loss):
     0.1 * SimilarityRegularizer(0.3)`. The options after alpha are its ablations (Table 1 and 5, Fig. 16 and 17).
 
     Args:
-        k: neighbours of a sample, itself included, at least 2; None: the number of each class in the batch.
+        k: neighbours of a sample, itself included, at least 2; None: the number of each class in the batch, for which a
+            GPU is waited for.
         epsilon: by how much larger a squared distance may be than the k-th, not negative.
         alpha: slope in the place of that of a step.
         theta: "step", or a "sigmoid" of that steepness which `temperature` says, with its own slope (Eq. 21).
@@ -63,8 +68,8 @@ class ContextualLoss(Loss):
         correct_gradient: leave out what would push a positive pair apart or pull a negative one together (Eq. 10).
 
     Raises:
-        InputError: an argument is out of its range; when called: k is None and classes have different sizes, or the
-            references do not hold the embeddings.
+        InputError: an argument is out of its range; when called: k is None and classes have different sizes or
+            there are references, or the references do not hold the embeddings.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.6, 0.8]])
@@ -118,6 +123,8 @@ class ContextualLoss(Loss):
         return Definition(**{field.name: getattr(self, field.name) for field in fields(Definition)})
 
     def _parts(self, source: Source) -> dict[str, Tensor]:
+        if self.k is None and source.references is not source.anchors and not source.shared:
+            raise InputError("ContextualLoss: with references classes have any number of samples; give k")
         source = source.among_references()
         zero = zero_or_nan(source)
         if len(source) < 2:
@@ -126,36 +133,70 @@ class ContextualLoss(Loss):
 
     def _value(self, source: Source) -> Tensor:
         k = min(self.k or _class_size(source), len(source))
-        if self._can_be_sparse(source):
+        if self._may_be_sparse(source):
             found = find_neighborhoods(source.anchors.detach(), k, self.epsilon, DENSE * len(source))
             if found is not None:
                 assert source.labels is not None
                 return loss_of_neighborhoods(source.anchors, source.labels, found, self.definition)
-        pairs = source.pairs(0, len(source))
-        assert isinstance(pairs, MaskedPairs)
-        known = None if _by_label(source) else pairs.positive | pairs.negative
-        return loss_of_similarities(source.similarity(0, len(source)), pairs.positive, known, k, self.definition)
+        positive, known = _positive_and_known(source)
+        return _WithGradient.apply(
+            lambda anchors: loss_of_similarities(
+                source.with_anchors(anchors).similarity(0, len(source)), positive, known, k, self.definition
+            ),
+            source.anchors,
+        )
 
-    def _can_be_sparse(self, source: Source) -> bool:
+    def _may_be_sparse(self, source: Source) -> bool:
         # On a GPU products of whole matrices are quick, and to look who is near would wait for it.
         plain = type(source) is Source and _by_label(source)
         few = self.theta == "step" and self.conjunction == "product" and not self.correct_gradient
-        return plain and few and len(source) > SMALL and can_look(source.anchors)
+        large = plain and few and len(source) > SMALL and can_look(source.anchors)
+        return large and float(_class_sizes(source).square().sum()) <= DENSE * len(source) ** 2
+
+
+class _WithGradient(torch.autograd.Function):
+    """Forms the gradient with the value, by autograd, so that it is the same if asked for under autocast."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[[Tensor], Tensor], vectors: Tensor) -> Tensor:
+        needed = ctx.needs_input_grad[1]
+        with torch.set_grad_enabled(needed):
+            leaf = vectors.detach().requires_grad_(needed)
+            value = function(leaf)
+        if needed:
+            ctx.save_for_backward(*torch.autograd.grad(value, leaf))
+        return value.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[None, Tensor]:
+        (gradient,) = ctx.saved_tensors
+        return None, gradient * upstream
 
 
 def _by_label(source: Source) -> bool:
     return source.masks is None and source.relation is None
 
 
-def _class_size(source: Source) -> int:
-    """How many samples each class has, where all have as many."""
+def _positive_and_known(source: Source) -> tuple[Tensor, Tensor | None]:
+    """Which pairs are positive, and of which that is known, bool [n, n]; None: of all, both ways."""
     if _by_label(source):
         assert source.labels is not None
-        sizes = source.labels.unique(return_counts=True)[1]  # type: ignore[no-untyped-call]
-    else:
-        pairs = source.pairs(0, len(source))
-        assert isinstance(pairs, MaskedPairs)
-        sizes = 1 + pairs.positive.sum(dim=1)
+        return source.labels[:, None] == source.labels, None
+    pairs = source.pairs(0, len(source))
+    assert isinstance(pairs, MaskedPairs)
+    return pairs.positive, pairs.positive | pairs.negative
+
+
+def _class_sizes(source: Source) -> Tensor:
+    assert source.labels is not None
+    sizes: Tensor = source.labels.unique(return_counts=True)[1]  # type: ignore[no-untyped-call]
+    return sizes
+
+
+def _class_size(source: Source) -> int:
+    """How many samples each class has, where all have as many."""
+    sizes = _class_sizes(source) if _by_label(source) else 1 + _positive_and_known(source)[0].sum(dim=1)
     smallest, largest = int(sizes.min()), int(sizes.max())
     if smallest != largest:
         raise InputError(

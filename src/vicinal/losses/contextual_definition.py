@@ -1,4 +1,7 @@
-"""Contextual similarity as the paper writes it down, in all its variants, with autograd."""
+"""Contextual similarity as the paper writes it down, with autograd: for the variants of smooth membership.
+
+Those are the sigmoid and the minimum. Of steps and products value and gradient are formed in `contextual_terms`.
+"""
 
 from __future__ import annotations
 
