@@ -148,7 +148,7 @@ CASES: dict[str, tuple[Case, str]] = {
     ),
     "too few super-labels": (
         lambda t, p: train(super_labels(t, p, 2), "--coarse_per_batch", "4"),
-        "that takes 4 super-labels, but there are 2",
+        "coarse_per_batch is 4, but there are only 2 super-labels",
     ),
     "a class of two super-labels": (
         lambda t, p: train(super_labels(t, p, 5), "--coarse_per_batch", "2"),
@@ -176,7 +176,7 @@ CASES: dict[str, tuple[Case, str]] = {
     ),
     "more classes than there are": (
         lambda t, p: ["data", str(p), "--first-classes", "9"],
-        "first classes are 9.0 of 8",
+        "first classes are 9 of 8",
     ),
     "noise that is no number": (
         lambda t, p: ["data", str(p), "--random-labels", "some"],

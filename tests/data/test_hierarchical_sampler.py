@@ -190,12 +190,12 @@ def test_classes_with_fewer_images_are_left_out_or_drawn_with_replacement(capsys
         (
             "aabbbb",
             {"batch": 6, "coarse_per_batch": 3},
-            "coarse_per_batch is 3: that takes 3 super-labels, but there are 2; take a smaller coarse_per_batch",
+            "coarse_per_batch is 3, but there are only 2 super-labels; take a smaller one",
         ),
         (
             "aabbbb",
             {"batch": 4, "coarse_per_batch": 1},
-            "but there are 2, joined to 1 so that each has 2 classes for a part; take a smaller b",
+            "the 2 super-labels make only 1 of the 2 that it takes, as each must have the 2 classes",
         ),
         ("aabbcc", {"batch": 8}, "that takes 4 classes, but there are 3"),
         ("aabbcc", {"world": 4}, "the classes of a batch: 2 cannot be shared evenly by 4 processes"),

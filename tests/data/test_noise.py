@@ -195,3 +195,12 @@ def test_what_foreign_images_cannot_be() -> None:
         foreign_images(table, table.subset("test"), 0.1)
     with pytest.raises(InputError, match="no column 'path'"):
         foreign_images(table, Table(pd.DataFrame({"label": [1]})), 0.1)
+
+
+def test_foreign_images_of_a_table_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "foreign.csv").write_text("path\nx.png\ny.png\n")
+    table = Table(pd.DataFrame({"path": ["a.png", "b.png"], "label": ["a", "b"]}))
+    noisy = add_noise(table, foreign=tmp_path / "foreign.csv", foreign_share=1.0, foreign_root=tmp_path / "elsewhere")
+    assert {Path(path).parent for path in noisy.paths} == {tmp_path / "elsewhere"}
+    with pytest.raises(InputError, match="without their source"):
+        add_noise(table, foreign_root=tmp_path)

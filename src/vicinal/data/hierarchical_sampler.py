@@ -107,13 +107,13 @@ class HierarchicalBatchSampler(ClassBalancedSampler):
                 "ClassBalancedSampler, or in a recipe coarse_per_batch: 0"
             )
         left, least = len(self._super_labels), max(2, self.coarse_per_batch)
+        if found < least:
+            wanted = f"coarse_per_batch is {self.coarse_per_batch}"
+            raise InputError(f"{wanted}, but there are only {found} super-labels; take a smaller one")
         if left < least:
-            joined = (
-                f", joined to {left} so that each has {self.classes_a_part} classes for a part" if left < found else ""
-            )
             raise InputError(
-                f"coarse_per_batch is {self.coarse_per_batch}: that takes {least} super-labels, but there are "
-                f"{found}{joined}; take a smaller {'batch' if found >= least else 'coarse_per_batch'}"
+                f"the {found} super-labels make only {left} of the {least} that it takes, as each must have the "
+                f"{self.classes_a_part} classes of a part and smaller ones are joined; take a smaller batch"
             )
 
     def _join_small_ones(self) -> None:

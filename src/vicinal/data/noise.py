@@ -27,6 +27,7 @@ def add_noise(
     label_share: float = 0.0,
     foreign: str | Path | None = None,
     foreign_share: float = 0.0,
+    foreign_root: str | Path | None = None,
     seed: int = 0,
 ) -> Table:
     """All that is asked for, in this order: :func:`first_classes`, :func:`random_labels`, :func:`foreign_images`.
@@ -37,6 +38,7 @@ def add_noise(
         label_share: share of the training images that get another class's label.
         foreign: where the foreign images are, anything that :meth:`Table.load` reads.
         foreign_share: share of the training images that give way to them.
+        foreign_root: folder that the paths of such a table start from, or that holds such a benchmark's files.
         seed: of the choice of rows, labels and foreign images; not negative.
 
     Raises:
@@ -49,12 +51,14 @@ def add_noise(
     """
     if (foreign is None) != (foreign_share == 0):
         raise InputError("foreign images take both a source (foreign) and a share above 0 (foreign share)")
+    if foreign is None and foreign_root is not None:
+        raise InputError("the folder of foreign images (foreign root) is given without their source (foreign)")
     if classes is not None:
         table = first_classes(table, classes)
     if label_share != 0:
         table = random_labels(table, label_share, seed)
     if foreign is not None:
-        table = foreign_images(table, Table.load(foreign, label_column=None), foreign_share, seed)
+        table = foreign_images(table, Table.load(foreign, root=foreign_root, label_column=None), foreign_share, seed)
     return table
 
 
@@ -169,7 +173,7 @@ def _whole_classes(first: float, there_are: int) -> int:
     number = round(first * there_are) if first <= 1 else first
     if not 1 <= number <= there_are or number != int(number):
         raise InputError(
-            f"first classes are {first} of {there_are}; give a share up to 1 that leaves some, or a number of classes"
+            f"first classes are {first:g} of {there_are}; give a share up to 1 that leaves some, or a number of classes"
         )
     return int(number)
 

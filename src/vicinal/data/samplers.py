@@ -170,6 +170,8 @@ def share(batches: Rows, rank: int, world: int) -> list[list[int]]:
 
 def rows_by_class(labels: npt.NDArray[np.generic]) -> tuple[list[object], list[Rows]]:
     """The classes in sorted order, and the rows of each."""
+    if not len(labels):
+        raise InputError("there are no labels, so no batch can be made; give at least one image")
     found, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     rows = np.argsort(codes, kind="stable")
     return found.tolist(), np.split(rows, np.cumsum(counts)[:-1])

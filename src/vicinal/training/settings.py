@@ -21,6 +21,7 @@ class Noise:
         random_labels: share of the training images that get another class's label, drawn at random.
         foreign: images foreign to all classes: a folder, a .csv or .parquet table, or a benchmark.
         foreign_share: share of the training images that give way to foreign ones; their labels stay.
+        foreign_root: folder that the paths of such a table start from, or that holds such a benchmark's files.
         classes: train on the first classes only, in sorted order of their names: up to 1 their share, above 1 their
             number; null: all.
     """
@@ -28,6 +29,7 @@ class Noise:
     random_labels: float = 0.0
     foreign: str | None = None
     foreign_share: float = 0.0
+    foreign_root: str | None = None
     classes: float | None = None
 
     def __post_init__(self) -> None:

@@ -54,7 +54,8 @@ def load_table(settings: Settings) -> Table:
     if "train" not in table.splits:
         raise InputError(f"{data.source} has no rows in the split train; its splits: {', '.join(table.splits)}")
     noise = data.noise
-    table = add_noise(table, noise.classes, noise.random_labels, noise.foreign, noise.foreign_share, seed=settings.seed)
+    foreign = noise.foreign, noise.foreign_share, noise.foreign_root
+    table = add_noise(table, noise.classes, noise.random_labels, *foreign, seed=settings.seed)
     require_trainable(table.subset("train"))
     if "val" in table.splits:
         _require_validatable(table.subset("val"), settings.validation.metric)
