@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from vicinal.cli import VERBS, main
+from vicinal.cli import RERANK_OPTIONS, VERBS, main
+from vicinal.data import Table, save_embeddings
+from vicinal.retrieval import ContextualReranking, DatabaseAugmentation, QueryExpansion, ReciprocalReranking
 from vicinal.training import Recipe
 from vicinal.training.setup import load_table
 
@@ -137,6 +140,25 @@ def test_evaluate_shows_metrics_before_and_after_reranking(run: Path, tmp_path: 
     text = output(capsys, "evaluate", run, "--rerank", "contextual")
     assert text.splitlines()[1] == "re-ranked: ContextualReranking(k=16, beta=0.1, epsilon=0.0)"
     assert text.splitlines()[2].split() == ["plain", "re-ranked"]
+
+
+def test_help_of_reranking_names_the_defaults() -> None:
+    methods = (ContextualReranking(), ReciprocalReranking(), QueryExpansion(), DatabaseAugmentation())
+    for method in methods:
+        for option, default in dataclasses.asdict(method).items():
+            assert RERANK_OPTIONS[option][1].endswith(f"(default: {default:g})"), option
+    assert set(RERANK_OPTIONS) == {field.name for method in methods for field in dataclasses.fields(method)}
+
+
+def test_evaluate_says_how_many_labels_were_made_wrong(tmp_path: Path, capsys) -> None:
+    frame = pd.DataFrame({"label": list("aabbccddeeff"), "split": ["train"] * 6 + ["test"] * 6})
+    frame["noisy_label"] = np.arange(12) == 5
+    save_embeddings(tmp_path / "v.npy", np.eye(12, dtype=np.float32), Table(frame))  # the table is a CSV file
+    said = []
+    for more in ([], ["--split", "test"]):
+        assert main(["evaluate", str(tmp_path / "v.npy"), *more]) == 0
+        said.append(capsys.readouterr().err)
+    assert said == ["1 of the 12 labels evaluated were made wrong on purpose (noisy_label)\n", ""]
 
 
 def test_embed_writes_vectors_with_paths_and_labels(run: Path, photos: Path, tmp_path: Path, capsys) -> None:

@@ -35,8 +35,8 @@ def data(arguments: Arguments) -> None:
         raise InputError("--shares names a split twice; give each one share")
     if arguments.shares:
         table = table.split_classes(shares=dict(arguments.shares), seed=arguments.seed)
-    noise = (arguments.first_classes, arguments.random_labels, arguments.foreign, arguments.foreign_share)
-    table = add_noise(table, *noise, seed=arguments.seed)
+    foreign = arguments.foreign, arguments.foreign_share, arguments.foreign_root
+    table = add_noise(table, arguments.first_classes, arguments.random_labels, *foreign, seed=arguments.seed)
     if arguments.out:
         table.save(arguments.out)
         log(f"wrote {arguments.out}")
@@ -62,7 +62,7 @@ def train(arguments: Arguments) -> None:
 
 def evaluate(arguments: Arguments) -> None:
     """Measure how well images of one class find each other: recall@k, mAP@R, R-precision and mAP."""
-    from vicinal.evaluation import Comparison, Evaluation, compare, evaluate
+    from vicinal.evaluation import Comparison, Evaluation, compare, evaluate, wrong_labels
 
     method = _reranking(arguments)
     embedded = _reading(arguments).embed(arguments.source, arguments.split)
@@ -72,6 +72,9 @@ def evaluate(arguments: Arguments) -> None:
         result = evaluate(vectors, table, recall_at=recall_at)
     else:
         result = compare(vectors, table, method, recall_at=recall_at)
+    wrong, labels = wrong_labels(table)
+    if wrong:
+        log(f"{wrong:,} of the {labels:,} labels evaluated were made wrong on purpose (noisy_label)")
     _result(result.to_dict() if arguments.json else str(result))
 
 
@@ -145,7 +148,7 @@ RERANK_OPTIONS: dict[str, tuple[type, str]] = {
     "epsilon": (float, "contextual: how much farther than the last still counts as a neighbour (default: 0)"),
     "k1": (int, "reciprocal: neighbours looked at (default: 20)"),
     "k2": (int, "reciprocal: images averaged, at most k1 (default: 6)"),
-    "lam": (float, "reciprocal: weight of the original distance, above 0 to 1 (default: 0.3)"),
+    "lam": (float, "reciprocal: weight of the original distance, from 1e-30 to 1 (default: 0.3)"),
     "n": (int, "query-expansion, database-augmentation: neighbours added (default: 10)"),
     "alpha": (float, "query-expansion, database-augmentation: the larger, the less far neighbours count (default: 3)"),
 }
@@ -197,6 +200,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     noise.add_argument("--foreign", metavar="SOURCE", help="images foreign to all classes, the same kinds of sources")
     noise.add_argument("--foreign-share", type=float, default=0.0, metavar="SHARE",
                        help="put foreign ones in the place of this share of the images")  # fmt: skip
+    noise.add_argument("--foreign-root", help="as --root, for the foreign images")
     parser.add_argument("--seed", type=_whole(0), default=0, help="of the division and the noise (default: 0)")
     parser.add_argument("--out", help="save the table with paths, labels and splits as .csv or .parquet")
     _add_json(parser)

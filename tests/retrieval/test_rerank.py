@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
+import time
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +14,9 @@ from hypothesis import strategies as st
 
 from tests.retrieval import rerank_references as references
 from tests.retrieval.rerank_references import clusters, lattice
+from vicinal.data.table import Table
 from vicinal.errors import InputError
+from vicinal.evaluation import evaluate, evaluate_arrays
 from vicinal.retrieval import (
     ContextualReranking,
     DatabaseAugmentation,
@@ -19,6 +24,7 @@ from vicinal.retrieval import (
     QueryExpansion,
     ReciprocalReranking,
     Reranking,
+    contextual_reranking,
     expansion,
     neighbor_sets,
     range_search,
@@ -193,6 +199,7 @@ def test_pieces_do_not_matter(monkeypatch, method: Reranking) -> None:
     wanted = results()
     monkeypatch.setattr(neighbor_sets, "MARKS", 1000)
     monkeypatch.setattr(neighbor_sets, "MOST_AT_ONCE", 50)
+    monkeypatch.setattr(sys.modules[rerank.__module__], "MOST_LIFTS", 30)
     monkeypatch.setattr(reciprocal_reranking, "MOST_AT_ONCE", 50)
     monkeypatch.setattr(sys.modules[rerank.__module__], "BLOCK_QUERIES", 7)
     monkeypatch.setattr(expansion, "MOST_GATHERED", 9)
@@ -288,7 +295,11 @@ def test_bad_input(monkeypatch) -> None:
         (lambda: ContextualReranking(epsilon=-0.1), "epsilon = -0.1 must not be negative"),
         (lambda: ReciprocalReranking(k1=0), "k1 = 0 must be at least 1"),
         (lambda: ReciprocalReranking(k1=3, k2=4), "k2 = 4 must not be larger than k1 = 3"),
-        (lambda: ReciprocalReranking(lam=0), "lam = 0 must be above 0 and at most 1"),
+        (lambda: ReciprocalReranking(lam=0), "lam = 0 must be from 1e-30 to 1"),
+        (lambda: ReciprocalReranking(lam=1e-39), "lam = 1e-39 must be from 1e-30 to 1"),  # 1 / lam is no float32
+        (lambda: ContextualReranking(k=True), "k = True must be at least 1, a whole number"),
+        (lambda: QueryExpansion(n=np.True_), "n = True must be at least 1, a whole number"),
+        (lambda: ReciprocalReranking(k2=2.0), "k2 = 2.0 must be at least 1, a whole number"),
         (lambda: QueryExpansion(n=0), "QueryExpansion: n = 0 must be at least 1"),
         (lambda: DatabaseAugmentation(alpha=-1), "DatabaseAugmentation: alpha = -1 must not be negative"),
     ):
@@ -309,13 +320,130 @@ def test_bad_input(monkeypatch) -> None:
         rerank(vectors[:5], vectors, 3, method, ranking=ranking)
     with pytest.raises(InputError, match="k = 10 is larger than the 9 gallery images left for query 0"):
         rerank(vectors, vectors, 10, method, exclude=itself)
+    one = vectors[:1]
+    for method, message in (
+        (ContextualReranking(), "ContextualReranking: a gallery of 1 is too small; it takes 2 images"),
+        (ReciprocalReranking(), "ReciprocalReranking: a gallery of 1 is too small; it takes 2 images"),
+        (DatabaseAugmentation(), "DatabaseAugmentation: a gallery of 1 is too small; it takes 2 images"),
+    ):
+        with pytest.raises(InputError, match=message):
+            rerank(vectors, one, 1, method)
+    with pytest.raises(InputError, match="QueryExpansion: a gallery of 1 is too small; it takes 2 images"):
+        QueryExpansion().apply(sides.Sides(UnitVectors(one, "image"), UnitVectors(one, "image"), np.arange(1)))
+    with pytest.raises(InputError, match=r"a gallery of 1 images is too small: .* nothing is left for query 0 to find"):
+        rerank(one, one, 1, QueryExpansion(), exclude=np.arange(1))
     monkeypatch.setattr(range_search, "MOST_FOUND", 50)
     with pytest.raises(InputError, match="hold more than 50 others: use a smaller k or epsilon"):
-        rerank(np.ones((10, 2)), np.ones((10, 2)), 3, method)
+        rerank(np.ones((10, 2)), np.ones((10, 2)), 3, ContextualReranking(k=3))
+
+
+def test_a_ranking_of_other_arguments_is_refused() -> None:
+    vectors, itself, groups = lattice(10, 6, 0), np.arange(10), np.arange(10) // 2
+    method = ContextualReranking(k=3)
+    grouped = {"exclude": itself, "query_groups": groups, "gallery_groups": groups}
+    for ranking, arguments, left_out in (
+        (top_k(vectors, vectors, 4), {"exclude": itself}, "row 0 for query 0"),
+        (top_k(vectors, vectors, 9, exclude=itself), grouped, "row 1 for query 0"),
+    ):
+        with pytest.raises(InputError, match=f"the ranking lists gallery {left_out}, which is left out as itself or"):
+            rerank(vectors, vectors, 3, method, **arguments, ranking=ranking)
+    ranking = top_k(vectors, vectors, 4, exclude=itself)
+    ranking.indices[2, 1] = -1
+    with pytest.raises(InputError, match="the ranking is not one of these queries in this gallery"):
+        rerank(vectors, vectors, 3, method, exclude=itself, ranking=ranking)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    vectors, k = clusters(30, 4, seed=0)[0], np.int64(5)
+    for method, wanted in (
+        (ContextualReranking(k=k), ContextualReranking(k=5)),
+        (ReciprocalReranking(k1=k, k2=np.int32(2)), ReciprocalReranking(k1=5, k2=2)),
+        (QueryExpansion(n=np.uint8(5)), QueryExpansion(n=5)),
+        (DatabaseAugmentation(n=k), DatabaseAugmentation(n=5)),
+    ):
+        assert repr(method) == repr(wanted)
+        found, before = (rerank(vectors, vectors, count, each) for count, each in ((k, method), (5, wanted)))
+        np.testing.assert_array_equal(found.indices, before.indices)
+
+
+def test_the_smallest_lam_ranks_by_shared_neighbors() -> None:
+    vectors, itself = clusters(60, 8, seed=0)[0], np.arange(60)
+    found = rerank(vectors, vectors, 59, ReciprocalReranking(k1=7, k2=3, lam=1e-30), exclude=itself)
+    wanted = rerank(vectors, vectors, 59, ReciprocalReranking(k1=7, k2=3, lam=1e-12), exclude=itself)
+    assert np.isfinite(found.scores).all()
+    np.testing.assert_allclose(found.scores, wanted.scores, atol=1e-6)
+
+
+def test_expansion_without_exponent_leaves_out_what_is_opposite() -> None:
+    gallery = np.array([[0.6, 0.8], [-0.8, 0.6]])  # similarities to the query: 0.6 and -0.8
+    found = rerank(np.array([[1.0, 0.0]]), gallery, 1, QueryExpansion(n=2, alpha=0))
+    np.testing.assert_allclose(found.scores, [[1.6 / np.sqrt(1.6**2 + 0.8**2) * 0.6 + 0.64 / np.sqrt(3.2)]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", EACH, ids=name)
+def test_queries_outside_take_no_search_that_nobody_reads(monkeypatch, method: Reranking) -> None:
+    gallery, searches = clusters(70, 9, seed=2)[0], []
+    for module in (sides, sys.modules[rerank.__module__]):
+        search = module.nearest
+        monkeypatch.setattr(
+            module, "nearest", lambda *given, search=search: (searches.append(given[2]), search(*given))[1]
+        )
+    rerank(gallery[:20] + 0.1, gallery, 3, method)
+    assert len(searches) == 2  # of the queries and of the gallery, or again with other vectors
+
+
+def test_a_collapsed_set_is_no_matter_of_minutes() -> None:
+    vectors = np.ones((2000, 4), dtype=np.float32)
+    started = time.process_time()
+    found = rerank(vectors, vectors, 3, ContextualReranking(), exclude=np.arange(2000))
+    assert time.process_time() - started < 20  # 4 on one core; pair by pair 60
+    np.testing.assert_allclose(found.scores, 1)
+
+
+@pytest.mark.parametrize("method", [ContextualReranking(k=5), ReciprocalReranking(k1=6, k2=3)], ids=name)
+def test_few_lifts_are_held_at_a_time(monkeypatch, method: Reranking) -> None:
+    vectors = np.concatenate([np.ones((40, 12)), clusters(40, 4, seed=0)[0]])
+    table, held = Table(pd.DataFrame({"label": np.arange(80) // 4})), []
+    monkeypatch.setattr(sys.modules[rerank.__module__], "MOST_LIFTS", 100)
+    for kind in (contextual_reranking._Contextual, reciprocal_reranking._Reciprocal):
+
+        def lifts(self, start: int, stop: int, lifts=kind.lifts):
+            found = lifts(self, start, stop)
+            assert (np.bincount(found.rows, minlength=stop - start) <= self.most_lifts()[start:stop]).all()
+            held.append((stop - start, len(found.rows)))
+            return found
+
+        monkeypatch.setattr(kind, "lifts", lifts)
+    rerank(vectors, vectors, 3, method, exclude=np.arange(80))
+    evaluate(vectors, table, rerank=method)
+    assert sum(queries for queries, _ in held) == 160
+    assert all(count <= 100 or queries == 1 for queries, count in held)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [ContextualReranking(), ReciprocalReranking(), QueryExpansion()], ids=name)
+@pytest.mark.parametrize("queries", ["itself", "others"])
+@pytest.mark.parametrize("what", ["rerank", "evaluate"])
+def test_memory_of_the_largest_neighborhoods_that_are_not_refused(queries: str, what: str) -> None:
+    from benchmarks.table import peak_extra_megabytes
+
+    gallery, labels = clusters(10_000, 2000, seed=0, dim=32)
+    equal = math.isqrt(range_search.MOST_FOUND) - 50  # a few others are less similar to all of these than to others
+    gallery[np.random.default_rng(0).permutation(10_000)[:equal]] = 1
+    others = gallery if queries == "itself" else gallery.copy()
+    itself = np.arange(10_000) if queries == "itself" else None
+
+    def run() -> object:
+        if what == "rerank":
+            return rerank(others, gallery, 5, ContextualReranking(), exclude=itself)
+        return evaluate_arrays(others, labels, gallery, labels, exclude=itself, rerank=ContextualReranking())
+
+    assert peak_extra_megabytes(run) < 1300  # the promise is 2,000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", [ContextualReranking(), ReciprocalReranking(), QueryExpansion(), DatabaseAugmentation()], ids=name
+)
 def test_memory_does_not_grow_with_the_square_of_the_gallery(method: Reranking) -> None:
     from benchmarks.table import peak_extra_megabytes
 

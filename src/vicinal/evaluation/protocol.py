@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from vicinal.data.columns import TRUTHS
 from vicinal.data.table import Table
 from vicinal.errors import InputError
 from vicinal.evaluation.metrics import average_precision, map_at_r, r_precision, recall_at_k
@@ -181,6 +182,26 @@ def evaluate_arrays(
     sides = Sides(queries, gallery, np.full(len(queries), -1) if itself is None else itself, chunk)
     per_query = _scores(sides, Relevance(*labels, itself, *groups), recalls, chunk, rerank)
     return _summary(per_query, QUERY_GALLERY, np.arange(len(queries)), len(gallery))
+
+
+def wrong_labels(table: Table) -> tuple[int, int]:
+    """How many of the labels that are evaluated were made wrong on purpose, and how many are evaluated.
+
+    The former are those of the rows whose column `noisy_label` is true (:func:`~vicinal.data.random_labels`).
+
+    Raises:
+        InputError: the table has one of the columns `is_query` and `is_gallery` only, or no query or gallery image.
+
+    Example:
+        >>> wrong_labels(Table(pd.DataFrame({"label": ["a", "a", "b"], "noisy_label": [True, False, False]})))
+        (1, 3)
+    """
+    queries, gallery = _sides(table)
+    rows = np.arange(len(table)) if queries is None or gallery is None else np.union1d(queries, gallery)
+    if "noisy_label" not in table.frame:
+        return 0, len(rows)
+    marks = table.frame["noisy_label"].iloc[rows].map(lambda mark: TRUTHS.get(str(mark).lower(), False))
+    return int(marks.sum()), len(rows)
 
 
 def _sides(table: Table) -> tuple[Integers | None, Integers | None]:

@@ -148,7 +148,7 @@ def positive_ranks(
     check_same_dim(queries, gallery)
     rows, columns = _block_size(len(queries), len(gallery), chunk)
     block = ScoreBlock(rows, columns, queries.device)
-    for start, stop in relevance.blocks(rows):
+    for start, stop in _blocks(relevance, rows, reranked):
         raise_in = None if reranked is None else partial(reranked.raise_in, reranked.lifts(start, stop))
         vectors = queries.block(start, stop)
         parts: Callable[[], Iterator[Part]] = partial(_parts, vectors, gallery, block, columns, raise_in)
@@ -163,6 +163,12 @@ def _block_size(queries: int, gallery: int, chunk: int | None) -> tuple[int, int
     rows = min(rows, queries)
     columns = rows_within_budget(round_up(rows, TILE_ROWS), BLOCK_ROWS, max(gallery, BLOCK_ROWS))
     return rows, gallery if columns >= gallery else columns // BLOCK_ROWS * BLOCK_ROWS
+
+
+def _blocks(relevance: Relevance, rows: int, reranked: Reranked | None) -> Iterator[tuple[int, int]]:
+    """Blocks of queries of which the positives, and the lifts if there are any, can be held."""
+    for start, stop in relevance.blocks(rows):
+        yield from [(start, stop)] if reranked is None else reranked.blocks(start, stop)
 
 
 def _parts(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vicinal.arguments import check_at_least_one, check_not_negative
+from vicinal.arguments import check_not_negative
 from vicinal.errors import InputError
 from vicinal.retrieval.neighbor_sets import NeighborSets, shared_members
 from vicinal.retrieval.neighbors import Neighbors
@@ -35,6 +35,9 @@ class ContextualReranking(Reranking):
     least as similar to j as N(j) asks for. Otherwise N(j) is what it is within the gallery: no query
     changes what another one finds.
 
+    Time and memory grow with the number of images if embeddings are spread out. Of n equal ones each has all in its
+    neighbourhood: n^2 members, and n^3 steps of a matrix product.
+
     Args:
         k: size of the neighbourhoods, the image itself among them. The paper takes 16 for CUB and Cars, 4 for SOP.
         beta: weight of shared neighbours, from 0 to below 1.
@@ -42,7 +45,7 @@ class ContextualReranking(Reranking):
 
     Raises:
         InputError: an impossible k, beta or epsilon; when applied: k larger than the gallery, or neighbourhoods of
-            more than 33 million members in all (of embeddings that are nearly all equal, or a large epsilon).
+            more than 17 million members in all (of embeddings that are nearly all equal, or a large epsilon).
 
     Example:
         >>> from vicinal.retrieval import rerank
@@ -57,7 +60,7 @@ class ContextualReranking(Reranking):
     epsilon: float = 0.0
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, k=self.k)
+        self._check_counts("k")
         if self.k == 1:
             raise InputError("ContextualReranking: k = 1 leaves an image alone with itself; use k >= 2")
         if not 0 <= self.beta < 1:
@@ -69,7 +72,7 @@ class ContextualReranking(Reranking):
         return self.k  # one more than there are neighbours, which tells whether another one is as near
 
     def apply(self, sides: Sides) -> Reranked:
-        sides.check(self, "k", self.k, len(sides.gallery))
+        sides.check(self, "k", self.k, len(sides.gallery), least=2)
         found = sides.nearest_of_queries(min(self.k, sides.most))
         of_queries, bounds = self._neighborhoods(found, sides.queries, sides.gallery, sides.places)
         rows, of_gallery = np.arange(len(sides.gallery)), of_queries
@@ -108,6 +111,9 @@ class _Contextual(Reranked):
         super().__init__(sides.queries, sides.gallery)
         self._places, self._beta = sides.places, beta
         self._of_queries, self._of_gallery = of_queries, gallery
+
+    def most_lifts(self) -> Integers:
+        return self._of_queries.sizes
 
     def lifts(self, start: int, stop: int) -> Lifts:
         pairs, members = self._of_queries.expand(np.arange(start, stop))

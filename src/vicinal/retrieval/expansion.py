@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from vicinal.arguments import check_at_least_one, check_not_negative
+from vicinal.arguments import check_not_negative
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.rerank import Reranked, Reranking
 from vicinal.retrieval.scores import UnitVectors
@@ -28,7 +28,7 @@ class QueryExpansion(Reranking):
 
     Args:
         n: neighbours added, without the query itself.
-        alpha: 0 weighs all alike (average query expansion); the larger, the less far ones count.
+        alpha: 0 weighs all alike that are not negative (average query expansion); the larger, the less far ones count.
 
     Raises:
         InputError: an impossible n or alpha; when applied: more neighbours than there are.
@@ -44,7 +44,7 @@ class QueryExpansion(Reranking):
     alpha: float = 3.0
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, n=self.n)
+        self._check_counts("n")
         check_not_negative(self, alpha=self.alpha)
 
     @property
@@ -84,7 +84,7 @@ class DatabaseAugmentation(Reranking):
     alpha: float = 3.0
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, n=self.n)
+        self._check_counts("n")
         check_not_negative(self, alpha=self.alpha)
 
     @property
@@ -104,7 +104,9 @@ def _expanded(vectors: UnitVectors, gallery: UnitVectors, found: Neighbors, alph
     for start in range(0, len(vectors), rows):
         place = slice(start, min(start + rows, len(vectors)))
         neighbors = gallery.take(found.indices[place].ravel()).view(*found.indices[place].shape, -1)
-        weights = torch.from_numpy(found.scores[place].clip(0) ** np.float32(alpha)).to(neighbors.device)
-        sums = vectors.block(place.start, place.stop) + (weights[:, :, None] * neighbors).sum(dim=1)
+        scores = found.scores[place]
+        weights = np.where(scores < 0, 0, scores.clip(0) ** np.float32(alpha))  # 0 ** 0 is 1
+        added = torch.from_numpy(weights).to(neighbors.device)[:, :, None] * neighbors
+        sums = vectors.block(place.start, place.stop) + added.sum(dim=1)
         expanded[place] = F.normalize(sums, dim=1).cpu().numpy()
     return expanded

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 MARKS = 2**24  # bytes of marks that are held at a time
 MOST_AT_ONCE = 2**21  # members that are looked at at a time
+LARGE = 256  # members of a set that may be worth a matrix product
+PRODUCT_SPEED = 64  # multiply-adds of a matrix product that take no longer than to look at one member; measured: 400
 
 Integers = npt.NDArray[np.int64]
 
@@ -36,7 +38,9 @@ class NeighborSets:
     def of_pairs(cls, rows: Integers, members: Integers, images: int) -> NeighborSets:
         """Sets from pairs of an image and a member, in any order; pairs that come twice count once."""
         width = int(members.max(initial=0)) + 1
-        keys = np.unique(rows * width + members)
+        keys = rows * width + members
+        keys.sort()
+        keys = keys[np.concatenate([[True], keys[1:] != keys[:-1]])] if len(keys) else keys
         return cls(np.searchsorted(keys, np.arange(images + 1) * width), keys % width)
 
     @cached_property
@@ -93,9 +97,48 @@ def shared_members(
         if start < stop:
             images, places = left.expand(np.arange(first, min(first + height, len(left.sizes))))
             marks[images, left.members[places]] = True
-            shared[start:stop] = _count_marked(marks, rows[start:stop] - first, right, others[start:stop])
+            shared[start:stop] = _count(marks, rows[start:stop] - first, right, others[start:stop])
             marks[images, left.members[places]] = False
     return shared
+
+
+def _count(marks: npt.NDArray[np.bool_], rows: Integers, sets: NeighborSets, others: Integers) -> Integers:
+    """How many members of a set are marked in a row, for pairs of both: large sets by a product, where that is less."""
+    counts, sizes = np.empty(len(rows), dtype=np.int64), sets.sizes[others]
+    large = sizes >= LARGE
+    if large.any():
+        present, wanted = _distinct(rows[large], len(marks)), _distinct(others[large], len(sets.sizes))
+        columns = np.flatnonzero(marks[present].any(axis=0))
+        large &= len(present) * len(columns) * len(wanted) < PRODUCT_SPEED * sizes[large].sum()
+    if large.any():
+        products = _count_by_product(marks[present][:, columns], columns, sets, wanted, marks.shape[1])
+        counts[large] = products[np.searchsorted(present, rows[large]), np.searchsorted(wanted, others[large])]
+    counts[~large] = _count_marked(marks, rows[~large], sets, others[~large])
+    return counts
+
+
+def _distinct(numbers: Integers, most: int) -> Integers:
+    """The different numbers among many below `most`, ascending."""
+    present = np.zeros(most, dtype=np.bool_)
+    present[numbers] = True
+    return np.flatnonzero(present)
+
+
+def _count_by_product(
+    marks: npt.NDArray[np.bool_], columns: Integers, sets: NeighborSets, wanted: Integers, width: int
+) -> npt.NDArray[np.float32]:
+    """How many members of each wanted set are marked in each row of some columns, [rows, wanted]."""
+    left = marks.astype(np.float32)  # sums of ones are exact up to 2**24
+    counts = np.empty((len(left), len(wanted)), dtype=np.float32)
+    position = np.full(width, -1)
+    position[columns] = np.arange(len(columns))
+    for start, stop in pieces(np.maximum(sets.sizes[wanted], len(columns)), MOST_AT_ONCE):
+        pairs, places = sets.expand(wanted[start:stop])
+        at = position[sets.members[places]]
+        right = np.zeros((stop - start, len(columns)), dtype=np.float32)
+        right[pairs[at >= 0], at[at >= 0]] = 1
+        counts[:, start:stop] = left @ right.T
+    return counts
 
 
 def _count_marked(marks: npt.NDArray[np.bool_], rows: Integers, sets: NeighborSets, others: Integers) -> Integers:

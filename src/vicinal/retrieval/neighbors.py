@@ -217,6 +217,12 @@ class LeftOut:
             raise InputError(f"k = {k} is impossible; use k >= 1")
         left = self._gallery - self._count()
         least = int(left.min(initial=self._gallery))
+        if least < 1:
+            query = left.argmin() if len(left) else 0
+            raise InputError(
+                f"a gallery of {self._gallery} images is too small: without itself and its group, "
+                f"nothing is left for query {query} to find"
+            )
         if k > self._gallery:
             raise InputError(f"k = {k} is larger than the gallery of {self._gallery} images; use k <= {least}")
         if k > least:

@@ -10,7 +10,7 @@ from vicinal.errors import InputError
 from vicinal.retrieval.scores import BLOCK_ROWS, ScoreBlock, UnitVectors, rows_within_budget
 
 MOST_ROWS = 1024  # queries a block
-MOST_FOUND = 2**25  # pairs; more would not fit the memory that re-ranking promises
+MOST_FOUND = 2**24  # pairs; re-ranking takes up to 60 bytes for each, and promises to take less than 2 GB
 
 Integers = npt.NDArray[np.int64]
 
@@ -27,7 +27,7 @@ def within(queries: UnitVectors, gallery: UnitVectors, least: npt.NDArray[np.flo
         Queries and gallery rows of what was found, both int64 [found], in no particular order.
 
     Raises:
-        InputError: more than 33 million pairs were found.
+        InputError: more than 17 million pairs were found.
 
     Example:
         >>> vectors = UnitVectors(np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), "vector")

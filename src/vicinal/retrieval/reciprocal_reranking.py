@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from vicinal.arguments import check_at_least_one
 from vicinal.errors import InputError
 from vicinal.retrieval.neighbor_sets import NeighborSets, pieces, shared_members
 from vicinal.retrieval.neighbors import Neighbors
@@ -18,6 +17,7 @@ from vicinal.retrieval.scores import UnitVectors, pair_scores
 from vicinal.retrieval.sides import Sides
 
 MOST_AT_ONCE = 2**18  # entries that are compared at a time: so many stay in the cache
+LEAST_LAM = 1e-30  # 1 / lam must be a float32
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -46,10 +46,13 @@ class ReciprocalReranking(Reranking):
     The published code also lets queries be neighbours of each other, takes "more than" two thirds, squared distances
     divided by each image's largest one (for unit vectors this is near to d), and V divided by its sum.
 
+    Time and memory grow with the number of images if embeddings are spread out. Of n equal ones each shares neighbours
+    with all, which takes time as n^2; memory still grows with n only.
+
     Args:
         k1: neighbours looked at, without the image itself.
         k2: images whose V is averaged, the image itself among them; 1 leaves V as it is, at most k1.
-        lam: weight of the original distance, above 0 to 1. For the Jaccard distance alone take a small one such as
+        lam: weight of the original distance, from 1e-30 to 1. For the Jaccard distance alone take a small one such as
             1e-6, which also ranks what shares nothing.
 
     Raises:
@@ -68,11 +71,11 @@ class ReciprocalReranking(Reranking):
     lam: float = 0.3
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, k1=self.k1, k2=self.k2)
+        self._check_counts("k1", "k2")
         if self.k2 > self.k1:
             raise InputError(f"ReciprocalReranking: k2 = {self.k2} must not be larger than k1 = {self.k1}")
-        if not 0 < self.lam <= 1:
-            raise InputError(f"ReciprocalReranking: lam = {self.lam} must be above 0 and at most 1")
+        if not LEAST_LAM <= self.lam <= 1:
+            raise InputError(f"ReciprocalReranking: lam = {self.lam} must be from {LEAST_LAM} to 1")
 
     @property
     def reach(self) -> int:
@@ -143,12 +146,16 @@ class _Reciprocal(Reranked):
         self._holders = NeighborSets(inverted.indptr.astype(np.int64), inverted.indices.astype(np.int64))
         self._weights = inverted.data
         self._query_sums, self._gallery_sums = of_queries.sum(axis=1), of_gallery.sum(axis=1)
+        ends = np.concatenate([[0], np.cumsum(self._holders.sizes[of_queries.indices])])
+        self._work = np.diff(ends[of_queries.indptr])  # for each query, how many entries it is compared with
+        self._most_lifts = np.minimum(self._work, len(self.gallery))
+
+    def most_lifts(self) -> Integers:
+        return self._most_lifts
 
     def lifts(self, start: int, stop: int) -> Lifts:
-        starts = self._of_queries.indptr[start : stop + 1].astype(np.int64)
-        ends = np.concatenate([[0], np.cumsum(self._holders.sizes[self._of_queries.indices[starts[0] : starts[-1]]])])
-        work = np.diff(ends[starts - starts[0]])
-        parts = [self._lifts(start + first, start + last) for first, last in pieces(work, MOST_AT_ONCE)]
+        works = pieces(self._work[start:stop], MOST_AT_ONCE)
+        parts = [self._lifts(start + first, start + last) for first, last in works]
         rows, columns, amounts = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return Lifts(rows - start, columns, amounts)
 

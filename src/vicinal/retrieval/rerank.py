@@ -7,19 +7,24 @@ similarity. All else keeps its similarity, so that nobody has to look at the who
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from vicinal.arguments import check_at_least_one
 from vicinal.errors import InputError
+from vicinal.retrieval.neighbor_sets import pieces
 from vicinal.retrieval.neighbors import LeftOut, Neighbors, nearest
 from vicinal.retrieval.scores import Array, UnitVectors, check_chunk, check_same_dim, pair_scores
 from vicinal.retrieval.sides import Sides
 
 BLOCK_QUERIES = 256  # queries whose lifts are looked at at a time
+MOST_LIFTS = 2**21  # lifts that are held at a time, if one query does not have more
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -53,6 +58,15 @@ class Reranked:
 
     def __init__(self, queries: UnitVectors, gallery: UnitVectors) -> None:
         self.queries, self.gallery = queries, gallery
+
+    def most_lifts(self) -> Integers:
+        """How many lifts each query has, int64 [queries]; it may have fewer."""
+        return np.zeros(len(self.queries), dtype=np.int64)
+
+    def blocks(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Queries `start` to `stop` in blocks, so few that their lifts can be held."""
+        for first, last in pieces(self.most_lifts()[start:stop], MOST_LIFTS):
+            yield start + first, start + last
 
     def lifts(self, start: int, stop: int) -> Lifts:
         """The lifts of queries `start` to `stop`, whose rows count from `start`."""
@@ -89,6 +103,14 @@ class Reranking(ABC):
             InputError: a number of neighbours that the gallery does not have.
         """
 
+    def _check_counts(self, *names: str) -> None:
+        """Keep the arguments of these names as plain whole numbers, and refuse what is none or below 1."""
+        for name in names:
+            value = getattr(self, name)
+            if hasattr(value, "__index__") and not isinstance(value, (bool, np.bool_)):
+                object.__setattr__(self, name, operator.index(value))  # of numpy too; frozen is for everyone else
+            check_at_least_one(self, **{name: getattr(self, name)})
+
 
 def rerank(
     queries: Array,
@@ -118,7 +140,8 @@ def rerank(
         exclude: int64 [q], the gallery row that is the query itself and is left out, -1 for none.
         query_groups: int64 [q]; gallery vectors of the query's own group are left out, -1 for no group.
         gallery_groups: int64 [g].
-        ranking: what `top_k` gave for the same arguments, at least k a query, to save a search.
+        ranking: what `top_k` gave for the same arguments, `exclude` and groups among them, at least k a query, to save
+            a search.
         chunk: queries a block of a search; by default chosen to fill the memory budget.
         device: where to compute similarities; by default where `queries` lies.
 
@@ -127,7 +150,7 @@ def rerank(
 
     Raises:
         InputError: as `top_k`; or a method asks for more neighbours than the gallery has; or a ranking that is not one
-            of these queries, or shorter than `k`.
+            of these queries, lists what they must not find, or is shorter than `k`.
 
     Example:
         >>> from vicinal.retrieval import ContextualReranking
@@ -144,39 +167,47 @@ def rerank(
     check_same_dim(unit_queries, unit_gallery)
     left_out = LeftOut(len(unit_queries), len(unit_gallery), exclude, query_groups, gallery_groups)
     left_out.check_enough(k)
-    _check_ranking(ranking, len(unit_queries), len(unit_gallery), k)
+    if ranking is not None:
+        _check_ranking(ranking, len(unit_gallery), k, left_out)
     grouped = query_groups is not None
-    sides = Sides(unit_queries, unit_gallery, left_out.itself, chunk, None if grouped else ranking)
-    if not grouped:  # one search long enough for the method and for the result
-        sides.nearest_of_queries(min(max(k, method.reach), sides.most))
+    # Without groups one search is long enough for the method and for the result.
+    found, wanted = (None, 0) if grouped else (ranking, max(k, method.reach))
+    sides = Sides(unit_queries, unit_gallery, left_out.itself, chunk, found, wanted)
     reranked = method.apply(sides)
     if reranked.queries is not unit_queries or reranked.gallery is not unit_gallery:
         ranking = nearest(reranked.queries, reranked.gallery, k, left_out, chunk)
     elif not grouped:
-        ranking = sides.nearest_of_queries(min(max(k, method.reach), sides.most))
+        ranking = sides.nearest_of_queries(min(wanted, sides.most))
     elif ranking is None:
         ranking = nearest(unit_queries, unit_gallery, k, left_out, chunk)
     return _first(reranked, ranking, k, left_out)
 
 
-def _check_ranking(ranking: Neighbors | None, queries: int, gallery: int, k: int) -> None:
-    if ranking is None:
-        return
-    if len(ranking.indices) != queries or ranking.indices.max(initial=0) >= gallery:
+def _check_ranking(ranking: Neighbors, gallery: int, k: int, left_out: LeftOut) -> None:
+    rows, queries = ranking.indices, len(left_out.itself)
+    if len(rows) != queries or rows.max(initial=0) >= gallery or rows.min(initial=0) < 0:
         raise InputError("the ranking is not one of these queries in this gallery; give what top_k found for them")
-    if ranking.indices.shape[1] < k:
-        raise InputError(f"the ranking holds {ranking.indices.shape[1]} images a query; use k <= that, not k = {k}")
+    if rows.shape[1] < k:
+        raise InputError(f"the ranking holds {rows.shape[1]} images a query; use k <= that, not k = {k}")
+    allowed = left_out.allows(np.arange(queries)[:, None], rows)
+    if not allowed.all():
+        query, place = (int(found[0]) for found in (~allowed).nonzero())
+        raise InputError(
+            f"the ranking lists gallery row {rows[query, place]} for query {query}, which is left out as itself or of "
+            "its group; give what top_k found with the same exclude and groups"
+        )
 
 
 def _first(reranked: Reranked, ranking: Neighbors, k: int, left_out: LeftOut) -> Neighbors:
     """The first k after re-ranking, from a ranking of at least k by plain similarity."""
     queries = len(ranking.indices)
     scores, indices = np.empty((queries, k), dtype=np.float32), np.empty((queries, k), dtype=np.int64)
-    for start in range(0, queries, BLOCK_QUERIES):
-        place = slice(start, min(start + BLOCK_QUERIES, queries))
-        plain = Neighbors(ranking.scores[place], ranking.indices[place])
-        similarities, indices[place] = _merge(reranked, plain, k, left_out, start)
-        scores[place] = reranked.score(similarities)
+    for first in range(0, queries, BLOCK_QUERIES):
+        for start, stop in reranked.blocks(first, min(first + BLOCK_QUERIES, queries)):
+            place = slice(start, stop)
+            plain = Neighbors(ranking.scores[place], ranking.indices[place])
+            similarities, indices[place] = _merge(reranked, plain, k, left_out, start)
+            scores[place] = reranked.score(similarities)
     return Neighbors(scores, indices)
 
 

@@ -26,6 +26,7 @@ class Sides:
         places: int64 [q], the gallery row that is the query itself, -1 for a query outside of the gallery.
         chunk: queries a block of a search; by default chosen to fill the memory budget.
         found: what a search for the queries' nearest found before, if there was one.
+        wanted: how many of the queries' nearest will be asked for at most, so that the first search finds them all.
 
     Example:
         >>> vectors = UnitVectors(np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), "vector")
@@ -41,9 +42,10 @@ class Sides:
         places: Integers,
         chunk: int | None = None,
         found: Neighbors | None = None,
+        wanted: int = 0,
     ) -> None:
         self.queries, self.gallery, self.places = queries, gallery, places
-        self._chunk = chunk
+        self._chunk, self._wanted = chunk, wanted
         self._found = found
 
     @cached_property
@@ -60,7 +62,8 @@ class Sides:
         """The k nearest gallery images of each query, without itself."""
         if self._found is None or self._found.indices.shape[1] < k:
             left_out = LeftOut(len(self.queries), len(self.gallery), self.places)
-            self._found = nearest(self.queries, self.gallery, k, left_out, self._chunk)
+            enough = max(k, min(self._wanted, self.most))
+            self._found = nearest(self.queries, self.gallery, enough, left_out, self._chunk)
         return Neighbors(self._found.scores[:, :k], self._found.indices[:, :k])
 
     def nearest_of_gallery(self, k: int, rows: Integers | None = None) -> Neighbors:
@@ -73,14 +76,16 @@ class Sides:
             self.gallery.subset(rows), self.gallery, k, LeftOut(len(rows), len(self.gallery), rows), self._chunk
         )
 
-    def check(self, owner: object, name: str, value: int, most: int) -> None:
+    def check(self, owner: object, name: str, value: int, most: int, least: int = 1) -> None:
         """Refuse a number of neighbours that the gallery does not have.
 
         Raises:
-            InputError: `value` is larger than `most`.
+            InputError: `value` is larger than `most`; or `most` is below `least`, so that no value will do.
         """
+        method, images = type(owner).__name__, len(self.gallery)
+        if most < least:
+            raise InputError(f"{method}: a gallery of {images} is too small; it takes {images + least - most} images")
         if value > most:
             raise InputError(
-                f"{type(owner).__name__}: {name} = {value} is too large for a gallery of {len(self.gallery)} images; "
-                f"use {name} <= {most}"
+                f"{method}: {name} = {value} is too large for a gallery of {images} images; use {name} <= {most}"
             )
