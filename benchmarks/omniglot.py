@@ -4,7 +4,8 @@
     python -m benchmarks.omniglot --root DATA --out RUNS --method ms --method "no miner: --loss.miner=null"
 
 DATA holds Omniglot's zips. A method is a name and settings over recipes/omniglot.yaml. Every run is a folder in RUNS;
-a run that is there already is not trained again, and one that was interrupted goes on.
+a run that is there already is not trained again, and one that was interrupted goes on. `--rerank K` adds a row with
+contextual re-ranking of the K nearest.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from benchmarks.table import print_machine
 from vicinal import Embedder, Table, evaluate
 from vicinal.data import ImageTransform, read_image
+from vicinal.retrieval import ContextualReranking
 from vicinal.training import Recipe, RunFolder, resume
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "omniglot.yaml"
@@ -31,14 +33,14 @@ COLUMNS = ("Greek", "Balinese", "together", "together, mAP@R")
 Scores = dict[str, float]
 
 
-def scores(vectors: npt.NDArray[np.float32], table: Table) -> Scores:
+def scores(vectors: npt.NDArray[np.float32], table: Table, rerank: ContextualReranking | None = None) -> Scores:
     """Recall@1 within each alphabet, and within all of them together."""
     alphabets = table.frame["coarse"].to_numpy()
     result = {}
     for alphabet in COLUMNS[:2]:
         rows = np.flatnonzero(alphabets == alphabet)
-        result[alphabet] = evaluate(vectors[rows], table.take(rows)).metrics["recall@1"]
-    together = evaluate(vectors, table).metrics
+        result[alphabet] = evaluate(vectors[rows], table.take(rows), rerank=rerank).metrics["recall@1"]
+    together = evaluate(vectors, table, rerank=rerank).metrics
     return {**result, "together": together["recall@1"], "together, mAP@R": together["mAP@R"]}
 
 
@@ -72,7 +74,9 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--method", action="append", help='"NAME: SETTINGS" over the recipe', metavar="METHOD")
+    parser.add_argument("--rerank", type=int, help="also with contextual re-ranking of so many neighbours", metavar="K")
     arguments = parser.parse_args()
+    rerank = ContextualReranking(k=arguments.rerank) if arguments.rerank else None
     print_machine()
     print(f"\n| recall@1, % ({len(arguments.seeds)} seeds) | {' | '.join(COLUMNS)} | seconds a run |")
     print("|---" * (len(COLUMNS) + 2) + "|")
@@ -83,15 +87,20 @@ def main() -> None:
     print_row("untrained network", [untrained(recipe, table) for recipe in recipes])
     for method in arguments.method or ["multi-similarity:"]:
         name, _, settings = method.partition(":")
-        runs, seconds = [], []
+        runs, reranked, seconds = [], [], []
         for seed in arguments.seeds:
             run = RunFolder(arguments.out / f"{name.strip().replace(' ', '-')}-{seed}")
             started, done = time.perf_counter(), run.model.exists()
             if not done:
                 resume(run.path, Recipe.load(RECIPE, [*base, *settings.split(), f"--seed={seed}"]))
                 seconds.append(time.perf_counter() - started)
-            runs.append(scores(Embedder.from_pretrained(run.model).embed(table, progress=False), table))
+            vectors = Embedder.from_pretrained(run.model).embed(table, progress=False)
+            runs.append(scores(vectors, table))
+            if rerank:
+                reranked.append(scores(vectors, table, rerank))
         print_row(name, runs, f"{statistics.median(seconds):.0f}" if seconds else "")
+        if rerank:
+            print_row(f"{name}, re-ranked", reranked)
 
 
 if __name__ == "__main__":
