@@ -22,7 +22,7 @@ from benchmarks.table import peak_extra_megabytes, print_machine, print_table, t
 from vicinal.data import ImageTransform
 from vicinal.losses import MultiSimilarityLoss
 from vicinal.models import Embedder
-from vicinal.training.setup import System
+from vicinal.training.system import System
 
 SIZE, PER_CLASS, DIM = 40, 4, 512
 CHANNELS = {"stem_width": 16, "channels": [24, 48, 96, 256]}

@@ -162,6 +162,22 @@ CASES: dict[str, tuple[Case, str]] = {
         lambda t, p: train(p, "--data.noise.random_labels", "10"),
         "data.noise.random_labels = 10.0 must be from 0 to 1",
     ),
+    "dissolving all classes": (
+        lambda t, p: ["data", str(p), "--open-set-labels", "1"],
+        "a share of 1.0 dissolves all training classes (8); take less, so that some stay",
+    ),
+    "size of clusters that are not asked for": (
+        lambda t, p: ["data", str(p), "--open-set-cluster-size", "5"],
+        "the size of open-set clusters is given without a share of open-set labels above 0",
+    ),
+    "confusions without a share": (
+        lambda t, p: ["data", str(p), "--confusions", "pairs.csv"],
+        "confused labels take both a list (confusions) and a share above 0",
+    ),
+    "no such list of confusions": (
+        lambda t, p: train(p, "--data.noise.confusions", "pairs.csv", "--data.noise.confused_labels", "0.1"),
+        "pairs.csv: no such file",
+    ),
     "foreign images without a share": (
         lambda t, p: train(p, "--data.noise.foreign", str(p)),
         "data.noise.foreign_share = 0.0 must be above 0 with data.noise.foreign",

@@ -15,9 +15,11 @@ import pytest
 from PIL import Image
 
 from vicinal.cli import RERANK_OPTIONS, VERBS, main
-from vicinal.data import Table, save_embeddings
+from vicinal.data import Table, open_set_labels, save_embeddings
+from vicinal.data.open_set_noise import CLUSTER_SIZE
 from vicinal.retrieval import ContextualReranking, DatabaseAugmentation, QueryExpansion, ReciprocalReranking
 from vicinal.training import Recipe
+from vicinal.training.settings import Noise
 from vicinal.training.setup import load_table
 
 
@@ -98,10 +100,35 @@ def test_data_puts_noise_into_the_split_that_is_trained_on(photos: Path, tmp_pat
     assert not after["noisy_label"][after["split"] == "test"].any()
     assert (after["noisy_label"].sum(), after["noisy_image"].sum()) == (9, 4)  # of 18; half of 9 rounds to the even 4
     assert (after["path"].str.startswith(str(foreign)) == after["noisy_image"]).all()
+    assert text.splitlines()[0].split()[-4:] == ["wrong", "labels", "foreign", "images"]
+    assert [line.split()[-2:] for line in text.splitlines()[1:3]] == [["50.0%", "22.2%"], ["0.0%", "0.0%"]]
     recipe = ["--data.shares={train: 0.75, test: 0.25}", "--seed=2", "--data.noise.classes=0.5"]
     recipe += ["--data.noise.random_labels=0.5", f"--data.noise.foreign={foreign}", "--data.noise.foreign_share=0.25"]
     trained_on = load_table(Recipe.load(overrides=[f"--data.source={photos}", *recipe]).settings)
     pd.testing.assert_frame_equal(trained_on.frame, after, check_dtype=False)
+
+
+def test_data_and_a_recipe_put_in_the_same_label_noise(photos: Path, tmp_path: Path, capsys) -> None:
+    pairs, out = tmp_path / "pairs.csv", tmp_path / "noisy.csv"
+    pairs.write_text("label,confused_with\nclass0,class1\nclass0,class2\nclass3,class4\n")
+    noise = ["--open-set-labels", "0.4", "--open-set-cluster-size", "3", "--confused-labels", "0.5"]
+    noisy = json.loads(output(capsys, "data", photos, *noise, "--confusions", pairs, "--out", out, "--json"))
+    frame = pd.read_csv(out)
+    assert (frame["label"].nunique(), frame["label_clean"].nunique()) == (5, 8)
+    assert noisy["noise"] == {"wrong_labels": (frame["label"] != frame["label_clean"]).mean()}
+    plain = tmp_path / "plain.csv"
+    Table.from_folder(photos).split_classes(classes={"train": [f"class{i}" for i in range(8)]}).save(plain)
+    recipe = [f"--data.source={plain}", "--data.noise.open_set_labels=0.4", "--data.noise.open_set_cluster_size=3"]
+    recipe += ["--data.noise.confused_labels=0.5", f"--data.noise.confusions={pairs}"]
+    trained_on = load_table(Recipe.load(overrides=recipe).settings)
+    pd.testing.assert_frame_equal(trained_on.frame[frame.columns], frame, check_dtype=False)
+
+
+def test_without_a_size_of_clusters_it_is_that_of_the_function(photos: Path, tmp_path: Path, capsys) -> None:
+    output(capsys, "data", photos, "--open-set-labels", "0.5", "--out", tmp_path / "noisy.csv")
+    frame = open_set_labels(Table.from_folder(photos), 0.5).frame
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "noisy.csv"), frame, check_dtype=False)
+    assert Noise().open_set_cluster_size == CLUSTER_SIZE
 
 
 def test_train_prints_the_model_and_resumes(run: Path, capsys) -> None:

@@ -36,7 +36,8 @@ def data(arguments: Arguments) -> None:
     if arguments.shares:
         table = table.split_classes(shares=dict(arguments.shares), seed=arguments.seed)
     foreign = arguments.foreign, arguments.foreign_share, arguments.foreign_root
-    table = add_noise(table, arguments.first_classes, arguments.random_labels, *foreign, seed=arguments.seed)
+    labels = arguments.confusions, arguments.confused_labels, arguments.open_set_labels, arguments.open_set_cluster_size
+    table = add_noise(table, arguments.first_classes, arguments.random_labels, *foreign, *labels, seed=arguments.seed)
     if arguments.out:
         table.save(arguments.out)
         log(f"wrote {arguments.out}")
@@ -197,6 +198,14 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
                        "up to 1 a share of them, above 1 their number")  # fmt: skip
     noise.add_argument("--random-labels", type=float, default=0.0, metavar="SHARE",
                        help="give this share of the images another class's label")  # fmt: skip
+    noise.add_argument("--confused-labels", type=float, default=0.0, metavar="SHARE",
+                       help="give this share of the images of confused classes the other's label")  # fmt: skip
+    noise.add_argument("--confusions", metavar="FILE", help="what is confused: a .csv with the columns "
+                       "label and confused_with, a pair a line")  # fmt: skip
+    noise.add_argument("--open-set-labels", type=float, default=0.0, metavar="SHARE", help="dissolve whole classes, "
+                       "with this share of the images, into small clusters under other labels")  # fmt: skip
+    noise.add_argument("--open-set-cluster-size", type=float, default=2.0, metavar="IMAGES",
+                       help="how many images such a cluster has on average (default: 2)")  # fmt: skip
     noise.add_argument("--foreign", metavar="SOURCE", help="images foreign to all classes, the same kinds of sources")
     noise.add_argument("--foreign-share", type=float, default=0.0, metavar="SHARE",
                        help="put foreign ones in the place of this share of the images")  # fmt: skip

@@ -57,6 +57,21 @@ def mean(value: Tensor) -> Tensor:
     return total / world_size()
 
 
+def total(value: Tensor) -> Tensor:
+    """The sum over processes of a tensor that carries no gradient."""
+    return mean(value) * world_size()
+
+
+def log_sum_exp(value: Tensor) -> Tensor:
+    """The logarithm of the sum over processes of the exponentials, of a tensor that carries no gradient."""
+    if world_size() == 1:
+        return value
+    largest = value.detach().clone()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    largest.clamp_min_(torch.finfo(value.dtype).min)
+    return total((value - largest).exp()).log() + largest
+
+
 def from_first(value: Value) -> Value:
     """The first process's value, on every process; for plain values."""
     if world_size() == 1:

@@ -37,9 +37,9 @@ class CrossBatchMemory(Loss):
             drift too fast to be of use later.
 
     Raises:
-        InputError: size is below 1 or warmup is negative; when called: with references or masks, since the memory is
-            the references and keeps labels; with embeddings or labels of another shape than those in the memory; when
-            a state is loaded: it is that of a memory of another size.
+        InputError: size is below 1 or warmup is negative; the loss compares with class centers alone; when called:
+            with references or masks, since the memory is the references and keeps labels; with embeddings or labels of
+            another shape than those in the memory; when a state is loaded: it is that of a memory of another size.
 
     Example:
         >>> from vicinal.losses import ContrastiveLoss
@@ -56,6 +56,11 @@ class CrossBatchMemory(Loss):
         super().__init__()
         if not isinstance(loss, Loss) or any(isinstance(part, CrossBatchMemory) for part in loss.modules()):
             raise InputError(f"CrossBatchMemory: loss must be a loss without a memory of its own, not {loss!r}")
+        alone = [type(part).__name__ for part in loss.modules() if isinstance(part, Loss) and not part.takes_references]
+        if alone:
+            raise InputError(
+                f"CrossBatchMemory: {alone[0]} compares with class centers, not with a memory; add it outside"
+            )
         check_at_least_one(self, size=size)
         check_not_negative(self, warmup=warmup)
         self.loss = loss

@@ -140,6 +140,7 @@ class Source:
         masks: the positive and the negative pairs, bool [n, c] both, instead of labels.
         shared: whether these anchors are one process's part of a batch, and the references all of it.
         call: how many times the loss was called before, for random choices; an int64 scalar, or None.
+        raw: the anchors as they came, not normalised, float [n, d] in at least float32; None where there are none.
     """
 
     anchors: Tensor
@@ -151,6 +152,7 @@ class Source:
     masks: tuple[Tensor, Tensor] | None = None
     shared: bool = False
     call: Tensor | None = None
+    raw: Tensor | None = None
 
     @classmethod
     def of(
@@ -176,12 +178,14 @@ class Source:
                 raise InputError("reference_labels and offset describe references, and no references are given")
             anchors = normalize(at_least_float32(embeddings))
             source = cls(anchors, anchors, labels, labels, 0, relation)
+            source = replace(source, raw=at_least_float32(embeddings))
         else:
             _check_vectors("references", references)
             _check_fit(embeddings, references, offset)
             dtype = torch.promote_types(embeddings.dtype, references.dtype)
             anchors, others = (normalize(at_least_float32(vectors.to(dtype))) for vectors in (embeddings, references))
             source = cls(anchors, others, labels, reference_labels, offset, relation)
+            source = replace(source, raw=at_least_float32(embeddings))
         if positive is None:
             if negative is not None:
                 raise InputError("negative is given without positive; give both masks, or labels")
@@ -240,12 +244,25 @@ class Source:
             )
         before, after = self.references[: self.offset], self.references[self.offset + len(self) :]
         vectors = torch.cat([before, self.anchors, after])
-        return replace(self, anchors=vectors, references=vectors, labels=self.reference_labels, offset=0, shared=False)
+        whole = replace(self, labels=self.reference_labels, offset=0, shared=False, raw=None)
+        return replace(whole, anchors=vectors, references=vectors)
+
+    def as_they_are(self) -> Source:
+        """The anchors as they came, not normalised, compared with nothing yet.
+
+        Raises:
+            InputError: they are lost, as in a mixture.
+        """
+        if self.raw is None:
+            raise InputError("the loss is of embeddings at their length, and only their directions are left")
+        return replace(
+            self, anchors=self.raw, references=self.raw, reference_labels=self.labels, offset=0, shared=False
+        )
 
     def with_anchors(self, anchors: Tensor) -> Source:
         """The same with other vectors for the anchors, and for the references where they are the anchors."""
         alone = self.references is self.anchors
-        return replace(self, anchors=anchors, references=anchors if alone else self.references)
+        return replace(self, anchors=anchors, references=anchors if alone else self.references, raw=None)
 
     def mean_similarity(self) -> Tensor:
         """The mean over all anchors and references, of all processes with as many each; a scalar."""

@@ -72,6 +72,22 @@ def sum_over_rows(
     return tuple(_TiledSum.apply(walk, rows_a_tile, *walk.inputs))
 
 
+def values_of_rows(
+    source: Source,
+    row_values: Callable[[Rows], Tensor],
+    tile_rows: int | None = None,
+    select: Callable[[Rows], Rows] | None = None,
+) -> Tensor:
+    """The values of all anchors, [n], without gradient; arguments as in :func:`sum_over_rows`."""
+    rows_a_tile, columns, values = tile_rows or default_tile_rows(source.columns), source.class_columns(), []
+    with torch.no_grad():
+        for start in range(0, len(source), rows_a_tile):
+            stop = min(start + rows_a_tile, len(source))
+            rows = source.rows(start, source.similarity(start, stop), source.pairs(start, stop, columns))
+            values.append(row_values(select(rows) if select else rows))
+    return torch.cat(values) if values else source.anchors.new_zeros(0)
+
+
 class _TiledSum(torch.autograd.Function):
     """The gradients, linear in the upstream ones, are formed in forward and scaled in backward."""
 

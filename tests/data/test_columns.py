@@ -36,6 +36,10 @@ from vicinal.errors import InputError
         ("split", ["train", "valid"], "row 1: split is 'valid'; it can be train, val or test"),
         ("is_query", ["true", "maybe"], "row 1: is_query is 'maybe'; it can be true or false"),
         ("is_gallery", [1, 2], "row 1: is_gallery is 2"),
+        ("noisy_label", [True, "wrong"], "row 1: noisy_label is 'wrong'; it can be true or false"),
+        ("noisy_image", [None, True], "row 0 has no noisy_image"),
+        ("label_clean", ["a", None], "row 1 has no label_clean"),
+        ("label_clean", ["a", 3], "row 1: label_clean is 3; a label_clean is text or an integer"),
     ],
 )
 def test_impossible_values_are_named_with_their_row(column: str, values: list[object], message: str) -> None:
@@ -72,6 +76,14 @@ def test_values_come_to_one_type() -> None:
     assert checked["is_query"].tolist() == [True, False]
     assert checked["is_gallery"].dtype == bool
     assert checked["other"].isna().tolist() == [True, False]
+
+
+def test_labels_and_clean_labels_come_to_one_type() -> None:
+    mixed = checked_frame(pd.DataFrame({"label": [1, 2], "label_clean": ["x", "2"], "coarse": [3, 4]}), None)
+    assert mixed.to_numpy().tolist() == [["1", "x", 3], ["2", "2", 4]]
+    assert mixed["label"].dtype == mixed["label_clean"].dtype
+    numbers = checked_frame(pd.DataFrame({"label": [1, 2], "label_clean": [1.0, 1.0]}), None)
+    assert numbers.dtypes.tolist() == [np.int64, np.int64]
 
 
 def test_integers_of_64_bits_are_labels() -> None:

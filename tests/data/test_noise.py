@@ -6,72 +6,28 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vicinal.data import Table, add_noise, first_classes, foreign_images, random_labels
+from tests.data.animals import altered, animals, foreign
+from vicinal.data import (
+    Table,
+    add_noise,
+    confused_labels,
+    first_classes,
+    foreign_images,
+    open_set_labels,
+    random_labels,
+)
 from vicinal.errors import InputError
 
-
-def animals(classes: int = 10, per_class: int = 20, text: bool = True) -> Table:
-    """Half of the classes are the split train, in mixed order; two super-labels, and two above them."""
-    number = np.random.default_rng(5).permutation(np.repeat(np.arange(classes), per_class))
-    return Table(
-        pd.DataFrame(
-            {
-                "path": [f"{row}.png" for row in range(len(number))],
-                "label": [f"animal {each:02d}" for each in number] if text else number,
-                "coarse": [f"kind {each % 4}" for each in number],
-                "coarse_2": number % 2,
-                "split": np.where(number < classes / 2, "train", "test"),
-                "camera": np.arange(len(number)) / 7,
-            }
-        ),
-        root="/animals",
-    )
-
-
-def foreign(images: int) -> Table:
-    return Table(pd.DataFrame({"path": [f"{row}.png" for row in range(images)]}), root="/foreign")
-
-
-def altered(before: Table, after: Table, column: str) -> np.ndarray:
-    return (before.frame[column] != after.frame[column]).to_numpy()
-
-
-@pytest.mark.parametrize("text", [True, False])
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.128, 0.2, 1.0])
-def test_exactly_a_share_of_the_training_images_has_the_label_of_another_training_class(
-    share: float, text: bool
-) -> None:
-    table = animals(text=text)
-    noisy = random_labels(table, share, seed=3)
-    changed = altered(table, noisy, "label")
-    assert changed.sum() == round(share * 100)
-    assert (noisy.frame["noisy_label"] == changed).all()
-    assert noisy.frame["noisy_label"].dtype == bool
-    train = (table.frame["split"] == "train").to_numpy()
-    assert not changed[~train].any()
-    assert set(noisy.frame["label"][train]) <= set(table.frame["label"][train])
-    for column in ("path", "split", "camera"):
-        assert noisy.frame[column].equals(table.frame[column])
-    assert noisy.frame.dtypes[table.frame.columns].equals(table.frame.dtypes)
-    assert "noisy_label" not in table.frame
-
-
-def test_the_coarse_labels_of_a_random_label_are_those_of_its_class() -> None:
-    table = animals()
-    noisy = random_labels(table, 0.5)
-    assert altered(table, noisy, "coarse").any()
-    known = table.frame.groupby("label")[["coarse", "coarse_2"]].first()
-    for column in known:
-        assert noisy.frame.groupby("label")[column].nunique().max() == 1
-        assert (noisy.frame[column] == noisy.frame["label"].map(known[column])).all()
-
-
-def test_every_other_class_is_drawn_as_often() -> None:
-    table = Table(pd.DataFrame({"label": np.repeat(np.arange(5), 2000)}))
-    noisy = random_labels(table, 1.0)
-    counts = pd.crosstab(table.frame["label"], noisy.frame["label"]).to_numpy()
-    assert (np.diag(counts) == 0).all()
-    assert np.abs(counts[~np.eye(5, dtype=bool)] - 500).max() < 100
+LABEL_NOISES = {
+    "random": random_labels,
+    "confused": lambda table, share, seed: confused_labels(
+        table, {"animal 00": ["animal 01", "animal 02"], "animal 01": "animal 04"}, share, seed
+    ),
+    "open-set": lambda table, share, seed: open_set_labels(table, share, seed=seed),
+    "open-set, nearby": lambda table, share, seed: open_set_labels(
+        table, share, embeddings=np.random.default_rng(1).normal(size=(len(table), 4)), seed=seed
+    ),
+}
 
 
 def test_exactly_a_share_of_the_training_images_gives_way_to_foreign_ones() -> None:
@@ -89,20 +45,65 @@ def test_exactly_a_share_of_the_training_images_gives_way_to_foreign_ones() -> N
     assert noisy.frame["path"].dtype == table.frame["path"].dtype
 
 
-@pytest.mark.parametrize("column", ["label", "path"])
-def test_noise_is_a_function_of_the_seed_and_a_larger_share_holds_a_smaller(column: str) -> None:
+@pytest.mark.parametrize("kind", [*LABEL_NOISES, "foreign"])
+def test_noise_is_a_function_of_the_seed_and_a_larger_share_holds_a_smaller(kind: str) -> None:
     table = animals()
 
     def noisy(share: float, seed: int) -> Table:
         np.random.seed(int(share * 10))
-        return random_labels(table, share, seed) if column == "label" else foreign_images(table, pool, share, seed)
+        return foreign_images(table, pool, share, seed) if kind == "foreign" else LABEL_NOISES[kind](table, share, seed)
 
-    pool = foreign(50)
-    assert noisy(0.1, 1).frame.equals(noisy(0.1, 1).frame)
-    assert not noisy(0.1, 1).frame.equals(noisy(0.1, 2).frame)
-    few, many = noisy(0.1, 1), noisy(0.3, 1)
+    pool, column = foreign(70), "path" if kind == "foreign" else "label"
+    assert noisy(0.2, 1).frame.equals(noisy(0.2, 1).frame)
+    assert not noisy(0.2, 1).frame.equals(noisy(0.2, 2).frame)
+    few, many = noisy(0.2, 1), noisy(0.6, 1)
     rows = altered(table, few, column)
+    assert rows.any()
+    assert altered(table, many, column)[rows].all()
+    if kind.startswith("open-set"):  # a class that took in images of another may be dissolved itself
+        rows = rows & few.frame["label"].isin(many.classes).to_numpy()
+        assert rows.any()
     assert few.frame[column][rows].equals(many.frame[column][rows])
+
+
+@pytest.mark.parametrize("kind", LABEL_NOISES)
+def test_what_labels_were_before_the_first_noise_is_kept(kind: str) -> None:
+    table = animals()
+    once = LABEL_NOISES[kind](table, 0.5, 1)
+    changed = altered(table, once, "label")
+    assert once.frame["label_clean"].equals(table.frame["label"].rename("label_clean"))
+    assert (once.frame["noisy_label"] == changed).all()
+    assert changed.any()
+    twice = random_labels(once, 0.5, seed=2)
+    assert twice.frame["label_clean"].equals(once.frame["label_clean"])
+    assert (twice.frame["noisy_label"] == changed | altered(once, twice, "label")).all()
+    assert "label_clean" not in table.frame
+    assert "label_clean" not in foreign_images(table, foreign(9), 0.01).frame
+
+
+@pytest.mark.parametrize("kind", LABEL_NOISES)
+def test_label_noise_alters_labels_of_training_images_and_their_coarse_labels_alone(kind: str) -> None:
+    table = animals()
+    noisy = LABEL_NOISES[kind](table, 0.5, 3)
+    train = (table.frame["split"] == "train").to_numpy()
+    assert altered(table, noisy, "label")[train].any()
+    assert not altered(table, noisy, "label")[~train].any()
+    assert set(noisy.frame["label"][train]) <= set(table.frame["label"][train])
+    known = table.frame.groupby("label")[["coarse", "coarse_2"]].first()
+    for column in known:
+        assert altered(table, noisy, column).any()
+        assert (noisy.frame[column] == noisy.frame["label"].map(known[column])).all()
+    for column in ("path", "split", "camera"):
+        assert noisy.frame[column].equals(table.frame[column])
+    assert noisy.frame.dtypes[table.frame.columns].equals(table.frame.dtypes)
+
+
+@pytest.mark.parametrize("kind", LABEL_NOISES)
+def test_no_share_alters_nothing(kind: str) -> None:
+    table = animals()
+    noisy = LABEL_NOISES[kind](table, 0.0, 1)
+    assert noisy.frame[table.frame.columns].equals(table.frame)
+    assert not noisy.frame["noisy_label"].any()
 
 
 def test_two_kinds_of_noise_do_not_choose_the_same_rows() -> None:
@@ -142,16 +143,52 @@ def test_marks_outlive_a_file(tmp_path: Path) -> None:
     assert again.frame["noisy_label"].equals(both)
 
 
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("text", [True, False])
+def test_what_noise_leaves_outlives_a_file_and_a_split(ending: str, text: bool, tmp_path: Path) -> None:
+    noisy = foreign_images(open_set_labels(animals(text=text), 0.4), foreign(9), 0.05)
+    noisy.save(tmp_path / f"noisy.{ending}")
+    again = Table.load(tmp_path / f"noisy.{ending}")
+    marks = ["label", "label_clean", "noisy_label", "noisy_image"]
+    assert again.frame[marks].equals(noisy.frame[marks])
+    assert again.statistics().noise == noisy.statistics().noise == {"wrong_labels": 0.2, "foreign_images": 0.025}
+    split = again.split_classes({"train": 0.5, "test": 0.5})
+    assert split.frame[marks].equals(noisy.frame[marks])
+    assert split.subset("test").frame["label_clean"].dtype == noisy.frame["label"].dtype
+
+
+def test_labels_stay_comparable_where_csv_takes_some_for_numbers(tmp_path: Path) -> None:
+    table = Table(pd.DataFrame({"path": ["a.png", "b.png", "c.png"], "label": ["1", "x", "3"]}))
+    confused_labels(table, {"x": "1"}, 1.0).save(tmp_path / "noisy.csv")
+    again = Table.load(tmp_path / "noisy.csv")
+    assert again.frame[["label", "label_clean"]].to_numpy().tolist() == [["1", "1"], ["1", "x"], ["3", "3"]]
+    assert again.statistics().noise == {"wrong_labels": 1 / 3}
+
+
 def test_what_was_done_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     foreign(10).save(tmp_path / "birds.csv")
-    noisy = add_noise(animals(), 0.8, 0.1, tmp_path / "birds.csv", 0.05, seed=1)
+    (tmp_path / "pairs.csv").write_text("label,confused_with\nanimal 00,animal 01\nanimal 01,animal 02\n")
+    more = {"confusions": tmp_path / "pairs.csv", "confused_share": 0.2, "open_set_share": 0.25, "cluster_size": 4}
+    noisy = add_noise(animals(), 0.8, 0.1, tmp_path / "birds.csv", 0.05, **more, seed=2)
     assert capsys.readouterr().err.splitlines() == [
         "kept the first 4 of 5 training classes; left out 20 images",
+        "gave 8 of 40 training images of 2 classes the label of a class theirs is mistaken for",
+        "dissolved 1 of 4 training classes, 17 of 80 images, into 4 clusters under the labels of others",
         "gave 8 of 80 training images the label of another class",
         "put foreign images in the place of 4 of 80 training images",
     ]
-    one_by_one = foreign_images(random_labels(first_classes(animals(), 0.8), 0.1, 1), foreign(10), 0.05, 1)
+    one_by_one = confused_labels(
+        first_classes(animals(), 0.8), {"animal 00": "animal 01", "animal 01": "animal 02"}, 0.2, 2
+    )
+    one_by_one = foreign_images(
+        random_labels(open_set_labels(one_by_one, 0.25, 4, seed=2), 0.1, 2), foreign(10), 0.05, 2
+    )
     assert noisy.frame.equals(one_by_one.frame)
+
+
+def test_random_labels_bring_back_no_class_that_was_dissolved() -> None:
+    noisy = add_noise(animals(), open_set_share=0.4, label_share=1.0).subset("train")
+    assert (len(noisy.classes), noisy.frame["label_clean"].nunique()) == (3, 5)
 
 
 def test_without_noise_the_table_is_the_very_same() -> None:
@@ -161,9 +198,9 @@ def test_without_noise_the_table_is_the_very_same() -> None:
 
 def test_no_noise_where_there_is_nothing_to_train_on() -> None:
     table = animals().subset("test")
-    for noise in (lambda: random_labels(table, 0.1), lambda: first_classes(table, 2)):
+    for noise in (*LABEL_NOISES.values(), lambda table, share, seed: first_classes(table, 2)):
         with pytest.raises(InputError, match="no training images to alter; its splits: test"):
-            noise()
+            noise(table, 0.1, 0)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +214,17 @@ def test_no_noise_where_there_is_nothing_to_train_on() -> None:
         ({"foreign_share": 0.1}, "both a source"),
         ({"foreign": "digits"}, "both a source"),
         ({"foreign": "nowhere", "foreign_share": 0.1}, "nowhere: no such folder"),
+        ({"confused_share": 0.1}, "confused labels take both a list"),
+        ({"confusions": {"animal 00": "animal 01"}}, "confused labels take both a list"),
+        ({"confusions": "nowhere.csv", "confused_share": 0.1}, "nowhere.csv: no such file"),
+        ({"confusions": {"animal 00": "animal 01"}, "confused_share": 2}, "the share of noise is 2"),
+        ({"cluster_size": 3}, "the size of open-set clusters is given without a share of open-set labels"),
+        ({"open_set_share": 1.0}, r"a share of 1.0 dissolves all training classes \(5\); take less, so that some stay"),
+        ({"open_set_share": -0.1}, "the share of noise is -0.1"),
+        ({"open_set_share": float("nan")}, "the share of noise is nan"),
+        ({"open_set_share": 0.2, "cluster_size": 0.5}, "the cluster size is 0.5; it must be 1 or more"),
+        ({"open_set_share": 0.2, "cluster_size": float("inf")}, "the cluster size is inf"),
+        ({"open_set_share": 0.2, "seed": -1}, "seed is -1; it must not be negative"),
         ({"classes": 6}, "first classes are 6 of 5; give a share up to 1 that leaves some, or a number of classes"),
         ({"classes": 2.5}, "first classes are 2.5 of 5"),
         ({"classes": float("nan")}, "first classes are nan of 5"),

@@ -31,3 +31,29 @@ def test_tables_without_labels_or_rows() -> None:
     unlabelled = Table(pd.DataFrame({"path": ["a.png", "b.png"]}))
     assert str(unlabelled).splitlines()[1].split() == ["all", "2", "-", "-", "-", "-"]
     assert unlabelled.take([]).statistics().images == 0
+
+
+def test_the_share_of_wrong_labels_and_foreign_images_is_told_where_it_is_known() -> None:
+    frame = pd.DataFrame({"label": ["a", "b", "b", "b", "c"], "split": ["train"] * 4 + ["test"]})
+    assert Table(frame).statistics().noise == {}
+    assert "wrong" not in str(Table(frame))
+    frame["label_clean"] = ["a", "a", "b", "b", "c"]
+    frame["noisy_label"] = [True] * 5  # what was altered may be right in the end
+    only_labels = Table(frame).statistics()
+    assert only_labels.noise == {"wrong_labels": 0.2}
+    frame["noisy_image"] = ["no", "no", "no", "yes", "no"]
+    statistics = Table(frame).statistics()
+    assert statistics.noise == {"wrong_labels": 0.2, "foreign_images": 0.2}
+    assert {split: part.noise for split, part in statistics.splits.items()} == {
+        "train": {"wrong_labels": 0.25, "foreign_images": 0.25},
+        "test": {"wrong_labels": 0.0, "foreign_images": 0.0},
+    }
+    assert str(statistics).splitlines() == [
+        "       images  classes  per class: min  median  max  wrong labels  foreign images",
+        "train       4        2               1       2    3         25.0%           25.0%",
+        "test        1        1               1       1    1          0.0%            0.0%",
+        "all         5        3               1       1    3         20.0%           20.0%",
+    ]
+    unlabelled = Table(frame.drop(columns=["label", "split"])).statistics()
+    assert unlabelled.noise == {"foreign_images": 0.2}
+    assert Table(frame).take([]).statistics().noise == {}

@@ -27,7 +27,7 @@ from vicinal.losses import ContrastiveLoss, HistogramLoss, Loss, MarginLoss, Mul
 from vicinal.memory import CrossBatchMemory
 from vicinal.models import Embedder
 from vicinal.training import embed_in_micro_batches
-from vicinal.training.setup import System
+from vicinal.training.system import System
 
 Embed = Callable[[Tensor], Tensor]
 

@@ -27,7 +27,15 @@ def train_with_two_processes(settings: list[str], out: Path) -> subprocess.Compl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("micro_batch", [[], ["--micro_batch=3", "--loss=MarginLoss"]])
+@pytest.mark.parametrize(
+    "micro_batch",
+    [
+        [],
+        ["--micro_batch=3", "--loss=MarginLoss"],
+        ["--loss=ProxyAnchorLoss", "--clip=1"],
+        ["--loss=CenterContrastiveLoss", "--loss.sharded=true", "--clip=0.5", "--centers=class_means"],
+    ],
+)
 def test_two_processes_train_as_one(small: list[str], tmp_path: Path, micro_batch: list[str]) -> None:
     settings = [*small, *STILL, "--freeze_backbone_epochs=1", "--epochs=3", *micro_batch]
     one = train(Recipe.load(overrides=[*settings, "--micro_batch=null"]), tmp_path / "one")

@@ -131,6 +131,21 @@ def test_published_recipes_can_be_read_and_say_command_and_cost(path: Path) -> N
             "data:\n  noise: {foreign_share: 0.1}\n",
             "recipe.yaml:2: data.noise.foreign_share = 0.1 must be above 0 with",
         ),
+        ("data:\n  noise: {open_set_labels: 1.5}\n", "data.noise.open_set_labels = 1.5 must be from 0 to 1"),
+        ("data:\n  noise: {confused_labels: -1}\n", "data.noise.confused_labels = -1.0 must be from 0 to 1"),
+        (
+            "data:\n  noise:\n    confused_labels: 0.1\n",
+            "recipe.yaml:3: data.noise.confused_labels = 0.1 must be above 0 with data.noise.confusions, else 0",
+        ),
+        ("data:\n  noise: {confusions: a.csv}\n", "data.noise.confused_labels = 0.0 must be above 0 with"),
+        (
+            "data:\n  noise:\n    open_set_cluster_size: 4\n",
+            "recipe.yaml:3: data.noise.open_set_cluster_size = 4.0 must be left alone unless data.noise.open_set_l",
+        ),
+        (
+            "data:\n  noise: {open_set_labels: 0.1, open_set_cluster_size: 0.5}\n",
+            "recipe.yaml:2: data.noise.open_set_cluster_size = 0.5 must be 1 or more",
+        ),
         ("data:\n  noise: {classes: 0}\n", "recipe.yaml:2: data.noise.classes = 0.0 must be above 0 or null"),
         ("data:\n  noise: {labels: 0.1}\n", "recipe.yaml:2: unknown key data.noise.labels"),
         ("optimizer: {lr: -1}\n", "recipe.yaml:1: optimizer.lr = -1.0 must be a positive number"),

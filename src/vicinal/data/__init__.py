@@ -14,7 +14,9 @@ from vicinal.data.images import (
     convert_image,
     read_image,
 )
-from vicinal.data.noise import add_noise, first_classes, foreign_images, random_labels
+from vicinal.data.label_noise import confused_labels, random_labels
+from vicinal.data.noise import add_noise, first_classes, foreign_images
+from vicinal.data.open_set_noise import open_set_labels
 from vicinal.data.samplers import ClassBalancedSampler, RandomBatchSampler
 from vicinal.data.statistics import Statistics
 from vicinal.data.table import Table
@@ -31,6 +33,7 @@ __all__ = [
     "TestBatches",
     "TrainBatches",
     "add_noise",
+    "confused_labels",
     "convert_image",
     "digits",
     "first_classes",
@@ -39,6 +42,7 @@ __all__ = [
     "is_image_file",
     "load_embeddings",
     "omniglot",
+    "open_set_labels",
     "random_labels",
     "read_image",
     "require_trainable",

@@ -12,12 +12,13 @@ from vicinal.errors import InputError
 
 SPLITS = ("train", "val", "test")
 INT64 = np.iinfo(np.int64)
+MARKS = ("is_query", "is_gallery", "noisy_label", "noisy_image")  # columns of truths
 TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 def is_name_column(column: str) -> bool:
-    """Whether the column holds names of groups of images: `label`, `group`, `coarse`, `coarse_2`, ..."""
-    return column in ("label", "group") or is_coarse_column(column)
+    """Whether the column holds names of groups of images: `label`, `label_clean`, `group`, `coarse`, `coarse_2`, ..."""
+    return column in ("label", "label_clean", "group") or is_coarse_column(column)
 
 
 def is_coarse_column(column: str) -> bool:
@@ -26,7 +27,7 @@ def is_coarse_column(column: str) -> bool:
 
 def is_known_column(column: str) -> bool:
     """Whether Vicinal gives the column a meaning; any other column is carried along as it is."""
-    return is_name_column(column) or column in ("path", "split", "is_query", "is_gallery")
+    return is_name_column(column) or column in ("path", "split", *MARKS)
 
 
 def checked_frame(frame: pd.DataFrame, root: str | Path | None) -> pd.DataFrame:
@@ -39,7 +40,15 @@ def checked_frame(frame: pd.DataFrame, root: str | Path | None) -> pd.DataFrame:
     if len(repeated):
         raise InputError(f"column {repeated[0]!r} is there twice; every column needs its own name")
     columns = {str(column): _checked_column(frame[column], str(column), root) for column in frame.columns}
-    return pd.DataFrame(columns, index=frame.index).reset_index(drop=True)
+    return pd.DataFrame(_with_comparable_labels(columns), index=frame.index).reset_index(drop=True)
+
+
+def _with_comparable_labels(columns: dict[str, pd.Series]) -> dict[str, pd.Series]:
+    """Make `label` and `label_clean` both text where one is: CSV gives back 7 for "7" in a column of such names."""
+    both = [column for column in ("label", "label_clean") if column in columns]
+    if len({columns[column].dtype for column in both}) < 2:
+        return columns
+    return columns | {column: columns[column].astype("str") for column in both}
 
 
 def _checked_column(values: pd.Series, column: str, root: str | Path | None) -> pd.Series:

@@ -51,7 +51,7 @@ def save_embeddings(path: str | Path, vectors: npt.NDArray[np.floating], table: 
         ([[1.0, 0.0], [0.0, 1.0]], ['cat', 'dog'])
     """
     path = Path(path)
-    vectors = _checked(vectors, len(table), "vectors")
+    vectors = checked_vectors(vectors, len(table), "vectors")
     if path.suffix.lower() == ".parquet":
         write_arrow(path, _with_vectors(path, table, vectors))
     elif path.suffix.lower() == ".npy":
@@ -79,11 +79,12 @@ def load_embeddings(path: str | Path) -> tuple[npt.NDArray[np.float32], Table]:
         return _load_npy(path)
     if path.suffix.lower() == ".parquet":
         frame = read_parquet(path)
-        return _checked(_embedding_column(path), len(frame), str(path)), Table(frame, path.parent)
+        return checked_vectors(_embedding_column(path), len(frame), str(path)), Table(frame, path.parent)
     raise InputError(f"{path}: embeddings are read from a file ending in .parquet or .npy")
 
 
-def _checked(vectors: npt.NDArray[np.floating], rows: int, where: str) -> npt.NDArray[np.float32]:
+def checked_vectors(vectors: npt.NDArray[np.floating], rows: int, where: str) -> npt.NDArray[np.float32]:
+    """The vectors as float32 `[rows, d]`; an InputError that begins with `where` if they are no embeddings."""
     vectors = np.asarray(vectors)
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or not vectors.size:
         shape = list(vectors.shape)
@@ -138,8 +139,8 @@ def _load_npy(path: Path) -> tuple[npt.NDArray[np.float32], Table]:
     for beside in (path.with_suffix(TABLE_SUFFIX), path.with_suffix(".csv")):
         if beside.is_file():
             frame = read_csv(beside)
-            return _checked(vectors, len(frame), f"{path} with {beside.name}"), Table(frame, path.parent)
-    return _checked(vectors, len(vectors), str(path)), Table(pd.DataFrame(index=range(len(vectors))))
+            return checked_vectors(vectors, len(frame), f"{path} with {beside.name}"), Table(frame, path.parent)
+    return checked_vectors(vectors, len(vectors), str(path)), Table(pd.DataFrame(index=range(len(vectors))))
 
 
 def _read_npy(path: Path) -> npt.NDArray[np.floating]:

@@ -2,7 +2,7 @@
 
 Each kind is a function from table to table. In a table with splits it alters the split `train` alone, else all rows.
 What it does is a function of the rows and a seed; a larger share alters what a smaller one does, in the same way, and
-more. A column says which rows are altered.
+more. A column says which rows are altered, and another keeps what their labels were.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from vicinal.console import log
-from vicinal.data.columns import TRUTHS, is_coarse_column
+from vicinal.data.label_noise import Confusions, confused_labels, random_labels
+from vicinal.data.noise_rows import chosen, generator, marked, training_rows
+from vicinal.data.open_set_noise import CLUSTER_SIZE, open_set_labels
 from vicinal.data.table import Table
 from vicinal.errors import InputError
-
-Rows = npt.NDArray[np.int64]
 
 
 def add_noise(
@@ -28,21 +27,39 @@ def add_noise(
     foreign: str | Path | None = None,
     foreign_share: float = 0.0,
     foreign_root: str | Path | None = None,
+    confusions: Confusions | None = None,
+    confused_share: float = 0.0,
+    open_set_share: float = 0.0,
+    cluster_size: float = CLUSTER_SIZE,
     seed: int = 0,
 ) -> Table:
-    """All that is asked for, in this order: :func:`first_classes`, :func:`random_labels`, :func:`foreign_images`.
+    """All that is asked for, in this order.
+
+    1. :func:`first_classes`
+    2. :func:`confused_labels`, before the classes that it names may be gone
+    3. :func:`open_set_labels`
+    4. :func:`random_labels`, which so brings back no class that was dissolved
+    5. :func:`foreign_images`
+
+    Each takes the labels as the one before left them. Their shares add up to a little more than the share of wrong
+    labels: several kinds may choose the same image, and the last of them may draw its true label.
+    `Table.statistics()` counts those that are wrong in the end.
 
     Args:
         table: the images.
         classes: how many of the training classes stay, as a share or a number; None: all.
-        label_share: share of the training images that get another class's label.
+        label_share: share of the training images that get another class's label, drawn at random.
         foreign: where the foreign images are, anything that :meth:`Table.load` reads.
         foreign_share: share of the training images that give way to them.
         foreign_root: folder that the paths of such a table start from, or that holds such a benchmark's files.
+        confusions: what is mistaken for what, as a mapping or a CSV file.
+        confused_share: share of the training images of such classes that get the label of the other class.
+        open_set_share: share of the training images whose classes are dissolved into clusters.
+        cluster_size: mean images of such a cluster.
         seed: of the choice of rows, labels and foreign images; not negative.
 
     Raises:
-        InputError: `foreign` without `foreign_share` or the other way round, or what the three refuse.
+        InputError: a share without what it takes or the other way round, or what one of the kinds refuses.
 
     Example:
         >>> table = Table(pd.DataFrame({"path": ["a.png", "b.png", "c.png", "d.png"], "label": ["x", "x", "y", "z"]}))
@@ -53,53 +70,21 @@ def add_noise(
         raise InputError("foreign images take both a source (foreign) and a share above 0 (foreign share)")
     if foreign is None and foreign_root is not None:
         raise InputError("the folder of foreign images (foreign root) is given without their source (foreign)")
+    if (confusions is None) != (confused_share == 0):
+        raise InputError("confused labels take both a list (confusions) and a share above 0 (confused labels)")
+    if open_set_share == 0 and cluster_size != CLUSTER_SIZE:
+        raise InputError("the size of open-set clusters is given without a share of open-set labels above 0")
     if classes is not None:
         table = first_classes(table, classes)
+    if confusions is not None:
+        table = confused_labels(table, confusions, confused_share, seed)
+    if open_set_share != 0:
+        table = open_set_labels(table, open_set_share, cluster_size, seed=seed)
     if label_share != 0:
         table = random_labels(table, label_share, seed)
     if foreign is not None:
         table = foreign_images(table, Table.load(foreign, root=foreign_root, label_column=None), foreign_share, seed)
     return table
-
-
-def random_labels(table: Table, share: float, seed: int = 0) -> Table:
-    """Give a share of the training images the label of another class, drawn at random among the training classes.
-
-    Label noise of "Supervised Metric Learning to Rank for Retrieval via Contextual Similarity Optimization" (Liao,
-    Tsiligkaridis, Kulis, ICML 2023), 4.4, there 5, 10 and 20 %. The paper does not say whether a label may be drawn
-    that is the image's own; here it may not, so that the share of wrong labels is the share asked for. With the
-    label come the coarse labels of its class (of the class's first image).
-
-    Args:
-        table: the images, with labels.
-        share: from 0 to 1, of the training images; rounded to whole images.
-        seed: not negative.
-
-    Returns:
-        The table, with a column `noisy_label` that is true in the rows that were altered.
-
-    Raises:
-        InputError: no labels, no training image, fewer than two training classes, or an impossible share or seed.
-
-    Example:
-        >>> table = Table(pd.DataFrame({"label": ["a", "a", "b", "b"], "coarse": ["A", "A", "B", "B"]}))
-        >>> sorted(random_labels(table, 0.25, seed=1).frame["noisy_label"])
-        [False, False, False, True]
-    """
-    rows, rng = _training_rows(table), _generator(seed, "labels")
-    training = table.take(rows)
-    if len(training.classes) < 2:
-        raise InputError(f"random labels take two training classes or more; there is only {training.classes[0]!r}")
-    chosen = _chosen(len(rows), share, rng)
-    others = rng.integers(1, len(training.classes), len(chosen))  # how many classes further
-    wrong = (training.labels[chosen] + others) % len(training.classes)
-    first_of_class = rows[np.unique(training.labels, return_index=True)[1]]
-    source = np.arange(len(table))
-    source[rows[chosen]] = first_of_class[wrong]
-    columns = ["label", *filter(is_coarse_column, table.frame.columns)]
-    frame = table.frame.assign(**{column: table.frame[column].iloc[source].array for column in columns})
-    log(f"gave {len(chosen):,} of {len(rows):,} training images the label of another class")
-    return _marked(frame, "noisy_label", rows[chosen])
 
 
 def foreign_images(table: Table, foreign: Table, share: float, seed: int = 0) -> Table:
@@ -127,20 +112,20 @@ def foreign_images(table: Table, foreign: Table, share: float, seed: int = 0) ->
         >>> noisy.classes, sorted(noisy.frame["noisy_image"])
         (['a', 'b'], [False, True])
     """
-    rows, rng = _training_rows(table), _generator(seed, "images")
-    chosen = _chosen(len(rows), share, rng)
+    rows, rng = training_rows(table), generator(seed, "images")
+    altered = chosen(len(rows), share, rng)
     paths, pool = np.array(table.paths, dtype=object), np.unique(np.array(foreign.paths, dtype=object))
     own = np.intersect1d(paths, pool)
     if len(own):
         raise InputError(f"{own[0]} is no foreign image: it is one of the table's own; take others")
-    if len(pool) < len(chosen):
+    if len(pool) < len(altered):
         raise InputError(
-            f"{share} of {len(rows)} training images are {len(chosen)}, but there are only {len(pool)} foreign images"
+            f"{share} of {len(rows)} training images are {len(altered)}, but there are only {len(pool)} foreign images"
         )
-    paths[rows[chosen]] = rng.permutation(pool)[: len(chosen)]
-    log(f"put foreign images in the place of {len(chosen):,} of {len(rows):,} training images")
+    paths[rows[altered]] = rng.permutation(pool)[: len(altered)]
+    log(f"put foreign images in the place of {len(altered):,} of {len(rows):,} training images")
     frame = table.frame.assign(path=pd.Series(paths, dtype=table.frame["path"].dtype))
-    return _marked(frame, "noisy_image", rows[chosen])
+    return marked(frame, "noisy_image", rows[altered])
 
 
 def first_classes(table: Table, first: float) -> Table:
@@ -161,7 +146,7 @@ def first_classes(table: Table, first: float) -> Table:
         >>> first_classes(table, 2).frame["label"].tolist()
         ['a', 'b', 'd']
     """
-    rows = _training_rows(table)
+    rows = training_rows(table)
     training = table.take(rows)
     number = _whole_classes(first, len(training.classes))
     left_out = rows[training.labels >= number]
@@ -176,33 +161,3 @@ def _whole_classes(first: float, there_are: int) -> int:
             f"first classes are {first:g} of {there_are}; give a share up to 1 that leaves some, or a number of classes"
         )
     return int(number)
-
-
-def _training_rows(table: Table) -> Rows:
-    is_training = (table.frame["split"] == "train").to_numpy() if table.has("split") else np.ones(len(table), bool)
-    if not is_training.any():
-        raise InputError(f"the table has no training images to alter; its splits: {', '.join(table.splits) or 'none'}")
-    return np.flatnonzero(is_training)
-
-
-def _generator(seed: int, kind: str) -> np.random.Generator:
-    """One for each kind of noise, so that two kinds choose their rows without regard to each other."""
-    if seed < 0:
-        raise InputError(f"seed is {seed}; it must not be negative")
-    return np.random.default_rng([seed, *kind.encode()])
-
-
-def _chosen(number: int, share: float, rng: np.random.Generator) -> Rows:
-    """A share of 0, ..., number - 1; a larger share begins with those of a smaller one."""
-    if not 0 <= share <= 1:
-        raise InputError(f"the share of noise is {share}; it must be from 0 to 1")
-    return rng.permutation(number)[: round(share * number)]
-
-
-def _marked(frame: pd.DataFrame, column: str, rows: Rows) -> Table:
-    """The table of a frame, with a column that is true for these rows and where it was so before."""
-    marks = np.zeros(len(frame), bool)
-    if column in frame:  # a CSV file gives it back as text
-        marks |= frame[column].map(lambda value: TRUTHS.get(str(value).lower(), False)).to_numpy(bool)
-    marks[rows] = True
-    return Table._of(frame.assign(**{column: marks}))

@@ -21,6 +21,8 @@ class Statistics:
         median: median of images per class.
         largest: images of the largest class.
         coarse: column of coarse labels -> distinct labels in it.
+        noise: `wrong_labels` -> share of the rows whose `label` is not their `label_clean`, from 0 to 1;
+            `foreign_images` -> share of those whose `noisy_image` is true; only where the table has these columns.
         splits: split -> its own statistics, for the splits that are there.
 
     Example:
@@ -39,10 +41,12 @@ class Statistics:
     median: float = 0.0
     largest: int = 0
     coarse: dict[str, int] = field(default_factory=dict)
+    noise: dict[str, float] = field(default_factory=dict)
     splits: dict[str, Statistics] = field(default_factory=dict)
 
     def __str__(self) -> str:
         header = ["", "images", "classes", "per class: min", "median", "max", *self.coarse]
+        header += [name.replace("_", " ") for name in self.noise]
         rows = [header, *(part._cells(split) for split, part in self.splits.items()), self._cells("all")]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = (
@@ -55,7 +59,8 @@ class Statistics:
     def _cells(self, name: str) -> list[str]:
         sizes = (f"{self.classes:,}", f"{self.smallest:,}", f"{self.median:g}", f"{self.largest:,}")
         coarse = (f"{number:,}" for number in self.coarse.values())
-        return [name, f"{self.images:,}", *(sizes if self.classes else "----"), *coarse]
+        noise = (f"{share:.1%}" for share in self.noise.values())
+        return [name, f"{self.images:,}", *(sizes if self.classes else "----"), *coarse, *noise]
 
 
 def statistics_of(frame: pd.DataFrame) -> Statistics:
@@ -66,9 +71,19 @@ def statistics_of(frame: pd.DataFrame) -> Statistics:
 
 def _counted(frame: pd.DataFrame, splits: dict[str, Statistics]) -> Statistics:
     coarse = {column: frame[column].nunique() for column in frame.columns if is_coarse_column(column)}
+    noise = _noise(frame) if len(frame) else {}
     if "label" not in frame or not len(frame):
-        return Statistics(len(frame), coarse=coarse, splits=splits)
+        return Statistics(len(frame), coarse=coarse, noise=noise, splits=splits)
     sizes = frame["label"].value_counts().to_numpy()
     return Statistics(
-        len(frame), len(sizes), int(sizes.min()), float(np.median(sizes)), int(sizes.max()), coarse, splits
+        len(frame), len(sizes), int(sizes.min()), float(np.median(sizes)), int(sizes.max()), coarse, noise, splits
     )
+
+
+def _noise(frame: pd.DataFrame) -> dict[str, float]:
+    shares = {}
+    if {"label", "label_clean"} <= set(frame.columns):
+        shares["wrong_labels"] = float((frame["label"] != frame["label_clean"]).mean())
+    if "noisy_image" in frame:
+        shares["foreign_images"] = float(frame["noisy_image"].mean())
+    return shares

@@ -24,8 +24,9 @@ class Table:
 
     Known columns, none of them compulsory until it is used: `path`, `label` (text or integer), `coarse`, `coarse_2`,
     ... (labels of ever larger groups), `split` (`train`, `val` or `test`), `is_query` and `is_gallery` (protocols with
-    separate sides), `group` (camera or sequence: matches within it are ignored). Other columns are carried along. A
-    table is not changed once made; every method that alters it gives a new one.
+    separate sides), `group` (camera or sequence: matches within it are ignored), `noisy_label`, `noisy_image` and
+    `label_clean` (what was altered by :func:`~vicinal.data.add_noise`, and what the labels were before). Other columns
+    are carried along. A table is not changed once made; every method that alters it gives a new one.
 
     Args:
         frame: the columns; its index names rows in errors and is then replaced by 0, 1, 2, ...
@@ -247,7 +248,7 @@ class Table:
             raise InputError(f"the table has no column {column!r} ({what}); its columns are {have}")
 
     def statistics(self) -> Statistics:
-        """Count images and classes, whole and by split."""
+        """Count images and classes, whole and by split, and the wrong labels and foreign images put in on purpose."""
         return statistics_of(self.frame)
 
     def take(self, rows: npt.ArrayLike) -> Table:

@@ -2,11 +2,18 @@
 
 from vicinal.losses.base import Loss, PairLoss, RowLoss, WeightedSum
 from vicinal.losses.binned_ap import FastAPLoss, SoftBinAPLoss
+from vicinal.losses.center_contrastive import CenterContrastiveLoss, ClusterContrastLoss
+from vicinal.losses.center_softmax import NormSoftmaxLoss
+from vicinal.losses.centers import CenterBasedLoss
 from vicinal.losses.contextual import ContextualLoss
+from vicinal.losses.cross_entropy import CenterLoss, CrossEntropyLoss
 from vicinal.losses.histogram import HistogramLoss
 from vicinal.losses.lifted import BinLiftedLoss, LiftedStructureLoss, LiftedStructureStarLoss
 from vicinal.losses.margin import MarginLoss
+from vicinal.losses.margin_softmax import ArcFaceLoss, CosFaceLoss
 from vicinal.losses.pairs import BinomialDevianceLoss, CircleLoss, ContrastiveLoss, MultiSimilarityLoss
+from vicinal.losses.proxy_anchor import ProxyAnchorLoss
+from vicinal.losses.proxy_nca import ProxyNCALoss, ProxyNCAPlusPlusLoss
 from vicinal.losses.ranking import (
     BlackboxAPLoss,
     RankingLoss,
@@ -16,16 +23,24 @@ from vicinal.losses.ranking import (
     SupAPLoss,
 )
 from vicinal.losses.regularizers import SimilarityRegularizer
+from vicinal.losses.soft_triple import SoftTripleLoss
 from vicinal.losses.softmax import NCALoss, NPairsLoss, NTXentLoss, SupConLoss
 from vicinal.losses.triplets import TripletLoss
 
 __all__ = [
+    "ArcFaceLoss",
     "BinLiftedLoss",
     "BinomialDevianceLoss",
     "BlackboxAPLoss",
+    "CenterBasedLoss",
+    "CenterContrastiveLoss",
+    "CenterLoss",
     "CircleLoss",
+    "ClusterContrastLoss",
     "ContextualLoss",
     "ContrastiveLoss",
+    "CosFaceLoss",
+    "CrossEntropyLoss",
     "FastAPLoss",
     "HistogramLoss",
     "LiftedStructureLoss",
@@ -36,7 +51,11 @@ __all__ = [
     "NCALoss",
     "NPairsLoss",
     "NTXentLoss",
+    "NormSoftmaxLoss",
     "PairLoss",
+    "ProxyAnchorLoss",
+    "ProxyNCALoss",
+    "ProxyNCAPlusPlusLoss",
     "RankingLoss",
     "RecallAtKLoss",
     "RoadmapLoss",
@@ -44,6 +63,7 @@ __all__ = [
     "SimilarityRegularizer",
     "SmoothAPLoss",
     "SoftBinAPLoss",
+    "SoftTripleLoss",
     "SupAPLoss",
     "SupConLoss",
     "TripletLoss",

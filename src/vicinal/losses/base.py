@@ -20,7 +20,7 @@ from vicinal import distributed
 from vicinal.errors import InputError
 from vicinal.mining import Miner
 from vicinal.similarity import Relation, Rows, Source
-from vicinal.tiles import RowTerms, check_tile_rows, sum_over_rows
+from vicinal.tiles import RowTerms, check_tile_rows, sum_over_rows, values_of_rows
 
 Reduction = Literal["sum", "anchors", "contributing", "pairs", "violating"]
 """What a loss is divided by. Each loss offers some of these, and its docstring says which one is the paper's."""
@@ -33,9 +33,13 @@ class Loss(nn.Module, ABC):
 
     Attributes:
         of_similarities: whether it sees nothing of the embeddings but their similarities, whatever these are of.
+        of_lengths: whether it sees the embeddings as they are; other losses see their directions only.
+        takes_references: whether it can compare embeddings with others than those of the batch.
     """
 
     of_similarities: ClassVar[bool] = False
+    of_lengths: ClassVar[bool] = False
+    takes_references: ClassVar[bool] = True
 
     def forward(
         self,
@@ -124,6 +128,14 @@ class Loss(nn.Module, ABC):
         with torch.autocast(source.anchors.device.type, enabled=False):
             return self._parts(source)
 
+    def values(self, source: Source) -> Tensor:
+        """The value of each anchor, [n], without gradient: how hard a sample is for the loss.
+
+        Raises:
+            InputError: the loss is of the batch as a whole.
+        """
+        raise InputError(f"{type(self).__name__} is of the whole batch; a loss with a value for each sample is wanted")
+
     @abstractmethod
     def _parts(self, source: Source) -> dict[str, Tensor]: ...
 
@@ -185,6 +197,10 @@ class WeightedSum(Loss):
             for name, value in cast(Loss, loss)._parts(source).items():
                 parts[_unused(name, parts)] = weight * value
         return parts
+
+    def values(self, source: Source) -> Tensor:
+        terms = zip(self.losses, self.weights, strict=True)
+        return torch.stack([weight * cast(Loss, loss).values(source) for loss, weight in terms]).sum(dim=0)
 
 
 def terms_of(loss: Loss) -> list[Loss]:
@@ -306,6 +322,9 @@ class RowLoss(PairLoss):
 
     def value(self, source: Source) -> Tensor:
         return self.reduce(self.sums(source, self.row_terms), source)
+
+    def values(self, source: Source) -> Tensor:
+        return values_of_rows(source, self.row_values, self.tile_rows, self.miner)
 
 
 def mean_over(total: Tensor, count: Tensor, source: Source) -> Tensor:

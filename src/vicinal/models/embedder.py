@@ -67,6 +67,7 @@ class Embedder(nn.Module):
     Attributes:
         recipe: How the model was trained, JSON values; empty if unknown.
         metrics: How good it was found, JSON values; empty if unknown.
+        keeps_length: Whether in training its outputs are not L2-normalised, for losses that want their length.
 
     Raises:
         InputError: an impossible value, or backbone and pooling that do not go together.
@@ -109,6 +110,7 @@ class Embedder(nn.Module):
         }
         self.recipe: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
+        self.keeps_length = False
         self.dim = dim
         self.freeze_batch_norm = freeze_batch_norm
         self.pooling = build_pooling(pooling, p, learned_p)
@@ -133,7 +135,8 @@ class Embedder(nn.Module):
             images: float [n, C, H, W].
 
         Returns:
-            L2-normalised [n, dim], computed in float32 at least; in training with a projector [n, projector].
+            L2-normalised [n, dim], computed in float32 at least; in training with a projector [n, projector], and not
+            normalised where `keeps_length` says so.
         """
         features = self.backbone(images.contiguous(memory_format=torch.channels_last))
         if not isinstance(self.pooling, ClassToken):
@@ -146,7 +149,8 @@ class Embedder(nn.Module):
         vectors: Tensor = self.head(self.pooling(features))
         if self.training and self.projector is not None:
             vectors = self.projector(vectors)
-        return F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)
+        vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+        return vectors if self.training and self.keeps_length else F.normalize(vectors, dim=-1)
 
     def train(self, mode: bool = True) -> Embedder:
         """Switch to training, or with `mode` false to evaluation; frozen batch normalisation stays as it is."""

@@ -22,6 +22,7 @@ class RunFolder:
     tensorboard/        the same for TensorBoard
     last.pt             all that continuing needs; replaced atomically
     best.pt             the weights of the best evaluation
+    centers.safetensors the class centers of a loss that has some, with the names of the classes
     model/              the finished model, see :meth:`vicinal.Embedder.save_pretrained`
     ==================  ==============================================================================
 
@@ -62,6 +63,10 @@ class RunFolder:
     @property
     def best(self) -> Path:
         return self.path / "best.pt"
+
+    @property
+    def centers(self) -> Path:
+        return self.path / "centers.safetensors"
 
     @property
     def model(self) -> Path:

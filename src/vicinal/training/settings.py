@@ -19,6 +19,11 @@ class Noise:
 
     Args:
         random_labels: share of the training images that get another class's label, drawn at random.
+        confused_labels: share of the training images of the classes in `confusions` that get the other class's label.
+        confusions: a CSV file with the columns `label` and `confused_with`, a pair of training classes a line.
+        open_set_labels: share of the training images whose classes are dissolved into small clusters, each under the
+            label of a class that stays.
+        open_set_cluster_size: mean images of such a cluster.
         foreign: images foreign to all classes: a folder, a .csv or .parquet table, or a benchmark.
         foreign_share: share of the training images that give way to foreign ones; their labels stay.
         foreign_root: folder that the paths of such a table start from, or that holds such a benchmark's files.
@@ -27,17 +32,30 @@ class Noise:
     """
 
     random_labels: float = 0.0
+    confused_labels: float = 0.0
+    confusions: str | None = None
+    open_set_labels: float = 0.0
+    open_set_cluster_size: float = 2.0
     foreign: str | None = None
     foreign_share: float = 0.0
     foreign_root: str | None = None
     classes: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("random_labels", "foreign_share"):
+        for name in ("random_labels", "confused_labels", "open_set_labels", "foreign_share"):
             _require(0 <= getattr(self, name) <= 1, f"data.noise.{name}", getattr(self, name), "from 0 to 1")
         _require(self.classes is None or self.classes > 0, "data.noise.classes", self.classes, "above 0 or null")
         both = (self.foreign is None) == (self.foreign_share == 0)
         _require(both, "data.noise.foreign_share", self.foreign_share, "above 0 with data.noise.foreign, else 0")
+        both = (self.confusions is None) == (self.confused_labels == 0)
+        _require(both, "data.noise.confused_labels", self.confused_labels, "above 0 with data.noise.confusions, else 0")
+        self._check_clusters()
+
+    def _check_clusters(self) -> None:
+        key, size = "data.noise.open_set_cluster_size", self.open_set_cluster_size
+        _require(1 <= size < math.inf, key, size, "1 or more")
+        alone = self.open_set_labels > 0 or size == Noise.open_set_cluster_size
+        _require(alone, key, size, "left alone unless data.noise.open_set_labels is above 0")
 
 
 @dataclass(frozen=True)
@@ -107,6 +125,7 @@ class Optimizer:
         name: sgd (with Nesterov momentum), adam or adamw.
         lr: learning rate at its highest.
         weight_decay: L2 penalty (sgd, adam) or decoupled decay (adamw).
+        loss_weight_decay: the same for parameters of the loss, such as class centers; null: as for the others.
         momentum: momentum of sgd; 0 is none.
         factors: learning-rate factors for parts of what is trained.
     """
@@ -114,12 +133,15 @@ class Optimizer:
     name: Literal["sgd", "adam", "adamw"] = "adamw"
     lr: float = 1e-4
     weight_decay: float = 1e-4
+    loss_weight_decay: float | None = None
     momentum: float = 0.9
     factors: Factors = field(default_factory=Factors)
 
     def __post_init__(self) -> None:
         _require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "a positive number")
         _require(0 <= self.weight_decay < math.inf, "optimizer.weight_decay", self.weight_decay, "0 or more")
+        decay = self.loss_weight_decay
+        _require(decay is None or 0 <= decay < math.inf, "optimizer.loss_weight_decay", decay, "0 or more, or null")
         _require(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "in [0, 1)")
 
 
@@ -145,6 +167,36 @@ class Validation:
 
 
 @dataclass(frozen=True)
+class Robust:
+    """How the run bears wrong labels: leaving out, batch by batch, what is probably wrong.
+
+    Args:
+        method: "none"; "prism" leaves out samples that look little like their class, by a memory of past ones (Liu et
+            al., CVPR 2021); "co-teaching" trains two models on what the other finds easy (Han et al., NeurIPS 2018),
+            with a loss that has a value for each sample.
+        noise_rate: share of the training images that are taken to be wrong.
+        warmup: epochs before prism leaves anything out, or after which co-teaching leaves out all that it may.
+        memory: entries of prism's memory; null: as many as training images.
+        window: batches that prism's threshold is averaged over.
+    """
+
+    method: Literal["none", "prism", "co-teaching"] = "none"
+    noise_rate: float = 0.2
+    warmup: int = 1
+    memory: int | None = None
+    window: int = 10
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.noise_rate < 1, "robust.noise_rate", self.noise_rate, "from 0 to below 1")
+        _require(self.warmup >= 0, "robust.warmup", self.warmup, "0 or more")
+        _require(self.window >= 1, "robust.window", self.window, "at least 1")
+        _require(self.memory is None or self.memory >= 1, "robust.memory", self.memory, "at least 1 or null")
+        if self.method != "prism":
+            alone = (self.memory, self.window) == (Robust.memory, Robust.window)
+            _require(alone, "robust.method", self.method, "prism where robust.memory or robust.window are given")
+
+
+@dataclass(frozen=True)
 class Settings:
     """All settings of a run beside the model and the loss.
 
@@ -163,6 +215,10 @@ class Settings:
         epochs: passes over the training images.
         optimizer: how gradients change the parameters.
         schedule: how the learning rate changes over the epochs.
+        centers: where the class centers of a loss that has some start: "random", "class_means" of the training images'
+            embeddings by the untrained model, or the folder of a run, whose centers are taken over by class name;
+            classes it does not know get random ones.
+        robust: how the run bears wrong labels.
         freeze_backbone_epochs: first epochs in which the backbone stays as it is.
         clip: largest norm of the gradient; null does not clip.
         accumulate: batches whose gradients are averaged before a step.
@@ -186,6 +242,8 @@ class Settings:
     epochs: int = 30
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
+    centers: str = "random"
+    robust: Robust = field(default_factory=Robust)
     freeze_backbone_epochs: int = 0
     clip: float | None = None
     accumulate: int = 1

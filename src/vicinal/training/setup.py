@@ -13,7 +13,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision, Precision
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from torch import Tensor, nn
+from torch import nn
 
 from vicinal import distributed
 from vicinal.data import (
@@ -27,10 +27,13 @@ from vicinal.data import (
 from vicinal.errors import InputError
 from vicinal.losses import Loss
 from vicinal.models import Embedder
-from vicinal.similarity import Source
-from vicinal.training.large_batch import embed_in_micro_batches
+from vicinal.training.class_centers import check_start, create_centers
+from vicinal.training.co_teaching import CoTeachingSystem
+from vicinal.training.prism import FilteredSystem, PrismFilter
+from vicinal.training.recipe import Recipe
 from vicinal.training.settings import Data, Settings
 from vicinal.training.settings import Optimizer as OptimizerSettings
+from vicinal.training.system import System
 
 DEFAULT_SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}
 
@@ -54,8 +57,19 @@ def load_table(settings: Settings) -> Table:
     if "train" not in table.splits:
         raise InputError(f"{data.source} has no rows in the split train; its splits: {', '.join(table.splits)}")
     noise = data.noise
-    foreign = noise.foreign, noise.foreign_share, noise.foreign_root
-    table = add_noise(table, noise.classes, noise.random_labels, *foreign, seed=settings.seed)
+    table = add_noise(
+        table,
+        classes=noise.classes,
+        label_share=noise.random_labels,
+        foreign=noise.foreign,
+        foreign_share=noise.foreign_share,
+        foreign_root=noise.foreign_root,
+        confusions=noise.confusions,
+        confused_share=noise.confused_labels,
+        open_set_share=noise.open_set_labels,
+        cluster_size=noise.open_set_cluster_size,
+        seed=settings.seed,
+    )
     require_trainable(table.subset("train"))
     if "val" in table.splits:
         _require_validatable(table.subset("val"), settings.validation.metric)
@@ -150,35 +164,45 @@ def make_fabric(settings: Settings, precision: Precision) -> Fabric:
         raise InputError(f"accelerator = {settings.accelerator}, devices = {settings.devices}: {reason}") from None
 
 
-class System(nn.Module):
-    """Model and loss as one module, so that precision and processes wrap both.
+def make_system(recipe: Recipe, classes: int, images: int) -> System:
+    """Model and loss, both new, in the system that the recipe's way with wrong labels takes.
 
     Args:
-        embedder: the model.
-        loss: the loss, with or without parameters.
-        micro_batch: images a forward and backward pass; None: the whole batch at once.
+        recipe: all settings.
+        classes: training classes.
+        images: training images.
+
+    Raises:
+        InputError: the settings do not go together.
     """
+    settings = recipe.settings
+    torch.manual_seed(settings.seed)
+    embedder, loss = _model_and_loss(recipe, classes)
+    robust, micro_batch = settings.robust, settings.micro_batch
+    if robust.method == "prism":
+        keep = PrismFilter(robust.noise_rate, robust.memory or images, robust.window)
+        return FilteredSystem(embedder, loss, micro_batch, keep, robust.warmup)
+    if robust.method == "co-teaching":
+        peers = _model_and_loss(recipe, classes)
+        return CoTeachingSystem(embedder, loss, micro_batch, *peers, robust.noise_rate, robust.warmup)
+    return System(embedder, loss, micro_batch)
 
-    def __init__(self, embedder: Embedder, loss: Loss, micro_batch: int | None = None) -> None:
-        super().__init__()
-        self.embedder = embedder
-        self.loss = loss
-        self.micro_batch = micro_batch
 
-    def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """The loss's parts, for this process's images as anchors and those of all processes as references."""
-        embeddings = embed_in_micro_batches(self.embedder, images, self.micro_batch)
-        return self.loss.parts_of(Source.over_processes(embeddings, labels.to(embeddings.device)))
-
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """The parameters by part: backbone, head, projector, loss; parts without parameters are left out."""
-        groups = {**self.embedder.parameter_groups(), "loss": list(self.loss.parameters())}
-        return {name: parameters for name, parameters in groups.items() if parameters}
+def _model_and_loss(recipe: Recipe, classes: int) -> tuple[Embedder, Loss]:
+    embedder, loss = recipe.embedder(), recipe.loss()
+    create_centers(loss, classes, embedder)
+    check_start(recipe.settings.centers, loss, embedder)
+    return embedder, loss
 
 
 def make_optimizer(settings: OptimizerSettings, groups: Mapping[str, list[nn.Parameter]]) -> torch.optim.Optimizer:
     """An optimiser with one parameter group a part, named after it; the trainer sets the learning rates."""
-    parts = [{"params": parameters, "name": name} for name, parameters in groups.items()]
+    decay, of_loss = settings.weight_decay, settings.loss_weight_decay
+    decays = {"loss": decay if of_loss is None else of_loss}
+    parts = [
+        {"params": parameters, "name": name, "weight_decay": decays.get(name, decay)}
+        for name, parameters in groups.items()
+    ]
     if settings.name == "sgd":
         nesterov = settings.momentum > 0  # torch knows no Nesterov momentum of 0
         return torch.optim.SGD(parts, settings.lr, settings.momentum, 0, settings.weight_decay, nesterov)

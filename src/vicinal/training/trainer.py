@@ -17,9 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from lightning.fabric.wrappers import _FabricOptimizer
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_
 from torch.utils.data import DataLoader
 
 from vicinal import distributed
@@ -30,18 +33,21 @@ from vicinal.evaluation import evaluate
 from vicinal.report.plots import learning_curves
 from vicinal.seeds import mixed_seed
 from vicinal.training.checkpoint import load_checkpoint, require_keys, save_checkpoint
+from vicinal.training.class_centers import save_centers, start_from_means, start_from_run
+from vicinal.training.filter_report import FilterReport, known_wrong
 from vicinal.training.interrupt import StopRequest, ignore_interrupts
 from vicinal.training.logs import RunLog, read_log
 from vicinal.training.recipe import Recipe
 from vicinal.training.run import RunFolder
 from vicinal.training.setup import (
-    System,
     loading_processes,
     make_fabric,
     make_optimizer,
     make_precision,
     make_sampler,
+    make_system,
 )
+from vicinal.training.shards import keep_from_ddp, norm_of_all, own_state, whole_state
 
 Batch = dict[str, Tensor]
 
@@ -85,23 +91,29 @@ class Trainer:
         self.progress = Progress()
         self.latest_loss = math.nan
         self.skipped_steps = 0
-        self._restart_clock()
         self.precision = make_precision(self.settings)
         self.fabric = make_fabric(self.settings, self.precision)
         self.fabric.launch()
-        self._build()  # first, for it finds mistakes in no time and reading images takes some
+        training = self.table.subset("train")
+        self._build(training)  # first, for it finds mistakes in no time and reading images takes some
         self.images = self._dataset("train")
+        if self.images.table.classes != training.classes:  # of a class no image could be read
+            self._build(self.images.table)
         self.val_images = self._dataset("val") if "val" in table.splits else None
+        # Of what a filter does, since the last line of the log and since the epoch began.
+        self.filtering, self.filtering_of_epoch = (FilterReport(known_wrong(self.images.table)) for _ in range(2))
         self.sampler = make_sampler(self.settings, self.images.table)
 
     def _dataset(self, split: str) -> ImageDataset:
         data = self.settings.data
         return ImageDataset(self.table.subset(split), self.settings.transform, cache=data.cache, on_error=data.on_error)
 
-    def _build(self) -> None:
-        torch.manual_seed(self.settings.seed)
-        system = System(self.recipe.embedder(), self.recipe.loss(), self.settings.micro_batch)
-        self.embedder, self.loss, self.groups = system.embedder, system.loss, system.parameter_groups()
+    def _build(self, training: Table) -> None:
+        """Everything that learns, for the classes of the training images."""
+        system = make_system(self.recipe, len(training.classes), len(training))
+        self.bare, self.groups = system, system.parameter_groups()
+        self.embedder, self.loss = system.embedder, system.loss
+        keep_from_ddp(system, self.settings.precision)
         self.system = self.fabric.setup_module(system)
         optimizer = self.fabric.setup_optimizers(make_optimizer(self.settings.optimizer, self.groups))
         self.optimizer = cast(_FabricOptimizer, optimizer)  # given one, it returns one
@@ -162,6 +174,9 @@ class Trainer:
             self.validate()
         self.save()
         log(self._summary())
+        if self.bare.kept is not None:
+            log(str(self.filtering_of_epoch))
+            self.filtering_of_epoch.reset()
 
     def validate(self) -> None:
         """Evaluate on the validation split, if there is one, and keep the weights if they are the best so far."""
@@ -169,8 +184,7 @@ class Trainer:
             return
         metrics: dict[str, float] = {}
         if self.fabric.is_global_zero:
-            at_once = self.settings.micro_batch or self.settings.batch
-            vectors = self.embedder.embed(self.val_images, batch=at_once, progress=False)
+            vectors = self._embed(self.val_images)
             metrics = evaluate(vectors, self.val_images.table).metrics
             self.log.metrics(self.progress.step, self.progress.epoch, metrics)
         # Processes that judge for themselves could disagree by a rounding error, and one would stop before the others.
@@ -183,6 +197,9 @@ class Trainer:
                 self.run.best, {"system": self.system.state_dict(), "metrics": metrics, "epoch": self.progress.epoch}
             )
 
+    def _embed(self, images: ImageDataset) -> npt.NDArray[np.float32]:
+        return self.embedder.embed(images, batch=self.settings.micro_batch or self.settings.batch, progress=False)
+
     def out_of_patience(self) -> bool:
         """Whether the validation score has not improved for as many evaluations as the recipe allows."""
         patience = self.settings.validation.patience
@@ -194,6 +211,9 @@ class Trainer:
         """Add the gradient of a batch, times its share; returns the loss's parts."""
         with self.fabric.no_backward_sync(self.system, enabled=not last):
             parts: dict[str, Tensor] = self.system(batch["images"], batch["labels"])
+            if self.bare.kept is not None:
+                for report in (self.filtering, self.filtering_of_epoch):
+                    report.add(self.bare.kept, batch["rows"])
             loss = torch.stack(list(parts.values())).sum()
             self.latest_loss = loss.item()
             if distributed.agree(not math.isfinite(self.latest_loss)):
@@ -203,9 +223,11 @@ class Trainer:
 
     def _clip(self, parts: Sequence[dict[str, Tensor]], batches: Sequence[Batch]) -> float:
         """Limit the gradient's norm if the recipe says so; returns the norm before."""
-        limit = self.settings.clip or math.inf
-        norm = self.fabric.clip_gradients(self.system, self.optimizer, max_norm=limit, error_if_nonfinite=False)
+        norm = self.fabric.clip_gradients(self.system, self.optimizer, max_norm=math.inf, error_if_nonfinite=False)
         assert norm is not None
+        norm = norm_of_all(norm, self.system)
+        if self.settings.clip is not None:
+            clip_grads_with_norm_(self.system.parameters(), self.settings.clip, norm)
         # Loss scaling meets infinite gradients now and then, skips those steps by itself and lowers its scale.
         self.skipped_steps = 0 if math.isfinite(norm.item()) else self.skipped_steps + 1
         if self.skipped_steps > (MOST_SKIPPED_STEPS if self.settings.precision == "16-mixed" else 0):
@@ -231,7 +253,9 @@ class Trainer:
             parameter.requires_grad_(not frozen)
         self.system.train()
         if frozen:
-            self.embedder.backbone.eval()
+            for embedder in self.bare.embedders:
+                embedder.backbone.eval()
+        self.bare.start_epoch(self.progress.epoch)
 
     def _plan(self) -> list[list[int]]:
         """The rows of every batch of this epoch."""
@@ -258,13 +282,16 @@ class Trainer:
         names = parts[0]
         means = {name: distributed.mean(torch.stack([p[name] for p in parts]).mean()).item() for name in names}
         rates = {f"lr {group['name']}": group["lr"] for group in self.optimizer.param_groups}
+        left_out = self.filtering.values() if self.bare.kept is not None else {}
         speed = {"gradient norm": norm, "images/s": self.images_since_log / (time.monotonic() - self.speed_since)}
         self._restart_clock()
         if self.fabric.is_global_zero:
-            self.log.step(self.progress.step, epoch, {"loss": sum(means.values()), **means, **rates, **speed})
+            values = {"loss": sum(means.values()), **means, **left_out, **rates, **speed}
+            self.log.step(self.progress.step, epoch, values)
 
     def _restart_clock(self) -> None:
         self.images_since_log, self.speed_since = 0, time.monotonic()
+        self.filtering.reset()
 
     def _show(self, steps: int) -> None:
         epoch = self.progress.epoch + self.progress.steps_in_epoch / steps
@@ -296,15 +323,28 @@ class Trainer:
         distributed.barrier()
         if self.run.last.exists():
             self._load(load_checkpoint(self.run.last))
+        else:
+            self._start_centers()
         if self.fabric.is_global_zero:
             self.log = RunLog(self.run, self.progress.step, self.progress.epoch)
         self.saved_at = time.monotonic()
+
+    def _start_centers(self) -> None:
+        """Put class centers where the recipe wants them to start; they are random already."""
+        start, training = self.settings.centers, self.images.table
+        if start == "class_means":
+            vectors = self._embed(self.images) if self.fabric.is_global_zero else None
+            vectors = distributed.from_first(vectors)
+            assert vectors is not None
+            start_from_means(self.loss, vectors, training.labels)
+        elif start != "random":
+            start_from_run(self.loss, start, training.classes)
 
     def save(self) -> None:
         """Write the checkpoint that resuming starts from."""
         state = {
             "system": self.system.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": whole_state(self.optimizer.state_dict(), self.optimizer.optimizer, self.system),
             "precision": self.precision.state_dict(),
             "progress": asdict(self.progress),
         }
@@ -318,7 +358,7 @@ class Trainer:
     def _load(self, state: dict[str, Any]) -> None:
         require_keys(self.run.last, state, "system", "optimizer", "precision", "progress")
         self.system.load_state_dict(state["system"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(own_state(state["optimizer"], self.optimizer.optimizer, self.system))
         self.precision.load_state_dict(state["precision"])
         self.progress = Progress(**state["progress"])
         log(f"continuing {self.run.path} at step {self.progress.step}")
@@ -331,6 +371,7 @@ class Trainer:
             best = load_checkpoint(self.run.best)
             self.system.load_state_dict(best["system"])
             metrics = {f"val {name}": value for name, value in best["metrics"].items()}
+        save_centers(self.run.centers, self.loss, self.images.table.classes)
         if self.fabric.is_global_zero:
             self.embedder.save_pretrained(self.run.model, recipe=self.recipe.config, metrics=metrics)
             self.log.close()

@@ -1,0 +1,119 @@
+"""Softmax over class centers with a margin for one's own class: CosFace and ArcFace."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from vicinal.arguments import check_finite
+from vicinal.errors import InputError
+from vicinal.losses.center_softmax import CenterSoftmaxLoss
+
+SMALLEST_SQUARED_SINE = 1e-14
+"""Below, the sine is taken as 0: its slope would be infinite."""
+
+
+class CosFaceLoss(CenterSoftmaxLoss):
+    """CosFace, or additive-margin softmax: the mean over all anchors i with class y of
+
+        -log( e_y / (e_y + sum_j exp(scale cos(x_i, c_j))) ),   e_y = exp(scale (cos(x_i, c_y) - margin))
+
+    with the sum over the centers c_j of the other classes.
+
+    Reference: Wang et al., "CosFace: Large Margin Cosine Loss for Deep Face Recognition", CVPR 2018, Eq. (4), with its
+    scale and margin.
+
+    Args:
+        num_classes: classes of the training set; None: a recipe's trainer says.
+        dim: dimension of the embeddings; None: a recipe's trainer says.
+        scale: factor of the similarities, positive.
+        margin: taken from the similarity to the own class.
+        label_smoothing: share of the target probability that goes to the other classes in equal parts, from 0 to 1.
+        sampled_share: share of the classes that a batch is compared with; see :class:`CenterSoftmaxLoss`.
+        seed: of their draws.
+        sharded: divide the centers among processes; see :class:`CenterSoftmaxLoss`.
+
+    Raises:
+        InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
+
+    Example:
+        >>> loss = CosFaceLoss(num_classes=2, dim=2, scale=4, margin=0.5)
+        >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
+        >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
+        tensor(1.4633)
+    """
+
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        dim: int | None = None,
+        scale: float = 64.0,
+        margin: float = 0.35,
+        label_smoothing: float = 0.0,
+        sampled_share: float = 1.0,
+        seed: int = 0,
+        sharded: bool = False,
+    ) -> None:
+        super().__init__(num_classes, dim, scale, label_smoothing, sampled_share, seed, sharded)
+        check_finite(self, margin=margin)
+        self.margin = margin
+
+    def positive_logit(self, own: Tensor) -> Tensor:
+        return self.scale * (own[:, 0] - self.margin)
+
+
+class ArcFaceLoss(CosFaceLoss):
+    """ArcFace: CosFace with the margin on the angle; in the exponent of the own class stands
+
+        scale cos(theta + margin),  theta the angle between x_i and c_y,
+
+    and where theta + margin is beyond pi, so that the cosine would rise again, scale (cos theta - margin sin margin).
+
+    Reference: Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019, Eq. (3), with
+    its scale and margin; the part beyond pi is that of the authors' code.
+
+    Args:
+        num_classes: classes of the training set; None: a recipe's trainer says.
+        dim: dimension of the embeddings; None: a recipe's trainer says.
+        scale: factor of the similarities, positive.
+        margin: added to the angle, radians; 0.5 is 28.6 degrees.
+        label_smoothing: share of the target probability that goes to the other classes in equal parts, from 0 to 1.
+        sampled_share: share of the classes that a batch is compared with; see :class:`CenterSoftmaxLoss`.
+        seed: of their draws.
+        sharded: divide the centers among processes; see :class:`CenterSoftmaxLoss`.
+
+    Raises:
+        InputError: an argument is impossible, such as a margin outside [0, pi]; when called, as
+            :class:`~vicinal.losses.centers.CenterBasedLoss`.
+
+    Example:
+        >>> loss = ArcFaceLoss(num_classes=2, dim=2, scale=4)
+        >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
+        >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
+        tensor(1.1317)
+    """
+
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        dim: int | None = None,
+        scale: float = 64.0,
+        margin: float = 0.5,
+        label_smoothing: float = 0.0,
+        sampled_share: float = 1.0,
+        seed: int = 0,
+        sharded: bool = False,
+    ) -> None:
+        super().__init__(num_classes, dim, scale, margin, label_smoothing, sampled_share, seed, sharded)
+        if not 0 <= margin <= math.pi:
+            raise InputError(f"ArcFaceLoss: margin = {margin} must be an angle from 0 to pi")
+
+    def positive_logit(self, own: Tensor) -> Tensor:
+        cosine = own[:, 0]
+        squared = 1 - cosine.square()
+        sine = torch.where(squared > SMALLEST_SQUARED_SINE, squared.clamp_min(SMALLEST_SQUARED_SINE).sqrt(), 0.0)
+        beyond = cosine < -math.cos(self.margin)
+        turned = cosine * math.cos(self.margin) - sine * math.sin(self.margin)
+        return self.scale * torch.where(beyond, cosine - self.margin * math.sin(self.margin), turned)

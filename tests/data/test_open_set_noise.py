@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.data.animals import altered, animals
+from vicinal.data import Table, open_set_labels
+from vicinal.errors import InputError
+
+
+def even(classes: int, per_class: int) -> Table:
+    return Table(pd.DataFrame({"label": np.repeat(np.arange(classes), per_class)}))
+
+
+def labels_of_dissolved(noisy: Table) -> list[np.ndarray]:
+    """How many images of each dissolved class are under each label that some of them are under, largest first."""
+    wrong = noisy.frame[noisy.frame["noisy_label"]]
+    return [labels.value_counts().to_numpy() for _, labels in wrong.groupby("label_clean")["label"]]
+
+
+@pytest.mark.parametrize(("share", "dissolved"), [(0.0, 0), (0.09, 0), (0.11, 1), (0.25, 1), (0.5, 2), (0.85, 4)])
+@pytest.mark.parametrize("nearby", [False, True])
+def test_whole_classes_disappear_and_the_others_keep_all_their_images(
+    share: float, dissolved: int, nearby: bool
+) -> None:
+    table = animals()
+    embeddings = np.random.default_rng(0).normal(size=(len(table), 3)) if nearby else None
+    noisy = open_set_labels(table, share, embeddings=embeddings, seed=3)
+    left = noisy.subset("train").classes
+    assert len(left) == 5 - dissolved
+    gone = (table.frame["split"] == "train") & ~table.frame["label"].isin(left)
+    assert (altered(table, noisy, "label") == gone).all()
+    assert gone.sum() == 20 * dissolved
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.9])
+def test_the_share_of_wrong_labels_is_as_near_as_whole_classes_in_their_order_come(share: float) -> None:
+    sizes = np.random.default_rng(2).integers(1, 60, 50)
+    table = Table(pd.DataFrame({"label": np.repeat(np.arange(50), sizes)}))
+    noisy = [open_set_labels(table, share, seed=seed) for seed in range(20)]
+    missed = [abs(each.statistics().noise["wrong_labels"] - share) * len(table) for each in noisy]
+    assert max(missed) <= sizes.max() / 2
+    assert len({tuple(each.classes) for each in noisy}) == 20
+
+
+def test_clusters_are_many_and_small_and_some_are_large() -> None:
+    counts = labels_of_dissolved(open_set_labels(even(400, 60), 0.05))
+    assert len(counts) == 20
+    assert 27.5 < np.mean([len(each) for each in counts]) < 30  # of 30, of which two may fall under one label
+    assert 7 < np.mean([each[0] for each in counts]) < 12  # where clusters of even chances have 5
+    assert 0.4 < np.mean(np.concatenate(counts) == 1) < 0.6
+
+
+@pytest.mark.parametrize(("size", "labels"), [(1, 60), (3.5, 17), (60, 1), (1e9, 1)])
+def test_a_class_makes_as_many_clusters_as_their_size_says(size: float, labels: int) -> None:
+    (counts,) = labels_of_dissolved(open_set_labels(even(5000, 60), 1 / 5000, size, seed=1))
+    assert counts.sum() == 60
+    assert len(counts) == labels
+
+
+def test_a_cluster_falls_under_any_class_that_stays_alike() -> None:
+    noisy = open_set_labels(even(10, 4000), 0.5, cluster_size=4)
+    counts = np.sort(noisy.frame["label"].value_counts().to_numpy()) - 4000
+    assert counts.sum() == 20_000
+    pairs = noisy.frame[noisy.frame["noisy_label"]].drop_duplicates(["label", "label_clean"])
+    assert len(pairs) == 25
+    assert np.abs(counts - 4000).max() < 1500  # Zipf's largest cluster has some 400 images
+    small = open_set_labels(even(10, 4000), 0.5, cluster_size=1).frame["label"].value_counts().to_numpy() - 4000
+    assert np.abs(small - 4000).max() < 250
+
+
+def test_a_cluster_keeps_its_label_with_a_larger_share_unless_that_class_is_dissolved_too() -> None:
+    table = even(40, 30)
+    few, many = open_set_labels(table, 0.25), open_set_labels(table, 0.5)
+    rows = altered(table, few, "label")
+    kept = few.frame["label"].isin(many.classes).to_numpy()
+    same = (few.frame["label"] == many.frame["label"]).to_numpy()
+    assert (same[rows] == kept[rows]).all()
+    assert 0.4 < kept[rows].mean() < 0.9
+
+
+def test_images_of_near_embeddings_stay_together() -> None:
+    table, rng = even(50, 24), np.random.default_rng(0)
+    spot = np.arange(len(table)) % 6  # six spots in each class, of four images
+    embeddings = 10 * rng.normal(size=(6, 5))[spot] + 0.01 * rng.normal(size=(len(table), 5))
+    frame = open_set_labels(table, 0.3, cluster_size=4, embeddings=embeddings).frame.assign(spot=spot)
+    wrong = frame[frame["noisy_label"]]
+    assert (wrong.groupby(["label_clean", "spot"])["label"].nunique() == 1).all()
+    assert wrong.groupby("label_clean")["label"].nunique().mean() > 5
+    at_random = open_set_labels(table, 0.3, cluster_size=4).frame.assign(spot=spot)
+    assert (at_random[at_random["noisy_label"]].groupby(["label_clean", "spot"])["label"].nunique() > 1).mean() > 0.9
+
+
+def test_embeddings_are_those_of_all_rows_of_the_table() -> None:
+    """Rows that are not trained on stand before and between those that are."""
+    number = np.arange(400) % 20
+    split = np.where(number < 10, "test", "train")
+    table = Table(pd.DataFrame({"label": number, "split": split}))
+    half = np.arange(400) >= 200
+    frame = open_set_labels(table, 0.5, cluster_size=10, embeddings=half[:, None] * np.ones((1, 2))).frame
+    wrong = frame[frame["noisy_label"]].assign(half=half[frame["noisy_label"]])
+    assert (wrong.groupby(["label_clean", "half"])["label"].nunique() == 1).all()
+    assert wrong.groupby("label_clean")["label"].nunique().mean() > 1  # the halves are two clusters
+
+
+def test_no_more_clusters_than_distinct_embeddings(recwarn: pytest.WarningsRecorder) -> None:
+    table = even(30, 20)
+    counts = labels_of_dissolved(open_set_labels(table, 0.2, embeddings=np.ones((len(table), 2))))
+    assert [each.tolist() for each in counts] == [[20]] * 6
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "message"),
+    [
+        (np.ones((7, 2)), r"embeddings: 7 embeddings for a table of 200 rows; there must be one a row"),
+        (np.ones(200), r"embeddings: float64 \[200\]; embeddings are real numbers"),
+        (np.full((200, 2), np.nan), "embeddings: the embedding of row 0 .* is not finite"),
+    ],
+)
+def test_what_embeddings_cannot_be(embeddings: np.ndarray, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        open_set_labels(animals(), 0.5, embeddings=embeddings)
+
+
+def test_one_class_stays_as_it_is_or_cannot_be_dissolved() -> None:
+    assert not open_set_labels(even(1, 9), 0.4).frame["noisy_label"].any()
+    with pytest.raises(InputError, match=r"dissolves all training classes \(1\)"):
+        open_set_labels(even(1, 9), 0.6)

@@ -1,0 +1,82 @@
+"""Losses of class centers equal their formulas, value and gradients, whole and in tiles."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.losses.center_cases import BATCHES, CASES, DEFAULTS, classes_of
+from tests.losses.gradients import value_and_gradients
+from vicinal import center_tiles
+from vicinal.similarity import Source
+
+ABSENT = {"shuffled": 3, "many classes": 20, "one class": 1, "one sample": 4}
+"""Batches that are also tested with so many classes that are not in them."""
+
+
+@pytest.mark.parametrize(
+    ("batch", "absent"), [*((name, 0) for name in BATCHES if name != "zero vector"), *ABSENT.items()]
+)
+@pytest.mark.parametrize("case", CASES)
+def test_value_and_gradients_are_the_formulas(case: str, batch: str, absent: int) -> None:
+    classes = classes_of(BATCHES[batch]) + absent
+    if case == "ProxyNCA" and classes == 1:
+        pytest.skip("one class has no others")
+    got, expected = (of(BATCHES[batch], classes) for of in (CASES[case].values, CASES[case].values_by_hand))
+    if case.startswith("ArcFace") and batch == "one dimension":  # angles of 0 and pi have no slope
+        got, expected = got[:1], expected[:1]
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("tile", "block", "kept"), [(1, 2**24, 2**25), (60, 40, 2**25), (60, 40, 0), (2**20, 2**24, 0)]
+)
+@pytest.mark.parametrize("case", CASES)
+def test_tiles_change_nothing(case: str, tile: int, block: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of few centers, blocks of few anchors, tiles that are computed once and those that are computed twice."""
+    batch = BATCHES["many classes"]
+    expected = CASES[case].values(batch, 13)
+    monkeypatch.setattr(center_tiles, "TILE_ELEMENTS", tile)
+    monkeypatch.setattr("vicinal.losses.proxy_anchor.TILE_ELEMENTS", tile)
+    monkeypatch.setattr(center_tiles, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(center_tiles, "FEWEST_ROWS", 7)
+    monkeypatch.setattr(center_tiles, "MOST_KEPT", kept)
+    torch.testing.assert_close(CASES[case].values(batch, 13), expected, rtol=1e-10, atol=1e-12)
+    with torch.no_grad():
+        value = CASES[case].loss(13, 8).double()(batch.embeddings, batch.labels)
+    torch.testing.assert_close(value, expected[0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ["NormSoftmax", "CCL, margin", "CCL, stopped", "SoftTriple", "cross-entropy"])
+def test_values_of_single_anchors(case: str) -> None:
+    """Those that their mean is of, without a term that no anchor has alone."""
+    more = {"regularizer": 0.0} if case == "SoftTriple" else {}
+    batch, loss = BATCHES["shuffled"], CASES[case].loss(6, 5, **more).double()
+    values = loss.values(Source.of(*batch))
+    alone = [loss(x[None], y[None]).detach() for x, y in zip(*batch[:2], strict=True)]
+    torch.testing.assert_close(values, torch.stack(alone), rtol=1e-10, atol=1e-12)
+    assert not values.requires_grad
+
+
+@pytest.mark.parametrize("case", [name for name in DEFAULTS if name != "SoftTriple"] + ["SoftTriple, 2"])
+def test_gradcheck(case: str) -> None:
+    """By differences, so that the gradients of loss and formula cannot be wrong together."""
+    x, labels, *_ = BATCHES["two of two classes"]
+    loss = CASES[case].loss(3, 5).double().eval()
+    parameters = [p for p in loss.parameters() if p.requires_grad]
+    inputs = (x.clone().requires_grad_(), *parameters)
+    assert torch.autograd.gradcheck(lambda x, *_: loss(x, labels), inputs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_either_side_alone_has_its_gradient(case: str) -> None:
+    """Embeddings that do not learn, as with a frozen model, and centers that do not."""
+    batch, loss = BATCHES["shuffled"], CASES[case].loss(5, 5).double()
+    _, by_embeddings, *by_parameters = value_and_gradients(loss, batch, list(loss.parameters()))
+    loss = CASES[case].loss(5, 5).double()
+    learning = [p for p in loss.parameters() if p.requires_grad]
+    if learning:
+        got = torch.autograd.grad(loss(*batch), learning)
+        torch.testing.assert_close(list(got), by_parameters, rtol=1e-12, atol=1e-14)
+    loss = CASES[case].loss(5, 5).double().requires_grad_(False)
+    torch.testing.assert_close(value_and_gradients(loss, batch)[1], by_embeddings, rtol=1e-12, atol=1e-14)
