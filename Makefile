@@ -1,6 +1,6 @@
 # make demo   trains on handwritten digits, evaluates on digits never seen, indexes, searches, shows the result
-# make test   everything that says the project is sound: lint, types, tests, doctests, the README's commands
-#             (make test-quick: the tests without those marked slow)
+# make test   what says that the project is sound: lint, types, tests, doctests, the README's commands
+#             (make test-all: the tests marked slow too)
 # Both set up .venv first, pinned by constraints.txt; all they need is Python 3.11, pip, make and git.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -11,7 +11,7 @@ DEMO := demo
 # Threads that spin while they wait for a busy core are far slower than threads that sleep.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-quick lint format types tests clean
+.PHONY: demo test test-all lint format types tests clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py $(DEMO)
@@ -30,10 +30,10 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 tests: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
-
-test-quick: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+
+test-all: lint types
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -61,7 +61,6 @@ def test_the_readme_names_the_make_targets() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
-@pytest.mark.slow
 def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The very demo, with one epoch in the place of ten."""
     demo = runpy.run_path(str(ROOT / "examples" / "demo.py"))
