@@ -14,9 +14,10 @@ ABSENT = {"shuffled": 3, "many classes": 20, "one class": 1, "one sample": 4}
 """Batches that are also tested with so many classes that are not in them."""
 
 
-@pytest.mark.parametrize(
-    ("batch", "absent"), [*((name, 0) for name in BATCHES if name != "zero vector"), *ABSENT.items()]
-)
+SIZES = [*((name, 0) for name in BATCHES if name != "zero vector"), *ABSENT.items()]
+
+
+@pytest.mark.parametrize(("batch", "absent"), SIZES)
 @pytest.mark.parametrize("case", CASES)
 def test_value_and_gradients_are_the_formulas(case: str, batch: str, absent: int) -> None:
     classes = classes_of(BATCHES[batch]) + absent
