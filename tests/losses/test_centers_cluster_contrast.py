@@ -1,0 +1,103 @@
+"""Cluster contrast: centers that follow their classes, by CCL's Eq. (14)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.losses.center_cases import BATCHES
+from vicinal.losses import ClusterContrastLoss
+
+BATCH = BATCHES["shuffled"]
+X, LABELS = BATCH.embeddings, BATCH.labels
+CLASSES, DIM = 6, 5  # two of the classes are not in the batch
+
+
+def made(momentum: float = 0.3) -> ClusterContrastLoss:
+    torch.manual_seed(1)
+    return ClusterContrastLoss(CLASSES, DIM, momentum=momentum).double()
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / x.norm()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 1.0])
+def test_centers_move_by_the_mean_of_their_class(momentum: float) -> None:
+    loss = made(momentum)
+    before = loss.centers.clone()
+    loss(X, LABELS)
+    for y in range(CLASSES):
+        members = [unit(x) for x, label in zip(X, LABELS.tolist(), strict=True) if label == y]
+        moved = before[y]
+        if members:
+            moved = unit(momentum * unit(before[y]) + (1 - momentum) * sum(members) / len(members))
+        torch.testing.assert_close(loss.centers[y], moved, rtol=1e-12, atol=1e-14)
+
+
+def test_embeddings_are_compared_with_the_centers_before_they_move() -> None:
+    loss, still = made(), made().eval()
+    assert loss(X, LABELS) == still(X, LABELS)
+    assert loss(X, LABELS) < still(X, LABELS)  # they are nearer now
+
+
+def test_nothing_moves_in_evaluation() -> None:
+    loss = made().eval()
+    before = loss.centers.clone()
+    loss(X, LABELS)
+    assert torch.equal(loss.centers, before)
+
+
+def test_the_order_of_the_batch_does_not_matter() -> None:
+    """As it would if one embedding after the other moved its center."""
+    first, second = made(), made()
+    order = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(first(X, LABELS), second(X[order], LABELS[order]), rtol=1e-12, atol=0)
+    torch.testing.assert_close(first.centers, second.centers, rtol=1e-12, atol=1e-14)
+
+
+def test_an_optimiser_leaves_the_centers() -> None:
+    """Also one with weight decay and momentum; and a backward pass after they moved is that of before."""
+    loss, still = made(), made().eval()
+    x, y = (X.clone().requires_grad_() for _ in range(2))
+    optimizer = torch.optim.SGD([x, *loss.parameters()], lr=0.1, momentum=0.9, weight_decay=0.5)
+    value = loss(x, LABELS)
+    moved = loss.centers.clone()
+    value.backward()
+    still(y, LABELS).backward()
+    assert loss.centers.grad is None
+    torch.testing.assert_close(x.grad, y.grad, rtol=0, atol=0)
+    optimizer.step()
+    assert torch.equal(loss.centers, moved)
+
+
+def test_centers_are_in_the_state() -> None:
+    loss, other = made(), ClusterContrastLoss(momentum=0.3)
+    loss(X, LABELS)
+    other.load_state_dict(loss.float().state_dict())
+    assert not other.centers.requires_grad
+    for _ in range(2):
+        assert torch.equal(other.centers, loss.centers)
+        assert other(X, LABELS) == loss(X, LABELS)
+
+
+def test_half_precision_embeddings_move_centers_in_float32() -> None:
+    loss = ClusterContrastLoss(CLASSES, DIM)
+    for dtype in (torch.float16, torch.bfloat16):
+        expected = ClusterContrastLoss(CLASSES, DIM)
+        expected.load_state_dict(loss.state_dict())
+        expected(X.to(dtype).float(), LABELS)
+        with torch.autocast("cpu", dtype=dtype):
+            loss(X.to(dtype), LABELS)
+        assert loss.centers.dtype == torch.float32
+        assert torch.equal(loss.centers, expected.centers)
+
+
+def test_an_empty_batch_moves_nothing() -> None:
+    loss = made()
+    before = loss.centers.clone()
+    value = loss(X[:0].requires_grad_(), LABELS[:0])
+    value.backward()
+    assert value == 0
+    assert torch.equal(loss.centers, before)

@@ -1,0 +1,209 @@
+"""Losses of class centers on batches with little in them, broken ones, and twice over the same graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.losses.batches import Batch
+from tests.losses.center_cases import BATCHES, CASES, DEFAULTS, classes_of
+from tests.losses.gradients import value_and_gradients
+from vicinal.losses import ClusterContrastLoss
+
+CLOSE = {"rtol": 1e-10, "atol": 1e-13}
+LEARNED = [name for name, case in CASES.items() if case.kind is not ClusterContrastLoss]
+SHUFFLED = BATCHES["shuffled"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_empty_batch_is_a_zero_that_backpropagates(case: str) -> None:
+    loss, x = CASES[case].loss(3, 4), torch.zeros(0, 4, requires_grad=True)
+    value = loss(x, torch.zeros(0, dtype=torch.int64))
+    value.backward()
+    assert value == 0
+    assert x.grad.shape == (0, 4)
+    assert loss.centers.grad is None or not loss.centers.grad.any()
+
+
+@pytest.mark.parametrize("batch", ["zero vector", "duplicates", "collapsed"])
+@pytest.mark.parametrize("case", CASES)
+def test_zero_and_equal_vectors(case: str, batch: str) -> None:
+    """Embeddings and centers both, and each with itself: finite, and the same in tiles."""
+    x, labels, *_ = BATCHES[batch].to(torch.float32)
+    for centers in (torch.zeros(3, 5), torch.ones(3, 5), x[1:4], -x[1:4]):
+        loss = CASES[case].loss(3, 5)
+        loss.set_centers(torch.arange(3), centers)
+        if not centers.any():
+            loss.centers.data.zero_()
+        for tensor in value_and_gradients(loss, Batch(x, labels), list(loss.parameters())):
+            assert tensor.isfinite().all()
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if not name.startswith(("cross-entropy", "center loss"))])
+def test_a_zero_embedding_is_as_near_to_one_class_as_to_another(case: str) -> None:
+    """Its value is that of cosines of 0, whatever the centers."""
+    x, labels = torch.zeros(1, 5, dtype=torch.float64), torch.tensor([2])
+    loss, other = (CASES[case].loss(4, 5).double() for _ in range(2))
+    other.centers.data.neg_().mul_(3)
+    torch.testing.assert_close(loss(x, labels), other(x, labels), **CLOSE)
+
+
+@pytest.mark.parametrize("case", LEARNED)
+def test_a_class_without_a_sample_is_a_negative_all_the_same(case: str) -> None:
+    """Unless centers learn from their own class alone."""
+    _, _, by_centers, *_ = CASES[case].values(SHUFFLED, 9)
+    absent = by_centers[4 * len(by_centers) // 9 :].any(dim=1)
+    assert not absent.any() if case == "CCL, stopped" else absent.all()
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != "ProxyNCA"])  # which refuses it
+def test_one_class(case: str) -> None:
+    """No other class, nothing to be told from: what remains has no more than one's own similarity in it."""
+    value, *gradients = CASES[case].values(BATCHES["one class"], 1)
+    assert value.isfinite()
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    if case.startswith(("NormSoftmax", "CosFace", "ArcFace", "ProxyNCA++", "cross-entropy", "cluster")):
+        assert value == 0
+        assert not any(gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("case", CASES)
+def test_a_broken_embedding_breaks_the_loss(case: str, bad: float) -> None:
+    x, labels, *_ = SHUFFLED
+    x = x.clone()
+    x[3, 2] = bad
+    assert CASES[case].loss(4, 5).double()(x, labels).isnan()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_broken_center_breaks_the_loss(case: str) -> None:
+    loss = CASES[case].loss(4, 5).double()
+    with torch.no_grad():
+        loss.centers[-1, 2] = torch.nan
+    assert loss(*SHUFFLED).isnan()
+
+
+# Twice ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_accumulate_over_calls(case: str) -> None:
+    """Of two batches, and scaled: each gradient belongs to whoever got it, and a later one does not change it."""
+    loss = CASES[case].loss(6, 5).double().eval()
+    batches = [SHUFFLED, BATCHES["opposites"]]
+    expected = [value_and_gradients(loss, batch, list(loss.parameters())) for batch in batches]
+    leaves = [batch.embeddings.clone().requires_grad_() for batch in batches]
+    for factor, x, batch in zip((1.0, 0.25), leaves, batches, strict=True):
+        (factor * loss(x, batch.labels)).backward()
+    torch.testing.assert_close([x.grad for x in leaves], [expected[0][1], 0.25 * expected[1][1]], **CLOSE)
+    for parameter, a, b in zip(
+        (p for p in loss.parameters() if p.requires_grad), expected[0][2:], expected[1][2:], strict=True
+    ):
+        torch.testing.assert_close(parameter.grad, a + 0.25 * b, **CLOSE)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_second_pass_over_the_same_graph(case: str) -> None:
+    """Also under autocast, which changes no number; SoftTriple's regulariser alone is left to torch."""
+    loss = CASES[case].loss(6, 5, **({"regularizer": 0.0} if case.startswith("SoftTriple") else {})).eval()
+    x = SHUFFLED.embeddings.float().requires_grad_()
+    inputs = [x, *(p for p in loss.parameters() if p.requires_grad)]
+    value = loss(x, SHUFFLED.labels)
+    first = torch.autograd.grad(value, inputs, retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        second = torch.autograd.grad(value, inputs, torch.tensor(2.0), retain_graph=True)
+    torch.testing.assert_close(list(first), kept, rtol=0, atol=0)
+    torch.testing.assert_close(list(second), [2 * gradient for gradient in kept], rtol=1e-5, atol=1e-6)
+    (3 * value).backward()
+    torch.testing.assert_close([leaf.grad for leaf in inputs], [3 * g for g in kept], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_second_derivative(case: str) -> None:
+    loss, x = CASES[case].loss(6, 5).double(), SHUFFLED.embeddings.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(loss(x, SHUFFLED.labels), x, create_graph=True)
+
+
+@pytest.mark.parametrize("case", [name for name in LEARNED if name != "CCL, stopped"])  # which copies what it needs
+def test_what_changed_since_is_noticed(case: str) -> None:
+    x = SHUFFLED.embeddings.clone().requires_grad_()
+    loss = CASES[case].loss(6, 5).double()
+    value = loss(x, SHUFFLED.labels)
+    with torch.no_grad():
+        loss.centers.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+@pytest.mark.parametrize("case", DEFAULTS)
+def test_no_gradient_is_asked_for(case: str) -> None:
+    loss = CASES[case].loss(6, 5).double().requires_grad_(False)
+    value = loss(*SHUFFLED)
+    assert not value.requires_grad
+    torch.testing.assert_close(value, CASES[case].values(SHUFFLED, 6)[0], **CLOSE)
+    with torch.inference_mode():
+        torch.testing.assert_close(CASES[case].loss(6, 5).double()(*SHUFFLED), value, **CLOSE)
+
+
+# Invariance -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_permuting_the_batch_permutes_the_gradient(case: str) -> None:
+    for name in ("unequal classes", "many classes", "opposites"):
+        batch = BATCHES[name]
+        order = torch.randperm(len(batch.labels), generator=torch.Generator().manual_seed(1))
+        value, gradient, *others = CASES[case].values(batch, 12)
+        permuted = CASES[case].values(Batch(batch.embeddings[order], batch.labels[order]), 12)
+        torch.testing.assert_close(permuted, [value, gradient[order], *others], **CLOSE)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_permuting_classes_with_their_centers(case: str) -> None:
+    for name in ("unequal classes", "many classes", "opposites"):
+        batch, classes = BATCHES[name], classes_of(BATCHES[name]) + 2
+        loss = CASES[case].loss(classes, batch.embeddings.shape[1]).double()
+        value, by_embeddings, *others = value_and_gradients(loss, batch, list(loss.parameters()))
+        order = torch.randperm(classes, generator=torch.Generator().manual_seed(2))
+        loss = CASES[case].loss(classes, batch.embeddings.shape[1]).double()
+        for parameter in loss.parameters():
+            parameter.data = parameter.data.unflatten(0, (classes, -1))[order].flatten(0, 1)
+        moved = batch._replace(labels=order.argsort()[batch.labels])
+        expected = [part.unflatten(0, (classes, -1))[order].flatten(0, 1) for part in others]
+        got = value_and_gradients(loss, moved, list(loss.parameters()))
+        torch.testing.assert_close(got, [value, by_embeddings, *expected], **CLOSE)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if not CASES[name].kind.of_lengths])
+def test_lengths_do_not_matter(case: str) -> None:
+    """Of embeddings, nor of centers, whose gradients shrink as they grow."""
+    loss = CASES[case].loss(6, 5).double()
+    value, by_x, *by_centers = value_and_gradients(loss, SHUFFLED, list(loss.parameters()))
+    factors = torch.linspace(0.1, 10, len(by_x), dtype=torch.float64)[:, None]
+    longer = CASES[case].loss(6, 5).double()
+    of_centers = torch.linspace(0.1, 10, len(longer.centers), dtype=torch.float64)[:, None]
+    longer.centers.data *= of_centers
+    batch = SHUFFLED._replace(embeddings=SHUFFLED.embeddings * factors)
+    expected = [value, by_x / factors, *(part / of_centers for part in by_centers)]
+    torch.testing.assert_close(value_and_gradients(longer, batch, list(longer.parameters())), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("case", DEFAULTS)
+def test_type_of_labels_does_not_matter(case: str) -> None:
+    expected = CASES[case].values(SHUFFLED, 6)
+    for dtype in (torch.int32, torch.int16, torch.uint8):
+        got = CASES[case].values(SHUFFLED._replace(labels=SHUFFLED.labels.to(dtype)), 6)
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_global_random_state_is_neither_read_nor_changed_by_a_call(case: str) -> None:
+    loss = CASES[case].loss(6, 5).eval()
+    before = torch.get_rng_state()
+    value = loss(*SHUFFLED)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    assert loss(*SHUFFLED) == value

@@ -1,0 +1,253 @@
+"""The losses of class centers as special cases of each other and of losses of pairs, as CCL's Section 3.3 has them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.losses.batches import Batch
+from tests.losses.center_cases import BATCHES
+from tests.losses.gradients import value_and_gradients
+from vicinal.losses import (
+    ArcFaceLoss,
+    CenterBasedLoss,
+    CenterContrastiveLoss,
+    CenterLoss,
+    ClusterContrastLoss,
+    CosFaceLoss,
+    CrossEntropyLoss,
+    Loss,
+    MultiSimilarityLoss,
+    NCALoss,
+    NormSoftmaxLoss,
+    NPairsLoss,
+    NTXentLoss,
+    ProxyAnchorLoss,
+    ProxyNCALoss,
+    ProxyNCAPlusPlusLoss,
+    SoftTripleLoss,
+    SupConLoss,
+)
+from vicinal.similarity import Source, normalize
+
+BATCH, CLASSES, DIM = BATCHES["many classes"], 12, 8  # two of the classes are not in the batch
+X, LABELS = BATCH.embeddings, BATCH.labels
+CENTERS = torch.randn(CLASSES, DIM, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def made(kind: type[CenterBasedLoss], **arguments: object) -> CenterBasedLoss:
+    """Such a loss with the centers above."""
+    loss = kind(num_classes=CLASSES, dim=DIM, **arguments).double()
+    per_class = arguments.get("centers_per_class", 10 if kind is SoftTripleLoss else 1)
+    loss.centers.data = CENTERS.repeat_interleave(per_class, dim=0)
+    return loss
+
+
+def values(loss: CenterBasedLoss, batch: Batch = BATCH) -> list[Tensor]:
+    return value_and_gradients(loss, batch, [loss.centers])
+
+
+def assert_same(loss: CenterBasedLoss, other: CenterBasedLoss) -> None:
+    torch.testing.assert_close(values(loss), values(other), rtol=1e-10, atol=1e-12)
+
+
+CCL = {"label_smoothing": 0, "center_weight": 0}
+SAME: dict[str, tuple[CenterBasedLoss, CenterBasedLoss]] = {
+    "CCL without center term and margin is NormSoftmax": (
+        made(CenterContrastiveLoss, **CCL),
+        made(NormSoftmaxLoss, scale=16),
+    ),
+    "so it is with label smoothing": (
+        made(CenterContrastiveLoss, center_weight=0),
+        made(NormSoftmaxLoss, scale=16, label_smoothing=0.1),
+    ),
+    "CCL without center term is CosFace": (
+        made(CenterContrastiveLoss, margin=0.3, **CCL),
+        made(CosFaceLoss, scale=16, margin=0.3),
+    ),
+    "CosFace without margin is NormSoftmax": (made(CosFaceLoss, margin=0), made(NormSoftmaxLoss, scale=64)),
+    "ArcFace without margin is NormSoftmax": (made(ArcFaceLoss, margin=0), made(NormSoftmaxLoss, scale=64)),
+    "ProxyNCA++ is NormSoftmax": (made(ProxyNCAPlusPlusLoss), made(NormSoftmaxLoss, scale=18)),
+    "SoftTriple with one center is NormSoftmax": (
+        made(SoftTripleLoss, centers_per_class=1, margin=0),
+        made(NormSoftmaxLoss),
+    ),
+    "SoftTriple with one center and margin is CosFace": (
+        made(SoftTripleLoss, centers_per_class=1, margin=0.2),
+        made(CosFaceLoss, scale=20, margin=0.2),
+    ),
+    "center loss without center term is cross-entropy": (made(CenterLoss, center_weight=0), made(CrossEntropyLoss)),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_same(name: str) -> None:
+    assert_same(*SAME[name])
+
+
+def test_soft_triple_with_centers_that_are_the_same() -> None:
+    """They have the gradient of one in equal parts; their distance is at its floor."""
+    value, by_x, by_centers = values(made(SoftTripleLoss, centers_per_class=3, margin=0, regularizer=0))
+    expected = values(made(NormSoftmaxLoss))
+    torch.testing.assert_close([value, by_x, by_centers.view(-1, 3, DIM).sum(1)], expected, rtol=1e-10, atol=1e-12)
+
+
+# CCL's equations ------------------------------------------------------------------------------------------------------
+
+
+def similarities(scale: float) -> tuple[Tensor, Tensor]:
+    """S(x, c) of Eq. (10), [n, classes], and those to the own class, [n, 1]."""
+    s = scale * normalize(X) @ normalize(CENTERS).T
+    return s, s.gather(1, LABELS[:, None])
+
+
+def of_others(s: Tensor) -> Tensor:
+    """The sum over the other classes, [n]."""
+    return s.scatter(1, LABELS[:, None], 0.0).sum(dim=1)
+
+
+def of_anchors(loss: CenterBasedLoss) -> Tensor:
+    return loss.values(Source.of(X, LABELS))
+
+
+def test_eq_4_the_center_term_is_the_squared_distance() -> None:
+    """Less its constant, value and gradients."""
+    whole, contrast = (values(made(CenterContrastiveLoss, center_weight=weight)) for weight in (1.5, 0))
+
+    def squares(x: Tensor, labels: Tensor) -> Tensor:
+        return (normalize(x) - normalize(centers)[labels]).square().sum(dim=1).mean()
+
+    centers = CENTERS.clone().requires_grad_()
+    expected = value_and_gradients(squares, BATCH, [centers])
+    expected[0] -= 2
+    differences = [a - b for a, b in zip(whole, contrast, strict=True)]
+    torch.testing.assert_close(differences, [1.5 * part for part in expected], rtol=1e-9, atol=1e-12)
+
+
+def test_eq_9_proxy_nca_is_without_the_positive_in_the_sum() -> None:
+    contrast, nca = of_anchors(made(CenterContrastiveLoss, **CCL, scale=2)), of_anchors(made(ProxyNCALoss))
+    torch.testing.assert_close(nca, contrast.expm1().log(), rtol=1e-10, atol=1e-12)
+    s, own = similarities(2)
+    torch.testing.assert_close(nca, -(own[:, 0].exp() / of_others(s.exp())).log(), rtol=1e-10, atol=1e-12)
+
+
+def test_eq_10_the_contrastive_loss_rewritten() -> None:
+    s, own = similarities(16)
+    expected = of_others((s - own).exp()).log1p()
+    torch.testing.assert_close(of_anchors(made(CenterContrastiveLoss, **CCL)), expected, rtol=1e-10, atol=1e-12)
+
+
+def by_similarities(loss: CenterBasedLoss, scale: float) -> Tensor:
+    """The gradient of each anchor's value by its S(x, c), [n, classes].
+
+    Read off the gradients by unit centers: that by c is dL/dS scale (x - cos(x, c) c).
+    """
+    loss.centers.data = normalize(CENTERS)
+    rows = []
+    for x, y in zip(normalize(X), LABELS, strict=True):
+        (by_centers,) = torch.autograd.grad(loss(x[None], y[None]), loss.centers)
+        rows.append(by_centers @ x / (scale * (1 - (loss.centers.detach() @ x).square())))
+    return torch.stack(rows)
+
+
+def test_the_gradient_of_eq_10() -> None:
+    """Of the second case the paper leaves out S(x, c_y) in the numerator."""
+    s, own = similarities(16)
+    sums = of_others((s - own).exp())[:, None]
+    expected = ((s - own).exp() / (1 + sums)).scatter(1, LABELS[:, None], -sums / (1 + sums))
+    got = by_similarities(made(CenterContrastiveLoss, **CCL), 16)
+    torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-12)
+
+
+def test_the_gradient_of_eq_9_is_the_same_for_every_positive() -> None:
+    s, _ = similarities(2)
+    expected = (s.exp() / of_others(s.exp())[:, None]).scatter(1, LABELS[:, None], -1.0)
+    torch.testing.assert_close(by_similarities(made(ProxyNCALoss), 2), expected, rtol=1e-8, atol=1e-12)
+
+
+def test_eq_11_to_13_the_margin() -> None:
+    """Its m is of S: the scale times that of Eq. (5)."""
+    s, own = similarities(16)
+    loss = of_anchors(made(CenterContrastiveLoss, **CCL, margin=0.3))
+    torch.testing.assert_close(loss, of_others((s - (own - 16 * 0.3)).exp()).log1p(), rtol=1e-10, atol=1e-12)
+    largest = (s - own + 16 * 0.3).scatter(1, LABELS[:, None], 0.0).amax(dim=1)
+    assert (largest <= loss).all()
+    assert (loss <= largest + math.log(CLASSES)).all()
+
+
+def test_cross_entropy_of_unit_vectors_is_norm_softmax() -> None:
+    """With embeddings as long as the scale, and no biases."""
+    loss = made(CrossEntropyLoss)
+    loss.centers.data = normalize(CENTERS)
+    torch.testing.assert_close(loss(16 * normalize(X), LABELS), made(NormSoftmaxLoss, scale=16)(X, LABELS))
+
+
+@pytest.mark.parametrize("more", [{}, {"margin": 0.3}, {"label_smoothing": 0.0}, {"center_weight": 0.0}])
+def test_stopped_gradient(more: dict[str, float]) -> None:
+    """The same value and gradient by embeddings; the centers' is that of the center term alone."""
+    value, by_x, by_centers = values(made(CenterContrastiveLoss, **{"center_weight": 1.5, **more}, stop_gradient=True))
+    expected = values(made(CenterContrastiveLoss, **{"center_weight": 1.5, **more}))
+    torch.testing.assert_close([value, by_x], expected[:2], rtol=1e-10, atol=1e-12)
+    without = values(made(CenterContrastiveLoss, **{**more, "center_weight": 0.0}))
+    torch.testing.assert_close(by_centers, expected[2] - without[2], rtol=1e-9, atol=1e-12)
+
+
+def test_stopped_gradient_draws_centers_to_their_class() -> None:
+    """Its steps end where the momentum of Eq. (14) ends: at the mean direction of the class."""
+    loss = made(CenterContrastiveLoss, stop_gradient=True)
+    optimizer = torch.optim.SGD(loss.parameters(), lr=50.0)
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss(X, LABELS).backward()
+        optimizer.step()
+    for y in range(10):
+        mean = normalize(normalize(X[y == LABELS]).mean(dim=0, keepdim=True))
+        torch.testing.assert_close(normalize(loss.centers.detach()[y : y + 1]), mean, rtol=0, atol=1e-3)
+    torch.testing.assert_close(loss.centers.detach()[10:], CENTERS[10:], rtol=0, atol=0)
+
+
+def test_norm_softmax_smoothed_by_half_or_wholly() -> None:
+    """Of two classes the other one takes the share; so all of it is the loss of the other label."""
+    batch = Batch(X, LABELS % 2)
+    losses = [NormSoftmaxLoss(2, DIM, label_smoothing=share).double() for share in (0.0, 0.25, 1.0)]
+    for loss in losses:
+        loss.centers.data = CENTERS[:2].clone()
+    none, quarter, whole = (value_and_gradients(loss, batch, [loss.centers]) for loss in losses)
+    swapped = value_and_gradients(losses[0], Batch(X, 1 - LABELS % 2), [losses[0].centers])
+    torch.testing.assert_close(whole, swapped, rtol=1e-9, atol=1e-12)
+    mixture = [0.75 * a + 0.25 * b for a, b in zip(none, swapped, strict=True)]
+    torch.testing.assert_close(quarter, mixture, rtol=1e-9, atol=1e-12)
+
+
+# Centers are references -----------------------------------------------------------------------------------------------
+
+AGAINST_CENTERS: dict[str, tuple[CenterBasedLoss, Loss]] = {
+    "NormSoftmax is NT-Xent": (made(NormSoftmaxLoss), NTXentLoss(temperature=1 / 20)),
+    "NormSoftmax is SupCon": (made(NormSoftmaxLoss), SupConLoss(temperature=1 / 20, reduction="anchors")),
+    "NormSoftmax is NCA": (made(NormSoftmaxLoss), NCALoss(scale=20, reduction="anchors")),
+    "NormSoftmax is N-pairs": (made(NormSoftmaxLoss), NPairsLoss(scale=20)),
+    "cluster contrast is NT-Xent": (made(ClusterContrastLoss).eval(), NTXentLoss(temperature=1 / 20)),
+}
+
+
+@pytest.mark.parametrize("name", AGAINST_CENTERS)
+def test_a_loss_of_pairs_with_centers_as_references(name: str) -> None:
+    ours, of_pairs = AGAINST_CENTERS[name]
+    got = value_and_gradients(ours, BATCH)
+    expected = value_and_gradients(of_pairs, Batch(X, LABELS, CENTERS, torch.arange(CLASSES)))
+    torch.testing.assert_close(got, expected[:2], rtol=1e-9, atol=1e-12)
+    if ours.centers.requires_grad:
+        torch.testing.assert_close(values(ours)[2], expected[2], rtol=1e-9, atol=1e-12)
+
+
+def test_proxy_anchor_is_multi_similarity_of_centers_against_the_batch() -> None:
+    """Without margin and where all classes are in the batch: the anchors are centers."""
+    loss = ProxyAnchorLoss(10, DIM, alpha=6, margin=0).double()
+    loss.centers.data = CENTERS[:10].clone()
+    value, by_x, by_centers = value_and_gradients(loss, BATCH, [loss.centers])
+    of_pairs = 6 * MultiSimilarityLoss(alpha=6, beta=6, base=0, miner=None)
+    expected = value_and_gradients(of_pairs, Batch(CENTERS[:10], torch.arange(10), X, LABELS))
+    torch.testing.assert_close([value, by_centers, by_x], expected, rtol=1e-9, atol=1e-12)

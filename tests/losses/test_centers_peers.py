@@ -1,0 +1,150 @@
+"""Beside pytorch-metric-learning 2.9 and torch: equal where their formula is ours, explained where it is not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pytorch_metric_learning import losses as peers
+from pytorch_metric_learning import regularizers
+from torch import Tensor, nn
+
+from tests.losses.batches import Batch
+from tests.losses.gradients import assert_near, value_and_gradients
+from vicinal.losses import (
+    ArcFaceLoss,
+    CenterBasedLoss,
+    CosFaceLoss,
+    CrossEntropyLoss,
+    NormSoftmaxLoss,
+    ProxyAnchorLoss,
+    ProxyNCALoss,
+    SoftTripleLoss,
+)
+
+CLASSES, DIM = 9, 16
+
+
+def batch_of(seed: int, dtype: torch.dtype = torch.float32) -> Batch:
+    """Of all classes but the last two, unequal ones, around centers of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    means = torch.randn(CLASSES, DIM, generator=generator)
+    labels = torch.randint(CLASSES - 2, (40,), generator=generator)
+    return Batch(means[labels] + torch.randn(40, DIM, generator=generator), labels).to(dtype)
+
+
+def centers_of(peer: nn.Module) -> Tensor:
+    """Its centers, [centers, d]; some of its losses have them as columns."""
+    (centers,) = peer.parameters()
+    return centers if len(centers) != DIM else centers.T
+
+
+def assert_equal(ours: CenterBasedLoss, peer: nn.Module, relative: float = 1e-4) -> None:
+    """The same value and gradients by embeddings and centers from the peer's centers, in float32 as it is used."""
+    ours.centers.data = centers_of(peer).detach().clone()
+    for seed in range(3):
+        batch = batch_of(seed)
+        got = value_and_gradients(ours, batch, [ours.centers])
+        value, by_embeddings, by_centers = value_and_gradients(peer, batch, list(peer.parameters()))
+        expected = [value, by_embeddings, by_centers if len(by_centers) != DIM else by_centers.T]
+        assert_near(got, expected, relative)
+
+
+def made(kind: type[nn.Module], **arguments: object) -> nn.Module:
+    torch.manual_seed(0)
+    dim = {"dim" if issubclass(kind, CenterBasedLoss) else "embedding_size": DIM}
+    return kind(num_classes=CLASSES, **dim, **arguments)
+
+
+PAIRS = {
+    "NormSoftmax": (made(NormSoftmaxLoss), made(peers.NormalizedSoftmaxLoss)),
+    "NormSoftmax at 16": (made(NormSoftmaxLoss, scale=16), made(peers.NormalizedSoftmaxLoss, temperature=1 / 16)),
+    "CosFace": (made(CosFaceLoss), made(peers.CosFaceLoss)),
+    "CosFace at 16": (made(CosFaceLoss, scale=16, margin=0.1), made(peers.CosFaceLoss, scale=16, margin=0.1)),
+    # Their margin is in degrees, 28.6 by default, and beyond pi the exponent is the same.
+    "ArcFace": (made(ArcFaceLoss), made(peers.ArcFaceLoss, margin=math.degrees(0.5))),
+    "ArcFace, wide": (
+        made(ArcFaceLoss, scale=16, margin=1.9),
+        made(peers.ArcFaceLoss, scale=16, margin=math.degrees(1.9)),
+    ),
+    # Theirs has the own class in the sum: it is normalised softmax, at scale 2 for squared distances.
+    "ProxyNCA": (made(NormSoftmaxLoss, scale=2), made(peers.ProxyNCALoss)),
+    "ProxyNCA at 18": (made(NormSoftmaxLoss, scale=18), made(peers.ProxyNCALoss, softmax_scale=9)),
+    "ProxyAnchor": (made(ProxyAnchorLoss), made(peers.ProxyAnchorLoss)),
+    "ProxyAnchor at 8": (made(ProxyAnchorLoss, alpha=8, margin=0.3), made(peers.ProxyAnchorLoss, alpha=8, margin=0.3)),
+    "SoftTriple": (made(SoftTripleLoss, regularizer=0), made(peers.SoftTripleLoss)),
+    "SoftTriple, 3": (
+        made(SoftTripleLoss, centers_per_class=3, gamma=0.5, margin=0.2, scale=8, regularizer=0),
+        made(peers.SoftTripleLoss, centers_per_class=3, gamma=0.5, margin=0.2, la=8),
+    ),
+    # Theirs comes without the paper's regulariser, which is a part of its own: the distance of centers, halved.
+    "SoftTriple, regularised": (
+        made(SoftTripleLoss, centers_per_class=5, regularizer=0.2),
+        made(
+            peers.SoftTripleLoss,
+            centers_per_class=5,
+            weight_regularizer=regularizers.SparseCentersRegularizer(CLASSES, 5),
+            weight_reg_weight=0.2,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_same_formula(name: str) -> None:
+    assert_equal(*PAIRS[name])
+
+
+def test_proxy_nca_has_the_own_class_in_no_sum() -> None:
+    """Theirs has it there, and so a gradient that fades as an embedding comes near its center; ours, as the paper."""
+    ours, theirs = made(ProxyNCALoss), made(peers.ProxyNCALoss)
+    ours.centers.data = theirs.proxies.data.clone()
+    x, labels, *_ = batch_of(0)
+    single = [(ours(x[i : i + 1], labels[i : i + 1]), theirs(x[i : i + 1], labels[i : i + 1])) for i in range(5)]
+    for value, other in single:
+        torch.testing.assert_close(value, other.expm1().log(), rtol=1e-4, atol=1e-5)
+
+
+def test_types_of_centers() -> None:
+    """In half precision theirs become half precision themselves, where small steps are rounded away; ours stay."""
+    x, labels, *_ = batch_of(0, torch.float16)
+    for ours, theirs in (PAIRS["NormSoftmax"], PAIRS["ProxyAnchor"], PAIRS["SoftTriple"]):
+        ours, theirs = (nn.Module.float(loss) for loss in (ours, theirs))
+        ours(x, labels).backward()
+        assert ours.centers.dtype == ours.centers.grad.dtype == torch.float32
+        theirs(x, labels)
+        assert centers_of(theirs).dtype == torch.float16
+        theirs.float()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_torchs_cross_entropy(smoothing: float) -> None:
+    """Torch spreads its smoothing over all classes, one's own too; ours, as CCL has it, goes to the others."""
+    loss = made(CrossEntropyLoss, label_smoothing=smoothing * (CLASSES - 1) / CLASSES).double()
+    nn.init.normal_(loss.bias)
+    parameters = [loss.centers, loss.bias]
+    weight, bias = (p.detach().clone().requires_grad_() for p in parameters)
+
+    def theirs(x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(x, weight, bias), labels, label_smoothing=smoothing)
+
+    batch = batch_of(0, torch.float64)
+    got, expected = value_and_gradients(loss, batch, parameters), value_and_gradients(theirs, batch, [weight, bias])
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_torchs_cross_entropy_of_cosines(smoothing: float) -> None:
+    """The same for normalised softmax, written as its users do."""
+    loss = made(NormSoftmaxLoss, label_smoothing=smoothing * (CLASSES - 1) / CLASSES).double()
+    centers = loss.centers.detach().clone().requires_grad_()
+
+    def theirs(x: Tensor, labels: Tensor) -> Tensor:
+        cosines = F.linear(F.normalize(x), F.normalize(centers))
+        return F.cross_entropy(20 * cosines, labels, label_smoothing=smoothing)
+
+    batch = batch_of(0, torch.float64)
+    got, expected = value_and_gradients(loss, batch, [loss.centers]), value_and_gradients(theirs, batch, [centers])
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
