@@ -211,6 +211,8 @@ def main() -> None:
         train_all(root, out, [Run(method, rate, 0) for method in METHODS for rate in RATES])
     rates = {method: rate for method in METHODS if (rate := best_rate(out, method)) is not None}
     if not arguments.tables:
+        if missing := [method for method in METHODS if method not in rates]:
+            sys.exit(f"tuning failed for {', '.join(missing)}; see above, and start again")
         train_all(root, out, after_tuning(rates, seeds))
     print_machine()
     print_tables(root, out, rates, seeds)

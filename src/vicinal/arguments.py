@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 
 from vicinal.errors import InputError
 
@@ -31,7 +32,7 @@ def check_not_negative(owner: object, **values: float | None) -> None:
 def check_at_least_one(owner: object, **counts: int | None) -> None:
     """Every count must be a whole number and at least 1; None passes."""
     for name, count in counts.items():
-        if count is not None and not (isinstance(count, int) and not isinstance(count, bool) and count >= 1):
+        if count is not None and not (isinstance(count, Integral) and not isinstance(count, bool) and count >= 1):
             raise InputError(f"{type(owner).__name__}: {name} = {count} must be at least 1, a whole number")
 
 

@@ -21,10 +21,10 @@ from vicinal.similarity import SMALLEST_NORM, normalize
 
 TILE_ELEMENTS = 2**20
 """Numbers of a tile: 4 MB in float32, which a processor's cache holds."""
-BLOCK_ELEMENTS, MOST_KEPT = 2**24, 2**25
+BLOCK_ELEMENTS, MOST_KEPT = 2**20, 2**25
 """Similarities of a block of anchors to all centers, and how many are kept rather than computed a second time."""
-FEWEST_ROWS = 128
-"""Products of fewer rows than this are slower for each of them."""
+FEWEST_ROWS, BLOCK_ROWS = 128, 384
+"""Products of fewer rows are slower for each of them; of a block, for which all centers are gone over, more so."""
 BOUNDED_SCALE = 40.0
 """Up to this scale no exponential of a cosine underflows when all are divided by the largest possible one."""
 
@@ -61,7 +61,7 @@ class Centers:
         bias: float [classes], added to the products; then neither anchors nor centers are normalised.
         wants_mean: whether the loss needs `CenterRows.mean`, which takes one center a class.
         ids: int [classes], the labels of these classes, ascending; None: 0, 1, 2, ...
-        classes_of_all: classes of all processes, where each of them holds the centers of some; None: all are here.
+        classes_of_all: how many classes each process holds, the same on all of them; empty: all are here.
     """
 
     vectors: Tensor
@@ -71,17 +71,22 @@ class Centers:
     bias: Tensor | None = None
     wants_mean: bool = False
     ids: Tensor | None = None
-    classes_of_all: int | None = None
+    classes_of_all: tuple[int, ...] = ()
 
     @property
     def divided(self) -> bool:
         """Whether other processes hold centers of other classes."""
-        return self.classes_of_all is not None
+        return len(self.classes_of_all) > 0
 
     @property
     def classes(self) -> int:
         """Classes of all processes."""
-        return self.classes_of_all or len(self.vectors) // self.per_class
+        return sum(self.classes_of_all) or len(self.vectors) // self.per_class
+
+    @property
+    def most(self) -> int:
+        """Centers of the process that holds most: what all processes agree on, as they go over anchors in step."""
+        return max(self.classes_of_all, default=0) * self.per_class or len(self.vectors)
 
     def places(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Where the classes of labels are among these, and whether they are, both [rows]."""
@@ -127,7 +132,7 @@ def values_of_anchors(anchors: Tensor, labels: Tensor, centers: Centers, row_val
 def whole_rows(
     anchors: Tensor, labels: Tensor, centers: Centers, vectors: Tensor, bias: Tensor | None = None
 ) -> CenterRows:
-    """The rows by plain operations on the whole matrix, for one center a class."""
+    """The rows by plain operations on the whole matrix."""
     similarity = anchors @ (vectors if bias is not None else normalize(vectors)).T
     logits = centers.scale * (similarity if bias is None else similarity + bias)
     by_class = logits.view(len(logits), -1, centers.per_class)
@@ -199,7 +204,9 @@ class CenterTiles:
         first = span.stop > self.visited
         self.visited = max(self.visited, span.stop)
         if first and self.normalized:
-            torch.linalg.vector_norm(vectors, dim=1, out=inverse).clamp_min_(SMALLEST_NORM).reciprocal_()
+            # In float64 no square of a large or a small entry is lost.
+            lengths = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
+            inverse.copy_(lengths.clamp_min_(SMALLEST_NORM).reciprocal_())
         if first and self.wants_sum:
             self.sum += inverse @ vectors
         return vectors * inverse[:, None] if self.normalized else vectors
@@ -243,10 +250,11 @@ class _Walk:
     ) -> None:
         self.anchors, self.labels, self.centers, self.row_values = anchors.detach(), labels, centers, row_values
         self.vectors, self.bias = parameters[0].detach(), parameters[1].detach() if len(parameters) > 1 else None
-        columns = len(self.vectors)
+        columns = centers.most
         # Of few anchors and many centers nothing is kept, and rows are not divided: a block costs a pass over them.
         self.keeps = columns * min(len(anchors), FEWEST_ROWS) <= MOST_KEPT
-        self.rows = max(FEWEST_ROWS, BLOCK_ELEMENTS // columns) if self.keeps else len(anchors)
+        rows = min(max(BLOCK_ROWS, BLOCK_ELEMENTS // columns), max(FEWEST_ROWS, MOST_KEPT // columns))
+        self.rows = rows if self.keeps else len(anchors)
         widest = max(min(self.rows, len(anchors)), anchors.shape[1])
         size = max(1, TILE_ELEMENTS // widest // centers.per_class) * centers.per_class
         self.tiles = CenterTiles(self.vectors, self.bias is None, size, centers.wants_mean)

@@ -72,6 +72,16 @@ def log_sum_exp(value: Tensor) -> Tensor:
     return total((value - largest).exp()).log() + largest
 
 
+def same(value: Tensor) -> bool:
+    """Whether all processes have the same numbers."""
+    if world_size() == 1:
+        return True
+    most, least = value.clone(), value.clone()
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return bool(torch.equal(most, least))
+
+
 def from_first(value: Value) -> Value:
     """The first process's value, on every process; for plain values."""
     if world_size() == 1:

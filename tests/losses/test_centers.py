@@ -41,6 +41,7 @@ def test_tiles_change_nothing(case: str, tile: int, block: int, kept: int, monke
     monkeypatch.setattr("vicinal.losses.proxy_anchor.TILE_ELEMENTS", tile)
     monkeypatch.setattr(center_tiles, "BLOCK_ELEMENTS", block)
     monkeypatch.setattr(center_tiles, "FEWEST_ROWS", 7)
+    monkeypatch.setattr(center_tiles, "BLOCK_ROWS", 7)
     monkeypatch.setattr(center_tiles, "MOST_KEPT", kept)
     torch.testing.assert_close(CASES[case].values(batch, 13), expected, rtol=1e-10, atol=1e-12)
     with torch.no_grad():

@@ -140,6 +140,8 @@ def _stop_after(one, steps: int):
         (["--loss=NormSoftmaxLoss", "--loss.num_classes=99"], "num_classes = 99 does not fit"),
         (["--robust.noise_rate=1"], "robust.noise_rate = 1.0 must be"),
         (["--robust.window=3"], "robust.method = none must be prism"),
+        (["--robust.noise_rate=0.5"], "robust.method = none must be prism or co-teaching"),
+        (["--loss=CenterLoss", "--centers=class_means"], "a loss that sees lengths"),
     ],
 )
 def test_impossible_settings_are_one_line(small: list[str], tmp_path: Path, more: list[str], message: str) -> None:
@@ -181,3 +183,30 @@ def test_a_class_without_a_readable_image_has_no_center(small: list[str], photos
     saved = read_centers(run.centers)
     assert broken not in saved.classes
     assert len(saved.tensors["centers"]) == len(saved.classes)
+
+
+def test_a_run_goes_on_without_the_run_that_its_centers_came_from(small: list[str], tmp_path: Path) -> None:
+    settings = [*small, "--loss=NormSoftmaxLoss", "--epochs=1"]
+    train(Recipe.load(overrides=settings), tmp_path / "first")
+    second = train(Recipe.load(overrides=[*settings, f"--centers={tmp_path / 'first'}"]), tmp_path / "second")
+    shutil.rmtree(tmp_path / "first")
+    before = weights(second)
+    assert weights(resume(second.path)) == before
+
+
+def test_centers_that_do_not_fit_leave_no_run_behind(small: list[str], tmp_path: Path) -> None:
+    settings = [*small, "--loss=NormSoftmaxLoss", "--epochs=1"]
+    train(Recipe.load(overrides=settings), tmp_path / "first")
+    recipe = Recipe.load(overrides=[*settings, f"--centers={tmp_path / 'first'}", "--model.dim=8"])
+    with pytest.raises(InputError, match="has no centers that fits"):
+        train(recipe, tmp_path / "second")
+    assert not (tmp_path / "second").exists()
+
+
+def test_both_networks_of_co_teaching_start_from_class_means(small: list[str], tmp_path: Path) -> None:
+    one = trainer(
+        small, tmp_path / "run", "--loss=NormSoftmaxLoss", "--robust.method=co-teaching", "--centers=class_means"
+    )
+    one.start()
+    lengths = [loss.centers.detach().norm(dim=1) for loss in one.bare.losses()]
+    assert all(torch.allclose(length, torch.ones_like(length), atol=1e-5) for length in lengths)

@@ -14,6 +14,7 @@ from vicinal.data import Table
 from vicinal.errors import InputError
 from vicinal.losses import (
     CenterContrastiveLoss,
+    CenterLoss,
     ContextualLoss,
     MultiSimilarityLoss,
     NCALoss,
@@ -93,7 +94,14 @@ def test_prism_finds_wrong_labels_among_clusters() -> None:
 
 @pytest.mark.parametrize(
     "loss",
-    [MultiSimilarityLoss(miner=None), SupConLoss(), NCALoss(), CenterContrastiveLoss(4, 6), NormSoftmaxLoss(4, 6)],
+    [
+        MultiSimilarityLoss(miner=None),
+        SupConLoss(),
+        NCALoss(),
+        CenterContrastiveLoss(4, 6),
+        NormSoftmaxLoss(4, 6),
+        CenterLoss(4, 6, center_weight=1.0),
+    ],
 )
 def test_values_of_samples_add_up_to_the_loss(loss) -> None:
     x, labels = torch.randn(20, 6), torch.arange(20) % 4
@@ -177,3 +185,34 @@ def test_a_run_reports_what_its_filter_finds(
     assert log["left out"].iloc[0] == 0
     assert 0 < log["left out"].iloc[-1] < 0.7
     assert capsys.readouterr().err.count("the filter left out") == 3
+
+
+def test_values_are_not_computed_in_half_precision() -> None:
+    loss, x, labels = NormSoftmaxLoss(4, 6), torch.randn(8, 6), torch.arange(8) % 4
+    expected = loss.values(Source.of(x, labels))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(loss.values(Source.of(x, labels)), expected, rtol=0, atol=0)
+
+
+def test_without_noise_nothing_is_left_out() -> None:
+    prism, generator = PrismFilter(0.0, memory=50, window=5), torch.Generator().manual_seed(0)
+    for _ in range(10):
+        x, labels = torch.randn(10, 4, generator=generator), torch.randint(0, 3, (10,), generator=generator)
+        assert prism(x, labels).all()
+
+
+@pytest.mark.parametrize("loss", [CenterLoss(3, 4), CenterContrastiveLoss(3, 4)])
+def test_of_an_empty_batch_every_parameter_has_a_gradient_of_zero(loss: CenterLoss) -> None:
+    loss(torch.zeros(0, 4, requires_grad=True), torch.zeros(0, dtype=torch.int64)).backward()
+    assert all(p.grad is not None and not p.grad.any() for p in loss.parameters())
+    assert loss.values(Source.of(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))).shape == (0,)
+
+
+@pytest.mark.parametrize("loss", ["ProxyAnchorLoss", "ContextualLoss"])
+def test_co_teaching_refuses_losses_of_the_whole_batch_before_it_begins(
+    loss: str, small: list[str], tmp_path: Path
+) -> None:
+    recipe = Recipe.load(overrides=[*small, f"--loss={loss}", "--robust.method=co-teaching"])
+    with pytest.raises(InputError, match=f"{loss} has none"):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -129,4 +129,4 @@ def _pairs_of_file(path: Path) -> Iterator[tuple[str, str, str]]:
         if list(frame.columns).count(column) != 1:
             raise InputError(f"{path}: a list of confusions has one column label and one column confused_with")
     for line, label, other in zip(frame.index, frame["label"], frame["confused_with"], strict=True):
-        yield str(label), other, f"{path}, line {line}"
+        yield str(label).strip(), str(other).strip(), f"{path}, line {line}"

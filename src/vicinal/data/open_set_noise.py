@@ -13,6 +13,7 @@ from vicinal.data.table import Table
 from vicinal.errors import InputError
 
 CLUSTER_SIZE = 2.0
+MOST_DRAWS = 64
 
 
 def open_set_labels(
@@ -103,9 +104,13 @@ def _labels_of_clusters(clusters: Rows, dissolved: Rows, rng: np.random.Generato
     """
     is_dissolved = np.isin(np.arange(len(clusters)), dissolved)
     labels = rng.integers(len(clusters), size=clusters.sum())
-    while is_dissolved[labels].any():
+    for _ in range(MOST_DRAWS):
+        if not is_dissolved[labels].any():
+            break
         again = rng.integers(len(clusters), size=len(labels))
         labels = np.where(is_dissolved[labels], again, labels)
+    bad = is_dissolved[labels]  # where few classes stay
+    labels[bad] = rng.choice(np.flatnonzero(~is_dissolved), bad.sum())
     return np.split(labels, np.cumsum(clusters)[:-1])
 
 

@@ -134,6 +134,10 @@ class Loss(nn.Module, ABC):
         Raises:
             InputError: the loss is of the batch as a whole.
         """
+        with torch.no_grad(), torch.autocast(source.anchors.device.type, enabled=False):
+            return self._values(source)
+
+    def _values(self, source: Source) -> Tensor:
         raise InputError(f"{type(self).__name__} is of the whole batch; a loss with a value for each sample is wanted")
 
     @abstractmethod
@@ -198,9 +202,9 @@ class WeightedSum(Loss):
                 parts[_unused(name, parts)] = weight * value
         return parts
 
-    def values(self, source: Source) -> Tensor:
+    def _values(self, source: Source) -> Tensor:
         terms = zip(self.losses, self.weights, strict=True)
-        return torch.stack([weight * cast(Loss, loss).values(source) for loss, weight in terms]).sum(dim=0)
+        return torch.stack([weight * cast(Loss, loss)._values(source) for loss, weight in terms]).sum(dim=0)
 
 
 def terms_of(loss: Loss) -> list[Loss]:
@@ -323,7 +327,7 @@ class RowLoss(PairLoss):
     def value(self, source: Source) -> Tensor:
         return self.reduce(self.sums(source, self.row_terms), source)
 
-    def values(self, source: Source) -> Tensor:
+    def _values(self, source: Source) -> Tensor:
         return values_of_rows(source, self.row_values, self.tile_rows, self.miner)
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from vicinal import distributed
 from vicinal.arguments import check_not_negative
 from vicinal.center_tiles import CenterRows
 from vicinal.errors import InputError
@@ -45,6 +46,8 @@ class CenterContrastiveLoss(CosFaceLoss):
         InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import CenterContrastiveLoss
         >>> loss = CenterContrastiveLoss(num_classes=2, dim=2, margin=0.1)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
@@ -113,6 +116,8 @@ class ClusterContrastLoss(CenterSoftmaxLoss):
         InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import ClusterContrastLoss
         >>> loss = ClusterContrastLoss(num_classes=2, dim=2, momentum=0.5)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0]))
@@ -141,6 +146,8 @@ class ClusterContrastLoss(CenterSoftmaxLoss):
     def value(self, source: Source) -> Tensor:
         value = super().value(source)
         if self.training:
+            if distributed.world_size() > 1 and not source.shared:
+                self._check_same_everywhere(source)  # or the processes' centers would part
             self._follow(source.among_references())
         return value
 

@@ -26,9 +26,9 @@ class CenterSoftmaxLoss(CenterBasedLoss):
         dim: dimension of the embeddings; None: a recipe's trainer says.
         scale: factor of the similarities, positive.
         label_smoothing: share of the target probability that goes to the other classes in equal parts, from 0 to 1.
-        sampled_share: share of all classes that a batch is compared with: its own and others drawn at random; the
-            softmax is over these. Partial FC (An et al., "Partial FC: Training 10 Million Identities on a Single
-            Machine", 2021), there 0.1. 1: all classes.
+        sampled_share: share of all classes that a batch is compared with, though no fewer than it has samples: its
+            own and others drawn at random; the softmax is over these. Partial FC (An et al., "Partial FC: Training 10
+            Million Identities on a Single Machine", 2021), there 0.1. 1: all classes.
         seed: of the draws.
         sharded: each of several processes holds the centers of a part of the classes; value and gradient stay those
             of all classes.
@@ -78,11 +78,14 @@ class CenterSoftmaxLoss(CenterBasedLoss):
     def _mean_against(self, centers: Tensor, source: Source) -> Tensor:
         """The mean over all anchors of their values, by centers that learn or not."""
         compared = self._compared(centers, source)
+        if self.sampled_share < 1 and self.training:
+            self.calls += 1
         return sum_over_anchors(source.anchors, self._labels(source), compared, self.row_values) / len(source)
 
-    def values(self, source: Source) -> Tensor:
-        """The value of each anchor, [n], without gradient."""
+    def _values(self, source: Source) -> Tensor:
         compared = self._anchors(source)  # those of all processes, where centers are divided among them
+        if not len(compared):
+            return compared.anchors.new_zeros(0)
         centers = self._compared(self._created().detach(), compared)
         values = values_of_anchors(compared.anchors, self._labels(compared), centers, self.row_values)
         return values if len(compared) == len(source) else values[source.offset :][: len(source)]
@@ -97,24 +100,26 @@ class CenterSoftmaxLoss(CenterBasedLoss):
         ids = self._sampled(source) if self.sampled_share < 1 else None
         if ids is not None:
             centers = centers[_columns(ids, self.centers_per_class)]
-        classes_of_all = None
+        of_all: list[int] = []
         if self.is_divided:
-            here, first = len(centers) // self.centers_per_class, self._first_class()
+            first = self._first_class()
+            here = len(centers) // self.centers_per_class
             ids = torch.arange(first, first + here, device=centers.device) if ids is None else ids + first
-            classes_of_all = self.num_classes if self.sampled_share == 1 else _sum_over_processes(here, centers.device)
+            of_all = [self._number(classes, len(source)) for classes in self.classes_of_all()]
+        smoothed = self.label_smoothing > 0
         return Centers(
-            centers,
-            self.scale,
-            self.centers_per_class,
-            wants_mean=self.label_smoothing > 0,
-            ids=ids,
-            classes_of_all=classes_of_all,
+            centers, self.scale, self.centers_per_class, wants_mean=smoothed, ids=ids, classes_of_all=tuple(of_all)
         )
+
+    def _number(self, classes: int, anchors: int) -> int:
+        """How many of the classes of a process are compared with: their share, and all that a batch may be of."""
+        if self.sampled_share == 1:
+            return classes
+        return min(classes, max(round(self.sampled_share * classes), anchors, 2))
 
     def _sampled(self, source: Source) -> Tensor:
         """The classes of this process that are compared with, ascending: those of the batch, and random others."""
         here = len(self._created()) // self.centers_per_class
-        self.calls += 1
         generator = torch.Generator().manual_seed(
             mixed_seed(self.seed, int(self.calls), distributed.rank() if self.is_divided else 0)
         )
@@ -122,8 +127,7 @@ class CenterSoftmaxLoss(CenterBasedLoss):
         inside = (places >= 0) & (places < here)
         order = torch.rand(here, generator=generator).to(places.device)
         order.index_put_((places.clamp(0, here - 1),), inside.to(order), accumulate=True)  # 1 and more: first
-        number = min(here, max(round(self.sampled_share * here), len(places)))
-        return order.topk(number).indices.sort().values
+        return order.topk(self._number(here, len(places))).indices.sort().values
 
 
 class NormSoftmaxLoss(CenterSoftmaxLoss):
@@ -149,6 +153,8 @@ class NormSoftmaxLoss(CenterSoftmaxLoss):
         InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import NormSoftmaxLoss
         >>> loss = NormSoftmaxLoss(num_classes=3, dim=2, scale=4)
         >>> loss.set_centers(torch.tensor([0, 1, 2]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
         >>> loss(torch.tensor([[1.0, 0.0], [0.6, 0.8]]), torch.tensor([0, 1])).detach()
@@ -171,7 +177,3 @@ class NormSoftmaxLoss(CenterSoftmaxLoss):
 def _columns(ids: Tensor, per_class: int) -> Tensor:
     """Where the centers of some classes are among all."""
     return (ids[:, None] * per_class + torch.arange(per_class, device=ids.device)).flatten()
-
-
-def _sum_over_processes(number: int, device: torch.device) -> int:
-    return round(float(distributed.total(torch.tensor(float(number), device=device))))

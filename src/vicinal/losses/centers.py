@@ -76,9 +76,13 @@ class CenterBasedLoss(Loss):
             classes: int [c], distinct.
             vectors: float [c, dim], or [c, centers_per_class, dim]; L2-normalised here. One vector a class stands in
                 for all its centers, each moved a little at random so that they can part.
+
+        Raises:
+            InputError: a class is not there or comes twice, or vectors are of another shape or not finite.
         """
         centers = self._created()
         k = self.centers_per_class
+        self._check_given(classes, vectors)
         vectors = vectors.to(centers).reshape(len(classes), -1, centers.shape[1])
         vectors = torch.nn.functional.normalize(vectors, dim=2)
         if vectors.shape[1] != k:
@@ -88,6 +92,17 @@ class CenterBasedLoss(Loss):
         places = classes.to(centers.device).long() - self._first_class()
         held = (places >= 0) & (places < len(centers) // k)
         centers.view(-1, k, centers.shape[1])[places[held]] = vectors[held]
+
+    def _check_given(self, classes: Tensor, vectors: Tensor) -> None:
+        name, dim = f"{type(self).__name__}: set_centers", self._created().shape[1]
+        assert self.num_classes is not None
+        distinct = sorted(set(classes.tolist()))
+        if len(distinct) < len(classes) or (distinct and not 0 <= distinct[0] <= distinct[-1] < self.num_classes):
+            raise InputError(f"{name} takes distinct classes in 0 ... {self.num_classes - 1}, not {classes.tolist()}")
+        shapes = [[len(classes), dim], [len(classes), self.centers_per_class, dim]]
+        if list(vectors.shape) not in shapes or not bool(vectors.isfinite().all()):
+            wanted = " or ".join(map(str, shapes))
+            raise InputError(f"{name} takes finite vectors {wanted}, not {list(vectors.shape)} or not finite ones")
 
     def all_centers(self) -> Tensor:
         """The centers of all processes, [num_classes x centers_per_class, dim], without gradient."""
@@ -99,7 +114,8 @@ class CenterBasedLoss(Loss):
 
     def _parts(self, source: Source) -> dict[str, Tensor]:
         zero, source = zero_or_nan(source), self._anchors(source)
-        value = self.value(source) + zero.detach() if len(source) else zero + 0 * self._created().sum()
+        nothing = sum((0 * parameter.sum() for parameter in self.parameters()), start=zero)
+        value = self.value(source) + zero.detach() if len(source) else nothing
         return {type(self).__name__: value}
 
     def _anchors(self, source: Source) -> Source:
@@ -114,6 +130,8 @@ class CenterBasedLoss(Loss):
         if self.is_divided:
             if len(self._created()) > self._shard_size() * self.centers_per_class:
                 raise InputError(f"{name}: sharded centers must be made after the processes were joined")
+            if not source.shared:
+                self._check_same_everywhere(source)
             source = source.among_references()
         labels = source.labels
         assert labels is not None
@@ -124,6 +142,16 @@ class CenterBasedLoss(Loss):
                 f"0 ... {self.num_classes - 1} (num_classes = {self.num_classes})"
             )
         return source
+
+    def _check_same_everywhere(self, source: Source) -> None:
+        """What processes put together must be of one batch."""
+        assert source.labels is not None
+        sums = [len(source), source.labels.double().sum(), source.anchors.detach().double().sum()]
+        if not distributed.same(torch.tensor(sums, dtype=torch.float64, device=source.anchors.device)):
+            raise InputError(
+                f"{type(self).__name__}: processes hold different batches; join them with "
+                "loss.parts_of(Source.over_processes(embeddings, labels))"
+            )
 
     def _created(self) -> nn.Parameter:
         if self.centers is None:
@@ -156,6 +184,12 @@ class CenterBasedLoss(Loss):
     def _shard_size(self) -> int:
         assert self.num_classes is not None
         return -(-self.num_classes // distributed.world_size())
+
+    def classes_of_all(self) -> list[int]:
+        """How many classes each process holds."""
+        assert self.num_classes is not None
+        firsts = range(0, self.num_classes, self._shard_size())
+        return [min(self._shard_size(), self.num_classes - first) for first in firsts]
 
     def _first_class(self) -> int:
         return distributed.rank() * self._shard_size() if self.is_divided else 0

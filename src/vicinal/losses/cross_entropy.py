@@ -36,6 +36,8 @@ class CrossEntropyLoss(CenterSoftmaxLoss):
         InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import CrossEntropyLoss
         >>> loss = CrossEntropyLoss(num_classes=2, dim=2)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[3.0, 4.0]]), torch.tensor([1])).detach()
@@ -87,6 +89,8 @@ class CenterLoss(CrossEntropyLoss):
         InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import CenterLoss
         >>> loss = CenterLoss(num_classes=2, dim=2, center_weight=0.5)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[3.0, 4.0]]), torch.tensor([1])).detach()
@@ -111,6 +115,12 @@ class CenterLoss(CrossEntropyLoss):
         self.means = nn.Parameter(torch.zeros(num_classes, dim))
 
     def value(self, source: Source) -> Tensor:
+        return super().value(source) + self._center_terms(source).mean()
+
+    def _values(self, source: Source) -> Tensor:
+        return super()._values(source) + self._center_terms(self._anchors(source)).detach()
+
+    def _center_terms(self, source: Source) -> Tensor:
         assert self.means is not None
         own = self.means.to(source.anchors.dtype)[self._labels(source).long()]
-        return super().value(source) + self.center_weight * (source.anchors - own).square().sum(dim=1).mean()
+        return self.center_weight * (source.anchors - own).square().sum(dim=1)

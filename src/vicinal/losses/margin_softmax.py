@@ -39,6 +39,8 @@ class CosFaceLoss(CenterSoftmaxLoss):
         InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import CosFaceLoss
         >>> loss = CosFaceLoss(num_classes=2, dim=2, scale=4, margin=0.5)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
@@ -89,6 +91,8 @@ class ArcFaceLoss(CosFaceLoss):
             :class:`~vicinal.losses.centers.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import ArcFaceLoss
         >>> loss = ArcFaceLoss(num_classes=2, dim=2, scale=4)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()

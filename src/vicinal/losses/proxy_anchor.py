@@ -37,6 +37,8 @@ class ProxyAnchorLoss(CenterBasedLoss):
         InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import ProxyAnchorLoss
         >>> loss = ProxyAnchorLoss(num_classes=2, dim=2)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
@@ -83,8 +85,8 @@ class _ProxyAnchor(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, loss: ProxyAnchorLoss, labels: Tensor, anchors: Tensor, centers: Tensor) -> Tensor:
-        ctx.again = lambda: _Pass(loss, labels, anchors, centers, ctx.needs_input_grad[3])
-        done = ctx.again() if any(ctx.needs_input_grad) else _Pass(loss, labels, anchors, centers)
+        ctx.loss, ctx.labels = loss, labels
+        done = _Pass(loss, labels, anchors, centers, ctx.needs_input_grad[3] if any(ctx.needs_input_grad) else None)
         ctx.gradients = done.gradients
         ctx.save_for_backward(anchors, centers)
         return done.total
@@ -93,9 +95,12 @@ class _ProxyAnchor(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError("a loss has no second derivative: its gradient is formed with its value")
-        _ = ctx.saved_tensors
+        anchors, centers = ctx.saved_tensors
         with torch.autocast(upstream[0].device.type, enabled=False):
-            gradients, ctx.gradients = ctx.gradients or ctx.again().gradients, None
+            gradients, ctx.gradients = ctx.gradients, None
+            if gradients is None:  # a second pass over the same graph
+                gradients = _Pass(ctx.loss, ctx.labels, anchors, centers, ctx.needs_input_grad[3]).gradients
+        assert gradients is not None
         return None, None, *(None if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients)
 
 

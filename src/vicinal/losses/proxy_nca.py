@@ -37,6 +37,7 @@ class ProxyNCALoss(CenterSoftmaxLoss):
 
     Example:
         >>> import torch
+        >>> from vicinal.losses import ProxyNCALoss
         >>> loss = ProxyNCALoss(num_classes=2, dim=2)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
@@ -86,6 +87,7 @@ class ProxyNCAPlusPlusLoss(CenterSoftmaxLoss):
 
     Example:
         >>> import torch
+        >>> from vicinal.losses import ProxyNCAPlusPlusLoss
         >>> loss = ProxyNCAPlusPlusLoss(num_classes=2, dim=2)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()

@@ -39,6 +39,8 @@ class SoftTripleLoss(CenterSoftmaxLoss):
         InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import SoftTripleLoss
         >>> loss = SoftTripleLoss(num_classes=2, dim=2, centers_per_class=2, regularizer=0)
         >>> centers = torch.tensor([[[1.0, 0.0], [0.6, 0.8]], [[-1.0, 0.0], [0.0, -1.0]]])
         >>> loss.set_centers(torch.tensor([0, 1]), centers)

@@ -64,7 +64,10 @@ def check_start(start: str, loss: Loss, embedder: Embedder) -> None:
     if not losses_with_centers(loss):
         raise InputError(f"centers = {start}: the loss has no class centers; leave it at random")
     if start != "class_means":
-        read_centers(RunFolder(Path(start)).centers)
+        path = RunFolder(Path(start)).centers
+        _check_fits(loss, read_centers(path), path)
+    elif any(part.of_lengths for part in losses_with_centers(loss).values()):
+        raise InputError("centers = class_means: means of directions are no weights of a loss that sees lengths")
     elif embedder.projector is not None:
         raise InputError("centers = class_means: with a projector the centers are not of the embeddings' space")
 
@@ -91,21 +94,27 @@ def start_from_run(loss: Loss, folder: str | Path, classes: Sequence[str | int])
     """
     path = RunFolder(Path(folder)).centers
     saved = read_centers(path)
+    _check_fits(loss, saved, path)
     rows = {name: row for row, name in enumerate(saved.classes)}
     here = [i for i, name in enumerate(classes) if str(name) in rows]
     there = [rows[str(classes[i])] for i in here]
     for place, part in losses_with_centers(loss).items():
         state = part.state_dict()
         for name, tensor in _by_class(part).items():
-            other = saved.tensors.get(_full(place, name))
-            if other is None or other[0].shape != tensor[0].shape:
-                raise InputError(f"{path} has no {_full(place, name)} that fits: it is of another loss or dimension")
-            tensor[here] = other[there].to(tensor)
+            tensor[here] = saved.tensors[_full(place, name)][there].to(tensor)
             state[name] = tensor.flatten(0, 1)
         part.load_state_dict(state)
     new = [str(name) for name in classes if str(name) not in rows]
     named = f": {', '.join(new[:3])}{', ...' if len(new) > 3 else ''}" if new else ""
     log(f"took over the centers of {len(here):,} classes from {folder}; {len(new):,} classes are new{named}")
+
+
+def _check_fits(loss: Loss, saved: SavedCenters, path: Path) -> None:
+    for place, part in losses_with_centers(loss).items():
+        for name, tensor in _by_class(part).items():
+            other = saved.tensors.get(_full(place, name))
+            if other is None or other[0].shape != tensor[0].shape:
+                raise InputError(f"{path} has no {_full(place, name)} that fits: it is of another loss or dimension")
 
 
 def save_centers(path: Path, loss: Loss, classes: Sequence[str | int]) -> None:

@@ -60,7 +60,10 @@ class PrismFilter(nn.Module):
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Which samples to keep, bool [n], from embeddings [n, d] and labels int [n]; then remembers these."""
         unit = normalize(embeddings.float())
-        kept = self._probably_right(unit, labels) if self.active and self.embeddings is not None else None
+        if self.embeddings is not None and self.labels is not None:  # a checkpoint's are on the CPU
+            self.embeddings, self.labels = self.embeddings.to(unit.device), self.labels.to(unit.device)
+        filters = self.active and self.noise_rate > 0 and self.embeddings is not None
+        kept = self._probably_right(unit, labels) if filters else None
         kept = torch.ones_like(labels, dtype=torch.bool) if kept is None else kept
         if self.training:
             self._remember(unit[kept], labels[kept])

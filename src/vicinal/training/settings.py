@@ -194,6 +194,10 @@ class Robust:
         if self.method != "prism":
             alone = (self.memory, self.window) == (Robust.memory, Robust.window)
             _require(alone, "robust.method", self.method, "prism where robust.memory or robust.window are given")
+        if self.method == "none":
+            alone = (self.noise_rate, self.warmup) == (Robust.noise_rate, Robust.warmup)
+            what = "prism or co-teaching where robust.noise_rate or robust.warmup are given"
+            _require(alone, "robust.method", self.method, what)
 
 
 @dataclass(frozen=True)

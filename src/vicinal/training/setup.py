@@ -26,6 +26,7 @@ from vicinal.data import (
 )
 from vicinal.errors import InputError
 from vicinal.losses import Loss
+from vicinal.losses.base import terms_of
 from vicinal.models import Embedder
 from vicinal.training.class_centers import check_start, create_centers
 from vicinal.training.co_teaching import CoTeachingSystem
@@ -164,13 +165,14 @@ def make_fabric(settings: Settings, precision: Precision) -> Fabric:
         raise InputError(f"accelerator = {settings.accelerator}, devices = {settings.devices}: {reason}") from None
 
 
-def make_system(recipe: Recipe, classes: int, images: int) -> System:
+def make_system(recipe: Recipe, classes: int, images: int, fresh: bool = True) -> System:
     """Model and loss, both new, in the system that the recipe's way with wrong labels takes.
 
     Args:
         recipe: all settings.
         classes: training classes.
         images: training images.
+        fresh: whether training begins; else its state comes from a checkpoint.
 
     Raises:
         InputError: the settings do not go together.
@@ -178,11 +180,14 @@ def make_system(recipe: Recipe, classes: int, images: int) -> System:
     settings = recipe.settings
     torch.manual_seed(settings.seed)
     embedder, loss = _model_and_loss(recipe, classes)
+    if fresh:
+        check_start(settings.centers, loss, embedder)
     robust, micro_batch = settings.robust, settings.micro_batch
     if robust.method == "prism":
         keep = PrismFilter(robust.noise_rate, robust.memory or images, robust.window)
         return FilteredSystem(embedder, loss, micro_batch, keep, robust.warmup)
     if robust.method == "co-teaching":
+        _require_values(loss)
         peers = _model_and_loss(recipe, classes)
         return CoTeachingSystem(embedder, loss, micro_batch, *peers, robust.noise_rate, robust.warmup)
     return System(embedder, loss, micro_batch)
@@ -191,8 +196,16 @@ def make_system(recipe: Recipe, classes: int, images: int) -> System:
 def _model_and_loss(recipe: Recipe, classes: int) -> tuple[Embedder, Loss]:
     embedder, loss = recipe.embedder(), recipe.loss()
     create_centers(loss, classes, embedder)
-    check_start(recipe.settings.centers, loss, embedder)
     return embedder, loss
+
+
+def _require_values(loss: Loss) -> None:
+    for term in terms_of(loss):
+        if type(term)._values is Loss._values:
+            name = type(term).__name__
+            raise InputError(
+                f"robust.method = co-teaching takes a loss with a value for each sample, and {name} has none"
+            )
 
 
 def make_optimizer(settings: OptimizerSettings, groups: Mapping[str, list[nn.Parameter]]) -> torch.optim.Optimizer:

@@ -30,6 +30,7 @@ from vicinal.console import log, progress_bar
 from vicinal.data import ImageDataset, Table, TrainBatches
 from vicinal.errors import InterruptedRunError, NonFiniteLossError
 from vicinal.evaluation import evaluate
+from vicinal.models import Embedder
 from vicinal.report.plots import learning_curves
 from vicinal.seeds import mixed_seed
 from vicinal.training.checkpoint import load_checkpoint, require_keys, save_checkpoint
@@ -111,7 +112,7 @@ class Trainer:
 
     def _build(self, training: Table) -> None:
         """Everything that learns, for the classes of the training images."""
-        system = make_system(self.recipe, len(training.classes), len(training))
+        system = make_system(self.recipe, len(training.classes), len(training), fresh=not self.run.last.exists())
         self.bare, self.groups = system, system.parameter_groups()
         self.embedder, self.loss = system.embedder, system.loss
         keep_from_ddp(system, self.settings.precision)
@@ -185,7 +186,7 @@ class Trainer:
             return
         metrics: dict[str, float] = {}
         if self.fabric.is_global_zero:
-            vectors = self._embed(self.val_images)
+            vectors = self._embed(self.val_images, self.embedder)
             metrics = evaluate(vectors, self.val_images.table).metrics
             self.log.metrics(self.progress.step, self.progress.epoch, metrics)
         # Processes that judge for themselves could disagree by a rounding error, and one would stop before the others.
@@ -198,8 +199,8 @@ class Trainer:
                 self.run.best, {"system": self.system.state_dict(), "metrics": metrics, "epoch": self.progress.epoch}
             )
 
-    def _embed(self, images: ImageDataset) -> npt.NDArray[np.float32]:
-        return self.embedder.embed(images, batch=self.settings.micro_batch or self.settings.batch, progress=False)
+    def _embed(self, images: ImageDataset, embedder: Embedder) -> npt.NDArray[np.float32]:
+        return embedder.embed(images, batch=self.settings.micro_batch or self.settings.batch, progress=False)
 
     def out_of_patience(self) -> bool:
         """Whether the validation score has not improved for as many evaluations as the recipe allows."""
@@ -333,13 +334,15 @@ class Trainer:
     def _start_centers(self) -> None:
         """Put class centers where the recipe wants them to start; they are random already."""
         start, training = self.settings.centers, self.images.table
-        if start == "class_means":
-            vectors = self._embed(self.images) if self.fabric.is_global_zero else None
-            vectors = distributed.from_first(vectors)
-            assert vectors is not None
-            start_from_means(self.loss, vectors, training.labels)
-        elif start != "random":
-            start_from_run(self.loss, start, training.classes)
+        for embedder, loss in zip(self.bare.embedders, self.bare.losses(), strict=True):
+            if start == "class_means":
+                vectors = self._embed(self.images, embedder) if self.fabric.is_global_zero else None
+                vectors = distributed.from_first(vectors)
+                assert vectors is not None
+                torch.manual_seed(self.settings.seed)  # several centers a class part at random, alike everywhere
+                start_from_means(loss, vectors, training.labels)
+            elif start != "random":
+                start_from_run(loss, start, training.classes)
 
     def save(self) -> None:
         """Write the checkpoint that resuming starts from."""
@@ -348,6 +351,7 @@ class Trainer:
             "optimizer": whole_state(self.optimizer.state_dict(), self.optimizer.optimizer, self.system),
             "precision": self.precision.state_dict(),
             "progress": asdict(self.progress),
+            "filtering": distributed.total(self.filtering_of_epoch.counts),
         }
         self._write(self.run.last, state)
         self.saved_at = time.monotonic()
@@ -357,11 +361,12 @@ class Trainer:
             save_checkpoint(path, state)
 
     def _load(self, state: dict[str, Any]) -> None:
-        require_keys(self.run.last, state, "system", "optimizer", "precision", "progress")
+        require_keys(self.run.last, state, "system", "optimizer", "precision", "progress", "filtering")
         self.system.load_state_dict(state["system"])
         self.optimizer.load_state_dict(own_state(state["optimizer"], self.optimizer.optimizer, self.system))
         self.precision.load_state_dict(state["precision"])
         self.progress = Progress(**state["progress"])
+        self.filtering_of_epoch.counts = state["filtering"] / distributed.world_size()
         log(f"continuing {self.run.path} at step {self.progress.step}")
 
     def finish(self) -> None:
