@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.losses.batches import Batch
 from tests.losses.center_cases import BATCHES, CASES, SHARDED
 from tests.losses.gradients import value_and_gradients
-from vicinal import distributed
+from vicinal import center_tiles, distributed
 from vicinal.errors import InputError
 from vicinal.losses import CenterBasedLoss, NormSoftmaxLoss
 from vicinal.similarity import Source
@@ -25,12 +25,12 @@ CLASSES = {"shuffled": 7, "singletons": 5, "many classes": 13}
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 
 
-def run(world: int, folder: Path) -> list[dict[Any, Any]]:
-    """What each process finds."""
+def run(world: int, folder: Path, block: int | None = None) -> list[dict[Any, Any]]:
+    """What each process finds, with blocks of so many similarities."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    mp.spawn(_process, (world, port, folder), nprocs=world)
+    mp.spawn(_process, (world, port, folder, block), nprocs=world)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
 
@@ -54,7 +54,8 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_three_processes_with_shards(tmp_path: Path) -> None:
-    _check_shards(run(3, tmp_path))
+    """In blocks of few anchors, which processes with shards of unequal sizes must go over in step."""
+    _check_shards(run(3, tmp_path, block=20))
 
 
 def _named(*names: str) -> Any:
@@ -121,8 +122,10 @@ def _check_states(found: list[dict[Any, Any]]) -> None:
 # In each process ------------------------------------------------------------------------------------------------------
 
 
-def _process(rank: int, world: int, port: int, folder: Path) -> None:
+def _process(rank: int, world: int, port: int, folder: Path, block: int | None) -> None:
     torch.set_num_threads(1)
+    if block is not None:
+        center_tiles.BLOCK_ELEMENTS, center_tiles.BLOCK_ROWS = block, 1
     early = NormSoftmaxLoss(7, 5, sharded=True)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     found: dict[Any, Any] = {}
