@@ -104,7 +104,9 @@ def _truths(values: pd.Series, column: str) -> pd.Series:
     known = [TRUTHS.get(str(value).lower()) for value in given]
     if None in known:
         position = known.index(None)
-        raise InputError(f"{_row(values, position)}: {column} is {given[position]!r}; it can be true or false")
+        raise InputError(
+            f"{_row(values, position)}: {column} is {given[position]!r}; it can be true or false, else rename it"
+        )
     return pd.Series(known, index=values.index, dtype=bool)
 
 

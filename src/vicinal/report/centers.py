@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vicinal.errors import InputError
 from vicinal.losses import CenterBasedLoss, CenterContrastiveLoss, CenterLoss, CrossEntropyLoss, NormSoftmaxLoss
-from vicinal.report.drawing import DPI, INK, PALE, write_figure
+from vicinal.report.drawing import DPI, INK, PALE, picture_format, write_figure
 
 COLORS = tuple(TABLEAU_COLORS.values())
 DIGITS, PIXELS, GREY_LEVELS = 10, 8, 16
@@ -130,6 +130,7 @@ def digit_embeddings(
         InputError: as :func:`digit_embedding`, no losses, or an unknown suffix.
         OSError: the picture cannot be written.
     """
+    picture_format(Path(out_path))  # before a minute of training
     losses = _papers_losses() if losses is None else losses
     embedding_views({name: digit_embedding(loss, epochs, seed, unseen) for name, loss in losses.items()}, out_path)
 

@@ -25,6 +25,18 @@ def tidy(axes: Axes, name: str) -> None:
     axes.tick_params(colors=PALE, labelsize=8)
 
 
+def picture_format(path: Path) -> str:
+    """The format that the suffix says.
+
+    Raises:
+        InputError: an unknown suffix.
+    """
+    form, known = path.suffix.lower().removeprefix("."), FigureCanvasAgg.get_supported_filetypes()
+    if form not in known:
+        raise InputError(f"{path}: pictures end in .{', .'.join(sorted(known))}")
+    return form
+
+
 def write_figure(figure: Figure, path: Path) -> None:
     """Write a figure in the format that the suffix says, as a whole or not at all.
 
@@ -32,10 +44,7 @@ def write_figure(figure: Figure, path: Path) -> None:
         InputError: an unknown suffix, or a picture larger than its format can be.
         OSError: the picture cannot be written.
     """
-    canvas = FigureCanvasAgg(figure)
-    form, known = path.suffix.lower().removeprefix("."), canvas.get_supported_filetypes()
-    if form not in known:
-        raise InputError(f"{path}: pictures end in .{', .'.join(sorted(known))}")
+    canvas, form = FigureCanvasAgg(figure), picture_format(path)
     buffer = BytesIO()
     try:
         figure.savefig(buffer, format=form, facecolor="white")

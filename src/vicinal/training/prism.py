@@ -52,8 +52,10 @@ class PrismFilter(nn.Module):
         super().__init__()
         self.noise_rate, self.memory, self.window = noise_rate, memory, window
         self.active = True
+        # A ring: the entries there are, and where the next one goes.
         self.embeddings: Tensor | None = None
         self.labels: Tensor | None = None
+        self.next = 0
         self.quantiles: list[float] = []
 
     @torch.no_grad()
@@ -86,18 +88,26 @@ class PrismFilter(nn.Module):
         return ~is_known | (log_probability.exp().double() >= threshold)
 
     def _remember(self, unit: Tensor, labels: Tensor) -> None:
-        if self.embeddings is not None:
-            assert self.labels is not None
-            unit, labels = torch.cat([self.embeddings, unit]), torch.cat([self.labels, labels])
-        self.embeddings, self.labels = unit[-self.memory :].clone(), labels[-self.memory :].clone()
+        unit, labels = unit[-self.memory :], labels[-self.memory :]
+        if self.embeddings is None or self.labels is None:
+            self.embeddings, self.labels = unit[:0], labels[:0]
+        room = self.memory - len(self.embeddings)
+        if room > 0:  # the ring still grows
+            self.embeddings = torch.cat([self.embeddings, unit[:room]])
+            self.labels = torch.cat([self.labels, labels[:room]])
+            unit, labels = unit[room:], labels[room:]
+        places = (self.next + torch.arange(len(unit), device=unit.device)) % self.memory
+        self.embeddings[places], self.labels[places] = unit, labels
+        self.next = (self.next + len(unit)) % self.memory
 
     def get_extra_state(self) -> dict[str, Any]:
         """The memory and the last thresholds: part of a checkpoint."""
-        return {"embeddings": self.embeddings, "labels": self.labels, "quantiles": self.quantiles}
+        return {name: getattr(self, name) for name in ("embeddings", "labels", "next", "quantiles")}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take over such a state."""
-        self.embeddings, self.labels, self.quantiles = state["embeddings"], state["labels"], state["quantiles"]
+        for name, value in state.items():
+            setattr(self, name, value.clone() if isinstance(value, Tensor) else value)
 
 
 class FilteredSystem(System):
