@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vicinal import distributed
 from vicinal.similarity import SMALLEST_NORM, normalize
+from vicinal.tiles import refuse_second_derivative
 
 TILE_ELEMENTS = 2**20
 """Numbers of a tile: 4 MB in float32, which a processor's cache holds."""
@@ -88,6 +89,10 @@ class Centers:
         """Centers of the process that holds most: what all processes agree on, as they go over anchors in step."""
         return max(self.classes_of_all, default=0) * self.per_class or len(self.vectors)
 
+    def parameters(self, dtype: torch.dtype) -> list[Tensor]:
+        """Vectors and, where there is one, bias, in the type that is computed in."""
+        return [part.to(dtype) for part in (self.vectors, self.bias) if part is not None]
+
     def places(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Where the classes of labels are among these, and whether they are, both [rows]."""
         if self.ids is None:
@@ -115,7 +120,7 @@ def sum_over_anchors(anchors: Tensor, labels: Tensor, centers: Centers, row_valu
         centers: what the anchors are compared with.
         row_values: the loss.
     """
-    parameters = [part.to(anchors.dtype) for part in (centers.vectors, centers.bias) if part is not None]
+    parameters = centers.parameters(anchors.dtype)
     if torch.compiler.is_compiling():  # a compiled graph fuses the whole matrix by itself
         return row_values(whole_rows(anchors, labels, centers, *parameters)).sum()
     if not torch.is_grad_enabled():
@@ -125,8 +130,7 @@ def sum_over_anchors(anchors: Tensor, labels: Tensor, centers: Centers, row_valu
 
 def values_of_anchors(anchors: Tensor, labels: Tensor, centers: Centers, row_values: RowValues) -> Tensor:
     """The values that :func:`sum_over_anchors` sums, [n], without gradient."""
-    parameters = [part.to(anchors.dtype) for part in (centers.vectors, centers.bias) if part is not None]
-    return _Walk(anchors, labels, centers, parameters, row_values).values()
+    return _Walk(anchors, labels, centers, centers.parameters(anchors.dtype), row_values).values()
 
 
 def whole_rows(
@@ -163,8 +167,7 @@ class _CenterSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("a loss has no second derivative: its gradient is formed with its value")
+        refuse_second_derivative()
         _ = ctx.saved_tensors
         gradients = ctx.gradients
         if not ctx.needs_input_grad[2]:
@@ -216,6 +219,13 @@ class CenterTiles:
         if self.normalized:
             along = torch.linalg.vecdot(gradient, units)[:, None]
             gradient.addcmul_(units, along, value=-1).mul_(self.inverse_lengths[span, None])
+
+
+def leave_out(exponents: Tensor, places: Tensor, held: Tensor) -> None:
+    """Put -inf into one column of each row of a tile, in place, where `held` and the column is one of the tile's."""
+    inside = held & (places >= 0) & (places < exponents.shape[1])
+    places = places.clamp(0, exponents.shape[1] - 1)[:, None]
+    exponents.scatter_(1, places, exponents.gather(1, places).masked_fill_(inside[:, None], -math.inf))
 
 
 class _Tile(NamedTuple):
@@ -317,7 +327,7 @@ class _Walk:
             exponents = torch.linalg.vecdot(weights, by_class)
             # How the similarity to a class changes with those to its centers.
             spread = weights * (1 + (by_class - exponents[..., None]) / (scale * self.centers.temperature))
-        self._leave_out_own(exponents, block, span)
+        leave_out(exponents, block.places - span.start // k, block.held)
         if self.bounded:
             shift = exponents.new_full((len(exponents),), scale)
         else:
@@ -325,12 +335,6 @@ class _Walk:
         exponents.sub_(shift[:, None]).exp_()
         log_sum = exponents.sum(dim=1).log_().add_(shift)
         return _Tile((exponents[..., None] * spread).flatten(1) if k > 1 else exponents, shift, log_sum)
-
-    def _leave_out_own(self, exponents: Tensor, block: _Block, span: slice) -> None:
-        places = block.places - span.start // self.centers.per_class
-        inside = block.held & (places >= 0) & (places < exponents.shape[1])
-        places = places.clamp(0, exponents.shape[1] - 1)[:, None]
-        exponents.scatter_(1, places, exponents.gather(1, places).masked_fill_(inside[:, None], -math.inf))
 
     def _own_columns(self, block: _Block) -> Tensor:
         """Where the centers of one's class are among all, [rows x per_class]."""

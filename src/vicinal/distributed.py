@@ -50,16 +50,16 @@ def gather(tensor: Tensor) -> Tensor:
 
 def mean(value: Tensor) -> Tensor:
     """The mean over processes of a tensor that carries no gradient."""
-    if world_size() == 1:
-        return value
-    total = value.detach().clone()
-    dist.all_reduce(total)
-    return total / world_size()
+    return value if world_size() == 1 else total(value) / world_size()
 
 
 def total(value: Tensor) -> Tensor:
     """The sum over processes of a tensor that carries no gradient."""
-    return mean(value) * world_size()
+    if world_size() == 1:
+        return value
+    summed = value.detach().clone()
+    dist.all_reduce(summed)
+    return summed
 
 
 def log_sum_exp(value: Tensor) -> Tensor:

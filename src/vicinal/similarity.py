@@ -173,19 +173,18 @@ class Source:
             InputError: shapes, types or the offset do not fit together.
         """
         _check_vectors("embeddings", embeddings)
+        raw = at_least_float32(embeddings)
         if references is None:
             if reference_labels is not None or offset is not None:
                 raise InputError("reference_labels and offset describe references, and no references are given")
-            anchors = normalize(at_least_float32(embeddings))
-            source = cls(anchors, anchors, labels, labels, 0, relation)
-            source = replace(source, raw=at_least_float32(embeddings))
+            anchors = normalize(raw)
+            source = cls(anchors, anchors, labels, labels, 0, relation, raw=raw)
         else:
             _check_vectors("references", references)
             _check_fit(embeddings, references, offset)
             dtype = torch.promote_types(embeddings.dtype, references.dtype)
             anchors, others = (normalize(at_least_float32(vectors.to(dtype))) for vectors in (embeddings, references))
-            source = cls(anchors, others, labels, reference_labels, offset, relation)
-            source = replace(source, raw=at_least_float32(embeddings))
+            source = cls(anchors, others, labels, reference_labels, offset, relation, raw=raw)
         if positive is None:
             if negative is not None:
                 raise InputError("negative is given without positive; give both masks, or labels")

@@ -35,6 +35,12 @@ def default_tile_rows(columns: int) -> int:
     return max(FEWEST_ROWS, TILE_ELEMENTS // columns)
 
 
+def refuse_second_derivative() -> None:
+    """Raise RuntimeError in a backward pass with create_graph=True, which would silently lack most of its terms."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("a loss has no second derivative: its gradient is formed with its value")
+
+
 def sum_over_rows(
     source: Source,
     row_terms: RowTerms,
@@ -79,13 +85,11 @@ def values_of_rows(
     select: Callable[[Rows], Rows] | None = None,
 ) -> Tensor:
     """The values of all anchors, [n], without gradient; arguments as in :func:`sum_over_rows`."""
-    rows_a_tile, columns, values = tile_rows or default_tile_rows(source.columns), source.class_columns(), []
+    walk = _Walk(source, lambda rows: [row_values(rows)], select, ())
     with torch.no_grad():
-        for start in range(0, len(source), rows_a_tile):
-            stop = min(start + rows_a_tile, len(source))
-            rows = source.rows(start, source.similarity(start, stop), source.pairs(start, stop, columns))
-            values.append(row_values(select(rows) if select else rows))
-    return torch.cat(values) if values else source.anchors.new_zeros(0)
+        tiles = walk.spans(tile_rows or default_tile_rows(source.columns))
+        values = [row_values(walk.rows(start, stop)[0]) for start, stop in tiles]
+    return torch.cat([*values, source.anchors.new_zeros(0)])
 
 
 class _TiledSum(torch.autograd.Function):
@@ -102,8 +106,7 @@ class _TiledSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # asked for with create_graph=True, and would silently lack most of its terms
-            raise RuntimeError("a loss has no second derivative: its gradient is formed with its value")
+        refuse_second_derivative()
         saved = ctx.saved_tensors
         # saved holds, for each term with a gradient, that gradient with respect to every input.
         first, *others = ctx.terms
@@ -134,15 +137,23 @@ class _Walk:
         self.gradients: dict[int, list[Tensor]] = {}
 
     def all_tiles(self, rows_a_tile: int, needs_gradient: bool = False) -> list[Tensor]:
-        for start in range(0, len(self.source), rows_a_tile):
-            self._add_tile(start, min(start + rows_a_tile, len(self.source)), needs_gradient)
+        for start, stop in self.spans(rows_a_tile):
+            self._add_tile(start, stop, needs_gradient)
         return self.sums
 
-    def _add_tile(self, start: int, stop: int, needs_gradient: bool) -> None:
+    def spans(self, rows_a_tile: int) -> list[tuple[int, int]]:
+        starts = range(0, len(self.source), rows_a_tile)
+        return [(start, min(start + rows_a_tile, len(self.source))) for start in starts]
+
+    def rows(self, start: int, stop: int) -> tuple[Rows, Pairs]:
+        """The rows of a tile that are left to select, without gradient, and where their pairs are."""
         with torch.no_grad():
             pairs = self.source.pairs(start, stop, self.class_columns)
             rows = self.source.rows(start, self.source.similarity(start, stop), pairs)
-            rows = self.select(rows) if self.select else rows
+            return (self.select(rows) if self.select else rows), pairs
+
+    def _add_tile(self, start: int, stop: int, needs_gradient: bool) -> None:
+        rows, pairs = self.rows(start, stop)
         leaves = rows.positives.detach(), rows.negatives.detach()
         with torch.set_grad_enabled(needs_gradient):
             rows = rows._replace(

@@ -84,10 +84,8 @@ class CenterContrastiveLoss(CosFaceLoss):
 
     def _own_similarity(self, source: Source) -> Tensor:
         """Of each anchor, taken as it is, to the center of its class; 0 where another process holds that, [n]."""
-        centers = self._created().to(source.anchors.dtype)
-        places = self._labels(source).long() - self._first_class()
-        held = (places >= 0) & (places < len(centers))
-        own = normalize(centers[places.clamp(0, len(centers) - 1)])
+        places, held = self._places(self._labels(source))
+        own = normalize(self._created().to(source.anchors.dtype)[places])
         return torch.where(held, torch.linalg.vecdot(source.anchors.detach(), own), 0.0)
 
 

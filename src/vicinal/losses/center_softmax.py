@@ -123,10 +123,9 @@ class CenterSoftmaxLoss(CenterBasedLoss):
         generator = torch.Generator().manual_seed(
             mixed_seed(self.seed, int(self.calls), distributed.rank() if self.is_divided else 0)
         )
-        places = self._labels(source).long() - self._first_class()
-        inside = (places >= 0) & (places < here)
+        places, held = self._places(self._labels(source))
         order = torch.rand(here, generator=generator).to(places.device)
-        order.index_put_((places.clamp(0, here - 1),), inside.to(order), accumulate=True)  # 1 and more: first
+        order.index_put_((places,), held.to(order), accumulate=True)  # 1 and more: first
         return order.topk(self._number(here, len(places))).indices.sort().values
 
 

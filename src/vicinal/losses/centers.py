@@ -89,8 +89,7 @@ class CenterBasedLoss(Loss):
             vectors = (
                 vectors + 0.1 * torch.randn(len(classes), k, centers.shape[1]).to(centers) / centers.shape[1] ** 0.5
             )
-        places = classes.to(centers.device).long() - self._first_class()
-        held = (places >= 0) & (places < len(centers) // k)
+        places, held = self._places(classes.to(centers.device))
         centers.view(-1, k, centers.shape[1])[places[held]] = vectors[held]
 
     def _check_given(self, classes: Tensor, vectors: Tensor) -> None:
@@ -114,8 +113,10 @@ class CenterBasedLoss(Loss):
 
     def _parts(self, source: Source) -> dict[str, Tensor]:
         zero, source = zero_or_nan(source), self._anchors(source)
-        nothing = sum((0 * parameter.sum() for parameter in self.parameters()), start=zero)
-        value = self.value(source) + zero.detach() if len(source) else nothing
+        if len(source):
+            value = self.value(source) + zero.detach()
+        else:  # every parameter has a gradient of zero
+            value = sum((0 * parameter.sum() for parameter in self.parameters()), start=zero)
         return {type(self).__name__: value}
 
     def _anchors(self, source: Source) -> Source:
@@ -190,6 +191,12 @@ class CenterBasedLoss(Loss):
         assert self.num_classes is not None
         firsts = range(0, self.num_classes, self._shard_size())
         return [min(self._shard_size(), self.num_classes - first) for first in firsts]
+
+    def _places(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the classes of labels are among those of this process, and whether they are, both [n]."""
+        here = len(self._created()) // self.centers_per_class
+        places = labels.long() - self._first_class()
+        return places.clamp(0, here - 1), (places >= 0) & (places < here)
 
     def _first_class(self) -> int:
         return distributed.rank() * self._shard_size() if self.is_divided else 0

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from vicinal.arguments import check_finite, check_positive
-from vicinal.center_tiles import TILE_ELEMENTS, CenterTiles
+from vicinal.center_tiles import TILE_ELEMENTS, CenterTiles, leave_out
 from vicinal.losses.centers import CenterBasedLoss
 from vicinal.losses.row_functions import softplus
 from vicinal.similarity import Source, normalize
+from vicinal.tiles import refuse_second_derivative
 
 
 class ProxyAnchorLoss(CenterBasedLoss):
@@ -93,8 +94,7 @@ class _ProxyAnchor(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("a loss has no second derivative: its gradient is formed with its value")
+        refuse_second_derivative()
         anchors, centers = ctx.saved_tensors
         with torch.autocast(upstream[0].device.type, enabled=False):
             gradients, ctx.gradients = ctx.gradients, None
@@ -129,9 +129,7 @@ class _Pass:
         """The sum over the centers of a tile of the second half; its gradient is added."""
         units, alpha = self.tiles.units(span), self.loss.alpha
         exponents = alpha * (self.anchors @ units.T + self.loss.margin)
-        inside = (self.labels >= span.start) & (self.labels < span.stop)
-        places = (self.labels - span.start).clamp(0, len(units) - 1)[:, None]
-        exponents.scatter_(1, places, exponents.gather(1, places).masked_fill_(inside[:, None], -math.inf))
+        leave_out(exponents, self.labels - span.start, torch.ones_like(self.labels, dtype=torch.bool))
         shift = exponents.amax(dim=0).clamp_min_(torch.finfo(exponents.dtype).min)
         exponentials = exponents.sub_(shift).exp_()
         sums = exponentials.sum(dim=0)

@@ -101,8 +101,9 @@ def start_from_run(loss: Loss, folder: str | Path, classes: Sequence[str | int])
     for place, part in losses_with_centers(loss).items():
         state = part.state_dict()
         for name, tensor in _by_class(part).items():
-            tensor[here] = saved.tensors[_full(place, name)][there].to(tensor)
-            state[name] = tensor.flatten(0, 1)
+            changed = tensor.clone()
+            changed[here] = saved.tensors[_full(place, name)][there].to(tensor)
+            state[name] = changed.flatten(0, 1)
         part.load_state_dict(state)
     new = [str(name) for name in classes if str(name) not in rows]
     named = f": {', '.join(new[:3])}{', ...' if len(new) > 3 else ''}" if new else ""
@@ -148,11 +149,10 @@ def read_centers(path: Path) -> SavedCenters:
 
 
 def _by_class(part: CenterBasedLoss) -> dict[str, Tensor]:
-    """Copies of the parameters of a loss that are of its classes, [classes, of each, ...], of all processes."""
-    classes = part.num_classes
+    """The parameters of a loss, all of its classes, [classes, of each, ...], of all processes."""
+    classes, state = part.num_classes, part.state_dict()
     assert classes is not None
-    parameters = dict(part.named_parameters(recurse=False))
-    return {name: part.state_dict()[name].clone().unflatten(0, (classes, -1)) for name in parameters}
+    return {name: state[name].unflatten(0, (classes, -1)) for name, _ in part.named_parameters(recurse=False)}
 
 
 def _full(place: str, name: str) -> str:

@@ -18,8 +18,7 @@ def known_wrong(table: Table) -> Tensor | None:
         return None
     wrong = torch.zeros(len(frame), dtype=torch.bool)
     if "label_clean" in frame:
-        differs = frame["label"].astype(str) != frame["label_clean"].astype(str)
-        wrong |= torch.tensor(differs.to_numpy(bool))
+        wrong |= torch.tensor((frame["label"] != frame["label_clean"]).to_numpy(bool))
     if "noisy_image" in frame:
         wrong |= torch.tensor(frame["noisy_image"].to_numpy(bool))
     return wrong

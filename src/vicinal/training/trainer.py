@@ -102,7 +102,8 @@ class Trainer:
             self._build(self.images.table)
         self.val_images = self._dataset("val") if "val" in table.splits else None
         # Of what a filter does, since the last line of the log and since the epoch began.
-        self.filtering, self.filtering_of_epoch = (FilterReport(known_wrong(self.images.table)) for _ in range(2))
+        wrong = known_wrong(self.images.table)
+        self.filtering, self.filtering_of_epoch = FilterReport(wrong), FilterReport(wrong)
         self._restart_clock()
         self.sampler = make_sampler(self.settings, self.images.table)
 
