@@ -5,8 +5,9 @@
 
 DATA holds Omniglot's zips. All methods have the batches of recipes/omniglot.yaml, 20 classes with 4 images each, and
 the same tuning: three learning rates, seed 0, judged by recall@1 + mAP@R on the validation alphabet. Then, in this
-order: the comparison over seeds, long-tail and symmetric noise with and without PRISM, the grid of lambda and margin,
-and embedding sizes. A run that is there is not trained again. Two runs train at a time, one thread each.
+order: the comparison over seeds, long-tail and symmetric noise with and without PRISM for one seed, embedding sizes,
+the grid of lambda and margin, and noise for the other seeds. A run that is there is not trained again. Two runs train
+at a time, one thread each.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ def under_noise(rate: float, method: str, noise: str, filtered: bool, seeds: Ite
 
 
 def of_grid(rate: float, weight: float, margin: float) -> Run:
+    if (weight, margin) == (1.0, 0.0):
+        return Run("CCL, m = 0", rate, 0)
     more = (f"--loss.center_weight={weight}", f"--loss.margin={margin}")
     return Run("CCL, m = 0", rate, 0, f"lambda {weight} margin {margin}", more)
 
@@ -118,13 +121,20 @@ SIZES = (32, 128)
 def after_tuning(rates: dict[str, float], seeds: list[int]) -> list[Run]:
     """All runs but those of tuning, in the order in which they are wanted."""
     runs = [run for seed in seeds for name in COMPARED for run in compared(rates[name], name, [seed])]
-    for seed in seeds:
-        for noise in NOISES:
-            for name in UNDER_NOISE:
-                for filtered in (False, True):
-                    runs += under_noise(rates[name], name, noise, filtered, [seed])
+    runs += all_noise(rates, seeds[:1])
+    runs += [of_size(rates["CCL, m = 0.1"], dim) for dim in SIZES]
     runs += [of_grid(rates["CCL, m = 0"], *place) for place in GRID]
-    return runs + [of_size(rates["CCL, m = 0.1"], dim) for dim in SIZES]
+    return runs + [run for seed in seeds[1:] for run in all_noise(rates, [seed])]
+
+
+def all_noise(rates: dict[str, float], seeds: Iterable[int]) -> list[Run]:
+    return [
+        run
+        for noise in NOISES
+        for name in UNDER_NOISE
+        for filtered in (False, True)
+        for run in under_noise(rates[name], name, noise, filtered, seeds)
+    ]
 
 
 def train_all(root: str, out: Path, runs: list[Run]) -> None:

@@ -200,6 +200,7 @@ _VARIANTS: list[Case] = [
     # Other constants.
     Case(ContrastiveLoss, references.contrastive, {"positive_margin": 0.5, "negative_margin": -0.2}),
     Case(BinomialDevianceLoss, references.binomial_deviance, {"alpha": 3.0, "beta": 40.0, "base": 0.5}),
+    Case(MultiSimilarityLoss, references.multi_similarity, {"plus_one": False, "base": 0.5, "miner": None}),
     Case(MultiSimilarityLoss, references.multi_similarity, {"alpha": 3, "beta": 40, "base": 0.5, "miner": None}),
     Case(CircleLoss, references.circle, {"margin": 0.25, "scale": 128.0}),
     Case(LiftedStructureLoss, references.lifted_structure, {"margin": -2.0}),

@@ -99,14 +99,22 @@ def binomial_deviance(
 
 
 def multi_similarity(
-    anchors: list[Anchor], alpha: float = 2, beta: float = 50, base: float = 1, reduction: str = "anchors"
+    anchors: list[Anchor],
+    alpha: float = 2,
+    beta: float = 50,
+    base: float = 1,
+    reduction: str = "anchors",
+    plus_one: bool = True,
 ) -> Tensor:
-    """Multi-similarity paper, Eq. (15)."""
+    """Multi-similarity paper, Eq. (15); without the 1 Context Refiner, Eq. (4), where a side without pairs is 0."""
+
+    def log(terms: list[Tensor]) -> Tensor:
+        return torch.log(plus_one + _sum(terms)) if plus_one or terms else torch.zeros(())
 
     def of(a: Anchor) -> Tensor:
-        positives = _sum(torch.exp(-alpha * (s - base)) for s in a.positives.values())
-        negatives = _sum(torch.exp(beta * (s - base)) for s in a.negatives.values())
-        return torch.log(1 + positives) / alpha + torch.log(1 + negatives) / beta
+        positives = log([torch.exp(-alpha * (s - base)) for s in a.positives.values()])
+        negatives = log([torch.exp(beta * (s - base)) for s in a.negatives.values()])
+        return positives / alpha + negatives / beta
 
     return _over_anchors(anchors, of, reduction, _has_a_pair)
 

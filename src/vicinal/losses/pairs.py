@@ -18,6 +18,7 @@ from vicinal.losses.row_functions import (
     log_one_plus_sum_exp,
     log_sum_exp,
     softplus,
+    zero_if_empty,
 )
 from vicinal.mining import Miner, MultiSimilarityMiner
 from vicinal.similarity import Rows, Source
@@ -163,6 +164,8 @@ class MultiSimilarityLoss(RowLoss):
         base: the similarity lambda around which pairs are weighed.
         miner: the paper's pair mining by default; None is the "MS weighting" of its Table 2.
         reduction: "anchors", the paper's mean over all anchors; "contributing", over those with a pair; "sum".
+        plus_one: False leaves out the 1 in both logarithms, so that pairs pull however good they are: Context Refiner,
+            Eq. (4), which has no miner. A side without a pair is 0.
         tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
@@ -182,6 +185,7 @@ class MultiSimilarityLoss(RowLoss):
         base: float = 1.0,
         miner: Miner | None = MultiSimilarityMiner(epsilon=0.1),  # noqa: B008 - immutable
         reduction: Reduction = "anchors",
+        plus_one: bool = True,
         tile_rows: int | None = None,
     ) -> None:
         super().__init__(miner, reduction, tile_rows)
@@ -190,11 +194,16 @@ class MultiSimilarityLoss(RowLoss):
         self.alpha = alpha
         self.beta = beta
         self.base = base
+        self.plus_one = plus_one
 
     def row_values(self, rows: Rows) -> Tensor:
-        positives = log_one_plus_sum_exp(rows.positives, -self.alpha, self.base)
-        negatives = log_one_plus_sum_exp(rows.negatives, self.beta, self.base)
+        positives, negatives = self._log(rows.positives, -self.alpha), self._log(rows.negatives, self.beta)
         return positives / self.alpha + negatives / self.beta
+
+    def _log(self, similarity: Tensor, scale: float) -> Tensor:
+        if self.plus_one:
+            return log_one_plus_sum_exp(similarity, scale, self.base)
+        return zero_if_empty(log_sum_exp(similarity, scale) - scale * self.base)
 
 
 class CircleLoss(RowLoss):
