@@ -19,7 +19,7 @@ from PIL import Image
 from tests.conftest import ROOT, SMALL
 from vicinal.cli import main
 from vicinal.data import Table, save_embeddings
-from vicinal.models import Embedder
+from vicinal.models import ContextRefiner, Embedder
 from vicinal.retrieval import Index
 
 
@@ -84,9 +84,40 @@ def saved_index(folder: Path, dim: int, rows: int = 5) -> Path:
     return folder
 
 
+def saved_refiner(folder: Path, dim: int = 4, model: str | None = None) -> Path:
+    refiner = ContextRefiner(dim, depth=1, heads=2)
+    refiner.model_fingerprint = model
+    refiner.save_pretrained(folder)
+    return folder
+
+
 def saved_vectors(path: Path, vectors: np.ndarray) -> Path:
     save_embeddings(path, vectors.astype(np.float32), Table(pd.DataFrame({"label": ["a"] * len(vectors)})))
     return path
+
+
+def refine(*more: object) -> list[str]:
+    return ["refine", "--out", "run", "--batch", "4", "--per_class", "2", "--refiner.heads", "2", *map(str, more)]
+
+
+def labelled(path: Path, **classes: int) -> Path:
+    """Embeddings of so many images a class; the classes a to d are in the split train, all others in val."""
+    labels = np.repeat(list(classes), list(classes.values()))
+    splits = ["train" if label in "abcd" else "val" for label in labels]
+    vectors = np.random.default_rng(0).normal(size=(len(labels), 4)).astype(np.float32)
+    save_embeddings(path, vectors, Table(pd.DataFrame({"label": labels, "split": splits})))
+    return path
+
+
+def unlabelled(path: Path) -> Path:
+    save_embeddings(path, np.eye(4, dtype=np.float32), Table(pd.DataFrame({"path": list("abcd")})))
+    return path
+
+
+def run_without_model(folder: Path, photos: Path) -> Path:
+    Table.load(photos).split_classes(shares={"train": 0.5, "val": 0.5}).save(folder / "r" / "table.parquet")
+    text(folder / "r" / "recipe.yaml", "epochs: 3\n")
+    return folder / "r"
 
 
 def searching(folder: Path) -> list[str]:
@@ -262,6 +293,118 @@ CASES: dict[str, tuple[Case, str]] = {
         lambda t, p: ["evaluate", str(saved_vectors(t / "v.parquet", np.eye(4))), "--rerank", "contextual"],
         "k = 16 is too large for a gallery of 4 images; use k <= 4",
     ),
+    "no such refiner": (
+        lambda t, p: ["evaluate", str(saved_vectors(t / "v.parquet", np.eye(4))), "--refiner", str(t / "nothing")],
+        "nothing",
+    ),
+    "a context of no refiner": (lambda t, p: ["evaluate", str(p), "--context", "gallery"], "give --refiner too"),
+    "unknown context": (lambda t, p: ["evaluate", str(p), "--context", "all"], "invalid choice: 'all'"),
+    "refiner of another dimension": (
+        lambda t, p: ["evaluate", *_refining(t, 8, None)],
+        "embeddings have 4 dimensions, the refiner is for 8",
+    ),
+    "refiner for another model": (
+        lambda t, p: ["evaluate", str(p), "--model", str(saved_model(t / "m")), *_refining(t, 16, "abc")[1:]],
+        "the refiner was trained for embeddings of the model abc",
+    ),
+    "index with a refiner of another dimension": (
+        lambda t, p: ["index", str(t / "i"), "--source", *_refining(t, 8, None)],
+        "embeddings have 4 dimensions, the refiner is for 8",
+    ),
+    "index with a refiner for another model": (
+        lambda t, p: ["index", str(t / "i"), "--source", str(p), "--model", str(saved_model(t / "m")),
+                      *_refining(t, 16, "abc")[1:]],
+        "the refiner was trained for embeddings of the model abc",
+    ),
+    "refiner for nothing": (
+        lambda t, p: ["index", str(saved_index(t / "i", 4)), *_refining(t, 4, None)[1:]],
+        "--refiner refines images that come in; give --source or --add too",
+    ),
+    "refined index searched without its refiner": (
+        lambda t, p: ["search", str(_refined_index(t)), str(t / "v.parquet")],
+        "give that refiner (--refiner)",
+    ),
+    "refined index searched with another refiner": (
+        lambda t, p: ["search", str(_refined_index(t)), str(t / "v.parquet"), "--refiner", str(saved_refiner(t / "s"))],
+        "use that refiner, or build the index again",
+    ),
+    "refined index added to without its refiner": (
+        lambda t, p: ["index", str(_refined_index(t)), "--add", str(t / "v.parquet")],
+        "give that refiner (--refiner)",
+    ),
+    "plain index searched with a refiner": (
+        lambda t, p: [*searching(t), *_refining(t, 4, None)[1:]],
+        "the index was built without a refiner; leave it out, or build the index again with it",
+    ),
+    "refining nothing": (lambda t, p: refine(), "embeddings = None must be a file of embeddings, or null with run ="),
+    "refining both": (
+        lambda t, p: refine("--embeddings", "e.parquet", "--run", "r"),
+        "embeddings = e.parquet must be a file of embeddings, or null with run =",
+    ),
+    "refining a missing file": (lambda t, p: refine("--embeddings", t / "e.parquet"), "e.parquet: no such file"),
+    "refining without labels": (
+        lambda t, p: refine("--embeddings", unlabelled(t / "e.parquet")),
+        "the embeddings have no column label",
+    ),
+    "refining one class": (
+        lambda t, p: refine("--embeddings", labelled(t / "e.parquet", a=4, x=3)),
+        "only one class ('a', 4 images)",
+    ),
+    "refining a split val alone": (
+        lambda t, p: refine("--embeddings", labelled(t / "e.parquet", x=4, y=3)),
+        "the embeddings have no rows in the split train",
+    ),
+    "refining with validation classes of one image": (
+        lambda t, p: refine("--embeddings", labelled(t / "e.parquet", a=4, b=4, x=1, y=1)),
+        "the split val has no class with two images",
+    ),
+    "refining with too few classes for a batch": (
+        lambda t, p: refine("--embeddings", labelled(t / "e.parquet", a=4, b=4, x=2, y=2), "--batch", "8"),
+        "that takes 4 classes",
+    ),
+    "too few classes to take some for validation": (
+        lambda t, p: refine("--embeddings", labelled(t / "e.parquet", a=4, b=4)),
+        "a share of 0.2 of 2 classes leaves val without any",
+    ),
+    "unknown setting of refining": (
+        lambda t, p: refine("--embeddings", "e.parquet", "--wings", "3"),
+        "unknown key wings; `vicinal refine --help` lists all keys",
+    ),
+    "unknown key in a refiner's recipe": (
+        lambda t, p: ["refine", str(text(t / "r.yaml", "run: r\nrefiner:\n  depht: 3\n")), "--out", "run"],
+        "r.yaml:3: unknown key refiner.depht; did you mean refiner.depth?",
+    ),
+    "impossible value in a refiner's recipe": (
+        lambda t, p: ["refine", str(text(t / "r.yaml", "run: r\nneighborhood:\n  dropout: 1\n")), "--out", "run"],
+        "r.yaml:3: neighborhood.dropout = 1.0 must be from 0 to below 1",
+    ),
+    "impossible refiner in a recipe": (
+        lambda t, p: ["refine", str(text(t / "r.yaml", "run: r\nrefiner:\n  depth: 0\n")), "--out", "run"],
+        "r.yaml:3: refiner.depth = 0 must be at least 1",
+    ),
+    "training a refiner without neighbours": (
+        lambda t, p: refine("--embeddings", "e.parquet", "--refiner.neighbors", "0"),
+        "refiner.neighbors = 0 must be at least 1",
+    ),
+    "heads that do not divide the dimension": (
+        lambda t, p: refine("--embeddings", labelled(t / "e.parquet", a=4, b=4, x=2, y=2), "--refiner.heads", "3"),
+        "refiner.heads = 3 must divide dim = 4",
+    ),
+    "impossible refining": (lambda t, p: refine("--embeddings", "e.npy", "--val_share", "1"), "val_share = 1.0 must"),
+    "cross-fitting without a run": (
+        lambda t, p: refine("--embeddings", "e.parquet", "--cross_fit", "0.5"),
+        "cross_fit = 0.5 must be 0 without run",
+    ),
+    "folder of a refiner's run exists": (
+        lambda t, p: refine("--embeddings", "e.npy", "--out", picture(t / "old" / "a.png").parent),
+        "exists already",
+    ),
+    "no refining to resume": (lambda t, p: ["refine", "--out", "run", "--resume"], "run holds no run to resume"),
+    "refining no run": (lambda t, p: refine("--run", p), "is no folder of a training run: recipe.yaml is missing"),
+    "refining a run that is not finished": (
+        lambda t, p: refine("--run", run_without_model(t, p)),
+        "has no finished model; continue the run with: vicinal train --out",
+    ),
     "workers below none": (lambda t, p: ["evaluate", str(p), "--workers", "-1"], "-1 is not a whole number from 0 on"),
     "seed below none": (lambda t, p: ["data", str(p), "--seed", "-1"], "-1 is not a whole number from 0 on"),
     "kind of an index that is not built": (
@@ -282,6 +425,20 @@ def _index_then_search_with_another_model(folder: Path, photos: Path) -> list[st
     first, second = saved_model(folder / "m1"), saved_model(folder / "m2")
     assert main(["index", str(folder / "i"), "--source", str(photos), "--model", str(first)]) == 0
     return ["search", str(folder / "i"), str(photos / "class0"), "--model", str(second)]
+
+
+def _refining(folder: Path, dim: int, model: str | None) -> list[str]:
+    """Four vectors of four dimensions, and a refiner for them or for others."""
+    return [
+        str(saved_vectors(folder / "v.parquet", np.eye(4))),
+        "--refiner",
+        str(saved_refiner(folder / "r", dim, model)),
+    ]
+
+
+def _refined_index(folder: Path) -> Path:
+    assert main(["index", str(folder / "i"), "--source", *_refining(folder, 4, None)]) == 0
+    return folder / "i"
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,24 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 
-from vicinal.cli import RERANK_OPTIONS, VERBS, main
+from tests.training.test_refiner import TINY, save_clusters
+from vicinal.cli import VERBS, main
+from vicinal.cli_arguments import RERANK_OPTIONS
 from vicinal.data import Table, open_set_labels, save_embeddings
 from vicinal.data.open_set_noise import CLUSTER_SIZE
-from vicinal.retrieval import ContextualReranking, DatabaseAugmentation, QueryExpansion, ReciprocalReranking
+from vicinal.models import ContextRefiner, Embedder
+from vicinal.retrieval import (
+    ContextualReranking,
+    DatabaseAugmentation,
+    NeighborAverage,
+    QueryExpansion,
+    ReciprocalReranking,
+)
 from vicinal.training import Recipe
+from vicinal.training.refiner_settings import RefinerSettings
 from vicinal.training.settings import Noise
 from vicinal.training.setup import load_table
 
@@ -169,11 +181,104 @@ def test_evaluate_shows_metrics_before_and_after_reranking(run: Path, tmp_path: 
     assert text.splitlines()[2].split() == ["plain", "re-ranked"]
 
 
+@pytest.fixture(scope="module")
+def refiner(run: Path) -> Path:
+    """A refiner for the run's model that moves embeddings far."""
+    torch.manual_seed(0)
+    made = ContextRefiner(16, depth=2, heads=2, neighbors=4)
+    for block in made.blocks:
+        torch.nn.init.normal_(block.output, std=0.3)
+    made.model_fingerprint = Embedder.from_pretrained(run / "model").fingerprint()
+    made.save_pretrained(run.parent / "refiner")
+    return run.parent / "refiner"
+
+
+def test_evaluate_shows_metrics_before_and_after_refinement(run: Path, refiner: Path, tmp_path: Path, capsys) -> None:
+    plain = json.loads(output(capsys, "evaluate", run, "--json"))
+    result = json.loads(output(capsys, "evaluate", run, "--refiner", refiner, "--json"))
+    assert result["metrics"] == plain["metrics"] != result["refined"]["metrics"]
+    assert result["refined"]["method"] == "Refinement(depth=2, neighbors=4, context='everything')"
+    text = output(capsys, "evaluate", run, "--refiner", refiner).splitlines()
+    assert text[1] == "refined: Refinement(depth=2, neighbors=4, context='everything')"
+    assert (text[2].split(), len(text[2])) == (["plain", "refined"], len(text[3]))
+    both = json.loads(output(capsys, "evaluate", run, "--refiner", refiner, "--rerank", "query-expansion", "--json"))
+    assert both["reranked"]["method"].endswith("context='everything'), then QueryExpansion(n=10, alpha=3.0)")
+    assert both["reranked"]["metrics"] != result["refined"]["metrics"]
+    frame, sides = pd.DataFrame({"label": np.arange(48) % 8}), np.arange(48) % 3 == 0
+    vectors = np.random.default_rng(0).normal(size=(48, 16)).astype(np.float32)
+    save_embeddings(tmp_path / "v.parquet", vectors, Table(frame.assign(is_query=sides, is_gallery=~sides)))
+    everything, gallery = (
+        json.loads(
+            output(capsys, "evaluate", tmp_path / "v.parquet", "--refiner", refiner, "--context", each, "--json")
+        )
+        for each in ("everything", "gallery")
+    )
+    assert everything["metrics"] == gallery["metrics"]
+    assert everything["refined"]["metrics"] != gallery["refined"]["metrics"]
+
+
+def test_an_index_with_a_refiner(run: Path, refiner: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    folder, how = tmp_path / "index", ["--model", run, "--refiner", refiner]
+    output(capsys, "index", folder, "--source", photos, *how)
+    output(capsys, "index", folder, "--add", photos / "class1" / "0.png", *how)
+    facts = json.loads(output(capsys, "index", folder, "--delete", "48", "--json"))
+    fingerprint = ContextRefiner.from_pretrained(refiner).fingerprint()
+    assert (facts["images"], facts["refiner_fingerprint"]) == (48, fingerprint)
+    assert f"refiner_fingerprint  {fingerprint}" in output(capsys, "index", folder)
+    picture = photos / "class3" / "2.png"
+    text = output(capsys, "search", folder, picture, *how, "-k", "3")
+    assert text.splitlines()[1].split() == ["1", "1.0000", "class3", str(picture)]
+    found = json.loads(output(capsys, "search", folder, picture, *how, "--json", "--leave-out-itself"))
+    assert str(picture) not in [match["path"] for match in found[0]["matches"]]
+    plain = tmp_path / "plain"
+    output(capsys, "index", plain, "--source", photos, "--model", run)
+    unrefined = json.loads(output(capsys, "search", plain, picture, "--model", run, "--json", "--leave-out-itself"))
+    assert [match["id"] for match in found[0]["matches"]] != [match["id"] for match in unrefined[0]["matches"]]
+
+
+def test_refine_prints_the_model_and_evaluate_finds_what_the_log_says(tmp_path: Path, capsys) -> None:
+    embeddings, out = save_clusters(tmp_path / "e.parquet"), tmp_path / "out"
+    assert main(["refine", "--embeddings", str(embeddings), *TINY, "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() == str(out / "model")
+    assert said.err.splitlines()[-1].endswith(f"vicinal evaluate RUN --refiner {out}")
+    result = json.loads(output(capsys, "evaluate", embeddings, "--split", "val", "--refiner", out, "--json"))
+    plain, refined = result["metrics"], result["refined"]["metrics"]
+    changes = [f"{name} {plain[name]:.2%} -> {refined[name]:.2%}" for name in ("mAP@R", "recall@1")]
+    assert f"on 8 classes not trained on: {', '.join(changes)}" in said.err.splitlines()
+    log = pd.read_csv(out / "metrics.csv")
+    best = log.iloc[log["mAP@R"].idxmax()]
+    for metrics, line in ((plain, log.iloc[0]), (refined, best)):
+        assert metrics == pytest.approx({name: line[name] for name in metrics}, rel=1e-5)
+    assert output(capsys, "refine", "--out", out, "--resume").strip() == str(out / "model")
+
+
+def test_a_refiner_that_does_not_help_is_one_line_and_no_model(tmp_path: Path, capsys) -> None:
+    embeddings, out = save_clusters(tmp_path / "e.parquet", val_noise=0), tmp_path / "out"
+    for more in ([], ["--resume"]):
+        assert main(["refine", "--embeddings", str(embeddings), *TINY, "--out", str(out), *more]) == 1
+        said = capsys.readouterr()
+        message = "vicinal refine: error: refining does not help on classes not trained on: mAP@R is 100.00%"
+        assert said.err.splitlines()[-1].startswith(message)
+        assert (said.err.count("error"), said.out) == (1, "")
+    assert not (out / "model").exists()
+    assert {"log.csv", "metrics.csv", "curves.png", "recipe.yaml"} < {path.name for path in out.iterdir()}
+    assert main(["evaluate", str(embeddings), "--refiner", str(out)]) == 2
+    assert "out has no finished refiner" in capsys.readouterr().err
+
+
 def test_help_of_reranking_names_the_defaults() -> None:
-    methods = (ContextualReranking(), ReciprocalReranking(), QueryExpansion(), DatabaseAugmentation())
+    methods = (
+        ContextualReranking(),
+        ReciprocalReranking(),
+        QueryExpansion(),
+        DatabaseAugmentation(),
+        NeighborAverage(),
+    )
     for method in methods:
         for option, default in dataclasses.asdict(method).items():
-            assert RERANK_OPTIONS[option][1].endswith(f"(default: {default:g})"), option
+            defaults = RERANK_OPTIONS[option][1].rpartition("(default: ")[2]
+            assert f"{default:g}" in re.findall(r"[\d.]+", defaults), option
     assert set(RERANK_OPTIONS) == {field.name for method in methods for field in dataclasses.fields(method)}
 
 
@@ -225,7 +330,7 @@ def test_index_tells_adds_and_deletes(run: Path, photos: Path, tmp_path: Path, c
     output(capsys, "index", folder, "--add", photos / "class1", "--model", run, "--delete", "0", "2")
     facts = json.loads(output(capsys, "index", folder, "--json"))
     assert (facts["kind"], facts["images"], facts["deleted"], facts["dimensions"]) == ("exact", 10, 2, 16)
-    assert "images             10" in output(capsys, "index", folder)
+    assert "images               10" in output(capsys, "index", folder)
     found = json.loads(output(capsys, "search", folder, photos / "class0" / "0.png", "--model", run, "--json"))
     assert {match["id"] for match in found[0]["matches"]} == {1, *range(3, 12)}
 
@@ -250,6 +355,26 @@ def test_help_of_train_lists_all_settings(capsys) -> None:
     ):
         assert setting in text
     assert "MultiSimilarityLoss" in text
+
+
+def test_help_of_refine_lists_all_settings(capsys) -> None:
+    text = output(capsys, "refine", "--help")
+    settings = [f"--{name}" for name in _names(RefinerSettings(embeddings="e.parquet"))]
+    refiner = [f"--refiner.{name}" for name in ("depth", "heads", "neighbors", "dropout", "context")]
+    listed = {word.rstrip(",") for word in text.split() if word.startswith("--")}
+    assert {*settings, *refiner, "--loss", "--out", "--resume"} <= listed
+    assert not any(word.startswith(("--refiner.dim", "--data", "--model")) for word in listed)
+    assert "MultiSimilarityLoss" in text
+
+
+def _names(settings: object) -> list[str]:
+    """Of all settings, dotted where they stand in a group."""
+    names: list[str] = []
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        group = dataclasses.is_dataclass(value)
+        names += [f"{field.name}.{name}" for name in _names(value)] if group else [field.name]
+    return names
 
 
 def test_help_and_version_are_quick_to_come(capsys) -> None:

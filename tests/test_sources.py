@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vicinal.cli import main
 from vicinal.data import ImageTransform, Table, save_embeddings
 from vicinal.errors import InputError
-from vicinal.models import Embedder
-from vicinal.sources import Reading, is_embeddings, load_images, usable_device
+from vicinal.models import ContextRefiner, Embedder
+from vicinal.sources import Reading, is_embeddings, load_images, load_model, load_refiner, usable_device
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +58,49 @@ def test_images_need_a_model_and_devices_a_machine(photos: Path) -> None:
     with pytest.raises(InputError, match="device nonsense cannot be used"):
         usable_device("nonsense")
     assert usable_device("cpu") == "cpu"
+
+
+def test_embeddings_in_a_file_remember_their_model(model: Path, photos: Path, tmp_path: Path) -> None:
+    fingerprint = load_model(str(model)).fingerprint()
+    for file, known in (("v.parquet", fingerprint), ("v.npy", None)):
+        assert main(["embed", str(photos), "--model", str(model), "--out", str(tmp_path / file)]) == 0
+        assert Reading().embed(str(tmp_path / file)).fingerprint == known
+    again = tmp_path / "again.parquet"
+    assert main(["embed", str(tmp_path / "v.parquet"), "--out", str(again)]) == 0
+    assert Reading().embed(str(again)).fingerprint == fingerprint
+
+
+def test_fingerprints_are_computed_only_when_asked_for(
+    model: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+    monkeypatch.setattr(Embedder, "fingerprint", lambda self: counted.append(1) or "abc")
+    part = Reading(model=str(model)).embed(str(photos))
+    assert not counted
+    assert (part.fingerprint, part.fingerprint, len(counted)) == ("abc", "abc", 1)
+
+
+def test_refiners_from_their_folder_and_their_run(tmp_path: Path) -> None:
+    refiner = ContextRefiner(8, depth=2, heads=2)
+    refiner.save_pretrained(tmp_path / "run" / "model")
+    for path in (tmp_path / "run", tmp_path / "run" / "model"):
+        assert load_refiner(str(path)).fingerprint() == refiner.fingerprint()
+
+
+def test_what_is_no_refiner(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text("seed: 0\n")
+    ContextRefiner(8, heads=2).save_pretrained(tmp_path / "refiner" / "model")
+    (tmp_path / "refiner" / "recipe.yaml").write_text("seed: 0\n")
+    for path, message in (
+        (tmp_path / "none", "there is no folder"),
+        (tmp_path / "empty", r"has no config\.json"),
+        (tmp_path / "run", "run has no finished refiner"),
+        (model, "is an embedder, not a context refiner; give it with --model"),
+        ("someone/refiner-that-is-nowhere", "none from the hub"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_refiner(str(path))
+    with pytest.raises(InputError, match="is a context refiner, not an embedder; give it with --refiner"):
+        load_model(str(tmp_path / "refiner"))

@@ -1,7 +1,7 @@
 """Vicinal: embeddings in which things of the same class are neighbours, from training to search.
 
-The names most people need are here: `losses`, `memory`, `mining`, `weighting`, `Embedder`, `Table`, `evaluate`,
-`Index`, `Recipe`, `train`. They are imported when first used, so that `import vicinal` is quick.
+The names most people need are here: `losses`, `memory`, `mining`, `weighting`, `Embedder`, `ContextRefiner`, `Table`,
+`evaluate`, `Index`, `Recipe`, `train`. They are imported when first used, so that `import vicinal` is quick.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vicinal import losses, memory, mining, weighting
     from vicinal.data import Table
     from vicinal.evaluation import evaluate
-    from vicinal.models import Embedder
+    from vicinal.models import ContextRefiner, Embedder
     from vicinal.retrieval import Index
     from vicinal.training import Recipe, train
 
@@ -26,6 +26,7 @@ _HOMES = {
     "weighting": None,
     "Table": "data",
     "evaluate": "evaluation",
+    "ContextRefiner": "models",
     "Embedder": "models",
     "Index": "retrieval",
     "Recipe": "training",
@@ -33,6 +34,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ContextRefiner",
     "Embedder",
     "Index",
     "Recipe",

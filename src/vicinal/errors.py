@@ -18,6 +18,10 @@ class NonFiniteLossError(TrainingStoppedError):
     """The loss or its gradient became infinite or NaN; says the step, the loss's parts and the images."""
 
 
+class NotBetterError(TrainingStoppedError):
+    """What was trained is never better than doing without it; says by which scores."""
+
+
 class InterruptedRunError(TrainingStoppedError):
     """The run was asked to stop, has saved its state, and says how to go on."""
 

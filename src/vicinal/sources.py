@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,29 +15,30 @@ import pandas as pd
 import pyarrow.parquet
 import torch
 
-from vicinal.data import ImageDataset, Table, is_image_file, load_embeddings
+from vicinal.data import ImageDataset, Table, fingerprint_of, is_image_file, load_embeddings
 from vicinal.errors import InputError
-from vicinal.models import Embedder
+from vicinal.models import ContextRefiner, Embedder
 from vicinal.training import RunFolder
 
 
-class Embedded(NamedTuple):
+@dataclass(frozen=True)
+class Embedded:
     """Embeddings and what is known of them.
 
-    Attributes:
+    Args:
         vectors: float32 [n, d].
         table: n rows.
-        model: what made the vectors; None when they come from a file.
+        source: what made the vectors, or the file they come from.
     """
 
     vectors: npt.NDArray[np.float32]
     table: Table
-    model: Embedder | None
+    source: Embedder | str
 
-    @property
+    @cached_property
     def fingerprint(self) -> str | None:
         """Of the model, if it is known; reads all its weights, so only those who compare models ask."""
-        return None if self.model is None else self.model.fingerprint()
+        return fingerprint_of(self.source) if isinstance(self.source, str) else self.source.fingerprint()
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,14 @@ class Reading:
                 raise InputError(f"{source} holds embeddings already; leave out --model, or name the images")
             vectors, table = load_embeddings(source)
             rows = _rows_of(table, split, source)
-            return Embedded(vectors[rows], table.take(rows), None)
+            return Embedded(vectors[rows], table.take(rows), source)
         table = load_images(source, self.root)
         model = self._model_of(source)
         return self._embed(table.take(_rows_of(table, split, source)), model)
+
+    def embed_table(self, table: Table) -> Embedded:
+        """The embeddings of a table's images by the model that was given."""
+        return self._embed(table, self._given_model)
 
     def embed_each(self, sources: Sequence[str]) -> Iterator[Embedded]:
         """The embeddings of several sources in turn; single images that follow each other are taken together."""
@@ -136,6 +141,20 @@ def load_model(path: str) -> Embedder:
     if not run.model.is_dir():
         raise InputError(f"{path} has no finished model; continue the run with: vicinal train --out {path} --resume")
     return Embedder.from_pretrained(run.model)
+
+
+def load_refiner(path: str) -> ContextRefiner:
+    """Load a context refiner's model folder, that of the run folder it was trained in, or one of the Hugging Face Hub.
+
+    Raises:
+        InputError: there is no such refiner, it is damaged, or it is another kind of model.
+    """
+    run = RunFolder(Path(path))
+    if run.model.is_dir():
+        return ContextRefiner.from_pretrained(run.model)
+    if run.recipe.is_file():
+        raise InputError(f"{path} has no finished refiner: the run's folder {run.model.name} is missing")
+    return ContextRefiner.from_pretrained(path)
 
 
 def load_images(source: str, root: str | None = None) -> Table:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vicinal.data import Table, load_embeddings, save_embeddings
+from vicinal.data import Table, fingerprint_of, load_embeddings, save_embeddings
 from vicinal.errors import InputError
 
 
@@ -158,3 +158,34 @@ def test_lists_of_two_lengths_in_two_pieces(tmp_path: Path) -> None:
     pieces = pa.chunked_array([pa.array([[1.0, 2.0]]), pa.array([[3.0, 4.0], [5.0, 6.0]])])
     pq.write_table(pa.table({"embedding": pieces}), tmp_path / "e.parquet", row_group_size=1)
     assert load_embeddings(tmp_path / "e.parquet")[0].tolist() == [[1, 2], [3, 4], [5, 6]]
+
+
+@pytest.mark.parametrize("columns", [["path", "label"], []])
+def test_a_parquet_file_says_which_model_made_its_vectors(tmp_path: Path, columns: list[str]) -> None:
+    part = Table(table().frame[columns])
+    save_embeddings(tmp_path / "e.PARQUET", vectors(), part, fingerprint="0123456789abcdef")
+    assert fingerprint_of(tmp_path / "e.PARQUET") == "0123456789abcdef"
+    found, found_table = load_embeddings(tmp_path / "e.PARQUET")
+    assert np.array_equal(found, vectors())
+    pd.testing.assert_frame_equal(found_table.frame, part.frame)
+    assert list(pd.read_parquet(tmp_path / "e.PARQUET").columns) == [*columns, "embedding"]
+    save_embeddings(tmp_path / "e.PARQUET", vectors(), part)
+    assert fingerprint_of(tmp_path / "e.PARQUET") is None
+
+
+def test_files_that_do_not_say_which_model_made_them(tmp_path: Path) -> None:
+    save_embeddings(tmp_path / "e.npy", vectors(), table(), fingerprint="0123456789abcdef")
+    assert fingerprint_of(tmp_path / "e.npy") is None
+    pq.write_table(pa.table({"embedding": [[1.0, 2.0]]}), tmp_path / "e.parquet")
+    assert fingerprint_of(tmp_path / "e.parquet") is None
+    with pytest.raises(InputError, match=r"lost\.parquet: no such file"):
+        fingerprint_of(tmp_path / "lost.parquet")
+    (tmp_path / "e.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputError, match=r"e\.parquet: not a Parquet file"):
+        fingerprint_of(tmp_path / "e.parquet")
+
+
+def test_a_fingerprint_that_is_no_text(tmp_path: Path) -> None:
+    strange = pa.table({"embedding": [[1.0, 2.0]]}).replace_schema_metadata({b"vicinal_model": b"\xff"})
+    pq.write_table(strange, tmp_path / "e.parquet")
+    assert fingerprint_of(tmp_path / "e.parquet") == "\N{REPLACEMENT CHARACTER}"

@@ -8,18 +8,23 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from tests.retrieval import rerank_references as references
 from tests.retrieval.rerank_references import clusters, lattice
 from vicinal.data.table import Table
 from vicinal.errors import InputError
 from vicinal.evaluation import compare, evaluate, evaluate_arrays
+from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval import (
     ContextualReranking,
     DatabaseAugmentation,
+    InTurn,
     QueryExpansion,
     ReciprocalReranking,
+    Refinement,
     Reranking,
+    refine,
     rerank,
     scores,
 )
@@ -152,6 +157,46 @@ def test_comparison_shows_both() -> None:
     assert lines[1] == "re-ranked: ContextualReranking(k=6, beta=0.5, epsilon=0.0)"
     before, after = 100 * both.plain.metrics["mAP"], 100 * both.reranked.metrics["mAP"]
     assert lines[-1] == f"mAP           {before:6.2f} %   {after:6.2f} %"
+
+
+def made_refiner(dim: int) -> ContextRefiner:
+    torch.manual_seed(0)
+    refiner = ContextRefiner(dim, depth=2, heads=1, neighbors=3).eval()
+    for block in refiner.blocks:
+        torch.nn.init.normal_(block.output, std=0.5)
+    return refiner
+
+
+def test_comparison_of_a_refinement_says_so() -> None:
+    vectors, labels = clusters(60, 8, seed=6)
+    table, method = Table(pd.DataFrame({"label": labels})), Refinement(made_refiner(vectors.shape[1]))
+    both = compare(vectors, table, method, recall_at=(1,))
+    refined = refine(method.refiner, vectors)
+    assert both.reranked.metrics == evaluate(refined, table, (1,)).metrics != both.plain.metrics
+    assert both.to_dict()["refined"] == {"method": repr(method), "metrics": both.reranked.metrics}
+    assert "reranked" not in both.to_dict()
+    assert str(both).splitlines()[1:3] == [f"refined: {method!r}", f"{'plain':>22}    refined"]
+
+
+@pytest.mark.parametrize("method", EACH, ids=str)
+@pytest.mark.parametrize("sides", ["one", "two"])
+def test_refined_then_reranked_is_reranking_of_the_refined(method: Reranking, sides: str) -> None:
+    vectors, labels = clusters(80, 10, seed=7)
+    refinement = Refinement(made_refiner(vectors.shape[1]), "everything")
+    frame = pd.DataFrame({"label": labels})
+    if sides == "two":
+        queries = np.arange(80) % 3 == 0
+        frame = frame.assign(is_query=queries, is_gallery=~queries)
+    both = compare(vectors, Table(frame), InTurn(refinement, method))
+    refined = refine(refinement.refiner, vectors)
+    assert both.reranked.metrics == pytest.approx(evaluate(refined, Table(frame), rerank=method).metrics, rel=1e-12)
+    assert repr(both.method) == f"{refinement!r}, then {method!r}"
+    assert set(both.to_dict()) >= {"reranked"}
+    if sides == "one":
+        rows = np.arange(80)
+        found = rerank(vectors, vectors, 20, both.method, exclude=rows)
+        wanted = rerank(refined, refined, 20, method, exclude=rows)
+        np.testing.assert_array_equal(found.indices, wanted.indices)
 
 
 def test_bad_input() -> None:

@@ -12,6 +12,8 @@ import safetensors.torch
 import torch
 import yaml
 
+from tests.models import folders
+from tests.models.folders import change, rewrite
 from vicinal.data.transforms import ImageTransform
 from vicinal.errors import InputError
 from vicinal.models import Embedder, model_folder
@@ -175,17 +177,8 @@ def test_a_full_disk_leaves_the_former_model(tmp_path, folder, monkeypatch, file
     assert os.listdir(tmp_path) == ["model"]
 
 
-def refused(folder, message):
-    with pytest.raises(InputError, match=message) as error:
-        Embedder.from_pretrained(folder)
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 700
-
-
-def change(folder, **values):
-    config = json.loads((folder / "config.json").read_text())
-    config.update(values)
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value != "DELETE"}))
+def refused(source, message):
+    folders.refused(Embedder, source, message)
 
 
 @pytest.mark.parametrize(
@@ -253,12 +246,6 @@ def test_truncated_weights(folder, length):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:length])
     refused(folder, r"model\.safetensors: not a whole safetensors file")
-
-
-def rewrite(folder, edit):
-    tensors = model_folder.safetensors.torch.load_file(folder / "model.safetensors")
-    edit(tensors)
-    model_folder.safetensors.torch.save_file(tensors, folder / "model.safetensors")
 
 
 @pytest.mark.parametrize(

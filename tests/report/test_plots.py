@@ -9,7 +9,8 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from vicinal.errors import InputError
-from vicinal.report import plots
+from vicinal.report import cells, plots
+from vicinal.report.drawing import DPI, EMPTY, QUERY, RIGHT, UNKNOWN, WRONG
 from vicinal.report.plots import learning_curves, neighbor_grid
 
 
@@ -33,18 +34,16 @@ def test_frames_say_what_is_right(tmp_path, unknown: object) -> None:
         [{"path": picture("white"), "label": "cat"}], [[item("".join(["ca", "t"])), item("dog"), item(unknown)]], out
     )
     width = Image.open(out).width
-    centres = [
-        pixels(out, color)[:, 1].mean() / width for color in (plots.QUERY, plots.RIGHT, plots.WRONG, plots.UNKNOWN)
-    ]
+    centres = [pixels(out, color)[:, 1].mean() / width for color in (QUERY, RIGHT, WRONG, UNKNOWN)]
     assert centres == sorted(centres)  # query, right, wrong and unknown stand from left to right
     assert np.diff(centres).min() > 0.15
 
 
 def test_query_without_label_frames_grey(tmp_path) -> None:
     neighbor_grid([{"path": picture("white")}], [[item("cat"), item(3)]], tmp_path / "grid.png")
-    assert len(pixels(tmp_path / "grid.png", plots.UNKNOWN))
-    assert not len(pixels(tmp_path / "grid.png", plots.RIGHT))
-    assert not len(pixels(tmp_path / "grid.png", plots.WRONG))
+    assert len(pixels(tmp_path / "grid.png", UNKNOWN))
+    assert not len(pixels(tmp_path / "grid.png", RIGHT))
+    assert not len(pixels(tmp_path / "grid.png", WRONG))
 
 
 def test_images_keep_their_proportions(tmp_path) -> None:
@@ -60,7 +59,7 @@ def test_any_number_of_rows(tmp_path, rows: int) -> None:
         [item("a $x$")] * rows, [[item("a")] * (row % 3) for row in range(1, rows + 1)], tmp_path / "grid.png"
     )
     size = Image.open(tmp_path / "grid.png").size
-    assert size[1] == pytest.approx(rows * plots.DPI * plots.CELL_INCHES * 1.5, rel=0.2)
+    assert size[1] == pytest.approx(rows * DPI * cells.CELL_INCHES * 1.5, rel=0.2)
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".jpg", b"\xff\xd8"), (".pdf", b"%PDF"), (".svg", b"<?xml")])
@@ -80,26 +79,24 @@ def test_files_are_read(tmp_path) -> None:
 @pytest.mark.parametrize(("wanted", "found"), [(5, "5"), ("5", np.int64(5)), (np.int64(5), 5)])
 def test_labels_are_compared_as_text(tmp_path, wanted: object, found: object) -> None:
     neighbor_grid([item(wanted)], [[item(found)]], tmp_path / "grid.png")
-    assert len(pixels(tmp_path / "grid.png", plots.RIGHT))
-    assert not len(pixels(tmp_path / "grid.png", plots.WRONG))
+    assert len(pixels(tmp_path / "grid.png", RIGHT))
+    assert not len(pixels(tmp_path / "grid.png", WRONG))
 
 
 @pytest.mark.parametrize("without", [{}, {"path": None}, {"path": float("nan")}])
 def test_what_has_no_path_is_an_empty_cell(tmp_path, without: dict[str, object]) -> None:
     neighbor_grid([without], [[{**without, "id": 3, "label": "cat", "score": 0.5}]], tmp_path / "grid.png")
     image = Image.open(tmp_path / "grid.png")
-    assert len(pixels(tmp_path / "grid.png", plots.EMPTY)) == pytest.approx(
-        2 * (plots.DPI * plots.CELL_INCHES) ** 2, rel=0.1
-    )
+    assert len(pixels(tmp_path / "grid.png", EMPTY)) == pytest.approx(2 * (DPI * cells.CELL_INCHES) ** 2, rel=0.1)
     assert image.size == (pytest.approx(2.64 * 172, abs=2), pytest.approx(1.66 * 172, abs=2))
 
 
 def test_more_rows_than_can_be_seen_are_left_out_and_the_title_says_so(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(plots, "MOST_ROWS", 3)
     titles = []
-    draw = plots._canvas
+    draw = plots.canvas
     monkeypatch.setattr(
-        plots, "_canvas", lambda rows, columns, title: (titles.append(title), draw(rows, columns, title))[1]
+        plots, "canvas", lambda rows, columns, title: (titles.append(title), draw(rows, columns, title))[1]
     )
     heights = []
     for rows, title in ((3, "Mine"), (4, "Mine"), (1200, None)):
@@ -110,10 +107,10 @@ def test_more_rows_than_can_be_seen_are_left_out_and_the_title_says_so(tmp_path,
 
 
 def test_picture_too_large_for_its_format_is_named(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(plots, "CELL_INCHES", 0.05)
+    monkeypatch.setattr(cells, "CELL_INCHES", 0.05)
     monkeypatch.setattr(plots, "MOST_ROWS", 10**6)
     rows = 6000
-    monkeypatch.setattr(plots, "_cell", lambda *_: None)
+    monkeypatch.setattr(plots, "cell", lambda *_: None)
     with pytest.raises(InputError, match=r"wide\.jpg: a picture of \d+ x \d+ pixels cannot be written as jpg \(.+\)"):
         neighbor_grid([{}] * rows, [[]] * rows, tmp_path / "wide.jpg")
     assert list(tmp_path.iterdir()) == []

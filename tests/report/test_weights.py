@@ -12,7 +12,7 @@ from vicinal.errors import InputError
 from vicinal.losses import ContrastiveLoss, LiftedStructureLoss, Loss, MarginLoss, SupConLoss
 from vicinal.memory import CrossBatchMemory
 from vicinal.mining import HardestMiner
-from vicinal.report import plots, weights
+from vicinal.report import drawing, weights
 from vicinal.report.weights import weight_curves
 
 
@@ -68,8 +68,8 @@ def test_any_number_of_panels(tmp_path: Path) -> None:
         out = tmp_path / f"{count}.png"
         weight_curves({f"loss {i} $x": ContrastiveLoss(miner=HardestMiner()) for i in range(count)}, out)
         sizes.append(Image.open(out).size)
-        assert pixels(out, plots.RIGHT)
-        assert pixels(out, plots.WRONG)
+        assert pixels(out, drawing.RIGHT)
+        assert pixels(out, drawing.WRONG)
     width, height = Image.open(out).size
     empty = Image.open(out).convert("L").crop((width // 2, int(0.6 * height), width, int(0.85 * height)))
     assert empty.getextrema() == (255, 255)  # where the second row has no panel

@@ -119,3 +119,8 @@ def query_expansion(queries: Array, gallery: Array, places: Array, n: int, alpha
 
 def database_augmentation(queries: Array, gallery: Array, places: Array, n: int, alpha: float) -> Array:
     return similarities(queries, expanded(gallery, gallery, np.arange(len(gallery)), n, alpha))
+
+
+def neighbor_average(queries: Array, gallery: Array, places: Array, n: int, alpha: float) -> Array:
+    moved = expanded(gallery, gallery, np.arange(len(gallery)), n, alpha)
+    return similarities(expanded(queries, gallery, places, n, alpha), moved)

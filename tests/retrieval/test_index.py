@@ -11,10 +11,11 @@ import pytest
 
 from vicinal.data.table import Table
 from vicinal.errors import InputError
-from vicinal.retrieval import index as index_module
+from vicinal.retrieval import structure as structure_module
 from vicinal.retrieval import top_k
 from vicinal.retrieval.index import Index
 from vicinal.retrieval.storage import save_files
+from vicinal.retrieval.structure import Structure
 
 
 def unit(rows: int, dim: int = 8, seed: int = 0) -> np.ndarray:
@@ -40,17 +41,17 @@ def many() -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def ivfpq(many) -> np.ndarray:
+def ivfpq(many) -> bytes:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index_module, "IVFPQ_LEAST", 3000)
-        return faiss.serialize_index(Index.build(many, table(len(many)), "ivfpq")._structure)
+        patch.setattr(structure_module, "IVFPQ_LEAST", 3000)
+        return Index.build(many, table(len(many)), "ivfpq")._structure.to_bytes()
 
 
-def build(kind: str, many: np.ndarray, ivfpq: np.ndarray) -> Index:
+def build(kind: str, many: np.ndarray, ivfpq: bytes) -> Index:
     if kind == "ivfpq":  # training takes a while: once is enough
         items = table(len(many)).frame
         items.insert(0, "id", np.arange(len(many)))
-        return Index(faiss.deserialize_index(ivfpq), items, "ivfpq")
+        return Index(Structure.from_bytes(ivfpq), items)
     return Index.build(many[:2000], table(2000), kind)
 
 
@@ -80,7 +81,7 @@ def test_equal_scores_come_in_order_of_ids() -> None:
 
 
 def test_auto_takes_hnsw_above_a_size(monkeypatch) -> None:
-    monkeypatch.setattr(index_module, "EXACT_UP_TO", 100)
+    monkeypatch.setattr(structure_module, "EXACT_UP_TO", 100)
     assert Index.build(unit(100), table(100)).kind == "exact"
     assert Index.build(unit(101), table(101)).kind == "hnsw"
 
@@ -272,7 +273,7 @@ def test_folder_that_contradicts_itself_is_damaged(tmp_path) -> None:
     index.save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     facts = {name: config[name] for name in ("kind", "dim", "size", "added", "model_fingerprint")}
-    data, items = faiss.serialize_index(index._structure).tobytes(), index.items
+    data, items = index._structure.to_bytes(), index.items
     save_files(tmp_path, facts, data, items)
     assert len(Index.load(tmp_path)) == 4
     for wrong in (
@@ -284,6 +285,7 @@ def test_folder_that_contradicts_itself_is_damaged(tmp_path) -> None:
         ({"kind": "exact"}, data, items),
         (facts, data[:-7], items),
         (facts, b"not faiss", items),
+        (facts, faiss.serialize_index(faiss.IndexLSH(8, 16)).tobytes(), items),
         (facts, data, items.iloc[:3]),
         (facts, data, items.assign(id=[0, 1, 2, 4])),
         (facts, data, items.assign(id=[0, 2, 1, 3])),

@@ -20,6 +20,7 @@ from vicinal.evaluation import evaluate, evaluate_arrays
 from vicinal.retrieval import (
     ContextualReranking,
     DatabaseAugmentation,
+    NeighborAverage,
     Neighbors,
     QueryExpansion,
     ReciprocalReranking,
@@ -40,6 +41,7 @@ REFERENCES = {
     ReciprocalReranking: references.reciprocal,
     QueryExpansion: references.query_expansion,
     DatabaseAugmentation: references.database_augmentation,
+    NeighborAverage: references.neighbor_average,
 }
 SMALL = [
     ContextualReranking(k=2),
@@ -55,8 +57,15 @@ SMALL = [
     QueryExpansion(n=10, alpha=1),
     DatabaseAugmentation(n=1, alpha=0),
     DatabaseAugmentation(n=10),
+    NeighborAverage(n=1, alpha=2),
+    NeighborAverage(n=10),
 ]
-EACH = [ContextualReranking(k=5), ReciprocalReranking(k1=6, k2=3), QueryExpansion(n=4), DatabaseAugmentation(n=4)]
+EACH = [
+    ContextualReranking(k=5),
+    ReciprocalReranking(k1=6, k2=3),
+    QueryExpansion(n=4),
+    DatabaseAugmentation(n=4),
+]
 
 
 def reference(method: Reranking, queries: np.ndarray, gallery: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -29,10 +29,29 @@ def save_new(folder: Path) -> None:
     save_files(folder, {"who": "new"}, b"new vectors", NEW)
 
 
+def save_old_refined(folder: Path) -> None:
+    save_files(folder, {"who": "old"}, b"old vectors", OLD, b"old context")
+
+
+def save_new_refined(folder: Path) -> None:
+    save_files(folder, {"who": "new"}, b"new vectors", NEW, b"new context")
+
+
+PLAIN, REFINED = ["config.json", "items", "vectors"], ["config.json", "context", "items", "vectors"]
+# what is replaced by what, and which files that leaves
+REPLACEMENTS = {
+    "plain": (save_old, save_new, PLAIN),
+    "refined": (save_old_refined, save_new_refined, REFINED),
+    "plain to refined": (save_old, save_new_refined, REFINED),
+    "refined to plain": (save_old_refined, save_new, PLAIN),
+}
+
+
 def who(folder: Path) -> str:
     """Load, insisting that all parts are of one and the same index."""
-    config, vectors, items = load_files(folder)
+    config, vectors, items, context = load_files(folder)
     assert vectors == f"{config['who']} vectors".encode()
+    assert context == (f"{config['who']} context".encode() if config["version"] == 2 else None)
     assert set(items["name"]) == {config["who"]}
     return config["who"]
 
@@ -86,22 +105,23 @@ class MortalDisk:
         return MortalFile(path, "x")
 
 
-def test_killed_at_any_moment(tmp_path) -> None:
-    outcomes = []
+@pytest.mark.parametrize("name", REPLACEMENTS)
+def test_killed_at_any_moment(tmp_path, name: str) -> None:
+    (save_former, save_later, files), outcomes = REPLACEMENTS[name], []
     for moment in itertools.count():
         folder = tmp_path / str(moment)
-        save_old(folder)
+        save_former(folder)
         try:
             with pytest.MonkeyPatch.context() as patch:
                 MortalDisk(patch, moment)
-                save_new(folder)
+                save_later(folder)
         except Killed:
             outcomes.append(who(folder))
         else:
             break
-        save_new(folder)
+        save_later(folder)
         assert who(folder) == "new"
-        assert data_files(folder) == ["config.json", "items", "vectors"]
+        assert data_files(folder) == files
     assert outcomes == sorted(outcomes, reverse=True)  # the former index until the one moment, the new one from then on
     assert outcomes.count("old") >= 10
     assert outcomes.count("new") >= 2
@@ -126,8 +146,10 @@ def test_disk_full_keeps_the_former_index_and_leaves_nothing(tmp_path, monkeypat
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_readers_see_one_index_or_the_other(tmp_path) -> None:
-    save_old(tmp_path)
+@pytest.mark.parametrize("name", REPLACEMENTS)
+def test_readers_see_one_index_or_the_other(tmp_path, name: str) -> None:
+    save_former, save_later, _ = REPLACEMENTS[name]
+    save_former(tmp_path)
     stop, seen, failures = threading.Event(), set(), []
 
     def read() -> None:
@@ -141,7 +163,7 @@ def test_readers_see_one_index_or_the_other(tmp_path) -> None:
     for reader in readers:
         reader.start()
     for round_number in range(40):
-        (save_new if round_number % 2 else save_old)(tmp_path)
+        (save_later if round_number % 2 else save_former)(tmp_path)
     stop.set()
     for reader in readers:
         reader.join()
@@ -166,6 +188,7 @@ def test_foreign_folders_are_refused_and_kept(tmp_path) -> None:
 def test_damage_is_told(tmp_path) -> None:
     save_old(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["version"], set(config["files"])) == (1, {"vectors", "items"})  # as before there were refined ones
     for part in ("vectors", "items"):
         path = tmp_path / config["files"][part]
         content = path.read_bytes()
@@ -180,4 +203,21 @@ def test_damage_is_told(tmp_path) -> None:
     for change in ({"version": 99}, {"files": None}, {"files": {"vectors": "../x", "items": "y"}}):
         (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(InputError, match=r"version 99|does not name"):
+            load_files(tmp_path)
+
+
+def test_damage_to_a_context_is_told(tmp_path) -> None:
+    save_old_refined(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    path = tmp_path / config["files"]["context"]
+    path.write_bytes(b"old contexT")
+    with pytest.raises(InputError, match=f"{path.name} is damaged"):
+        load_files(tmp_path)
+    path.unlink()
+    with pytest.raises(InputError, match=f"{path.name} is missing"):
+        load_files(tmp_path)
+    plain = {part: name for part, name in config["files"].items() if part != "context"}
+    for change in ({"files": plain}, {"version": 1}, {"files": {**plain, "context": "../x"}}):
+        (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(InputError, match="does not name"):
             load_files(tmp_path)

@@ -2,7 +2,7 @@
 
 from vicinal.data.benchmarks import digits, glyphs, omniglot
 from vicinal.data.checks import require_trainable
-from vicinal.data.embeddings import load_embeddings, save_embeddings
+from vicinal.data.embeddings import fingerprint_of, load_embeddings, save_embeddings
 from vicinal.data.folders import is_image_file
 from vicinal.data.hierarchical_sampler import HierarchicalBatchSampler
 from vicinal.data.images import (
@@ -36,6 +36,7 @@ __all__ = [
     "confused_labels",
     "convert_image",
     "digits",
+    "fingerprint_of",
     "first_classes",
     "foreign_images",
     "glyphs",

@@ -25,10 +25,13 @@ from vicinal.errors import InputError
 from vicinal.files import write_bytes
 
 TABLE_SUFFIX = ".table.csv"  # not .csv, which may well be the user's own
+MODEL = b"vicinal_model"  # key in the schema of a Parquet file for the fingerprint of the model
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
-def save_embeddings(path: str | Path, vectors: npt.NDArray[np.floating], table: Table) -> None:
+def save_embeddings(
+    path: str | Path, vectors: npt.NDArray[np.floating], table: Table, fingerprint: str | None = None
+) -> None:
     """Write embeddings and their table.
 
     Args:
@@ -36,6 +39,7 @@ def save_embeddings(path: str | Path, vectors: npt.NDArray[np.floating], table: 
             the table beside it (`vectors.table.csv` for `vectors.npy`).
         vectors: `[n, d]`, stored as float32.
         table: `n` rows.
+        fingerprint: of the model that made the vectors, if it is known; a `.npy` file has no place for it.
 
     Raises:
         InputError: vectors of another shape, too few or too many, or not finite (with the row); another ending.
@@ -53,7 +57,7 @@ def save_embeddings(path: str | Path, vectors: npt.NDArray[np.floating], table: 
     path = Path(path)
     vectors = checked_vectors(vectors, len(table), "vectors")
     if path.suffix.lower() == ".parquet":
-        write_arrow(path, _with_vectors(path, table, vectors))
+        write_arrow(path, _with_fingerprint(_with_vectors(path, table, vectors), fingerprint))
     elif path.suffix.lower() == ".npy":
         _write_npy(path, vectors, table)
     else:
@@ -83,6 +87,29 @@ def load_embeddings(path: str | Path) -> tuple[npt.NDArray[np.float32], Table]:
     raise InputError(f"{path}: embeddings are read from a file ending in .parquet or .npy")
 
 
+def fingerprint_of(path: str | Path) -> str | None:
+    """The fingerprint of the model that made a file's embeddings; None where the file does not say.
+
+    A `.npy` file never says, and a Parquet file no longer does once another program has written it anew.
+
+    Raises:
+        InputError: no such file, or one that ends in .parquet and is none.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_embeddings(f"{folder}/vectors.parquet", np.eye(2), Table(pd.DataFrame(index=range(2))), "0123abcd")
+        ...     fingerprint_of(f"{folder}/vectors.parquet")
+        '0123abcd'
+    """
+    path = Path(path)
+    if path.suffix.lower() != ".parquet":
+        return None
+    with opened_parquet(path) as file:
+        stored = (file.schema_arrow.metadata or {}).get(MODEL)
+    return None if stored is None else stored.decode(errors="replace")
+
+
 def checked_vectors(vectors: npt.NDArray[np.floating], rows: int, where: str) -> npt.NDArray[np.float32]:
     """The vectors as float32 `[rows, d]`; an InputError that begins with `where` if they are no embeddings."""
     vectors = np.asarray(vectors)
@@ -105,6 +132,12 @@ def _with_vectors(path: Path, table: Table, vectors: npt.NDArray[np.float32]) ->
     if not len(frame.columns):
         return pa.table({EMBEDDING: column})
     return arrow_table(path, frame).append_column(EMBEDDING, column)
+
+
+def _with_fingerprint(table: pa.Table, fingerprint: str | None) -> pa.Table:
+    if fingerprint is None:
+        return table
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), MODEL: fingerprint.encode()})
 
 
 def _embedding_column(path: Path) -> npt.NDArray[np.floating]:

@@ -1,4 +1,4 @@
-"""What re-ranking brings: the metrics of the plain rankings beside those of the re-ranked ones."""
+"""What re-ranking or refinement brings: the metrics of the plain rankings beside those of the new ones."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from vicinal.retrieval.scores import Array
 
 @dataclass(frozen=True)
 class Comparison:
-    """The evaluation of the same embeddings before and after re-ranking.
+    """The evaluation of the same embeddings before and after re-ranking or refinement.
 
     Attributes:
-        plain: without re-ranking.
+        plain: without it.
         reranked: with it.
-        method: how it was re-ranked.
+        method: how it was re-ranked, or refined.
     """
 
     plain: Evaluation
@@ -27,21 +27,22 @@ class Comparison:
     method: Reranking
 
     def to_dict(self) -> dict[str, Any]:
-        """The plain evaluation, and under `reranked` the method and its metrics, ready for JSON."""
+        """The plain evaluation, and under `reranked` (or `refined`) the method and its metrics, ready for JSON."""
         after = {"method": repr(self.method), "metrics": dict(self.reranked.metrics)}
-        return {**self.plain.to_dict(), "reranked": after}
+        return {**self.plain.to_dict(), self.method.outcome.replace("-", ""): after}
 
     def __str__(self) -> str:
         first, *lines = str(self.plain).splitlines()
         after = self.reranked.metrics.values()
         rows = [f"{line}   {100 * value:6.2f} %" for line, value in zip(lines, after, strict=True)]
-        return "\n".join([first, f"re-ranked: {self.method!r}", f"{'plain':>{len(lines[0])}}   re-ranked", *rows])
+        word = self.method.outcome
+        return "\n".join([first, f"{word}: {self.method!r}", f"{'plain':>{len(lines[0])}}   {word:>8}", *rows])
 
 
 def compare(
     embeddings: Array, table: Table, rerank: Reranking, recall_at: Sequence[int] | None = None, chunk: int | None = None
 ) -> Comparison:
-    """Evaluate twice: without and with re-ranking.
+    """Evaluate twice: without and with re-ranking or refinement.
 
     Args:
         embeddings: float [rows, dim].

@@ -1,13 +1,15 @@
-"""The model: a backbone, pooling and a head that make an embedding, carried in one folder with its preprocessing."""
+"""Models, each carried in one folder: the embedder, with its preprocessing, and the refiner of its embeddings."""
 
 from vicinal.models.embedder import Embedder
 from vicinal.models.initializations import create_backbone, default_transform
 from vicinal.models.pooling import AvgMaxPool, AvgPool, ClassToken, GeM, MaxPool, PoolingName, build_pooling
+from vicinal.models.refiner import ContextRefiner
 
 __all__ = [
     "AvgMaxPool",
     "AvgPool",
     "ClassToken",
+    "ContextRefiner",
     "Embedder",
     "GeM",
     "MaxPool",

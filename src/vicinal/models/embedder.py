@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,27 +11,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from huggingface_hub import HfApi
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vicinal.console import track
 from vicinal.data.transforms import ImageTransform
 from vicinal.errors import InputError
-from vicinal.models import model_folder
 from vicinal.models.backbones import check_patches, has_class_token, num_features, prefix_tokens
-from vicinal.models.initializations import create_backbone, default_transform, one_line
+from vicinal.models.initializations import create_backbone, default_transform
 from vicinal.models.inputs import Images, image_batches
+from vicinal.models.model_format import EMBEDDER, MAX_DIM
 from vicinal.models.pooling import ClassToken, PoolingName, build_pooling, feature_maps
+from vicinal.models.saving import SavedModel
 
 Precision = Literal["32", "bf16", "16"]
-
-MAX_DIM = 65_536
 
 AUTOCAST: dict[str, torch.dtype] = {"32": torch.float32, "bf16": torch.bfloat16, "16": torch.float16}
 
 
-class Embedder(nn.Module):
+class Embedder(SavedModel):
     """Images to L2-normalised vectors: backbone, pooling, normalisation, linear layer.
 
     The model of the papers: a backbone without classifier, GeM pooling, layer normalisation, one linear layer to `dim`
@@ -78,6 +73,8 @@ class Embedder(nn.Module):
         torch.Size([2, 8])
     """
 
+    model_format = EMBEDDER
+
     def __init__(
         self,
         backbone: str = "resnet50",
@@ -108,8 +105,6 @@ class Embedder(nn.Module):
             "projector": projector,
             "freeze_batch_norm": freeze_batch_norm,
         }
-        self.recipe: dict[str, Any] = {}
-        self.metrics: dict[str, Any] = {}
         self.keeps_length = False
         self.dim = dim
         self.freeze_batch_norm = freeze_batch_norm
@@ -151,6 +146,11 @@ class Embedder(nn.Module):
             vectors = self.projector(vectors)
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
         return vectors if self.training and self.keeps_length else F.normalize(vectors, dim=-1)
+
+    @property
+    def training_dim(self) -> int:
+        """Numbers in an output while training: the projector's, if there is one."""
+        return self.dim if self.projector is None else self.projector.out_features
 
     def train(self, mode: bool = True) -> Embedder:
         """Switch to training, or with `mode` false to evaluation; frozen batch normalisation stays as it is."""
@@ -212,7 +212,7 @@ class Embedder(nn.Module):
         where = weight.device
         batches, number = image_batches(source, self.transform, batch, workers, on_error, where.type == "cuda")
         vectors = np.empty((0, self.dim), np.float32)
-        with _evaluating(self), torch.inference_mode(), _autocast(where, precision):
+        with evaluating(self), torch.inference_mode(), _autocast(where, precision):
             parts = [
                 self(images.to(where, weight.dtype, non_blocking=True)).float().cpu().numpy()
                 for images in track(batches, "embedding", total=number, show=progress)
@@ -221,113 +221,17 @@ class Embedder(nn.Module):
         _check_finite(vectors, precision)
         return vectors
 
-    def fingerprint(self) -> str:
-        """A short hash of config and weights: two models with the same one give the same vectors.
-
-        Example:
-            >>> model = Embedder("test_resnet", dim=8, pretrained=False)
-            >>> len(model.fingerprint())
-            16
-        """
-        digest = hashlib.sha256(json.dumps(self._described(), sort_keys=True, default=str).encode())
-        for name, tensor in sorted(self.state_dict().items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:16]
-
-    def save_pretrained(
-        self,
-        folder: str | Path,
-        recipe: Mapping[str, Any] | None = None,
-        metrics: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Save the model as a folder: `model.safetensors`, `config.json`, `README.md` (a model card).
-
-        The folder is replaced as a whole or, if anything fails, left as it was. Weights keep their dtype, which must be
-        the same for all.
-
-        Args:
-            folder: Where; a folder that holds anything but a saved model is refused.
-            recipe: How the model was trained, JSON values; None: what `self.recipe` says.
-            metrics: How good it was found, JSON values; None: what `self.metrics` says.
-
-        Raises:
-            InputError: the folder holds something else, recipe or metrics are not JSON values, or weights are of
-                different dtypes.
-            OSError: it cannot be written, as on a full disk.
-
-        Example:
-            >>> model = Embedder("test_resnet", dim=8, pretrained=False)
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     model.save_pretrained(f"{folder}/model", metrics={"recall@1": 0.9})
-            ...     Embedder.from_pretrained(f"{folder}/model").metrics
-            {'recall@1': 0.9}
-        """
-        config = {
-            **self._described(),
-            "recipe": dict(self.recipe if recipe is None else recipe),
-            "metrics": dict(self.metrics if metrics is None else metrics),
-        }
-        _weights_dtype(dict(self.named_parameters()))
-        model_folder.write(folder, config, self.state_dict())
-
-    @classmethod
-    def from_pretrained(cls, source: str | Path, revision: str | None = None) -> Embedder:
-        """Load a saved model, in evaluation mode, on the CPU, in the dtype that it was saved in.
-
-        Nothing is unpickled, no code from the folder is run, and no other weights are downloaded. The tensors' names
-        and shapes are held against the config before memory is taken for either.
-
-        Args:
-            source: A folder that `save_pretrained` wrote, or the name of such a model on the Hugging Face hub.
-            revision: Branch, tag or commit on the hub.
-
-        Raises:
-            InputError: there is no such model, or its files are not whole or do not go together; with file and key.
-        """
-        folder = model_folder.locate(source, revision)
-        config = model_folder.read_config(folder)
-        with torch.random.fork_rng(devices=[]):
-            try:
-                arguments = _constructor_arguments(config)
-                with torch.device("meta"):
-                    plan = cls(**arguments)
-            except InputError as error:
-                raise InputError(f"{folder / model_folder.CONFIG}: {error}") from error
-            tensors = model_folder.read_tensors(folder, plan.state_dict())
-            model = cls(**arguments)
-        weights = {name: tensors[name] for name, _ in model.named_parameters()}
-        model.to(_weights_dtype(weights, f"{folder / model_folder.WEIGHTS}: "))
-        model.load_state_dict(tensors)
-        model.recipe, model.metrics = config["recipe"], config["metrics"]
-        return model.eval()
-
-    def push_to_hub(self, name: str, private: bool = False, token: str | None = None) -> str:
-        """Upload the folder that `save_pretrained` writes to the Hugging Face hub.
-
-        Args:
-            name: `owner/model`; made if missing.
-            private: Make it private, if it is made now.
-            token: Of the hub; None: the one stored by `hf auth login`.
-
-        Returns:
-            The address of the commit.
-
-        Raises:
-            InputError: the hub cannot be reached or refuses.
-        """
-        hub = HfApi(token=token)
-        with tempfile.TemporaryDirectory() as parent:
-            folder = Path(parent) / name.rpartition("/")[2]
-            self.save_pretrained(folder)
-            try:
-                full_name = hub.create_repo(name, private=private, exist_ok=True).repo_id
-                return str(hub.upload_folder(repo_id=full_name, folder_path=folder, commit_message="Upload model"))
-            except (OSError, ValueError) as error:
-                raise InputError(f"cannot upload to {name!r} on the Hugging Face hub: {one_line(error)}") from error
-
     def _described(self) -> dict[str, Any]:
         return {**self.config, "transform": self.transform.to_dict()}
+
+    @classmethod
+    def _from_config(cls, config: Mapping[str, Any]) -> Embedder:
+        transform = ImageTransform.from_dict(config["transform"])
+        for key in transform.to_dict():
+            if key not in config["transform"]:
+                raise InputError(f"transform: {key} is missing")
+        arguments = {key: value for key, value in config.items() if key not in ("recipe", "metrics")}
+        return cls(**{**arguments, "transform": transform, "pretrained": False})
 
 
 def _check_head(dim: int, norm: str, dropout: float, projector: int | None) -> None:
@@ -340,22 +244,13 @@ def _check_head(dim: int, norm: str, dropout: float, projector: int | None) -> N
         raise InputError(f"dropout is {dropout!r}; it must be a number from 0 to below 1")
 
 
-def _weights_dtype(weights: Mapping[str, Tensor], where: str = "") -> torch.dtype:
-    """The one dtype of all weights; a model of several could not tell which one its images are to have."""
-    names = {tensor.dtype: name for name, tensor in weights.items()}
-    if len(names) > 1:
-        several = ", ".join(f"{name} is {dtype}" for dtype, name in names.items())
-        raise InputError(f"{where}weights of different dtypes ({several}); bring the model to one, as by model.float()")
-    return next(iter(names))
-
-
 def _check_width(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_DIM:
         raise InputError(f"{name} is {value!r}; it must be a whole number from 1 to {MAX_DIM:,}")
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -374,12 +269,3 @@ def _check_finite(vectors: npt.NDArray[np.float32], precision: str) -> None:
     if len(bad):
         hint = "try precision 32" if precision != "32" else "its weights or the image are not finite"
         raise InputError(f"the embedding of image {bad[0]} is not finite ({len(bad)} of {len(vectors)}); {hint}")
-
-
-def _constructor_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    transform = ImageTransform.from_dict(config["transform"])
-    for key in transform.to_dict():
-        if key not in config["transform"]:
-            raise InputError(f"transform: {key} is missing")
-    arguments = {key: value for key, value in config.items() if key not in ("recipe", "metrics")}
-    return {**arguments, "transform": transform, "pretrained": False}

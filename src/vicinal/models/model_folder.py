@@ -16,43 +16,26 @@ from torch import Tensor
 from vicinal.errors import InputError
 from vicinal.files import replacing_folder, write_bytes
 from vicinal.models.initializations import one_line
-from vicinal.models.model_card import model_card
+from vicinal.models.model_format import FORMATS, ModelFormat
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 CARD = "README.md"
-FORMAT = "vicinal-embedder"
 VERSION = 1
 
 # Far above any real config, far below what a parser would choke on.
 MAX_CONFIG_BYTES = 10_000_000
 
-# No number of layers, channels or pixels is above this; to build a billion layers would take hours before it failed.
-MAX_NUMBER = 16_384
 
-KINDS: dict[str, tuple[type, ...]] = {
-    "backbone": (str,),
-    "backbone_args": (dict,),
-    "pooling": (str,),
-    "p": (int, float),
-    "learned_p": (bool,),
-    "norm": (str,),
-    "dim": (int,),
-    "dropout": (int, float),
-    "projector": (int, type(None)),
-    "freeze_batch_norm": (bool,),
-    "transform": (dict,),
-    "recipe": (dict,),
-    "metrics": (dict,),
-}
-
-
-def write(folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def write(
+    folder: str | Path, model_format: ModelFormat, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
     """Write a model folder, atomically, in the place of a former one.
 
     Args:
-        folder: Where; must not exist, be empty or be a saved Vicinal model with nothing else in it.
-        config: JSON values, the keys those of `KINDS`.
+        folder: Where; must not exist, be empty or be a saved model of this format with nothing else in it.
+        model_format: What kind of model it is.
+        config: JSON values, the keys those of the format.
         tensors: Weights and buffers by name.
 
     Raises:
@@ -60,13 +43,13 @@ def write(folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, T
         OSError: it cannot be written, as on a full disk; what was there stays.
     """
     folder = Path(folder)
-    _check_replaceable(folder)
+    _check_replaceable(folder, model_format)
     try:
-        text = json.dumps({"format": FORMAT, "version": VERSION, **config}, indent=2, allow_nan=False)
+        text = json.dumps({"format": model_format.name, "version": VERSION, **config}, indent=2, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"the model's config, recipe and metrics must be JSON values: {one_line(error)}") from error
-    _check_numbers(folder / CONFIG, config)
-    card = model_card(folder.resolve().name, config)
+    _check_numbers(folder / CONFIG, config, model_format)
+    card = model_format.card(folder.resolve().name, config)
     # Cloned because safetensors refuses tensors that share memory, contiguous because it stores nothing else.
     plain = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
@@ -96,34 +79,40 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
         raise InputError(f"model: no folder {source} here, and none from the hub: {one_line(error)}") from error
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path, model_format: ModelFormat) -> dict[str, Any]:
     """The config of a saved model, without `format` and `version`; its keys and their kinds are checked.
 
     Raises:
-        InputError: it is missing, not JSON, not ours, of another version, or a key of it is missing, unknown or wrong.
+        InputError: it is missing, not JSON, not of this format, of another version, or a key of it is missing, unknown
+            or wrong.
     """
     path = folder / CONFIG
     if not path.is_file():
         raise InputError(f"model: {folder} has no {CONFIG}; is it the folder of a saved Vicinal model?")
-    config = _read_ours(path)
+    config, found = _read_ours(path, model_format)
+    if found is not model_format:
+        raise InputError(f"model: {folder} is {found.noun}, not {model_format.noun}; {found.use}")
     version = config.pop("version", None)
     if version != VERSION or isinstance(version, bool):
         raise InputError(f"{path}: version is {version!r}; this Vicinal reads version {VERSION}")
-    _check_keys(path, config)
-    _check_numbers(path, config)
+    _check_keys(path, config, model_format)
+    _check_numbers(path, config, model_format)
     return config
 
 
-def _read_ours(path: Path) -> dict[str, Any]:
+def _read_ours(path: Path, wanted: ModelFormat) -> tuple[dict[str, Any], ModelFormat]:
+    """The config without its `format`, and that; it may be another than the wanted one."""
     if path.stat().st_size > MAX_CONFIG_BYTES:
         raise InputError(f"{path}: {path.stat().st_size:,} bytes is too large for a config")
     try:
         config = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {one_line(error)}") from error
-    if not isinstance(config, dict) or config.pop("format", None) != FORMAT:
-        raise InputError(f'{path}: not the config of a Vicinal model ("format" is not "{FORMAT}")')
-    return config
+    name = config.pop("format", None) if isinstance(config, dict) else None
+    for known in FORMATS:
+        if known.name == name:
+            return config, known
+    raise InputError(f'{path}: not the config of a Vicinal model ("format" is not "{wanted.name}")')
 
 
 def read_tensors(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -157,22 +146,23 @@ def read_tensors(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tens
     return tensors
 
 
-def _check_keys(path: Path, config: Mapping[str, Any]) -> None:
-    for key in (*KINDS, *config):
+def _check_keys(path: Path, config: Mapping[str, Any], model_format: ModelFormat) -> None:
+    known = model_format.kinds
+    for key in (*known, *config):
         if key not in config:
             raise InputError(f"{path}: {key} is missing")
-        if key not in KINDS:
-            raise InputError(f"{path}: unknown key {key!r}; the keys are {', '.join(KINDS)}")
-        value, kinds = config[key], KINDS[key]
+        if key not in known:
+            raise InputError(f"{path}: unknown key {key!r}; the keys are {', '.join(known)}")
+        value, kinds = config[key], known[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise InputError(f"{path}: {key} is {one_line(repr(value), 80)}; it must be {kinds[0].__name__}")
 
 
-def _check_numbers(path: Path, config: Mapping[str, Any]) -> None:
-    for key in ("backbone_args", "transform"):
+def _check_numbers(path: Path, config: Mapping[str, Any], model_format: ModelFormat) -> None:
+    for key, largest in model_format.largest.items():
         for number in _numbers(config[key]):
-            if not abs(number) <= MAX_NUMBER:  # so that NaN is refused as well
-                raise InputError(f"{path}: {key}: {number} is too large")
+            if not abs(number) <= largest:  # so that NaN is refused as well
+                raise InputError(f"{path}: {key}: {number} is too large; at most {largest:,}")
 
 
 def _numbers(value: object) -> Iterator[float]:
@@ -196,7 +186,7 @@ def _check_shape(path: Path, name: str, shape: list[int], expected: Tensor) -> N
         raise InputError(f"{path}: {name} has shape {tuple(shape)}; {CONFIG} calls for {tuple(expected.shape)}")
 
 
-def _check_replaceable(folder: Path) -> None:
+def _check_replaceable(folder: Path, model_format: ModelFormat) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -207,6 +197,10 @@ def _check_replaceable(folder: Path) -> None:
         raise InputError(f"cannot save a model to {folder}: it holds {(foreign or names)[0]}; give a folder of its own")
     if names:
         try:
-            _read_ours(folder / CONFIG)
+            _, found = _read_ours(folder / CONFIG, model_format)
         except (InputError, OSError) as error:
             raise InputError(f"cannot save a model to {folder}: {error}; give a folder of its own") from error
+        if found is not model_format:
+            raise InputError(
+                f"cannot save {model_format.noun} to {folder}: it holds {found.noun}; give a folder of its own"
+            )

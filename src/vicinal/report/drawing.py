@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
 
 from vicinal.errors import InputError
@@ -15,6 +17,12 @@ from vicinal.files import write_bytes
 RIGHT, WRONG, UNKNOWN, QUERY = "#1a9850", "#d73027", "#9aa0a6", "#30343b"
 INK, PALE, EMPTY = "#24272c", "#6b7178", "#eceef0"
 DPI = 150
+COLORS: tuple[str, ...] = (  # all dark enough for thin lines on white
+    *map(str, TABLEAU_COLORS.values()),
+    *("#1a237e", "#00574b", "#8d0f2e", "#b8860b", "#4a2c8f", "#3f6b00", "#c2185b", "#000000", "#0097e6", "#a0522d"),
+)
+
+QUIET: dict[str, Any] = {"frameon": False, "fontsize": 8, "labelcolor": INK, "borderaxespad": 0.0}  # legends
 
 
 def tidy(axes: Axes, name: str) -> None:

@@ -97,6 +97,47 @@ class DatabaseAugmentation(Reranking):
         return Reranked(sides.queries, UnitVectors(expanded, "gallery vector", device=sides.gallery.device))
 
 
+@dataclass(frozen=True)
+class NeighborAverage(Reranking):
+    """Searches with queries and gallery both moved: each becomes the normalised sum of itself and its n nearest.
+
+    What a context refiner is without its blocks (Context Refiner, Table 4, "MS-Loss + NNs"), and the plainest thing
+    to hold one against.
+
+    Args:
+        n: neighbours added, without the image itself.
+        alpha: as in query expansion; 0, the default, weighs all alike.
+
+    Raises:
+        InputError: an impossible n or alpha; when applied: more neighbours than there are.
+
+    Example:
+        >>> from vicinal.retrieval import rerank
+        >>> angles = np.array([0.5, 1.0, -0.55, -0.6])
+        >>> gallery = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        >>> rerank(np.array([[1.0, 0.0]]), gallery, 3, NeighborAverage(n=1)).indices
+        array([[0, 1, 2]])
+    """
+
+    n: int = 8
+    alpha: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._check_counts("n")
+        check_not_negative(self, alpha=self.alpha)
+
+    @property
+    def reach(self) -> int:
+        return self.n
+
+    def apply(self, sides: Sides) -> Reranked:
+        queries = QueryExpansion(self.n, self.alpha).apply(sides).queries
+        return Reranked(queries, queries if sides.same else self._of_gallery(sides))
+
+    def _of_gallery(self, sides: Sides) -> UnitVectors:
+        return DatabaseAugmentation(self.n, self.alpha).apply(sides).gallery
+
+
 def _expanded(vectors: UnitVectors, gallery: UnitVectors, found: Neighbors, alpha: float) -> npt.NDArray[np.float32]:
     """Normalised sums of vectors and their neighbours, float32 [n, dim]."""
     expanded = np.empty((len(vectors), vectors.dim), dtype=np.float32)

@@ -2,49 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import faiss as faiss_with_stubs
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from pandas.api.extensions import ExtensionDtype
 
 from vicinal.data.table import Table
 from vicinal.errors import InputError
-from vicinal.retrieval.scores import BLOCK_ROWS, Array, UnitVectors
+from vicinal.models.refiner import ContextRefiner
+from vicinal.retrieval.context import Context
+from vicinal.retrieval.items import joined, with_ids
+from vicinal.retrieval.refine import refine
+from vicinal.retrieval.scores import Array, UnitVectors
 from vicinal.retrieval.storage import load_files, save_files
-
-faiss: Any = faiss_with_stubs  # its type stubs lack the Python-side arguments of most classes
-
-Kind = Literal["exact", "hnsw", "ivfpq"]
-
-EXACT_UP_TO = 100_000  # vectors; above, "auto" takes HNSW, as comparing with every vector becomes slow
-HNSW_LINKS = 32  # a vector
-HNSW_BUILD, HNSW_SEARCH = 100, 128  # breadth of the search while building and while searching
-IVFPQ_CODES, IVFPQ_PROBES = 256, 32  # values of one code byte, inverted lists visited
-IVFPQ_LEAST = 39 * IVFPQ_CODES  # vectors to train on; faiss's own advice is 39 a centroid
-CLASSES = {"exact": faiss.IndexFlat, "hnsw": faiss.IndexHNSW, "ivfpq": faiss.IndexIVFPQ}
-OWN_ID = "id_of_table"  # what a table's own column `id` is called in the index
-# for columns that would else become floats or objects where values are missing
-NULLABLE: dict[str, ExtensionDtype] = {"b": pd.BooleanDtype(), "i": pd.Int64Dtype(), "u": pd.UInt64Dtype()}
+from vicinal.retrieval.structure import Kind, Matches, Structure
 
 Integers = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Matches:
-    """What a search found, best first.
-
-    Attributes:
-        scores: float32 [queries, k], cosine similarities (approximate ones from an `ivfpq` index).
-        ids: int64 [queries, k]; equal scores stand in the order of their ids.
-    """
-
-    scores: npt.NDArray[np.float32]
-    ids: Integers
 
 
 class Index:
@@ -53,10 +28,13 @@ class Index:
     An id is the number of vectors that were added before, so it is never used again. Deleted vectors stay in the
     structure, unseen, until an index is built anew: removing them would break the graph of HNSW.
 
+    An index built with a refiner searches refined embeddings. It keeps the embeddings as they came beside them, at 4
+    bytes a dimension and image, for among these the neighbours of a new image or of a query are found; they are real
+    vectors even beside `ivfpq`, which saves little memory then. Everything that comes in later takes the same refiner.
+
     Made by :meth:`build` or :meth:`load`.
 
     Attributes:
-        kind: `exact`, `hnsw` or `ivfpq`.
         model_fingerprint: says which model the vectors come from, if it was told.
 
     Example:
@@ -68,11 +46,18 @@ class Index:
         ['dog', 'cow']
     """
 
-    def __init__(self, structure: Any, items: pd.DataFrame, kind: Kind, model_fingerprint: str | None = None) -> None:
+    def __init__(
+        self,
+        structure: Structure,
+        items: pd.DataFrame,
+        model_fingerprint: str | None = None,
+        context: Context | None = None,
+    ) -> None:
         self._structure = structure
         self._items = items
-        self.kind: Kind = kind
         self.model_fingerprint = model_fingerprint
+        self._context = context
+        self._known_refiner: ContextRefiner | None = None
 
     @classmethod
     def build(
@@ -81,6 +66,7 @@ class Index:
         table: Table,
         kind: Literal["auto"] | Kind = "auto",
         model_fingerprint: str | None = None,
+        refiner: ContextRefiner | None = None,
     ) -> Index:
         """Build an index of all vectors.
 
@@ -92,24 +78,39 @@ class Index:
                 dimensions or fewer these are so coarse that many true neighbours are missed, so it is for large
                 vectors; `auto` is `exact` up to 100,000 vectors, `hnsw` above.
             model_fingerprint: says which model made the vectors.
+            refiner: refines every vector first, by its nearest among the others. These are found by comparing every
+                vector with every other, whatever the kind.
 
         Raises:
-            InputError: other numbers of rows, NaN or infinity, too few vectors for `ivfpq`, an unknown kind, or a
-                table with both columns `id` and `id_of_table`.
+            InputError: other numbers of rows, NaN or infinity, too few vectors for `ivfpq`, an unknown kind, a table
+                with both columns `id` and `id_of_table`, or a refiner of another dimension or for another model.
         """
-        unit = _checked(vectors, table)
-        if kind == "auto":
-            kind = "exact" if len(unit) <= EXACT_UP_TO else "hnsw"
-        if kind not in ("exact", "hnsw", "ivfpq"):
-            raise InputError(f"unknown kind of index {kind!r}; use auto, exact, hnsw or ivfpq")
-        index = cls(_structure(kind, unit), pd.DataFrame({"id": np.empty(0, dtype=np.int64)}), kind, model_fingerprint)
-        index._append(unit, table)
+        unit = searched = _checked(vectors, table)
+        if refiner is not None:
+            refiner.check_model(model_fingerprint)
+            searched = UnitVectors(refine(refiner, vectors), "refined embedding")
+        structure = Structure.made_for(kind, searched)
+        context = None if refiner is None else Context.made_for(structure.kind, unit, refiner)
+        index = cls(structure, with_ids(table, np.arange(len(unit))), model_fingerprint, context)
+        structure.add(searched)
+        if context is not None:
+            context.embeddings.add(unit)
         return index
+
+    @property
+    def kind(self) -> Kind:
+        """`exact`, `hnsw` or `ivfpq`."""
+        return self._structure.kind
+
+    @property
+    def refiner_fingerprint(self) -> str | None:
+        """Says which refiner the index was built with; None: embeddings are as they came."""
+        return None if self._context is None else self._context.refiner_fingerprint
 
     @property
     def dim(self) -> int:
         """Dimensions of a vector."""
-        return int(self._structure.d)
+        return self._structure.dim
 
     @property
     def items(self) -> pd.DataFrame:
@@ -123,7 +124,8 @@ class Index:
         return len(self._items)
 
     def __repr__(self) -> str:
-        return f"Index({self.kind}, {len(self)} images, {self.dim} dimensions)"
+        refined = "" if self._context is None else ", refined"
+        return f"Index({self.kind}, {len(self)} images, {self.dim} dimensions{refined})"
 
     def describe(self) -> dict[str, str | int | None]:
         """What the index is and holds, ready for JSON."""
@@ -131,8 +133,9 @@ class Index:
             "kind": self.kind,
             "images": len(self),
             "dimensions": self.dim,
-            "deleted": int(self._structure.ntotal) - len(self),
+            "deleted": len(self._structure) - len(self),
             "model_fingerprint": self.model_fingerprint,
+            "refiner_fingerprint": self.refiner_fingerprint,
         }
 
     def check_model(self, fingerprint: str | None) -> None:
@@ -147,18 +150,59 @@ class Index:
                 "use that model, or build the index again"
             )
 
-    def add(self, vectors: Array, table: Table) -> Integers:
+    def check_refiner(self, refiner: ContextRefiner | None) -> None:
+        """Refuse any other refiner than the one the index was built with, or one where it was built without.
+
+        Raises:
+            InputError: it is another, or there is one too many or too few.
+        """
+        known = self.refiner_fingerprint
+        if refiner is None and known is None:
+            return
+        if refiner is None:
+            raise InputError(f"the index holds embeddings refined by {known}; give that refiner (--refiner)")
+        if known is None:
+            raise InputError("the index was built without a refiner; leave it out, or build the index again with it")
+        if refiner is self._known_refiner:  # a fingerprint reads all weights, which takes longer than a query
+            return
+        if (fingerprint := refiner.fingerprint()) != known:
+            raise InputError(
+                f"the index was built with the refiner {known}, not with {fingerprint}; "
+                "use that refiner, or build the index again"
+            )
+        self._known_refiner = refiner
+
+    def add(self, vectors: Array, table: Table, refiner: ContextRefiner | None = None) -> Integers:
         """Add vectors and give their new ids, int64 [n].
 
         A column that only the index or only the table has is missing in the other's rows. Where one has integers and
         the other text, as of labels read from folders named by digits, both become text.
 
+        A refined index refines each by its nearest among what it holds and the other new ones. What was refined before
+        stays as it was, though the new ones may now be nearer: build the index again after adding many.
+
+        Args:
+            vectors: float [n, dim].
+            table: n rows.
+            refiner: the one that the index was built with, if it was built with one.
+
         Raises:
-            InputError: other numbers of rows, another dimension, NaN or infinity, a column of another type than before.
+            InputError: other numbers of rows, another dimension, NaN or infinity, a column of another type than before,
+                another refiner.
         """
+        self.check_refiner(refiner)
         unit = _checked(vectors, table)
         self._check_dim(unit)
-        return self._append(unit, table)
+        ids = np.arange(len(self._structure), len(self._structure) + len(unit), dtype=np.int64)
+        items = joined(self._items, with_ids(table, ids))
+        try:
+            if self._context is not None and refiner is not None:
+                self._context.embeddings.add(unit)
+                unit = self._context.refined(unit, refiner, items["id"].to_numpy(), itself=ids)
+        finally:  # even if it was interrupted, so that ids stay the same in both structures
+            self._structure.add(unit)
+        self._items = items
+        return ids
 
     def delete(self, ids: npt.ArrayLike) -> None:
         """Make vectors impossible to find.
@@ -176,16 +220,32 @@ class Index:
         """
         return self._items.iloc[self._positions(ids)].reset_index(drop=True)
 
-    def search(self, vectors: Array, k: int) -> Matches:
+    def search(
+        self,
+        vectors: Array,
+        k: int,
+        refiner: ContextRefiner | None = None,
+        itself: npt.ArrayLike | None = None,
+    ) -> Matches:
         """Find the k nearest vectors of each query.
+
+        A refined index refines each query first, by the nearest embeddings it holds. A query that is in the index finds
+        its own embedding among these, and moves elsewhere than it did when the index was built, unless `itself` says
+        so.
 
         Args:
             vectors: float [q, dim].
             k: how many.
+            refiner: the one that the index was built with, if it was built with one. It is looked at once: do not train
+                it on between searches.
+            itself: int [q], only with a refiner: the id that a query itself has in the index, whose embedding it then
+                does not look at (it may still be found), -1 for none. Duplicates under other ids are looked at.
 
         Raises:
-            InputError: NaN or infinity, another dimension than the index has, or k larger than the index.
+            InputError: NaN or infinity, another dimension than the index has, k larger than the index, another refiner,
+                or an id in `itself` that is not there.
         """
+        self.check_refiner(refiner)
         queries = UnitVectors(vectors, "query")
         self._check_dim(queries)
         if not len(self):
@@ -194,12 +254,10 @@ class Index:
             raise InputError(
                 f"k = {k} is outside of what an index of {len(self)} images can give; use 1 to {len(self)}"
             )
-        scores, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
-        for start in range(0, len(queries), BLOCK_ROWS):
-            stop = min(start + BLOCK_ROWS, len(queries))
-            scores[start:stop], ids[start:stop] = self._search(_rows(queries, start, stop), k)
-        order = np.lexsort((ids, -scores))
-        return Matches(np.take_along_axis(scores, order, axis=1), np.take_along_axis(ids, order, axis=1))
+        own, alive = self._own_ids(itself, len(queries)), self._items["id"].to_numpy()
+        if self._context is not None and refiner is not None:
+            queries = self._context.refined(queries, refiner, alive, own)
+        return self._structure.search(queries, k, alive)
 
     def save(self, folder: str | Path) -> None:
         """Write the index; a kill at any moment leaves the former one or this one.
@@ -212,10 +270,12 @@ class Index:
             "kind": self.kind,
             "dim": self.dim,
             "size": len(self),
-            "added": int(self._structure.ntotal),
+            "added": len(self._structure),
             "model_fingerprint": self.model_fingerprint,
+            "refiner_fingerprint": self.refiner_fingerprint,
         }
-        save_files(Path(folder), config, faiss.serialize_index(self._structure).tobytes(), self._items)
+        context = None if self._context is None else self._context.embeddings.to_bytes()
+        save_files(Path(folder), config, self._structure.to_bytes(), self._items, context)
 
     @classmethod
     def load(cls, folder: str | Path) -> Index:
@@ -224,29 +284,39 @@ class Index:
         Raises:
             InputError: no index there, of a later format, or damaged.
         """
-        config, data, items = load_files(Path(folder))
-        damaged = InputError(f"{folder}: the index is damaged; build it again")
+        config, data, items, came = load_files(Path(folder))
         try:
-            structure = faiss.deserialize_index(np.frombuffer(data, dtype=np.uint8))
-            fits = isinstance(structure, CLASSES[str(config["kind"])])
-            index = cls(structure, items, config["kind"], config["model_fingerprint"])
-            expected = (config["dim"], config["added"], config["size"])
-        except (RuntimeError, KeyError):
-            raise damaged from None
-        ids = items["id"].to_numpy() if "id" in items else np.array([-1])
-        ordered = len(ids) == 0 or (ids[0] >= 0 and (np.diff(ids) > 0).all() and ids[-1] < structure.ntotal)
-        if expected != (structure.d, structure.ntotal, len(items)) or not ordered or not fits:
-            raise damaged
+            structure = Structure.from_bytes(data)
+            context = None if came is None else Context(Structure.from_bytes(came), config["refiner_fingerprint"])
+            index = cls(structure, items, config["model_fingerprint"], context)
+            expected = tuple(config[fact] for fact in ("kind", "dim", "added", "size"))
+        except (InputError, KeyError):
+            raise InputError(f"{folder}: the index is damaged; build it again") from None
+        if expected != (index.kind, index.dim, len(structure), len(items)) or not index._fits_together():
+            raise InputError(f"{folder}: the index is damaged; build it again")
         return index
 
-    def _append(self, vectors: UnitVectors, table: Table) -> Integers:
-        ids = np.arange(self._structure.ntotal, self._structure.ntotal + len(vectors), dtype=np.int64)
-        new = _with_ids(table, ids)
-        items = new if not self._structure.ntotal else _joined(self._items, new)
-        for start in range(0, len(vectors), BLOCK_ROWS):
-            self._structure.add(_rows(vectors, start, start + BLOCK_ROWS))
-        self._items = items
-        return ids
+    def _fits_together(self) -> bool:
+        """Whether items have ids of the structure, in their order, and the context has the same."""
+        ids = self._items["id"].to_numpy() if "id" in self._items else np.array([-1])
+        ordered = len(ids) == 0 or (ids[0] >= 0 and (np.diff(ids) > 0).all() and ids[-1] < len(self._structure))
+        if self._context is None:
+            return bool(ordered)
+        came, known = self._context.embeddings, self._context.refiner_fingerprint
+        alike = (came.dim, len(came)) == (self.dim, len(self._structure)) and came.kind != "ivfpq"
+        return bool(ordered) and alike and isinstance(known, str)
+
+    def _own_ids(self, itself: npt.ArrayLike | None, queries: int) -> Integers:
+        """The ids that queries themselves have, -1 where they have none."""
+        if itself is None:
+            return np.full(queries, -1)
+        own = np.asarray(itself, dtype=np.int64)
+        if self._context is None:
+            raise InputError("itself says what a query that is refined does not look at; this index is not refined")
+        if own.shape != (queries,):
+            raise InputError(f"itself has shape {list(own.shape)}, but there are {queries} queries; give an id a query")
+        self._positions(own[own >= 0])
+        return own
 
     def _positions(self, ids: npt.ArrayLike) -> Integers:
         wanted, known = np.asarray(ids, dtype=np.int64).ravel(), self._items["id"].to_numpy()
@@ -261,27 +331,6 @@ class Index:
                 f"vectors have {vectors.dim} dimensions, the index has {self.dim}; use the model it was built with"
             )
 
-    def _search(self, queries: npt.NDArray[np.float32], k: int) -> tuple[npt.NDArray[np.float32], Integers]:
-        """Search quickly, and again with all breadth where that found fewer than k."""
-        scores, ids = _search(self._structure, queries, k, self._parameters(k, exhaustive=False))
-        short = np.flatnonzero((ids < 0).any(axis=1))
-        if len(short):
-            structure = self._structure.storage if self.kind == "hnsw" else self._structure
-            parameters = self._parameters(k, exhaustive=True)
-            scores[short], ids[short] = _search(structure, queries[short], k, parameters)
-        return scores, ids
-
-    def _parameters(self, k: int, exhaustive: bool) -> Any:
-        alive = np.zeros(self._structure.ntotal, dtype=bool)
-        alive[self._items["id"].to_numpy()] = True
-        selector = None if alive.all() else faiss.IDSelectorBitmap(np.packbits(alive, bitorder="little"))
-        if self.kind == "exact" or (self.kind == "hnsw" and exhaustive):
-            return faiss.SearchParameters(sel=selector)
-        if self.kind == "hnsw":
-            return faiss.SearchParametersHNSW(efSearch=max(HNSW_SEARCH, 2 * k), sel=selector)
-        lists = self._structure.nlist
-        return faiss.SearchParametersIVF(nprobe=lists if exhaustive else min(lists, IVFPQ_PROBES), sel=selector)
-
 
 def _checked(vectors: Array, table: Table) -> UnitVectors:
     unit = UnitVectors(vectors, "vector")
@@ -290,90 +339,3 @@ def _checked(vectors: Array, table: Table) -> UnitVectors:
     if not len(unit):
         raise InputError("there are no vectors to index; give at least one")
     return unit
-
-
-def _rows(vectors: UnitVectors, start: int, stop: int) -> npt.NDArray[np.float32]:
-    return np.ascontiguousarray(vectors.block(start, stop).cpu().numpy())
-
-
-def _search(
-    structure: Any, queries: npt.NDArray[np.float32], k: int, parameters: Any
-) -> tuple[npt.NDArray[np.float32], Integers]:
-    """Search by faiss's own method, which `faiss.contrib.torch_utils` (other libraries import it) renames."""
-    search = getattr(structure, "search_numpy", structure.search)
-    return search(queries, k, params=parameters)
-
-
-def _structure(kind: Kind, vectors: UnitVectors) -> Any:
-    """An empty faiss index of the kind, trained if it needs to be."""
-    if kind == "exact":
-        return faiss.IndexFlatIP(vectors.dim)
-    if kind == "hnsw":
-        graph = faiss.IndexHNSWFlat(vectors.dim, HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
-        graph.hnsw.efConstruction = HNSW_BUILD
-        return graph
-    return _trained_ivfpq(vectors)
-
-
-def _trained_ivfpq(vectors: UnitVectors) -> Any:
-    count, dim = len(vectors), vectors.dim
-    if count < IVFPQ_LEAST:
-        raise InputError(f"an ivfpq index needs {IVFPQ_LEAST:,} vectors to train on, got {count:,}; use exact or hnsw")
-    code_bytes = next(size for size in range(max(dim // 4, 1), 0, -1) if dim % size == 0)
-    lists = int(min(4 * np.sqrt(count), count / 39))
-    structure = faiss.index_factory(dim, f"IVF{lists},PQ{code_bytes}x8", faiss.METRIC_INNER_PRODUCT)
-    # k-means looks at no more than 256 vectors a centroid; they are spread over the whole table
-    wanted = min(count, 256 * max(lists, IVFPQ_CODES))
-    sample = np.linspace(0, count - 1, wanted).astype(np.int64)
-    structure.train(vectors.take(sample).cpu().numpy())
-    return structure
-
-
-def _with_ids(table: Table, ids: Integers) -> pd.DataFrame:
-    if table.has("id") and table.has(OWN_ID):
-        raise InputError(f"the table has both columns 'id' and {OWN_ID!r}, as which 'id' would be kept; drop one")
-    frame = table.frame.rename(columns={"id": OWN_ID})
-    frame.insert(0, "id", ids)
-    return frame
-
-
-def _joined(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """Both below each other; a column that one of them lacks is missing there."""
-    shared = old.columns.intersection(new.columns).drop("id")
-    pairs = {column: _alike(column, old[column], new[column]) for column in shared}
-    old = old.assign(**{column: pair[0] for column, pair in pairs.items()})
-    new = new.assign(**{column: pair[1] for column, pair in pairs.items()})
-    parts = [
-        mine.assign(**{column: _nullable(mine[column]) for column in mine.columns.difference(other.columns)})
-        for mine, other in ((old, new), (new, old))
-    ]
-    return pd.concat(parts, ignore_index=True)
-
-
-def _alike(column: str, old: pd.Series, new: pd.Series) -> tuple[pd.Series, pd.Series]:
-    """Both parts of a column in types that can be joined."""
-    kinds = _kind(old), _kind(new)
-    if kinds[0] == "empty":
-        return old.astype(_nullable(new).dtype), new
-    if kinds[1] == "empty":
-        return old, new.astype(_nullable(old).dtype)
-    if set(kinds) == {"integer", "string"}:
-        return _text(old), _text(new)
-    if kinds[0] != kinds[1] and set(kinds) != {"integer", "floating"}:
-        raise InputError(
-            f"column {column!r} is {kinds[1]} in the new rows, {kinds[0]} in the index; it must be alike in both"
-        )
-    return old, new
-
-
-def _kind(column: pd.Series) -> str:
-    """What the values are: integer, floating, boolean, string, ..., or empty where all are missing."""
-    return pd.api.types.infer_dtype(column.dropna().astype(object))
-
-
-def _nullable(column: pd.Series) -> pd.Series:
-    return column.astype(NULLABLE[column.dtype.kind]) if column.dtype.kind in NULLABLE else column
-
-
-def _text(column: pd.Series) -> pd.Series:
-    return column.map(str, na_action="ignore").astype("str")

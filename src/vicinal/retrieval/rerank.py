@@ -95,6 +95,11 @@ class Reranking(ABC):
     def reach(self) -> int:
         """How many neighbours of each query it looks at."""
 
+    @property
+    def outcome(self) -> str:
+        """What rankings are after it, in a word."""
+        return "re-ranked"
+
     @abstractmethod
     def apply(self, sides: Sides) -> Reranked:
         """Re-rank.

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from vicinal.data.table import Table
+from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index import Index
 
 Facts = dict[str, Any]
@@ -39,7 +40,12 @@ class Found:
 
 
 def find(
-    index: Index, vectors: npt.NDArray[np.float32], table: Table, k: int, leave_out_itself: bool = False
+    index: Index,
+    vectors: npt.NDArray[np.float32],
+    table: Table,
+    k: int,
+    leave_out_itself: bool = False,
+    refiner: ContextRefiner | None = None,
 ) -> list[Found]:
     """Search for every vector and say what was found.
 
@@ -49,9 +55,11 @@ def find(
         table: q rows, what is known of the queries.
         k: how many matches each query gets.
         leave_out_itself: leave out matches with the query's own path; k others are left unless the index holds fewer.
+        refiner: the one that the index was built with, if it was built with one. A query whose path is in the index
+            does not look at its own embedding, left out or not; a path that is there again counts as a duplicate.
 
     Raises:
-        InputError: k is larger than the index, or vectors of another dimension.
+        InputError: k is larger than the index, vectors of another dimension, or another refiner.
 
     Example:
         >>> table = Table(pd.DataFrame({"path": ["a.png", "b.png"], "label": ["cat", "dog"]}))
@@ -61,7 +69,8 @@ def find(
     """
     # A query in the index is one match more than wanted; an index that holds only k cannot give it.
     wanted = min(k + 1, max(k, len(index))) if leave_out_itself else k
-    result = index.search(vectors, wanted)
+    itself = None if refiner is None else _itself(index, table)
+    result = index.search(vectors, wanted, refiner, itself)
     facts = _facts(table.frame)
     items = {item["id"]: item for item in _facts(index.lookup(np.unique(result.ids)))}
     found = []
@@ -71,6 +80,15 @@ def find(
             matches = [match for match in matches if "path" not in match or match["path"] != query.get("path")]
         found.append(Found(query, matches[:k]))
     return found
+
+
+def _itself(index: Index, table: Table) -> npt.NDArray[np.int64]:
+    """The ids under which the index has the queries' own paths, -1 where it has none."""
+    items = index.items
+    if "path" not in items or not table.has("path"):
+        return np.full(len(table), -1)
+    ids = items.dropna(subset="path").drop_duplicates("path").set_index("path")["id"]
+    return table.frame["path"].map(ids).fillna(-1).to_numpy(dtype=np.int64)
 
 
 def _facts(frame: pd.DataFrame) -> list[Facts]:

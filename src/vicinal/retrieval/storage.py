@@ -17,14 +17,17 @@ import pandas as pd
 from vicinal.errors import InputError
 from vicinal.files import leftovers, write_bytes
 
-FORMAT, VERSION = "vicinal-index", 1
+FORMAT = "vicinal-index"
 CONFIG = "config.json"
-VECTORS, ITEMS = "vectors", "items"  # the data files: vectors-<hash>.faiss, items-<hash>.parquet
-SUFFIXES = {VECTORS: ".faiss", ITEMS: ".parquet"}
+VECTORS, CONTEXT, ITEMS = "vectors", "context", "items"  # the data files, such as vectors-<hash>.faiss
+SUFFIXES = {VECTORS: ".faiss", CONTEXT: ".faiss", ITEMS: ".parquet"}
+PARTS = {1: {VECTORS, ITEMS}, 2: {VECTORS, CONTEXT, ITEMS}}  # of each version; only refined indexes need the second
 READ_ATTEMPTS = 5
 
 
-def save_files(folder: Path, config: dict[str, Any], vectors: bytes, items: pd.DataFrame) -> None:
+def save_files(
+    folder: Path, config: dict[str, Any], vectors: bytes, items: pd.DataFrame, context: bytes | None = None
+) -> None:
     """Replace the index in `folder` by this one.
 
     Args:
@@ -32,6 +35,7 @@ def save_files(folder: Path, config: dict[str, Any], vectors: bytes, items: pd.D
         config: facts that can be written as JSON.
         vectors: the serialised search structure.
         items: a row a vector that can be found.
+        context: the serialised structure of the embeddings as they came, of an index of refined ones.
 
     Raises:
         InputError: `folder` is a file, or holds the config of something else.
@@ -41,9 +45,9 @@ def save_files(folder: Path, config: dict[str, Any], vectors: bytes, items: pd.D
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_files(Path(folder), {"dim": 2}, b"vectors", pd.DataFrame({"id": [0]}))
-        ...     config, vectors, items = load_files(Path(folder))
-        >>> config["dim"], vectors, len(items)
-        (2, b'vectors', 1)
+        ...     config, vectors, items, context = load_files(Path(folder))
+        >>> config["dim"], vectors, len(items), context
+        (2, b'vectors', 1, None)
     """
     if folder.is_file():
         raise InputError(f"{folder} is a file; an index is saved to a folder")
@@ -51,9 +55,10 @@ def save_files(folder: Path, config: dict[str, Any], vectors: bytes, items: pd.D
         _read_config(folder)
     parquet = BytesIO()
     items.to_parquet(parquet, index=False)
-    data = {VECTORS: vectors, ITEMS: parquet.getvalue()}
+    data = {VECTORS: vectors, ITEMS: parquet.getvalue()} | ({} if context is None else {CONTEXT: context})
     names = {part: f"{part}-{_digest(content)}{SUFFIXES[part]}" for part, content in data.items()}
-    whole = {"format": FORMAT, "version": VERSION, **config, "files": names}
+    version = next(version for version, parts in PARTS.items() if parts == set(data))
+    whole = {"format": FORMAT, "version": version, **config, "files": names}
     try:
         for part, name in names.items():
             write_bytes(folder / name, data[part])
@@ -62,8 +67,8 @@ def save_files(folder: Path, config: dict[str, Any], vectors: bytes, items: pd.D
         _sweep(folder)
 
 
-def load_files(folder: Path) -> tuple[dict[str, Any], bytes, pd.DataFrame]:
-    """Read config, vectors and items of one and the same index.
+def load_files(folder: Path) -> tuple[dict[str, Any], bytes, pd.DataFrame, bytes | None]:
+    """Read config, vectors, items and context, None if it has none, of one and the same index.
 
     Raises:
         InputError: no index there, of a later format, or damaged.
@@ -71,8 +76,8 @@ def load_files(folder: Path) -> tuple[dict[str, Any], bytes, pd.DataFrame]:
     for attempt in range(READ_ATTEMPTS):
         config = _read_config(folder)
         try:
-            vectors, items = (_read_part(folder, config, part) for part in (VECTORS, ITEMS))
-            return config, vectors, pd.read_parquet(BytesIO(items))
+            data = {part: _read_part(folder, config, part) for part in config["files"]}
+            return config, data[VECTORS], pd.read_parquet(BytesIO(data[ITEMS])), data.get(CONTEXT)
         except FileNotFoundError as error:  # a writer may just have replaced the config and swept these files
             if attempt == READ_ATTEMPTS - 1 or _read_config(folder) == config:
                 raise InputError(
@@ -91,12 +96,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not the config of an index: it is no JSON") from None
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise InputError(f"{path} is not the config of an index: its format is not {FORMAT!r}")
-    if config.get("version") != VERSION:
-        raise InputError(f"{path} has version {config.get('version')}; this Vicinal reads version {VERSION}")
+    if config.get("version") not in list(PARTS):
+        raise InputError(f"{path} has version {config.get('version')}; this Vicinal reads versions 1 and 2")
     names = config.get("files")
     if (
         not isinstance(names, dict)
-        or set(names) != set(SUFFIXES)
+        or set(names) != PARTS[config["version"]]
         or any(Path(str(n)).name != n for n in names.values())
     ):
         raise InputError(f"{path} is damaged: it does not name the index's files; build the index again")

@@ -40,13 +40,12 @@ def losses_with_centers(loss: Loss) -> dict[str, CenterBasedLoss]:
     return {name: part for name, part in loss.named_modules() if isinstance(part, CenterBasedLoss)}
 
 
-def create_centers(loss: Loss, classes: int, embedder: Embedder) -> None:
+def create_centers(loss: Loss, classes: int, dim: int) -> None:
     """Make the centers that wait for the number of classes and the dimension; check those that are there.
 
     Raises:
         InputError: a loss was given other numbers.
     """
-    dim = embedder.dim if embedder.projector is None else embedder.projector.out_features
     for part in losses_with_centers(loss).values():
         if part.centers is None:
             part.create(classes, dim)

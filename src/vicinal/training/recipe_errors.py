@@ -34,6 +34,7 @@ def key_lines(path: Path) -> dict[str, int]:
 
 GROUPS = (
     "data", "data.noise", "transform", "model", "optimizer", "optimizer.factors", "schedule", "validation", "loss",
+    "refiner", "neighborhood",
 )  # fmt: skip
 
 
@@ -57,7 +58,9 @@ def _collect_lines(node: yaml.MappingNode, prefix: str, lines: dict[str, int], p
             _collect_lines(value, name, lines, path)
 
 
-def explain(message: str, parser: jsonargparse.ArgumentParser, path: str | Path | None, lines: dict[str, int]) -> str:
+def explain(
+    message: str, parser: jsonargparse.ArgumentParser, path: str | Path | None, lines: dict[str, int], verb: str
+) -> str:
     """One line that names file, line, key and what would be right, from what the parser or a check says."""
     text = " ".join(message.split())
     unknown = re.search(r"(?:[Gg]roup '(?P<group>[\w.]+)' does not accept )?[Oo]ption '(?P<key>[\w.]+)'", text)
@@ -67,7 +70,7 @@ def explain(message: str, parser: jsonargparse.ArgumentParser, path: str | Path 
         parents = [re.sub(r"Parser key \"|\"", "", p) for p in re.findall(r"Parser key \"[\w.]+\"", text)]
         parent = found.groupdict().get("group") or (parents[-1] if parents else "")
         key = f"{parent}.{found['key']}".lstrip(".")
-        return f"{_place(key, path, lines)}unknown key {key}{_nearest(key, parser, text)}"
+        return f"{_place(key, path, lines)}unknown key {key}{_nearest(key, parser, verb)}"
     stray = re.search(r"unrecognized arguments: (.*)", text)
     if stray:
         return f"unknown argument {stray[1]}; a recipe comes first, then settings such as --epochs 3"
@@ -80,13 +83,13 @@ def explain(message: str, parser: jsonargparse.ArgumentParser, path: str | Path 
 
 
 def _place(key: str, path: str | Path | None, lines: dict[str, int]) -> str:
-    for name in (key, f"model.{key}"):
+    for name in (key, f"model.{key}", f"refiner.{key}"):
         if name in lines:
             return f"{path}:{lines[name]}: "
     return ""
 
 
-def _nearest(key: str, parser: jsonargparse.ArgumentParser, text: str) -> str:
+def _nearest(key: str, parser: jsonargparse.ArgumentParser, verb: str) -> str:
     known = [action.dest for action in parser._actions if action.dest not in ("help", "recipe", "print_config")]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else "; `vicinal train --help` lists all keys"
+    return f"; did you mean {near[0]}?" if near else f"; `vicinal {verb} --help` lists all keys"

@@ -16,9 +16,12 @@ class RunFolder:
     ==================  ==============================================================================
     recipe.yaml         the resolved recipe: every setting with its value
     table.parquet       the images, labels and splits of the run
+    embeddings.parquet  in its place, in the run of a refiner: the embeddings, with their table
+    embedder/           the run of the embedder that made them, where the refiner's run trained one
     log.csv             one line every few steps: loss, its parts, learning rates, gradient norm, speed
     metrics.csv         one line an evaluation on the validation split
     curves.png          a picture of the two
+    depths.png          a refiner's scores after each of its blocks
     tensorboard/        the same for TensorBoard
     last.pt             all that continuing needs; replaced atomically
     best.pt             the weights of the best evaluation
@@ -39,6 +42,18 @@ class RunFolder:
     @property
     def table(self) -> Path:
         return self.path / "table.parquet"
+
+    @property
+    def embeddings(self) -> Path:
+        return self.path / "embeddings.parquet"
+
+    @property
+    def embedder(self) -> Path:
+        return self.path / "embedder"
+
+    @property
+    def depths(self) -> Path:
+        return self.path / "depths.png"
 
     @property
     def log(self) -> Path:
@@ -76,8 +91,9 @@ class RunFolder:
         """Raise InputError when something is there already."""
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; give a folder for the run with --out")
-        # A run killed before it had a recipe may have left its table, whole or half.
-        left_by_us = {self.table, *leftovers(self.table), *leftovers(self.recipe)}
+        # A run killed before it had a recipe may have left its table or embeddings, whole or half.
+        ours = (self.table, self.embeddings)
+        left_by_us = {*ours, *(left for path in (*ours, self.recipe) for left in leftovers(path))}
         if self.path.exists() and set(self.path.iterdir()) - left_by_us:
             raise InputError(f"{self.path} exists already; give another --out, or --resume to continue the run there")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from vicinal.data import ImageTransform
 from vicinal.data.columns import is_coarse_column
 from vicinal.errors import InputError
+from vicinal.training.loop_settings import OptimizerSettings, Validation, check_loop, require
 from vicinal.training.schedule import Schedule
 
 
@@ -43,19 +43,19 @@ class Noise:
 
     def __post_init__(self) -> None:
         for name in ("random_labels", "confused_labels", "open_set_labels", "foreign_share"):
-            _require(0 <= getattr(self, name) <= 1, f"data.noise.{name}", getattr(self, name), "from 0 to 1")
-        _require(self.classes is None or self.classes > 0, "data.noise.classes", self.classes, "above 0 or null")
+            require(0 <= getattr(self, name) <= 1, f"data.noise.{name}", getattr(self, name), "from 0 to 1")
+        require(self.classes is None or self.classes > 0, "data.noise.classes", self.classes, "above 0 or null")
         both = (self.foreign is None) == (self.foreign_share == 0)
-        _require(both, "data.noise.foreign_share", self.foreign_share, "above 0 with data.noise.foreign, else 0")
+        require(both, "data.noise.foreign_share", self.foreign_share, "above 0 with data.noise.foreign, else 0")
         both = (self.confusions is None) == (self.confused_labels == 0)
-        _require(both, "data.noise.confused_labels", self.confused_labels, "above 0 with data.noise.confusions, else 0")
+        require(both, "data.noise.confused_labels", self.confused_labels, "above 0 with data.noise.confusions, else 0")
         self._check_clusters()
 
     def _check_clusters(self) -> None:
         key, size = "data.noise.open_set_cluster_size", self.open_set_cluster_size
-        _require(1 <= size < math.inf, key, size, "1 or more")
+        require(1 <= size < math.inf, key, size, "1 or more")
         alone = self.open_set_labels > 0 or size == Noise.open_set_cluster_size
-        _require(alone, key, size, "left alone unless data.noise.open_set_labels is above 0")
+        require(alone, key, size, "left alone unless data.noise.open_set_labels is above 0")
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,12 @@ class Factors:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            _require(0 <= value < math.inf, f"optimizer.factors.{name}", value, "0 or more")
+            require(0 <= value < math.inf, f"optimizer.factors.{name}", value, "0 or more")
 
 
 @dataclass(frozen=True)
-class Optimizer:
-    """How gradients change the parameters.
+class Optimizer(OptimizerSettings):
+    """How gradients change the parameters of an embedder.
 
     Args:
         name: sgd (with Nesterov momentum), adam or adamw.
@@ -130,40 +130,7 @@ class Optimizer:
         factors: learning-rate factors for parts of what is trained.
     """
 
-    name: Literal["sgd", "adam", "adamw"] = "adamw"
-    lr: float = 1e-4
-    weight_decay: float = 1e-4
-    loss_weight_decay: float | None = None
-    momentum: float = 0.9
     factors: Factors = field(default_factory=Factors)
-
-    def __post_init__(self) -> None:
-        _require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "a positive number")
-        _require(0 <= self.weight_decay < math.inf, "optimizer.weight_decay", self.weight_decay, "0 or more")
-        decay = self.loss_weight_decay
-        _require(decay is None or 0 <= decay < math.inf, "optimizer.loss_weight_decay", decay, "0 or more, or null")
-        _require(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "in [0, 1)")
-
-
-@dataclass(frozen=True)
-class Validation:
-    """How the run is watched on classes it does not train on: the split `val`, if there is one.
-
-    Args:
-        metric: what decides which weights are best, such as recall@1, mAP@R, R-precision or mAP.
-        every: epochs between evaluations.
-        patience: stop after this many evaluations without a new best; null never stops early.
-    """
-
-    metric: str = "recall@1"
-    every: int = 1
-    patience: int | None = None
-
-    def __post_init__(self) -> None:
-        known = re.fullmatch(r"recall@[1248]|mAP@R|R-precision|mAP", self.metric)
-        _require(known is not None, "validation.metric", self.metric, "recall@1, 2, 4 or 8, mAP@R, R-precision or mAP")
-        _require(self.every >= 1, "validation.every", self.every, "at least 1 epoch")
-        _require(self.patience is None or self.patience >= 1, "validation.patience", self.patience, "at least 1")
 
 
 @dataclass(frozen=True)
@@ -187,17 +154,17 @@ class Robust:
     window: int = 10
 
     def __post_init__(self) -> None:
-        _require(0 <= self.noise_rate < 1, "robust.noise_rate", self.noise_rate, "from 0 to below 1")
-        _require(self.warmup >= 0, "robust.warmup", self.warmup, "0 or more")
-        _require(self.window >= 1, "robust.window", self.window, "at least 1")
-        _require(self.memory is None or self.memory >= 1, "robust.memory", self.memory, "at least 1 or null")
+        require(0 <= self.noise_rate < 1, "robust.noise_rate", self.noise_rate, "from 0 to below 1")
+        require(self.warmup >= 0, "robust.warmup", self.warmup, "0 or more")
+        require(self.window >= 1, "robust.window", self.window, "at least 1")
+        require(self.memory is None or self.memory >= 1, "robust.memory", self.memory, "at least 1 or null")
         if self.method != "prism":
             alone = (self.memory, self.window) == (Robust.memory, Robust.window)
-            _require(alone, "robust.method", self.method, "prism where robust.memory or robust.window are given")
+            require(alone, "robust.method", self.method, "prism where robust.memory or robust.window are given")
         if self.method == "none":
             alone = (self.noise_rate, self.warmup) == (Robust.noise_rate, Robust.warmup)
             what = "prism or co-teaching where robust.noise_rate or robust.warmup are given"
-            _require(alone, "robust.method", self.method, what)
+            require(alone, "robust.method", self.method, what)
 
 
 @dataclass(frozen=True)
@@ -260,33 +227,21 @@ class Settings:
     devices: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("batch", "epochs", "accumulate", "log_every", "devices"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("per_class", "coarse_per_batch", "freeze_backbone_epochs", "seed", "checkpoint_minutes"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        _require(self.clip is None or 0 < self.clip < math.inf, "clip", self.clip, "a positive number or null")
-        _require(
+        check_loop(self)
+        for name in ("coarse_per_batch", "freeze_backbone_epochs"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        require(self.devices >= 1, "devices", self.devices, "at least 1")
+        require(
             self.micro_batch is None or self.micro_batch >= 1, "micro_batch", self.micro_batch, "at least 1 or null"
         )
-        _require(self.batch >= 2, "batch", self.batch, "at least 2: a loss compares images")
-        _require(self.per_class != 1, "per_class", 1, "0 or at least 2: images of a class are compared")
-        _require(self.per_class < self.batch, "batch", self.batch, f"above per_class = {self.per_class}: two classes")
-        _require(self.seed < 2**63, "seed", self.seed, "below 2**63")
-        divisible = self.per_class == 0 or self.batch % self.per_class == 0
-        _require(divisible, "batch", self.batch, f"a multiple of per_class = {self.per_class}")
         self._check_hierarchy()
 
     def _check_hierarchy(self) -> None:
         parts, per_class = self.coarse_per_batch, self.per_class
-        _require(is_coarse_column(self.coarse_column), "coarse_column", self.coarse_column, "coarse, coarse_2, ...")
+        require(is_coarse_column(self.coarse_column), "coarse_column", self.coarse_column, "coarse, coarse_2, ...")
         if parts == 0:
             where = "left alone unless coarse_per_batch says how many super-labels make a batch"
-            return _require(self.coarse_column == "coarse", "coarse_column", self.coarse_column, where)
-        _require(per_class > 0, "coarse_per_batch", parts, "0 with per_class = 0, which draws images whatever they are")
+            return require(self.coarse_column == "coarse", "coarse_column", self.coarse_column, where)
+        require(per_class > 0, "coarse_per_batch", parts, "0 with per_class = 0, which draws images whatever they are")
         what = f"a multiple of per_class = {per_class} times coarse_per_batch = {parts}"
-        _require(self.batch % (per_class * parts) == 0, "batch", self.batch, what)
-
-
-def _require(holds: bool, key: str, value: object, what: str) -> None:
-    if not holds:
-        raise InputError(f"{key} = {value} must be {what}")
+        require(self.batch % (per_class * parts) == 0, "batch", self.batch, what)

@@ -30,10 +30,10 @@ from vicinal.losses.base import terms_of
 from vicinal.models import Embedder
 from vicinal.training.class_centers import check_start, create_centers
 from vicinal.training.co_teaching import CoTeachingSystem
+from vicinal.training.loop_settings import LoopSettings, OptimizerSettings
 from vicinal.training.prism import FilteredSystem, PrismFilter
 from vicinal.training.recipe import Recipe
 from vicinal.training.settings import Data, Settings
-from vicinal.training.settings import Optimizer as OptimizerSettings
 from vicinal.training.system import System
 
 DEFAULT_SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}
@@ -73,11 +73,11 @@ def load_table(settings: Settings) -> Table:
     )
     require_trainable(table.subset("train"))
     if "val" in table.splits:
-        _require_validatable(table.subset("val"), settings.validation.metric)
+        require_validatable(table.subset("val"), settings.validation.metric)
     return table
 
 
-def _require_validatable(table: Table, metric: str) -> None:
+def require_validatable(table: Table, metric: str) -> None:
     """Say before the first step what would else come up at the first evaluation."""
     counts = table.class_counts
     if counts.max() < 2:
@@ -103,17 +103,23 @@ def make_sampler(settings: Settings, table: Table) -> ClassBalancedSampler | Ran
     Raises:
         InputError: the images cannot fill such batches.
     """
-    labels, seed = table.labels, settings.seed
-    rank, world = distributed.rank(), distributed.world_size()
-    if settings.per_class == 0:
-        return RandomBatchSampler(labels, settings.batch, seed, rank, world)
-    fewer, names = settings.classes_with_fewer, table.classes
     if settings.coarse_per_batch == 0:
-        return ClassBalancedSampler(labels, settings.batch, settings.per_class, fewer, seed, rank, world, names)
+        return flat_sampler(settings, table)
     coarse, parts = _super_labels(table, settings.coarse_column), settings.coarse_per_batch
+    batch, per_class, fewer, seed = settings.batch, settings.per_class, settings.classes_with_fewer, settings.seed
+    rank, world = distributed.rank(), distributed.world_size()
     return HierarchicalBatchSampler(
-        labels, coarse, settings.batch, settings.per_class, parts, fewer, seed, rank, world, names
+        table.labels, coarse, batch, per_class, parts, fewer, seed, rank, world, table.classes
     )
+
+
+def flat_sampler(settings: LoopSettings, table: Table) -> ClassBalancedSampler | RandomBatchSampler:
+    """As :func:`make_sampler`, whatever the super-labels."""
+    batch, per_class, fewer, seed = settings.batch, settings.per_class, settings.classes_with_fewer, settings.seed
+    rank, world = distributed.rank(), distributed.world_size()
+    if per_class == 0:
+        return RandomBatchSampler(table.labels, batch, seed, rank, world)
+    return ClassBalancedSampler(table.labels, batch, per_class, fewer, seed, rank, world, table.classes)
 
 
 def _super_labels(table: Table, column: str) -> npt.NDArray[np.generic]:
@@ -132,7 +138,7 @@ def loading_processes(data: Data) -> int:
     return 0 if data.cache else min(8, os.cpu_count() or 1)
 
 
-def make_precision(settings: Settings) -> Precision:
+def make_precision(settings: LoopSettings) -> Precision:
     """How numbers are kept in the network; half precision scales the loss so that small gradients survive.
 
     Made here and not by Fabric, which trains in bfloat16 when it is asked for float16 on a CPU.
@@ -145,14 +151,18 @@ def make_precision(settings: Settings) -> Precision:
     return MixedPrecision(settings.precision, device, scaler)
 
 
-def make_fabric(settings: Settings, precision: Precision) -> Fabric:
+def make_fabric(settings: LoopSettings, precision: Precision, some_unused: bool = False) -> Fabric:
     """Devices and processes.
+
+    Args:
+        settings: which devices, and how many.
+        precision: of the network.
+        some_unused: whether some parameters get no gradient at times, which DDP has to be told of.
 
     Raises:
         InputError: the machine has no such devices.
     """
-    # A frozen backbone leaves its parameters without gradients, which DDP has to be told of.
-    several = DDPStrategy(find_unused_parameters=settings.freeze_backbone_epochs > 0)
+    several = DDPStrategy(find_unused_parameters=some_unused)
     try:
         return Fabric(
             accelerator=settings.accelerator,
@@ -195,7 +205,7 @@ def make_system(recipe: Recipe, classes: int, images: int, fresh: bool = True) -
 
 def _model_and_loss(recipe: Recipe, classes: int) -> tuple[Embedder, Loss]:
     embedder, loss = recipe.embedder(), recipe.loss()
-    create_centers(loss, classes, embedder)
+    create_centers(loss, classes, embedder.training_dim)
     return embedder, loss
 
 

@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.models.refiner_reference import looked_at, neighborhoods, reference, trained
+from vicinal.errors import InputError
+from vicinal.models.refiner import ContextRefiner
+
+SHAPES = [(6, 1, 1, 3), (6, 2, 3, 4), (8, 3, 4, 5), (12, 2, 12, 1), (10, 4, 5, 8)]  # dim, depth, heads, neighbours
+
+
+def gradients(of: Tensor, refiner: ContextRefiner, *inputs: Tensor) -> list[Tensor]:
+    direction = torch.randn(of.shape, generator=torch.Generator().manual_seed(2), dtype=of.dtype)
+    return list(torch.autograd.grad((of * direction).sum(), [*inputs, *refiner.parameters()]))
+
+
+@pytest.mark.parametrize(("dim", "depth", "heads", "k"), SHAPES)
+def test_value_and_gradient_are_those_of_the_paper(dim: int, depth: int, heads: int, k: int) -> None:
+    refiner = trained(dim, depth, heads)
+    embeddings, context = (x.requires_grad_() for x in neighborhoods(7, k, dim))
+    found, wanted = refiner.at_depths(embeddings, context), reference(refiner, embeddings, context)
+    torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-12)
+    assert (found[-1] - embeddings).norm(dim=1).mean() > 0.2  # it does something
+    of_ours, of_theirs = (gradients(of, refiner, embeddings, context) for of in (found, wanted))
+    learning = [gradient.abs().max() > 1e-6 for gradient in of_theirs]
+    assert sum(learning) == len(learning) - (2 * depth if k == 1 else 0)  # whatever Q and K, one alone is looked at
+    torch.testing.assert_close(of_ours, of_theirs, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(("dim", "depth", "heads", "k"), SHAPES)
+def test_value_and_gradient_with_absent_neighbors(dim: int, depth: int, heads: int, k: int) -> None:
+    refiner, present = trained(dim, depth, heads), torch.arange(k) < torch.tensor([[0], [1], [2], [k], [k], [k - 1]])
+    present[4] = torch.arange(k) % 2 == 1
+    embeddings, context = (x.requires_grad_() for x in neighborhoods(6, k, dim))
+    found = refiner.at_depths(embeddings, context, present)
+    wanted = reference(refiner, embeddings, context, present)
+    torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-12)
+    of_ours, of_theirs = (gradients(of, refiner, embeddings, context) for of in (found, wanted))
+    torch.testing.assert_close(of_ours, of_theirs, rtol=1e-9, atol=1e-10)
+    assert not of_ours[1][~present].any()
+
+
+def test_float32_is_the_same_to_rounding() -> None:
+    refiner = trained(32, 8, 4)
+    embeddings, context = neighborhoods(20, 8, 32)
+    wanted = reference(refiner, embeddings, context)
+    found = refiner.float().at_depths(embeddings.float(), context.float())
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=2e-5)
+
+
+def test_gradcheck() -> None:
+    refiner = trained(4, 2, 2)
+    embeddings, context = (x.requires_grad_() for x in neighborhoods(3, 3, 4))
+    present = torch.tensor([[True, True, True], [True, False, True], [False, False, False]])
+    names = [name for name, _ in refiner.named_parameters()]
+
+    def run(embeddings: Tensor, context: Tensor, *parameters: Tensor) -> Tensor:
+        given = dict(zip(names, parameters, strict=True))
+        return torch.func.functional_call(refiner, given, (embeddings, context), {"present": present})
+
+    parameters = [parameter.detach().clone().requires_grad_() for parameter in refiner.parameters()]
+    assert torch.autograd.gradcheck(run, (embeddings, context, *parameters))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_new_refiner_is_the_identity(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    embeddings, context = (x.to(dtype) for x in neighborhoods(200, 8, 64))
+    refiner = ContextRefiner(64).to(dtype).eval()
+    for seen in refiner.at_depths(embeddings, context):
+        torch.testing.assert_close(seen, embeddings, rtol=0, atol=2 * torch.finfo(dtype).eps)
+    assert all(weight.any() for block in refiner.blocks for weight in (block.query, block.key, block.value))
+
+
+def test_number_of_parameters() -> None:
+    assert sum(parameter.numel() for parameter in ContextRefiner(512).parameters()) == 8 * 4 * 512**2
+    assert [len(list(ContextRefiner(12, depth, 3).parameters())) for depth in (1, 5)] == [4, 20]
+
+
+def test_any_depth_may_be_read_out() -> None:
+    refiner = trained(8, 5, 2)
+    embeddings, context = neighborhoods(30, 4, 8)
+    present = torch.rand(30, 4, generator=torch.Generator().manual_seed(0)) < 0.6
+    for there in (None, present):
+        seen = refiner.at_depths(embeddings, context, there)
+        assert seen.shape == (6, 30, 8)
+        for depth in range(6):
+            early = refiner(embeddings, context, depth, there)
+            assert torch.equal(early, seen[depth])
+            assert torch.equal(refiner.cut(depth)(embeddings, context, present=there), early)
+            assert refiner.cut(depth).depth == depth
+        assert torch.equal(refiner(embeddings, context, present=there), seen[-1])
+        assert (seen[1:] - seen[:-1]).abs().amax(dim=(1, 2)).min() > 0.01  # every block has its own say
+
+
+def test_depth_0_is_the_embedding() -> None:
+    embeddings, context = neighborhoods(5, 4, 8)
+    torch.testing.assert_close(trained(8, 2, 2)(embeddings, context, 0), embeddings, rtol=0, atol=1e-15)
+
+
+def test_a_cut_refiner_shares_weights_and_mode() -> None:
+    refiner = trained(8, 3, 2, dropout=0.5)
+    assert not refiner.cut(2).training
+    cut = refiner.train().cut(2)
+    assert cut.training
+    assert (cut.heads, cut.neighbors, cut.dropout) == (refiner.heads, refiner.neighbors, refiner.dropout)
+    assert [id(p) for p in cut.parameters()] == [id(p) for p in refiner.parameters()][:8]
+
+
+def test_the_order_of_the_context_does_not_matter() -> None:
+    refiner = trained(8, 4, 4)
+    embeddings, context = neighborhoods(40, 6, 8)
+    present = torch.rand(40, 6, generator=torch.Generator().manual_seed(0)) < 0.6
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(1))
+    for there in (None, present):
+        shuffled = None if there is None else there[:, order]
+        found = refiner(embeddings, context[:, order], present=shuffled)
+        torch.testing.assert_close(found, refiner(embeddings, context, present=there), rtol=0, atol=1e-13)
+        looks = refiner.attention(embeddings, context[:, order], shuffled)
+        torch.testing.assert_close(looks, refiner.attention(embeddings, context, there)[:, :, order])
+
+
+def test_samples_do_not_see_each_other() -> None:
+    refiner = trained(8, 4, 4)
+    embeddings, context = neighborhoods(12, 5, 8)
+    together = refiner(embeddings, context)
+    for i in range(12):
+        torch.testing.assert_close(refiner(embeddings[i : i + 1], context[i : i + 1])[0], together[i])
+
+
+@pytest.mark.parametrize("padding", [0.0, 1.0, 1e6])
+def test_absent_neighbors_change_nothing(padding: float) -> None:
+    refiner = trained(8, 4, 4)
+    embeddings, context = neighborhoods(12, 5, 8)
+    padded = torch.cat([torch.full((12, 3, 8), padding, dtype=torch.float64), context], dim=1)
+    present = torch.tensor([False] * 3 + [True] * 5).expand(12, 8)
+    torch.testing.assert_close(refiner(embeddings, padded, present=present), refiner(embeddings, context))
+    looks = refiner.attention(embeddings, padded, present)
+    assert not looks[:, :, :3].any()
+    torch.testing.assert_close(looks[:, :, 3:], refiner.attention(embeddings, context))
+
+
+def test_all_neighbors_present_is_the_default() -> None:
+    refiner = trained(8, 4, 4)
+    embeddings, context = neighborhoods(12, 5, 8)
+    present = torch.ones(12, 5, dtype=torch.bool)
+    torch.testing.assert_close(refiner(embeddings, context, present=present), refiner(embeddings, context))
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_an_embedding_without_neighbors_stays(mode: bool) -> None:
+    refiner = trained(8, 4, 4, dropout=0.3).train(mode)
+    embeddings, context = neighborhoods(12, 5, 8)
+    present = (torch.arange(12) % 3 > 0)[:, None].expand(12, 5)
+    seen = refiner.at_depths(embeddings.requires_grad_(), context, present)
+    torch.testing.assert_close(seen[:, ::3], embeddings[::3].expand(5, -1, -1), rtol=0, atol=1e-15)
+    assert (seen[-1] - embeddings)[1::3].norm(dim=1).min() > 0.1
+    assert all(gradient.isfinite().all() for gradient in gradients(seen, refiner, embeddings))
+    assert not refiner.attention(embeddings, context, present)[:, ::3].any()
+
+
+@pytest.mark.parametrize("with_mask", [True, False])
+def test_no_neighbors_at_all_is_the_identity(with_mask: bool) -> None:
+    refiner = trained(8, 4, 4)
+    embeddings, _ = neighborhoods(12, 5, 8)
+    context, present = embeddings.new_empty(12, 0, 8), torch.ones(12, 0, dtype=torch.bool) if with_mask else None
+    torch.testing.assert_close(refiner(embeddings, context, present=present), embeddings, rtol=0, atol=1e-15)
+    assert refiner.attention(embeddings, context, present).shape == (4, 12, 0)
+    assert refiner.at_depths(embeddings, context, present).shape == (5, 12, 8)
+
+
+def test_no_embeddings() -> None:
+    refiner = trained(8, 4, 4)
+    embeddings, context = neighborhoods(0, 5, 8)
+    assert refiner(embeddings, context).shape == (0, 8)
+    assert refiner.at_depths(embeddings, context).shape == (5, 0, 8)
+    assert refiner.attention(embeddings, context).shape == (4, 0, 5)
+
+
+@pytest.mark.parametrize(("dim", "depth", "heads", "k"), SHAPES)
+def test_attention_is_that_of_the_paper(dim: int, depth: int, heads: int, k: int) -> None:
+    refiner = trained(dim, depth, heads)
+    embeddings, context = neighborhoods(6, k, dim)
+    present = torch.rand(6, k, generator=torch.Generator().manual_seed(0)) < 0.6
+    present[:, 0] = True
+    for there in (None, present):
+        looks = refiner.attention(embeddings, context, there)
+        assert looks.shape == (depth, 6, k)
+        torch.testing.assert_close(looks.sum(dim=2), torch.ones(depth, 6, dtype=torch.float64))
+        seen = reference(refiner, embeddings, context, there)
+        for t, block in enumerate(refiner.blocks):
+            for i in range(6):
+                around = range(k) if there is None else there[i].nonzero().flatten().tolist()
+                each = [looked_at(block, seen[t, i], [context[i, j] for j in around], head) for head in range(heads)]
+                wanted = torch.zeros(k, dtype=torch.float64)
+                wanted[list(around)] = torch.stack([torch.stack(weights) for weights in each]).mean(dim=0).detach()
+                torch.testing.assert_close(looks[t, i], wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_attention_of_a_new_refiner_is_neither_flat_nor_sharp() -> None:
+    torch.manual_seed(0)
+    embeddings, context = (x.float() for x in neighborhoods(100, 8, 512))
+    largest = ContextRefiner(512, depth=1).blocks[0].weights(embeddings, context).amax(dim=1).mean()
+    assert 0.15 < largest < 0.6  # flat is 0.125, sharp is 1
+
+
+def test_every_matrix_learns_though_the_output_starts_at_0() -> None:
+    torch.manual_seed(0)
+    refiner, before = ContextRefiner(8, depth=3, heads=2), ContextRefiner(8, depth=3, heads=2)
+    before.load_state_dict(refiner.state_dict())
+    embeddings, context = (x.float() for x in neighborhoods(16, 4, 8))
+    optimizer = torch.optim.SGD(refiner.parameters(), lr=1.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (refiner(embeddings, context) @ embeddings[0]).sum().backward()
+        optimizer.step()
+    for (name, now), then in zip(refiner.named_parameters(), before.parameters(), strict=True):
+        assert not torch.equal(now, then), name
+
+
+def test_dropout_is_in_training_only() -> None:
+    plain, refiner = trained(32, 3, 2), trained(32, 3, 2, dropout=0.4)
+    embeddings, context = neighborhoods(50, 5, 32)
+    wanted = plain(embeddings, context)
+    assert torch.equal(refiner(embeddings, context), wanted)
+    first, second = (refiner.train()(embeddings, context) for _ in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal(plain.train()(embeddings, context), wanted)
+
+
+def test_dropout_drops_a_share_of_what_is_added_in_every_block() -> None:
+    refiner, seen = trained(32, 3, 2, dropout=0.4).train(), []
+    for block in refiner.blocks:
+        block.dropout.register_forward_hook(lambda _, given, result: seen.append(result / given[0]))
+    torch.manual_seed(0)
+    refiner(*neighborhoods(500, 5, 32))
+    assert len(seen) == 3
+    for kept in seen:
+        assert 0.58 < (kept > 0).double().mean() < 0.62
+        torch.testing.assert_close(kept[kept > 0], torch.full_like(kept[kept > 0], 1 / 0.6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_finite_and_near(dtype: torch.dtype) -> None:
+    wide = trained(64, 8, 8)
+    embeddings, context = neighborhoods(40, 8, 64)
+    present = torch.rand(40, 8, generator=torch.Generator().manual_seed(0)) < 0.6
+    present[0] = False
+    wanted, refiner = wide(embeddings, context, present=present).detach(), wide.float().train()
+    with torch.autocast("cpu", dtype=dtype):
+        inputs = embeddings.float().requires_grad_()
+        found = refiner(inputs, context.float(), present=present)
+        assert found.isfinite().all()
+        assert refiner.attention(inputs, context.float(), present).isfinite().all()
+        (found.float() @ torch.ones(64)).sum().backward()
+    assert inputs.grad is not None
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in refiner.parameters())
+    assert inputs.grad.isfinite().all()
+    tolerance = 0.02 if dtype is torch.float16 else 0.15
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_weights_come_from_the_seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    first = ContextRefiner(16, 2, 4)
+    torch.manual_seed(seed)
+    second = ContextRefiner(16, 2, 4)
+    torch.manual_seed(seed + 1)
+    third = ContextRefiner(16, 2, 4)
+    assert torch.equal(first.blocks[1].query, second.blocks[1].query)
+    assert not torch.equal(first.blocks[1].query, third.blocks[1].query)
+    assert not torch.equal(first.blocks[0].query, first.blocks[1].query)  # each block its own
+
+
+@pytest.fixture
+def _forget() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_forget")
+@pytest.mark.parametrize("with_mask", [True, False])
+def test_compiles_whole(with_mask: bool) -> None:
+    refiner = trained(8, 2, 2).float()
+    embeddings, context = (x.float().requires_grad_() for x in neighborhoods(12, 5, 8))
+    present = torch.rand(12, 5, generator=torch.Generator().manual_seed(0)) < 0.6 if with_mask else None
+    compiled = torch.compile(refiner, fullgraph=True)
+    found, wanted = (each(embeddings, context, present=present) for each in (compiled, refiner))
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    of_compiled, of_plain = (gradients(of, refiner, embeddings, context) for of in (found, wanted))
+    torch.testing.assert_close(of_compiled, of_plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dim": 0}, "ContextRefiner: dim = 0 must be at least 1"),
+        ({"depth": 0}, "ContextRefiner: depth = 0 must be at least 1"),
+        ({"depth": 2.5}, "ContextRefiner: depth = 2.5 must be at least 1, a whole number"),
+        ({"heads": 0}, "ContextRefiner: heads = 0 must be at least 1"),
+        ({"heads": 3}, "ContextRefiner: heads = 3 must divide dim = 8"),
+        ({"neighbors": -1}, "ContextRefiner: neighbors = -1 must be a whole number from 0 up"),
+        ({"neighbors": 2.5}, "ContextRefiner: neighbors = 2.5 must be a whole number from 0 up"),
+        ({"neighbors": True}, "ContextRefiner: neighbors = True must be a whole number from 0 up"),
+        ({"dropout": 1.0}, "ContextRefiner: dropout = 1.0 must be from 0 to below 1"),
+        ({"dropout": -0.1}, "ContextRefiner: dropout = -0.1 must be from 0 to below 1"),
+        ({"dropout": math.nan}, "ContextRefiner: dropout = nan must be from 0 to below 1"),
+        ({"context": "all"}, "ContextRefiner: context = 'all' must be neighbors or itself"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        ContextRefiner(**{"dim": 8, "heads": 2, **arguments})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "context", "more", "message"),
+    [
+        ((5, 7), (5, 3, 8), {}, "embeddings [5, 7] and context [5, 3, 8] must be [n, 8] and [n, k, 8]"),
+        ((5, 8), (5, 3, 7), {}, "embeddings [5, 8] and context [5, 3, 7] must be [n, 8] and [n, k, 8]"),
+        ((5, 8), (4, 3, 8), {}, "embeddings [5, 8] and context [4, 3, 8] must be [n, 8] and [n, k, 8]"),
+        ((5, 8), (5, 8), {}, "embeddings [5, 8] and context [5, 8] must be [n, 8] and [n, k, 8]"),
+        ((8,), (5, 3, 8), {}, "embeddings [8] and context [5, 3, 8] must be [n, 8] and [n, k, 8]"),
+        ((5, 8), (5, 3, 8), {"depth": 3}, "depth = 3 is not there; use 0 to 2"),
+        ((5, 8), (5, 3, 8), {"depth": -1}, "depth = -1 is not there; use 0 to 2"),
+        (
+            (5, 8),
+            (5, 3, 8),
+            {"present": torch.ones(5, 2, dtype=torch.bool)},
+            "present is torch.bool [5, 2]; it must be torch.bool [5, 3]",
+        ),
+    ],
+    ids=str,
+)
+def test_bad_calls(
+    embeddings: tuple[int, ...], context: tuple[int, ...], more: dict[str, object], message: str
+) -> None:
+    refiner = ContextRefiner(8, depth=2, heads=2)
+    with pytest.raises(InputError) as error:
+        refiner(torch.ones(embeddings), torch.ones(context), **more)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("depth", [-1, 3])
+def test_a_depth_to_cut_at_must_be_there(depth: int) -> None:
+    with pytest.raises(InputError, match=f"depth = {depth} is not there; use 0 to 2"):
+        ContextRefiner(8, depth=2, heads=2).cut(depth)

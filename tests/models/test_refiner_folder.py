@@ -1,0 +1,268 @@
+import json
+import os
+import shutil
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from tests.models import folders
+from tests.models.folders import change, rewrite
+from vicinal.data.transforms import ImageTransform
+from vicinal.errors import InputError
+from vicinal.models import ContextRefiner, Embedder
+
+FINGERPRINT = "0123456789abcdef"
+
+
+def build(seed=0, dim=8, depth=3, heads=2, neighbors=4, **arguments):
+    """A refiner that is not the identity."""
+    torch.manual_seed(seed)
+    refiner = ContextRefiner(dim, depth, heads, neighbors, **arguments)
+    with torch.no_grad():
+        for block in refiner.blocks:
+            block.output.normal_()
+    refiner.model_fingerprint = FINGERPRINT
+    return refiner.eval()
+
+
+def refined(refiner):
+    generator = torch.Generator().manual_seed(3)
+    dtype = next(refiner.parameters()).dtype
+    embeddings, context = torch.randn(5, 8, generator=generator), torch.randn(5, 4, 8, generator=generator)
+    with torch.no_grad():
+        return refiner(embeddings.to(dtype), context.to(dtype))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    build().save_pretrained(tmp_path / "refiner")
+    return tmp_path / "refiner"
+
+
+def saved_embedder(folder):
+    Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=16)).save_pretrained(folder)
+    return folder
+
+
+def refused(source, message):
+    folders.refused(ContextRefiner, source, message)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"depth": 1, "heads": 8, "neighbors": 0}, {"dropout": 0.25}])
+@pytest.mark.parametrize("context", ["neighbors", "itself"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_loaded_refiner_refines_the_same_bit_for_bit(tmp_path, arguments, context, dtype):
+    refiner = build(context=context, **arguments).to(dtype)
+    recipe, metrics = {"loss": "MultiSimilarityLoss", "seed": 1}, {"val": {"recall@1": 0.75}}
+    refiner.save_pretrained(tmp_path / "refiner", recipe=recipe, metrics=metrics)
+    state = torch.random.get_rng_state()
+    loaded = ContextRefiner.from_pretrained(tmp_path / "refiner")
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(refined(loaded), refined(refiner))
+    for name in ("dim", "depth", "heads", "neighbors", "dropout", "context", "model_fingerprint"):
+        assert getattr(loaded, name) == getattr(refiner, name)
+    assert (loaded.recipe, loaded.metrics) == (recipe, metrics)
+    assert loaded.fingerprint() == refiner.fingerprint()
+    assert not loaded.training
+    loaded.save_pretrained(tmp_path / "again")
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "refiner" / file).read_bytes()
+
+
+def test_what_the_folder_holds(tmp_path):
+    refiner = build()
+    refiner.save_pretrained(tmp_path / "birds", recipe={"loss": "MultiSimilarityLoss"}, metrics={"recall@1": 0.875})
+    assert sorted(os.listdir(tmp_path / "birds")) == ["README.md", "config.json", "model.safetensors"]
+    assert json.loads((tmp_path / "birds/config.json").read_text()) == {
+        "format": "vicinal-refiner",
+        "version": 1,
+        "dim": 8,
+        "depth": 3,
+        "heads": 2,
+        "neighbors": 4,
+        "dropout": 0.0,
+        "context": "neighbors",
+        "model_fingerprint": FINGERPRINT,
+        "recipe": {"loss": "MultiSimilarityLoss"},
+        "metrics": {"recall@1": 0.875},
+    }
+    _, front, text = (tmp_path / "birds/README.md").read_text().split("---\n", 2)
+    card = yaml.safe_load(front)
+    assert (card["library_name"], card["pipeline_tag"]) == ("vicinal", "feature-extraction")
+    assert "context-refiner" in card["tags"]
+    assert card["model-index"][0]["results"][0]["metrics"][0] == {"type": "recall@1", "value": 0.875}
+    for line in (
+        "# birds",
+        f"| for embeddings of | the model with fingerprint `{FINGERPRINT}` |",
+        "| blocks | 3, of 2 heads |",
+        "| an embedding looks at | its 4 nearest neighbours |",
+        f"| parameters | {sum(each.numel() for each in refiner.parameters())} |",
+        "vicinal evaluate run --refiner path/to/this/folder",
+        "| recall@1 | 0.8750 |",
+        "loss: MultiSimilarityLoss",
+    ):
+        assert line in text.splitlines()
+
+
+def test_the_cards_python_runs(folder):
+    block = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    names = {"vectors": np.eye(8, dtype=np.float32)}
+    exec(block.replace("path/to/this/folder", str(folder)), names)
+    assert names["refined"].shape == (8, 8)
+
+
+def test_cards_of_refiners_without_model_or_neighbours(tmp_path):
+    refiner = build(context="itself")
+    refiner.model_fingerprint = None
+    refiner.save_pretrained(tmp_path / "refiner")
+    card = (tmp_path / "refiner/README.md").read_text()
+    assert "| for embeddings of | a model that was not recorded |" in card
+    assert "| an embedding looks at | itself, not at neighbours |" in card
+    assert ContextRefiner.from_pretrained(tmp_path / "refiner").model_fingerprint is None
+
+
+def test_fingerprints_tell_refiners_apart():
+    fingerprint = build().fingerprint()
+    assert len(fingerprint) == 16
+    assert build().fingerprint() == fingerprint
+    others = [build(seed=1), build(neighbors=5), build(heads=4), build(context="itself"), build().cut(2)]
+    assert len({fingerprint, *(other.fingerprint() for other in others)}) == 6
+
+
+def test_only_embeddings_of_its_model():
+    refiner = build()
+    refiner.check_model(FINGERPRINT)
+    refiner.check_model(None)
+    for each in (refiner, refiner.cut(1)):
+        with pytest.raises(InputError, match=f"trained for embeddings of the model {FINGERPRINT}, not of fedc"):
+            each.check_model("fedcba9876543210")
+    refiner.model_fingerprint = None
+    refiner.check_model("fedcba9876543210")
+
+
+def test_numbers_from_numpy_are_saved(tmp_path):
+    refiner = ContextRefiner(np.int64(8), heads=np.int64(2), dropout=np.float32(0.5))
+    refiner.save_pretrained(tmp_path / "refiner")
+    assert ContextRefiner.from_pretrained(tmp_path / "refiner").fingerprint() == refiner.fingerprint()
+
+
+def test_what_cannot_be_loaded_is_not_saved(tmp_path):
+    with pytest.raises(InputError, match="depth: 1001 is too large; at most 1,000"):
+        ContextRefiner(1, depth=1001, heads=1).save_pretrained(tmp_path / "deep")
+    with pytest.raises(InputError, match="neighbors: 16385 is too large; at most 16,384"):
+        build(neighbors=16_385).save_pretrained(tmp_path / "wide")
+    with pytest.raises(InputError, match="no weights"):
+        build().cut(0).save_pretrained(tmp_path / "identity")
+    with pytest.raises(InputError, match="must be JSON values"):
+        build().save_pretrained(tmp_path / "recipe", recipe={"when": object()})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_refiner_replaces_a_refiner_only(tmp_path, folder):
+    build(seed=1).save_pretrained(folder)
+    assert ContextRefiner.from_pretrained(folder).fingerprint() == build(seed=1).fingerprint()
+    embedder = saved_embedder(tmp_path / "embedder")
+    with pytest.raises(InputError, match=r"cannot save a context refiner to .*: it holds an embedder; give a folder"):
+        build().save_pretrained(embedder)
+    with pytest.raises(InputError, match=r"cannot save an embedder to .*: it holds a context refiner; give a folder"):
+        saved_embedder(folder)
+    assert Embedder.from_pretrained(embedder).dim == 8
+    assert ContextRefiner.from_pretrained(folder).fingerprint() == build(seed=1).fingerprint()
+
+
+def test_each_kind_is_refused_where_the_other_is_wanted(tmp_path, folder):
+    refused(saved_embedder(tmp_path / "embedder"), "is an embedder, not a context refiner; give it with --model, or")
+    folders.refused(Embedder, folder, "is a context refiner, not an embedder; give it with --refiner, or load it with")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"format": "pytorch"}, r'not the config of a Vicinal model \("format" is not "vicinal-refiner"\)'),
+        ({"format": ["vicinal-refiner"]}, r"not the config of a Vicinal model"),
+        ({"format": "DELETE"}, r"not the config of a Vicinal model"),
+        ({"version": 2}, r"version is 2; this Vicinal reads version 1"),
+        ({"backbone": "resnet50"}, r"unknown key 'backbone'; the keys are dim, depth, heads, neighbors"),
+        *[
+            ({key: "DELETE"}, rf"config\.json: {key} is missing")
+            for key in ("dim", "depth", "heads", "neighbors", "dropout", "context", "model_fingerprint", "recipe")
+        ],
+        ({"dim": "8"}, r"dim is '8'; it must be int"),
+        ({"dim": True}, r"dim is True"),
+        ({"dim": 0}, r"config\.json: ContextRefiner: dim = 0"),
+        ({"dim": 10**15}, r"dim: 1000000000000000 is too large; at most 65,536"),
+        ({"dim": 65536}, r"model\.safetensors: blocks\.0\.\w+ has shape \(8, 8\); config\.json calls for \(65536"),
+        ({"depth": 2.0}, r"depth is 2\.0; it must be int"),
+        ({"depth": -1}, r"config\.json: ContextRefiner: depth = -1"),
+        ({"depth": 2}, r"has the unknown tensor blocks\.2\.\w+ and 3 more"),
+        ({"depth": 4}, r"lacks tensor blocks\.3\.\w+ and 3 more"),
+        ({"depth": 10**9}, r"depth: 1000000000 is too large; at most 1,000"),
+        ({"heads": 3}, r"config\.json: ContextRefiner: heads = 3 must divide dim = 8"),
+        ({"heads": 10**9}, r"heads: 1000000000 is too large; at most 16,384"),
+        ({"neighbors": -1}, r"neighbors = -1"),
+        ({"neighbors": 10**9}, r"neighbors: 1000000000 is too large; at most 16,384"),
+        ({"dropout": 1}, r"dropout = 1"),
+        ({"dropout": float("nan")}, r"dropout = nan"),
+        ({"dropout": None}, r"dropout is None; it must be int"),
+        ({"context": "everything"}, r"context = 'everything' must be neighbors or itself"),
+        ({"context": ["itself"]}, r"context is \['itself'\]; it must be str"),
+        ({"model_fingerprint": 7}, r"model_fingerprint is 7; it must be str"),
+        ({"recipe": None}, r"recipe is None; it must be dict"),
+        ({"metrics": [1]}, r"metrics is \[1\]; it must be dict"),
+    ],
+)
+def test_hostile_configs(folder, values, message):
+    change(folder, **values)
+    refused(folder, message)
+
+
+def test_the_largest_that_is_allowed_takes_no_memory(folder):
+    change(folder, dim=65_536, depth=1_000, heads=16_384)  # 69 TB
+    refused(folder, "lacks tensor")
+
+
+@pytest.mark.parametrize("length", [0, 4, 100, 2000, -1])
+def test_truncated_weights(folder, length):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    refused(folder, r"model\.safetensors: not a whole safetensors file")
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda tensors: tensors.pop("blocks.1.key"), r"lacks tensor blocks\.1\.key;"),
+        (lambda tensors: tensors.update(evil=torch.zeros(1)), r"has the unknown tensor evil;"),
+        (lambda tensors: tensors.update({"blocks.0.output": torch.zeros(8, 9)}), r"blocks\.0\.output has shape \(8, 9"),
+        (lambda tensors: tensors.update({"blocks.0.key": torch.zeros(8, 8).int()}), r"blocks\.0\.key is torch\.int32"),
+        (lambda tensors: tensors.update({"blocks.0.key": torch.zeros(8, 8).half()}), r"weights of different dtypes"),
+    ],
+)
+def test_other_tensors(folder, edit, message):
+    rewrite(folder, edit)
+    refused(folder, r"model\.safetensors: " + message)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "refiner.pt", "model.pkl"])
+def test_pickles_are_never_opened(folder, name, monkeypatch):
+    (folder / "model.safetensors").unlink()
+    torch.save(build().state_dict(), folder / name)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("opened a pickle"))
+    refused(folder, f"{name} is a pickle, which could run code and is never opened")
+
+
+def test_what_is_uploaded_is_the_saved_folder(tmp_path, folder, monkeypatch):
+    def upload(self, repo_id, folder_path, commit_message):
+        shutil.copytree(folder_path, tmp_path / "uploaded")
+        return f"https://huggingface.co/{repo_id}/commit/1"
+
+    address = huggingface_hub.RepoUrl("https://huggingface.co/me/refiner")
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *_, **__: address)
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
+    assert build().push_to_hub("me/refiner") == "https://huggingface.co/me/refiner/commit/1"
+    assert sorted(os.listdir(tmp_path / "uploaded")) == sorted(os.listdir(folder))
+    for file in os.listdir(folder):
+        assert (tmp_path / "uploaded" / file).read_bytes() == (folder / file).read_bytes()
