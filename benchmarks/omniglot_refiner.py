@@ -5,9 +5,11 @@
 
 DATA holds Omniglot's zips. For every base loss and seed: an embedder by recipes/omniglot.yaml, then refiners on its
 embeddings of the training alphabets, judged while they train by the validation alphabet: as `vicinal refine` makes
-them; without neighbours; with neighbours left out at random; and cross-fitted, for which an embedder learns from half
-of the characters only and the refiner from the other half. All are scored on the test alphabets, together: a refiner
-looks for neighbours among all of their images.
+them; without neighbours; and with what bears on neighbours of training images that look too good. Cross-fitted is one
+whose embedder learns from half of the characters only, and the refiner from the other half. All are scored on the test
+alphabets, together. Where no refiner was written, for none helped on the validation alphabet, the embeddings count as
+they came. Then, for one seed of multi-similarity, depths by numbers of neighbours, and queries that see the gallery
+alone.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import os
 import statistics
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -33,8 +34,11 @@ from benchmarks.omniglot import RECIPE
 from benchmarks.table import print_machine
 from vicinal import ContextRefiner, Embedder, Table, evaluate
 from vicinal.errors import NotBetterError
+from vicinal.files import write_bytes
 from vicinal.refining import resume_refiner
-from vicinal.retrieval import ContextualReranking, NeighborAverage, QueryExpansion, Reranking, refine
+from vicinal.retrieval import ContextualReranking, NeighborAverage, QueryExpansion, Refinement, Reranking, refine
+from vicinal.retrieval.scores import UnitVectors
+from vicinal.retrieval.sides import Sides
 from vicinal.training import Recipe, RefinerRecipe, RunFolder, resume
 
 BASES = {
@@ -45,9 +49,16 @@ BASES = {
 REFINERS = {
     "refined": [],
     "blocks only": ["--refiner.context=itself"],
-    "refined, fewer neighbours in training": ["--neighborhood.dropout=0.3", "--neighborhood.random_size=true"],
+    "recall@1 may fall": ["--never_below=[]"],
     "cross-fitted": ["--cross_fit=0.5"],
 }
+VARIANTS = {  # of multi-similarity alone
+    "without noise": ["--noise=0"],
+    "neighbours dropped": ["--neighborhood.dropout=0.3"],
+    "random number of neighbours": ["--neighborhood.random_size=true"],
+    "loss of Eq. (4)": ["--loss=MultiSimilarityLoss", "--loss.plus_one=false", "--loss.miner=null"],
+}
+GRID = [(depth, neighbors) for depth in (1, 2, 4, 8) for neighbors in (2, 4, 8, 16)]
 RERANKINGS: dict[str, Reranking] = {
     "neighbours averaged only": NeighborAverage(n=8),
     "alpha query expansion": QueryExpansion(n=8),
@@ -74,29 +85,42 @@ class Bench:
         self.table = Table.load("omniglot", root=root).subset("test")
 
     @property
+    def refiners(self) -> dict[str, list[str]]:
+        """Settings of the refiners, by name."""
+        return {**REFINERS, **(VARIANTS if self.base == "multi-similarity" else {})}
+
+    @property
     def embedder(self) -> RunFolder:
         return RunFolder(self.out / "embedder")
 
     def refiner(self, name: str) -> RunFolder:
-        return RunFolder(self.out / name.replace(",", "").replace(" ", "-"))
+        return RunFolder(self.out / "".join(c if c.isalnum() else "-" for c in name))
 
     def train(self) -> None:
         """The embedder and every refiner that is not there yet."""
         if not self.embedder.model.exists():
             settings = [*BASES[self.base], f"--data.root={self.root}", f"--seed={self.seed}", "--accelerator=cpu"]
             resume(self.embedder.path, Recipe.load(RECIPE, settings))
-        for name, settings in REFINERS.items():
-            run = self.refiner(name)
-            if not run.curves.exists():  # written by those that do not help as well
-                own = [f"--run={self.embedder.path}", f"--seed={self.seed}", "--accelerator=cpu"]
-                with suppress(NotBetterError):
-                    resume_refiner(run.path, RefinerRecipe.load(overrides=[*own, *settings]))
+        for name, settings in self.refiners.items():
+            self.train_refiner(name, settings)
+
+    def train_refiner(self, name: str, settings: list[str]) -> None:
+        run = self.refiner(name)
+        if not run.model.exists() and not self._refused(run).exists():
+            own = [f"--run={self.embedder.path}", f"--seed={self.seed}", "--accelerator=cpu"]
+            try:
+                resume_refiner(run.path, RefinerRecipe.load(overrides=[*own, *settings]))
+            except NotBetterError as error:
+                self._refused(run).write_text(str(error))
+
+    def _refused(self, run: RunFolder) -> Path:
+        return run.path.with_suffix(".refused")
 
     def scores(self) -> dict[str, Scores]:
         """What was measured, by name; found once and kept."""
         path = self.out / "test.json"
         if not path.exists():
-            path.write_text(json.dumps(dict(self._scores())))
+            write_bytes(path, json.dumps(dict(self._scores())).encode())
         found: dict[str, Scores] = json.loads(path.read_text())
         return found
 
@@ -104,26 +128,48 @@ class Bench:
         vectors = self._embed(self.embedder)
         yield "base", self._of(vectors)
         for name, method in RERANKINGS.items():
-            metrics = evaluate(vectors, self.table, rerank=method).metrics
-            yield name, {metric: metrics[metric] for metric in METRICS[:2]}
-        for name in REFINERS:
+            yield name, self._reranked(vectors, method)
+        for name in self.refiners:
             of_half = name == "cross-fitted"
             own = self._embed(RunFolder(self.refiner(name).embedder)) if of_half else vectors
             if of_half:
                 yield "base of cross-fitted, half of the characters", self._of(own)
             yield from self._refined(name, own)
 
+    def _reranked(self, vectors: Vectors, method: Reranking) -> Scores:
+        """Clusters are those of the queries' vectors, where a method moves them."""
+        unit = UnitVectors(vectors, "embedding")
+        moved = method.apply(Sides(unit, unit, np.arange(len(unit)))).queries
+        scores = evaluate(vectors, self.table, rerank=method).metrics
+        return scores if moved is unit else {**scores, "NMI": self._of(moved.block(0, len(moved)).numpy())["NMI"]}
+
     def _refined(self, name: str, vectors: Vectors) -> Iterator[tuple[str, Scores]]:
-        """After every block, too, for the first of them; as the base where none was written, for it would not help."""
+        """After every block, too, for one that is always there."""
         run = self.refiner(name)
         if not run.model.exists():
-            yield f"{name}: none", self._of(vectors)
+            yield name, {**self._of(vectors), "refused": 1}
             return
         refiner = ContextRefiner.from_pretrained(run.model)
-        if name == "refined":
+        if name == "recall@1 may fall":
             for depth in range(1, refiner.depth):
                 yield f"after block {depth}", self._of(refine(refiner, vectors, depth=depth))
         yield name, self._of(refine(refiner, vectors))
+
+    def of_grid(self, depth: int, neighbors: int) -> Scores:
+        """Of a refiner of this depth and number of neighbours; trained if it is not there."""
+        name = f"grid {depth} {neighbors}"
+        sizes = [f"--refiner.depth={depth}", f"--refiner.neighbors={neighbors}"]
+        self.train_refiner(name, [*sizes, "--never_below=[]"])
+        return dict(self._refined(name, self._embed(self.embedder)))[name]
+
+    def contexts(self) -> dict[str, Scores]:
+        """With queries apart from the gallery: base, and refined by everything or by the gallery alone."""
+        vectors, queries = self._embed(self.embedder), np.arange(len(self.table)) % 3 == 0
+        table = Table(self.table.frame.assign(is_query=queries, is_gallery=~queries))
+        refiner = ContextRefiner.from_pretrained(self.refiner("recall@1 may fall").model)
+        methods = {f"context: {context}": Refinement(refiner, context) for context in ("everything", "gallery")}
+        found = {name: evaluate(vectors, table, rerank=method).metrics for name, method in methods.items()}
+        return {"base": evaluate(vectors, table).metrics, **found}
 
     def _embed(self, run: RunFolder) -> Vectors:
         return Embedder.from_pretrained(run.model).embed(self.table, progress=False)
@@ -140,7 +186,28 @@ def print_table(base: str, runs: list[dict[str, Scores]]) -> None:
     for name in dict.fromkeys(name for run in runs for name in run):
         found = [run[name] for run in runs if name in run]
         cells = [_cell([100 * scores[metric] for scores in found if metric in scores]) for metric in METRICS]
-        print(f"| {name} | {' | '.join(cells)} | {len(found)} |")
+        refused = sum("refused" in scores for scores in found)
+        print(f"| {name} | {' | '.join(cells)} | {len(found)}{f', {refused} refused' if refused else ''} |")
+
+
+def print_grid(bench: Bench) -> None:
+    """Recall@1 and mAP@R of refiners of other depths and numbers of neighbours, trained for it, whatever they bring."""
+    print(f"\n{bench.out.name}: recall@1, mAP@R\n\n| blocks | {' | '.join(f'k = {k}' for k in (2, 4, 8, 16))} |")
+    print("|---|---|---|---|---|")
+    for depth in (1, 2, 4, 8):
+        cells = [_pair(bench.of_grid(*place)) for place in GRID if place[0] == depth]
+        print(f"| {depth} | {' | '.join(cells)} |", flush=True)
+
+
+def print_contexts(bench: Bench) -> None:
+    """A third of the images are queries that come one by one, or all are known: the same refiner, scored on both."""
+    print(f"\n{bench.out.name}: a third of the images are queries\n\n| | recall@1, mAP@R |\n|---|---|")
+    for name, scores in bench.contexts().items():
+        print(f"| {name} | {_pair(scores)} |", flush=True)
+
+
+def _pair(scores: Scores) -> str:
+    return ", ".join(f"{100 * scores[metric]:.1f}" for metric in METRICS[:2])
 
 
 def _cell(values: list[float]) -> str:
@@ -169,6 +236,9 @@ def main() -> None:
     print_machine()
     for base, of_base in benches.items():
         print_table(base, [bench.scores() for bench in of_base if (bench.out / "test.json").exists()])
+    if "multi-similarity" in benches and not arguments.tables:
+        print_contexts(benches["multi-similarity"][0])
+        print_grid(benches["multi-similarity"][0])
 
 
 if __name__ == "__main__":

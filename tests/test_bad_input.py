@@ -18,7 +18,7 @@ from PIL import Image
 
 from tests.conftest import ROOT, SMALL
 from vicinal.cli import main
-from vicinal.data import Table, save_embeddings
+from vicinal.data import Table, load_embeddings, save_embeddings
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.retrieval import Index
 
@@ -107,6 +107,23 @@ def labelled(path: Path, **classes: int) -> Path:
     vectors = np.random.default_rng(0).normal(size=(len(labels), 4)).astype(np.float32)
     save_embeddings(path, vectors, Table(pd.DataFrame({"label": labels, "split": splits})))
     return path
+
+
+def shared(path: Path) -> Path:
+    """Embeddings whose class x is in both splits."""
+    labelled(path, a=4, b=4, x=4, y=4)
+    vectors, table = load_embeddings(path)
+    split = table.frame["split"].where(table.frame.index != 8, "train")
+    save_embeddings(path, vectors, Table(table.frame.assign(split=split)))
+    return path
+
+
+def refiner_run(folder: Path) -> Path:
+    """The folder of a refiner's run that has begun."""
+    folder.mkdir()
+    labelled(folder / "embeddings.parquet", a=4, x=4)
+    (folder / "recipe.yaml").write_text("epochs: 3\n")
+    return folder
 
 
 def unlabelled(path: Path) -> Path:
@@ -251,7 +268,7 @@ CASES: dict[str, tuple[Case, str]] = {
     ),
     "index of another model": (
         lambda t, p: _index_then_search_with_another_model(t, p),
-        "the index was built with the model",
+        "the index was built with embeddings of the model",
     ),
     "k larger than the gallery": (
         lambda t, p: [*searching(t), "-k", "6"],
@@ -336,10 +353,13 @@ CASES: dict[str, tuple[Case, str]] = {
         lambda t, p: [*searching(t), *_refining(t, 4, None)[1:]],
         "the index was built without a refiner; leave it out, or build the index again with it",
     ),
-    "refining nothing": (lambda t, p: refine(), "embeddings = None must be a file of embeddings, or null with run ="),
+    "refining nothing": (
+        lambda t, p: refine(),
+        "embeddings = None must be a file of embeddings, unless run = the folder of a run",
+    ),
     "refining both": (
         lambda t, p: refine("--embeddings", "e.parquet", "--run", "r"),
-        "embeddings = e.parquet must be a file of embeddings, or null with run =",
+        "run = r must be left out, for embeddings = e.parquet are given",
     ),
     "refining a missing file": (lambda t, p: refine("--embeddings", t / "e.parquet"), "e.parquet: no such file"),
     "refining without labels": (
@@ -352,7 +372,34 @@ CASES: dict[str, tuple[Case, str]] = {
     ),
     "refining a split val alone": (
         lambda t, p: refine("--embeddings", labelled(t / "e.parquet", x=4, y=3)),
-        "the embeddings have no rows in the split train",
+        "no embeddings are of the split train; the splits are val",
+    ),
+    "refining with one validation class": (
+        lambda t, p: refine("--embeddings", labelled(t / "e.parquet", a=4, b=4, x=4)),
+        "one class in the split val would always be found; give it two or more",
+    ),
+    "refining with classes of both splits": (
+        lambda t, p: refine("--embeddings", shared(t / "e.parquet")),
+        "class x is in train and val; a refiner is judged by classes it is not trained on",
+    ),
+    "refining the run of a refiner": (
+        lambda t, p: refine("--run", refiner_run(t / "r")),
+        "is the run of a refiner; give that of an embedder",
+    ),
+    "evaluating the run of a refiner": (
+        lambda t, p: ["evaluate", str(refiner_run(t / "r"))],
+        "is the run of a refiner; give it with --refiner",
+    ),
+    "going on with the run of a refiner by train": (
+        lambda t, p: ["train", "--resume", "--out", str(refiner_run(t / "r"))],
+        "is the run of a refiner; go on with vicinal refine",
+    ),
+    "a refiner that is not finished": (
+        lambda t, p: [
+            *["evaluate", str(saved_vectors(t / "v.parquet", np.eye(4)))],
+            *["--refiner", str(refiner_run(t / "r"))],
+        ],
+        "has no finished refiner: the run did not help, or goes on with: vicinal refine --out",
     ),
     "refining with validation classes of one image": (
         lambda t, p: refine("--embeddings", labelled(t / "e.parquet", a=4, b=4, x=1, y=1)),

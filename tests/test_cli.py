@@ -19,7 +19,7 @@ from PIL import Image
 from tests.training.test_refiner import TINY, save_clusters
 from vicinal.cli import VERBS, main
 from vicinal.cli_arguments import RERANK_OPTIONS
-from vicinal.data import Table, open_set_labels, save_embeddings
+from vicinal.data import Table, fingerprint_of, load_embeddings, open_set_labels, save_embeddings
 from vicinal.data.open_set_noise import CLUSTER_SIZE
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.retrieval import (
@@ -28,6 +28,7 @@ from vicinal.retrieval import (
     NeighborAverage,
     QueryExpansion,
     ReciprocalReranking,
+    refine,
 )
 from vicinal.training import Recipe
 from vicinal.training.refiner_settings import RefinerSettings
@@ -217,6 +218,24 @@ def test_evaluate_shows_metrics_before_and_after_refinement(run: Path, refiner: 
     assert everything["refined"]["metrics"] != gallery["refined"]["metrics"]
 
 
+def test_embeddings_are_refined_and_say_so(run: Path, refiner: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "refined.parquet"
+    output(capsys, "embed", run, "--split", "test", "--refiner", refiner, "--out", out)
+    output(capsys, "embed", run, "--split", "test", "--out", tmp_path / "plain.parquet")
+    refined, plain = load_embeddings(out)[0], load_embeddings(tmp_path / "plain.parquet")[0]
+    np.testing.assert_allclose(refined, refine(ContextRefiner.from_pretrained(refiner), plain), atol=1e-6)
+    model = fingerprint_of(tmp_path / "plain.parquet")
+    assert fingerprint_of(out) == f"{model}+{ContextRefiner.from_pretrained(refiner).fingerprint()}"
+    assert main(["evaluate", str(out), "--refiner", str(refiner)]) == 2  # twice is once too often
+    assert "was trained for embeddings of the model" in capsys.readouterr().err
+
+
+def test_a_refiner_for_embeddings_of_an_unknown_model(run: Path, refiner: Path, tmp_path: Path, capsys) -> None:
+    output(capsys, "embed", run, "--split", "test", "--out", tmp_path / "v.npy")
+    assert main(["evaluate", str(tmp_path / "v.npy"), "--refiner", str(refiner)]) == 0
+    assert "v.npy does not say what model made its embeddings; the refiner is for those of" in capsys.readouterr().err
+
+
 def test_an_index_with_a_refiner(run: Path, refiner: Path, photos: Path, tmp_path: Path, capsys) -> None:
     folder, how = tmp_path / "index", ["--model", run, "--refiner", refiner]
     output(capsys, "index", folder, "--source", photos, *how)
@@ -258,8 +277,9 @@ def test_a_refiner_that_does_not_help_is_one_line_and_no_model(tmp_path: Path, c
     for more in ([], ["--resume"]):
         assert main(["refine", "--embeddings", str(embeddings), *TINY, "--out", str(out), *more]) == 1
         said = capsys.readouterr()
-        message = "vicinal refine: error: refining does not help on classes not trained on: mAP@R is 100.00%"
-        assert said.err.splitlines()[-1].startswith(message)
+        message = said.err.splitlines()[-1]
+        assert message.startswith("vicinal refine: error: refining does not help on classes not trained on: no epoch")
+        assert "had a higher mAP@R than the 100.00% of the embeddings as they come" in message
         assert (said.err.count("error"), said.out) == (1, "")
     assert not (out / "model").exists()
     assert {"log.csv", "metrics.csv", "curves.png", "recipe.yaml"} < {path.name for path in out.iterdir()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Integral
+from typing import TypeGuard
 
 from vicinal.errors import InputError
 
@@ -32,8 +33,13 @@ def check_not_negative(owner: object, **values: float | None) -> None:
 def check_at_least_one(owner: object, **counts: int | None) -> None:
     """Every count must be a whole number and at least 1; None passes."""
     for name, count in counts.items():
-        if count is not None and not (isinstance(count, Integral) and not isinstance(count, bool) and count >= 1):
+        if count is not None and not (is_whole(count) and count >= 1):
             raise InputError(f"{type(owner).__name__}: {name} = {count} must be at least 1, a whole number")
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether the value is a whole number, of Python or numpy; a truth is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_seed(owner: object, seed: int) -> None:

@@ -75,7 +75,8 @@ def refine(arguments: Arguments) -> None:
 
     run = _from_recipe(arguments, RefinerRecipe, train_refiner, resume_refiner)
     if run is not None:
-        again = f"vicinal evaluate RUN --refiner {shlex.quote(str(run.path))}"
+        embedder = run.embedder if run.embedder.is_dir() else "RUN"
+        again = f"vicinal evaluate {embedder} --refiner {shlex.quote(str(run.path))}"
         log(f"the refiner lies in {run.model}; measure it with: {again}")
         _result(str(run.model))
 
@@ -103,9 +104,13 @@ def embed(arguments: Arguments) -> None:
     """Turn images into vectors and save them with their paths and labels."""
     from vicinal.data import save_embeddings
 
+    refiner = _refiner(arguments)
     embedded = _reading(arguments).embed(arguments.source, arguments.split)
-    save_embeddings(arguments.out, embedded.vectors, embedded.table, embedded.fingerprint)
-    log("{} embeddings of {} dimensions".format(*embedded.vectors.shape))
+    vectors, made_by = embedded.vectors, embedded.fingerprint
+    if refiner is not None:
+        vectors, made_by = _refined(refiner, embedded)
+    save_embeddings(arguments.out, vectors, embedded.table, made_by)
+    log("{} embeddings of {} dimensions".format(*vectors.shape))
     _result(arguments.out)
 
 
@@ -122,6 +127,8 @@ def index(arguments: Arguments) -> None:
         raise InputError("--refiner refines images that come in; give --source or --add too")
     if arguments.source:
         embedded = reading.embed(arguments.source, arguments.split)
+        if refiner is not None:
+            _check_refiner(refiner, embedded)
         known = {"model_fingerprint": embedded.fingerprint, "refiner": refiner}
         index = Index.build(embedded.vectors, embedded.table, arguments.kind or "auto", **known)
     else:
@@ -254,7 +261,7 @@ def _refinement(refiner: Any, embedded: Any, context: Any, reranking: Any) -> An
     """Refinement of these embeddings, and re-ranking after it where that was asked for."""
     from vicinal.retrieval import InTurn, Refinement
 
-    refiner.check_model(embedded.fingerprint)
+    _check_refiner(refiner, embedded)
     refinement = Refinement(refiner, context or "everything")
     return refinement if reranking is None else InTurn(refinement, reranking)
 
@@ -263,7 +270,24 @@ def _check_models(index: Any, refiner: Any, embedded: Any) -> None:
     """Refuse embeddings of another model than the index holds or the refiner was trained for."""
     index.check_model(embedded.fingerprint)
     if refiner is not None:
-        refiner.check_model(embedded.fingerprint)
+        _check_refiner(refiner, embedded)
+
+
+def _check_refiner(refiner: Any, embedded: Any) -> None:
+    """Refuse embeddings of another model than the refiner was trained for; tell where nobody knows."""
+    refiner.check_model(embedded.fingerprint)
+    if embedded.fingerprint is None and refiner.model_fingerprint is not None:
+        known = f"the refiner is for those of {refiner.model_fingerprint}"
+        log(f"{embedded.source} does not say what model made its embeddings; {known}")
+
+
+def _refined(refiner: Any, embedded: Any) -> tuple[Any, str | None]:
+    """Refined embeddings, and the fingerprint of what made them: of model and refiner together."""
+    from vicinal.retrieval import refine
+
+    _check_refiner(refiner, embedded)
+    model = embedded.fingerprint
+    return refine(refiner, embedded.vectors), None if model is None else f"{model}+{refiner.fingerprint()}"
 
 
 def _reading(arguments: Arguments) -> Any:

@@ -100,6 +100,7 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     """Add what is embedded, and where the vectors go."""
     parser.add_argument("source", help=EMBEDDABLE)
     parser.add_argument("--out", required=True, help=".parquet, or .npy with a .table.csv of paths and labels")
+    _add_refiner(parser, "moves every vector by what its nearest among the others look like")
     _add_reading(parser)
 
 

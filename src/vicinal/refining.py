@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from vicinal.console import log
 from vicinal.data import Table, fingerprint_of, load_embeddings, require_trainable, save_embeddings
-from vicinal.data.splits import splits_by_share
+from vicinal.data.splits import shared_classes, splits_by_share
 from vicinal.errors import InputError, InterruptedRunError
 from vicinal.sources import Reading
 from vicinal.training import Recipe, RefinerRecipe, RefinerTrainer, RunFolder, Trainer
@@ -95,10 +95,13 @@ def _embeddings(recipe: RefinerRecipe, run: RunFolder) -> LabelledEmbeddings:
     source = RunFolder(Path(str(settings.run)))
     if not source.recipe.is_file():
         raise InputError(f"run = {settings.run} is no folder of a training run: {source.recipe.name} is missing")
+    if source.embeddings.is_file():
+        raise InputError(f"run = {settings.run} is the run of a refiner; give that of an embedder")
     table = Table.from_parquet(source.table)
     if settings.cross_fit:
-        return _cross_fitted(recipe, Recipe.load(source.recipe), table, run)
-    return _embedded(source, table)
+        # Whatever the number of processes, a run is the same; here there is one.
+        return _cross_fitted(recipe, Recipe.load(source.recipe, ["--devices=1"]), table, run)
+    return _embedded(source, table, settings)
 
 
 def _from_file(path: Path) -> LabelledEmbeddings:
@@ -106,11 +109,12 @@ def _from_file(path: Path) -> LabelledEmbeddings:
     return LabelledEmbeddings(vectors, table, fingerprint_of(path))
 
 
-def _embedded(run: RunFolder, table: Table) -> LabelledEmbeddings:
+def _embedded(run: RunFolder, table: Table, settings: RefinerSettings) -> LabelledEmbeddings:
     """The training and validation images of a run by its model."""
     table = table.take(table.frame["split"].isin(["train", "val"]).to_numpy())
     on_error = Recipe.load(run.recipe).settings.data.on_error
-    embedded = Reading(model=str(run.path), on_error=on_error).embed_table(table)
+    device = {"cpu": "cpu", "gpu": "cuda", "auto": None}[settings.accelerator]
+    embedded = Reading(model=str(run.path), on_error=on_error, device=device).embed_table(table)
     return LabelledEmbeddings(embedded.vectors, embedded.table, embedded.fingerprint)
 
 
@@ -134,7 +138,7 @@ def _cross_fitted(recipe: RefinerRecipe, of_embedder: Recipe, table: Table, run:
         recipe.save(run.recipe)  # from here on the run can be resumed
         log(f"training an embedder on {len(table.take(seen).classes):,} classes, in {embedder.path}")
         _train_embedder(trainer, run)
-    return _embedded(embedder, table.take(~seen))
+    return _embedded(embedder, table.take(~seen), settings)
 
 
 def _check_refinable(recipe: RefinerRecipe, table: Table, dim: int) -> None:
@@ -157,23 +161,30 @@ def _train_embedder(trainer: Trainer, run: RunFolder) -> None:
 def _divided(embedded: LabelledEmbeddings, settings: RefinerSettings) -> LabelledEmbeddings:
     """The rows of the splits train and val; without val some classes are taken for it.
 
+    Queries and gallery, if there are any, are those of a test: here every image is both.
+
     Raises:
-        InputError: no labels, or too few classes or images to train on or to judge by.
+        InputError: no labels, too few classes or images to train on or to judge by, or a class to do both with.
     """
     vectors, table, fingerprint = embedded
+    table = Table(table.frame.drop(columns=["is_query", "is_gallery"], errors="ignore"))
     if not table.has("label"):
         raise InputError("the embeddings have no column label; a refiner is trained on labelled ones")
     if table.has("split"):
+        if "train" not in table.splits:
+            raise InputError(f"no embeddings are of the split train; the splits are {', '.join(table.splits)}")
         rows = np.flatnonzero(table.frame["split"].isin(["train", "val"]))
         vectors, table = vectors[rows], table.take(rows)
+        for name in shared_classes(table.frame):
+            raise InputError(f"class {name} is in train and val; a refiner is judged by classes it is not trained on")
     require_trainable(table)
     if not table.has("split") or "val" not in table.splits:
         part = splits_by_share(
             table.classes, {"train": 1 - settings.val_share, "val": settings.val_share}, settings.seed
         )
         table = Table(table.frame.assign(split=table.frame["label"].map(part.get)))
-    if "train" not in table.splits:
-        raise InputError("the embeddings have no rows in the split train")
     require_trainable(table.subset("train"))
+    if len(table.subset("val").classes) < 2:
+        raise InputError("one class in the split val would always be found; give it two or more (val_share takes some)")
     require_validatable(table.subset("val"), settings.validation.metric)
     return LabelledEmbeddings(vectors, table, fingerprint)

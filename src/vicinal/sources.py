@@ -138,6 +138,7 @@ def load_model(path: str) -> Embedder:
     run = _run(path)
     if run is None:
         return Embedder.from_pretrained(path)
+    _refuse_refiner(run)
     if not run.model.is_dir():
         raise InputError(f"{path} has no finished model; continue the run with: vicinal train --out {path} --resume")
     return Embedder.from_pretrained(run.model)
@@ -153,7 +154,8 @@ def load_refiner(path: str) -> ContextRefiner:
     if run.model.is_dir():
         return ContextRefiner.from_pretrained(run.model)
     if run.recipe.is_file():
-        raise InputError(f"{path} has no finished refiner: the run's folder {run.model.name} is missing")
+        go_on = f"vicinal refine --out {path} --resume"
+        raise InputError(f"{path} has no finished refiner: the run did not help, or goes on with: {go_on}")
     return ContextRefiner.from_pretrained(path)
 
 
@@ -165,6 +167,7 @@ def load_images(source: str, root: str | None = None) -> Table:
     """
     run = _run(source)
     if run is not None:
+        _refuse_refiner(run)
         return Table.from_parquet(run.table)
     if is_image(source):
         return Table(pd.DataFrame({"path": [source]}))
@@ -191,6 +194,11 @@ def is_embeddings(path: str) -> bool:
 def _run(path: str) -> RunFolder | None:
     run = RunFolder(Path(path))
     return run if run.recipe.is_file() else None
+
+
+def _refuse_refiner(run: RunFolder) -> None:
+    if run.embeddings.is_file():
+        raise InputError(f"{run.path} is the run of a refiner; give it with --refiner")
 
 
 def _rows_of(table: Table, split: str | None, source: str) -> npt.NDArray[np.intp]:

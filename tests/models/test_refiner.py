@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -92,8 +94,9 @@ def test_any_depth_may_be_read_out() -> None:
         for depth in range(6):
             early = refiner(embeddings, context, depth, there)
             assert torch.equal(early, seen[depth])
-            assert torch.equal(refiner.cut(depth)(embeddings, context, present=there), early)
-            assert refiner.cut(depth).depth == depth
+            if depth:
+                assert torch.equal(refiner.cut(depth)(embeddings, context, present=there), early)
+                assert refiner.cut(depth).depth == depth
         assert torch.equal(refiner(embeddings, context, present=there), seen[-1])
         assert (seen[1:] - seen[:-1]).abs().amax(dim=(1, 2)).min() > 0.01  # every block has its own say
 
@@ -357,3 +360,20 @@ def test_bad_calls(
 def test_a_depth_to_cut_at_must_be_there(depth: int) -> None:
     with pytest.raises(InputError, match=f"depth = {depth} is not there; use 0 to 2"):
         ContextRefiner(8, depth=2, heads=2).cut(depth)
+
+
+def test_a_cut_leaves_a_block_and_has_not_been_measured() -> None:
+    refiner = ContextRefiner(8, depth=2, heads=2)
+    refiner.metrics, refiner.recipe = {"recall@1": 0.9}, {"epochs": 3}
+    assert (refiner.cut(1).metrics, refiner.cut(1).recipe, refiner.metrics) == ({}, {}, {"recall@1": 0.9})
+    with pytest.raises(InputError, match="cut to depth = 0 no block is left; use 1 to 2"):
+        refiner.cut(0)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    refiner = ContextRefiner(np.int64(8), np.int64(2), heads=np.int64(2), neighbors=np.int64(4))  # type: ignore[arg-type]
+    assert json.dumps(refiner._described())
+    refiner(torch.ones(1, 8), torch.ones(1, 4, 8), depth=np.int64(1))  # type: ignore[arg-type]
+    for wrong in ({"neighbors": 20_000}, {"depth": 1001}, {"dropout": "a"}, {"neighbors": True}):
+        with pytest.raises(InputError, match="ContextRefiner: "):
+            ContextRefiner(**{"dim": 8, "depth": 1, "heads": 1, **wrong})  # type: ignore[arg-type]

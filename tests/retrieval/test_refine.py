@@ -17,6 +17,7 @@ from vicinal.errors import InputError
 from vicinal.evaluation import compare, evaluate, evaluate_arrays
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval import rerank, top_k
+from vicinal.retrieval import sides as sides_module
 from vicinal.retrieval.refine import Refinement, refine
 from vicinal.retrieval.scores import UnitVectors
 
@@ -459,3 +460,30 @@ def test_what_is_not_finite_is_refused_by_row(value: float) -> None:
     for where, call in calls.items():
         with pytest.raises(InputError, match=f"{where.strip(' h')} holds NaN or infinity"):
             call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_refiners_of_any_precision(dtype: torch.dtype) -> None:
+    vectors = clusters(20, 4, seed=0, dim=DIM)[0]
+    found = refine(refiner().to(dtype), vectors)
+    assert found.dtype == np.float32
+    atol = 1e-6 if dtype == torch.float64 else 0.05
+    np.testing.assert_allclose(found, refine(refiner(), vectors), atol=atol)
+
+
+@pytest.mark.parametrize("context", ["everything", "gallery"])
+def test_all_searches_are_in_the_wanted_chunks(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks, search = [], sides_module.nearest
+    monkeypatch.setattr(sides_module, "nearest", lambda *given: (chunks.append(given[4]), search(*given))[1])
+    queries, gallery, places = overlapping()
+    labels = np.arange(len(gallery)) % 3
+    of_queries = np.arange(len(queries)) % 3
+    evaluate_arrays(
+        queries, of_queries, gallery, labels, exclude=places, chunk=7, rerank=Refinement(refiner(), context)
+    )
+    assert set(chunks) == {7}
+
+
+def test_a_refiner_that_looks_at_itself_takes_no_number_of_neighbors() -> None:
+    with pytest.raises(InputError, match="neighbors = 3, but this refiner looks at itself alone"):
+        Refinement(refiner(context="itself"), neighbors=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,8 @@ from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval import Index, find, refine
 from vicinal.retrieval import context as context_module
 from vicinal.retrieval import structure as structure_module
+from vicinal.retrieval.scores import UnitVectors
+from vicinal.retrieval.structure import Structure
 
 DIM = 8
 
@@ -61,7 +64,7 @@ def check_matches(matches, queries: np.ndarray, gallery: np.ndarray, ids: np.nda
 @pytest.mark.parametrize("gathered", [None, 9])
 def test_search_is_that_by_hand(monkeypatch, kind, gathered) -> None:
     if gathered:
-        monkeypatch.setattr(context_module, "GATHERED", gathered)  # two queries at a time
+        monkeypatch.setattr(context_module, "GATHERED_VECTORS", gathered)  # two queries at a time
     refiner, vectors, queries = made(), unit(60), unit(11, seed=1)
     index = Index.build(vectors, table(60), kind, refiner=refiner)
     gallery = all_by_hand(refiner, vectors)
@@ -205,6 +208,12 @@ def test_save_and_load(kind, tmp_path) -> None:
     assert not list(tmp_path.glob("context-*"))
 
 
+def save_whatever_it_is(index: Index, folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Index, "_fits_together", lambda self: True)
+        index.save(folder)
+
+
 def test_contexts_of_another_index_are_damage(tmp_path) -> None:
     refiner, other = made(), tmp_path / "other"
     Index.build(unit(30), table(30), refiner=refiner).save(tmp_path / "index")
@@ -212,14 +221,14 @@ def test_contexts_of_another_index_are_damage(tmp_path) -> None:
         small = Index.build(vectors, table(len(vectors)))
         index = Index.build(unit(30), table(30), refiner=refiner)
         index._context.embeddings = small._structure
-        index.save(other)
+        save_whatever_it_is(index, other)
         with pytest.raises(InputError, match="other: the index is damaged; build it again"):
             Index.load(other)
         shutil.rmtree(other)
     index._context.embeddings = index._structure
     for fingerprint in (None, 5):
         index._context.refiner_fingerprint = fingerprint
-        index.save(other)
+        save_whatever_it_is(index, other)
         with pytest.raises(InputError, match="other: the index is damaged; build it again"):
             Index.load(other)
 
@@ -244,6 +253,44 @@ def test_interrupted_adding_changes_nothing(monkeypatch, tmp_path) -> None:
         own = each.search(vectors[35:], 1, refiner, itself=np.arange(35, 40))
         assert own.ids.ravel().tolist() == [35, 36, 37, 38, 39]
         assert own.scores.ravel() == pytest.approx(np.ones(5), abs=2e-6)
+
+
+def test_an_index_that_was_half_added_to_is_not_saved(monkeypatch, tmp_path) -> None:
+    refiner, vectors = made(), unit(40)
+    index = Index.build(vectors[:30], table(30), refiner=refiner)
+    index.save(tmp_path)
+    add = Structure.add
+
+    def interrupt(structure: Structure, added: UnitVectors) -> None:
+        add(structure, added.subset(np.arange(2)))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Structure, "add", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            index.add(vectors[30:35], table(5, 30), refiner)
+    index._structure.add(UnitVectors(vectors[30:31], "vector"))  # the two are of different lengths for certain
+    with pytest.raises(InputError, match="adding to the index was interrupted"):
+        index.save(tmp_path)
+    assert len(Index.load(tmp_path)) == 30
+
+
+def test_ids_by_path() -> None:
+    paths = Table(pd.DataFrame({"path": ["/a.png", "/b.png", "/a.png"]}))
+    index = Index.build(unit(3), paths)
+    assert index.ids_of(["/b.png", "/c.png", "/a.png"]).tolist() == [1, -1, 0]
+    index.delete([0])
+    assert index.ids_of(["/a.png"]).tolist() == [2]
+    index.add(unit(1), Table(pd.DataFrame({"path": ["/c.png"]})))
+    assert index.ids_of(["/c.png"]).tolist() == [3]
+    assert Index.build(unit(3), table(3)).ids_of(["/a.png"]).tolist() == [-1]
+
+
+@pytest.mark.parametrize("itself", [[0.5, 1.0], [-5, 0], [np.nan, 0], "ab", [0]])
+def test_what_a_query_itself_is_must_be_an_id(itself: object) -> None:
+    index = Index.build(unit(5), table(5), refiner=made())
+    with pytest.raises(InputError, match=r"itself is .*; give an id for each of the 2 queries"):
+        index.search(unit(2), 1, made(), itself=itself)
 
 
 def test_wrong_refiners_are_refused(tmp_path) -> None:
@@ -280,7 +327,7 @@ def test_impossible_ids_of_queries() -> None:
     for wrong in (3, 20):
         with pytest.raises(InputError, match=f"the index has no id {wrong}"):
             index.search(vectors[:2], 1, refiner, itself=[0, wrong])
-    with pytest.raises(InputError, match=r"itself has shape \[1\], but there are 2 queries"):
+    with pytest.raises(InputError, match=r"itself is int64 \[1\]; give an id for each of the 2 queries"):
         index.search(vectors[:2], 1, refiner, itself=[0])
     with pytest.raises(InputError, match="this index is not refined"):
         Index.build(vectors, table(20)).search(vectors[:2], 1, itself=[0, 1])

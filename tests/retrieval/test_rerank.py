@@ -57,8 +57,8 @@ SMALL = [
     QueryExpansion(n=10, alpha=1),
     DatabaseAugmentation(n=1, alpha=0),
     DatabaseAugmentation(n=10),
-    NeighborAverage(n=1, alpha=2),
-    NeighborAverage(n=10),
+    NeighborAverage(n=1),
+    NeighborAverage(n=10, alpha=1),
 ]
 EACH = [
     ContextualReranking(k=5),

@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vicinal.arguments import check_at_least_one
+from vicinal.arguments import check_at_least_one, is_whole
 from vicinal.errors import InputError
-from vicinal.models.initializations import one_line
 from vicinal.models.model_format import REFINER
-from vicinal.models.saving import SavedModel
+from vicinal.models.saving import SavedModel, check_same_model
 
 
 class ContextRefiner(SavedModel):
@@ -63,7 +62,7 @@ class ContextRefiner(SavedModel):
         self,
         dim: int,
         depth: int = 8,
-        heads: int = 8,
+        heads: int = 4,
         neighbors: int = 8,
         dropout: float = 0.0,
         context: Literal["neighbors", "itself"] = "neighbors",
@@ -72,13 +71,19 @@ class ContextRefiner(SavedModel):
         if context not in ("neighbors", "itself"):
             raise InputError(f"ContextRefiner: context = {context!r} must be neighbors or itself")
         check_at_least_one(self, dim=dim, depth=depth, heads=heads)
-        if isinstance(neighbors, bool) or not isinstance(neighbors, int) or neighbors < 0:
+        if not is_whole(neighbors) or neighbors < 0:
             raise InputError(f"ContextRefiner: neighbors = {neighbors} must be a whole number from 0 up")
+        for name, value in {"dim": dim, "depth": depth, "heads": heads, "neighbors": neighbors}.items():
+            if value > REFINER.largest[name]:
+                raise InputError(
+                    f"ContextRefiner: {name} = {value} is too large; use at most {REFINER.largest[name]:,}"
+                )
         if dim % heads:
             raise InputError(f"ContextRefiner: heads = {heads} must divide dim = {dim}")
-        if not 0 <= dropout < 1:
+        if isinstance(dropout, str) or not 0 <= dropout < 1:
             raise InputError(f"ContextRefiner: dropout = {dropout} must be from 0 to below 1")
-        self.dim, self.heads, self.neighbors, self.dropout, self.context = dim, heads, neighbors, dropout, context
+        self.dim, self.heads, self.neighbors = int(dim), int(heads), int(neighbors)  # numpy's numbers are no JSON
+        self.dropout, self.context = dropout, context
         self.model_fingerprint: str | None = None
         self.blocks = nn.ModuleList([ContextBlock(dim, heads, dropout) for _ in range(depth)])
 
@@ -112,16 +117,21 @@ class ContextRefiner(SavedModel):
         return torch.stack(list(self._steps(embeddings, context, None, present)))
 
     def attention(self, embeddings: Tensor, context: Tensor, present: Tensor | None = None) -> Tensor:
-        """How much each block looks at each neighbour, mean of its heads, [depth, n, k]; each row adds up to 1."""
+        """How much each block looks at each neighbour, mean of its heads, [depth, n, k].
+
+        Each row adds up to 1; to 0 where there is no neighbour. Arguments as in :meth:`forward`.
+        """
         steps = self._steps(embeddings, context, None, present)
         looks = [cast(ContextBlock, block).weights for block in self.blocks]
         return torch.stack([look(e, context, present) for look, e in zip(looks, steps, strict=False)])
 
     def cut(self, depth: int) -> ContextRefiner:
-        """The refiner of the first blocks only; it shares their weights."""
+        """The refiner of the first blocks only; it shares their weights, and nobody has measured it."""
         self.check_depth(depth)
+        if not depth:
+            raise InputError(f"ContextRefiner: cut to depth = 0 no block is left; use 1 to {self.depth}")
         cut = copy(self)
-        cut._modules = {"blocks": self.blocks[:depth]}
+        cut._modules, cut.recipe, cut.metrics = {"blocks": self.blocks[:depth]}, {}, {}
         return cut
 
     def _steps(
@@ -136,7 +146,7 @@ class ContextRefiner(SavedModel):
 
     def check_depth(self, depth: int) -> None:
         """Raise InputError when there are not so many blocks."""
-        if not isinstance(depth, int) or not 0 <= depth <= self.depth:
+        if not is_whole(depth) or not 0 <= depth <= self.depth:
             raise InputError(f"ContextRefiner: depth = {depth} is not there; use 0 to {self.depth}")
 
     def check_model(self, fingerprint: str | None) -> None:
@@ -145,18 +155,14 @@ class ContextRefiner(SavedModel):
         Raises:
             InputError: both models are known and differ.
         """
-        if None not in (fingerprint, self.model_fingerprint) and fingerprint != self.model_fingerprint:
-            trained, given = (one_line(str(each), 80) for each in (self.model_fingerprint, fingerprint))
-            raise InputError(
-                f"the refiner was trained for embeddings of the model {trained}, not of {given}; "
-                "use the refiner that was trained for that model"
-            )
+        what, remedy = "the refiner was trained for", "use the refiner that was trained for that model"
+        check_same_model(self.model_fingerprint, fingerprint, what, remedy)
 
     def _described(self) -> dict[str, Any]:
         return {
-            "dim": int(self.dim),  # numpy's numbers are no JSON
+            "dim": self.dim,
             "depth": self.depth,
-            "heads": int(self.heads),
+            "heads": self.heads,
             "neighbors": self.neighbors,
             "dropout": float(self.dropout),
             "context": self.context,

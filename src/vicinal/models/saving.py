@@ -163,3 +163,20 @@ def _weights_dtype(weights: Mapping[str, Tensor], where: str = "") -> torch.dtyp
     if not names:
         raise InputError(f"{where}the model has no weights; there is nothing to save")
     return next(iter(names))
+
+
+def check_same_model(known: str | None, given: str | None, what: str, remedy: str) -> None:
+    """Refuse the embeddings of another model; None is a model nobody knows.
+
+    Args:
+        known: fingerprint of the right model.
+        given: of the one that made the embeddings.
+        what: was made with the former, such as "the index was built with".
+        remedy: what to do.
+
+    Raises:
+        InputError: both are known and differ.
+    """
+    if None not in (known, given) and known != given:
+        right, wrong = (one_line(str(each), 80) for each in (known, given))
+        raise InputError(f"{what} embeddings of the model {right}, not of {wrong}; {remedy}")

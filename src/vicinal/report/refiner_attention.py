@@ -75,6 +75,8 @@ def neighborhoods(
     places = _places(queries, rows, len(table))
     sides = one_set(vectors)
     k = min(refiner.neighbors, sides.most)
+    if refiner.context == "itself":
+        raise InputError("this refiner looks at itself alone; there are no neighbours to show")
     if not k:
         raise InputError(
             f"{refiner.neighbors} neighbours of {len(vectors)} embeddings leave none; it takes one or more"

@@ -13,7 +13,7 @@ from vicinal.retrieval.structure import Kind, Structure
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
-GATHERED = 8192  # vectors of neighbours held at a time
+GATHERED_VECTORS = 8192  # vectors of neighbours held at a time
 
 
 class Context:
@@ -53,7 +53,7 @@ class Context:
         for inside in (True, False):  # apart, as the former have one neighbour less
             rows = np.flatnonzero((itself >= 0) == inside)
             most = min(method.reach, len(alive) - inside)
-            size = max(1, GATHERED // max(most, 1))
+            size = max(1, GATHERED_VECTORS // max(most, 1))
             for some in (rows[start : start + size] for start in range(0, len(rows), size)):
                 queries = vectors.subset(some)
                 neighbors = self._nearest(queries, most, alive, itself[some])

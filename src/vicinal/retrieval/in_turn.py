@@ -44,7 +44,7 @@ class InTurn(Reranking):
 
     def apply(self, sides: Sides) -> Reranked:
         refined = self.refinement.apply(sides)
-        return self.reranking.apply(Sides(refined.queries, refined.gallery, sides.places))
+        return self.reranking.apply(Sides(refined.queries, refined.gallery, sides.places, sides.chunk))
 
     def __repr__(self) -> str:
         return f"{self.refinement!r}, then {self.reranking!r}"

@@ -12,6 +12,7 @@ import pandas as pd
 from vicinal.data.table import Table
 from vicinal.errors import InputError
 from vicinal.models.refiner import ContextRefiner
+from vicinal.models.saving import check_same_model
 from vicinal.retrieval.context import Context
 from vicinal.retrieval.items import joined, with_ids
 from vicinal.retrieval.refine import refine
@@ -58,6 +59,7 @@ class Index:
         self.model_fingerprint = model_fingerprint
         self._context = context
         self._known_refiner: ContextRefiner | None = None
+        self._paths: pd.Series | None = None  # path -> id, made when asked for
 
     @classmethod
     def build(
@@ -144,11 +146,8 @@ class Index:
         Raises:
             InputError: both models are known and differ.
         """
-        if None not in (fingerprint, self.model_fingerprint) and fingerprint != self.model_fingerprint:
-            raise InputError(
-                f"the index was built with the model {self.model_fingerprint}, not with {fingerprint}; "
-                "use that model, or build the index again"
-            )
+        remedy = "use that model, or build the index again"
+        check_same_model(self.model_fingerprint, fingerprint, "the index was built with", remedy)
 
     def check_refiner(self, refiner: ContextRefiner | None) -> None:
         """Refuse any other refiner than the one the index was built with, or one where it was built without.
@@ -199,9 +198,9 @@ class Index:
             if self._context is not None and refiner is not None:
                 self._context.embeddings.add(unit)
                 unit = self._context.refined(unit, refiner, items["id"].to_numpy(), itself=ids)
-        finally:  # even if it was interrupted, so that ids stay the same in both structures
+        finally:  # even if refining was interrupted, so that ids stay the same in both structures
             self._structure.add(unit)
-        self._items = items
+        self._items, self._paths = items, None
         return ids
 
     def delete(self, ids: npt.ArrayLike) -> None:
@@ -211,6 +210,15 @@ class Index:
             InputError: an id that is not there, or not any more.
         """
         self._items = self._items.drop(index=self._items.index[self._positions(ids)]).reset_index(drop=True)
+        self._paths = None
+
+    def ids_of(self, paths: list[str]) -> Integers:
+        """The id of the image at each path, int64 [n]: the first where there are several, -1 where there is none."""
+        if "path" not in self._items:
+            return np.full(len(paths), -1)
+        if self._paths is None:
+            self._paths = self._items.dropna(subset="path").drop_duplicates("path").set_index("path")["id"]
+        return self._paths.reindex(paths, fill_value=-1).to_numpy(dtype=np.int64)
 
     def lookup(self, ids: npt.ArrayLike) -> pd.DataFrame:
         """The rows of :attr:`items` with these ids, in their order.
@@ -266,6 +274,8 @@ class Index:
             InputError: the folder holds something else.
             OSError: a file cannot be written; the former index is still there.
         """
+        if not self._fits_together():
+            raise InputError("adding to the index was interrupted; load it again before it is saved")
         config = {
             "kind": self.kind,
             "dim": self.dim,
@@ -310,11 +320,13 @@ class Index:
         """The ids that queries themselves have, -1 where they have none."""
         if itself is None:
             return np.full(queries, -1)
-        own = np.asarray(itself, dtype=np.int64)
+        own = np.asarray(itself)
         if self._context is None:
             raise InputError("itself says what a query that is refined does not look at; this index is not refined")
-        if own.shape != (queries,):
-            raise InputError(f"itself has shape {list(own.shape)}, but there are {queries} queries; give an id a query")
+        if own.shape != (queries,) or own.dtype.kind not in "iu" or own.min(initial=0) < -1:
+            what = f"{own.dtype} {list(own.shape)}"
+            raise InputError(f"itself is {what}; give an id for each of the {queries} queries, -1 for none")
+        own = own.astype(np.int64)
         self._positions(own[own >= 0])
         return own
 

@@ -18,7 +18,7 @@ from vicinal.retrieval.sides import Sides
 
 Integers = npt.NDArray[np.int64]
 
-GATHERED = 2**22  # numbers of neighbours, and of what heads make of them, held at a time, so that caches help
+GATHERED_NUMBERS = 2**22  # numbers of neighbours, and of what heads make of them, held at a time, so that caches help
 
 
 def refine(
@@ -60,6 +60,7 @@ def refine(
     itself = np.arange(len(vectors)) if gallery is None else np.full(len(vectors), -1)
     sides = Sides(vectors, others, itself, chunk)
     method = Refinement(refiner, "gallery", depth, neighbors)
+    refiner.check_dim(vectors.dim)  # before the search, which takes longest
     return method.refined(vectors, others, method.neighbors_of_queries(sides), chunk)
 
 
@@ -76,7 +77,8 @@ class Refinement(Reranking):
             together, as the paper does, so that what is found for a query depends on what else is asked; or "gallery",
             as in an index, where queries come one by one and the gallery was refined before.
         depth: blocks; None: all.
-        neighbors: how many; None: as many as the refiner was made for. Fewer where there are fewer.
+        neighbors: how many; None: as many as the refiner was made for. Fewer where there are fewer. A refiner that
+            looks at itself takes none.
 
     Raises:
         InputError: an unknown context, or an impossible depth or number; when applied: another dimension.
@@ -96,8 +98,10 @@ class Refinement(Reranking):
     def __post_init__(self) -> None:
         if self.context not in ("everything", "gallery"):
             raise InputError(f"Refinement: context = {self.context!r} must be everything or gallery")
-        if self.neighbors is not None and self.neighbors != 0:
+        if self.neighbors is not None and (self.neighbors != 0 or isinstance(self.neighbors, bool)):
             self._check_counts("neighbors")
+        if self.neighbors is not None and self.refiner.context == "itself":
+            raise InputError(f"Refinement: neighbors = {self.neighbors}, but this refiner looks at itself alone")
         if self.depth is not None:
             self.refiner.check_depth(self.depth)
 
@@ -118,16 +122,17 @@ class Refinement(Reranking):
         return self._of_gallery(sides) if self.context == "gallery" else self._of_everything(sides)
 
     def _of_one_set(self, sides: Sides) -> Reranked:
-        refined = self._unit(self.refined(sides.queries, sides.queries, self.neighbors_of_queries(sides)))
+        refined = self._unit(self.refined(sides.queries, sides.queries, self.neighbors_of_queries(sides), sides.chunk))
         return Reranked(refined, refined)
 
     def _of_gallery(self, sides: Sides) -> Reranked:
         """The gallery looks at itself, and queries that are no gallery images look at the gallery."""
         gallery, strangers = sides.gallery, sides.queries.subset(np.flatnonzero(sides.places < 0))
-        of_gallery = Sides(gallery, gallery, np.arange(len(gallery)))
-        of_strangers = Sides(strangers, gallery, np.full(len(strangers), -1))
+        of_gallery = Sides(gallery, gallery, np.arange(len(gallery)), sides.chunk)
+        of_strangers = Sides(strangers, gallery, np.full(len(strangers), -1), sides.chunk)
         parts = [
-            self.refined(each.queries, gallery, self.neighbors_of_queries(each)) for each in (of_gallery, of_strangers)
+            self.refined(each.queries, gallery, self.neighbors_of_queries(each), sides.chunk)
+            for each in (of_gallery, of_strangers)
         ]
         return _parted(self._unit(np.concatenate(parts)), sides)
 
@@ -136,7 +141,7 @@ class Refinement(Reranking):
         strangers = sides.queries.subset(np.flatnonzero(sides.places < 0))
         parts = [vectors.block(0, len(vectors)) for vectors in (sides.gallery, strangers)]
         everything = UnitVectors(torch.cat(parts), "embedding")
-        refined = self._of_one_set(Sides(everything, everything, np.arange(len(everything)))).queries
+        refined = self._of_one_set(Sides(everything, everything, np.arange(len(everything)), sides.chunk)).queries
         return _parted(refined, sides)
 
     def neighbors_of_queries(self, sides: Sides) -> Integers:
@@ -150,18 +155,18 @@ class Refinement(Reranking):
         """Refine vectors, float32 [n, dim], by gallery rows [n, k]."""
         check_same_dim(vectors, gallery)
         self.refiner.check_dim(vectors.dim)
-        k, device = neighbors.shape[1], next(self.refiner.parameters()).device
-        rows = chunk or max(64, GATHERED // (vectors.dim * (k + 2 * self.refiner.heads)))
+        k, weight = neighbors.shape[1], next(self.refiner.parameters())
+        rows = chunk or max(1, GATHERED_NUMBERS // (vectors.dim * (k + 2 * self.refiner.heads)))
         refined = np.empty((len(vectors), vectors.dim), np.float32)
         with evaluating(self.refiner), torch.inference_mode():
             for start in range(0, len(vectors), rows):
                 place = slice(start, min(start + rows, len(vectors)))
-                some = vectors.block(start, place.stop).to(device)
+                some = vectors.block(start, place.stop).to(weight)
                 if self.refiner.context == "itself":
                     context = some[:, None]
                 else:
-                    context = gallery.take(neighbors[place].ravel()).view(len(some), k, vectors.dim).to(device)
-                refined[place] = self.refiner(some, context, self.depth).cpu().numpy()
+                    context = gallery.take(neighbors[place].ravel()).view(len(some), k, vectors.dim).to(weight)
+                refined[place] = self.refiner(some, context, self.depth).float().cpu().numpy()
         return refined
 
     def _unit(self, refined: npt.NDArray[np.float32]) -> UnitVectors:

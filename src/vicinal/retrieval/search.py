@@ -69,7 +69,7 @@ def find(
     """
     # A query in the index is one match more than wanted; an index that holds only k cannot give it.
     wanted = min(k + 1, max(k, len(index))) if leave_out_itself else k
-    itself = None if refiner is None else _itself(index, table)
+    itself = None if refiner is None or not table.has("path") else index.ids_of(table.paths)
     result = index.search(vectors, wanted, refiner, itself)
     facts = _facts(table.frame)
     items = {item["id"]: item for item in _facts(index.lookup(np.unique(result.ids)))}
@@ -80,15 +80,6 @@ def find(
             matches = [match for match in matches if "path" not in match or match["path"] != query.get("path")]
         found.append(Found(query, matches[:k]))
     return found
-
-
-def _itself(index: Index, table: Table) -> npt.NDArray[np.int64]:
-    """The ids under which the index has the queries' own paths, -1 where it has none."""
-    items = index.items
-    if "path" not in items or not table.has("path"):
-        return np.full(len(table), -1)
-    ids = items.dropna(subset="path").drop_duplicates("path").set_index("path")["id"]
-    return table.frame["path"].map(ids).fillna(-1).to_numpy(dtype=np.int64)
 
 
 def _facts(frame: pd.DataFrame) -> list[Facts]:

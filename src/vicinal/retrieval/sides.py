@@ -45,7 +45,7 @@ class Sides:
         wanted: int = 0,
     ) -> None:
         self.queries, self.gallery, self.places = queries, gallery, places
-        self._chunk, self._wanted = chunk, wanted
+        self.chunk, self._wanted = chunk, wanted
         self._found = found
 
     @cached_property
@@ -63,7 +63,7 @@ class Sides:
         if self._found is None or self._found.indices.shape[1] < k:
             left_out = LeftOut(len(self.queries), len(self.gallery), self.places)
             enough = max(k, min(self._wanted, self.most))
-            self._found = nearest(self.queries, self.gallery, enough, left_out, self._chunk)
+            self._found = nearest(self.queries, self.gallery, enough, left_out, self.chunk)
         return Neighbors(self._found.scores[:, :k], self._found.indices[:, :k])
 
     def nearest_of_gallery(self, k: int, rows: Integers | None = None) -> Neighbors:
@@ -73,7 +73,7 @@ class Sides:
             found = self.nearest_of_queries(k)
             return Neighbors(found.scores[rows], found.indices[rows])
         return nearest(
-            self.gallery.subset(rows), self.gallery, k, LeftOut(len(rows), len(self.gallery), rows), self._chunk
+            self.gallery.subset(rows), self.gallery, k, LeftOut(len(rows), len(self.gallery), rows), self.chunk
         )
 
     def check(self, owner: object, name: str, value: int, most: int, least: int = 1) -> None:

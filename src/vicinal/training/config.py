@@ -115,7 +115,8 @@ def _expect_defaults_of_loss(
         named = yaml.safe_load(override) if override else in_file
         if isinstance(named, dict):
             named = named.get("class_path")
-        if isinstance(named, str):
+        default = parser.get_default("loss")["class_path"].rpartition(".")[2]  # has its arguments already
+        if isinstance(named, str) and named.rpartition(".")[2] != default:
             parser.set_defaults({"loss": {"class_path": named}})
 
 

@@ -124,6 +124,10 @@ class Loop(ABC):
     def _name(self, row: int) -> str:
         """What a row of the training split is called in messages."""
 
+    def _score(self, metrics: Mapping[str, float]) -> float:
+        """What decides which weights are best."""
+        return metrics[self.loop_settings.validation.metric]
+
     def _begin(self) -> None:  # noqa: B027 - for who needs it
         """Told when a run starts anew."""
 
@@ -199,9 +203,9 @@ class Loop(ABC):
         last = self.progress.epoch == self.loop_settings.epochs
         if last or self.progress.epoch % self.loop_settings.validation.every == 0:
             self.validate()
-        self.save()
         log(self._summary())
         self._end_epoch()
+        self.save()
 
     def validate(self) -> None:
         """Evaluate on the validation split, if there is one, and keep the weights if they are the best so far."""
@@ -213,7 +217,7 @@ class Loop(ABC):
         if self.fabric.is_global_zero:
             self.log.metrics(self.progress.step, self.progress.epoch, metrics)
         self.progress.evaluations_since_best += 1
-        score = metrics[self.loop_settings.validation.metric]
+        score = self._score(metrics)
         if score > self.progress.best:
             self.progress.best, self.progress.evaluations_since_best = score, 0
             self.progress.best_epoch = self.progress.epoch
@@ -356,7 +360,9 @@ class Loop(ABC):
             best = load_checkpoint(self.run.best)
             self.system.load_state_dict(best["system"])
             metrics = {f"val {name}": value for name, value in best["metrics"].items()}
-        if self.fabric.is_global_zero:
-            self.log.close()
-            learning_curves(read_log(self.run.log), read_log(self.run.metrics), self.run.curves)
-        self._write_model(metrics)
+        try:
+            self._write_model(metrics)
+        finally:  # curves are there to see why, too, where no model is worth writing
+            if self.fabric.is_global_zero:
+                self.log.close()
+                learning_curves(read_log(self.run.log), read_log(self.run.metrics), self.run.curves)

@@ -103,10 +103,15 @@ class Validation:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        known = re.fullmatch(r"recall@[1248]|mAP@R|R-precision|mAP", self.metric)
-        require(known is not None, "validation.metric", self.metric, "recall@1, 2, 4 or 8, mAP@R, R-precision or mAP")
+        check_metric("validation.metric", self.metric)
         require(self.every >= 1, "validation.every", self.every, "at least 1 epoch")
         require(self.patience is None or self.patience >= 1, "validation.patience", self.patience, "at least 1")
+
+
+def check_metric(key: str, metric: str) -> None:
+    """Raise InputError unless the metric is one that every evaluation has."""
+    known = re.fullmatch(r"recall@[1248]|mAP@R|R-precision|mAP", metric)
+    require(known is not None, key, metric, "recall@1, 2, 4 or 8, mAP@R, R-precision or mAP")
 
 
 def require(holds: bool, key: str, value: object, what: str) -> None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vicinal.training.loop_settings import OptimizerSettings, Validation, check_loop, require
+from vicinal.training.loop_settings import OptimizerSettings, Validation, check_loop, check_metric, require
 from vicinal.training.schedule import Schedule
 
 
@@ -78,6 +78,8 @@ class RefinerSettings:
             embedder, and all its training classes.
         val_share: share of the classes that the refiner is judged by and not trained on, where there is no split val.
         neighborhood: what of the context of a training sample is shown to the refiner.
+        noise: length of random vectors that are added to training embeddings and their neighbours, which have length
+            1, before they are normalised again: so that the refiner does not learn the training images by heart.
         batch: embeddings a step.
         per_class: embeddings of each class in a batch; 0 draws them at random whatever their class.
         classes_with_fewer: "leave_out" classes with fewer than `per_class` images, or "replace": draw them with
@@ -88,8 +90,9 @@ class RefinerSettings:
         clip: largest norm of the gradient; null does not clip.
         accumulate: batches whose gradients are averaged before a step.
         precision: "32", "bf16-mixed" or "16-mixed"; the loss is always computed in float32.
-        validation: how the training is watched. A refiner that is never better than the embeddings as they come is not
-            written.
+        validation: how the training is watched. A refiner that is not better than the embeddings as they come, beyond
+            chance, is not written.
+        never_below: metrics that must not be lower than those of the embeddings as they come for an epoch to count.
         checkpoint_minutes: a checkpoint is written after every epoch and, in long epochs, after so many minutes.
         log_every: steps between two lines of the log.
         seed: fixes initial weights, order of embeddings, neighbours shown, dropout, and how classes are divided.
@@ -101,16 +104,18 @@ class RefinerSettings:
     cross_fit: float = 0.0
     val_share: float = 0.2
     neighborhood: Neighborhood = field(default_factory=Neighborhood)
+    noise: float = 1.0
     batch: int = 128
     per_class: int = 4
     classes_with_fewer: Literal["leave_out", "replace"] = "leave_out"
-    epochs: int = 20
+    epochs: int = 15
     optimizer: RefinerOptimizer = field(default_factory=RefinerOptimizer)
     schedule: Schedule = field(default_factory=lambda: Schedule(warmup=1.0))
     clip: float | None = None
     accumulate: int = 1
     precision: Literal["32", "bf16-mixed", "16-mixed"] = "32"
     validation: Validation = field(default_factory=lambda: Validation("mAP@R", patience=5))
+    never_below: list[str] = field(default_factory=lambda: ["recall@1"])
     checkpoint_minutes: float = 10.0
     log_every: int = 10
     seed: int = 0
@@ -118,11 +123,16 @@ class RefinerSettings:
 
     def __post_init__(self) -> None:
         check_loop(self)
-        one = (self.embeddings is None) != (self.run is None)
-        require(one, "embeddings", self.embeddings, "a file of embeddings, or null with run = the folder of a run")
+        neither = self.embeddings is None and self.run is None
+        require(not neither, "embeddings", self.embeddings, "a file of embeddings, unless run = the folder of a run")
+        both = self.embeddings is not None and self.run is not None
+        require(not both, "run", self.run, f"left out, for embeddings = {self.embeddings} are given")
+        for metric in self.never_below:
+            check_metric("never_below", metric)
         require(0 <= self.cross_fit < 1, "cross_fit", self.cross_fit, "from 0 to below 1")
         alone = self.cross_fit == 0 or self.run is not None
         require(alone, "cross_fit", self.cross_fit, "0 without run, whose recipe the new embedder is trained by")
+        require(0 <= self.noise < math.inf, "noise", self.noise, "0 or more")
         require(0 < self.val_share < 1, "val_share", self.val_share, "between 0 and 1")
 
     @property

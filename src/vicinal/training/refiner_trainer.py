@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vicinal.console import log
 from vicinal.data import Table, save_embeddings
 from vicinal.errors import NotBetterError
-from vicinal.evaluation import evaluate
+from vicinal.evaluation import Evaluation, evaluate
 from vicinal.losses import Loss
 from vicinal.models import ContextRefiner
 from vicinal.report.refiner_depths import depth_curve
@@ -22,7 +25,6 @@ from vicinal.retrieval.sides import Sides
 from vicinal.seeds import mixed_seed
 from vicinal.similarity import Source
 from vicinal.training.class_centers import create_centers, save_centers
-from vicinal.training.logs import read_log
 from vicinal.training.loop import Batch, Loop, Parts
 from vicinal.training.refiner_recipe import RefinerRecipe
 from vicinal.training.run import RunFolder
@@ -77,12 +79,14 @@ class RefinerTrainer(Loop):
         super().__init__(recipe.settings, run)
         self.training, self.validation = (table.subset(split) for split in ("train", "val"))
         rows = {split: np.flatnonzero(table.frame["split"] == split) for split in ("train", "val")}
-        self.val_vectors = vectors[rows["val"]]
-        unit = UnitVectors(vectors, "embedding", rows["train"])
-        self.embeddings = unit.block(0, len(unit)).to(self.fabric.device)
+        self.rows = rows["train"]
+        unit, self.val_vectors = (UnitVectors(vectors, "embedding", rows[s], self.fabric.device) for s in rows)
+        self.embeddings = unit.block(0, len(unit))
         self.labels = torch.from_numpy(self.training.labels).to(self.fabric.device)
         self._build()
         self.neighbors = torch.from_numpy(self._neighbors(unit)).to(self.fabric.device)
+        self.val_neighbors = self._neighbors(self.val_vectors)
+        self.unrefined = evaluate(self.val_vectors.block(0, len(self.val_vectors)), self.validation)
         self.sampler = flat_sampler(self.settings, self.training)
 
     def _build(self) -> None:
@@ -94,7 +98,7 @@ class RefinerTrainer(Loop):
         self._wrap(RefinerSystem(self.refiner, self.loss), {name: group for name, group in groups.items() if group})
 
     def _neighbors(self, unit: UnitVectors) -> npt.NDArray[np.int64]:
-        """The context of each training sample, rows [n, k]; itself for a refiner that looks at nothing else."""
+        """The context of each sample of a split, rows [n, k]; itself for a refiner that looks at nothing else."""
         itself = np.arange(len(unit))
         if self.refiner.context == "itself":
             return itself[:, None]
@@ -110,18 +114,28 @@ class RefinerTrainer(Loop):
         for number in range(done, len(plan)):
             rows = torch.tensor(plan[number], device=self.embeddings.device)
             neighbors = self.neighbors[rows]
+            # What is random is a function of seed, epoch and the batch's number.
+            generator = torch.Generator().manual_seed(mixed_seed(self.settings.seed, self.progress.epoch, number))
             yield {
                 "rows": rows,
                 "labels": self.labels[rows],
-                "embeddings": self.embeddings[rows],
-                "context": self.embeddings[neighbors],
-                "present": self._present(neighbors, number),
+                "embeddings": self._noisy(self.embeddings[rows], generator),
+                "context": self._noisy(self.embeddings[neighbors], generator),
+                "present": self._present(neighbors, generator),
             }
 
-    def _present(self, neighbors: Tensor, number: int) -> Tensor:
-        """Which neighbours a batch shows, bool [n, k]: a function of seed, epoch and the batch's number."""
+    def _noisy(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
+        """With random vectors of about the wanted length added, of length 1 again."""
+        if not self.settings.noise:
+            return vectors
+        added = torch.randn(vectors.shape, generator=generator).to(vectors)
+        return F.normalize(vectors + self.settings.noise / math.sqrt(self.refiner.dim) * added, dim=-1)
+
+    def _present(self, neighbors: Tensor, generator: torch.Generator) -> Tensor:
+        """Which neighbours a batch shows, bool [n, k]."""
         settings, (n, k) = self.settings.neighborhood, neighbors.shape
-        generator = torch.Generator().manual_seed(mixed_seed(self.settings.seed, self.progress.epoch, number))
+        if self.refiner.context == "itself":
+            return torch.ones_like(neighbors, dtype=torch.bool)
         present = torch.rand(n, k, generator=generator) >= settings.dropout
         if settings.random_size and k:
             present &= torch.arange(k) < torch.randint(1, k + 1, (1,), generator=generator)
@@ -132,36 +146,66 @@ class RefinerTrainer(Loop):
         return parts
 
     def _name(self, row: int) -> str:
-        return str(self.training.paths[row]) if self.training.has("path") else f"row {row} of the split train"
+        if self.training.has("path"):
+            return str(self.training.paths[row])
+        return f"row {self.rows[row]} of {self.run.embeddings.name}"
 
     # Around the steps -------------------------------------------------------------------------------------------
 
     def _evaluate(self) -> dict[str, float]:
-        return evaluate(self.val_vectors, self.validation, rerank=Refinement(self.refiner)).metrics
+        return self._evaluation().metrics
+
+    def _evaluation(self) -> Evaluation:
+        refined = Refinement(self.refiner).refined(self.val_vectors, self.val_vectors, self.val_neighbors)
+        return evaluate(torch.from_numpy(refined).to(self.fabric.device), self.validation)
+
+    def _score(self, metrics: Mapping[str, float]) -> float:
+        """Nothing, where a metric is lower than that of the embeddings as they come that must not be."""
+        below = any(metrics[name] < self.unrefined.metrics[name] for name in self.settings.never_below)
+        return -math.inf if below and self.progress.epoch else super()._score(metrics)
 
     def _write_start(self) -> None:
         save_embeddings(self.run.embeddings, self.vectors, self.table, self.fingerprint)
         self.recipe.save(self.run.recipe)
 
     def _write_model(self, metrics: Mapping[str, float]) -> None:
-        evaluations = read_log(self.run.metrics)
-        before = evaluations.iloc[0]  # before the first step a refiner is the identity
-        if self.progress.best_epoch == 0:
-            raise NotBetterError(self._not_better(evaluations[self.settings.validation.metric].iloc[1:].max()))
+        before = self.unrefined.metrics
+        self._check_better()
         changes = [f"{name} {before[name]:.2%} -> {metrics[f'val {name}']:.2%}" for name in self._shown()]
         log(f"on {len(self.validation.classes):,} classes not trained on: {', '.join(changes)}")
         save_centers(self.run.centers, self.loss, self.training.classes)
         self.refiner.model_fingerprint = self.fingerprint
-        unrefined = {f"val {name}, not refined": float(before[name]) for name in self._shown()}
+        unrefined = {f"val {name}, not refined": before[name] for name in self._shown()}
         self.refiner.save_pretrained(self.run.model, recipe=self.recipe.config, metrics={**metrics, **unrefined})
-        depth_curve(self.refiner, self.val_vectors, self.validation, self.run.depths)
+        depth_curve(self.refiner, self.val_vectors.block(0, len(self.val_vectors)), self.validation, self.run.depths)
 
     def _shown(self) -> list[str]:
-        return list(dict.fromkeys([self.settings.validation.metric, *SHOWN]))
+        return list(dict.fromkeys([self.settings.validation.metric, *self.settings.never_below, *SHOWN]))
 
-    def _not_better(self, best: float) -> str:
+    def _check_better(self) -> None:
+        """Refuse a refiner that is not better than none, on the mean of the validation classes and beyond chance.
+
+        Raises:
+            NotBetterError: it is not.
+        """
         metric = self.settings.validation.metric
-        return (
-            f"refining does not help on classes not trained on: {metric} is {self.progress.best:.2%} as the embeddings "
-            f"come, at best {best:.2%} refined; no refiner was written"
-        )
+        if self.progress.best_epoch == 0:
+            kept = "".join(f" without a lower {name}" for name in self.settings.never_below if name != metric)
+            raise NotBetterError(
+                f"refining does not help on classes not trained on: no epoch had a higher {metric} than the "
+                f"{self.unrefined.metrics[metric]:.2%} of the embeddings as they come{kept}; no refiner was written"
+            )
+        after, before = (each.per_query[metric] for each in (self._evaluation(), self.unrefined))
+        gain, error = _mean_of_classes(after - before, self.validation.labels)
+        if gain < 2 * error:
+            raise NotBetterError(
+                f"refining does not help on classes not trained on, beyond chance: {metric} changes by "
+                f"{100 * gain:.2f} +- {100 * error:.2f} points (mean of {len(self.validation.classes)} "
+                "classes); no refiner was written"
+            )
+
+
+def _mean_of_classes(values: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> tuple[float, float]:
+    """The mean of the classes' means of values [n], NaN for those that do not count, and its standard error."""
+    means = pd.Series(values).groupby(labels).mean().dropna().to_numpy()
+    return float(means.mean()), float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else math.inf

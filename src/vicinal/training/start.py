@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vicinal.data import Table
+from vicinal.errors import InputError
 from vicinal.training.recipe import Recipe
 from vicinal.training.run import RunFolder
 from vicinal.training.setup import load_table
@@ -48,6 +49,8 @@ def resume(out: str | Path, recipe: Recipe | None = None) -> RunFolder:
     if recipe is not None and not run.recipe.exists():
         return train(recipe, out)
     run.check_run()
+    if run.embeddings.is_file():
+        raise InputError(f"{run.path} is the run of a refiner; go on with vicinal refine")
     own = Recipe.load(run.recipe)
     if recipe is not None:
         own.check_same(recipe)

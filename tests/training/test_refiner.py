@@ -1,0 +1,426 @@
+"""Training a refiner on clusters: that it helps, what it leaves behind, what it is shown, and going on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from tests.training.test_trainer import _child
+from vicinal import files
+from vicinal.data import Table, load_embeddings, save_embeddings
+from vicinal.errors import InterruptedRunError, NotBetterError
+from vicinal.evaluation import evaluate
+from vicinal.losses import MultiSimilarityLoss
+from vicinal.models import ContextRefiner
+from vicinal.refining import resume_refiner, train_refiner
+from vicinal.retrieval import Refinement
+from vicinal.training import RefinerRecipe, RefinerTrainer, RunFolder, refiner_trainer
+from vicinal.training.checkpoint import load_checkpoint
+from vicinal.training.class_centers import read_centers
+
+TINY = [
+    "--refiner.depth=2",
+    "--refiner.heads=2",
+    "--refiner.neighbors=6",
+    "--batch=32",
+    "--epochs=3",
+    "--optimizer.lr=0.01",
+    "--log_every=1",
+    "--noise=0",
+    "--never_below=[]",
+    "--accelerator=cpu",
+]
+CLASSES = {"train": 16, "val": 8, "test": 4}
+CLUSTERS = Table(pd.DataFrame({"split": np.repeat(list(CLASSES), [8 * n for n in CLASSES.values()])}))
+
+
+def save_clusters(path: Path, val_noise: float = 0.25) -> Path:
+    """Eight embeddings a class, in 16 dimensions: the classes differ in four of them, all else is noise."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(sum(CLASSES.values())), 8)
+    means = rng.normal(size=(len(labels) // 8, 4))
+    vectors = rng.normal(size=(len(labels), 16))
+    vectors *= np.where(CLUSTERS.frame["split"] == "val", val_noise, 0.25)[:, None]
+    vectors[:, :4] += (means / np.linalg.norm(means, axis=1, keepdims=True))[labels]
+    rows = rng.permutation(len(labels))  # a split is not a stretch of rows
+    table = Table(CLUSTERS.frame.assign(label=labels).iloc[rows].reset_index(drop=True))
+    save_embeddings(path, vectors[rows].astype(np.float32), table, "abc")
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Settings of a refiner that is trained in a second and helps."""
+    return [f"--embeddings={save_clusters(tmp_path_factory.mktemp('clusters') / 'e.parquet')}", *TINY]
+
+
+@pytest.fixture(scope="module")
+def run(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A finished run."""
+    return train_refiner(RefinerRecipe.load(overrides=tiny), tmp_path_factory.mktemp("runs") / "run")
+
+
+def trainer(settings: list[str], out: Path, *more: str) -> RefinerTrainer:
+    recipe = RefinerRecipe.load(overrides=[*settings, *more])
+    return RefinerTrainer(recipe, *load_embeddings(str(recipe.settings.embeddings)), "abc", RunFolder(out))
+
+
+def first_batch(one: RefinerTrainer) -> dict[str, torch.Tensor]:
+    return next(iter(one._load_batches(one._plan(), 0)))
+
+
+def move(one: RefinerTrainer) -> None:
+    """Make the refiner something else than the identity."""
+    for block in one.refiner.blocks:
+        torch.nn.init.normal_(block.output, std=0.3)
+
+
+def script_validation(monkeypatch: pytest.MonkeyPatch, scores: Iterable[float]) -> None:
+    """Let mAP@R on the validation split be so, whatever the refiner does, and no chance."""
+    scripted, judge = iter(scores), RefinerTrainer._evaluate
+    monkeypatch.setattr(RefinerTrainer, "_evaluate", lambda self: {**judge(self), "mAP@R": next(scripted)})
+    monkeypatch.setattr(refiner_trainer, "_mean_of_classes", lambda *given: (1.0, 0.0))
+
+
+RISING = [0.1 * n for n in range(1, 10)]
+
+
+# What comes of it ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_what_its_folder_promises(run: RunFolder) -> None:
+    assert {path.name for path in run.path.iterdir()} == {
+        "recipe.yaml", "embeddings.parquet", "log.csv", "metrics.csv", "curves.png", "depths.png", "tensorboard",
+        "last.pt", "best.pt", "model",
+    }  # fmt: skip
+    log, metrics = pd.read_csv(run.log), pd.read_csv(run.metrics)
+    assert {"step", "epoch", "loss", "MultiSimilarityLoss", "lr refiner", "gradient norm", "images/s"} == set(log)
+    assert log["step"].tolist() == list(range(1, len(log) + 1))
+    assert metrics["epoch"].tolist() == [0, 1, 2, 3]  # before training, and after each epoch
+    for picture in (run.curves, run.depths):
+        with Image.open(picture) as opened:
+            assert min(opened.size) > 100
+
+
+def test_it_is_better_on_classes_it_never_saw_and_says_so(run: RunFolder) -> None:
+    metrics, refiner = pd.read_csv(run.metrics), ContextRefiner.from_pretrained(run.model)
+    assert metrics["mAP@R"].max() > metrics["mAP@R"][0] + 0.01
+    best = metrics["mAP@R"].idxmax()
+    for name in ("recall@1", "mAP@R"):
+        assert refiner.metrics[f"val {name}"] == pytest.approx(metrics[name][best], rel=1e-5)
+        assert refiner.metrics[f"val {name}, not refined"] == pytest.approx(metrics[name][0], rel=1e-5)
+    assert (refiner.dim, refiner.depth, refiner.heads, refiner.neighbors) == (16, 2, 2, 6)
+    assert refiner.model_fingerprint == "abc"
+    assert refiner.recipe["optimizer"]["lr"] == 0.01
+    vectors, table = load_embeddings(run.embeddings)
+    of_val = (table.frame["split"] == "val").to_numpy()
+    plain, refined = (
+        evaluate(vectors[of_val], table.take(of_val), rerank=method).metrics for method in (None, Refinement(refiner))
+    )
+    assert plain["mAP@R"] == pytest.approx(metrics["mAP@R"][0], rel=1e-5)  # a new refiner is the identity
+    assert refined == pytest.approx({name: refiner.metrics[f"val {name}"] for name in refined}, rel=1e-6)
+
+
+def test_best_weights_become_the_model(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script_validation(monkeypatch, [0.1, 0.5, 0.3, 0.4])
+    one = trainer(tiny, tmp_path / "run")
+    one.fit()
+    best, last = load_checkpoint(one.run.best), load_checkpoint(one.run.last)
+    assert best["epoch"] == 1
+    for name, tensor in ContextRefiner.from_pretrained(one.run.model).state_dict().items():
+        assert torch.equal(tensor, best["system"][f"refiner.{name}"])
+        assert not torch.equal(tensor, last["system"][f"refiner.{name}"])
+
+
+def test_a_refiner_that_does_not_help_is_not_written(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script_validation(monkeypatch, [0.5, 0.4, 0.45, 0.5])
+    one = trainer(tiny, tmp_path / "run", "--loss=ProxyAnchorLoss")
+    message = (
+        r"trained on: no epoch had a higher mAP@R than the \d+\.\d\d% of the embeddings as they come; no refiner was"
+    )
+    with pytest.raises(NotBetterError, match=message):
+        one.fit()
+    assert not one.run.model.exists()
+    assert not one.run.centers.exists()
+    assert len(pd.read_csv(one.run.metrics)) == 4
+    assert one.run.curves.exists()
+    with pytest.raises(NotBetterError, match=message):  # nor does going on make it one
+        resume_refiner(one.run.path)
+    assert not one.run.model.exists()
+
+
+def test_patience_ends_a_run_early(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script_validation(monkeypatch, [0.1, 0.5, 0.4, 0.5, 0.6])
+    one = trainer(tiny, tmp_path / "run", "--epochs=9", "--validation.patience=2")
+    one.fit()
+    assert (one.progress.epoch, one.progress.best_epoch) == (3, 1)
+
+
+# What it is shown ---------------------------------------------------------------------------------------------------
+
+
+def test_the_context_is_the_nearest_of_the_training_split_without_itself(tiny: list[str], tmp_path: Path) -> None:
+    one = trainer(tiny, tmp_path / "run")
+    vectors, table = load_embeddings(str(one.settings.embeddings))
+    training = vectors[table.frame["split"] == "train"].astype(np.float64)
+    training /= np.linalg.norm(training, axis=1, keepdims=True)
+    np.testing.assert_allclose(one.embeddings, training, atol=1e-6)
+    scores = training @ training.T
+    np.fill_diagonal(scores, -np.inf)
+    assert one.neighbors.tolist() == np.argsort(-scores, axis=1)[:, :6].tolist()
+    batch = first_batch(one)
+    rows = batch["rows"]
+    assert torch.equal(batch["embeddings"], one.embeddings[rows])
+    assert torch.equal(batch["context"], one.embeddings[one.neighbors[rows]])
+    assert batch["present"].all()
+    labels = table.frame["label"][table.frame["split"] == "train"].to_numpy()
+    assert batch["labels"].tolist() == labels[rows].tolist()  # the training classes are 0, 1, ...
+    assert np.bincount(batch["labels"])[batch["labels"]].tolist() == [4] * 32
+    assert one._name(3) == f"row {one.rows[3]} of embeddings.parquet"
+
+
+def shown(one: RefinerTrainer, number: int) -> torch.Tensor:
+    """Which neighbours a batch of this number shows, if it is one of all samples."""
+    plan = [list(range(len(one.embeddings)))] * (number + 1)
+    return next(iter(one._load_batches(plan, number)))["present"]
+
+
+def test_neighbors_are_left_out_as_often_as_asked_for(tiny: list[str], tmp_path: Path) -> None:
+    one = trainer(tiny, tmp_path / "run", "--neighborhood.dropout=0.3")
+    first = [shown(one, number) for number in range(20)]
+    share = torch.stack(first).float().mean(dim=(0, 1))  # of 2,560 each
+    assert share.tolist() == pytest.approx([0.7] * 6, abs=0.04)
+    torch.manual_seed(99)
+    assert torch.equal(first[3], shown(one, 3))
+    assert not torch.equal(first[3], first[4])
+    one.progress.epoch = 1
+    assert not torch.equal(first[3], shown(one, 3))
+
+
+def test_a_random_size_shows_the_nearest_first(tiny: list[str], tmp_path: Path) -> None:
+    one = trainer(tiny, tmp_path / "run", "--neighborhood.random_size=true")
+    sizes = []
+    for number in range(60):
+        present = shown(one, number)
+        size = int(present[0].sum())
+        assert torch.equal(present, torch.arange(6).expand_as(present) < size)
+        sizes.append(size)
+    assert set(sizes) == {1, 2, 3, 4, 5, 6}
+
+
+def test_a_neighbor_that_is_left_out_is_not_looked_at(tiny: list[str], tmp_path: Path) -> None:
+    one = trainer(tiny, tmp_path / "run")
+    move(one)
+    batch = first_batch(one)
+
+    def loss(present: torch.Tensor) -> float:
+        return sum(one._parts({**batch, "present": present}).values()).item()
+
+    whole, none = batch["present"], torch.zeros_like(batch["present"])
+    unrefined = one.loss(batch["embeddings"], batch["labels"]).item()
+    assert loss(none) == pytest.approx(unrefined, rel=1e-5)
+    assert loss(whole) != pytest.approx(unrefined, rel=1e-2)
+    only_the_first = torch.arange(6).expand_as(whole) < 1
+    kept = {name: batch[name][:, :1] for name in ("context", "present")}
+    assert loss(only_the_first) == pytest.approx(sum(one._parts({**batch, **kept}).values()).item(), rel=1e-5)
+
+
+def test_blocks_without_neighbors_look_at_the_embedding_itself(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script_validation(monkeypatch, RISING)
+    one = trainer(tiny, tmp_path / "run", "--refiner.context=itself", "--refiner.neighbors=0")
+    assert one.neighbors.tolist() == [[row] for row in range(len(one.embeddings))]
+    one.fit()
+    assert pd.read_csv(one.run.log)["gradient norm"].min() > 0
+    assert ContextRefiner.from_pretrained(one.run.model).context == "itself"
+
+
+# Losses -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "shapes"),
+    [
+        (["--loss=MarginLoss"], {"beta": [1]}),
+        (["--loss=ProxyAnchorLoss", "--optimizer.loss_weight_decay=0"], {"centers": [16, 16]}),
+        (["--loss=CenterContrastiveLoss"], {"centers": [16, 16]}),
+        (["--loss.plus_one=false", "--loss.miner=null"], {}),
+    ],
+)
+def test_any_loss_trains(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: list[str], shapes: dict[str, list[int]]
+) -> None:
+    script_validation(monkeypatch, RISING)
+    one = trainer(tiny, tmp_path / "run", *loss, "--epochs=1")
+    assert {name: list(parameter.shape) for name, parameter in one.loss.named_parameters()} == shapes
+    before = {name: value.clone() for name, value in one.system.state_dict().items()}
+    one.fit()
+    # In the first step the fourth matrix of a block is 0 and hides the other three.
+    still = [name for name, value in one.system.state_dict().items() if torch.equal(value, before[name])]
+    assert still == []
+    log = pd.read_csv(one.run.log)
+    assert np.isfinite(log["loss"]).all()
+    assert ("lr loss" in log) == bool(shapes)
+    assert one.run.centers.exists() == ("centers" in shapes)
+    if one.run.centers.exists():
+        saved = read_centers(one.run.centers)
+        assert saved.classes == [str(label) for label in range(16)]
+        assert {name: list(tensor.shape) for name, tensor in saved.tensors.items()} == {"centers": [16, 1, 16]}
+
+
+def test_the_default_loss_and_that_of_the_paper(tiny: list[str]) -> None:
+    default = RefinerRecipe.load(overrides=tiny).loss()
+    assert isinstance(default, MultiSimilarityLoss)
+    assert (default.base, default.plus_one) == (0.5, True)
+    eq_4 = RefinerRecipe.load(overrides=[*tiny, "--loss.plus_one=false", "--loss.miner=null"]).loss()
+    assert isinstance(eq_4, MultiSimilarityLoss)
+    assert (eq_4.base, eq_4.plus_one, eq_4.miner) == (0.5, False, None)
+
+
+def test_a_factor_of_zero_keeps_the_refiner(tiny: list[str], tmp_path: Path) -> None:
+    more = ["--optimizer.factors.refiner=0", "--loss=MarginLoss", "--optimizer.factors.loss=0.5", "--epochs=1"]
+    one = trainer(tiny, tmp_path / "run", *more)
+    with pytest.raises(NotBetterError):
+        one.fit()
+    log = pd.read_csv(one.run.log)
+    assert (log["lr refiner"] == 0).all()
+    assert (log["lr loss"][1:] > 0).all()
+    assert all(block.output.count_nonzero() == 0 for block in one.refiner.blocks)
+
+
+# Stopping and resuming ----------------------------------------------------------------------------------------------
+
+DROPS = ["--neighborhood.dropout=0.4", "--neighborhood.random_size=true", "--refiner.dropout=0.3"]
+
+
+def finish(settings: list[str], out: Path) -> RunFolder:
+    """Begin a run or go on with it, to its end; whether it helps is not asked."""
+    with contextlib.suppress(NotBetterError):
+        resume_refiner(out, RefinerRecipe.load(overrides=settings))
+    return RunFolder(out)
+
+
+def assert_same(one: RunFolder, other: RunFolder) -> None:
+    for path in (one.last, one.best):
+        states = [load_checkpoint(run.path / path.name)["system"] for run in (one, other)]
+        assert states[0].keys() == states[1].keys()
+        for name, tensor in states[0].items():
+            assert torch.equal(tensor, states[1][name]), name
+    assert pd.read_csv(one.log)["loss"].tolist() == pd.read_csv(other.log)["loss"].tolist()
+    assert pd.read_csv(one.metrics).equals(pd.read_csv(other.metrics))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        DROPS,
+        [*DROPS, "--accumulate=2", "--clip=0.5", "--loss=MarginLoss", "--optimizer.name=sgd", "--precision=16-mixed"],
+        ["--loss=ProxyAnchorLoss", "--per_class=0", "--refiner.context=itself"],
+    ],
+)
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tiny: list[str], tmp_path: Path, more: list[str]) -> None:
+    settings = [*tiny, *more]
+    straight = finish(settings, tmp_path / "straight")
+    one = trainer(settings, tmp_path / "run")
+    step = one.train_step
+
+    def interrupted_step(batches, **more):
+        if one.progress.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        step(batches, **more)
+
+    one.train_step = interrupted_step
+    with pytest.raises(InterruptedRunError, match=r"stopped after step 3 and saved; go on with: vicinal refine --out"):
+        one.fit()
+    progress = load_checkpoint(one.run.last)["progress"]
+    assert progress["step"] == 3
+    assert progress["steps_in_epoch"] > 0
+    torch.manual_seed(99)
+    assert_same(finish(settings, one.run.path), straight)
+
+
+def _refine_and_die_in_a_write(settings: list[str], out: Path, which: int) -> None:
+    """Ends the process in the midst of the `which`-th write, with half of it on disk."""
+    original, count = os.fsync, 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal count
+        count += 1
+        if count == which:
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
+            os._exit(9)
+        original(descriptor)
+
+    files.os.fsync = fsync
+    finish(settings, out)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes by fork")
+def test_killed_while_a_file_is_written_it_ends_with_the_same_weights(tiny: list[str], tmp_path: Path) -> None:
+    torch.set_num_threads(1)  # threads do not survive a fork
+    settings = [*tiny, *DROPS, "--checkpoint_minutes=0"]
+    straight = finish(settings, tmp_path / "straight")
+    for which in range(1, 9):
+        out = RunFolder(tmp_path / f"killed {which}")
+        process = _child(_refine_and_die_in_a_write, settings, out.path, which)
+        process.join()
+        assert process.exitcode == 9
+        assert_same(finish(settings, out.path), straight)
+
+
+# What is worth keeping ------------------------------------------------------------------------------------------------
+
+
+def test_epochs_that_lose_what_must_not_be_lost_do_not_count(tiny: list[str], tmp_path: Path, monkeypatch) -> None:
+    recalls, judge = iter([0.5, 0.4, 0.6, 0.5]), RefinerTrainer._evaluate
+    scripted = iter([0.1, 0.9, 0.2, 0.3])
+
+    def evaluate(self: RefinerTrainer) -> dict[str, float]:
+        return {**judge(self), "recall@1": next(recalls), "mAP@R": next(scripted)}
+
+    monkeypatch.setattr(RefinerTrainer, "_evaluate", evaluate)
+    monkeypatch.setattr(refiner_trainer, "_mean_of_classes", lambda *given: (1.0, 0.0))
+    one = trainer(tiny, tmp_path / "run", "--never_below=[recall@1]")
+    one.unrefined.metrics["recall@1"] = 0.55
+    one.fit()
+    assert one.progress.best_epoch == 2  # not the first, whose mAP@R is best, and not the last
+
+
+def test_a_gain_that_may_be_chance_is_none(tiny: list[str], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(refiner_trainer, "_mean_of_classes", lambda *given: (0.03, 0.02))
+    with pytest.raises(NotBetterError, match=r"chance: mAP@R changes by 3.00 \+- 2.00 points \(mean of 8 classes"):
+        trainer(tiny, tmp_path / "run").fit()
+    assert not (tmp_path / "run" / "model").exists()
+    assert (tmp_path / "run" / "curves.png").exists()
+
+
+def test_mean_of_classes() -> None:
+    values, labels = np.array([1.0, 3.0, np.nan, 5.0, 6.0]), np.array([0, 0, 1, 2, 2])
+    mean, error = refiner_trainer._mean_of_classes(values, labels)
+    assert (mean, error) == pytest.approx((3.75, 3.5 / 2))  # of 2 and 5.5; class 1 does not count
+    assert refiner_trainer._mean_of_classes(values[:2], labels[:2]) == (2.0, np.inf)
+
+
+def test_noise_has_the_wanted_length_and_is_that_of_the_batch(tiny: list[str], tmp_path: Path) -> None:
+    plain, noisy, again = (
+        first_batch(trainer(tiny, tmp_path / name, f"--noise={noise}"))
+        for name, noise in (("a", 0), ("b", 0.5), ("c", 0.5))
+    )
+    for part in ("embeddings", "context"):
+        assert torch.equal(noisy[part], again[part])
+        torch.testing.assert_close(noisy[part].norm(dim=-1), torch.ones(noisy[part].shape[:-1]))
+        cosine = (noisy[part] * plain[part]).sum(dim=-1)
+        assert cosine.mean() == pytest.approx(1 / np.sqrt(1 + 0.5**2), abs=0.03)
