@@ -256,7 +256,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=5000, help="embeddings refined by ready neighbours")
     parser.add_argument("--set", type=int, default=60_502, help="embeddings end to end, and the gallery of a query")
     parser.add_argument("--depth", type=int, default=8)
-    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--neighbors", type=int, default=8)
     parser.add_argument("--chunk", type=int, help="embeddings refined at a time; by default as `refine` chooses")
     parser.add_argument("--batch", type=int, default=128, help="of a training step")
