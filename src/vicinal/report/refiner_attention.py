@@ -66,6 +66,7 @@ def neighborhoods(
             refiner without neighbours.
 
     Example:
+        >>> import pandas as pd
         >>> embeddings, table = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), Table(pd.DataFrame(index=range(3)))
         >>> found = neighborhoods(ContextRefiner(2, depth=3, heads=1, neighbors=1), embeddings, table, queries=[0])
         >>> found.before.indices, found.after.indices, found.attention.ravel()
@@ -120,6 +121,7 @@ def attention_grid(
 
     Example:
         >>> import tempfile
+        >>> import pandas as pd
         >>> from PIL import Image
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     Image.new("RGB", (8, 8), "red").save(f"{folder}/red.png")

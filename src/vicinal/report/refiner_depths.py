@@ -45,6 +45,7 @@ def metrics_at_depths(refiner: ContextRefiner, embeddings: Array, table: Table) 
         InputError: another dimension or number of rows, no rows, or as :func:`~vicinal.evaluation.evaluate`.
 
     Example:
+        >>> import numpy as np, pandas as pd
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
         >>> embeddings = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
         >>> refiner = ContextRefiner(dim=2, depth=2, heads=1)
@@ -78,6 +79,7 @@ def depth_curve(refiner: ContextRefiner, embeddings: Array, table: Table, path: 
 
     Example:
         >>> import tempfile
+        >>> import numpy as np, pandas as pd
         >>> table, refiner = Table(pd.DataFrame({"label": [0, 0, 1, 1]})), ContextRefiner(4, depth=2, heads=1)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     depth_curve(refiner, np.eye(4), table, f"{folder}/depths.png")
