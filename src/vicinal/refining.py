@@ -72,10 +72,7 @@ def resume_refiner(out: str | Path, recipe: RefinerRecipe | None = None) -> RunF
     if recipe is not None and not run.recipe.exists():
         return train_refiner(recipe, out)
     run.check_run()
-    own = RefinerRecipe.load(run.recipe)
-    if recipe is not None:
-        own.check_same(recipe)
-    _trainer(own, run).fit()
+    _trainer(RefinerRecipe.of_run(run.recipe, recipe), run).fit()
     return run
 
 

@@ -14,8 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.training.test_trainer import _child
-from vicinal import files
+from tests.training.test_trainer import _child, die_in_a_write
 from vicinal.data import Table, load_embeddings, save_embeddings
 from vicinal.errors import InterruptedRunError, NotBetterError
 from vicinal.evaluation import evaluate
@@ -353,17 +352,7 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tiny: list[str], t
 
 def _refine_and_die_in_a_write(settings: list[str], out: Path, which: int) -> None:
     """Ends the process in the midst of the `which`-th write, with half of it on disk."""
-    original, count = os.fsync, 0
-
-    def fsync(descriptor: int) -> None:
-        nonlocal count
-        count += 1
-        if count == which:
-            os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
-            os._exit(9)
-        original(descriptor)
-
-    files.os.fsync = fsync
+    die_in_a_write(which)
     finish(settings, out)
 
 

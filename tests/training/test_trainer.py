@@ -356,8 +356,8 @@ def _train_or_resume(settings: list[str], out: Path) -> None:
     resume(out, Recipe.load(overrides=settings))
 
 
-def _train_and_die_in_a_write(settings: list[str], out: Path, which: int) -> None:
-    """Ends the process in the midst of the `which`-th write of a checkpoint, with half of it on disk."""
+def die_in_a_write(which: int) -> None:
+    """End this process in the midst of the `which`-th write from now on, with half of it on disk."""
     original, count = os.fsync, 0
 
     def fsync(descriptor: int) -> None:
@@ -369,6 +369,11 @@ def _train_and_die_in_a_write(settings: list[str], out: Path, which: int) -> Non
         original(descriptor)
 
     files.os.fsync = fsync
+
+
+def _train_and_die_in_a_write(settings: list[str], out: Path, which: int) -> None:
+    """Ends the process in the midst of the `which`-th write of a checkpoint, with half of it on disk."""
+    die_in_a_write(which)
     _train_or_resume(settings, out)
 
 

@@ -19,7 +19,23 @@ MOST_GATHERED = 8192  # vectors of neighbours held at a time
 
 
 @dataclass(frozen=True)
-class QueryExpansion(Reranking):
+class Expansion(Reranking):
+    """What the methods below share: each lets vectors take along their n nearest, by weights of similarity^alpha."""
+
+    n: int = 10
+    alpha: float = 3.0
+
+    def __post_init__(self) -> None:
+        self._check_counts("n")
+        check_not_negative(self, alpha=self.alpha)
+
+    @property
+    def reach(self) -> int:
+        return self.n
+
+
+@dataclass(frozen=True)
+class QueryExpansion(Expansion):
     """Searches again with each query moved towards what it found first: Radenovic et al., "Fine-tuning CNN Image
     Retrieval with No Human Annotation", TPAMI 2018, Section 3.4 (alpha query expansion).
 
@@ -40,17 +56,6 @@ class QueryExpansion(Reranking):
         array([[0, 2, 1]])
     """
 
-    n: int = 10
-    alpha: float = 3.0
-
-    def __post_init__(self) -> None:
-        self._check_counts("n")
-        check_not_negative(self, alpha=self.alpha)
-
-    @property
-    def reach(self) -> int:
-        return self.n
-
     def apply(self, sides: Sides) -> Reranked:
         sides.check(self, "n", self.n, sides.most)
         expanded = _expanded(sides.queries, sides.gallery, sides.nearest_of_queries(self.n), self.alpha)
@@ -58,7 +63,7 @@ class QueryExpansion(Reranking):
 
 
 @dataclass(frozen=True)
-class DatabaseAugmentation(Reranking):
+class DatabaseAugmentation(Expansion):
     """Searches a gallery of which each image has moved towards its own nearest: :class:`QueryExpansion` of the gallery.
 
     Queries stay as they are. Where a set searches itself, a query is among the neighbours that others take along, as
@@ -80,17 +85,6 @@ class DatabaseAugmentation(Reranking):
         array([[2, 3, 0]])
     """
 
-    n: int = 10
-    alpha: float = 3.0
-
-    def __post_init__(self) -> None:
-        self._check_counts("n")
-        check_not_negative(self, alpha=self.alpha)
-
-    @property
-    def reach(self) -> int:
-        return self.n
-
     def apply(self, sides: Sides) -> Reranked:
         sides.check(self, "n", self.n, len(sides.gallery) - 1)
         expanded = _expanded(sides.gallery, sides.gallery, sides.nearest_of_gallery(self.n), self.alpha)
@@ -98,7 +92,7 @@ class DatabaseAugmentation(Reranking):
 
 
 @dataclass(frozen=True)
-class NeighborAverage(Reranking):
+class NeighborAverage(Expansion):
     """Searches with queries and gallery both moved: each becomes the normalised sum of itself and its n nearest.
 
     What a context refiner is without its blocks (Context Refiner, Table 4, "MS-Loss + NNs"), and the plainest thing
@@ -122,20 +116,10 @@ class NeighborAverage(Reranking):
     n: int = 8
     alpha: float = 0.0
 
-    def __post_init__(self) -> None:
-        self._check_counts("n")
-        check_not_negative(self, alpha=self.alpha)
-
-    @property
-    def reach(self) -> int:
-        return self.n
-
     def apply(self, sides: Sides) -> Reranked:
         queries = QueryExpansion(self.n, self.alpha).apply(sides).queries
-        return Reranked(queries, queries if sides.same else self._of_gallery(sides))
-
-    def _of_gallery(self, sides: Sides) -> UnitVectors:
-        return DatabaseAugmentation(self.n, self.alpha).apply(sides).gallery
+        gallery = queries if sides.same else DatabaseAugmentation(self.n, self.alpha).apply(sides).gallery
+        return Reranked(queries, gallery)
 
 
 def _expanded(vectors: UnitVectors, gallery: UnitVectors, found: Neighbors, alpha: float) -> npt.NDArray[np.float32]:

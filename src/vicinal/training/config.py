@@ -67,6 +67,18 @@ class Config(ABC):
             raise InputError(explain(str(error), parser, path, lines, cls.verb)) from None
 
     @classmethod
+    def of_run(cls: type[AnyConfig], path: Path, given: AnyConfig | None) -> AnyConfig:
+        """The settings that a run to be resumed has; those given for it, if any, must be the same.
+
+        Raises:
+            InputError: they differ, or the file is no such config.
+        """
+        own = cls.load(path)
+        if given is not None:
+            own.check_same(given)
+        return own
+
+    @classmethod
     def _expect(cls, parser: jsonargparse.ArgumentParser, arguments: list[str]) -> None:
         """Set defaults that depend on other settings."""
         return None

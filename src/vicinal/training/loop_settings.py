@@ -108,6 +108,12 @@ class Validation:
         require(self.patience is None or self.patience >= 1, "validation.patience", self.patience, "at least 1")
 
 
+def check_factors(factors: object) -> None:
+    """Raise InputError unless all factors of the learning rate are finite and not negative."""
+    for name, value in vars(factors).items():
+        require(0 <= value < math.inf, f"optimizer.factors.{name}", value, "0 or more")
+
+
 def check_metric(key: str, metric: str) -> None:
     """Raise InputError unless the metric is one that every evaluation has."""
     known = re.fullmatch(r"recall@[1248]|mAP@R|R-precision|mAP", metric)

@@ -6,7 +6,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vicinal.training.loop_settings import OptimizerSettings, Validation, check_loop, check_metric, require
+from vicinal.training.loop_settings import (
+    OptimizerSettings,
+    Validation,
+    check_factors,
+    check_loop,
+    check_metric,
+    require,
+)
 from vicinal.training.schedule import Schedule
 
 
@@ -42,8 +49,7 @@ class RefinerFactors:
     loss: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            require(0 <= value < math.inf, f"optimizer.factors.{name}", value, "0 or more")
+        check_factors(self)
 
 
 @dataclass(frozen=True)

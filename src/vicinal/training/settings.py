@@ -9,7 +9,7 @@ from typing import Literal
 from vicinal.data import ImageTransform
 from vicinal.data.columns import is_coarse_column
 from vicinal.errors import InputError
-from vicinal.training.loop_settings import OptimizerSettings, Validation, check_loop, require
+from vicinal.training.loop_settings import OptimizerSettings, Validation, check_factors, check_loop, require
 from vicinal.training.schedule import Schedule
 
 
@@ -113,8 +113,7 @@ class Factors:
     loss: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            require(0 <= value < math.inf, f"optimizer.factors.{name}", value, "0 or more")
+        check_factors(self)
 
 
 @dataclass(frozen=True)

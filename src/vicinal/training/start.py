@@ -51,8 +51,6 @@ def resume(out: str | Path, recipe: Recipe | None = None) -> RunFolder:
     run.check_run()
     if run.embeddings.is_file():
         raise InputError(f"{run.path} is the run of a refiner; go on with vicinal refine")
-    own = Recipe.load(run.recipe)
-    if recipe is not None:
-        own.check_same(recipe)
+    own = Recipe.of_run(run.recipe, recipe)
     Trainer(own, Table.from_parquet(run.table), run).fit()
     return run
