@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vicinal.evaluation import ranking
-from vicinal.evaluation.ranking import Relevance, count_before, positive_ranks
+from vicinal.evaluation.ranking import Relevance, count_before, level_ranks, positive_ranks
 from vicinal.retrieval import scores as scores_module
 from vicinal.retrieval.scores import ScoreBlock, UnitVectors
 
@@ -18,7 +18,7 @@ def brute_force(scores: np.ndarray, positives: np.ndarray) -> list[int]:
 
 def ranks_in_parts(scores: np.ndarray, positives: np.ndarray, cut: int) -> list[int]:
     before = sum(
-        count_before(part, scores[positives], positives - start)
+        count_before(part, scores[positives], positives - start)[0]
         for part, start in ((scores[:cut], 0), (scores[cut:], cut))
     )
     return sorted((before + 1).tolist())
@@ -40,6 +40,8 @@ def test_every_way_equals_a_full_sort(values: list[float], data: st.DataObject, 
             patch.setattr(ranking, "_counting_is_cheaper", lambda positives, _: way == "count" or not positives)
         cut = data.draw(st.integers(0, len(values)))
         assert ranks_in_parts(scores, positives, cut) == brute_force(scores, positives)
+        equal = count_before(scores, scores[positives], positives)[1]
+        assert equal.tolist() == [int((scores == scores[column]).sum()) for column in positives]
 
 
 @pytest.mark.parametrize("count", [1, 3, 40, 400, 3000])
@@ -48,6 +50,71 @@ def test_long_rows_with_few_and_many_positives(count: int) -> None:
     scores = rng.standard_normal(3000).round(2).astype(np.float32)
     positives = np.sort(rng.choice(3000, count, replace=False))
     assert ranks_in_parts(scores, positives, 1234) == brute_force(scores, positives)
+
+
+@pytest.mark.parametrize("budget", [2**26, 2**20])
+def test_levels_share_one_pass(monkeypatch, budget: int) -> None:
+    rng = np.random.default_rng(0)
+    array = rng.standard_normal((9000, 3)).round(1)
+    queries, gallery = UnitVectors(array[:70], "query"), UnitVectors(array, "gallery vector")
+    labels, groups = rng.integers(0, 40, 9000), rng.integers(-1, 3, 9000)
+    fine = Relevance(labels[:70], labels, np.arange(70), groups[:70], groups)
+    levels = [fine, *(Relevance(labels[:70] // n, labels // n, ranking=fine) for n in (4, 100))]
+    filled = []
+    fill = ScoreBlock.fill
+    monkeypatch.setattr(ScoreBlock, "fill", lambda self, *given: (filled.append(given[2:]), fill(self, *given))[1])
+    monkeypatch.setattr(scores_module, "SCORE_BYTES", budget)
+    blocks = list(level_ranks(queries, gallery, levels))
+    passes = len(filled)
+    for number, relevance in enumerate(levels):
+        filled.clear()
+        alone = list(positive_ranks(queries, gallery, relevance))
+        assert len(filled) == passes
+        for name in ("ranks", "counts"):
+            wanted = np.concatenate([getattr(ranks, name) for ranks in alone])
+            np.testing.assert_array_equal(np.concatenate([getattr(block[number], name) for block in blocks]), wanted)
+        assert sum(block[number].ties for block in blocks) == sum(ranks.ties for ranks in alone)
+    assert blocks[0][0].ties > blocks[0][2].ties == 0  # all are of one class at the last level
+
+
+def test_levels_are_cut_where_any_of_them_has_too_many_positives(monkeypatch) -> None:
+    monkeypatch.setattr(ranking, "MOST_RANKS", 5)
+    fine = Relevance(np.array([0, 1, 1]), np.array([0, 0, 1, 1]))
+    coarse = Relevance(np.zeros(3, dtype=np.int64), np.zeros(4, dtype=np.int64), ranking=fine)
+    assert list(ranking._blocks([fine], 3, None)) == [(0, 2), (2, 3)]
+    assert list(ranking._blocks([fine, coarse], 3, None)) == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_a_coarse_level_leaves_out_what_the_fine_one_does() -> None:
+    labels, groups = np.array([0, 0, 0, 1, 1, 2]), np.array([5, 5, 6, 5, 5, 5])
+    fine = Relevance(labels, labels, np.arange(6), groups, groups)
+    coarse = Relevance(labels // 2, labels // 2, ranking=fine)
+    assert fine.positives(0).tolist() == [2]
+    assert coarse.positives(0).tolist() == [2, 3, 4]  # of other classes, so that their group does not matter
+    assert coarse.ignored(0).tolist() == fine.ignored(0).tolist() == [0, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 40), st.integers(1, 5), st.integers(0, 10**6), st.booleans())
+def test_ties_are_positives_level_with_something_else(rows: int, classes: int, seed: int, in_parts: bool) -> None:
+    rng = np.random.default_rng(seed)
+    array = np.eye(4)[rng.integers(0, 4, rows)]
+    labels = rng.integers(0, classes, rows)
+    vectors = UnitVectors(array, "embedding")
+    with pytest.MonkeyPatch.context() as patch:
+        if in_parts:
+            patch.setattr(ranking, "_block_size", lambda *_: (7, 5))
+        found = sum(
+            ranks.ties for ranks in positive_ranks(vectors, vectors, Relevance(labels, labels, np.arange(rows)))
+        )
+    scores = array @ array.T
+    wanted = sum(
+        any(labels[other] != labels[query] and scores[query, other] == scores[query, column] for other in range(rows))
+        for query in range(rows)
+        for column in range(rows)
+        if column != query and labels[column] == labels[query]
+    )
+    assert found == wanted
 
 
 def test_blocks_hold_all_queries_and_few_positives(monkeypatch) -> None:

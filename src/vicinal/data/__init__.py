@@ -1,6 +1,16 @@
 """Data: tables of images, their reading, transforms, batches and samplers, noise, embeddings in files, benchmarks."""
 
-from vicinal.data.benchmarks import digits, glyphs, omniglot
+from vicinal.data.benchmarks import (
+    GroundTruth,
+    digits,
+    glyphs,
+    in_shop,
+    omniglot,
+    revisited_truth,
+    roxford,
+    rparis,
+    vehicle_id,
+)
 from vicinal.data.checks import require_trainable
 from vicinal.data.embeddings import fingerprint_of, load_embeddings, save_embeddings
 from vicinal.data.folders import is_image_file
@@ -24,6 +34,7 @@ from vicinal.data.table import Table
 __all__ = [
     "Batch",
     "ClassBalancedSampler",
+    "GroundTruth",
     "HierarchicalBatchSampler",
     "ImageDataset",
     "ImageTransform",
@@ -40,6 +51,7 @@ __all__ = [
     "first_classes",
     "foreign_images",
     "glyphs",
+    "in_shop",
     "is_image_file",
     "load_embeddings",
     "omniglot",
@@ -47,5 +59,9 @@ __all__ = [
     "random_labels",
     "read_image",
     "require_trainable",
+    "revisited_truth",
+    "roxford",
+    "rparis",
     "save_embeddings",
+    "vehicle_id",
 ]

@@ -141,8 +141,9 @@ class Table:
         """Read a table from wherever it is.
 
         Args:
-            source: a folder, a .csv or .parquet file, or the name of a benchmark (`digits`, `glyphs`, `omniglot`; write
-                `./digits` for a folder of that name).
+            source: a folder, a .csv or .parquet file, or the name of a benchmark (`digits`, `glyphs`, `omniglot`,
+                `in_shop`, `vehicle_id` with `_medium` or `_small`, `roxford`, `rparis`; write `./digits` for a folder
+                of that name).
             root: for a file, the folder that relative paths start from; for a benchmark, the folder that keeps it.
             path_column: the column with the paths, in a file.
             label_column: the column with the labels, in a file.

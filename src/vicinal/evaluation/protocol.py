@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,14 +13,17 @@ import pandas as pd
 from vicinal.data.columns import TRUTHS
 from vicinal.data.table import Table
 from vicinal.errors import InputError
-from vicinal.evaluation.metrics import average_precision, map_at_r, r_precision, recall_at_k
-from vicinal.evaluation.ranking import Ranks, Relevance, positive_ranks
+from vicinal.evaluation.hierarchy import coarse_levels
+from vicinal.evaluation.metrics import Metric, first_rank, metric_of
+from vicinal.evaluation.ranking import Ranks, Relevance, level_ranks
 from vicinal.retrieval.rerank import Reranking
 from vicinal.retrieval.scores import Array, UnitVectors, check_chunk, check_exclude, check_same_dim
 from vicinal.retrieval.sides import Sides
 
 LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query/gallery"
 RECALL_AT = (1, 2, 4, 8)
+ALWAYS = ("mAP@R", "R-precision", "mAP")
+FINE = ""  # the level of the labels themselves; others are named by their column
 
 Integers = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float64]
@@ -31,18 +34,23 @@ class Evaluation:
     """The metrics of one evaluation.
 
     Attributes:
-        metrics: `recall@1`, ..., `mAP@R`, `R-precision`, `mAP` -> mean over the queries with a positive, from 0 to 1.
+        metrics: `recall@1`, ..., `mAP@R`, `R-precision`, `mAP` and what else was asked for -> mean over the queries
+            with a positive, from 0 to 1. At coarse levels `coarse/recall@1`, ..., `coarse_2/mAP`.
         protocol: `leave-one-out` or `query/gallery`.
         queries: how many queries there are.
         gallery: how many gallery images there are.
         without_positive: queries without any image to be found; they count in no metric.
         per_query: name -> float64 [queries], NaN where there is no positive.
         query_rows: int64 [queries], the row of each query in what was evaluated.
+        ties: how many positives (at the level of the labels) have exactly the score of an image that is none for the
+            query. Equal scores rank in the order of the gallery, so that results can be reproduced; but where there are
+            many, they are an accident of that order. Printed if there is more than one for a hundred queries.
+        first_ranks: int64 [queries], the rank of each query's first positive, 0 where there is none.
 
     Example:
         >>> labels = np.array([0, 0, 1, 1])
         >>> print(evaluate_arrays(np.eye(4), labels, np.eye(4)[[1, 0, 2, 3]], labels, recall_at=(1, 2)))
-        query/gallery: 4 queries, 4 gallery images
+        query/gallery: 4 queries, 4 gallery images (4 positives tied with other images)
         recall@1      100.00 %
         recall@2      100.00 %
         mAP@R          75.00 %
@@ -57,6 +65,33 @@ class Evaluation:
     without_positive: int
     per_query: dict[str, Scores] = field(repr=False)
     query_rows: Integers = field(repr=False)
+    ties: int = 0
+    first_ranks: Integers = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
+
+    def cmc(self, most: int) -> Scores:
+        """The cumulative matching characteristic: for k = 1 to `most`, the share of queries with a positive in first k.
+
+        Its value at k is recall@k. Queries without a positive do not count.
+
+        Args:
+            most: the last k.
+
+        Returns:
+            float64 [most].
+
+        Raises:
+            InputError: `most` is not from 1 to the number of gallery images.
+
+        Example:
+            >>> labels = np.array([0, 0, 1, 1])
+            >>> evaluate_arrays(np.eye(4), labels, np.eye(4)[[2, 0, 1, 3]], labels[[0, 0, 2, 2]]).cmc(3)
+            array([0.5 , 0.75, 1.  ])
+        """
+        if not 1 <= most <= self.gallery:
+            raise InputError(f"CMC up to {most} is impossible with {self.gallery} gallery images; use 1 to that")
+        ranks = self.first_ranks[self.first_ranks > 0]
+        within = np.bincount(ranks[ranks <= most], minlength=most + 1)[1:]
+        return np.cumsum(within) / len(ranks)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the single queries, ready for JSON."""
@@ -65,6 +100,7 @@ class Evaluation:
             "queries": self.queries,
             "gallery": self.gallery,
             "without_positive": self.without_positive,
+            "ties": self.ties,
             "metrics": dict(self.metrics),
         }
 
@@ -73,6 +109,8 @@ class Evaluation:
         lines = [f"{self.protocol}: {self.queries:,} queries, {self.gallery:,} gallery images"]
         if self.without_positive:
             lines[0] += f" ({self.without_positive:,} queries without a positive left out)"
+        if 100 * self.ties > self.queries:  # a few are chance, of the digits of float32
+            lines[0] += f" ({self.ties:,} positives tied with other images)"
         lines += [f"{name:<{width}}   {100 * value:6.2f} %" for name, value in self.metrics.items()]
         return "\n".join(lines)
 
@@ -83,6 +121,9 @@ def evaluate(
     recall_at: Sequence[int] | None = None,
     chunk: int | None = None,
     rerank: Reranking | None = None,
+    *,
+    metrics: Sequence[str] = (),
+    hierarchy: bool = False,
 ) -> Evaluation:
     """Score how well images of one class find each other.
 
@@ -98,16 +139,21 @@ def evaluate(
         chunk: queries a block; by default chosen so that scores take about 64 MB, whatever the number of rows.
         rerank: such as `ContextualReranking()`: every ranking is re-ranked first, as a whole. What is left out of a
             ranking, by its group, may still be a neighbour by which others are judged: re-ranking sees no labels.
+        metrics: more of them, by name: `precision@10`, `found@10` (the share of positives found, Eq. (1) of RS@k),
+            `mAP@1000` (divided by min(k, R)), `MRR`; :mod:`~vicinal.evaluation.metrics` defines them.
+        hierarchy: whether to score each coarse level too, whose positives are the images of the same `coarse`,
+            `coarse_2`, ... in the same rankings (Table 9 of the paper of the contextual loss: fine, mid, coarse).
 
     Raises:
-        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an impossible k or chunk, no
-            query with anything to be found, or a re-ranking that asks for more neighbours than there are.
+        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an impossible k or chunk, an
+            unknown metric, no query with anything to be found, no coarse labels where they are asked for, or a
+            re-ranking that asks for more neighbours than there are.
 
     Example:
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
         >>> embeddings = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
-        >>> evaluate(embeddings, table, recall_at=[1]).metrics["recall@1"]
-        1.0
+        >>> evaluate(embeddings, table, recall_at=[1], metrics=["MRR"]).metrics
+        {'recall@1': 1.0, 'mAP@R': 1.0, 'R-precision': 1.0, 'mAP': 1.0, 'MRR': 1.0}
     """
     _check_rows(len(embeddings), len(table), "table")
     queries, gallery = _sides(table)
@@ -124,12 +170,13 @@ def evaluate(
         groups[query_rows],
         groups[gallery_rows],
     )
+    levels = {FINE: relevance} | (coarse_levels(table, relevance, query_rows, gallery_rows) if hierarchy else {})
     unit_queries = UnitVectors(embeddings, "embedding", queries)
     unit_gallery = unit_queries if queries is gallery else UnitVectors(embeddings, "embedding", gallery)
     largest = len(gallery_rows) - (protocol == LEAVE_ONE_OUT)
     sides = Sides(unit_queries, unit_gallery, places, chunk)
-    per_query = _scores(sides, relevance, _checked_recall(recall_at, largest), chunk, rerank)
-    return _summary(per_query, protocol, query_rows, len(gallery_rows))
+    scored = _scores(sides, levels, _chosen(recall_at, metrics, largest), chunk, rerank)
+    return _summary(scored, protocol, query_rows, len(gallery_rows))
 
 
 def evaluate_arrays(
@@ -144,6 +191,7 @@ def evaluate_arrays(
     recall_at: Sequence[int] | None = None,
     chunk: int | None = None,
     rerank: Reranking | None = None,
+    metrics: Sequence[str] = (),
 ) -> Evaluation:
     """Score queries against a gallery, both given as arrays; the level below :func:`evaluate`.
 
@@ -158,10 +206,12 @@ def evaluate_arrays(
         recall_at: the k of each recall@k; None: those of 1, 2, 4 and 8 that the gallery is large enough for.
         chunk: queries a block, as in :func:`evaluate`.
         rerank: as in :func:`evaluate`.
+        metrics: as in :func:`evaluate`.
 
     Raises:
-        InputError: other numbers of rows, NaN or infinity in an embedding, an impossible k, chunk or row to exclude, no
-            query with anything to be found, or a re-ranking that asks for more neighbours than there are.
+        InputError: other numbers of rows, NaN or infinity in an embedding, an impossible k, chunk or row to exclude, an
+            unknown metric, no query with anything to be found, or a re-ranking that asks for more neighbours than there
+            are.
 
     Example:
         >>> evaluate_arrays(np.eye(2), ["a", "b"], np.eye(2), ["a", "b"], recall_at=[1]).metrics["mAP"]
@@ -178,10 +228,10 @@ def evaluate_arrays(
     if itself is not None:
         _check_rows(len(queries), len(itself), "exclude")
         check_exclude(itself, len(gallery))
-    recalls = _checked_recall(recall_at, len(gallery))
+    chosen = _chosen(recall_at, metrics, len(gallery))
     sides = Sides(queries, gallery, np.full(len(queries), -1) if itself is None else itself, chunk)
-    per_query = _scores(sides, Relevance(*labels, itself, *groups), recalls, chunk, rerank)
-    return _summary(per_query, QUERY_GALLERY, np.arange(len(queries)), len(gallery))
+    scored = _scores(sides, {FINE: Relevance(*labels, itself, *groups)}, chosen, chunk, rerank)
+    return _summary(scored, QUERY_GALLERY, np.arange(len(queries)), len(gallery))
 
 
 def wrong_labels(table: Table) -> tuple[int, int]:
@@ -243,23 +293,34 @@ def _check_rows(embeddings: int, rows: int, what: str) -> None:
         raise InputError(f"{embeddings} embeddings, but {what} of {rows} rows; there must be one row an embedding")
 
 
-def _checked_recall(recall_at: Sequence[int] | None, largest: int) -> Sequence[int]:
-    if recall_at is None:
-        return [k for k in RECALL_AT if k <= largest]
-    for k in recall_at:
+def _chosen(recall_at: Sequence[int] | None, more: Sequence[str], largest: int) -> dict[str, Metric]:
+    """The metrics to be had, by name."""
+    recalls = [k for k in RECALL_AT if k <= largest] if recall_at is None else recall_at
+    for k in recalls:
         if not isinstance(k, (int, np.integer)):
             raise InputError(f"recall@{k} is impossible; k must be an integer")
-        if not 1 <= k <= largest:
-            raise InputError(
-                f"recall@{k} is impossible with {largest} gallery images to rank; use k from 1 to {largest}"
-            )
-    return recall_at
+    if isinstance(more, str):
+        raise InputError(f"metrics is {more!r}; give a list of names, such as [{more!r}]")
+    return {name: metric_of(name, largest) for name in [*(f"recall@{k}" for k in recalls), *ALWAYS, *more]}
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """What one pass over the similarities tells of every query."""
+
+    per_query: dict[str, Scores]
+    first_ranks: Integers
+    ties: int
 
 
 def _scores(
-    sides: Sides, relevance: Relevance, recall_at: Sequence[int], chunk: int | None, rerank: Reranking | None
-) -> dict[str, Scores]:
-    """Every metric of every query, from one pass over the ranks."""
+    sides: Sides,
+    levels: Mapping[str, Relevance],
+    metrics: Mapping[str, Metric],
+    chunk: int | None,
+    rerank: Reranking | None,
+) -> _Scored:
+    """Every metric of every query at every level, from one pass over the similarities."""
     check_chunk(chunk)
     queries, gallery = sides.queries, sides.gallery
     if not (len(queries) and len(gallery)):
@@ -268,25 +329,47 @@ def _scores(
     reranked = None if rerank is None else rerank.apply(sides)
     if reranked is not None:
         queries, gallery = reranked.queries, reranked.gallery
-    blocks = [_metrics(ranks, recall_at) for ranks in positive_ranks(queries, gallery, relevance, chunk, reranked)]
-    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    blocks: list[dict[str, Scores]] = []
+    firsts: list[Integers] = []
+    ties = 0
+    for ranks in level_ranks(queries, gallery, list(levels.values()), chunk, reranked):
+        blocks.append(_metrics(dict(zip(levels, ranks, strict=True)), metrics))
+        firsts.append(first_rank(ranks[0]))
+        ties += ranks[0].ties
+    per_query = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    return _Scored(per_query, np.concatenate(firsts), ties)
 
 
-def _metrics(ranks: Ranks, recall_at: Sequence[int]) -> dict[str, Scores]:
+def _metrics(levels: Mapping[str, Ranks], metrics: Mapping[str, Metric]) -> dict[str, Scores]:
     return {
-        **{f"recall@{k}": recall_at_k(ranks, k) for k in recall_at},
-        "mAP@R": map_at_r(ranks),
-        "R-precision": r_precision(ranks),
-        "mAP": average_precision(ranks),
+        f"{level}/{name}" if level else name: metric(ranks)
+        for level, ranks in levels.items()
+        for name, metric in metrics.items()
     }
 
 
-def _summary(per_query: dict[str, Scores], protocol: str, query_rows: Integers, gallery: int) -> Evaluation:
-    without = int(np.isnan(per_query["mAP"]).sum())
+def _summary(scored: _Scored, protocol: str, query_rows: Integers, gallery: int) -> Evaluation:
+    without = int(np.isnan(scored.per_query["mAP"]).sum())
     if without == len(query_rows):
         raise InputError(
             f"none of the {without} queries has another image of its class to find; "
             "evaluation needs at least one class with two images"
         )
-    metrics = {name: float(np.nanmean(values)) for name, values in per_query.items()}
-    return Evaluation(metrics, protocol, len(query_rows), gallery, without, per_query, query_rows)
+    metrics = {name: _mean(values, name) for name, values in scored.per_query.items()}
+    return Evaluation(
+        metrics,
+        protocol,
+        len(query_rows),
+        gallery,
+        without,
+        scored.per_query,
+        query_rows,
+        scored.ties,
+        scored.first_ranks,
+    )
+
+
+def _mean(values: Scores, name: str) -> float:
+    if np.isnan(values).all():
+        raise InputError(f"{name}: no query has another image of its coarse label to find; give a coarser level")
+    return float(np.nanmean(values))

@@ -1,5 +1,6 @@
 """Models, each carried in one folder: the embedder, with its preprocessing, and the refiner of its embeddings."""
 
+from vicinal.models.descriptors import multi_scale
 from vicinal.models.embedder import Embedder
 from vicinal.models.initializations import create_backbone, default_transform
 from vicinal.models.pooling import AvgMaxPool, AvgPool, ClassToken, GeM, MaxPool, PoolingName, build_pooling
@@ -17,4 +18,5 @@ __all__ = [
     "build_pooling",
     "create_backbone",
     "default_transform",
+    "multi_scale",
 ]

@@ -10,6 +10,7 @@ from vicinal.retrieval.refine import Refinement, refine
 from vicinal.retrieval.rerank import Reranking, rerank
 from vicinal.retrieval.search import Found, find
 from vicinal.retrieval.structure import Matches
+from vicinal.retrieval.whitening import PCAWhitening
 
 __all__ = [
     "ContextualReranking",
@@ -20,6 +21,7 @@ __all__ = [
     "Matches",
     "NeighborAverage",
     "Neighbors",
+    "PCAWhitening",
     "QueryExpansion",
     "ReciprocalReranking",
     "Refinement",

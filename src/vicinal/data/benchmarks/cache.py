@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,18 @@ TABLE = "table.csv"
 def cache_folder(root: str | Path | None = None) -> Path:
     """The folder that keeps all benchmarks: `root`, else the environment's VICINAL_DATA, else ~/.cache/vicinal."""
     return Path(root or os.environ.get("VICINAL_DATA") or Path.home() / ".cache" / "vicinal")
+
+
+def writable_root(root: Path) -> Path:
+    """The root itself, or the default folder where it must not be written."""
+    return root if _may_write(root) else cache_folder()
+
+
+def _may_write(folder: Path) -> bool:
+    """A folder without a write bit is meant to stay as it is, even if the superuser could write it."""
+    while not folder.exists():
+        folder = folder.absolute().parent
+    return bool(folder.stat().st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)) and os.access(folder, os.W_OK)
 
 
 def prepared_table(folder: Path, write: Callable[[Path], pd.DataFrame]) -> Table:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import zipfile
 import zlib
 from functools import partial
@@ -11,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import pandas as pd
 
-from vicinal.data.benchmarks.cache import cache_folder, prepare_folder
+from vicinal.data.benchmarks.cache import cache_folder, prepare_folder, writable_root
 from vicinal.data.table import Table
 from vicinal.errors import InputError
 
@@ -41,17 +39,10 @@ def omniglot(root: str | Path | None = None, source: str | Path | None = None) -
     """
     root = cache_folder(root)
     source = root if source is None else Path(source)
-    kept = (root if _may_write(root) else cache_folder()) / "omniglot"
+    kept = writable_root(root) / "omniglot"
     frames = [Table.from_folder(_part(name, source, kept)).frame for name in PARTS]
     frame = pd.concat(frames, ignore_index=True)
     return Table(frame.assign(split=[SPLITS.get(alphabet, "train") for alphabet in frame["coarse"]]))
-
-
-def _may_write(folder: Path) -> bool:
-    """A folder without a write bit is meant to stay as it is, even if the superuser could write it."""
-    while not folder.exists():
-        folder = folder.absolute().parent
-    return bool(folder.stat().st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)) and os.access(folder, os.W_OK)
 
 
 def _part(name: str, source: Path, kept: Path) -> Path:

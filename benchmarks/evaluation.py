@@ -1,0 +1,143 @@
+"""Time and memory of every metric of a ranking, beside the floor and beside pytorch-metric-learning.
+
+    python -m benchmarks.evaluation                                          # the test sets' sizes: an hour or more
+    python -m benchmarks.evaluation --sizes 5924x512x59 --threads 1          # less: CUB-200-2011
+    python -m benchmarks.evaluation --sizes 1000000x128x10 --queries 10000   # queries of a large gallery
+
+A size is images x dimensions x images a class. All images search each other (leave-one-out), or the first `--queries`
+of them search all. Measured is recall@1, 10, 100 and 1000, R-precision, mAP@R and full mAP in one call. The floor is
+the chunked matrix product and the top 10 of PyTorch, without any metric; the peer is pytorch-metric-learning's
+calculator with faiss, which has precision@1, R-precision and mAP@R of as many neighbours as the largest class has
+images. They take turns, round after round; a ratio is the median of the rounds' own ratios. Memory is what the process
+held more at most than before, embeddings not counted. The clustering metrics are apart: `--clusters` times them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+
+from benchmarks.table import peak_extra_megabytes, print_machine, take_turns
+from vicinal.data.table import Table
+from vicinal.evaluation import cluster, evaluate_arrays
+
+DIRECTIONS = 64
+CUTS = (1, 10, 100, 1000)
+FLOOR_ROWS = 256  # queries a product
+SIZES = ("5924x512x59", "60502x512x5", "136093x512x55")  # CUB-200-2011, SOP, iNaturalist-2018
+
+Vectors = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Embeddings, of which the first `queries` are searched for in all.
+
+    Attributes:
+        vectors: float32 [n, dim], unit length.
+        labels: int64 [n].
+        queries: how many of the rows are queries.
+    """
+
+    vectors: Vectors
+    labels: Labels
+    queries: int
+
+    @property
+    def most_a_class(self) -> int:
+        return int(np.bincount(self.labels).max())
+
+
+def task(size: str, queries: int | None) -> Task:
+    """Clusters that differ in 64 directions and overlap, as of a trained model."""
+    n, dim, per_class = (int(number) for number in size.split("x"))
+    rng = np.random.default_rng(0)
+    centers = rng.standard_normal((-(-n // per_class), DIRECTIONS), dtype=np.float32)
+    labels = rng.integers(0, len(centers), n)
+    points = centers[labels] + 0.9 * rng.standard_normal((n, DIRECTIONS), dtype=np.float32)
+    vectors = points @ rng.standard_normal((DIRECTIONS, dim), dtype=np.float32)
+    return Task(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), labels, min(queries or n, n))
+
+
+def ours(given: Task) -> None:
+    """Every metric, from one pass."""
+    some = slice(0, given.queries)
+    evaluate_arrays(
+        given.vectors[some],
+        given.labels[some],
+        given.vectors,
+        given.labels,
+        exclude=np.arange(given.queries),
+        recall_at=[k for k in CUTS if k < len(given.vectors)],
+    )
+
+
+def floor(given: Task) -> None:
+    """The product and the first ten, a block of queries at a time."""
+    gallery = torch.from_numpy(given.vectors)
+    scores = torch.empty(FLOOR_ROWS, len(gallery))
+    for start in range(0, given.queries, FLOOR_ROWS):
+        block = gallery[start : min(start + FLOOR_ROWS, given.queries)]
+        torch.mm(block, gallery.T, out=scores[: len(block)])
+        scores[: len(block)].topk(10)
+
+
+def peer(given: Task) -> None:
+    """The peer's metrics, which need no full ranking."""
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+    names = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
+    calculator = AccuracyCalculator(include=names, k=given.most_a_class, device=torch.device("cpu"))
+    vectors, labels = torch.from_numpy(given.vectors), torch.from_numpy(given.labels)
+    some = slice(0, given.queries)
+    calculator.get_accuracy(vectors[some], labels[some], vectors, labels, ref_includes_query=True)
+
+
+def clusters(given: Task) -> None:
+    """k-means of all vectors with as many clusters as classes, NMI, AMI and F1."""
+    cluster(given.vectors, Table(pd.DataFrame({"label": given.labels})))
+
+
+def measure(size: str, given: Task, names: list[str], rounds: int) -> None:
+    """Print the lines of a size, the floor first."""
+    runs: dict[str, Callable[[], object]] = {name: partial(COMPETITORS[name], given) for name in names}
+    seconds = take_turns(runs, rounds)
+    for name, values in seconds.items():
+        ratio = statistics.median(mine / least for mine, least in zip(values, seconds["floor"], strict=True))
+        megabytes = peak_extra_megabytes(runs[name])
+        median, spread = statistics.median(values), f"{min(values):.2f} - {max(values):.2f}"
+        title = f"{size}, {given.queries:,} queries"
+        print(f"| {title} | {name} | {median:.2f} | {spread} | {ratio:.2f} | {megabytes:.0f} |", flush=True)
+
+
+COMPETITORS: dict[str, Callable[[Task], None]] = {"floor": floor, "vicinal": ours, "PML": peer, "k-means": clusters}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), help="images x dimensions x images a class")
+    parser.add_argument("--queries", type=int, help="how many of the images search; by default all")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--no-peer", action="store_true", help="without pytorch-metric-learning")
+    parser.add_argument("--clusters", action="store_true", help="with k-means and its metrics")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    names = ["floor", "vicinal", *([] if arguments.no_peer else ["PML"]), *(["k-means"] if arguments.clusters else [])]
+    print_machine()
+    print("\n| size | | seconds, median | lowest - highest | time / floor | extra MB |\n|---|---|---|---|---|---|")
+    for size in arguments.sizes:
+        measure(size, task(size, arguments.queries), names, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

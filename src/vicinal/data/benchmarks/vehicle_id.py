@@ -1,0 +1,57 @@
+"""PKU VehicleID: photographs of vehicles by surveillance cameras, with test sets of three sizes."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+
+from vicinal.data.benchmarks.cache import cache_folder
+from vicinal.data.benchmarks.lists import list_rows
+from vicinal.data.table import Table
+from vicinal.errors import InputError
+
+VEHICLES = {"small": 800, "medium": 1600, "large": 2400}
+
+
+def vehicle_id(root: str | Path | None = None, size: Literal["small", "medium", "large"] = "large") -> Table:
+    """Vehicles as classes (Liu et al., "Deep Relative Distance Learning", CVPR 2016), with one of the test sets.
+
+    The queries and the gallery of the published protocol are drawn by chance, so they are no part of the table:
+    evaluate the split `test` by :func:`~vicinal.evaluation.vehicle_id.evaluate_vehicle_id`.
+
+    Args:
+        root: folder that keeps benchmarks; by default VICINAL_DATA of the environment, else ~/.cache/vicinal. In it
+            `vehicle_id` has the published folders `image` and `train_test_split`.
+        size: of the test set: `small` has 800 vehicles, `medium` 1,600, `large` 2,400.
+
+    Raises:
+        InputError: another size, a file is missing, or a line of a list is not as published.
+    """
+    if size not in VEHICLES:
+        raise InputError(f"vehicle_id: size is {size!r}; it can be {', '.join(VEHICLES)}")
+    folder = cache_folder(root) / "vehicle_id"
+    lists = folder / "train_test_split"
+    if not lists.is_dir():
+        raise InputError(
+            f"{folder}: no folder train_test_split; ask for VehicleID at "
+            "https://www.pkuml.org/resources/pku-vehicleid.html and put it there, or give the folder above as root"
+        )
+    parts = {"train": "train_list.txt", "test": f"test_list_{VEHICLES[size]}.txt"}
+    frames = [_frame(lists / name).assign(split=split) for split, name in parts.items()]
+    return Table(pd.concat(frames, ignore_index=True), folder / "image")
+
+
+def _frame(path: Path) -> pd.DataFrame:
+    rows = list_rows(path, (2,))
+    for line, (_, vehicle) in rows:
+        if not (vehicle.isascii() and vehicle.isdigit()):
+            raise InputError(f"{path}, line {line}: {vehicle!r}; a line is the image's name and the vehicle's number")
+    names, vehicles = zip(*(cells for _, cells in rows), strict=True)
+    return pd.DataFrame({"path": [f"{name}.jpg" for name in names], "label": [int(vehicle) for vehicle in vehicles]})
+
+
+vehicle_id_small = partial(vehicle_id, size="small")
+vehicle_id_medium = partial(vehicle_id, size="medium")

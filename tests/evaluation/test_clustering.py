@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
+from sklearn.metrics.cluster import pair_confusion_matrix
+
+from vicinal.data.table import Table
+from vicinal.errors import InputError
+from vicinal.evaluation import cluster, cluster_metrics
+
+
+def blobs(rows: int = 120, classes: int = 6, noise: float = 0.1) -> tuple[np.ndarray, Table]:
+    labels = np.arange(rows) % classes
+    rng = np.random.default_rng(0)
+    return np.eye(8)[labels % 8] + noise * rng.standard_normal((rows, 8)), Table(pd.DataFrame({"label": labels}))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=30))
+def test_f1_counts_pairs(given: list[tuple[int, int]]) -> None:
+    of_one_class = {pair for pair in combinations(range(len(given)), 2) if given[pair[0]][0] == given[pair[1]][0]}
+    of_one_cluster = {pair for pair in combinations(range(len(given)), 2) if given[pair[0]][1] == given[pair[1]][1]}
+    both, total = len(of_one_class & of_one_cluster), len(of_one_class) + len(of_one_cluster)
+    labels, clusters = np.array(given).T
+    assert cluster_metrics(labels, clusters)["F1"] == pytest.approx(2 * both / total if total else 1.0)
+
+
+def test_agrees_with_scikit_learn() -> None:
+    rng = np.random.default_rng(1)
+    labels, clusters = rng.integers(0, 9, 500), rng.integers(0, 7, 500)
+    clusters[:300] = labels[:300] % 7
+    found = cluster_metrics(labels, clusters)
+    (_, false), (missed, both) = pair_confusion_matrix(labels, clusters)
+    assert found["F1"] == pytest.approx(2 * both / (2 * both + false + missed))
+    assert found["NMI"] == normalized_mutual_info_score(labels, clusters)
+    assert found["AMI"] == adjusted_mutual_info_score(labels, clusters)
+    assert cluster_metrics([f"class {label}" for label in labels], -clusters) == pytest.approx(found)
+
+
+@pytest.mark.parametrize("method", ["faiss", "scikit-learn"])
+def test_more_noise_less_agreement_and_the_same_every_time(method: str) -> None:
+    clear, noisy = (cluster(*blobs(noise=noise), method=method, seed=3) for noise in (0.02, 0.6))
+    assert all(clear.metrics[name] > noisy.metrics[name] > 0.02 for name in ("NMI", "AMI", "F1"))
+    again = cluster(*blobs(noise=0.6), method=method, seed=3)
+    np.testing.assert_array_equal(again.clusters, noisy.clusters)
+    assert again.metrics == noisy.metrics == cluster_metrics(blobs()[1].labels, noisy.clusters)
+    assert noisy.clusters.max() == 5
+    assert str(noisy).startswith(f"k-means of {method}, seed 3: 6 clusters\nNMI ")
+
+
+@pytest.mark.parametrize("method", ["faiss", "scikit-learn"])
+def test_seed_and_number_of_clusters(method: str) -> None:
+    vectors, table = blobs(noise=0.6)
+    first, second = (cluster(vectors, table, method=method, seed=seed).clusters for seed in (0, 1))
+    assert (first != second).any()
+    assert cluster(vectors, table, 20, method=method).clusters.max() == 19
+    assert set(cluster(vectors, table, 1, method=method).clusters) == {0}
+
+
+@pytest.mark.parametrize("method", ["faiss", "scikit-learn"])
+def test_neither_lengths_nor_half_precision_matter(method: str) -> None:
+    vectors, table = blobs(noise=0.05)
+    lengths = np.random.default_rng(0).uniform(0.1, 10, (120, 1))
+    for others in (vectors * lengths, vectors.astype(np.float16)):
+        assert cluster(others, table, method=method).metrics == cluster(vectors, table, method=method).metrics
+
+
+def test_small_classes_do_not_warn(capfd) -> None:
+    vectors, table = blobs(40, 20)
+    cluster(vectors, table)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_bad_input() -> None:
+    vectors, table = blobs(12, 3)
+    with pytest.raises(InputError, match="there is no method 'means' of clustering; use faiss or scikit-learn"):
+        cluster(vectors, table, method="means")
+    with pytest.raises(InputError, match="12 embeddings, but table of 2 rows"):
+        cluster(vectors, table.take([0, 1]))
+    for count in (0, 13):
+        with pytest.raises(InputError, match=f"{count} clusters of 12 embeddings are impossible; use 1 to 12"):
+            cluster(vectors, table, count)
+    with pytest.raises(InputError, match="iterations = 0 is impossible"):
+        cluster(vectors, table, iterations=0)
+    vectors[3] = np.nan
+    with pytest.raises(InputError, match="embedding 3 holds NaN"):
+        cluster(vectors, table)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vicinal.data.table import Table
+from vicinal.errors import InputError
+from vicinal.evaluation import evaluate
+from vicinal.evaluation.hierarchy import coarse_columns, coarse_levels
+from vicinal.evaluation.ranking import Relevance
+
+BIRDS = Table(
+    pd.DataFrame(
+        {
+            "label": ["crow", "crow", "jay", "duck", "duck", "perch"],
+            "coarse_2": ["bird", "bird", "bird", "bird", "bird", "fish"],
+            "coarse": ["corvid", "corvid", "corvid", "waterfowl", "waterfowl", "percid"],
+            "group": [1, 2, 2, 1, 1, 1],
+        }
+    )
+)
+ANGLES = np.array([0.0, 0.3, 0.09, 0.2, 0.6, 0.5])
+VECTORS = np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=1)
+
+
+def test_levels_come_from_fine_to_coarse() -> None:
+    assert coarse_columns(BIRDS) == ["coarse", "coarse_2"]
+
+
+def test_levels_of_queries_and_gallery() -> None:
+    queries, gallery = np.array([0, 3]), np.array([1, 2, 4, 5])
+    fine = Relevance(BIRDS.labels[queries], BIRDS.labels[gallery])
+    levels = coarse_levels(BIRDS, fine, queries, gallery)
+    assert [levels["coarse"].positives(query).tolist() for query in (0, 1)] == [[0, 1], [2]]
+    assert [levels["coarse_2"].positives(query).tolist() for query in (0, 1)] == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_scores_by_hand() -> None:
+    table = Table(BIRDS.frame.drop(columns="group"))
+    result = evaluate(VECTORS, table, recall_at=[1], hierarchy=True)
+    # the first crow's ranking: jay, duck, crow, perch, duck
+    assert result.per_query["mAP"][0] == pytest.approx(1 / 3)
+    assert result.per_query["coarse/mAP"][0] == pytest.approx((1 + 2 / 3) / 2)
+    assert result.per_query["coarse_2/mAP"][0] == pytest.approx((1 + 1 + 1 + 4 / 5) / 4)
+    assert result.per_query["coarse/recall@1"][:3].tolist() == [1, 0, 1]
+    # a jay has no other jay to find, but corvids
+    assert np.isnan(result.per_query["mAP"][2])
+    assert result.per_query["coarse/mAP"][2] == pytest.approx((1 + 2 / 3) / 2)
+    assert list(result.metrics)[:5] == ["recall@1", "mAP@R", "R-precision", "mAP", "coarse/recall@1"]
+
+
+def test_groups_of_the_same_class_only_are_left_out_at_every_level() -> None:
+    result = evaluate(VECTORS, BIRDS, recall_at=[1], hierarchy=True)
+    # the second duck: perch 0.1, crow 0.3, (duck, same group), jay 0.5, crow 0.6; the other duck takes no rank
+    assert np.isnan(result.per_query["coarse/mAP"][4])
+    assert result.per_query["coarse_2/mAP"][4] == pytest.approx((1 / 2 + 2 / 3 + 3 / 4) / 3)
+
+
+def test_table_without_coarse_labels() -> None:
+    table = Table(pd.DataFrame({"label": [0, 0]}))
+    fine = Relevance(table.labels, table.labels)
+    with pytest.raises(InputError, match=r"the table has no column 'coarse' .*; its columns are label"):
+        coarse_levels(table, fine, np.arange(2), np.arange(2))

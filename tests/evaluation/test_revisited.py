@@ -1,0 +1,155 @@
+"""The revisited protocol: by hand, and against a walk down the list from which junk was deleted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vicinal.data.benchmarks.revisited import GroundTruth
+from vicinal.errors import InputError
+from vicinal.evaluation import revisited
+from vicinal.evaluation.revisited import evaluate_revisited, precision_at_k, trapezoidal_precision
+from vicinal.retrieval import scores
+
+SETUPS = {  # what is sought, what is deleted
+    "easy": ({"easy"}, {"hard", "junk"}),
+    "medium": ({"easy", "hard"}, {"junk"}),
+    "hard": ({"hard"}, {"easy", "junk"}),
+}
+
+
+def truth_of(kinds: list[list[str]]) -> GroundTruth:
+    """Of each query, what each image of the gallery is: easy, hard, junk or other."""
+    entries = [
+        {"bbx": [0, 0, 1, 1]}
+        | {key: [n for n, kind in enumerate(row) if kind == key] for key in ("easy", "hard", "junk")}
+        for row in kinds
+    ]
+    images = [f"image{number}" for number in range(len(kinds[0]))]
+    return GroundTruth.from_dict({"imlist": images, "qimlist": [f"q{n}" for n in range(len(kinds))], "gnd": entries})
+
+
+def in_order(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """A query that finds a gallery in the order in which it stands."""
+    angles = np.linspace(0.1, 1.4, count)
+    return np.array([[1.0, 0.0]]), np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def walked(kinds: list[str], sought: set[str], deleted: set[str], ks: tuple[int, ...]) -> list[float]:
+    """The scores of one ranking, read off the list without junk: area under precision over recall, by trapezoids."""
+    left = [kind in sought for kind in kinds if kind not in deleted]
+    total = sum(left)
+    if not total:
+        return [np.nan] * (1 + len(ks))
+    area, hits, precision = 0.0, 0, 1.0  # before the first image precision is 1
+    for length, is_hit in enumerate(left, 1):
+        if is_hit:
+            hits += 1
+            area += (precision + hits / length) / 2 / total
+        precision = hits / length
+    last = max(place for place, is_hit in enumerate(left, 1) if is_hit)
+    return [area, *(sum(left[: min(k, last)]) / min(k, last) for k in ks)]
+
+
+def test_by_hand() -> None:
+    found = evaluate_revisited(*in_order(4), truth_of([["junk", "easy", "other", "hard"]]), precision_at=(1, 2, 5))
+    # easy: the list is easy, other. medium: easy, other, hard. hard: other, hard.
+    assert found["easy"].metrics == {"mAP": 1.0, "mP@1": 1.0, "mP@2": 1.0, "mP@5": 1.0}
+    medium = found["medium"].metrics
+    assert medium["mAP"] == pytest.approx(((1 + 1) / 2 + (1 / 2 + 2 / 3) / 2) / 2)
+    assert [medium["mP@1"], medium["mP@2"], medium["mP@5"]] == [1, 1 / 2, 2 / 3]
+    hard = found["hard"].metrics
+    assert hard["mAP"] == pytest.approx((0 / 1 + 1 / 2) / 2)
+    assert [hard["mP@1"], hard["mP@2"], hard["mP@5"]] == [0, 1 / 2, 1 / 2]
+    assert (found["hard"].protocol, found["hard"].queries, found["hard"].gallery) == ("revisited, hard", 1, 4)
+
+
+def test_the_published_average_precision() -> None:
+    assert trapezoidal_precision(np.array([0, 1, 2]), 3) == 1
+    assert trapezoidal_precision(np.array([1]), 1) == pytest.approx((0 / 1 + 1 / 2) / 2)
+    assert trapezoidal_precision(np.array([3, 4]), 2) == pytest.approx(((0 / 3 + 1 / 4) + (1 / 4 + 2 / 5)) / 4)
+    assert precision_at_k(np.array([0, 3]), 10) == 2 / 4
+    assert precision_at_k(np.array([0, 3]), 3) == 1 / 3
+
+
+@pytest.mark.parametrize("where", ["front", "between", "end", "none", "all other"])
+def test_junk_changes_nothing_wherever_it_stands(where: str) -> None:
+    kinds = ["other", "easy", "other", "easy", "hard"]
+    plain = evaluate_revisited(*in_order(5), truth_of([kinds]))
+    with_junk = {
+        "front": ["junk", "junk", *kinds],
+        "between": [kinds[0], "junk", kinds[1], "junk", *kinds[2:]],
+        "end": [*kinds, "junk"],
+        "none": kinds,
+        "all other": [part for kind in kinds for part in ("junk", kind)],
+    }[where]
+    found = evaluate_revisited(*in_order(len(with_junk)), truth_of([with_junk]))
+    for difficulty in SETUPS:
+        assert found[difficulty].metrics == plain[difficulty].metrics
+
+
+def random_case(seed: int, queries: int, images: int) -> tuple[np.ndarray, np.ndarray, list[list[str]]]:
+    """Vectors with a great many ties, and random kinds; some queries seek nothing."""
+    rng = np.random.default_rng(seed)
+    vectors = np.zeros((queries + images, 6))
+    for row in vectors:
+        row[rng.choice(6, 4, replace=False)] = rng.choice([-0.5, 0.5], 4)
+    kinds = rng.choice(["easy", "hard", "junk", "other"], (queries, images), p=[0.1, 0.1, 0.2, 0.6]).tolist()
+    kinds[0] = ["other"] * images
+    kinds[1] = ["easy" if kind == "hard" else kind for kind in kinds[1]]
+    return vectors[:queries], vectors[queries:], kinds
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("others", [0, 1, 300])
+def test_equals_a_walk_down_the_list(seed: int, others: int, monkeypatch) -> None:
+    queries, gallery, kinds = random_case(seed, 9, 60)
+    distractors = random_case(50 + seed, 9, others)[1] if others else None
+    monkeypatch.setattr(scores, "SCORE_BYTES", 2**10)
+    monkeypatch.setattr(revisited, "BLOCK_ROWS", 64)  # distractors in several parts
+    everything = gallery if distractors is None else np.concatenate([gallery, distractors])
+    ks = (1, 5, 10)
+    found = evaluate_revisited(queries, gallery, truth_of(kinds), distractors, ks)
+    for difficulty, (sought, deleted) in SETUPS.items():
+        rows = []
+        for query, row in zip(queries, kinds, strict=True):
+            order = np.argsort(-(everything @ query), kind="stable")
+            rows.append(walked([[*row, *["other"] * others][place] for place in order], sought, deleted, ks))
+        wanted = np.array(rows)
+        for name, column in zip(["mAP", "mP@1", "mP@5", "mP@10"], wanted.T, strict=True):
+            np.testing.assert_allclose(found[difficulty].per_query[name], column, rtol=1e-12)
+            assert found[difficulty].metrics[name] == pytest.approx(np.nanmean(column))
+        assert found[difficulty].without_positive == np.isnan(wanted[:, 0]).sum() > 0
+        assert found[difficulty].gallery == 60 + others
+
+
+def test_distractors_are_as_images_of_the_gallery_that_nobody_seeks() -> None:
+    rng = np.random.default_rng(3)
+    queries, gallery, others = (rng.standard_normal((rows, 8)).astype(np.float32) for rows in (5, 40, 5000))
+    kinds = rng.choice(["easy", "hard", "junk", "other"], (5, 40)).tolist()
+    apart = evaluate_revisited(queries, gallery, truth_of(kinds), others)
+    longer = truth_of([[*row, *["other"] * 5000] for row in kinds])
+    together = evaluate_revisited(queries, np.concatenate([gallery, others]), longer)
+    without = evaluate_revisited(queries, gallery, truth_of(kinds))
+    for difficulty in SETUPS:
+        assert apart[difficulty].metrics == together[difficulty].metrics
+        assert apart[difficulty].metrics["mAP"] < without[difficulty].metrics["mAP"]
+
+
+def test_bad_input() -> None:
+    query, gallery = in_order(3)
+    truth = truth_of([["easy", "other", "hard"]])
+    with pytest.raises(InputError, match="2 embeddings of gallery images, but the ground truth has 3"):
+        evaluate_revisited(query, gallery[:2], truth)
+    with pytest.raises(InputError, match="2 embeddings of queries, but the ground truth has 1"):
+        evaluate_revisited(query[[0, 0]], gallery, truth)
+    with pytest.raises(InputError, match="queries have 2 dimensions, the gallery has 3"):
+        evaluate_revisited(query, np.eye(3), truth)
+    with pytest.raises(InputError, match="queries have 2 dimensions, the gallery has 4"):
+        evaluate_revisited(query, gallery, truth, np.eye(4))
+    with pytest.raises(InputError, match=r"distractor 1 holds NaN"):
+        evaluate_revisited(query, gallery, truth, np.array([[1.0, 0.0], [np.nan, 0.0]]))
+    with pytest.raises(InputError, match="mP@0 is impossible"):
+        evaluate_revisited(query, gallery, truth, precision_at=(0,))
+    with pytest.raises(InputError, match="easy: no query has an image to be found"):
+        evaluate_revisited(query, gallery, truth_of([["other", "other", "hard"]]))

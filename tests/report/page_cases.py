@@ -1,0 +1,95 @@
+"""Evaluated sets for tests of pages, and a reader of what was written."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from vicinal.data import Table
+from vicinal.evaluation import Evaluation, evaluate
+
+VOID = {"img", "input", "br", "meta", "link", "hr"}
+
+
+class Case(NamedTuple):
+    vectors: np.ndarray
+    table: Table
+    evaluation: Evaluation
+
+
+def digits_case(folder: Path, images: int = 200) -> Case:
+    """Handwritten digits as little PNG files, and their pixels as embeddings."""
+    digits = load_digits()
+    paths = []
+    for number, pixels in enumerate(digits.images[:images]):
+        paths.append(str(folder / f"{number}.png"))
+        Image.fromarray((pixels * 15.9).astype(np.uint8)).resize((32, 32)).save(paths[-1])
+    table = Table(pd.DataFrame({"path": paths, "label": [f"digit {label}" for label in digits.target[:images]]}))
+    vectors = digits.data[:images].astype(np.float32)
+    return Case(vectors, table, evaluate(vectors, table))
+
+
+def case_of(vectors: object, labels: object, **columns: object) -> Case:
+    """A set without images."""
+    array = np.asarray(vectors, dtype=np.float32)
+    table = Table(pd.DataFrame({"label": labels, **columns}))
+    return Case(array, table, evaluate(array, table, recall_at=[1]))
+
+
+class Page(HTMLParser):
+    """What a written page holds.
+
+    Attributes:
+        elements: every element, with its attributes.
+        words: all text outside scripts and styles.
+        data: what the script reads.
+        unclosed: elements that were opened and not closed, or closed and not opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.unclosed: list[str] = []
+        self.words = ""
+        self.data: dict[str, Any] = {}
+        self.feed(self.source)
+        self.close()
+        self.unclosed += self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID and tag not in ("rect", "path", "line", "circle"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+        else:
+            self.unclosed.append(f"/{tag}")
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script" and dict(self.elements[-1][1]).get("id") == "page-data":
+            self.data = json.loads(data)
+        elif not self.open or self.open[-1] not in ("script", "style"):
+            self.words += data
+
+    def all(self, tag: str, **wanted: str) -> list[dict[str, str | None]]:
+        """The attributes of every element of a kind that has these values."""
+        return [
+            attributes
+            for name, attributes in self.elements
+            if name == tag and all(attributes.get(key.rstrip("_")) == value for key, value in wanted.items())
+        ]
+
+    @property
+    def sections(self) -> list[str | None]:
+        return [attributes.get("id") for attributes in self.all("section")]

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.report.page_cases import Case, Page, case_of, digits_case
+from vicinal.data import Table
+from vicinal.errors import InputError
+from vicinal.evaluation import evaluate, evaluate_arrays
+from vicinal.report import page as module
+from vicinal.report.page import write_page
+from vicinal.report.page_run import read_run, settings
+
+SECTIONS = [
+    "metrics",
+    "data",
+    "recipe",
+    "curves",
+    "similarities",
+    "classes",
+    "confusions",
+    "queries",
+    "map",
+    "hubs",
+    "duplicates",
+    "label-errors",
+]
+
+
+def write_run(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "recipe.yaml").write_text("loss:\n  margin: 0.1  # </pre><script>\n", encoding="utf-8")
+    (folder / "log.csv").write_text(
+        "step,epoch,loss,lr model\n" + "".join(f"{n},0,{3 / n},0.1\n" for n in range(1, 9)) + "9,"
+    )
+    (folder / "metrics.csv").write_text("step,epoch,recall@1,mAP@R\n4,1,0.5,0.3\n8,2,0.75,0.4\n")
+    frame = pd.DataFrame({"label": [1, 1, 2, 2], "split": ["train", "train", "test", "test"]})
+    Table(frame).save(folder / "table.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return digits_case(tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="module")
+def written(digits: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    intervals = {"recall@1": (0.9, 0.95)}
+    write_page(folder / "report.html", *digits, run=write_run(folder / "run"), intervals=intervals, map_images=60)
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def page(written: Path) -> Page:
+    return Page(written)
+
+
+def test_everything_is_there(page: Page, digits: Case) -> None:
+    assert page.sections == SECTIONS
+    assert [link["href"] for link in page.all("a")] == ["#main", *(f"#{name}" for name in SECTIONS)]
+    assert page.unclosed == []
+    for name, value in digits.evaluation.metrics.items():
+        assert name in page.words
+        assert f"{100 * value:.2f} %" in page.words
+    assert "90.00 to 95.00 %" in page.words
+    assert "margin: 0.1  # </pre><script>" in page.words
+    assert "200 queries, 200 gallery images" in page.words
+
+
+def test_nothing_is_loaded(page: Page) -> None:
+    assert not re.search(r"""https?:|["'(]//[a-z]|@import|url\(""", page.source, re.IGNORECASE)
+    assert not [tag for tag, attributes in page.elements if tag != "link" and ("src" in attributes)]
+    assert [link["href"] for link in page.all("link")] == ["data:,"]
+    policy = page.all("meta", **{"http-equiv": "Content-Security-Policy"})[0]["content"]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+
+
+def test_people_without_eyes_or_mouse_can_use_it(page: Page) -> None:
+    assert page.all("html") == [{"lang": "en"}]
+    assert [len(page.all(tag)) for tag in ("header", "nav", "main", "footer", "h1")] == [1, 1, 1, 1, 1]
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    named = [value for _, attributes in page.elements for key, value in attributes.items() if key == "aria-labelledby"]
+    assert set(named) <= set(ids)
+    assert all(
+        attributes.get("alt") or attributes["id"] in ("viewer-image", "map-tip-image") for attributes in page.all("img")
+    )
+    assert all(cell.get("scope") in ("col", "row") for cell in page.all("th"))
+    assert all(picture.get("aria-label") or picture.get("aria-hidden") for picture in page.all("svg"))
+    assert page.all("canvas")[0]["tabindex"] == "0"
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    assert page.all("p", id="map-said")[0]["aria-live"] == "polite"
+
+
+def test_neighbors_are_marked_by_more_than_colour(page: Page, digits: Case) -> None:
+    cells = page.all("button", type="button")
+    right = [cell for cell in cells if cell.get("class") == "cell right"]
+    wrong = [cell for cell in cells if cell.get("class") == "cell wrong"]
+    assert right
+    assert wrong
+    assert all(", right, similarity" in str(cell["data-note"]) for cell in right)
+    assert all(", wrong, similarity" in str(cell["data-note"]) for cell in wrong)
+    assert (page.words.count("✓ "), page.words.count("✗ ")) == (len(right), len(wrong))
+
+
+def test_each_image_is_in_the_file_once(page: Page) -> None:
+    images = page.data["images"]
+    assert len({image["file"] for image in images}) == len(images) <= 200
+    assert all(len(image["src"]) > 100 for image in images)
+    assert page.source.count(images[0]["src"]) == 1
+    shown = {int(str(cell["data-view"])) for cell in page.all("button") if "data-view" in cell}
+    assert shown <= set(range(len(images)))
+    assert shown == {int(str(image["data-image"])) for image in page.all("img") if "data-image" in image}
+
+
+def test_map_data_fit_together(page: Page, digits: Case) -> None:
+    drawn = page.data["map"]
+    assert [len(drawn[key]) for key in ("x", "y", "label", "image", "right")] == [60] * 5
+    assert set(drawn["right"]) <= {0, 1}
+    names = [drawn["classes"][label] for label in drawn["label"]]
+    assert names == [page.data["images"][image]["label"] for image in drawn["image"]]
+    options = [option["value"] for option in page.all("option")]
+    assert options == ["-1", *map(str, range(len(drawn["classes"])))]
+
+
+def test_same_input_same_page(written: Path, digits: Case, tmp_path) -> None:
+    run = written.parent / "run"
+    write_page(tmp_path / "again.html", *digits, run=run, intervals={"recall@1": (0.9, 0.95)}, map_images=60)
+    assert (tmp_path / "again.html").read_bytes() == written.read_bytes()
+
+
+def test_hostile_text_stays_text(tmp_path) -> None:
+    bad = '</script><script>alert("1")</script>'
+    labels = [bad, bad, "<img src=x onerror=alert(1)>", "<img src=x onerror=alert(1)>", "{{script}}", "{{script}}"] * 3
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(18, 4))
+    plain, hostile = tmp_path / "plain.html", tmp_path / "hostile.html"
+    run = write_run(tmp_path / "run")
+    (run / "metrics.csv").write_text(f'step,"{bad.replace(chr(34), "")}"\n1,2\n3,4\n')
+    write_page(plain, *case_of(vectors, [f"label {label}" for label in pd.factorize(pd.Series(labels))[0]]))
+    write_page(hostile, *case_of(vectors, labels), title=bad, run=run)
+    page = Page(hostile)
+    assert len(page.all("script")) == len(Page(plain).all("script")) == 2
+    assert not [attributes for attributes in page.all("img") if "onerror" in attributes]
+    assert page.unclosed == []
+    assert page.words.count(bad) > 10
+    assert {image["label"] for image in page.data["images"]} == set(labels)
+
+
+def test_without_run_and_without_images(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    write_page(tmp_path / "page.html", *case_of(rng.normal(size=(30, 4)), np.arange(30) % 3))
+    page = Page(tmp_path / "page.html")
+    assert page.sections == [name for name in SECTIONS if name not in ("recipe", "curves")]
+    assert all(image["src"] is None for image in page.data["images"])
+    assert "could not be read" not in page.words
+
+
+def test_smallest_set(tmp_path) -> None:
+    write_page(tmp_path / "page.html", *case_of(np.eye(2), ["a", "a"]))
+    page = Page(tmp_path / "page.html")
+    assert page.data["map"] is None
+    assert not page.all("canvas")
+    assert "nan" not in page.words
+
+
+def test_all_the_same(tmp_path) -> None:
+    write_page(tmp_path / "page.html", *case_of(np.ones((12, 3)), [0, 1] * 6))
+    page = Page(tmp_path / "page.html")
+    assert page.data["map"] is None
+    assert "pairs among the 10 nearest" in page.words
+
+
+def test_lost_images_are_counted_and_the_rest_is_written(digits: Case, tmp_path) -> None:
+    frame = digits.table.frame.copy()
+    frame.loc[frame.index % 2 == 0, "path"] = "/nowhere/lost.png"
+    frame["path"] = [f"{path}{row}" if "lost" in path else path for row, path in enumerate(frame["path"])]
+    write_page(tmp_path / "page.html", digits.vectors, Table(frame), digits.evaluation, map_images=200)
+    page = Page(tmp_path / "page.html")
+    assert "100 images could not be read" in page.words
+    assert sum(image["src"] is None for image in page.data["images"]) == 100
+
+
+def test_queries_and_gallery(digits: Case, tmp_path) -> None:
+    frame = digits.table.frame.assign(is_query=np.arange(200) < 50, is_gallery=np.arange(200) >= 50)
+    evaluation = evaluate(digits.vectors, Table(frame))
+    write_page(tmp_path / "page.html", digits.vectors, Table(frame), evaluation)
+    page = Page(tmp_path / "page.html")
+    assert "query/gallery: 50 queries, 150 gallery images" in page.words
+    assert len(page.data["map"]["x"]) == 150
+    assert set(page.data["map"]["right"]) == {-1}
+
+
+def test_evaluation_of_arrays_needs_to_know_the_gallery(digits: Case, tmp_path) -> None:
+    found = evaluate_arrays(digits.vectors[:9], np.arange(9) % 3, digits.vectors[9:30], np.arange(21) % 3)
+    with pytest.raises(InputError, match="columns is_query, is_gallery"):
+        write_page(tmp_path / "page.html", digits.vectors, digits.table, found)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_page_keeps_to_its_size(digits: Case, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "THUMBNAIL_BYTES", 30_000)
+    write_page(tmp_path / "page.html", *digits)
+    assert sum(len(image["src"]) for image in Page(tmp_path / "page.html").data["images"]) <= 30_000
+
+
+def test_runs_are_read_as_far_as_they_are_there(tmp_path) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+    assert run.log is not None
+    assert len(run.log) == 9
+    assert run.table is not None
+    for name in ("recipe.yaml", "log.csv", "metrics.csv", "table.parquet"):
+        (tmp_path / "run" / name).unlink()
+    (tmp_path / "run" / "log.csv").touch()
+    assert read_run(tmp_path / "run") == (None, None, None, None)
+    with pytest.raises(InputError, match="nothing: no such run"):
+        read_run(tmp_path / "nothing")
+
+
+def test_settings_are_flat() -> None:
+    assert settings("a: {b: {c: null, d: true}, e: []}\nf: text") == {
+        "a.b.c": "none",
+        "a.b.d": "true",
+        "a.e": "[]",
+        "f": "text",
+    }
+    assert settings("a: [") == settings("text") == settings(None) == {}
+
+
+def test_script_is_sound() -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed: the script's syntax is not checked")
+    script = resources.files("vicinal.report").joinpath("page.js").read_bytes()
+    checked = subprocess.run([node, "--check", "-"], input=script, capture_output=True, check=False)
+    assert checked.returncode == 0, checked.stderr.decode()

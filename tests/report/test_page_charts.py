@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from vicinal.report.page_charts import HEIGHT, MOST_POINTS, WIDTH, Line, histogram_chart, line_chart, thinned, ticks
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-0.3, 0.31), (3.0, 1e6), (1e-7, 3e-7), (99.9, 100.0)])
+def test_ticks_are_round_and_within(low: float, high: float) -> None:
+    places = np.array(ticks(low, high))
+    assert 2 <= len(places) <= 7
+    assert (places >= low - 1e-9 * (high - low)).all()
+    assert (places <= high + 1e-9 * (high - low)).all()
+    steps = np.diff(places)
+    assert steps == pytest.approx(np.full(len(steps), steps[0]), rel=1e-4)
+
+
+def test_thinned_keeps_both_ends_and_leaves_out_what_is_not_finite() -> None:
+    x = np.arange(10_000.0)
+    y = np.where(x == 5, np.nan, x)
+    thin = thinned(x, y)
+    assert len(thin[0]) == MOST_POINTS
+    assert (thin[0][0], thin[0][-1]) == (0, 9999)
+    assert np.isfinite(thin).all()
+
+
+def places_of(chart: str) -> np.ndarray:
+    path = re.search(r' d="M([^"Z]+)Z?"', chart)
+    assert path
+    return np.array([pair.split(",") for pair in path[1].split()], dtype=float)
+
+
+def test_line_goes_where_the_values_go() -> None:
+    places = places_of(line_chart([Line("a", np.arange(3.0), np.array([0.0, 2.0, 1.0]))], "x", "y", "a line"))
+    assert (np.diff(places[:, 0]) > 0).all()
+    assert places[1, 1] < places[2, 1] < places[0, 1]  # up is small in a picture
+    assert (places >= 0).all()
+    assert (places <= (WIDTH, HEIGHT)).all()
+
+
+@pytest.mark.parametrize("y", [[3.0, 3.0], [0.0, 0.0], [5.0], [1e-30, 1e-30]])
+def test_lines_without_spread(y: list[float]) -> None:
+    chart = line_chart([Line("a", np.arange(float(len(y))), np.array(y))], "x", "y", "a line")
+    assert "nan" not in chart
+    assert 'role="img" aria-label="a line"' in chart
+
+
+def test_nothing_to_draw() -> None:
+    assert line_chart([Line("a", np.array([1.0]), np.array([np.nan]))], "x", "y", "") is None
+    assert line_chart([], "x", "y", "") is None
+
+
+def test_lines_differ_by_more_than_colour() -> None:
+    lines = [Line(str(number), np.arange(2.0), np.arange(2.0)) for number in range(12)]
+    looks = re.findall(
+        r'class="line (color\d)"(?: stroke-dasharray="([^"]+)")?', line_chart(lines, "x", "y", "")[:20000]
+    )
+    assert len(set(looks[:12])) == 12
+
+
+def test_histogram_fills_bins() -> None:
+    chart = histogram_chart(
+        np.array([0.0, 1.0, 2.0]), {"<a>": np.array([1.0, 2.0]), "b": np.zeros(2)}, "x", "y", "bars"
+    )
+    places = places_of(chart)
+    assert len(places) == 6
+    assert places[3, 1] < places[1, 1] < places[0, 1]
+    assert "&lt;a&gt;" in chart
+    assert "nan" not in histogram_chart(np.array([0.0, 1.0]), {"a": np.zeros(1)}, "x", "y", "")

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.report.page_cases import Case, Page, case_of, digits_case
+from tests.report.test_page import write_run
+from vicinal.errors import InputError
+from vicinal.evaluation import evaluate
+from vicinal.report.page_comparison import EvaluatedSet, changes, common_metrics, write_comparison_page
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EvaluatedSet]:
+    case = digits_case(tmp_path_factory.mktemp("digits"))
+    noise = np.random.default_rng(0).normal(0, 6, case.vectors.shape)
+    return {
+        "noisy <b>": EvaluatedSet(*noised(case, noise)),
+        "plain": EvaluatedSet(*case, intervals={"mAP": (0.5, 0.6)}),
+    }
+
+
+def noised(case: Case, noise: np.ndarray) -> Case:
+    vectors = (case.vectors + noise).astype(np.float32)
+    return Case(vectors, case.table, evaluate(vectors, case.table))
+
+
+def test_differences_come_first(sets: dict[str, EvaluatedSet], tmp_path) -> None:
+    differences = {"plain": {"recall@1": (0.01, 0.2)}}
+    write_comparison_page(tmp_path / "page.html", sets, differences=differences)
+    page = Page(tmp_path / "page.html")
+    assert page.sections == ["metrics", "changes", "similarities", "data"]
+    assert page.unclosed == []
+    before, after = (each.evaluation.metrics["recall@1"] for each in sets.values())
+    assert f"{100 * (after - before):+.2f}" in page.words
+    assert "+1.00 to +20.00" in page.words
+    assert "50.00 to 60.00 %" in page.words
+    assert "noisy <b>" in page.words
+    assert page.words.count("★") == len(common_metrics(sets)) + 1  # and the caption
+
+
+def test_queries_that_changed(sets: dict[str, EvaluatedSet], tmp_path) -> None:
+    changed = changes(*sets.values())
+    scores = [each.evaluation.per_query["mAP@R"] for each in sets.values()]
+    assert changed.difference == pytest.approx(scores[1] - scores[0])
+    write_comparison_page(tmp_path / "page.html", sets)
+    page = Page(tmp_path / "page.html")
+    better, worse = (changed.difference > 0).sum(), (changed.difference < 0).sum()
+    assert f"{better} of 200 queries got better, {worse} worse" in page.words
+    assert f"{100 * changed.difference.max():+.1f}" in page.words
+    assert len([item for item in page.all("li") if "data-row" in item]) == min(better, 10) + min(worse, 10)
+
+
+def test_queries_are_matched_by_path(sets: dict[str, EvaluatedSet]) -> None:
+    first = sets["plain"]
+    rows = np.arange(200)[::-1][:150]
+    table = first.table.take(rows)
+    part = EvaluatedSet(first.vectors[rows], table, evaluate(first.vectors[rows], table))
+    changed = changes(first, part)
+    assert (changed.before + changed.after == 199).all()
+    assert len(changed.before) == 150
+    assert [first.table.paths[at] for at in changed.before] == [table.paths[at] for at in changed.after]
+
+
+def test_sets_without_common_queries(tmp_path) -> None:
+    sets = {
+        name: EvaluatedSet(*case_of(np.eye(4)[[0, 0, 1, 1]], [f"{name}{at}" for at in (0, 0, 1, 1)])) for name in "ab"
+    }
+    write_comparison_page(tmp_path / "page.html", sets)
+    assert "The sets share no queries." in Page(tmp_path / "page.html").words
+
+
+def test_settings_that_differ(sets: dict[str, EvaluatedSet], tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("a", "b")]
+    (runs[1] / "recipe.yaml").write_text("loss: {margin: 0.2, scale: 3}\n")
+    with_runs = {name: each._replace(run=run) for (name, each), run in zip(sets.items(), runs, strict=True)}
+    write_comparison_page(tmp_path / "page.html", with_runs)
+    page = Page(tmp_path / "page.html")
+    assert page.sections == ["metrics", "changes", "recipe", "curves", "similarities", "data"]
+    assert "2 of 2 settings differ" in page.words
+    assert "loss.margin0.10.2" in page.words
+
+
+def test_three_sets_are_held_against_the_first(sets: dict[str, EvaluatedSet], tmp_path) -> None:
+    write_comparison_page(tmp_path / "page.html", {**sets, "third": sets["plain"]})
+    page = Page(tmp_path / "page.html")
+    assert "third − noisy <b>" in page.words
+    assert "third against noisy <b>" in page.words
+
+
+def test_bad_input(sets: dict[str, EvaluatedSet], tmp_path) -> None:
+    with pytest.raises(InputError, match="1 evaluated sets; a comparison needs two"):
+        write_comparison_page(tmp_path / "page.html", {"plain": sets["plain"]})
+    with pytest.raises(InputError, match="differences of 'other', which is not compared"):
+        write_comparison_page(tmp_path / "page.html", sets, differences={"other": {}})
+    assert list(tmp_path.iterdir()) == []

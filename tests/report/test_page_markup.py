@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from vicinal.report.page_markup import Markup, element, joined, page, percent, script_json, section, table
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "'; --",
+    "a & b",
+    "{{script}}",
+    "]]>",
+    "</title>",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_text_never_becomes_markup(text: str) -> None:
+    for made in (element("p", text), element("p", title=text), joined([text]), table(text, [text], [[text]])):
+        assert "<script" not in made
+        assert "<img" not in made
+        assert "</title" not in made
+    assert element("p", text, title=text).count('"') == 2  # only those around the attribute
+
+
+def test_only_markup_is_taken_as_it_is() -> None:
+    assert element("p", element("b", "<")) == "<p><b>&lt;</b></p>"
+    assert element("p", Markup("<b>") + "<") == "<p>&lt;b&gt;&lt;</p>"  # a sum is plain text again
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, "\u2028 line", "<!--", "é – 文"])
+def test_data_cannot_end_the_script(text: str) -> None:
+    made = script_json({text: [text]})
+    assert not set("<>&\u2028\u2029") & set(made)
+    assert json.loads(made) == {text: [text]}
+
+
+def test_page_puts_parts_in_once_and_what_they_say_is_not_replaced() -> None:
+    whole = page("{{data}} & <b>", "{{style}}", [section("one", "{{main}}", "{{script}}")], {"a": "{{title}}"}).decode()
+    assert "<title>{{data}} &amp; &lt;b&gt;</title>" in whole
+    assert "<p>{{style}}</p>" in whole
+    assert '<section id="one" aria-labelledby="one-title"><h2 id="one-title">{{main}}</h2>{{script}}</section>' in whole
+    assert '{"a":"{{title}}"}' in whole
+
+
+def test_text_that_is_no_unicode_is_written_all_the_same() -> None:
+    assert b"a?b" in page("a\ud800b", "", [], {})
+
+
+def test_table_has_scopes() -> None:
+    made = table("What", ["name", "value"], [["a", 1], ["b", 2]], numbers=[1])
+    assert "<caption>What</caption>" in made
+    assert made.count('scope="col"') == 2
+    assert made.count('<th scope="row">') == 2
+    assert made.count('<td class="number">') == 2
+
+
+def test_percent_of_nothing() -> None:
+    assert percent(float("nan")) == "–"
+    assert percent(1) == "100.00 %"

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import base64
+from io import BytesIO
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from vicinal.data import Table
+from vicinal.report.page_pictures import LARGE, SMALL, Pictures
+
+
+def opened(source: str) -> Image.Image:
+    return Image.open(BytesIO(base64.b64decode(source)))
+
+
+@pytest.fixture
+def table(tmp_path) -> Table:
+    rng = np.random.default_rng(0)
+    paths = [tmp_path / name for name in ("a.png", "b.jpg", "lost.png")]
+    for path in paths[:2]:
+        Image.fromarray(rng.integers(0, 256, (300, 600, 3), dtype=np.uint8)).save(path)
+    return Table(pd.DataFrame({"path": map(str, paths), "label": ["a", "b", "c"]}))
+
+
+def test_every_image_once_in_its_largest_size(table: Table) -> None:
+    pictures = Pictures()
+    assert [pictures.number(table, row, size) for row, size in ((1, SMALL), (0, SMALL), (1, LARGE))] == [0, 1, 0]
+    first, second = pictures.encoded(10**6)
+    assert (opened(first["src"]).size, opened(second["src"]).size) == ((LARGE, LARGE // 2), (SMALL, SMALL // 2))
+    assert (first["label"], first["file"]) == ("b", table.paths[1])
+
+
+def test_the_same_file_in_two_tables_is_one_image(table: Table) -> None:
+    pictures = Pictures()
+    assert pictures.number(table, 0) == pictures.number(table.take([2, 0]), 1) == 0
+
+
+def test_smaller_until_they_fit(table: Table) -> None:
+    pictures = Pictures()
+    for row in range(2):
+        pictures.number(table, row)
+    sizes = [sum(len(image["src"]) for image in pictures.encoded(budget)) for budget in (10**6, 10_000, 2_000)]
+    assert sizes[0] > 10_000
+    assert sizes[1] <= 10_000
+    assert sizes[2] <= 2_000
+
+
+def test_what_cannot_be_read_is_counted(table: Table) -> None:
+    pictures = Pictures()
+    for row in range(3):
+        pictures.number(table, row)
+    images = pictures.encoded(10**6)
+    assert [image["src"] is None for image in images] == [False, False, True]
+    assert pictures.unreadable == 1
+
+
+def test_without_paths_there_are_labels_alone() -> None:
+    pictures = Pictures()
+    pictures.number(Table(pd.DataFrame({"label": [5, 6]})), 1)
+    assert pictures.encoded(10**6) == [{"label": "6", "file": "row 1", "src": None}]
+    assert pictures.unreadable == 0
+
+
+def test_jpeg_is_turned_upright(tmp_path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    Image.new("RGB", (1600, 800), "red").save(tmp_path / "turned.jpg", exif=exif)
+    pictures = Pictures()
+    pictures.number(Table(pd.DataFrame({"path": [str(tmp_path / "turned.jpg")], "label": ["a"]})), 0)
+    assert opened(pictures.encoded(10**6)[0]["src"]).size == (LARGE // 2, LARGE)

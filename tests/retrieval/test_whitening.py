@@ -1,0 +1,163 @@
+"""PCA whitening against scikit-learn's, and what it promises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from sklearn.decomposition import PCA
+
+from vicinal.errors import InputError
+from vicinal.retrieval import PCAWhitening, whitening
+
+
+def cloud(rows: int = 200, dim: int = 12, seed: int = 0) -> np.ndarray:
+    """Vectors of unequal spread, turned, far from the origin."""
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((rows, dim)) * 1.5 ** -np.arange(dim) @ rng.standard_normal((dim, dim)) + 3
+
+
+@pytest.mark.parametrize("dim", [None, 1, 5, 12])
+@pytest.mark.parametrize("rows", [200, 5000])
+def test_equals_scikit_learn(dim: int | None, rows: int) -> None:
+    train, others = cloud(rows), cloud(40, seed=1)
+    ours = PCAWhitening.fit(train, dim)
+    theirs = PCA(dim, whiten=True, svd_solver="full").fit(train)
+    np.testing.assert_allclose(ours.mean, theirs.mean_, rtol=1e-10)
+    np.testing.assert_allclose(ours.variances, theirs.explained_variance_, rtol=1e-9)
+    signs = np.sign((ours.directions * theirs.components_).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(ours.directions, theirs.components_ * signs, atol=1e-7)
+    wanted = theirs.transform(others) * signs.T
+    np.testing.assert_allclose(ours.apply(others, normalize=False), wanted, rtol=1e-4, atol=1e-5)
+    unit = wanted / np.linalg.norm(wanted, axis=1, keepdims=True)
+    np.testing.assert_allclose(ours.apply(others), unit, atol=1e-6)
+    assert ours.apply(others).dtype == np.float32
+    assert ours.dim == (dim or 12)
+
+
+def test_what_it_learned_from_has_unit_covariance() -> None:
+    whitened = PCAWhitening.fit(cloud()).apply(cloud(), normalize=False)
+    np.testing.assert_allclose(np.cov(whitened.T), np.eye(12), atol=1e-5)
+    np.testing.assert_allclose(whitened.mean(axis=0), 0, atol=1e-5)
+
+
+@pytest.mark.parametrize("shrinkage", [0.1, 0.7, 1.0])
+def test_shrinkage_is_that_of_the_covariance(shrinkage: float) -> None:
+    vectors = cloud()
+    covariance = np.cov(vectors.T)
+    shrunk = (1 - shrinkage) * covariance + shrinkage * np.trace(covariance) / 12 * np.eye(12)
+    found = PCAWhitening.fit(vectors, shrinkage=shrinkage)
+    np.testing.assert_allclose(found.directions.T * found.variances @ found.directions, shrunk, atol=1e-9)
+    whitened = found.apply(vectors, normalize=False)
+    inverse = np.linalg.inv(shrunk)
+    centred = vectors - vectors.mean(axis=0)
+    np.testing.assert_allclose(whitened @ whitened.T, centred @ inverse @ centred.T, rtol=1e-3, atol=1e-3)
+
+
+def test_fully_shrunk_it_only_turns() -> None:
+    vectors = cloud()
+    whitened = PCAWhitening.fit(vectors, shrinkage=1.0).apply(vectors, normalize=False)
+    distances = (np.linalg.norm(each[:-1] - each[1:], axis=1) for each in (vectors, whitened))
+    ratios = np.divide(*distances)
+    np.testing.assert_allclose(ratios, ratios[0], rtol=1e-5)
+
+
+def test_fewer_vectors_than_dimensions_take_shrinkage() -> None:
+    few = cloud(8)
+    with pytest.raises(
+        InputError, match=r"in 5 of 12 directions the 8 vectors do not differ; use dim <= 7, more vectors, or shrinkage"
+    ):
+        PCAWhitening.fit(few)
+    assert PCAWhitening.fit(few, dim=7).dim == 7
+    assert np.isfinite(PCAWhitening.fit(few, shrinkage=0.01).apply(cloud(3, seed=5))).all()
+    with pytest.raises(InputError, match="the 3 vectors are all the same"):
+        PCAWhitening.fit(np.ones((3, 4)))
+
+
+def test_kinds_of_arrays_and_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = cloud().astype(np.float32)
+    whole = PCAWhitening.fit(vectors)
+    wanted = whole.apply(vectors)
+    np.testing.assert_array_equal(whole.apply(torch.from_numpy(vectors)), wanted)
+    np.testing.assert_array_equal(PCAWhitening.fit(torch.from_numpy(vectors)).apply(vectors), wanted)
+    half = vectors.astype(np.float16)
+    np.testing.assert_array_equal(whole.apply(half), whole.apply(half.astype(np.float64)))
+    monkeypatch.setattr(whitening, "BLOCK_ROWS", 7)
+    np.testing.assert_allclose(PCAWhitening.fit(vectors).apply(vectors), wanted, atol=1e-6)
+
+
+def test_far_from_the_origin_no_digits_are_lost() -> None:
+    vectors = np.random.default_rng(0).standard_normal((300, 3)) * [1, 1e-2, 1e-3]
+    near, far = PCAWhitening.fit(vectors), PCAWhitening.fit(vectors + 1e5)
+    np.testing.assert_allclose(far.variances, near.variances, rtol=1e-6)
+
+
+def test_the_mean_itself_stays_zero() -> None:
+    found = PCAWhitening.fit(cloud())
+    assert not found.apply(found.mean[None]).any()
+    assert found.apply(np.empty((0, 12))).shape == (0, 12)
+
+
+def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
+    found = PCAWhitening.fit(cloud(), dim=5, shrinkage=0.1)
+    path = tmp_path / "new" / "whitening.safetensors"
+    found.save(path)
+    again = PCAWhitening.load(str(path))
+    for name in ("mean", "directions", "variances"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
+    np.testing.assert_array_equal(again.apply(cloud(seed=2)), found.apply(cloud(seed=2)))
+
+
+def test_what_is_no_whitening_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "whitening.safetensors"
+    PCAWhitening.fit(cloud()).save(path)
+    whole, tensors = path.read_bytes(), safetensors.numpy.load_file(path)
+    mark = {"format": "vicinal-whitening"}
+    cases = {
+        "half": (whole[: len(whole) // 2], "not a whole"),
+        "empty": (b"", "not a whole"),
+        "text": (b"some text, not tensors", "not a whole"),
+        "other": (safetensors.numpy.save(tensors), "its format is not 'vicinal-whitening'"),
+        "missing": (safetensors.numpy.save({"mean": tensors["mean"]}, mark), "damaged"),
+        "shape": (safetensors.numpy.save(tensors | {"mean": tensors["mean"][:3]}, mark), "damaged"),
+        "type": (safetensors.numpy.save(tensors | {"mean": tensors["mean"].astype(np.float32)}, mark), "damaged"),
+        "nan": (safetensors.numpy.save(tensors | {"mean": tensors["mean"] * np.nan}, mark), "damaged"),
+        "zero": (safetensors.numpy.save(tensors | {"variances": tensors["variances"] * 0}, mark), "damaged"),
+    }
+    for data, message in cases.values():
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=rf"whitening\.safetensors: .*{message}"):
+            PCAWhitening.load(path)
+    with pytest.raises(InputError, match=r"lost\.safetensors: no such file"):
+        PCAWhitening.load(tmp_path / "lost.safetensors")
+    with pytest.raises(InputError, match=r"whitening\.npz: a whitening is kept in a file ending in \.safetensors"):
+        PCAWhitening.fit(cloud()).save(tmp_path / "whitening.npz")
+
+
+def test_bad_input() -> None:
+    for arguments, message in (
+        ({"dim": 0}, "dim is 0; it must be a whole number from 1 to 12"),
+        ({"dim": 13}, "dim is 13"),
+        ({"shrinkage": 1.5}, r"shrinkage is 1\.5; it must be from 0 to 1"),
+        ({"shrinkage": float("nan")}, "shrinkage is nan"),
+    ):
+        with pytest.raises(InputError, match=message):
+            PCAWhitening.fit(cloud(), **arguments)
+    with pytest.raises(InputError, match="1 vectors to learn a whitening from; it takes at least two"):
+        PCAWhitening.fit(cloud(1))
+    broken = cloud(5000)
+    broken[4321, 2] = np.nan
+    with pytest.raises(InputError, match="vector 4321 holds NaN or infinity"):
+        PCAWhitening.fit(broken)
+    found = PCAWhitening.fit(cloud())
+    with pytest.raises(InputError, match="vector 4321 holds NaN or infinity"):
+        found.apply(broken)
+    with pytest.raises(InputError, match="vectors have 3 dimensions, the whitening was learned on 12"):
+        found.apply(np.eye(3))
+    with pytest.raises(InputError, match=r"vectors have shape \[12\]"):
+        found.apply(np.ones(12))
+    with pytest.raises(InputError, match="vectors are of type <U1"):
+        found.apply(np.array([["a"]]))
