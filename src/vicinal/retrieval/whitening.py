@@ -227,4 +227,6 @@ def _fit_together(tensors: dict[str, npt.NDArray[np.generic]]) -> bool:
     if any(tensor.dtype != np.float64 or not np.isfinite(tensor).all() for tensor in tensors.values()):
         return False
     wanted = (len(tensors["variances"]), len(tensors["mean"]))
-    return tensors["directions"].shape == wanted and min(wanted) > 0 and bool((tensors["variances"] > 0).all())
+    return (
+        tensors["directions"].shape == wanted and min(wanted) > 0 and bool(np.greater(tensors["variances"], 0.0).all())
+    )

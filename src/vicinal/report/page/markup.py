@@ -140,7 +140,7 @@ def page(title: str, summary: str, sections: Sequence[Section], data: Mapping[st
 
 
 def _template(name: str) -> str:
-    return resources.files("vicinal.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("vicinal.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def _escaped(part: object) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vicinal.report.page_markup import Markup, element, joined
+from vicinal.report.page.markup import Markup, element, joined
 
 WIDTH, HEIGHT = 640, 260
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 40  # of the axes

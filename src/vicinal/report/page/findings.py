@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from vicinal.evaluation.protocol import Evaluation
-from vicinal.report.page_search import Neighborhood
+from vicinal.report.page.search import Neighborhood
 
 DUPLICATE = 0.999  # similarity above which two images count as one
 VOTES, FEWEST_VOTES = 5, 3  # neighbours that must agree that a label is wrong
@@ -33,7 +33,7 @@ class Confusion(NamedTuple):
     Attributes:
         label: code of the queries' class.
         found: code of the class of their nearest images.
-        count: queries of which this is so.
+        queries: of which this is so.
         share: of the class's queries, from 0 to 1.
         query: a table row, the one whose wrong neighbour is the most similar.
         neighbor: that neighbour's row.
@@ -41,7 +41,7 @@ class Confusion(NamedTuple):
 
     label: int
     found: int
-    count: int
+    queries: int
     share: float
     query: int
     neighbor: int
@@ -169,7 +169,7 @@ def chosen_queries(
     Example:
         >>> from vicinal.evaluation import evaluate
         >>> from vicinal.data import Table
-        >>> from vicinal.report.page_search import neighborhood
+        >>> from vicinal.report.page.search import neighborhood
         >>> vectors = np.array([[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.1, 0.9]])
         >>> table = Table(pd.DataFrame({"label": [0, 0, 1, 1]}))
         >>> result = evaluate(vectors, table, recall_at=[1])

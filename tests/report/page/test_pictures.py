@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vicinal.data import Table
-from vicinal.report.page_pictures import LARGE, SMALL, Pictures
+from vicinal.report.page.pictures import LARGE, SMALL, Pictures
 
 
 def opened(source: str) -> Image.Image:

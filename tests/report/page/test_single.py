@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.report.page_cases import Case, Page, case_of, digits_case
+from tests.report.page.cases import Case, Page, case_of, digits_case
 from vicinal.data import Table
 from vicinal.errors import InputError
 from vicinal.evaluation import evaluate, evaluate_arrays
-from vicinal.report import page as module
-from vicinal.report.page import write_page
-from vicinal.report.page_run import read_run, settings
+from vicinal.report.page import single as module
+from vicinal.report.page.run import read_run, settings
+from vicinal.report.page.single import write_page
 
 SECTIONS = [
     "metrics",
@@ -243,6 +243,6 @@ def test_script_is_sound() -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed: the script's syntax is not checked")
-    script = resources.files("vicinal.report").joinpath("page.js").read_bytes()
+    script = resources.files("vicinal.report.page").joinpath("page.js").read_bytes()
     checked = subprocess.run([node, "--check", "-"], input=script, capture_output=True, check=False)
     assert checked.returncode == 0, checked.stderr.decode()

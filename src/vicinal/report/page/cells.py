@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vicinal.data.table import Table
-from vicinal.report.page_markup import Markup, element
-from vicinal.report.page_pictures import Pictures
-from vicinal.report.page_search import Neighborhood
+from vicinal.report.page.markup import Markup, element
+from vicinal.report.page.pictures import Pictures
+from vicinal.report.page.search import Neighborhood
 
 RIGHT, WRONG = "✓", "✗"  # marks for those who cannot tell green from red
 SHOWN = 8  # neighbours of a query

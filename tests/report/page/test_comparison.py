@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.report.page_cases import Case, Page, case_of, digits_case
-from tests.report.test_page import write_run
+from tests.report.page.cases import Case, Page, case_of, digits_case
+from tests.report.page.test_single import write_run
 from vicinal.errors import InputError
 from vicinal.evaluation import evaluate
-from vicinal.report.page_comparison import EvaluatedSet, changes, common_metrics, write_comparison_page
+from vicinal.report.page.comparison import EvaluatedSet, changes, common_metrics, write_comparison_page
 
 
 @pytest.fixture(scope="module")

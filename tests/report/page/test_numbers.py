@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 from scipy.stats import skew
 
-from tests.report.page_cases import Case, case_of
+from tests.report.page.cases import Case, case_of
 from vicinal.data import Table
 from vicinal.errors import InputError
 from vicinal.evaluation import evaluate
-from vicinal.report import page_findings as findings
-from vicinal.report.page_map import SIDE, drawn_rows, embedding_map
-from vicinal.report.page_pairs import PairSimilarities, histogram, pair_similarities
-from vicinal.report.page_search import Neighborhood, neighborhood
+from vicinal.report.page import findings
+from vicinal.report.page.map import SIDE, drawn_rows, embedding_map
+from vicinal.report.page.pairs import PairSimilarities, histogram, pair_similarities
+from vicinal.report.page.search import Neighborhood, neighborhood
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +85,12 @@ def test_confusions_count_first_neighbors(noisy: Case) -> None:
     found, labels = found_in(noisy), noisy.table.labels
     top, pairs = findings.confusions(found, labels, most=100)
     assert len(top) == pairs
-    assert sum(each.count for each in top) == (~found.right[:, 0]).sum()
-    counts = [each.count for each in top]
+    assert sum(each.queries for each in top) == (~found.right[:, 0]).sum()
+    counts = [each.queries for each in top]
     assert counts == sorted(counts, reverse=True)
     for each in top:
         mine = (labels == each.label) & (labels[found.found[:, 0]] == each.found)
-        assert each.count == mine.sum()
+        assert each.queries == mine.sum()
         assert each.share == mine.sum() / 10
         assert found.scores[each.query, 0] == found.scores[mine, 0].max()
         assert found.found[each.query, 0] == each.neighbor

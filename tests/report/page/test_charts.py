@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from vicinal.report.page_charts import HEIGHT, MOST_POINTS, WIDTH, Line, histogram_chart, line_chart, thinned, ticks
+from vicinal.report.page.charts import HEIGHT, MOST_POINTS, WIDTH, Line, histogram_chart, line_chart, thinned, ticks
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-0.3, 0.31), (3.0, 1e6), (1e-7, 3e-7), (99.9, 100.0)])

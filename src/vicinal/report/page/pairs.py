@@ -90,8 +90,8 @@ def histogram(similarities: PairSimilarities, bins: int = BINS) -> Histogram:
     both = np.concatenate(similarities)
     low, high = (float(both.min()), float(both.max())) if len(both) else (0.0, 1.0)
     edges = np.linspace(low, high if high > low else low + 1e-3, bins + 1)
-    shares = [np.histogram(values, edges)[0] / max(len(values), 1) for values in similarities]
-    return Histogram(edges, *shares, float(np.minimum(*shares).sum()))
+    positive, negative = (np.histogram(values, edges)[0] / max(len(values), 1) for values in similarities)
+    return Histogram(edges, positive, negative, float(np.minimum(positive, negative).sum()))
 
 
 def _positive_pairs(

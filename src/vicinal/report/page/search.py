@@ -76,8 +76,8 @@ def neighborhood(vectors: Array, table: Table, evaluation: Evaluation, k: int = 
     places = np.full(len(table), -1)
     places[gallery] = np.arange(len(gallery))
     left_out = LeftOut(len(queries), len(gallery), places[queries], groups[queries], groups[gallery])
-    sides = (UnitVectors(vectors, "embedding", rows) for rows in (queries, gallery))
-    neighbors = nearest(*sides, k, left_out)
+    asked, searched = (UnitVectors(vectors, "embedding", rows) for rows in (queries, gallery))
+    neighbors = nearest(asked, searched, k, left_out)
     found = gallery[neighbors.indices]
     right = table.labels[found] == table.labels[queries][:, None]
     return Neighborhood(positions, queries, gallery, found, neighbors.scores, right)

@@ -9,14 +9,14 @@ from typing import Any
 from vicinal.data.table import Table
 from vicinal.evaluation.protocol import Evaluation
 from vicinal.files import write_bytes
-from vicinal.report.page_cells import Cells
-from vicinal.report.page_map import MAP_IMAGES, embedding_map
-from vicinal.report.page_markup import Section, page
-from vicinal.report.page_pairs import pair_similarities
-from vicinal.report.page_pictures import Pictures
-from vicinal.report.page_run import Run, read_run
-from vicinal.report.page_search import Neighborhood, neighborhood
-from vicinal.report.page_sections import (
+from vicinal.report.page.cells import Cells
+from vicinal.report.page.map import MAP_IMAGES, embedding_map
+from vicinal.report.page.markup import Section, page
+from vicinal.report.page.pairs import pair_similarities
+from vicinal.report.page.pictures import Pictures
+from vicinal.report.page.run import Run, read_run
+from vicinal.report.page.search import Neighborhood, neighborhood
+from vicinal.report.page.sections import (
     classes_section,
     confusions_section,
     curves_section,

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.report.page_cases import digits_case
-from tests.report.test_page import write_run
+from tests.report.page.cases import digits_case
+from tests.report.page.test_single import write_run
 from vicinal.evaluation import evaluate
-from vicinal.report.page import write_page
-from vicinal.report.page_comparison import EvaluatedSet, write_comparison_page
+from vicinal.report.page.comparison import EvaluatedSet, write_comparison_page
+from vicinal.report.page.single import write_page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PLAYWRIGHT = Path.home() / ".cache/ms-playwright"

@@ -13,15 +13,14 @@ from vicinal.data.table import Table
 from vicinal.errors import InputError
 from vicinal.evaluation.protocol import Evaluation
 from vicinal.files import write_bytes
-from vicinal.report.page import THUMBNAIL_BYTES, summary
-from vicinal.report.page_cells import Cells, cell_list, entry, rows
-from vicinal.report.page_findings import score_name
-from vicinal.report.page_markup import Markup, Section, element, joined, page, percent, section, table
-from vicinal.report.page_pairs import pair_similarities
-from vicinal.report.page_pictures import Pictures
-from vicinal.report.page_run import Run, read_run, settings
-from vicinal.report.page_search import Neighborhood, neighborhood
-from vicinal.report.page_sections import (
+from vicinal.report.page.cells import Cells, cell_list, entry, rows
+from vicinal.report.page.findings import score_name
+from vicinal.report.page.markup import Markup, Section, element, joined, page, percent, section, table
+from vicinal.report.page.pairs import pair_similarities
+from vicinal.report.page.pictures import Pictures
+from vicinal.report.page.run import Run, read_run, settings
+from vicinal.report.page.search import Neighborhood, neighborhood
+from vicinal.report.page.sections import (
     Intervals,
     curves_section,
     interval_text,
@@ -29,6 +28,7 @@ from vicinal.report.page_sections import (
     statistics_table,
     unreadable_note,
 )
+from vicinal.report.page.single import THUMBNAIL_BYTES, summary
 from vicinal.retrieval.scores import Array
 
 BEST = "★"

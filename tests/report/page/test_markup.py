@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from vicinal.report.page_markup import Markup, element, joined, page, percent, script_json, section, table
+from vicinal.report.page.markup import Markup, element, joined, page, percent, script_json, section, table
 
 HOSTILE = [
     "<script>alert(1)</script>",

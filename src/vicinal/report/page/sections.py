@@ -12,9 +12,9 @@ import pandas as pd
 from vicinal.data.statistics import Statistics
 from vicinal.data.table import Table
 from vicinal.evaluation.protocol import Evaluation
-from vicinal.report.page_cells import Cells, row, rows
-from vicinal.report.page_charts import Line, histogram_chart, line_chart
-from vicinal.report.page_findings import (
+from vicinal.report.page.cells import Cells, row, rows
+from vicinal.report.page.charts import Line, histogram_chart, line_chart
+from vicinal.report.page.findings import (
     DUPLICATE,
     FEWEST_VOTES,
     VOTES,
@@ -28,12 +28,12 @@ from vicinal.report.page_findings import (
     recall_name,
     score_name,
 )
-from vicinal.report.page_map import SIDE, Map
-from vicinal.report.page_markup import Markup, Section, element, figure, joined, percent, section, table
-from vicinal.report.page_pairs import Histogram, PairSimilarities, histogram
-from vicinal.report.page_pictures import SMALL, Pictures
-from vicinal.report.page_run import Run, numbers
-from vicinal.report.page_search import Neighborhood
+from vicinal.report.page.map import SIDE, Map
+from vicinal.report.page.markup import Markup, Section, element, figure, joined, percent, section, table
+from vicinal.report.page.pairs import Histogram, PairSimilarities, histogram
+from vicinal.report.page.pictures import SMALL, Pictures
+from vicinal.report.page.run import Run, numbers
+from vicinal.report.page.search import Neighborhood
 
 MOST_CLASSES, MOST_CONFUSIONS, MOST_HUBS, MOST_PAIRS, MOST_ERRORS, MOST_QUERIES = 200, 30, 12, 24, 24, 12
 SHARE_BINS = 20
@@ -225,11 +225,11 @@ def confusions_section(cells: Cells, found: Neighborhood) -> Section:
         f"The nearest image of {wrong:,} of {len(found.queries):,} queries is of another class, "
         f"in {pairs:,} pairs of classes."
     )
-    lines = [(classes[each.label], classes[each.found], f"{each.count:,}", percent(each.share)) for each in top]
+    lines = [(classes[each.label], classes[each.found], f"{each.queries:,}", percent(each.share)) for each in top]
     columns = ("class of the query", "class of its nearest image", "queries", "of the class")
     examples = [
         row(
-            f"{classes[each.label]} → {classes[each.found]}, {each.count:,} of its queries",
+            f"{classes[each.label]} → {classes[each.found]}, {each.queries:,} of its queries",
             [cells.image(each.query, "query", "query", "query"), _first(cells, found, each.query, each.neighbor)],
         )
         for each in top[:MOST_QUERIES]
