@@ -310,7 +310,8 @@ def test_evaluate_says_how_many_labels_were_made_wrong(tmp_path: Path, capsys) -
     for more in ([], ["--split", "test"]):
         assert main(["evaluate", str(tmp_path / "v.npy"), *more]) == 0
         said.append(capsys.readouterr().err)
-    assert said == ["1 of the 12 labels evaluated were made wrong on purpose (noisy_label)\n", ""]
+    place = tmp_path / "v.npy"
+    assert said == [f"{place}: 1 of the 12 labels evaluated were made wrong on purpose (noisy_label)\n", ""]
 
 
 def test_embed_writes_vectors_with_paths_and_labels(run: Path, photos: Path, tmp_path: Path, capsys) -> None:

@@ -34,12 +34,13 @@ def folder(tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 def test_the_readmes_commands(folder: Path) -> None:
     commands = [line for block in blocks(ROOT / "README.md", "bash") for line in block.splitlines() if line]
-    assert len(commands) == 5
+    assert len(commands) == 6
     for command in commands:
         program, verb, *arguments = shlex.split(command, comments=True)
         assert program == "vicinal"
         assert main([verb, *arguments, *WITHOUT_NETWORK.get(verb, [])]) == 0, command
     assert (folder / "found.png").is_file()
+    assert (folder / "run" / "report.html").is_file()
     assert main(shlex.split("train --out run --resume")) == 0
 
 

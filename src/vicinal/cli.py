@@ -13,19 +13,20 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
+from vicinal import cli_choices as choices
 from vicinal.cli_arguments import (
-    RERANK_OPTIONS,
-    RERANKINGS,
     Parser,
     add_data,
     add_embed,
     add_evaluate,
     add_index,
     add_recipe,
+    add_report,
     add_search,
+    add_whiten,
     fail,
 )
 from vicinal.console import is_first_process, log
@@ -82,33 +83,51 @@ def refine(arguments: Arguments) -> None:
 
 
 def evaluate(arguments: Arguments) -> None:
-    """Measure how well images of one class find each other: recall@k, mAP@R, R-precision and mAP."""
-    from vicinal.evaluation import Comparison, Evaluation, compare, evaluate, wrong_labels
-
-    reranking, refiner = _reranking(arguments), _refiner(arguments)
-    embedded = _reading(arguments).embed(arguments.source, arguments.split)
-    method = reranking if refiner is None else _refinement(refiner, embedded, arguments.context, reranking)
-    vectors, table, recall_at = embedded.vectors, embedded.table, arguments.recall_at
-    result: Evaluation | Comparison
-    if method is None:
-        result = evaluate(vectors, table, recall_at=recall_at)
+    """Measure how well images of one class find each other: recall@k, mAP@R, R-precision, mAP and more."""
+    measuring, method = choices.measuring(arguments), choices.method(arguments)
+    sources = choices.sources(arguments)
+    for name, embedded in sources.items():
+        _tell_wrong_labels(name, embedded.table)
+    if arguments.compare or arguments.average:
+        _refuse_per_query(arguments)
+        together = measuring.compared if arguments.compare else measuring.averaged
+        results = [together(sources, method)]
     else:
-        result = compare(vectors, table, method, recall_at=recall_at)
-    wrong, labels = wrong_labels(table)
-    if wrong:
-        log(f"{wrong:,} of the {labels:,} labels evaluated were made wrong on purpose (noisy_label)")
-    _result(result.to_dict() if arguments.json else str(result))
+        results = [measuring.one(name, embedded, method) for name, embedded in sources.items()]
+        _write_per_query(arguments, results, sources)
+    _result(_shown(results, arguments))
+
+
+def report(arguments: Arguments) -> None:
+    """Write a page about an evaluated set, or several side by side: one HTML file that opens from disk."""
+    from vicinal.reporting import default_page, write_report
+
+    out = arguments.out or default_page(arguments.sources)
+    sources = choices.sources(arguments)
+    write_report(out, sources, choices.measuring(arguments), arguments.title, arguments.map_images)
+    _result(str(out))
+
+
+def whiten(arguments: Arguments) -> None:
+    """Learn PCA whitening from the embeddings of training images, for --whitening of other verbs."""
+    from vicinal.retrieval import PCAWhitening
+
+    embedded = choices.reading(arguments).embed(arguments.source, arguments.split)
+    whitening = PCAWhitening.fit(embedded.vectors, arguments.dim, arguments.shrinkage)
+    whitening.save(arguments.out)
+    log(f"whitening to {whitening.dim} dimensions, learned from {len(embedded.vectors):,} embeddings")
+    _result(arguments.out)
 
 
 def embed(arguments: Arguments) -> None:
     """Turn images into vectors and save them with their paths and labels."""
     from vicinal.data import save_embeddings
 
-    refiner = _refiner(arguments)
-    embedded = _reading(arguments).embed(arguments.source, arguments.split)
+    refiner = choices.refiner(arguments)
+    embedded = choices.reading(arguments).embed(arguments.source, arguments.split)
     vectors, made_by = embedded.vectors, embedded.fingerprint
     if refiner is not None:
-        vectors, made_by = _refined(refiner, embedded)
+        vectors, made_by = choices.refined(refiner, embedded)
     save_embeddings(arguments.out, vectors, embedded.table, made_by)
     log("{} embeddings of {} dimensions".format(*vectors.shape))
     _result(arguments.out)
@@ -118,7 +137,7 @@ def index(arguments: Arguments) -> None:
     """Build an index to search in, add to it, delete from it, or say what it holds."""
     from vicinal.retrieval import Index
 
-    reading, refiner = _reading(arguments), _refiner(arguments)
+    reading, refiner = choices.reading(arguments), choices.refiner(arguments)
     if arguments.kind and not arguments.source:
         raise InputError("--kind says how to build an index; give --source too")
     if arguments.split and not (arguments.source or arguments.add):
@@ -128,7 +147,7 @@ def index(arguments: Arguments) -> None:
     if arguments.source:
         embedded = reading.embed(arguments.source, arguments.split)
         if refiner is not None:
-            _check_refiner(refiner, embedded)
+            choices.check_refiner(refiner, embedded)
         known = {"model_fingerprint": embedded.fingerprint, "refiner": refiner}
         index = Index.build(embedded.vectors, embedded.table, arguments.kind or "auto", **known)
     else:
@@ -136,7 +155,7 @@ def index(arguments: Arguments) -> None:
     if arguments.add:
         index.check_refiner(refiner)
         embedded = reading.embed(arguments.add, arguments.split)
-        _check_models(index, refiner, embedded)
+        choices.check_models(index, refiner, embedded)
         index.add(embedded.vectors, embedded.table, refiner)
     if arguments.delete:
         index.delete(arguments.delete)
@@ -151,11 +170,11 @@ def search(arguments: Arguments) -> None:
     from vicinal.report.plots import neighbor_grid
     from vicinal.retrieval import Index, find
 
-    index, refiner = Index.load(arguments.index), _refiner(arguments)
+    index, refiner = Index.load(arguments.index), choices.refiner(arguments)
     index.check_refiner(refiner)
     found = []
-    for queries in _reading(arguments).embed_each(arguments.queries):
-        _check_models(index, refiner, queries)
+    for queries in choices.reading(arguments).embed_each(arguments.queries):
+        choices.check_models(index, refiner, queries)
         found += find(index, queries.vectors, queries.table, arguments.k, arguments.leave_out_itself, refiner)
     if arguments.grid:
         neighbor_grid([each.query for each in found], [each.matches for each in found], arguments.grid)
@@ -168,8 +187,10 @@ VERBS: dict[Callable[[Arguments], None], Add] = {
     data: add_data,
     train: add_recipe,
     evaluate: add_evaluate,
+    report: add_report,
     embed: add_embed,
     refine: add_recipe,
+    whiten: add_whiten,
     index: add_index,
     search: add_search,
 }
@@ -194,13 +215,11 @@ _EXAMPLE = """\
 from a folder of images to searched neighbours:
   vicinal train --data.source photos/ --out run
   vicinal evaluate run --split test
+  vicinal report run --split test
   vicinal index gallery --source photos/ --model run
   vicinal search gallery picture.jpg --model run --grid found.png
 
 `vicinal VERB --help` explains each verb."""
-
-
-# From arguments to what they mean ------------------------------------------------------------------------------------
 
 
 def _from_recipe(arguments: Arguments, kind: Any, start: Callable[..., Any], resume: Callable[..., Any]) -> Any:
@@ -215,86 +234,45 @@ def _from_recipe(arguments: Arguments, kind: Any, start: Callable[..., Any], res
     return resume(arguments.out, recipe) if arguments.resume or recipe is None else start(recipe, arguments.out)
 
 
-def _reranking(arguments: Arguments) -> Any:
-    """The method of re-ranking that was asked for, None if none was."""
-    from vicinal.retrieval import (
-        ContextualReranking,
-        DatabaseAugmentation,
-        NeighborAverage,
-        QueryExpansion,
-        ReciprocalReranking,
-    )
+def _tell_wrong_labels(name: str, table: Any) -> None:
+    from vicinal.evaluation import wrong_labels
 
-    given = {name: getattr(arguments, f"rerank.{name}") for name in RERANK_OPTIONS}
-    given = {name: value for name, value in given.items() if value is not None}
-    if arguments.rerank is None:
-        if given:
-            raise InputError(f"--rerank.{next(iter(given))} says how to re-rank; give --rerank too")
-        return None
-    methods: tuple[Any, ...] = (
-        ContextualReranking,
-        ReciprocalReranking,
-        QueryExpansion,
-        DatabaseAugmentation,
-        NeighborAverage,
-    )
-    method = dict(zip(RERANKINGS, methods, strict=True))[arguments.rerank]
-    known = [field.name for field in fields(method)]
-    for name in given:
-        if name not in known:
-            raise InputError(f"--rerank.{name} is no option of {arguments.rerank}; its options: {', '.join(known)}")
-    return method(**given)
+    wrong, labels = wrong_labels(table)
+    if wrong:
+        log(f"{name}: {wrong:,} of the {labels:,} labels evaluated were made wrong on purpose (noisy_label)")
 
 
-def _refiner(arguments: Arguments) -> Any:
-    """The refiner that was asked for, None if none was."""
-    if getattr(arguments, "context", None) and arguments.refiner is None:
-        raise InputError("--context says where a refiner looks for the nearest; give --refiner too")
-    if arguments.refiner is None:
-        return None
-    from vicinal.sources import load_refiner, usable_device
-
-    return load_refiner(arguments.refiner).to(usable_device(arguments.device))
+def _refuse_per_query(arguments: Arguments) -> None:
+    if arguments.per_query:
+        raise InputError("--per-query is for one source as it ranks; leave out --compare and --average")
 
 
-def _refinement(refiner: Any, embedded: Any, context: Any, reranking: Any) -> Any:
-    """Refinement of these embeddings, and re-ranking after it where that was asked for."""
-    from vicinal.retrieval import InTurn, Refinement
+def _write_per_query(arguments: Arguments, results: Sequence[Any], sources: dict[str, Any]) -> None:
+    from vicinal.evaluating import write_per_query
 
-    _check_refiner(refiner, embedded)
-    refinement = Refinement(refiner, context or "everything")
-    return refinement if reranking is None else InTurn(refinement, reranking)
-
-
-def _check_models(index: Any, refiner: Any, embedded: Any) -> None:
-    """Refuse embeddings of another model than the index holds or the refiner was trained for."""
-    index.check_model(embedded.fingerprint)
-    if refiner is not None:
-        _check_refiner(refiner, embedded)
+    if not arguments.per_query:
+        return
+    if len(results) > 1 or arguments.rerank or arguments.refiner:
+        raise InputError("--per-query is for one source as it ranks; name one, without --rerank and --refiner")
+    (result,), (embedded,) = results, sources.values()
+    write_per_query(arguments.per_query, result.evaluation, embedded.table)
+    log(f"wrote {arguments.per_query}")
 
 
-def _check_refiner(refiner: Any, embedded: Any) -> None:
-    """Refuse embeddings of another model than the refiner was trained for; tell where nobody knows."""
-    refiner.check_model(embedded.fingerprint)
-    if embedded.fingerprint is None and refiner.model_fingerprint is not None:
-        known = f"the refiner is for those of {refiner.model_fingerprint}"
-        log(f"{embedded.source} does not say what model made its embeddings; {known}")
+def _shown(results: Sequence[Any], arguments: Arguments) -> Any:
+    """Results as they are printed: a table each, CSV, or what JSON is made of."""
+    from vicinal.evaluation.scorecard import Scorecard, scorecards_csv
 
-
-def _refined(refiner: Any, embedded: Any) -> tuple[Any, str | None]:
-    """Refined embeddings, and the fingerprint of what made them: of model and refiner together."""
-    from vicinal.retrieval import refine
-
-    _check_refiner(refiner, embedded)
-    model = embedded.fingerprint
-    return refine(refiner, embedded.vectors), None if model is None else f"{model}+{refiner.fingerprint()}"
-
-
-def _reading(arguments: Arguments) -> Any:
-    from vicinal.sources import Reading
-
-    names = ("model", "root", "batch", "workers", "precision", "device", "on_error")
-    return Reading(**{name: getattr(arguments, name) for name in names})
+    if arguments.json:
+        return results[0].to_dict() if len(results) == 1 else [each.to_dict() for each in results]
+    if not arguments.csv:
+        heads = [f"{name}\n" for name in arguments.sources] if len(results) > 1 else [""]
+        return "\n\n".join(f"{head}{each}" for head, each in zip(heads, results, strict=True))
+    if len(results) == 1:
+        return results[0].to_csv().rstrip()
+    if not all(isinstance(each, Scorecard) for each in results):
+        raise InputError("--csv has no place for several sources before and after; add --compare, or name one")
+    return scorecards_csv(results).rstrip()
 
 
 # Running it ---------------------------------------------------------------------------------------------------------

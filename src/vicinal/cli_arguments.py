@@ -9,9 +9,9 @@ from typing import NoReturn
 
 SOURCE = (
     "a folder with one folder of images per class, a .csv or .parquet table with the columns path and label, "
-    "or a benchmark: digits, omniglot, glyphs"
+    "or a benchmark: digits, omniglot, glyphs, in_shop, vehicle_id, roxford, rparis"
 )
-EMBEDDABLE = f"a run folder, a file of embeddings (.parquet or .npy), or images: {SOURCE}"
+EMBEDDABLE = f"a run folder, a file of embeddings (.parquet or .npy), the folder of an index, or images: {SOURCE}"
 
 
 RERANKINGS = ("contextual", "reciprocal", "query-expansion", "database-augmentation", "neighbor-average")
@@ -82,18 +82,80 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
     """Add what is measured, and how."""
-    parser.add_argument("source", help=EMBEDDABLE)
+    _add_sources(parser)
+    together = parser.add_mutually_exclusive_group()
+    together.add_argument("--compare", action="store_true", help="hold the sources against the first one, on the same "
+                          "images: differences, their intervals, p-values")  # fmt: skip
+    together.add_argument("--average", action="store_true", help="the sources are runs of one recipe, such as of "
+                          "several seeds: the mean, standard deviation and interval of each metric")  # fmt: skip
+    _add_measuring(parser)
     parser.add_argument(
-        "--recall-at",
-        nargs="+",
-        type=int,
-        metavar="K",
-        help="the k of recall@k (default: 1 2 4 8, as far as there are images)",
-    )
+        "--intervals", nargs="?", const="classes", choices=["classes", "queries"],
+        help="confidence intervals by bootstrap: of classes (what --intervals alone means), which tells how the model "
+        "does on other classes, or of queries. --compare has them in any case",
+    )  # fmt: skip
+    parser.add_argument("--by", metavar="COLUMN", help="metrics of each group of queries too: label, or another column")
+    parser.add_argument("--clusters", action="store_true", help="NMI, AMI and F1 too: how well k-means finds classes")
+    parser.add_argument("--per-query", metavar="FILE", help="write every query's metrics, with its path and label, "
+                        "to a .csv or .parquet file")  # fmt: skip
     _add_refinement(parser)
     _add_reranking(parser)
     _add_reading(parser)
-    _add_json(parser)
+    shown = parser.add_mutually_exclusive_group()
+    _add_json(shown)
+    shown.add_argument("--csv", action="store_true", help="print the result as CSV, values from 0 to 1")
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """Add what the page is about."""
+    _add_sources(parser)
+    parser.add_argument("--out", metavar="PAGE", help="the page (default: report.html in the run, or else here)")
+    parser.add_argument("--title", help="of the page (default: the name of the source)")
+    parser.add_argument("--map-images", type=_whole(0), metavar="IMAGES", help="so many images at most are on the map "
+                        "(default: 2000)")  # fmt: skip
+    _add_measuring(parser)
+    parser.add_argument("--intervals", choices=["classes", "queries", "none"], default="classes",
+                        help="what is drawn for confidence intervals (default: classes)")  # fmt: skip
+    _add_reading(parser)
+
+
+def add_whiten(parser: argparse.ArgumentParser) -> None:
+    """Add what whitening is learned from."""
+    parser.add_argument("source", help=f"of the training images: {EMBEDDABLE}")
+    parser.add_argument("--out", required=True, metavar="FILE", help=".safetensors, to be given as --whitening FILE")
+    parser.add_argument("--dim", type=_whole(1), help="numbers in a whitened vector (default: as many as before)")
+    parser.add_argument("--shrinkage", type=float, default=0.0, metavar="SHARE", help="from 0, the default, to 1: how "
+                        "far rare directions are kept from being stretched")  # fmt: skip
+    _add_reading(parser, whitening=False)
+
+
+def _add_sources(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sources", nargs="*", metavar="source", help=f"{EMBEDDABLE}; with --images: a model")
+    parser.add_argument("--images", metavar="SOURCE", help="measure on these images, and not on those of a run: the "
+                        "sources are then runs, model folders, or models on the Hugging Face Hub")  # fmt: skip
+    parser.add_argument("--embeddings", metavar="FILE", help="in the place of a source: a .npy or .parquet file")
+    parser.add_argument("--labels", metavar="FILE", help="of these embeddings: a .csv or .parquet table with a column "
+                        "label (and coarse, group, is_query, is_gallery, ...), or a .npy file")  # fmt: skip
+
+
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--recall-at", nargs="+", type=int, metavar="K",
+        help="the k of recall@k (default: 1 2 4 8, as far as there are images)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics", nargs="+", default=[], metavar="NAME",
+        help="more metrics: precision@K, mAP@K, found@K (the share of all positives among the first K), MRR",
+    )  # fmt: skip
+    parser.add_argument("--hierarchy", action="store_true", help="score the table's coarse labels too")
+    parser.add_argument(
+        "--protocol", choices=["standard", "roxford", "rparis", "vehicle_id"],
+        help="roxford and rparis: easy, medium and hard; vehicle_id: ten random galleries of an image a class "
+        "(default: that of the benchmark named, else standard)",
+    )  # fmt: skip
+    parser.add_argument("--level", type=float, default=0.95, help="confidence of intervals (default: 0.95)")
+    parser.add_argument("--draws", type=_whole(1), default=2000, help="samples of a bootstrap (default: 2000)")
+    parser.add_argument("--seed", type=_whole(0), default=0, help="of everything drawn by chance (default: 0)")
 
 
 def add_embed(parser: argparse.ArgumentParser) -> None:
@@ -134,7 +196,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
 
 
-def _add_reading(parser: argparse.ArgumentParser, split: bool = True) -> None:
+def _add_reading(parser: argparse.ArgumentParser, split: bool = True, whitening: bool = True) -> None:
     group = parser.add_argument_group("how images are embedded")
     group.add_argument("--model", help="a model folder, a run folder, or a model's name on the Hugging Face Hub")
     if split:
@@ -144,6 +206,12 @@ def _add_reading(parser: argparse.ArgumentParser, split: bool = True) -> None:
     group.add_argument("--workers", type=_whole(0), default=0, help="processes that read images (default: 0)")
     group.add_argument("--precision", choices=["32", "bf16", "16"], default="32", help="of the network (default: 32)")
     group.add_argument("--device", help="such as cpu or cuda (default: a GPU where there is one)")
+    group.add_argument("--scales", nargs="+", type=float, metavar="SCALE", help="embed each image at several scales, "
+                       "such as 1 0.7071 1.4142, and take the mean")  # fmt: skip
+    group.add_argument("--longest", type=_whole(1), metavar="PIXELS", help="with --scales: whole images, their longer "
+                       "side made so short at most (1024 for roxford), and no square cut out")  # fmt: skip
+    if whitening:
+        group.add_argument("--whitening", metavar="FILE", help="of `vicinal whiten`; all embeddings go through it")
     group.add_argument("--on-error", choices=["raise", "skip"], default="raise", help="at an unreadable image: stop "
                        "(the default), or leave it out and count it")  # fmt: skip
 
@@ -178,7 +246,7 @@ def _add_reranking(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--rerank.{option}", type=kind, metavar=option.upper(), help=text)
 
 
-def _add_json(parser: argparse.ArgumentParser) -> None:
+def _add_json(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

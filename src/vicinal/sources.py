@@ -1,10 +1,11 @@
-"""Where embeddings and their table come from: a run, a file of embeddings, or images and a model."""
+"""Where embeddings and their table come from: a run, a file of embeddings, an index, or images and a model."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -15,9 +16,13 @@ import pandas as pd
 import pyarrow.parquet
 import torch
 
-from vicinal.data import ImageDataset, Table, fingerprint_of, is_image_file, load_embeddings
+from vicinal.data import ImageDataset, Table, fingerprint_of, is_image_file, load_embeddings, load_labels
 from vicinal.errors import InputError
-from vicinal.models import ContextRefiner, Embedder
+from vicinal.models import ContextRefiner, Embedder, multi_scale
+from vicinal.models.model_folder import CONFIG
+from vicinal.models.model_format import EMBEDDER
+from vicinal.retrieval import Index, PCAWhitening
+from vicinal.retrieval.storage import FORMAT as INDEX
 from vicinal.training import RunFolder
 
 
@@ -28,17 +33,27 @@ class Embedded:
     Args:
         vectors: float32 [n, d].
         table: n rows.
-        source: what made the vectors, or the file they come from.
+        source: what made the vectors, or what they come from: the index or the file.
+        after: what was done beyond the model, each a short name that no other way of doing it has.
     """
 
     vectors: npt.NDArray[np.float32]
     table: Table
-    source: Embedder | str
+    source: Embedder | Index | str
+    after: tuple[str, ...] = ()
 
     @cached_property
     def fingerprint(self) -> str | None:
-        """Of the model, if it is known; reads all its weights, so only those who compare models ask."""
-        return fingerprint_of(self.source) if isinstance(self.source, str) else self.source.fingerprint()
+        """Of the model, if it is known, and of what was done after it.
+
+        It reads all of a model's weights, so only those who compare models ask.
+        """
+        made_by = fingerprint_of(self.source) if isinstance(self.source, str) else self.source.fingerprint()
+        return None if made_by is None else "+".join([made_by, *self.after])
+
+    def whitened(self, whitening: PCAWhitening) -> Embedded:
+        """The same after whitening."""
+        return replace(self, vectors=whitening.apply(self.vectors), after=(*self.after, whitening.fingerprint()))
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,9 @@ class Reading:
         precision: 32, bf16 or 16.
         device: such as cpu or cuda; None: a GPU where there is one.
         on_error: "raise" stops at an unreadable image, "skip" leaves it out.
+        scales: sizes at which each image is embedded, and the mean taken; None: its own only.
+        longest: with scales, the whole image is embedded, made smaller to so many pixels; None: the model's own square.
+        whitening: a file of PCA whitening that all embeddings go through.
     """
 
     model: str | None = None
@@ -62,27 +80,54 @@ class Reading:
     precision: Literal["32", "bf16", "16"] = "32"
     device: str | None = None
     on_error: Literal["raise", "skip"] = "raise"
+    scales: tuple[float, ...] | None = None
+    longest: int | None = None
+    whitening: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.longest is not None and self.scales is None:
+            raise InputError("longest is about embedding at several scales; give --scales too, such as --scales 1")
 
     def embed(self, source: str, split: str | None = None) -> Embedded:
         """The embeddings of a source.
 
         Args:
-            source: a run folder, a file of embeddings (.parquet, or .npy with its .table.csv), or images: a file, a
-                folder, a table or a benchmark.
+            source: a run folder, a file of embeddings (.parquet, or .npy with its .table.csv), the folder of an index,
+                or images: a file, a folder, a table or a benchmark.
             split: use the rows of this split only.
 
         Raises:
             InputError: the source or the model cannot be read, or nothing is in the split.
         """
-        if is_embeddings(source):
+        if is_embeddings(source) or _format(source) == INDEX:
             if self.model is not None:
                 raise InputError(f"{source} holds embeddings already; leave out --model, or name the images")
-            vectors, table = load_embeddings(source)
-            rows = _rows_of(table, split, source)
-            return Embedded(vectors[rows], table.take(rows), source)
+            return self._finished(_part(_stored(source), split, source))
+        if _format(source) == EMBEDDER.name:
+            raise InputError(f"{source} is a model; say which images it embeds with --images")
         table = load_images(source, self.root)
         model = self._model_of(source)
         return self._embed(table.take(_rows_of(table, split, source)), model)
+
+    def label(self, embeddings: str, labels: str, split: str | None = None) -> Embedded:
+        """Embeddings from one file, and their labels from another.
+
+        Args:
+            embeddings: a .npy or .parquet file of embeddings; a table that it has does not count.
+            labels: a .csv or .parquet table with a column `label` and any others, or a .npy file of labels: one row an
+                embedding.
+            split: use the rows of this split only.
+
+        Raises:
+            InputError: one of the files cannot be read, they do not have the same number of rows, or a split is empty.
+        """
+        vectors, _ = load_embeddings(embeddings)
+        table = load_labels(labels)
+        if len(table) != len(vectors):
+            raise InputError(
+                f"{labels} has {len(table)} rows, {embeddings} {len(vectors)} embeddings; there must be one row each"
+            )
+        return self._finished(_part(Embedded(vectors, table, embeddings), split, labels))
 
     def embed_table(self, table: Table) -> Embedded:
         """The embeddings of a table's images by the model that was given."""
@@ -110,8 +155,19 @@ class Reading:
 
     def _embed(self, table: Table, model: Embedder) -> Embedded:
         images = ImageDataset(table, model.transform, on_error=self.on_error)
-        vectors = model.embed(images, self.batch, self.workers, self.precision, usable_device(self.device))
-        return Embedded(vectors, images.table, model)
+        how = (self.batch, self.workers, self.precision, usable_device(self.device))
+        if self.scales is None:
+            return self._finished(Embedded(model.embed(images, *how), images.table, model))
+        vectors = multi_scale(model, images, self.scales, self.longest, *how)
+        sizes = f"scales {' '.join(f'{scale:g}' for scale in self.scales)}, longest {self.longest}"
+        return self._finished(Embedded(vectors, images.table, model, (sizes,)))
+
+    def _finished(self, embedded: Embedded) -> Embedded:
+        return embedded if self._known_whitening is None else embedded.whitened(self._known_whitening)
+
+    @cached_property
+    def _known_whitening(self) -> PCAWhitening | None:
+        return None if self.whitening is None else PCAWhitening.load(self.whitening)
 
 
 def usable_device(name: str | None) -> str:
@@ -174,6 +230,11 @@ def load_images(source: str, root: str | None = None) -> Table:
     return Table.load(source, root=root, label_column=None)
 
 
+def is_run(path: str) -> bool:
+    """Whether the path is the folder of a run."""
+    return _run(path) is not None
+
+
 def is_image(path: str) -> bool:
     """Whether the path is a single image."""
     return is_image_file(path) and Path(path).is_file()
@@ -189,6 +250,29 @@ def is_embeddings(path: str) -> bool:
         return "embedding" in pyarrow.parquet.read_schema(path).names
     except (OSError, ValueError):
         return False  # whoever reads it as a table says what is wrong with it
+
+
+def _stored(source: str) -> Embedded:
+    if is_embeddings(source):
+        return Embedded(*load_embeddings(source), source)
+    index = Index.load(source)
+    return Embedded(index.vectors(), Table(index.items), index)
+
+
+def _part(embedded: Embedded, split: str | None, source: str) -> Embedded:
+    if split is None:
+        return embedded
+    rows = _rows_of(embedded.table, split, source)
+    return replace(embedded, vectors=embedded.vectors[rows], table=embedded.table.take(rows))
+
+
+def _format(folder: str) -> object:
+    """What a folder of ours says it is; None for any other."""
+    try:
+        config = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config.get("format") if isinstance(config, dict) else None
 
 
 def _run(path: str) -> RunFolder | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from itertools import combinations
 
 import numpy as np
@@ -39,8 +40,32 @@ def test_agrees_with_scikit_learn() -> None:
     (_, false), (missed, both) = pair_confusion_matrix(labels, clusters)
     assert found["F1"] == pytest.approx(2 * both / (2 * both + false + missed))
     assert found["NMI"] == normalized_mutual_info_score(labels, clusters)
-    assert found["AMI"] == adjusted_mutual_info_score(labels, clusters)
+    assert found["AMI"] == pytest.approx(adjusted_mutual_info_score(labels, clusters), abs=1e-11)
     assert cluster_metrics([f"class {label}" for label in labels], -clusters) == pytest.approx(found)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8)), min_size=1, max_size=40))
+def test_ami_is_that_of_scikit_learn(given: list[tuple[int, int]]) -> None:
+    labels, clusters = np.array(given).T
+    wanted = adjusted_mutual_info_score(labels, clusters)
+    assert cluster_metrics(labels, clusters)["AMI"] == pytest.approx(wanted, abs=1e-9)
+
+
+@pytest.mark.parametrize(("images", "classes", "clusters"), [(3000, 1500, 900), (3000, 3, 40), (3000, 2, 2)])
+def test_ami_of_many_small_and_of_few_large_classes(images: int, classes: int, clusters: int) -> None:
+    rng = np.random.default_rng(0)
+    labels, found = rng.integers(0, classes, images), rng.integers(0, clusters, images)
+    found[: images // 3] = labels[: images // 3] % clusters
+    wanted = adjusted_mutual_info_score(labels, found)
+    assert 0.01 < cluster_metrics(labels, found)["AMI"] == pytest.approx(wanted, abs=1e-8)
+
+
+def test_ami_of_singletons() -> None:
+    assert cluster_metrics(range(50), range(50))["AMI"] == 1
+    assert cluster_metrics(range(50), [0] * 50)["AMI"] == 0
+    assert cluster_metrics([0] * 50, [1] * 50)["AMI"] == 1
+    assert cluster_metrics(np.arange(50) // 2, range(50))["AMI"] == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("method", ["faiss", "scikit-learn"])
@@ -77,6 +102,15 @@ def test_small_classes_do_not_warn(capfd) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("method", ["faiss", "scikit-learn"])
+def test_a_collapse_makes_no_noise_and_leaves_clusters_empty(method: str, recwarn: pytest.WarningsRecorder) -> None:
+    found = cluster(np.ones((12, 4)), blobs(12, 3)[1], method=method)
+    assert not recwarn.list
+    with_gaps = dataclasses.replace(found, clusters=np.array([0, 4, 4]))
+    assert "seed 0: 2 clusters" in str(with_gaps)
+    assert found.metrics["AMI"] == pytest.approx(0, abs=1e-12)
+
+
 def test_bad_input() -> None:
     vectors, table = blobs(12, 3)
     with pytest.raises(InputError, match="there is no method 'means' of clustering; use faiss or scikit-learn"):
@@ -86,8 +120,18 @@ def test_bad_input() -> None:
     for count in (0, 13):
         with pytest.raises(InputError, match=f"{count} clusters of 12 embeddings are impossible; use 1 to 12"):
             cluster(vectors, table, count)
-    with pytest.raises(InputError, match="iterations = 0 is impossible"):
-        cluster(vectors, table, iterations=0)
+    for iterations in (0, 1.5):
+        with pytest.raises(InputError, match=f"iterations = {iterations} is impossible"):
+            cluster(vectors, table, iterations=iterations)
+    with pytest.raises(InputError, match=r"2\.5 clusters of 12 embeddings are impossible"):
+        cluster(vectors, table, 2.5)  # type: ignore[arg-type]
+    for seed in (-1, 2**31):
+        with pytest.raises(InputError, match=rf"seed is {seed}; it must be a whole number from 0 to 2\*\*31 - 1"):
+            cluster(vectors, table, seed=seed)
+    with pytest.raises(InputError, match=r"labels and clusters have the shapes \[2\] and \[1\]; there must be one of"):
+        cluster_metrics([0, 1], [0])
+    with pytest.raises(InputError, match=r"labels and clusters have the shapes \[0\] and \[0\]"):
+        cluster_metrics([], [])
     vectors[3] = np.nan
     with pytest.raises(InputError, match="embedding 3 holds NaN"):
         cluster(vectors, table)

@@ -88,6 +88,13 @@ def test_text_stands_side_by_side(compared: ModelsCompared) -> None:
     assert line.index(wanted) == names.index("less old")
 
 
+def test_many_ties_are_told(evaluations, table) -> None:
+    models = {"old": evaluations["old"], "collapsed": evaluate(np.ones((150, 3)), table, recall_at=(1, 2))}
+    lines = str(compare_models(models, table, draws=10)).splitlines()
+    assert lines[1] == f"collapsed: {models['collapsed'].ties:,} positives tied with other images"
+    assert models["old"].ties == 0
+
+
 def test_metrics_of_the_whole_have_differences_but_no_intervals(evaluations, table) -> None:
     two = {
         name: dataclasses.replace(evaluations[name], metrics={**evaluations[name].metrics, "NMI": value})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from vicinal.data.benchmarks.revisited import GroundTruth
 from vicinal.errors import InputError
-from vicinal.evaluation import revisited
+from vicinal.evaluation import compare_models, revisited
 from vicinal.evaluation.revisited import evaluate_revisited, precision_at_k, trapezoidal_precision
 from vicinal.retrieval import scores
 
@@ -65,9 +67,9 @@ def test_by_hand() -> None:
 
 
 def test_the_published_average_precision() -> None:
-    assert trapezoidal_precision(np.array([0, 1, 2]), 3) == 1
-    assert trapezoidal_precision(np.array([1]), 1) == pytest.approx((0 / 1 + 1 / 2) / 2)
-    assert trapezoidal_precision(np.array([3, 4]), 2) == pytest.approx(((0 / 3 + 1 / 4) + (1 / 4 + 2 / 5)) / 4)
+    assert trapezoidal_precision(np.array([0, 1, 2])) == 1
+    assert trapezoidal_precision(np.array([1])) == pytest.approx((0 / 1 + 1 / 2) / 2)
+    assert trapezoidal_precision(np.array([3, 4])) == pytest.approx(((0 / 3 + 1 / 4) + (1 / 4 + 2 / 5)) / 4)
     assert precision_at_k(np.array([0, 3]), 10) == 2 / 4
     assert precision_at_k(np.array([0, 3]), 3) == 1 / 3
 
@@ -111,10 +113,17 @@ def test_equals_a_walk_down_the_list(seed: int, others: int, monkeypatch) -> Non
     ks = (1, 5, 10)
     found = evaluate_revisited(queries, gallery, truth_of(kinds), distractors, ks)
     for difficulty, (sought, deleted) in SETUPS.items():
-        rows = []
+        rows, firsts, ties = [], [], 0
         for query, row in zip(queries, kinds, strict=True):
-            order = np.argsort(-(everything @ query), kind="stable")
-            rows.append(walked([[*row, *["other"] * others][place] for place in order], sought, deleted, ks))
+            products, all_kinds = everything @ query, [*row, *["other"] * others]
+            in_order = [all_kinds[place] for place in np.argsort(-products, kind="stable")]
+            rows.append(walked(in_order, sought, deleted, ks))
+            left = [kind in sought for kind in in_order if kind not in deleted]
+            firsts.append(1 + left.index(True) if any(left) else 0)
+            levels = {products[place] for place, kind in enumerate(all_kinds) if kind not in sought | deleted}
+            ties += sum(products[place] in levels for place, kind in enumerate(all_kinds) if kind in sought)
+        assert found[difficulty].first_ranks.tolist() == firsts
+        assert found[difficulty].ties == ties > 0
         wanted = np.array(rows)
         for name, column in zip(["mAP", "mP@1", "mP@5", "mP@10"], wanted.T, strict=True):
             np.testing.assert_allclose(found[difficulty].per_query[name], column, rtol=1e-12)
@@ -134,6 +143,26 @@ def test_distractors_are_as_images_of_the_gallery_that_nobody_seeks() -> None:
     for difficulty in SETUPS:
         assert apart[difficulty].metrics == together[difficulty].metrics
         assert apart[difficulty].metrics["mAP"] < without[difficulty].metrics["mAP"]
+
+
+def test_results_print_and_compare_like_others() -> None:
+    rng = np.random.default_rng(0)
+    queries, gallery = rng.standard_normal((20, 8)), rng.standard_normal((60, 8))
+    kinds = rng.choice(["easy", "hard", "junk", "other"], (20, 60), p=[0.1, 0.1, 0.2, 0.6]).tolist()
+    better = gallery.copy()
+    for query, row in zip(queries, kinds, strict=True):
+        better[[kind == "easy" for kind in row]] += 0.2 * query
+    first, second = (evaluate_revisited(queries, each, truth_of(kinds)) for each in (gallery, better))
+    assert str(first["easy"]).splitlines()[0] == "revisited, easy: 20 queries, 60 gallery images"
+    assert json.loads(json.dumps(first["hard"].to_dict()))["metrics"] == first["hard"].metrics
+    assert first["easy"].cmc(60)[-1] == 1
+    assert first["easy"].cmc(1)[0] == first["easy"].metrics["mP@1"]
+    compared = compare_models({"old": first["easy"], "new": second["easy"]}, None, "queries", draws=100)
+    assert compared.differences["new"]["mAP"].difference == pytest.approx(
+        second["easy"].metrics["mAP"] - first["easy"].metrics["mAP"]
+    )
+    with pytest.raises(InputError, match="one evaluation is 'revisited, easy', the other 'revisited, hard'"):
+        compare_models({"old": first["easy"], "new": first["hard"]}, None, "queries")
 
 
 def test_bad_input() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -197,6 +198,30 @@ def test_p_is_even_where_there_is_no_difference() -> None:
     assert np.mean(values) == pytest.approx(0.5, abs=0.07)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("classes", [20, 100])
+def test_coverage_and_p_values_by_simulation(classes: int) -> None:
+    """Classes of unequal sizes, each found with a chance of its own: the true recall is 2/3, the true difference 0."""
+    rng, runs, ps = np.random.default_rng(classes), 400, []
+    hits = dict.fromkeys(["classes", "queries", "difference"], 0)
+    for seed in range(runs):
+        labels = np.repeat(np.arange(classes), rng.integers(2, 20, classes))
+        found = (rng.random(len(labels)) < rng.beta(2, 1, classes)[labels]).astype(float)
+        other = found + rng.normal(0, 0.2, classes)[labels] + rng.normal(0, 0.1, len(labels))
+        first, second, table = scored(mAP=found), scored(mAP=other), table_of(labels)
+        for by in ("classes", "queries"):
+            low, high = interval(first, table, by, draws=400, seed=seed)["mAP"]
+            hits[by] += low <= 2 / 3 <= high
+        apart = paired(first, second, table, draws=400, seed=seed)["mAP"]
+        hits["difference"] += apart.interval.low <= 0 <= apart.interval.high
+        ps.append(apart.p)
+    least = {20: 0.88, 100: 0.92}[classes]  # of few classes they are somewhat too narrow
+    assert all(least < hits[name] / runs < 0.98 for name in ("classes", "difference"))
+    assert hits["queries"] / runs < 0.8
+    assert scipy.stats.kstest(ps, "uniform").pvalue > 0.01
+    assert np.mean(np.array(ps) < 0.05) < 0.08
+
+
 def test_several_seeds() -> None:
     values = [0.5, 0.52, 0.47, 0.55]
     found = over_runs([{"mAP": value, "recall@1": 1.0} for value in values], level=0.9)
@@ -244,6 +269,13 @@ def test_other_queries_are_not_compared() -> None:
     changed["mAP"][0] = 1.0
     with pytest.raises(InputError, match="only one of the two evaluations scores the query in row"):
         paired(evaluation, scored(**changed), table)
+    with pytest.raises(InputError, match="the two evaluations have no metric in common"):
+        paired(evaluation, scored(MRR=np.ones(len(labels))), table)
+    other = dataclasses.replace(evaluation, protocol="query/gallery")
+    with pytest.raises(InputError, match="one evaluation is 'leave-one-out', the other 'query/gallery'; compare two"):
+        paired(evaluation, other, table)
+    with pytest.raises(InputError, match="no scores of single queries"):
+        interval(dataclasses.replace(evaluation, per_query={}), table)
     with pytest.raises(InputError, match="1 runs; a deviation takes at least two"):
         over_runs([{"mAP": 0.5}])
     with pytest.raises(InputError, match="run 1 and run 0 do not both have 'NMI'"):

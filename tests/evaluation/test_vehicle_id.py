@@ -70,10 +70,24 @@ def test_sides_of_the_table_do_not_count() -> None:
     assert evaluate_vehicle_id(vectors, marked, 2).metrics == evaluate_vehicle_id(vectors, table, 2).metrics
 
 
+def test_what_to_be_wary_of_is_told() -> None:
+    _, table = vehicles()
+    collapsed = evaluate_vehicle_id(np.ones((len(table), 3)), table, repeats=3)
+    queries = len(table) - 12
+    assert collapsed.to_dict()["ties"] == queries
+    assert str(collapsed).splitlines()[0].endswith(f"({queries} positives tied with other images)")
+    groups = np.random.default_rng(0).integers(0, 3, len(table))
+    found = evaluate_vehicle_id(vehicles()[0], Table(table.frame.assign(group=groups)), repeats=3)
+    without = [run.without_positive for run in found.repetitions]
+    assert found.to_dict()["without_positive"] == max(without) > min(without)
+
+
 def test_bad_input() -> None:
     vectors, table = vehicles()
     with pytest.raises(InputError, match="repeats is 1; it must be a whole number, at least 2"):
         evaluate_vehicle_id(vectors, table, repeats=1)
+    with pytest.raises(InputError, match="every class has one image, which goes to the gallery"):
+        evaluate_vehicle_id(vectors[:3], Table(pd.DataFrame({"label": [1, 2, 3]})))
     with pytest.raises(InputError, match="seed is -1"):
         evaluate_vehicle_id(vectors, table, seed=-1)
     with pytest.raises(InputError, match="recall@13 is impossible with 12 gallery images"):

@@ -87,6 +87,35 @@ def load_embeddings(path: str | Path) -> tuple[npt.NDArray[np.float32], Table]:
     raise InputError(f"{path}: embeddings are read from a file ending in .parquet or .npy")
 
 
+def load_labels(path: str | Path) -> Table:
+    """Read the labels of embeddings that lie elsewhere.
+
+    Args:
+        path: a .csv or .parquet table with a column `label`, and any others; or a .npy file, one integer or text a row.
+
+    Raises:
+        InputError: no such file, another kind of file, or no labels in it.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.save(f"{folder}/labels.npy", np.array([3, 3, 7]))
+        ...     load_labels(f"{folder}/labels.npy").classes
+        [3, 7]
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    if path.suffix.lower() in (".csv", ".parquet"):
+        return Table.load(path, path_column=None)
+    if path.suffix.lower() != ".npy":
+        raise InputError(f"{path}: labels are read from a file ending in .csv, .parquet or .npy")
+    labels = _read_npy(path)
+    if labels.ndim != 1 or labels.dtype.kind not in "iuU" or not len(labels):
+        raise InputError(f"{path}: {labels.dtype} {list(labels.shape)}; labels are integers or text, one a row")
+    return Table(pd.DataFrame({"label": labels}))
+
+
 def fingerprint_of(path: str | Path) -> str | None:
     """The fingerprint of the model that made a file's embeddings; None where the file does not say.
 

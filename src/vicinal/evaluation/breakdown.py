@@ -6,14 +6,14 @@ import pandas as pd
 
 from vicinal.data.table import Table
 from vicinal.errors import InputError
-from vicinal.evaluation.protocol import Evaluation
+from vicinal.evaluation.result import Evaluation
 
 
 def metrics_by(evaluation: Evaluation, table: Table, column: str = "label") -> pd.DataFrame:
     """Average every metric over the queries of each group.
 
     The mean over all queries is the mean of the groups weighted by `queries - without_positive`; the plain mean of the
-    rows is the macro average, in which each class counts the same.
+    rows, `metrics_by(...).mean()`, is the macro average, in which each class counts the same.
 
     Args:
         evaluation: of this table.
@@ -22,7 +22,8 @@ def metrics_by(evaluation: Evaluation, table: Table, column: str = "label") -> p
 
     Returns:
         One row a group, in the order of its names, which are the index. Columns: `queries`; `without_positive`, those
-        that count in no metric; every metric, from 0 to 1, NaN for a group without any query that counts.
+        that count in no metric of the labels' own level; every metric, from 0 to 1, NaN for a group without any query
+        that counts.
 
     Raises:
         InputError: the table has no such column, or is not the one that was evaluated, or a query has no value.
@@ -40,9 +41,9 @@ def metrics_by(evaluation: Evaluation, table: Table, column: str = "label") -> p
     """
     groups = _groups(evaluation, table, column)
     metrics = pd.DataFrame({name: pd.Series(values) for name, values in evaluation.per_query.items()})
-    counts = metrics["mAP"].isna().groupby(groups).agg(["size", "sum"]).astype("int64")
+    counts = metrics.iloc[:, 0].isna().groupby(groups, observed=True).agg(["size", "sum"]).astype("int64")
     counts.columns = pd.Index(["queries", "without_positive"])
-    return pd.concat([counts, metrics.groupby(groups).mean()], axis=1)
+    return pd.concat([counts, metrics.groupby(groups, observed=True).mean()], axis=1)
 
 
 def _groups(evaluation: Evaluation, table: Table, column: str) -> pd.Series:

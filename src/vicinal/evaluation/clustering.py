@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import faiss as faiss_with_stubs
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array
 
+from vicinal.arguments import is_whole
 from vicinal.data.table import Table
 from vicinal.errors import InputError
+from vicinal.evaluation.adjusted_information import adjusted_mutual_information
 from vicinal.retrieval.scores import Array, UnitVectors
 
 faiss: Any = faiss_with_stubs  # its type stubs lack the Python-side arguments of most classes
@@ -30,7 +32,7 @@ class Clustering:
             adjusted so that clusters drawn by chance have 0; `F1` -> of pairs of images: those of one cluster are
             found, those of one class are to be found. NMI rises with the number of clusters whatever they hold, so that
             it tells little where classes are small; AMI does not.
-        clusters: int64 [rows], the cluster of each embedding.
+        clusters: int64 [rows], the cluster of each embedding. Where embeddings are equal some may stay empty.
         seed: of the first centers.
         method: `faiss` or `scikit-learn`.
     """
@@ -41,7 +43,7 @@ class Clustering:
     method: str
 
     def __str__(self) -> str:
-        lines = [f"k-means of {self.method}, seed {self.seed}: {self.clusters.max() + 1:,} clusters"]
+        lines = [f"k-means of {self.method}, seed {self.seed}: {len(np.unique(self.clusters)):,} clusters"]
         return "\n".join(lines + [f"{name:<3}   {100 * value:6.2f} %" for name, value in self.metrics.items()])
 
 
@@ -66,8 +68,8 @@ def cluster(
         seed: of the first centers.
 
     Raises:
-        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, another method, or a number of
-            clusters that is not from 1 to the number of embeddings, or less than one iteration.
+        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, another method, a number of
+            clusters that is not from 1 to the number of embeddings, less than one iteration, or an impossible seed.
 
     Example:
         >>> import pandas as pd
@@ -84,10 +86,12 @@ def cluster(
     if len(embeddings) != len(table):
         raise InputError(f"{len(embeddings)} embeddings, but table of {len(table)} rows; there must be one row each")
     count = len(table.classes) if clusters is None else clusters
-    if not 1 <= count <= len(table):
+    if not (is_whole(count) and 1 <= count <= len(table)):
         raise InputError(f"{count} clusters of {len(table)} embeddings are impossible; use 1 to {len(table)}")
-    if iterations < 1:
+    if not (is_whole(iterations) and iterations >= 1):
         raise InputError(f"iterations = {iterations} is impossible; use iterations >= 1")
+    if not (is_whole(seed) and 0 <= seed < 2**31):
+        raise InputError(f"seed is {seed}; it must be a whole number from 0 to 2**31 - 1")
     vectors = UnitVectors(embeddings, "embedding", device="cpu")
     unit = vectors.block(0, len(vectors)).numpy()
     found = (_by_faiss if method == FAISS else _by_scikit_learn)(unit, count, iterations, seed)
@@ -101,31 +105,38 @@ def cluster_metrics(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> dict[str,
         labels: [n], the class of each image.
         clusters: [n], its cluster.
 
+    Raises:
+        InputError: other numbers of labels and clusters, or none.
+
     Example:
-        >>> {name: round(value, 4) for name, value in cluster_metrics([0, 0, 1, 1], [0, 0, 0, 1]).items()}
-        {'NMI': 0.3437, 'AMI': 0.0, 'F1': 0.4}
+        >>> {name: round(value, 4) for name, value in cluster_metrics([0, 0, 1, 1, 1], [0, 0, 0, 1, 1]).items()}
+        {'NMI': 0.4325, 'AMI': 0.2513, 'F1': 0.5}
     """
-    from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score  # takes a second to import
+    from sklearn.metrics import normalized_mutual_info_score  # takes a second to import
 
     classes, found = np.asarray(labels), np.asarray(clusters)
+    if classes.ndim != 1 or classes.shape != found.shape or not len(classes):
+        shapes = f"{list(classes.shape)} and {list(found.shape)}"
+        raise InputError(f"labels and clusters have the shapes {shapes}; there must be one of each an image: [n]")
+    sizes = _sizes(classes, found)
     return {
         "NMI": float(normalized_mutual_info_score(classes, found)),
-        "AMI": float(adjusted_mutual_info_score(classes, found)),
-        "F1": _pairwise_f1(classes, found),
+        "AMI": adjusted_mutual_information(*sizes),
+        "F1": _pairwise_f1(*sizes),
     }
 
 
-def _pairwise_f1(labels: npt.NDArray[Any], clusters: npt.NDArray[Any]) -> float:
-    """F1 = 2 x both / (pairs of one class + pairs of one cluster); 1 where there are no such pairs at all."""
+def _sizes(labels: npt.NDArray[Any], clusters: npt.NDArray[Any]) -> tuple[Integers, Integers, Integers]:
+    """How many images each class has, each cluster, and each class and cluster have in common."""
     classes, columns = (np.unique(each, return_inverse=True)[1] for each in (labels, clusters))
-    table = coo_array((np.ones(len(classes), dtype=np.int64), (classes, columns))).tocsr()
-    both, of_classes, of_clusters = (_pairs(counts) for counts in (table.data, table.sum(axis=1), table.sum(axis=0)))
-    return 2 * both / (of_classes + of_clusters) if of_classes + of_clusters else 1.0
+    both = np.unique(classes * (columns.max() + 1) + columns, return_counts=True)[1]
+    return np.bincount(classes), np.bincount(columns), both.astype(np.int64)
 
 
-def _pairs(counts: Integers) -> int:
-    counts = np.asarray(counts, dtype=np.int64)
-    return int((counts * (counts - 1) // 2).sum())
+def _pairwise_f1(classes: Integers, clusters: Integers, both: Integers) -> float:
+    """F1 = 2 x both / (pairs of one class + pairs of one cluster); 1 where there are no such pairs at all."""
+    of_classes, of_clusters, of_both = (int((counts * (counts - 1) // 2).sum()) for counts in (classes, clusters, both))
+    return 2 * of_both / (of_classes + of_clusters) if of_classes + of_clusters else 1.0
 
 
 def _by_faiss(unit: npt.NDArray[np.float32], clusters: int, iterations: int, seed: int) -> Integers:
@@ -143,6 +154,9 @@ def _by_faiss(unit: npt.NDArray[np.float32], clusters: int, iterations: int, see
 
 def _by_scikit_learn(unit: npt.NDArray[np.float32], clusters: int, iterations: int, seed: int) -> Integers:
     from sklearn.cluster import KMeans  # takes a second to import
+    from sklearn.exceptions import ConvergenceWarning
 
     means = KMeans(clusters, n_init=1, max_iter=iterations, random_state=seed)
-    return np.asarray(means.fit_predict(unit), dtype=np.int64)
+    with warnings.catch_warnings():  # of fewer distinct embeddings than clusters, as after a collapse
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return np.asarray(means.fit_predict(unit), dtype=np.int64)

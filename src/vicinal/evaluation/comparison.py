@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vicinal.data.table import Table
-from vicinal.evaluation.protocol import Evaluation, evaluate
+from vicinal.evaluation.csv_text import csv_text
+from vicinal.evaluation.protocol import evaluate
+from vicinal.evaluation.result import Evaluation
 from vicinal.retrieval.rerank import Reranking
 from vicinal.retrieval.scores import Array
 
@@ -31,6 +34,12 @@ class Comparison:
         after = {"method": repr(self.method), "metrics": dict(self.reranked.metrics)}
         return {**self.plain.to_dict(), self.method.outcome.replace("-", ""): after}
 
+    def to_csv(self) -> str:
+        """A line a metric, before and after; values are from 0 to 1."""
+        after = self.reranked.metrics
+        rows = ([name, value, after[name]] for name, value in self.plain.metrics.items())
+        return csv_text(["metric", "plain", self.method.outcome], rows)
+
     def __str__(self) -> str:
         first, *lines = str(self.plain).splitlines()
         after = self.reranked.metrics.values()
@@ -40,7 +49,14 @@ class Comparison:
 
 
 def compare(
-    embeddings: Array, table: Table, rerank: Reranking, recall_at: Sequence[int] | None = None, chunk: int | None = None
+    embeddings: Array,
+    table: Table,
+    rerank: Reranking,
+    recall_at: Sequence[int] | None = None,
+    chunk: int | None = None,
+    *,
+    metrics: Sequence[str] = (),
+    hierarchy: bool = False,
 ) -> Comparison:
     """Evaluate twice: without and with re-ranking or refinement.
 
@@ -50,6 +66,8 @@ def compare(
         rerank: the method, such as `ContextualReranking()`.
         recall_at: the k of each recall@k.
         chunk: queries a block.
+        metrics: more of them, by name.
+        hierarchy: whether to score each coarse level too.
 
     Raises:
         InputError: as `evaluate`.
@@ -69,5 +87,5 @@ def compare(
         R-precision    83.33 %    83.33 %
         mAP            86.11 %    94.44 %
     """
-    after = evaluate(embeddings, table, recall_at, chunk, rerank)
-    return Comparison(evaluate(embeddings, table, recall_at, chunk), after, rerank)
+    score = partial(evaluate, embeddings, table, recall_at, chunk, metrics=metrics, hierarchy=hierarchy)
+    return Comparison(score(), score(rerank=rerank), rerank)

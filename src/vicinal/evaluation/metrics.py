@@ -52,7 +52,7 @@ def metric_of(name: str, largest: int) -> Metric:
     """
     if name in WHOLE:
         return WHOLE[name]
-    kind, _, cut = name.partition("@")
+    kind, _, cut = str(name).partition("@")
     if kind not in CUT or not re.fullmatch(r"-?\d+", cut):
         known = ", ".join([*(f"{kind}@K" for kind in CUT), *WHOLE])
         raise InputError(f"there is no metric {name!r}; use {known}, with a number for K")

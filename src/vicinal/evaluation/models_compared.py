@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from io import StringIO
 from typing import Any
 
 from vicinal.data.table import Table
 from vicinal.errors import InputError
-from vicinal.evaluation.protocol import Evaluation
+from vicinal.evaluation.csv_text import csv_text
+from vicinal.evaluation.result import Evaluation, headline, many_ties
 from vicinal.evaluation.uncertainty import By, Difference, Interval, interval, paired
 
 COLUMNS = ("metric", "model", "value", "low", "high", "difference", "difference_low", "difference_high", "p")
@@ -62,11 +61,7 @@ class ModelsCompared:
 
     def to_csv(self) -> str:
         """One line a metric and model, under a header; cells without a value are empty, values are from 0 to 1."""
-        text = StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(self._rows())
-        return text.getvalue()
+        return csv_text(COLUMNS, self._rows())
 
     def _rows(self) -> Iterator[list[str | float]]:
         for name in self.metrics:
@@ -78,8 +73,9 @@ class ModelsCompared:
 
     def __str__(self) -> str:
         first = next(iter(self.evaluations.values()))
-        images = f"{first.queries:,} queries, {first.gallery:,} gallery images"
-        head = f"{first.protocol}: {images}; {100 * self.level:g} % intervals by {self.by}, values in %"
+        images = headline(first.protocol, first.queries, first.gallery, first.without_positive, ties=0)
+        head = f"{images}; {100 * self.level:g} % intervals by {self.by}, values in %"
+        heads = [head, *(f"{model}: {ties:,} positives tied with other images" for model, ties in self._many_ties())]
         columns = [["", *self.metrics]]
         for model in self.models:
             columns.append([model, *(self._value(model, name) for name in self.metrics)])
@@ -87,7 +83,12 @@ class ModelsCompared:
                 columns.append([f"less {self.models[0]}", *(self._apart(model, name) for name in self.metrics)])
         widths = [max(map(len, column)) for column in columns]
         lines = ["   ".join(map(str.ljust, cells, widths)).rstrip() for cells in zip(*columns, strict=True)]
-        return "\n".join([head, *lines])
+        return "\n".join([*heads, *lines])
+
+    def _many_ties(self) -> Iterator[tuple[str, int]]:
+        for model, evaluation in self.evaluations.items():
+            if many_ties(evaluation.ties, evaluation.queries):
+                yield model, evaluation.ties
 
     def _value(self, model: str, name: str) -> str:
         value, ends = self.evaluations[model].metrics[name], self.intervals[model].get(name)
@@ -111,6 +112,8 @@ def compare_models(
     seed: int = 0,
 ) -> ModelsCompared:
     r"""Put the evaluations of several models side by side.
+
+    Each p-value is of one comparison alone: of twenty between equally good models, one is below 0.05 by chance.
 
     Args:
         evaluations: name of the model -> its evaluation of `table`, at least two; the first is what the others are

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from vicinal.errors import InputError
 from vicinal.evaluation.hierarchy import coarse_levels
 from vicinal.evaluation.metrics import Metric, first_rank, metric_of
 from vicinal.evaluation.ranking import Ranks, Relevance, level_ranks
+from vicinal.evaluation.result import Evaluation
 from vicinal.retrieval.rerank import Reranking
 from vicinal.retrieval.scores import Array, UnitVectors, check_chunk, check_exclude, check_same_dim
 from vicinal.retrieval.sides import Sides
@@ -28,91 +29,7 @@ FINE = ""  # the level of the labels themselves; others are named by their colum
 Integers = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float64]
 
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The metrics of one evaluation.
-
-    Attributes:
-        metrics: `recall@1`, ..., `mAP@R`, `R-precision`, `mAP` and what else was asked for -> mean over the queries
-            with a positive, from 0 to 1. At coarse levels `coarse/recall@1`, ..., `coarse_2/mAP`.
-        protocol: `leave-one-out` or `query/gallery`.
-        queries: how many queries there are.
-        gallery: how many gallery images there are.
-        without_positive: queries without any image to be found; they count in no metric.
-        per_query: name -> float64 [queries], NaN where there is no positive.
-        query_rows: int64 [queries], the row of each query in what was evaluated.
-        ties: how many positives (at the level of the labels) have exactly the score of an image that is none for the
-            query. Equal scores rank in the order of the gallery, so that results can be reproduced; but where there are
-            many, they are an accident of that order. Printed if there is more than one for a hundred queries.
-        first_ranks: int64 [queries], the rank of each query's first positive, 0 where there is none.
-
-    Example:
-        >>> labels = np.array([0, 0, 1, 1])
-        >>> print(evaluate_arrays(np.eye(4), labels, np.eye(4)[[1, 0, 2, 3]], labels, recall_at=(1, 2)))
-        query/gallery: 4 queries, 4 gallery images (4 positives tied with other images)
-        recall@1      100.00 %
-        recall@2      100.00 %
-        mAP@R          75.00 %
-        R-precision    75.00 %
-        mAP            87.50 %
-    """
-
-    metrics: dict[str, float]
-    protocol: str
-    queries: int
-    gallery: int
-    without_positive: int
-    per_query: dict[str, Scores] = field(repr=False)
-    query_rows: Integers = field(repr=False)
-    ties: int = 0
-    first_ranks: Integers = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
-
-    def cmc(self, most: int) -> Scores:
-        """The cumulative matching characteristic: for k = 1 to `most`, the share of queries with a positive in first k.
-
-        Its value at k is recall@k. Queries without a positive do not count.
-
-        Args:
-            most: the last k.
-
-        Returns:
-            float64 [most].
-
-        Raises:
-            InputError: `most` is not from 1 to the number of gallery images.
-
-        Example:
-            >>> labels = np.array([0, 0, 1, 1])
-            >>> evaluate_arrays(np.eye(4), labels, np.eye(4)[[2, 0, 1, 3]], labels[[0, 0, 2, 2]]).cmc(3)
-            array([0.5 , 0.75, 1.  ])
-        """
-        if not 1 <= most <= self.gallery:
-            raise InputError(f"CMC up to {most} is impossible with {self.gallery} gallery images; use 1 to that")
-        ranks = self.first_ranks[self.first_ranks > 0]
-        within = np.bincount(ranks[ranks <= most], minlength=most + 1)[1:]
-        return np.cumsum(within) / len(ranks)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything but the single queries, ready for JSON."""
-        return {
-            "protocol": self.protocol,
-            "queries": self.queries,
-            "gallery": self.gallery,
-            "without_positive": self.without_positive,
-            "ties": self.ties,
-            "metrics": dict(self.metrics),
-        }
-
-    def __str__(self) -> str:
-        width = max(len(name) for name in self.metrics)
-        lines = [f"{self.protocol}: {self.queries:,} queries, {self.gallery:,} gallery images"]
-        if self.without_positive:
-            lines[0] += f" ({self.without_positive:,} queries without a positive left out)"
-        if 100 * self.ties > self.queries:  # a few are chance, of the digits of float32
-            lines[0] += f" ({self.ties:,} positives tied with other images)"
-        lines += [f"{name:<{width}}   {100 * value:6.2f} %" for name, value in self.metrics.items()]
-        return "\n".join(lines)
+__all__ = ["LEAVE_ONE_OUT", "QUERY_GALLERY", "Evaluation", "evaluate", "evaluate_arrays", "wrong_labels"]
 
 
 def evaluate(
@@ -142,7 +59,8 @@ def evaluate(
         metrics: more of them, by name: `precision@10`, `found@10` (the share of positives found, Eq. (1) of RS@k),
             `mAP@1000` (divided by min(k, R)), `MRR`; :mod:`~vicinal.evaluation.metrics` defines them.
         hierarchy: whether to score each coarse level too, whose positives are the images of the same `coarse`,
-            `coarse_2`, ... in the same rankings (Table 9 of the paper of the contextual loss: fine, mid, coarse).
+            `coarse_2`, ... in the same rankings (Table 9 of the paper of the contextual loss: fine, mid, coarse). The
+            only image of its class counts at those levels where others share its label.
 
     Raises:
         InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an impossible k or chunk, an
@@ -202,6 +120,7 @@ def evaluate_arrays(
         gallery_labels: [g]; an image whose label no query has is a distractor.
         exclude: int [q], the gallery row that is the query itself, -1 for none.
         query_groups: [q], together with `gallery_groups` [g]: same-label images of the same group are left out.
+            Integers or text; a negative number is for no group.
         gallery_groups: see there.
         recall_at: the k of each recall@k; None: those of 1, 2, 4 and 8 that the gallery is large enough for.
         chunk: queries a block, as in :func:`evaluate`.
@@ -217,17 +136,16 @@ def evaluate_arrays(
         >>> evaluate_arrays(np.eye(2), ["a", "b"], np.eye(2), ["a", "b"], recall_at=[1]).metrics["mAP"]
         1.0
     """
-    queries, gallery = UnitVectors(query_embeddings, "query"), UnitVectors(gallery_embeddings, "gallery vector")
+    queries = gallery = UnitVectors(query_embeddings, "query")
+    if gallery_embeddings is not query_embeddings:  # what searches itself takes half of the product
+        gallery = UnitVectors(gallery_embeddings, "gallery vector")
     labels = _common_codes(query_labels, gallery_labels, len(queries), len(gallery), "labels")
     groups: tuple[Integers | None, Integers | None] = (None, None)
     if query_groups is not None and gallery_groups is not None:
-        groups = _common_codes(query_groups, gallery_groups, len(queries), len(gallery), "groups")
+        groups = _common_codes(query_groups, gallery_groups, len(queries), len(gallery), "groups", none_below_zero=True)
     elif query_groups is not None or gallery_groups is not None:
         raise InputError("query_groups and gallery_groups go together; give both or neither")
-    itself = None if exclude is None else np.asarray(exclude, dtype=np.int64)
-    if itself is not None:
-        _check_rows(len(queries), len(itself), "exclude")
-        check_exclude(itself, len(gallery))
+    itself = None if exclude is None else _rows_to_exclude(exclude, len(queries), len(gallery))
     chosen = _chosen(recall_at, metrics, len(gallery))
     sides = Sides(queries, gallery, np.full(len(queries), -1) if itself is None else itself, chunk)
     scored = _scores(sides, {FINE: Relevance(*labels, itself, *groups)}, chosen, chunk, rerank)
@@ -276,16 +194,44 @@ def _places(query_rows: Integers, gallery_rows: Integers, rows: int) -> Integers
     return places[query_rows]
 
 
+def _rows_to_exclude(exclude: npt.ArrayLike, queries: int, gallery: int) -> Integers:
+    rows = _column(exclude, queries, "exclude")
+    if rows.dtype.kind not in "iu":
+        raise InputError(f"exclude is of type {rows.dtype}; give the gallery row of each query, -1 for none")
+    check_exclude(rows.astype(np.int64), gallery)
+    return rows.astype(np.int64)
+
+
 def _common_codes(
-    of_queries: npt.ArrayLike, of_gallery: npt.ArrayLike, queries: int, gallery: int, what: str
+    of_queries: npt.ArrayLike,
+    of_gallery: npt.ArrayLike,
+    queries: int,
+    gallery: int,
+    what: str,
+    none_below_zero: bool = False,
 ) -> tuple[Integers, Integers]:
-    first, second = np.asarray(of_queries), np.asarray(of_gallery)
-    _check_rows(queries, len(first), f"query {what}")
-    _check_rows(gallery, len(second), f"gallery {what}")
-    if (first.dtype.kind in "iu") != (second.dtype.kind in "iu"):
+    first, second = _column(of_queries, queries, f"query {what}"), _column(of_gallery, gallery, f"gallery {what}")
+    if _family(first) != _family(second):
         raise InputError(f"query {what} are {first.dtype}, gallery {what} are {second.dtype}; they must be alike")
-    codes = pd.factorize(np.concatenate([first, second]))[0].astype(np.int64)
+    # Of int64 and uint64 numpy makes float64, in which large numbers collide.
+    exact = np.concatenate([first, second], dtype=object if first.dtype.kind != second.dtype.kind else None)
+    codes = pd.factorize(exact)[0].astype(np.int64)
+    if none_below_zero and _family(first) == "iu":
+        codes[exact < 0] = -1
     return codes[:queries], codes[queries:]
+
+
+def _column(values: npt.ArrayLike, rows: int, what: str) -> npt.NDArray[Any]:
+    column = np.asarray(values)
+    if column.ndim != 1:
+        raise InputError(f"{what} of shape {list(column.shape)}; there must be one value an embedding: [{rows}]")
+    _check_rows(rows, len(column), what)
+    return column
+
+
+def _family(values: npt.NDArray[Any]) -> str:
+    """Which kinds of values can be equal."""
+    return next((kinds for kinds in ("iu", "f", "b") if values.dtype.kind in kinds), "text")
 
 
 def _check_rows(embeddings: int, rows: int, what: str) -> None:
@@ -295,6 +241,8 @@ def _check_rows(embeddings: int, rows: int, what: str) -> None:
 
 def _chosen(recall_at: Sequence[int] | None, more: Sequence[str], largest: int) -> dict[str, Metric]:
     """The metrics to be had, by name."""
+    if isinstance(recall_at, (int, np.integer)):
+        raise InputError(f"recall_at is {recall_at}; give a list of k, such as [{recall_at}]")
     recalls = [k for k in RECALL_AT if k <= largest] if recall_at is None else recall_at
     for k in recalls:
         if not isinstance(k, (int, np.integer)):
@@ -349,27 +297,14 @@ def _metrics(levels: Mapping[str, Ranks], metrics: Mapping[str, Metric]) -> dict
 
 
 def _summary(scored: _Scored, protocol: str, query_rows: Integers, gallery: int) -> Evaluation:
-    without = int(np.isnan(scored.per_query["mAP"]).sum())
-    if without == len(query_rows):
+    if not scored.first_ranks.any():
         raise InputError(
-            f"none of the {without} queries has another image of its class to find; "
+            f"none of the {len(query_rows)} queries has another image of its class to find; "
             "evaluation needs at least one class with two images"
         )
-    metrics = {name: _mean(values, name) for name, values in scored.per_query.items()}
-    return Evaluation(
-        metrics,
-        protocol,
-        len(query_rows),
-        gallery,
-        without,
-        scored.per_query,
-        query_rows,
-        scored.ties,
-        scored.first_ranks,
+    for name, values in scored.per_query.items():
+        if np.isnan(values).all():
+            raise InputError(f"{name}: no query has another image of its coarse label to find; give a coarser level")
+    return Evaluation.of_queries(
+        scored.per_query, protocol, query_rows, gallery, ties=scored.ties, first_ranks=scored.first_ranks
     )
-
-
-def _mean(values: Scores, name: str) -> float:
-    if np.isnan(values).all():
-        raise InputError(f"{name}: no query has another image of its coarse label to find; give a coarser level")
-    return float(np.nanmean(values))

@@ -1,115 +1,38 @@
-"""The ranks of every query's positives in its full ranking of the gallery: the one pass every metric reads from."""
+"""The ranks of every query's positives in its full ranking of the gallery: the one pass every metric reads from.
+
+The scores of the positives come first, label by label. Then the product of all queries with the gallery is walked over
+in tiles, each of which tells how many of its scores rank before every positive. Where a set searches itself only tiles
+on one side of the diagonal are computed: they serve their rows, and transposed their columns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from vicinal.retrieval.rerank import Reranked
-from vicinal.retrieval.scores import (
-    BLOCK_ROWS,
-    TILE_ROWS,
-    ScoreBlock,
-    UnitVectors,
-    check_same_dim,
-    round_up,
-    rows_within_budget,
-)
+from vicinal.evaluation.counting import MASKED, Counter
+from vicinal.evaluation.device_counting import DeviceCounter
+from vicinal.evaluation.positives import Positives, Raise, lifting, ranked_positives
+from vicinal.evaluation.relevance import Relevance
+from vicinal.retrieval.neighbor_sets import pieces
+from vicinal.retrieval.rerank import Lifts, Reranked
+from vicinal.retrieval.scores import BLOCK_ROWS, ScoreBlock, UnitVectors, check_same_dim
 
-MOST_ROWS = 4096  # queries a block
-PART_ROWS = 1024  # queries a block where the gallery comes in parts
-MOST_RANKS = 2**20  # as many are held at once
-COUNTED = 8  # positives that are counted among the same scores, before those are narrowed down
-# Nanoseconds, as measured: counting takes so much a positive and a score; sorting so much a score.
-COUNT_CALL, COUNT_SCORE, SORT_SCORE = 3000.0, 0.2, 12.0
+__all__ = ["Integers", "Ranks", "Relevance", "level_ranks", "positive_ranks"]
+
+MOST_RANKS = 2**20  # as many are given at once
+MOST_COUNTED = 3 * 2**22  # positives that are counted at a time, of all levels together; each takes 13 bytes
+STRIP_ROWS = 512  # queries a product on the diagonal, of which only one side is needed
+KEPT_BYTES = 32 * 2**20  # unit vectors that are kept, not computed anew for every tile
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
-Part = tuple[int, Floats]  # scores of all queries of a block with gallery rows from the first on
-
-
-class Relevance:
-    """Which gallery rows are a query's positives, and which are left out of its ranking.
-
-    Positives have the query's label. Left out are the query itself and its same-group matches: gallery rows of the same
-    label and the same group (camera, sequence), as in person and vehicle re-identification.
-
-    Args:
-        query_labels: int64 [q]; a negative label matches nothing.
-        gallery_labels: int64 [g].
-        exclude: int64 [q], the gallery row that is the query itself, -1 (the default) for none.
-        query_groups: int64 [q], -1 (the default) for none.
-        gallery_groups: int64 [g].
-        ranking: whose rankings these are, and so what is left out of them, in the place of `exclude` and groups. A
-            coarser label has other positives in the same ranking.
-
-    Example:
-        >>> labels = np.array([0, 1, 0, 0])
-        >>> relevance = Relevance(labels, labels, exclude=np.arange(4))
-        >>> relevance.positives(0), relevance.ignored(0)
-        (array([2, 3]), array([0]))
-    """
-
-    def __init__(
-        self,
-        query_labels: Integers,
-        gallery_labels: Integers,
-        exclude: Integers | None = None,
-        query_groups: Integers | None = None,
-        gallery_groups: Integers | None = None,
-        ranking: Relevance | None = None,
-    ) -> None:
-        nothing = np.full(len(query_labels), -1)
-        self._ranking = self if ranking is None else ranking
-        self._exclude = nothing if exclude is None else exclude
-        self._query_groups = nothing if query_groups is None else query_groups
-        self._gallery_groups = np.full(len(gallery_labels), -1) if gallery_groups is None else gallery_groups
-        self._order = np.argsort(gallery_labels, kind="stable")  # classes one after the other, rows ascending in each
-        self._first = np.searchsorted(gallery_labels[self._order], query_labels, "left")
-        self._last = np.searchsorted(gallery_labels[self._order], query_labels, "right")
-        self._last[query_labels < 0] = self._first[query_labels < 0]
-
-    def positives(self, query: int) -> Integers:
-        """The gallery rows to be found, ascending."""
-        matches = self._matches(query)
-        if self._ranking is not self:
-            return matches[~np.isin(matches, self._ranking.ignored(query))]
-        return matches[~self._is_ignored(query, matches)]
-
-    def ignored(self, query: int) -> Integers:
-        """The gallery rows left out of the query's ranking."""
-        if self._ranking is not self:
-            return self._ranking.ignored(query)
-        itself = self._exclude[query : query + 1]
-        itself = itself[itself >= 0]
-        if self._query_groups[query] < 0:
-            return itself
-        matches = self._matches(query)
-        return np.union1d(matches[self._is_ignored(query, matches)], itself)
-
-    def blocks(self, rows: int) -> Iterator[tuple[int, int]]:
-        """All queries in blocks from start to stop: at most `rows`, and so few that their positives can be held."""
-        ends = np.concatenate([[0], np.cumsum(self._last - self._first)])
-        start = 0
-        while start < len(ends) - 1:
-            fitting = int(np.searchsorted(ends, ends[start] + MOST_RANKS, "right")) - 1
-            stop = max(start + 1, min(start + rows, fitting))
-            yield start, stop
-            start = stop
-
-    def _matches(self, query: int) -> Integers:
-        return self._order[self._first[query] : self._last[query]]
-
-    def _is_ignored(self, query: int, matches: Integers) -> npt.NDArray[np.bool_]:
-        group = self._query_groups[query]
-        itself: npt.NDArray[np.bool_] = matches == self._exclude[query]
-        return itself | (self._gallery_groups[matches] == group) if group >= 0 else itself
+AnyCounter = Counter | DeviceCounter
 
 
 @dataclass(frozen=True)
@@ -138,15 +61,18 @@ def positive_ranks(
     """Rank the gallery for each query by falling similarity and give the ranks of its positives, block by block.
 
     Equal similarities rank in the order of the gallery. Memory beside the vectors, whatever the gallery: at most
-    64 MB of scores (a larger `chunk` than 4,096 takes 16 KB a query), and the ranks of a million positives at a time,
-    or of one query's if these are more. A gallery that leaves room for fewer than 64 queries, of more than 262,144
-    vectors, is compared in parts, and twice: first for the scores of the positives, then to count what ranks before.
+    64 MB of scores (a larger `chunk` than 4,096 takes 16 KB a query), and at most 170 MB for twelve million positives
+    that are counted at a time, or of one query's if these are more. If there are more in all, the gallery is compared
+    with so many of the queries after the other.
+
+    If queries and gallery are the same object, half of the product is computed, as it is symmetric; the ranks are the
+    same.
 
     Args:
         queries: [q, dim].
         gallery: [g, dim].
         relevance: what is to be found and what is left out.
-        chunk: queries a block, at most; by default chosen to fill the memory budget. The ranks do not depend on it.
+        chunk: queries a tile; 4,096 by default. The ranks do not depend on it.
         reranked: of these queries and this gallery; ranks are then those by raised similarities.
 
     Yields:
@@ -178,7 +104,7 @@ def level_ranks(
         queries: [q, dim].
         gallery: [g, dim].
         levels: what is to be found at each; what is left out of the rankings is what the first says.
-        chunk: as in :func:`positive_ranks`, and so is memory, but for every level's own ranks.
+        chunk: as in :func:`positive_ranks`, and so is memory.
         reranked: as there.
 
     Yields:
@@ -196,160 +122,147 @@ def level_ranks(
         [[array([2, 2]), array([1, 2, 1, 2, 1, 2])]]
     """
     check_same_dim(queries, gallery)
-    rows, columns = _block_size(len(queries), len(gallery), chunk)
-    block = ScoreBlock(rows, columns, queries.device)
-    for start, stop in _blocks(levels, rows, reranked):
-        raise_in = None if reranked is None else partial(reranked.raise_in, reranked.lifts(start, stop))
-        vectors = queries.block(start, stop)
-        parts: Callable[[], Iterator[Part]] = partial(_parts, vectors, gallery, block, columns, raise_in)
-        if columns == len(gallery):  # the only part is still there the second time
-            parts = partial(iter, list(parts()))
-        yield _ranks(parts, levels, range(start, stop))
+    walk = _Walk(queries, gallery, levels, chunk, reranked)
+    sizes = np.sum([relevance.sizes() for relevance in levels], axis=0)
+    for start, stop in _panels(sizes, reranked):
+        positives, counters = walk.over(start, stop)
+        for first, last in pieces(sizes[start:stop], MOST_RANKS):
+            yield [_ranks(found, counter, first, last) for found, counter in zip(positives, counters, strict=True)]
 
 
-def _block_size(queries: int, gallery: int, chunk: int | None) -> tuple[int, int]:
-    """Rows and columns of a block: all of the gallery if enough queries fit beside it, else parts of it."""
-    rows = chunk or rows_within_budget(gallery, 0, MOST_ROWS) // TILE_ROWS * TILE_ROWS or PART_ROWS
-    rows = min(rows, queries)
-    columns = rows_within_budget(round_up(rows, TILE_ROWS), BLOCK_ROWS, max(gallery, BLOCK_ROWS))
-    return rows, gallery if columns >= gallery else columns // BLOCK_ROWS * BLOCK_ROWS
-
-
-def _blocks(levels: Sequence[Relevance], rows: int, reranked: Reranked | None) -> Iterator[tuple[int, int]]:
-    """Blocks of queries of which the positives at all levels, and the lifts if there are any, can be held."""
-    stops = np.unique([stop for relevance in levels for _, stop in relevance.blocks(rows)]).tolist()
-    for start, stop in pairwise([0, *stops]):
+def _panels(sizes: Integers, reranked: Reranked | None) -> Iterator[tuple[int, int]]:
+    """Queries of which the positives, and the lifts if there are any, can be held."""
+    for start, stop in pieces(sizes, MOST_COUNTED):
         yield from [(start, stop)] if reranked is None else reranked.blocks(start, stop)
 
 
-def _parts(
-    queries: Tensor,
-    gallery: UnitVectors,
-    block: ScoreBlock,
-    columns: int,
-    raise_in: Callable[[Floats, int], None] | None,
-) -> Iterator[Part]:
-    for start in range(0, len(gallery), columns):
-        scores = block.fill(queries, gallery, start, min(start + columns, len(gallery))).cpu().numpy()
-        if raise_in is not None:
-            raise_in(scores, start)
-        yield start, scores
+class _Walk:
+    """The product of queries and gallery in tiles, in which what ranks before positives is counted."""
+
+    def __init__(
+        self,
+        queries: UnitVectors,
+        gallery: UnitVectors,
+        levels: Sequence[Relevance],
+        chunk: int | None,
+        reranked: Reranked | None,
+    ) -> None:
+        self._queries, self._gallery, self._levels, self._reranked = queries, gallery, levels, reranked
+        self._rows, self._columns = _block_size(len(queries), len(gallery), chunk)
+        self._block = ScoreBlock(self._rows, self._columns, queries.device)
+        self._unit_queries = _unit_rows(queries)
+        self._unit_gallery = self._unit_queries if queries is gallery else _unit_rows(gallery)
+        self._left_out = _left_out(levels)
+        self._is_half = queries is gallery and reranked is None and not len(self._left_out[0])
+
+    def over(self, start: int, stop: int) -> tuple[list[Positives], list[AnyCounter]]:
+        """The positives of queries `start` to `stop` at each level, and what was counted before them."""
+        lifts = None if self._reranked is None else self._reranked.lifts(start, stop)
+        lift = None if self._reranked is None or lifts is None else lifting(self._reranked, lifts, start)
+        positives = [self._positives(relevance, start, stop, lift) for relevance in self._levels]
+        counters = [
+            _counter(found, relevance, start, self._queries.device)
+            for found, relevance in zip(positives, self._levels, strict=True)
+        ]
+        for top in range(start, stop, self._rows):
+            self._row_of_tiles(counters, range(start, stop), top, min(top + self._rows, stop), lifts)
+        return positives, counters
+
+    def _positives(self, relevance: Relevance, start: int, stop: int, lift: Raise | None) -> Positives:
+        return ranked_positives(self._queries, self._gallery, relevance, start, stop, lift)
+
+    def _row_of_tiles(
+        self, counters: list[AnyCounter], panel: range, top: int, bottom: int, lifts: Lifts | None
+    ) -> None:
+        """Count for queries `top` to `bottom`; and for those of the panel before them, where one side is computed."""
+        vectors = self._unit_queries(top, bottom)
+        whole = [(0, len(self._gallery))] if not self._is_half else [(0, panel.start), (panel.stop, len(self._gallery))]
+        for left, right in (tile for area in whole for tile in self._cut(*area)):
+            scores = self._block.product(vectors, self._unit_gallery(left, right))
+            self._correct(scores, top, left, lifts, panel.start)
+            for counter in counters:
+                counter.count(scores, top - panel.start, left)
+        if self._is_half:
+            self._half(counters, panel.start, top, vectors)
+
+    def _half(self, counters: list[AnyCounter], start: int, top: int, vectors: Tensor) -> None:
+        """Count for the queries of `vectors`, from `top` on, and for those between `start` and them, both ways."""
+        for left, right in self._cut(start, top):
+            scores = self._block.product(vectors, self._unit_gallery(left, right))
+            for counter in counters:
+                counter.count(scores, top - start, left)
+                counter.count_transposed(scores, left - start, top)
+        for first in range(0, len(vectors), STRIP_ROWS):
+            strip = vectors[first : first + STRIP_ROWS]
+            for left, right in self._cut(0, first + len(strip)):
+                scores = self._block.product(strip, vectors[left:right])
+                before = scores[:, : max(0, min(right, first) - left)]
+                for counter in counters:
+                    counter.count(scores, top + first - start, top + left)
+                    if before.numel():
+                        counter.count_transposed(before, top + left - start, top + first)
+
+    def _cut(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        for left in range(start, stop, self._columns):
+            yield left, min(left + self._columns, stop)
+
+    def _correct(self, scores: Tensor, top: int, left: int, lifts: Lifts | None, start: int) -> None:
+        """Raise what is lifted, and put out of the ranking what is left out of it but of another label."""
+        bottom, right = top + scores.shape[0], left + scores.shape[1]
+        if self._reranked is not None and lifts is not None:
+            some = slice(*np.searchsorted(lifts.rows, (top - start, bottom - start)))
+            here = Lifts(lifts.rows[some] - (top - start), lifts.columns[some], lifts.amounts[some])
+            raised = scores.cpu().numpy()
+            self._reranked.raise_in(here, raised, left)
+            scores.copy_(torch.from_numpy(raised))
+        queries, rows = self._left_out
+        some = slice(*np.searchsorted(queries, (top, bottom)))
+        inside = (rows[some] >= left) & (rows[some] < right)
+        places = torch.from_numpy(queries[some][inside] - top), torch.from_numpy(rows[some][inside] - left)
+        scores[places] = MASKED
 
 
-def _ranks(parts: Callable[[], Iterator[Part]], levels: Sequence[Relevance], queries: range) -> list[Ranks]:
-    """The ranks of the positives of some queries, whose scores come in parts of the gallery, and come twice."""
-    counters = [[_Counter(relevance.positives(query)) for query in queries] for relevance in levels]
-    for start, scores in parts():
-        for counter_of_level in counters:
-            for row, counter in zip(scores, counter_of_level, strict=True):
-                counter.find(row, start)
-    for start, scores in parts():
-        for position, query in enumerate(queries):
-            row, ignored = scores[position], levels[0].ignored(query) - start
-            row[ignored[(ignored >= 0) & (ignored < len(row))]] = -np.inf
-            for counter_of_level in counters:
-                counter_of_level[position].count(row, start)
-    return [_gathered(counter_of_level) for counter_of_level in counters]
+def _block_size(queries: int, gallery: int, chunk: int | None) -> tuple[int, int]:
+    """Rows and columns of a tile."""
+    return min(chunk or BLOCK_ROWS, queries), min(BLOCK_ROWS, gallery)
 
 
-class _Counter:
-    """What ranks before the positives of one query, and how much is level with them, as the gallery comes in parts."""
-
-    def __init__(self, positives: Integers) -> None:
-        self._positives = positives
-        self._values = np.empty(len(positives), dtype=np.float32)
-        self._before = np.zeros(len(positives), dtype=np.int64)
-        self._equal = np.zeros(len(positives), dtype=np.int64)
-
-    def find(self, row: Floats, start: int) -> None:
-        """Keep the scores of those positives that stand in this part of the gallery, which begins at `start`."""
-        first, last = self._positives.searchsorted((start, start + len(row)))
-        self._values[first:last] = row[self._positives[first:last] - start]
-
-    def count(self, row: Floats, start: int) -> None:
-        """Count in this part, once all scores of positives are known."""
-        before, equal = count_before(row, self._values, self._positives - start)
-        self._before += before
-        self._equal += equal
-
-    def ranks(self) -> Integers:
-        return np.sort(self._before) + 1
-
-    def ties(self) -> int:
-        """How many positives are level with something else than positives."""
-        if not (self._equal > 1).any():
-            return 0
-        ordered = np.sort(self._values)
-        among = np.searchsorted(ordered, self._values, "right") - np.searchsorted(ordered, self._values, "left")
-        return int((self._equal > among).sum())
+def _unit_rows(vectors: UnitVectors) -> Callable[[int, int], Tensor]:
+    """What gives unit vectors from start to stop; from memory if they are few."""
+    if 4 * len(vectors) * vectors.dim > KEPT_BYTES:
+        return vectors.block
+    kept = vectors.block(0, len(vectors))
+    return lambda start, stop: kept[start:stop]
 
 
-def _gathered(counters: Sequence[_Counter]) -> Ranks:
-    ranks = [counter.ranks() for counter in counters]
-    counts = np.array([len(each) for each in ranks], dtype=np.int64)
-    return Ranks(np.concatenate(ranks), counts, sum(counter.ties() for counter in counters))
+def _left_out(levels: Sequence[Relevance]) -> tuple[Integers, Integers]:
+    """What is left out of rankings though its label, at some level, is not the query's; ascending by query."""
+    pairs = np.concatenate([np.stack(relevance.others_left_out()) for relevance in levels], axis=1)
+    queries, rows = pairs[:, np.argsort(pairs[0], kind="stable")]
+    return queries, rows
 
 
-def count_before(scores: Floats, values: Floats, columns: Integers) -> tuple[Integers, Integers]:
-    """How many of `scores` rank before each positive: those larger than its score, and equal ones to its left.
-
-    Args:
-        scores: [g], the scores of one query with a part of the gallery.
-        values: [p], the scores of its positives.
-        columns: [p], where they stand, counted from the start of the part; they may lie outside of it.
-
-    Returns:
-        How many rank before, int64 [p], and how many are equal, int64 [p], the positive itself among them.
-
-    Example:
-        >>> scores = np.array([0.5, 0.9, 0.5, 0.1], dtype=np.float32)
-        >>> count_before(scores, scores[[0, 2]], np.array([0, 2]))
-        (array([1, 2]), array([2, 2]))
-    """
-    larger, equal = np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=np.int64)
-    order = np.argsort(values)
-    larger[order], equal[order] = _larger_and_equal(scores, values[order])
-    inside = (columns >= 0) & (columns < len(scores))
-    tied = equal > inside
-    if tied.any():
-        larger[tied] += _equal_to_the_left(scores, values[tied], columns[tied].clip(0, len(scores)))
-    return larger, equal
+def _counter(positives: Positives, relevance: Relevance, start: int, device: torch.device) -> AnyCounter:
+    if device.type == "cpu":
+        return Counter(positives, relevance, start)
+    return DeviceCounter(positives, relevance, start, device)
 
 
-def _larger_and_equal(scores: Floats, values: Floats) -> tuple[Integers, Integers]:
-    """How many of the scores are larger than each value, and how many equal it; values ascend.
-
-    The higher the value, the fewer scores reach it: from time to time those that cannot matter any more are dropped.
-    """
-    larger, equal = np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=np.int64)
-    for start in range(0, len(values), COUNTED):
-        scores = scores[scores >= values[start]]
-        if not _counting_is_cheaper(len(values) - start, len(scores)):
-            scores.sort()  # a copy since they were narrowed down
-            up_to = scores.searchsorted(values[start:], "right")
-            larger[start:] = len(scores) - up_to
-            equal[start:] = up_to - scores.searchsorted(values[start:], "left")
-            break
-        for place, value in enumerate(values[start : start + COUNTED], start):
-            larger[place] = np.count_nonzero(scores > value)
-            equal[place] = np.count_nonzero(scores == value)
-    return larger, equal
+def _ranks(positives: Positives, counter: AnyCounter, first: int, last: int) -> Ranks:
+    """The ranks of some of the queries, from what ranks before each positive but not before the one ahead of it."""
+    counts, slots = positives.counts[first:last], positives.first[first:last]
+    queries = np.repeat(np.arange(first, last), counts)
+    starts = np.cumsum(counts) - counts
+    positions = np.arange(len(queries)) - np.repeat(starts, counts)
+    places = np.repeat(slots, counts) + positions
+    before = np.cumsum(counter.before[places + queries], dtype=np.int64)
+    before -= np.repeat(np.concatenate([[0], before])[starts], counts)
+    return Ranks(before + positions + 1, counts, _ties(positives.scores[places], queries, counter.tied[places]))
 
 
-def _counting_is_cheaper(positives: int, scores: int) -> bool:
-    return positives * (COUNT_CALL + COUNT_SCORE * scores) <= SORT_SCORE * scores
-
-
-def _equal_to_the_left(scores: Floats, values: Floats, columns: Integers) -> Integers:
-    """How many scores before each column equal its value, by one sort of keys: by value first, then by column."""
-    candidates = np.flatnonzero(np.isin(scores, values))
-    keys = np.sort(_keys(scores[candidates], candidates))
-    first = np.searchsorted(keys, _keys(values, np.zeros(len(values), dtype=np.int64)))
-    return (np.searchsorted(keys, _keys(values, columns)) - first).astype(np.int64)
-
-
-def _keys(scores: Floats, columns: Integers) -> Integers:
-    bits = (0.0 - scores).view(np.int32).astype(np.int64)  # never -0.0, whose bits would not compare equal to 0.0
-    falling = np.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # integers in the order of the floats they are read from
-    keys: Integers = (falling << 32) | columns
-    return keys
+def _ties(scores: Floats, queries: Integers, tied: npt.NDArray[np.bool_]) -> int:
+    """How many positives are level with something else; of those level with each other at least one is marked."""
+    if not tied.any():
+        return 0
+    runs = np.cumsum((np.diff(scores, prepend=scores[0]) != 0) | (np.diff(queries, prepend=queries[0]) != 0))
+    return int(np.isin(runs, runs[tied]).sum())

@@ -19,7 +19,9 @@ Both are as in the published code, with which the published numbers were made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +30,7 @@ from torch import Tensor
 from vicinal.arguments import is_whole
 from vicinal.data.benchmarks.revisited import GroundTruth
 from vicinal.errors import InputError
-from vicinal.evaluation.protocol import Evaluation
+from vicinal.evaluation.result import Evaluation
 from vicinal.retrieval.scores import (
     BLOCK_ROWS,
     TILE_ROWS,
@@ -46,6 +48,7 @@ PRECISION_AT = (1, 5, 10)
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+Truths = npt.NDArray[np.bool_]
 
 
 def evaluate_revisited(
@@ -69,7 +72,9 @@ def evaluate_revisited(
 
     Returns:
         `easy`, `medium` and `hard`, each with the metrics mAP and mP@k. Equal similarities rank in the order of the
-        gallery, distractors behind it.
+        gallery, distractors behind it; `ties` and `first_ranks` are of the ranking without what is taken out. To
+        compare models at one difficulty give them to :func:`~vicinal.evaluation.compare_models`, by queries, for there
+        are no classes.
 
     Raises:
         InputError: other numbers of rows, other dimensions, NaN or infinity, an impossible k, or nothing to be found.
@@ -85,34 +90,56 @@ def evaluate_revisited(
     """
     unit_queries, unit_gallery = UnitVectors(queries, "query"), UnitVectors(gallery, "gallery vector")
     _check(unit_queries, unit_gallery, truth, precision_at)
-    scores = _scores(unit_queries, unit_gallery)
-    order = np.argsort(-scores, axis=1, kind="stable")
-    before = np.tile(np.arange(len(unit_gallery)), (len(unit_queries), 1))
-    images = len(unit_gallery)
-    if distractors is not None:
-        others = UnitVectors(distractors, "distractor", device=unit_queries.device)
-        before += _larger_distractors(unit_queries, others, np.take_along_axis(scores, order, axis=1))
-        images += len(others)
-    places = np.empty_like(before)
-    np.put_along_axis(places, order, before, axis=1)
-    return {difficulty: _evaluation(difficulty, places, truth, precision_at, images) for difficulty in SOUGHT}
+    others = None if distractors is None else UnitVectors(distractors, "distractor", device=unit_queries.device)
+    images = len(unit_gallery) + (0 if others is None else len(others))
+    ranking = _ranked(unit_queries, unit_gallery, others)
+    return {difficulty: _evaluation(difficulty, ranking, truth, precision_at, images) for difficulty in SOUGHT}
 
 
-def trapezoidal_precision(places: Integers, sought: int) -> float:
+def all_difficulties(parts: Mapping[str, Evaluation]) -> Evaluation:
+    """Easy, medium and hard as one evaluation of the same queries: `easy/mAP`, `medium/mP@10`, ...
+
+    Its ties, first ranks and queries without anything to be found are those of medium.
+
+    Args:
+        parts: as :func:`evaluate_revisited` gives them.
+
+    Example:
+        >>> truth = GroundTruth.from_dict({
+        ...     "imlist": ["a", "b"], "qimlist": ["c"],
+        ...     "gnd": [{"bbx": [0, 0, 9, 9], "easy": [0], "hard": [1], "junk": []}],
+        ... })
+        >>> all_difficulties(evaluate_revisited(np.eye(2)[:1], np.eye(2), truth, precision_at=[1])).metrics
+        {'easy/mAP': 1.0, 'easy/mP@1': 1.0, 'medium/mAP': 1.0, 'medium/mP@1': 1.0, 'hard/mAP': 1.0, 'hard/mP@1': 1.0}
+    """
+    metrics = {f"{part}/{name}": value for part, each in parts.items() for name, value in each.metrics.items()}
+    per_query = {f"{part}/{name}": values for part, each in parts.items() for name, values in each.per_query.items()}
+    return replace(parts["medium"], metrics=metrics, per_query=per_query, protocol="revisited")
+
+
+@dataclass(frozen=True)
+class _Ranking:
+    """Where each query's gallery images stand, all [q, g]: before how many others, of what score, level with what."""
+
+    places: Integers  # how many images rank before, distractors among them
+    scores: Floats
+    tied: Truths  # whether a distractor has the same score
+
+
+def trapezoidal_precision(places: Integers) -> float:
     """Average precision by trapezoids, as published.
 
     Args:
-        places: int64 [found], of what was sought, counted from 0, ascending.
-        sought: how many are sought.
+        places: int64 [sought], of what is sought, counted from 0, ascending.
 
     Example:
-        >>> trapezoidal_precision(np.array([0, 2]), 2)  # ((1 + 1) / 2 + (1/2 + 2/3) / 2) / 2
+        >>> trapezoidal_precision(np.array([0, 2]))  # ((1 + 1) / 2 + (1/2 + 2/3) / 2) / 2
         0.7916666666666666
     """
     found = np.arange(len(places))
     left = np.where(places == 0, 1.0, found / np.maximum(places, 1))
     right = (found + 1) / (places + 1)
-    return float((left + right).sum() / (2 * sought))
+    return float((left + right).sum() / (2 * len(places)))
 
 
 def precision_at_k(places: Integers, k: int) -> float:
@@ -136,6 +163,20 @@ def _check(queries: UnitVectors, gallery: UnitVectors, truth: GroundTruth, preci
             raise InputError(f"mP@{k} is impossible; k must be a whole number, at least 1")
 
 
+def _ranked(queries: UnitVectors, gallery: UnitVectors, distractors: UnitVectors | None) -> _Ranking:
+    scores = _scores(queries, gallery)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    before = np.tile(np.arange(len(gallery)), (len(queries), 1))
+    level = np.zeros(before.shape, dtype=bool)
+    if distractors is not None:
+        larger, level = _distractors_before(queries, distractors, np.take_along_axis(scores, order, axis=1))
+        before += larger
+    places, tied = np.empty_like(before), np.empty_like(level)
+    np.put_along_axis(places, order, before, axis=1)
+    np.put_along_axis(tied, order, level, axis=1)
+    return _Ranking(places, scores, tied)
+
+
 def _scores(queries: UnitVectors, gallery: UnitVectors) -> Floats:
     """All scores, float32 [q, g]: 70 queries and some thousand images."""
     block = ScoreBlock(len(queries), len(gallery), queries.device)
@@ -147,49 +188,61 @@ def _filled(block: ScoreBlock, queries: Tensor, gallery: UnitVectors, start: int
     return scores
 
 
-def _larger_distractors(queries: UnitVectors, distractors: UnitVectors, falling: Floats) -> Integers:
-    """How many distractors rank before each gallery image, int64 [q, g], whose scores fall along the row."""
+def _distractors_before(queries: UnitVectors, distractors: UnitVectors, falling: Floats) -> tuple[Integers, Truths]:
+    """How many distractors rank before each gallery image, and whether one is level with it, both [q, g].
+
+    The gallery images of each query stand in the order in which their scores fall.
+    """
     check_same_dim(queries, distractors)
     rising = np.ascontiguousarray(falling[:, ::-1])
     bins = np.zeros((len(rising), rising.shape[1] + 1), dtype=np.int64)
+    level = np.zeros(rising.shape, dtype=bool)
     columns = rows_within_budget(round_up(len(queries), TILE_ROWS), BLOCK_ROWS, max(len(distractors), BLOCK_ROWS))
     vectors, block = queries.block(0, len(queries)), ScoreBlock(len(queries), columns, queries.device)
     for start in range(0, len(distractors), columns):
         scores = _filled(block, vectors, distractors, start, min(start + columns, len(distractors)))
-        for counts, row, values in zip(bins, rising, scores, strict=True):
-            counts += np.bincount(np.searchsorted(row, values), minlength=len(counts))
+        for query, (row, values) in enumerate(zip(rising, scores, strict=True)):
+            places = np.searchsorted(row, values)
+            bins[query] += np.bincount(places, minlength=bins.shape[1])
+            level[query] |= np.isin(row, row[places[row.take(places, mode="clip") == values]])
     # A distractor in bin b is larger than the b smallest gallery scores, that is than the i-th largest from g - b on.
-    return np.cumsum(bins[:, :0:-1], axis=1)
+    return np.cumsum(bins[:, :0:-1], axis=1), level[:, ::-1]
 
 
 def _evaluation(
-    difficulty: str, places: Integers, truth: GroundTruth, precision_at: Sequence[int], images: int
+    difficulty: str, ranking: _Ranking, truth: GroundTruth, precision_at: Sequence[int], images: int
 ) -> Evaluation:
-    names = ["mAP", *(f"mP@{k}" for k in precision_at)]
-    rows = [_query_scores(difficulty, places[query], truth, query, precision_at) for query in range(len(places))]
-    per_query = {name: np.array(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
-    without = int(np.isnan(per_query["mAP"]).sum())
-    if without == len(rows):
+    sought, taken_out = _joined(truth, SOUGHT[difficulty]), _joined(truth, TAKEN_OUT[difficulty])
+    places = [_places_left(*each) for each in zip(ranking.places, sought, taken_out, strict=True)]
+    if not any(len(each) for each in places):
         raise InputError(f"{difficulty}: no query has an image to be found; the ground truth must name some")
-    return Evaluation(
-        metrics={name: float(np.nanmean(values)) for name, values in per_query.items()},
+    metrics: dict[str, Callable[[Integers], float]] = {"mAP": trapezoidal_precision}
+    metrics |= {f"mP@{k}": partial(precision_at_k, k=k) for k in precision_at}
+    return Evaluation.of_queries(
+        {
+            name: np.array([metric(each) if len(each) else np.nan for each in places])
+            for name, metric in metrics.items()
+        },
         protocol=f"revisited, {difficulty}",
-        queries=len(rows),
+        query_rows=np.arange(len(places)),
         gallery=images,
-        without_positive=without,
-        per_query=per_query,
-        query_rows=np.arange(len(rows)),
+        ties=sum(map(_ties, ranking.scores, ranking.tied, sought, taken_out)),
+        first_ranks=np.array([each[0] + 1 if len(each) else 0 for each in places], dtype=np.int64),
     )
 
 
-def _query_scores(
-    difficulty: str, places: Integers, truth: GroundTruth, query: int, precision_at: Sequence[int]
-) -> list[float]:
-    sought, taken_out = (
-        np.concatenate([getattr(truth, name)[query] for name in names[difficulty]]) for names in (SOUGHT, TAKEN_OUT)
-    )
-    if not len(sought):
-        return [np.nan] * (1 + len(precision_at))
+def _joined(truth: GroundTruth, lists: tuple[str, ...]) -> list[Integers]:
+    """The images of some of the lists, query by query."""
+    return [np.concatenate(each) for each in zip(*(getattr(truth, name) for name in lists), strict=True)]
+
+
+def _places_left(places: Integers, sought: Integers, taken_out: Integers) -> Integers:
+    """Where one query's sought images stand, ascending, once others are taken out of its ranking."""
     found = np.sort(places[sought])
-    found = found - np.searchsorted(np.sort(places[taken_out]), found)
-    return [trapezoidal_precision(found, len(sought)), *(precision_at_k(found, k) for k in precision_at)]
+    return found - np.searchsorted(np.sort(places[taken_out]), found)
+
+
+def _ties(scores: Floats, tied: Truths, sought: Integers, taken_out: Integers) -> int:
+    """How many of one query's sought images are level with an image that is neither sought nor taken out."""
+    others = np.delete(scores, np.concatenate([sought, taken_out]))
+    return int((tied[sought] | np.isin(scores[sought], others)).sum())

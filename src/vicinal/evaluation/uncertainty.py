@@ -20,7 +20,7 @@ from scipy.special import stdtrit
 from vicinal.arguments import is_whole
 from vicinal.data.table import Table
 from vicinal.errors import InputError
-from vicinal.evaluation.protocol import Evaluation
+from vicinal.evaluation.result import Evaluation
 
 By = Literal["classes", "queries"]
 WEIGHTS = 2**22  # numbers of the resampled units held at a time
@@ -110,6 +110,8 @@ def interval(
     """
     _check(level, draws, seed)
     names = list(evaluation.per_query)
+    if not names:
+        raise InputError("the evaluation has no scores of single queries (per_query); an interval takes some")
     units = _units(evaluation, table, by)
     sums, counts = _by_unit(np.column_stack([evaluation.per_query[name] for name in names]), units, by)
     return dict(zip(names, _intervals(_resampled(sums, counts, draws, seed), level), strict=True))
@@ -143,7 +145,8 @@ def paired(
         metric -> difference, for the metrics a query that both have.
 
     Raises:
-        InputError: an impossible argument, other queries, or less than two classes (or queries) with a score.
+        InputError: an impossible argument, another protocol, other queries or metrics, or less than two classes (or
+            queries) with a score.
 
     Example:
         >>> import pandas as pd
@@ -155,7 +158,10 @@ def paired(
         (0.75, Interval(low=0.5, high=1.0), 0.5)
     """
     _check(level, draws, seed)
+    _check_same_protocol(first, second)
     names = [name for name in first.per_query if name in second.per_query]
+    if not names:
+        raise InputError("the two evaluations have no metric in common; ask for the same ones")
     before, after = (np.column_stack([each.per_query[name] for name in names]) for each in (first, second))
     _check_same_queries(first, second, before, after)
     sums, counts = _by_unit(after - before, _units(first, table, by), by)
@@ -206,6 +212,13 @@ def _check(level: float, draws: int, seed: int) -> None:
         raise InputError(f"draws is {draws}; it must be a whole number, at least 1")
     if not (is_whole(seed) and seed >= 0):
         raise InputError(f"seed is {seed}; it must be a whole number from 0 up")
+
+
+def _check_same_protocol(first: Evaluation, second: Evaluation) -> None:
+    if first.protocol != second.protocol:
+        raise InputError(
+            f"one evaluation is {first.protocol!r}, the other {second.protocol!r}; compare two of one protocol"
+        )
 
 
 def _check_same_queries(first: Evaluation, second: Evaluation, before: Floats, after: Floats) -> None:

@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from vicinal.arguments import is_whole
 from vicinal.data.table import Table
 from vicinal.errors import InputError
-from vicinal.evaluation.protocol import Evaluation, evaluate
+from vicinal.evaluation.protocol import evaluate
+from vicinal.evaluation.result import Evaluation, headline
 from vicinal.retrieval.scores import Array
+
+COUNTS = ("queries", "gallery", "without_positive", "ties")
 
 
 @dataclass(frozen=True)
@@ -30,20 +34,35 @@ class RepeatedEvaluation:
     deviations: dict[str, float]
     repetitions: list[Evaluation] = field(repr=False)
 
+    def averaged(self) -> Evaluation:
+        """All repetitions as one evaluation: the mean metrics, and of each image the mean over when it was a query.
+
+        So that there are scores of single queries, to draw for intervals and to compare models by. There is no one
+        first rank.
+        """
+        columns = {
+            name: pd.concat([pd.Series(run.per_query[name], run.query_rows) for run in self.repetitions])
+            for name in self.metrics
+        }
+        scores = pd.DataFrame({name: each.groupby(level=0).mean() for name, each in columns.items()})
+        facts = self.to_dict()
+        return Evaluation(
+            dict(self.metrics), facts["protocol"], len(scores), facts["gallery"], facts["without_positive"],
+            {name: scores[name].to_numpy() for name in self.metrics}, scores.index.to_numpy(), facts["ties"],
+        )  # fmt: skip
+
     def to_dict(self) -> dict[str, Any]:
-        """Means and deviations, ready for JSON."""
-        first = self.repetitions[0]
+        """Means and deviations, ready for JSON; queries without a positive and ties are the most of any repetition."""
         return {
             "protocol": f"one random gallery image a class, {len(self.repetitions)} times",
-            "queries": first.queries,
-            "gallery": first.gallery,
+            **{name: max(getattr(run, name) for run in self.repetitions) for name in COUNTS},
             "metrics": dict(self.metrics),
             "deviations": dict(self.deviations),
         }
 
     def __str__(self) -> str:
         facts, width = self.to_dict(), max(map(len, self.metrics))
-        lines = [f"{facts['protocol']}: {facts['queries']:,} queries, {facts['gallery']:,} gallery images"]
+        lines = [headline(facts["protocol"], *(facts[name] for name in COUNTS))]
         lines += [
             f"{name:<{width}}   {100 * value:6.2f} % ± {100 * self.deviations[name]:.2f}"
             for name, value in self.metrics.items()
@@ -75,7 +94,7 @@ def evaluate_vehicle_id(
         chunk: queries a block, as in :func:`~vicinal.evaluation.evaluate`.
 
     Raises:
-        InputError: fewer than two repeats, a seed below 0, or as `evaluate`.
+        InputError: fewer than two repeats, a seed below 0, no class of two images, or as `evaluate`.
 
     Example:
         >>> import pandas as pd
@@ -87,6 +106,8 @@ def evaluate_vehicle_id(
         raise InputError(f"repeats is {repeats}; it must be a whole number, at least 2")
     if not (is_whole(seed) and seed >= 0):
         raise InputError(f"seed is {seed}; it must be a whole number from 0 up")
+    if len(table) and table.class_counts.max() < 2:
+        raise InputError("every class has one image, which goes to the gallery; queries take classes of two or more")
     runs = [
         evaluate(embeddings, _with_gallery(table, np.random.default_rng([seed, number])), recall_at, chunk)
         for number in range(repeats)
@@ -98,7 +119,8 @@ def evaluate_vehicle_id(
 
 def _with_gallery(table: Table, rng: np.random.Generator) -> Table:
     is_gallery = one_of_each(table.labels, rng)
-    return Table(table.frame.assign(is_query=~is_gallery, is_gallery=is_gallery))
+    needed = [column for column in ("label", "group") if table.has(column)]  # paths would be checked every time
+    return Table(table.frame[needed].assign(is_query=~is_gallery, is_gallery=is_gallery))
 
 
 def one_of_each(labels: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.NDArray[np.bool_]:

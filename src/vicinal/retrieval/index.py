@@ -122,6 +122,11 @@ class Index:
         """
         return self._items.copy()
 
+    def fingerprint(self) -> str | None:
+        """Of the model that made its vectors and the refiner they went through; None where the model is unknown."""
+        refined = "" if self._context is None else f"+{self.refiner_fingerprint}"
+        return None if self.model_fingerprint is None else f"{self.model_fingerprint}{refined}"
+
     def __len__(self) -> int:
         return len(self._items)
 
@@ -219,6 +224,20 @@ class Index:
         if self._paths is None:
             self._paths = self._items.dropna(subset="path").drop_duplicates("path").set_index("path")["id"]
         return self._paths.reindex(paths, fill_value=-1).to_numpy(dtype=np.int64)
+
+    def vectors(self) -> npt.NDArray[np.float32]:
+        """What is searched, float32 [images, dim] in the order of :attr:`items`: unit vectors, refined if the index is.
+
+        Those of `ivfpq` are approximate: it keeps no others.
+
+        Example:
+            >>> index = Index.build(2 * np.eye(3, dtype=np.float32), Table(pd.DataFrame(index=range(3))))
+            >>> index.delete([0])
+            >>> index.vectors()
+            array([[0., 1., 0.],
+                   [0., 0., 1.]], dtype=float32)
+        """
+        return self._structure.take(self._items["id"].to_numpy())
 
     def lookup(self, ids: npt.ArrayLike) -> pd.DataFrame:
         """The rows of :attr:`items` with these ids, in their order.

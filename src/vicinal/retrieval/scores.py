@@ -116,6 +116,15 @@ class ScoreBlock:
             torch.mm(padded, block.T, out=self._buffer[: len(padded), place])
         return self._buffer[: len(queries), : stop - start]
 
+    def product(self, queries: Tensor, gallery: Tensor) -> Tensor:
+        """Scores float32 [queries, gallery] of two blocks of unit vectors, bit for bit those of :meth:`fill`.
+
+        For those who need a block of the gallery more than once, or single rows of it. Valid until the next call.
+        """
+        left, right = _pad(queries, TILE_ROWS), _pad(gallery, TILE_COLUMNS)
+        torch.mm(left, right.T, out=self._buffer[: len(left), : len(right)])
+        return self._buffer[: len(queries), : len(gallery)]
+
 
 def pair_scores(
     queries: UnitVectors, gallery: UnitVectors, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]

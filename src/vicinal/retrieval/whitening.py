@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -86,6 +87,15 @@ class PCAWhitening:
     def dim(self) -> int:
         """Numbers in a whitened vector."""
         return len(self.variances)
+
+    def fingerprint(self) -> str:
+        """A short hash of its numbers: two whitenings with the same one do the same.
+
+        Example:
+            >>> len(PCAWhitening.fit(np.random.default_rng(0).standard_normal((9, 2))).fingerprint())
+            16
+        """
+        return hashlib.sha256(b"".join(getattr(self, name).tobytes() for name in TENSORS)).hexdigest()[:16]
 
     def apply(self, vectors: Array, normalize: bool = True) -> npt.NDArray[np.float32]:
         """Whiten vectors.

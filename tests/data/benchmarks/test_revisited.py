@@ -163,6 +163,16 @@ def test_bad_content_is_named(tmp_path: Path, place: str, value: object, message
         GroundTruth.load(path)
 
 
+def test_a_list_that_holds_itself_many_times_is_refused(tmp_path: Path) -> None:
+    bomb: list[Any] = [1]
+    for _ in range(40):  # as an array it would have 2**40 numbers
+        bomb = [bomb, bomb]
+    path = tmp_path / "gnd.pkl"
+    path.write_bytes(pickle.dumps(changed("gnd.0.easy", bomb)))
+    with pytest.raises(InputError, match=r"gnd\[0\]: easy is no list of numbers"):
+        GroundTruth.load(path)
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     for name, data, message in (
         ("gnd.json", b"{", r"gnd\.json: not JSON"),

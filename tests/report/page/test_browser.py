@@ -1,118 +1,79 @@
-"""Pages in a real browser, if this machine has one: no error in the console, the images there, the map moves.
-
-The browser runs without a driver: a script that is added to a copy of the page does what a person would, and writes
-what it saw into the page, which the browser prints.
-"""
+"""Pages in a real browser, if this machine has one: no error in the console, the images there, the map moves."""
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import shutil
-import subprocess
-from html import unescape
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.report.page.browser import Browser, browser, chromium
 from tests.report.page.cases import digits_case
 from tests.report.page.test_single import write_run
 from vicinal.evaluation import evaluate
-from vicinal.report.page.comparison import EvaluatedSet, write_comparison_page
-from vicinal.report.page.single import write_page
+from vicinal.report.page import EvaluatedSet, write_comparison_page, write_page
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-PLAYWRIGHT = Path.home() / ".cache/ms-playwright"
-
-LISTEN = """<script>
-window.errors = [];
-window.addEventListener("error", (event) => window.errors.push(String(event.message || event.target)), true);
-document.addEventListener("securitypolicyviolation", (event) => window.errors.push("policy: " + event.blockedURI));
-console.error = (...words) => window.errors.push(words.join(" "));
-</script>"""
-
-LOOK = """<script>
-(async () => {
-  const seen = {};
-  const wait = () => new Promise((done) => setTimeout(done, 50));
-  const byId = (id) => document.getElementById(id);
-  const shown = [...document.querySelectorAll("img[data-image]")];
-  await Promise.all(shown.map((image) => image.decode().catch(() => null)));
-  seen.images = shown.length;
-  seen.decoded = shown.filter((image) => image.naturalWidth > 0).length;
-  const first = document.querySelector("#queries button.cell, #changes button.cell");
-  first.focus();
-  first.click();
-  seen.viewer = byId("viewer").open;
-  const before = byId("viewer-image").src;
-  byId("viewer").dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
-  seen.next = byId("viewer-image").src !== before;
-  seen.note = byId("viewer-note").textContent;
-  byId("viewer").close();
-  seen.focusReturns = document.activeElement === first;
-  const canvas = byId("map-canvas");
-  if (canvas) {
-    const pixels = () => canvas.toDataURL();
-    const press = (key) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
-    await wait();
-    canvas.focus();
-    seen.start = pixels();
-    press("+");
-    seen.zoom = Number(canvas.dataset.zoom);
-    seen.zoomed = pixels() !== seen.start;
-    press("0");
-    seen.reset = pixels() === seen.start;
-    press("ArrowRight");
-    seen.said = byId("map-said").textContent;
-    seen.tip = !byId("map-tip").hidden && byId("map-tip-image").src.startsWith("data:image/webp");
-    press("Escape");
-    const box = canvas.getBoundingClientRect();
-    const drag = (type, x, y) => canvas.dispatchEvent(new PointerEvent(type,
-      { pointerId: 1, clientX: box.left + x, clientY: box.top + y, bubbles: true }));
-    canvas.setPointerCapture = () => {};
-    drag("pointerdown", 100, 100);
-    drag("pointermove", 160, 130);
-    drag("pointerup", 160, 130);
-    seen.dragged = pixels() !== seen.start;
-    byId("map-reset").click();
-    byId("map-class").value = "0";
-    byId("map-class").dispatchEvent(new Event("change"));
-    seen.filtered = pixels() !== seen.start;
-    seen.start = seen.start.length;
-  }
-  seen.color = getComputedStyle(document.body).backgroundColor;
-  byId("theme").click();
-  byId("theme").click();
-  seen.dark = getComputedStyle(document.body).backgroundColor;
-  seen.wide = document.documentElement.scrollWidth <= window.innerWidth;
-  seen.errors = window.errors;
-  const result = document.createElement("pre");
-  result.id = "seen";
-  result.textContent = JSON.stringify(seen);
-  document.body.append(result);
-})();
-</script>"""
+DECODED = """Promise.all([...document.querySelectorAll("img[data-image]")].map((image) =>
+  image.decode().then(() => image.naturalWidth > 0)))"""
+FOCUSED = "document.activeElement.id || document.activeElement.tagName"
+PIXELS = "document.getElementById('map-canvas').toDataURL()"
+MAP = "document.getElementById('map-canvas').dataset"
+CONTRAST = """(() => {  // texts whose contrast is below that of WCAG AA, each with its class
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgb = (color) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = color;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const linear = (value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+  const behind = (one) => {
+    const color = rgb(getComputedStyle(one).backgroundColor);
+    return color[3] === 255 ? color : behind(one.parentElement);
+  };
+  const isText = (one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+  const isSeen = (one) => one.getClientRects().length && !one.closest("script, noscript, .skip");
+  const texts = [...document.querySelectorAll("body *")].filter((one) => isText(one) && isSeen(one));
+  const ratios = texts.map((one) => {
+    const style = getComputedStyle(one);
+    const both = [light(rgb(one instanceof SVGElement ? style.fill : style.color)), light(behind(one))];
+    return [String(one.getAttribute("class") || one.tagName), (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05)];
+  });
+  return { texts: texts.length, weak: ratios.filter(([, ratio]) => ratio < 4.5) };
+})()"""
+CHARTS = """[...document.querySelectorAll("svg.chart")].map((chart) => {
+  const isSeen = (one) => one.getBoundingClientRect().width > 0;
+  const seen = (parts) => [...chart.querySelectorAll(parts)].filter(isSeen).length;
+  return [seen("path.area, path.line, circle.dot"), seen("text.tick"), seen("text.name")];
+})"""
+ON_MAP = """(() => {
+  const { x, y, side, label, classes } = JSON.parse(document.getElementById("page-data").textContent).map;
+  const span = (places) => Math.max(...places) - Math.min(...places);
+  return [x[0] / side - 0.5, 0.5 - y[0] / side, classes[label[0]], span(x) / side, span(y) / side];
+})()"""
+REFUSED = """new Promise((done) => {
+  document.addEventListener("securitypolicyviolation", (event) => done(event.effectiveDirective));
+  fetch("https://example.org").catch(() => setTimeout(done, 200, "not by the policy"));
+})"""
+FRAMES = """["query", "found"].map((name) => {
+  const image = document.getElementById(`${name}-image`);
+  return [image.naturalWidth > 0 && image.checkVisibility(), image.src];
+})"""
 
 
-def browser() -> str | None:
-    """A Chromium that is installed: on the path, named by CHROMIUM, or Playwright's."""
-    named = [os.environ.get("CHROMIUM"), *map(shutil.which, NAMES)]
-    of_playwright = sorted(PLAYWRIGHT.glob("chromium*/chrome*/*")) if PLAYWRIGHT.is_dir() else []
-    programs = [
-        str(path) for path in of_playwright if path.name in ("chrome", "headless_shell", "chrome-headless-shell")
-    ]
-    return next((program for program in [*named, *programs] if program), None)
+def text_of(name: str) -> str:
+    return f"document.getElementById('{name}').textContent"
 
 
 @pytest.fixture(scope="module")
-def chromium() -> str:
-    found = browser()
-    if found is None:
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = chromium()
+    if program is None:
         pytest.skip("no Chromium is installed (chromium, google-chrome or Playwright's): pages are not opened")
-    return found
+    with browser(program, tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -121,42 +82,182 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     case = digits_case(tmp_path_factory.mktemp("digits"))
     noisy = (case.vectors + np.random.default_rng(0).normal(0, 6, case.vectors.shape)).astype(np.float32)
     run = write_run(folder / "run")
-    write_page(folder / "one.html", *case, run=run)
+    write_page(folder / "one.html", *case, run=run, intervals={"recall@1": (0.9, 0.99)})
     other = EvaluatedSet(noisy, case.table, evaluate(noisy, case.table))
-    write_comparison_page(folder / "two.html", {"plain": EvaluatedSet(*case), "noisy": other})
+    sets = {"plain": EvaluatedSet(*case, run=run), "noisy": other}
+    write_comparison_page(folder / "two.html", sets, differences={"noisy": {"mAP": (-0.3, -0.1), "recall@1": (-1, 1)}})
     return {name: folder / f"{name}.html" for name in ("one", "two")}
 
 
-def opened(chromium: str, page: Path, folder: Path, width: int) -> tuple[dict[str, Any], str]:
-    """What the script saw in a copy of the page, and what the browser wrote to its log."""
-    copy = folder / "copy.html"
-    source = page.read_text(encoding="utf-8").replace("<style>", LISTEN + "<style>", 1)
-    copy.write_text(source.replace("</body>", LOOK + "</body>"), encoding="utf-8")
-    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
-    command += [f"--user-data-dir={folder / 'profile'}", f"--window-size={width},900", "--virtual-time-budget=20000"]
-    done = subprocess.run([*command, "--dump-dom", copy.as_uri()], capture_output=True, timeout=240, check=False)
-    seen = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout.decode(errors="replace"), re.DOTALL)
-    log = done.stderr.decode(errors="replace")
-    assert seen, log[-2000:]
-    return json.loads(unescape(seen[1])), log
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [1400, 500])
 @pytest.mark.parametrize("name", ["one", "two"])
-def test_page_works_in_a_browser(chromium: str, pages: dict[str, Path], tmp_path, name: str, width: int) -> None:
-    seen, log = opened(chromium, pages[name], tmp_path, width)
-    assert seen["errors"] == []
-    assert ":CONSOLE" not in log
-    assert seen["decoded"] == seen["images"] > 50
-    assert seen["viewer"]
-    assert seen["next"]
-    assert "neighbour 1" in seen["note"]
-    assert seen["focusReturns"]
-    assert seen["color"] != seen["dark"]
-    assert seen["wide"]  # nothing hangs over the edge of the window
-    if name == "one":
-        assert seen["zoom"] == 1.5
-        assert "digit" in seen["said"] or "classes" in seen["said"]
-        for what in ("zoomed", "reset", "tip", "dragged", "filtered"):
-            assert seen[what], what
+def test_everything_is_there_and_nothing_is_asked_for(tab: Browser, pages: dict[str, Path], name: str) -> None:
+    tab.open(pages[name])
+    decoded = tab.ask(DECODED)
+    assert all(decoded)
+    assert len(decoded) > 50
+    assert tab.errors == []
+    assert tab.requests == [pages[name].as_uri()]
+    assert tab.ask(REFUSED) == "connect-src"  # even if a script wanted to
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_charts_are_drawn(tab: Browser, pages: dict[str, Path], name: str) -> None:
+    tab.open(pages[name])
+    drawn = tab.ask(CHARTS)
+    assert len(drawn) >= 3
+    for shapes, ticks, names in drawn:
+        assert shapes >= 1
+        assert ticks >= 5
+        assert names == 2
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+@pytest.mark.parametrize(("width", "phone"), [(1400, False), (420, True)])
+def test_nothing_hangs_over_the_edge(tab: Browser, pages: dict[str, Path], name: str, width: int, phone: bool) -> None:
+    tab.open(pages[name], width, phone=phone)
+    assert tab.ask("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_can_be_read_in_both_schemes(tab: Browser, pages: dict[str, Path], name: str, dark: bool) -> None:
+    tab.open(pages[name], dark=dark)
+    paper = tab.ask("getComputedStyle(document.body).backgroundColor")
+    assert (paper == "rgb(255, 255, 255)") is not dark
+    read = tab.ask(CONTRAST)
+    assert read["weak"] == []
+    assert read["texts"] > 300
+
+
+def test_colours_can_be_chosen_and_print_is_light(tab: Browser, pages: dict[str, Path]) -> None:
+    tab.open(pages["one"])
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light, drawn = tab.ask(paper), tab.ask(PIXELS)
+    tab.click("#theme")
+    assert "light" in tab.ask(text_of("theme"))
+    tab.click("#theme")
+    assert tab.ask(paper) != light
+    assert tab.ask(PIXELS) != drawn
+    tab.emulate(media="print")
+    assert tab.ask(paper) == light
+    hidden = "['nav', '.controls', '#theme'].map((each) => getComputedStyle(document.querySelector(each)).display)"
+    assert tab.ask(hidden) == ["none"] * 3
+    tab.emulate()
+    tab.click("#theme")  # back to the system's, which is stored
+
+
+def test_click_enlarges_and_keys_go_on(tab: Browser, pages: dict[str, Path]) -> None:
+    tab.open(pages["one"])
+    tab.click("#queries .cell.query")
+    assert tab.ask("document.getElementById('viewer').open")
+    assert tab.ask(text_of("found-note")) == "query"
+    assert tab.ask("document.getElementById('query').hidden")
+    tab.press("ArrowRight")
+    assert "neighbour 1, " in tab.ask(text_of("found-note"))
+    (query, first), (found, second) = tab.ask(FRAMES)
+    assert query
+    assert found
+    assert first != second
+    tab.press("ArrowLeft")
+    assert tab.ask(text_of("found-note")) == "query"
+    tab.press("Escape")
+    assert not tab.ask("document.getElementById('viewer').open")
+    assert tab.ask("document.activeElement.matches('#queries .cell.query')")
+    assert tab.errors == []
+
+
+def test_keyboard_alone_goes_everywhere(tab: Browser, pages: dict[str, Path]) -> None:
+    tab.open(pages["one"])
+    tab.press("Tab")
+    assert tab.ask("document.activeElement.className") == "skip"
+    assert tab.ask("document.activeElement.getBoundingClientRect().left >= 0")
+    tab.press("Enter")
+    assert tab.ask(FOCUSED) == "main"
+    tab.ask("document.querySelector('#queries .cell').focus()")
+    tab.press("Tab")
+    assert tab.ask("document.activeElement.matches('#queries .cell')")
+    assert tab.ask("getComputedStyle(document.activeElement).outlineWidth") == "3px"
+    tab.press("Enter")
+    assert tab.ask("document.getElementById('viewer').open")
+    tab.press("Escape")
+
+
+def test_map_is_moved_by_pointer(tab: Browser, pages: dict[str, Path]) -> None:
+    tab.open(pages["one"])
+    left, top, width, height = tab.place("#map-canvas")
+    whole = tab.ask(PIXELS)
+    tab.wheel(left + width / 2, top + height / 2, -300)  # without focus the page scrolls
+    assert tab.ask(MAP + ".zoom") == "1.000"
+    left, top, *_ = tab.place("#map-canvas")
+    tab.drag((left + 5, top + 5), (left + 65, top + 45))
+    moved = tab.ask(PIXELS)
+    assert moved != whole
+    tab.wheel(left + width / 2, top + height / 2, -300)
+    assert float(tab.ask(MAP + ".zoom")) > 1.2
+    tab.click("#map-reset")
+    assert tab.ask(PIXELS) == whole
+    tab.click("#map-in")
+    assert tab.ask(MAP + ".zoom") == "1.500"
+    assert tab.errors == []
+
+
+def test_map_shows_the_image_that_is_pointed_at(tab: Browser, pages: dict[str, Path]) -> None:
+    tab.open(pages["one"])
+    left, top, width, height = tab.place("#map-canvas")
+    assert tab.ask("document.getElementById('map-tip').hidden")
+    x, y, label, wide, high = tab.ask(ON_MAP)
+    scale = 0.94 * min(width / wide, height / high)
+    at = left + width / 2 + x * scale, top + height / 2 + y * scale
+    tab.pointer("Moved", *at)
+    tab.frames()
+    assert tab.ask(MAP + ".current") == "0"
+    assert tab.ask("document.getElementById('map-tip').checkVisibility()")
+    assert tab.ask("document.getElementById('map-tip-image').decode().then(() => true)")
+    assert tab.ask(text_of("map-tip-label")) == label
+    for kind in ("Pressed", "Released"):
+        tab.pointer(kind, *at, held=kind == "Pressed")
+    tab.frames()
+    assert tab.ask("document.getElementById('viewer').open")
+    assert tab.ask(text_of("found-label")) == label
+
+
+def test_map_is_moved_by_keys_and_says_where_it_is(tab: Browser, pages: dict[str, Path]) -> None:
+    tab.open(pages["one"])
+    tab.place("#map-canvas")
+    tab.ask("document.getElementById('map-canvas').focus()")
+    tab.press("+")
+    assert tab.ask(MAP + ".zoom") == "1.500"
+    tab.press("0")
+    assert tab.ask(MAP + ".zoom") == "1.000"
+    said = text_of("map-said")
+    tab.press("ArrowRight")
+    first = tab.ask(said)
+    assert first.startswith("digit ")
+    tab.press("ArrowRight")
+    assert tab.ask(said) != first
+    tab.press("Enter")
+    assert tab.ask("document.getElementById('viewer').open")
+    tab.press("Escape")
+    assert tab.ask(FOCUSED) == "map-canvas"
+
+
+def test_map_shows_one_class(tab: Browser, pages: dict[str, Path]) -> None:
+    tab.open(pages["one"])
+    whole = tab.ask(PIXELS)
+    tab.click("#map-legend button")
+    assert tab.ask("document.getElementById('map-class').value") == "0"
+    assert tab.ask("document.querySelector('#map-legend button').getAttribute('aria-pressed')") == "true"
+    assert tab.ask(PIXELS) != whole
+    tab.click("#map-legend button")
+    assert tab.ask(PIXELS) == whole
+
+
+def test_navigation_marks_where_one_is(tab: Browser, pages: dict[str, Path]) -> None:
+    tab.open(pages["one"])
+    current = "document.querySelector('nav [aria-current]').hash"
+    assert tab.ask(current) == "#metrics"
+    tab.emulate(motion="reduce")
+    tab.click("nav a[href='#confusions']")
+    tab.frames(4)
+    assert tab.ask(current) == "#confusions"
+    assert tab.ask("getComputedStyle(document.documentElement).scrollBehavior") == "auto"

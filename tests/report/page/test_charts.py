@@ -5,7 +5,19 @@ import re
 import numpy as np
 import pytest
 
-from vicinal.report.page.charts import HEIGHT, MOST_POINTS, WIDTH, Line, histogram_chart, line_chart, thinned, ticks
+from vicinal.report.page.charts import (
+    HEIGHT,
+    MOST_LISTED,
+    MOST_POINTS,
+    WIDTH,
+    Line,
+    bins_table,
+    histogram_chart,
+    line_chart,
+    points_table,
+    thinned,
+    ticks,
+)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-0.3, 0.31), (3.0, 1e6), (1e-7, 3e-7), (99.9, 100.0)])
@@ -70,3 +82,33 @@ def test_histogram_fills_bins() -> None:
     assert places[3, 1] < places[1, 1] < places[0, 1]
     assert "&lt;a&gt;" in chart
     assert "nan" not in histogram_chart(np.array([0.0, 1.0]), {"a": np.zeros(1)}, "x", "y", "")
+
+
+def test_numbers_of_a_histogram() -> None:
+    groups = {"a": np.array([1.0, 0.0, 2.5]), "b": np.array([3.0, 0.0, 0.0])}
+    made = bins_table("What", "x", np.array([0.0, 1.0, 2.0, 3.0]), groups, ".1f")
+    assert re.findall(r"<t[hd]\b[^>]*>([^<]*)<", made) == [
+        "x",
+        "a",
+        "b",
+        "0.0 to 1.0",
+        "1",
+        "3",
+        "2.0 to 3.0",
+        "2.5",
+        "0",
+    ]
+    assert "5 to 6" in bins_table("What", "x", np.array([5.0, 7.0]), {"a": np.ones(1)}, "g")
+    assert '"row">5<' in bins_table("What", "x", np.array([5.0, 6.0]), {"a": np.ones(1)}, "g")
+
+
+def test_counts_have_no_ticks_between_whole_numbers() -> None:
+    chart = histogram_chart(np.arange(3.0), {"a": np.array([1.0, 0.0])}, "x", "y", "")
+    assert re.findall(r'class="tick y">([^<]*)<', chart) == ["0", "1"]
+
+
+def test_numbers_of_lines_are_few_and_end_where_they_end() -> None:
+    lines = [Line("a", np.arange(500.0), np.arange(500.0)), Line("b", np.zeros(1), np.zeros(1), faint=True)]
+    made = points_table("What", lines, "step", "loss")
+    assert made.count("<tr>") == MOST_LISTED + 1
+    assert '"number">499<' in made

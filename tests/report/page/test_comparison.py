@@ -9,7 +9,10 @@ from tests.report.page.cases import Case, Page, case_of, digits_case
 from tests.report.page.test_single import write_run
 from vicinal.errors import InputError
 from vicinal.evaluation import evaluate
-from vicinal.report.page.comparison import EvaluatedSet, changes, common_metrics, write_comparison_page
+from vicinal.report.page.changes import changes
+from vicinal.report.page.comparison import write_comparison_page
+from vicinal.report.page.differences import common_metrics
+from vicinal.report.page.evaluated import EvaluatedSet
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +81,7 @@ def test_settings_that_differ(sets: dict[str, EvaluatedSet], tmp_path: Path) -> 
     with_runs = {name: each._replace(run=run) for (name, each), run in zip(sets.items(), runs, strict=True)}
     write_comparison_page(tmp_path / "page.html", with_runs)
     page = Page(tmp_path / "page.html")
-    assert page.sections == ["metrics", "changes", "recipe", "curves", "similarities", "data"]
+    assert page.sections == ["metrics", "changes", "similarities", "recipe", "curves", "data"]
     assert "2 of 2 settings differ" in page.words
     assert "loss.margin0.10.2" in page.words
 
@@ -96,3 +99,11 @@ def test_bad_input(sets: dict[str, EvaluatedSet], tmp_path) -> None:
     with pytest.raises(InputError, match="differences of 'other', which is not compared"):
         write_comparison_page(tmp_path / "page.html", sets, differences={"other": {}})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_differences_are_clear_where_the_interval_leaves_out_zero(sets: dict[str, EvaluatedSet], tmp_path) -> None:
+    ends = {"recall@1": (0.01, 0.2), "recall@2": (-0.2, -0.01), "mAP": (-0.1, 0.1)}
+    write_comparison_page(tmp_path / "page.html", sets, differences={"plain": ends}, level=0.9)
+    words = Page(tmp_path / "page.html").words
+    assert [words.count(word) for word in ("▲ better", "▼ worse", "not clear")] == [1, 1, 1]
+    assert "90 % intervals" in words

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from vicinal.report.page.markup import Markup, element, joined, page, percent, script_json, section, table
+from vicinal.report.page.document import document, script_json
+from vicinal.report.page.markup import Markup, element, joined, percent, section, table
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -39,15 +40,19 @@ def test_data_cannot_end_the_script(text: str) -> None:
 
 
 def test_page_puts_parts_in_once_and_what_they_say_is_not_replaced() -> None:
-    whole = page("{{data}} & <b>", "{{style}}", [section("one", "{{main}}", "{{script}}")], {"a": "{{title}}"}).decode()
+    groups = {"{{header}}": [section("one", "{{main}}", "{{contents}}", "{{script}}"), None], "empty": [None]}
+    whole = document("{{data}} & <b>", "{{style}}", groups, {"a": "{{title}}"}).decode()
     assert "<title>{{data}} &amp; &lt;b&gt;</title>" in whole
     assert "<p>{{style}}</p>" in whole
-    assert '<section id="one" aria-labelledby="one-title"><h2 id="one-title">{{main}}</h2>{{script}}</section>' in whole
+    assert '<section id="one" aria-labelledby="one-title"><h2 id="one-title">{{main}}</h2>' in whole
+    assert '<p class="lead">{{contents}}</p>{{script}}</section>' in whole
+    assert '<p>{{header}}</p><ul aria-label="{{header}}"><li><a href="#one">{{main}}</a></li></ul>' in whole
+    assert "empty" not in whole.split("<nav")[1].split("</nav>")[0]
     assert '{"a":"{{title}}"}' in whole
 
 
 def test_text_that_is_no_unicode_is_written_all_the_same() -> None:
-    assert b"a?b" in page("a\ud800b", "", [], {})
+    assert b"a?b" in document("a\ud800b", "", {}, {})
 
 
 def test_table_has_scopes() -> None:
@@ -61,3 +66,8 @@ def test_table_has_scopes() -> None:
 def test_percent_of_nothing() -> None:
     assert percent(float("nan")) == "–"
     assert percent(1) == "100.00 %"
+
+
+@pytest.mark.parametrize("tag", ["line", "rect", "path", "circle"])
+def test_shapes_are_closed(tag: str) -> None:  # within SVG a browser would put what follows into an open one
+    assert element(tag, x=1) == f'<{tag} x="1"></{tag}>'

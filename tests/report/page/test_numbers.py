@@ -6,14 +6,21 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import skew
+from threadpoolctl import threadpool_limits
 
 from tests.report.page.cases import Case, case_of
 from vicinal.data import Table
 from vicinal.errors import InputError
 from vicinal.evaluation import evaluate
-from vicinal.report.page import findings
+from vicinal.report.page.classes import class_scores
+from vicinal.report.page.confusions import confusion_matrix, confusions
+from vicinal.report.page.duplicates import duplicates
+from vicinal.report.page.hubs import hubs
+from vicinal.report.page.label_errors import label_errors
 from vicinal.report.page.map import SIDE, drawn_rows, embedding_map
 from vicinal.report.page.pairs import PairSimilarities, histogram, pair_similarities
+from vicinal.report.page.queries import chosen_queries
+from vicinal.report.page.scores import recall_name
 from vicinal.report.page.search import Neighborhood, neighborhood
 
 
@@ -72,7 +79,7 @@ def test_what_does_not_belong_together_is_refused(noisy: Case) -> None:
 
 
 def test_class_scores_are_means(noisy: Case) -> None:
-    scores = findings.class_scores(noisy.table.labels, noisy.evaluation)
+    scores = class_scores(noisy.table.labels, noisy.evaluation)
     assert [each.recall for each in scores] == sorted(each.recall for each in scores)
     for each in scores:
         mine = noisy.table.labels == each.label
@@ -83,7 +90,7 @@ def test_class_scores_are_means(noisy: Case) -> None:
 
 def test_confusions_count_first_neighbors(noisy: Case) -> None:
     found, labels = found_in(noisy), noisy.table.labels
-    top, pairs = findings.confusions(found, labels, most=100)
+    top, pairs = confusions(found, labels, most=100)
     assert len(top) == pairs
     assert sum(each.queries for each in top) == (~found.right[:, 0]).sum()
     counts = [each.queries for each in top]
@@ -96,9 +103,18 @@ def test_confusions_count_first_neighbors(noisy: Case) -> None:
         assert found.found[each.query, 0] == each.neighbor
 
 
+def test_matrix_of_confusions_counts_first_neighbors(noisy: Case) -> None:
+    found, labels = found_in(noisy), noisy.table.labels
+    counts = confusion_matrix(found, labels, 6)
+    assert counts.sum() == 60
+    assert np.trace(counts) == found.right[:, 0].sum()
+    for each in confusions(found, labels, most=100)[0]:
+        assert counts[each.label, each.found] == each.queries
+
+
 def test_best_and_worst_queries(noisy: Case) -> None:
     found, scores = found_in(noisy), noisy.evaluation.per_query["mAP@R"]
-    best, worst = findings.chosen_queries(found, noisy.evaluation, noisy.table.labels, most=6)
+    best, worst = chosen_queries(found, noisy.evaluation, noisy.table.labels, most=6)
     assert sorted(noisy.table.labels[worst]) == list(range(6))  # one of each class
     for label in range(6):
         mine = noisy.table.labels == label
@@ -108,7 +124,7 @@ def test_best_and_worst_queries(noisy: Case) -> None:
 
 def test_hubs_count_lists(noisy: Case) -> None:
     found = found_in(noisy)
-    result = findings.hubs(found, most=5)
+    result = hubs(found, most=5)
     counts = np.array([(found.found == row).sum() for row in range(60)])
     assert [each.lists for each in result.top] == sorted(counts, reverse=True)[:5]
     assert [counts[each.row] for each in result.top] == [each.lists for each in result.top]
@@ -119,7 +135,7 @@ def test_hubs_count_lists(noisy: Case) -> None:
 
 def test_duplicates_are_named_once_whoever_finds_whom() -> None:
     case = case_of([[1, 0], [0, 1], [2, 0], [0.9, 0.1]], [0, 1, 0, 1])
-    pairs = findings.duplicates(found_in(case))
+    pairs = duplicates(found_in(case))
     assert [(pair.first, pair.second) for pair in pairs] == [(0, 2)]
     assert pairs[0].score == pytest.approx(1)
 
@@ -130,7 +146,7 @@ def test_label_errors_need_all_votes() -> None:
     vectors = np.eye(2)[labels] + rng.normal(0, 0.02, (16, 2))
     given = labels.copy()
     given[3] = 1
-    errors = findings.label_errors(found_in(case_of(vectors, given)), given)
+    errors = label_errors(found_in(case_of(vectors, given)), given)
     assert [error.row for error in errors] == [3]
     assert len(errors[0].votes) == 5
     assert (given[errors[0].votes] == 0).all()
@@ -142,14 +158,14 @@ def test_small_classes_accuse_with_three_images(images: int, accused: bool) -> N
     vectors = np.eye(2)[np.array([0] + [0] * images + [1] * 6)] + np.random.default_rng(0).normal(
         0, 0.01, (len(labels), 2)
     )
-    errors = findings.label_errors(found_in(case_of(vectors, labels)), labels)
+    errors = label_errors(found_in(case_of(vectors, labels)), labels)
     assert (0 in [error.row for error in errors]) is accused
 
 
 def test_names_of_metrics_fall_back(noisy: Case) -> None:
     plain = evaluate(noisy.vectors, noisy.table, recall_at=[4, 2])
-    assert findings.recall_name(plain) == "recall@2"
-    assert findings.recall_name(evaluate(noisy.vectors, noisy.table, recall_at=[])) == "mAP@R"
+    assert recall_name(plain) == "recall@2"
+    assert recall_name(evaluate(noisy.vectors, noisy.table, recall_at=[])) == "mAP@R"
 
 
 def test_pairs_are_of_their_kind(noisy: Case) -> None:
@@ -189,6 +205,15 @@ def test_map_fills_its_square_and_keeps_neighbors_near(noisy: Case) -> None:
     assert drawn.places.max() == SIDE
     distances = np.linalg.norm(drawn.places[:, None] - drawn.places, axis=2) + np.eye(60) * 1e9
     assert (noisy.table.labels[distances.argmin(axis=1)] == noisy.table.labels).all()
+
+
+def test_map_does_not_depend_on_the_number_of_threads() -> None:
+    vectors = np.random.default_rng(0).normal(size=(300, 2000)).astype(np.float32)
+    places = []
+    for threads in (1, 2):
+        with threadpool_limits(threads):
+            places.append(embedding_map(vectors, np.arange(300) % 9, np.arange(300)).places)
+    assert (places[0] == places[1]).all()
 
 
 def test_map_of_many_has_whole_classes() -> None:

@@ -15,24 +15,13 @@ from tests.report.page.cases import Case, Page, case_of, digits_case
 from vicinal.data import Table
 from vicinal.errors import InputError
 from vicinal.evaluation import evaluate, evaluate_arrays
-from vicinal.report.page import single as module
+from vicinal.report.page import pictures as module
+from vicinal.report.page.document import SCRIPTS
 from vicinal.report.page.run import read_run, settings
 from vicinal.report.page.single import write_page
 
-SECTIONS = [
-    "metrics",
-    "data",
-    "recipe",
-    "curves",
-    "similarities",
-    "classes",
-    "confusions",
-    "queries",
-    "map",
-    "hubs",
-    "duplicates",
-    "label-errors",
-]
+SECTIONS = ["metrics", "queries", "map", "classes", "confusions", "similarities", "hubs"]
+SECTIONS += ["duplicates", "label-errors", "data", "curves", "recipe"]
 
 
 def write_run(folder: Path) -> Path:
@@ -94,9 +83,11 @@ def test_people_without_eyes_or_mouse_can_use_it(page: Page) -> None:
     named = [value for _, attributes in page.elements for key, value in attributes.items() if key == "aria-labelledby"]
     assert set(named) <= set(ids)
     assert all(
-        attributes.get("alt") or attributes["id"] in ("viewer-image", "map-tip-image") for attributes in page.all("img")
+        attributes.get("alt") or attributes["id"] in ("found-image", "query-image", "map-tip-image")
+        for attributes in page.all("img")
     )
     assert all(cell.get("scope") in ("col", "row") for cell in page.all("th"))
+    assert len(page.all("p", class_="lead")) >= len(SECTIONS)  # every section says what it shows
     assert all(picture.get("aria-label") or picture.get("aria-hidden") for picture in page.all("svg"))
     assert page.all("canvas")[0]["tabindex"] == "0"
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
@@ -112,7 +103,8 @@ def test_neighbors_are_marked_by_more_than_colour(page: Page, digits: Case) -> N
     assert wrong
     assert all(", right, similarity" in str(cell["data-note"]) for cell in right)
     assert all(", wrong, similarity" in str(cell["data-note"]) for cell in wrong)
-    assert (page.words.count("✓ "), page.words.count("✗ ")) == (len(right), len(wrong))
+    marks = [page.words.count(f"{mark} ") for mark in "✓✗"]
+    assert marks == [len(right), len(wrong)]
 
 
 def test_each_image_is_in_the_file_once(page: Page) -> None:
@@ -165,6 +157,8 @@ def test_without_run_and_without_images(tmp_path) -> None:
     page = Page(tmp_path / "page.html")
     assert page.sections == [name for name in SECTIONS if name not in ("recipe", "curves")]
     assert all(image["src"] is None for image in page.data["images"])
+    assert not [image for image in page.all("img") if "data-image" in image]
+    assert "row 1" in page.words
     assert "could not be read" not in page.words
 
 
@@ -180,7 +174,7 @@ def test_all_the_same(tmp_path) -> None:
     write_page(tmp_path / "page.html", *case_of(np.ones((12, 3)), [0, 1] * 6))
     page = Page(tmp_path / "page.html")
     assert page.data["map"] is None
-    assert "pairs among the 10 nearest" in page.words
+    assert "among the 10 nearest of each query, more similar than 0.999. There are " in page.words
 
 
 def test_lost_images_are_counted_and_the_rest_is_written(digits: Case, tmp_path) -> None:
@@ -211,7 +205,7 @@ def test_evaluation_of_arrays_needs_to_know_the_gallery(digits: Case, tmp_path) 
 
 
 def test_page_keeps_to_its_size(digits: Case, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(module, "THUMBNAIL_BYTES", 30_000)
+    monkeypatch.setattr(module, "BUDGET", 30_000)
     write_page(tmp_path / "page.html", *digits)
     assert sum(len(image["src"]) for image in Page(tmp_path / "page.html").data["images"]) <= 30_000
 
@@ -243,6 +237,7 @@ def test_script_is_sound() -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed: the script's syntax is not checked")
-    script = resources.files("vicinal.report.page").joinpath("page.js").read_bytes()
+    files = resources.files("vicinal.report.page")
+    script = b"\n".join(files.joinpath(name).read_bytes() for name in SCRIPTS)
     checked = subprocess.run([node, "--check", "-"], input=script, capture_output=True, check=False)
     assert checked.returncode == 0, checked.stderr.decode()

@@ -34,4 +34,6 @@ __all__ = [
     "roxford",
     "rparis",
     "vehicle_id",
+    "vehicle_id_medium",
+    "vehicle_id_small",
 ]

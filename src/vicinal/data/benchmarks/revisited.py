@@ -28,6 +28,8 @@ from vicinal.errors import InputError
 LISTS = ("easy", "hard", "junk")
 FOLDERS = {"roxford": "roxford5k", "rparis": "rparis6k"}
 
+NUMBER = (int, float, np.number)
+
 Integers = npt.NDArray[np.int64]
 Box = tuple[float, float, float, float]
 
@@ -217,12 +219,9 @@ def _check_disjoint(lists: Sequence[Integers], where: str) -> None:
 
 
 def _numbers(value: Any, where: str) -> npt.NDArray[np.float64]:
-    if not isinstance(value, (list, np.ndarray)):
-        raise InputError(f"{where} is no list of numbers")
-    try:
+    # Lists hold numbers only: one within another could hold itself so often that no memory is enough.
+    if isinstance(value, np.ndarray) or (isinstance(value, list) and all(isinstance(each, NUMBER) for each in value)):
         array = np.asarray(value).ravel()
-    except ValueError:
-        raise InputError(f"{where} is no list of numbers") from None
-    if array.size and array.dtype.kind not in "iuf":
-        raise InputError(f"{where} is no list of numbers")
-    return array.astype(np.float64)
+        if not array.size or array.dtype.kind in "iuf":
+            return array.astype(np.float64)
+    raise InputError(f"{where} is no list of numbers")

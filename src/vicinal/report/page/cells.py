@@ -10,6 +10,10 @@ from vicinal.report.page.pictures import Pictures
 from vicinal.report.page.search import Neighborhood
 
 RIGHT, WRONG = "✓", "✗"  # marks for those who cannot tell green from red
+KEY = (
+    f"Solid green frames and {RIGHT}: of the query's class. Dashed red frames and {WRONG}: of another. "
+    "The numbers are cosine similarities. A click enlarges; arrow keys go on to the next image."
+)
 SHOWN = 8  # neighbours of a query
 
 
@@ -18,7 +22,7 @@ class Cells:
 
     Args:
         pictures: where they are kept.
-        table: with labels, and paths if there are images.
+        table: with labels, and paths if there are images; without, a frame has the row's number in place of one.
     """
 
     def __init__(self, pictures: Pictures, table: Table) -> None:
@@ -35,15 +39,20 @@ class Cells:
             what: what it is, for those who do not see it, and beside the enlarged image.
         """
         number = self.pictures.number(self.table, row)
-        picture = element("img", data_image=number, alt=f"{what}, class {self.names[row]}")
         parts = [
-            element("span", picture, class_="picture"),
+            self._picture(row, number, what),
             element("span", mark, class_="mark"),
-            element("span", self.names[row], class_="label", title=self.names[row]),
+            element("span", self.names[row], class_="label", title=self.names[row], dir="auto"),
         ]
         return element(
             "li", element("button", *parts, type="button", class_=f"cell {kind}", data_view=number, data_note=what)
         )
+
+    def _picture(self, row: int, number: int, what: str) -> Markup:
+        if not self.table.has("path"):
+            return element("span", f"row {row:,}", class_="nothing")
+        image = element("img", data_image=number, alt=f"{what}, class {self.names[row]}")
+        return element("span", image, class_="picture")
 
     def neighbor(self, query: int, row: int, rank: int, score: float) -> Markup:
         """A neighbour of a query, which says whether it is of its class."""
@@ -66,12 +75,13 @@ def row(text: object, images: Iterable[Markup]) -> Markup:
 
 def entry(text: object, content: Markup) -> Markup:
     """The same with more than one list of images below it."""
-    return element("li", element("p", text), content, data_row=True)
+    return element("li", element("p", text, dir="auto"), content, data_row=True)
 
 
 def cell_list(images: Iterable[Markup]) -> Markup:
     return element("ul", *images, class_="cells")
 
 
-def rows(entries: Iterable[Markup]) -> Markup:
-    return element("ul", *entries, class_="rows")
+def rows(entries: Iterable[Markup], *, side_by_side: bool = False) -> Markup:
+    """Entries below each other, or as many beside each other as there is room for."""
+    return element("ul", *entries, class_="rows beside" if side_by_side else "rows")

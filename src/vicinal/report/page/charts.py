@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vicinal.report.page.markup import Markup, element, joined
+from vicinal.report.page.markup import Markup, element, joined, table
 
-WIDTH, HEIGHT = 640, 260
-LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 40  # of the axes
-MOST_POINTS = 400  # of a line
+WIDTH, HEIGHT = 480, 240
+LEFT, RIGHT, TOP, BOTTOM = 66, 14, 10, 44  # of the axes
+MOST_POINTS, MOST_LISTED = 400, 20  # of a line: drawn, and in its table
 DASHES = ("", "7 4", "2 3", "9 3 2 3")  # lines are told apart by these too
 COLORS = 6  # that the style sheet has
 
@@ -104,9 +104,40 @@ def histogram_chart(edges: Floats, groups: Mapping[str, Floats], x_name: str, y_
     x = Scale(float(edges[0]), float(edges[-1]), LEFT, WIDTH - RIGHT)
     highest = max(float(np.max(heights)) for heights in groups.values()) or 1.0
     y = Scale(0.0, 1.05 * highest, HEIGHT - BOTTOM, TOP)
+    whole = all((heights == np.rint(heights)).all() for heights in groups.values())
     paths = [_steps(edges, heights, x, y, number) for number, heights in enumerate(groups.values())]
     legend = _legend({name: _area_swatch(number) for number, name in enumerate(groups)}) if len(groups) > 1 else None
-    return joined([_picture(description, _axes(x, y, x_name, y_name), *paths), legend])
+    return joined([_picture(description, _axes(x, y, x_name, y_name, whole), *paths), legend])
+
+
+def bins_table(caption: str, x_name: str, edges: Floats, groups: Mapping[str, Floats], form: str) -> Markup:
+    """What a histogram draws, as a table; bins with nothing in them are left out.
+
+    Args:
+        caption: what it says.
+        x_name: above the bins.
+        edges: float64 [bins + 1].
+        groups: name -> height of each bin, float64 [bins].
+        form: of the edges, such as `.2f`; `g` for bins of whole numbers, whose last is named.
+    """
+    last = 1 if form == "g" else 0
+    lines = [
+        [_bin(low, high - last, form), *(f"{height:,.4g}" for height in heights)]
+        for low, high, *heights in zip(edges[:-1], edges[1:], *groups.values(), strict=True)
+        if any(heights)
+    ]
+    return table(caption, [x_name, *groups], lines, range(1, len(groups) + 1))
+
+
+def points_table(caption: str, lines: Sequence[Line], x_name: str, y_name: str) -> Markup:
+    """Some points of each line that is not faint, as a table."""
+    kept = [(line.name, *thinned(line.x, line.y, MOST_LISTED)) for line in lines if not line.faint]
+    cells = [[name, f"{at:,g}", f"{value:.5g}"] for name, x, y in kept for at, value in zip(x, y, strict=True)]
+    return table(caption, ["line", x_name, y_name], cells, (1, 2))
+
+
+def _bin(low: float, high: float, form: str) -> str:
+    return f"{low:{form}}" if high <= low else f"{low:{form}} to {high:{form}}"
 
 
 def _scale(values: Floats, start: float, stop: float, margin: float) -> Scale:
@@ -123,15 +154,18 @@ def _picture(description: str, *content: object) -> Markup:
     return element("svg", *content, viewBox=box, role="img", aria_label=description, class_="chart")
 
 
-def _axes(x: Scale, y: Scale, x_name: str, y_name: str) -> Markup:
+def _axes(x: Scale, y: Scale, x_name: str, y_name: str, whole: bool = False) -> Markup:
+    """Ticks, grid and names; `whole` for counts, which have no ticks between whole numbers."""
     bottom, middle = HEIGHT - BOTTOM, (TOP + HEIGHT - BOTTOM) / 2
     parts: list[Markup] = []
     for value, place in _placed(y):
+        if whole and value % 1:
+            continue
         parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=place, y2=place, class_="grid"))
         parts.append(element("text", f"{value:g}", x=LEFT - 6, y=place, class_="tick y"))
     for value, place in _placed(x):
         parts.append(element("line", x1=place, x2=place, y1=bottom, y2=bottom + 4, class_="axis"))
-        parts.append(element("text", f"{value:g}", x=place, y=bottom + 16, class_="tick x"))
+        parts.append(element("text", f"{value:g}", x=place, y=bottom + 17, class_="tick x"))
     parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=bottom, y2=bottom, class_="axis"))
     parts.append(element("text", x_name, x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 6, class_="name"))
     parts.append(element("text", y_name, transform=f"translate(12 {middle:.1f}) rotate(-90)", class_="name"))

@@ -1,4 +1,4 @@
-"""A map of the embeddings in two dimensions, for a page."""
+"""A map of the embeddings in two dimensions: where each image is."""
 
 from __future__ import annotations
 
@@ -86,13 +86,15 @@ def drawn_rows(labels: Integers, rows: Integers, images: int, seed: int) -> Inte
 def _tsne(unit: npt.NDArray[np.float32], seed: int) -> npt.NDArray[np.float64]:
     from sklearn.decomposition import PCA  # takes a second to import
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    if min(unit.shape) > COMPONENTS:
-        unit = PCA(COMPONENTS, random_state=seed).fit_transform(unit)
-    if unit.shape[1] < 2:
-        unit = np.pad(unit, ((0, 0), (0, 1)))
     perplexity = min(PERPLEXITY, (len(unit) - 1) / 3)
-    return TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(unit).astype(np.float64)
+    with threadpool_limits(1):  # or the map would depend on the number of cores
+        if min(unit.shape) > COMPONENTS:
+            unit = PCA(COMPONENTS, random_state=seed).fit_transform(unit)
+        if unit.shape[1] < 2:
+            unit = np.pad(unit, ((0, 0), (0, 1)))
+        return TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(unit).astype(np.float64)
 
 
 def _whole(places: npt.NDArray[np.float64]) -> Integers:

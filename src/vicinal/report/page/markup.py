@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import html
-import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-VOID = frozenset({"img", "input", "br", "meta", "rect", "path", "line", "circle"})  # elements without content
-UNSAFE_IN_SCRIPT = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
+VOID = frozenset({"img", "input", "br", "meta", "link", "hr"})  # elements of HTML without an end; SVG has none of them
 
 
 class Markup(str):
@@ -44,7 +40,7 @@ def joined(content: Iterable[object]) -> Markup:
 
 
 def table(
-    caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Iterable[int] = ()
+    caption: str, columns: Sequence[object], rows: Iterable[Sequence[object]], numbers: Iterable[int] = ()
 ) -> Markup:
     """A table whose first column names the rows, in a frame that scrolls where the window is too narrow.
 
@@ -57,18 +53,33 @@ def table(
     aligned = set(numbers)
     kind = ["number" if column in aligned else None for column in range(len(columns))]
     head = [element("th", name, scope="col", class_=kind[column]) for column, name in enumerate(columns)]
-    body = [
-        element(
-            "tr",
-            element("th", row[0], scope="row"),
-            *(element("td", cell, class_=kind[1 + at]) for at, cell in enumerate(row[1:])),
-        )
-        for row in rows
-    ]
+    body = [_row(row, kind) for row in rows]
     whole = element(
         "table", element("caption", caption), element("thead", element("tr", *head)), element("tbody", *body)
     )
     return element("div", whole, class_="scroll", tabindex="0", role="group", aria_label=caption)
+
+
+def facts(pairs: Iterable[tuple[object, object]]) -> Markup:
+    """Names, each with what it has beside it.
+
+    Example:
+        >>> facts([("queries", 5)])
+        '<dl class="facts"><div><dt>queries</dt><dd>5</dd></div></dl>'
+    """
+    entries = [element("div", element("dt", name), element("dd", value)) for name, value in pairs]
+    return element("dl", *entries, class_="facts")
+
+
+def tall(content: Markup) -> Markup:
+    """A long table in a frame of limited height."""
+    return element("div", content, class_="tall")
+
+
+def figure(picture: Markup, caption: object, numbers: Markup | None = None) -> Markup:
+    """A chart with what is to be seen below it and, to be unfolded, the numbers that it draws."""
+    unfolded = None if numbers is None else element("details", element("summary", "The numbers"), tall(numbers))
+    return element("figure", picture, element("figcaption", caption), unfolded)
 
 
 class Section(NamedTuple):
@@ -82,17 +93,14 @@ class Section(NamedTuple):
         heading = element("h2", self.title, id=f"{self.name}-title")
         return element("section", heading, self.content, id=self.name, aria_labelledby=f"{self.name}-title")
 
-    def extended(self, *content: object) -> Section:
-        """The same with more at its end."""
-        return self._replace(content=joined([self.content, *content]))
+
+def section(name: str, title: str, lead: str, *content: object) -> Section:
+    """A section that begins with a sentence that says what is to be seen in it."""
+    return Section(name, title, joined([element("p", lead, class_="lead"), *content]))
 
 
-def section(name: str, title: str, *content: object) -> Section:
-    return Section(name, title, joined(content))
-
-
-def figure(picture: Markup, caption: object) -> Markup:
-    return element("figure", picture, element("figcaption", caption))
+def note(text: str) -> Markup:
+    return element("p", text, class_="note")
 
 
 def percent(share: float) -> str:
@@ -105,42 +113,19 @@ def percent(share: float) -> str:
     return "–" if share != share else f"{100 * share:.2f} %"
 
 
-def script_json(data: object) -> Markup:
-    r"""Data for a script element: JSON that cannot end the element.
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number with its noun.
 
     Example:
-        >>> print(script_json("</script>"))
-        "\u003c/script\u003e"
+        >>> counted(1, "query", "queries"), counted(1200, "image")
+        ('1 query', '1,200 images')
     """
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return Markup(text.translate(UNSAFE_IN_SCRIPT))
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def page(title: str, summary: str, sections: Sequence[Section], data: Mapping[str, Any]) -> bytes:
-    """The whole file.
-
-    Args:
-        title: of the window, and the first heading.
-        summary: a line below it.
-        sections: in their order.
-        data: what the script reads.
-    """
-    links = [element("li", element("a", part.title, href=f"#{part.name}")) for part in sections]
-    parts = {
-        "title": element("title", title),
-        "style": Markup(_template("page.css")),
-        "header": joined([element("h1", title), element("p", summary)]),
-        "contents": element("ul", *links),
-        "main": joined(part.markup() for part in sections),
-        "data": script_json(data),
-        "script": Markup(_template("page.js")),
-    }
-    whole = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match.group(1)], _template("page.html"))
-    return whole.encode("utf-8", errors="replace")
-
-
-def _template(name: str) -> str:
-    return resources.files("vicinal.report.page").joinpath(name).read_text(encoding="utf-8")
+def _row(row: Sequence[object], kind: Sequence[str | None]) -> Markup:
+    cells = [element("td", cell, class_=kind[1 + at]) for at, cell in enumerate(row[1:])]
+    return element("tr", element("th", row[0], scope="row"), *cells)
 
 
 def _escaped(part: object) -> str:

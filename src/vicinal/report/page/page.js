@@ -1,367 +1,148 @@
 "use strict";
-(() => {
-  const data = JSON.parse(document.getElementById("page-data").textContent);
-  const root = document.documentElement;
-  const byId = (id) => document.getElementById(id);
-  const sourceOf = (number) => {
-    const source = data.images[number].src;
-    return source === null ? null : "data:image/webp;base64," + source;
-  };
+const data = JSON.parse(document.getElementById("page-data").textContent);
+const root = document.documentElement;
+const byId = (id) => document.getElementById(id);
 
-  // Pictures: each is in the file once, and put wherever it is shown.
-  function fill(image, number) {
-    const source = sourceOf(number);
-    image.hidden = source === null;
-    if (source !== null) image.src = source;
+// Images: each is in the file once, and put wherever it is shown.
+const CRISP = 64; // pixels; smaller images are enlarged without blur
+const sourceOf = (number) => data.images[number].src;
+function fill(image, number) {
+  const source = sourceOf(number);
+  image.hidden = source === null;
+  if (source !== null) image.src = "data:image/webp;base64," + source;
+}
+function sharpen(image) {
+  image.classList.toggle("tiny", Math.max(image.naturalWidth, image.naturalHeight) < CRISP);
+}
+for (const image of document.querySelectorAll("img")) image.addEventListener("load", () => sharpen(image));
+for (const image of document.querySelectorAll("img[data-image]")) {
+  if (sourceOf(image.dataset.image) !== null) {
+    fill(image, image.dataset.image);
+  } else {
+    const nothing = document.createElement("span");
+    nothing.textContent = "cannot be read";
+    image.parentElement.classList.add("nothing");
+    image.replaceWith(nothing);
   }
-  for (const image of document.querySelectorAll("img[data-image]")) {
-    if (sourceOf(image.dataset.image) === null) {
-      const nothing = document.createElement("span");
-      nothing.textContent = "no picture";
-      image.replaceWith(nothing);
-    } else {
-      fill(image, image.dataset.image);
-    }
-  }
+}
 
-  // Theme: the system's, light or dark.
-  const themes = { system: "as the system", light: "light", dark: "dark" };
-  const themeButton = byId("theme");
-  let theme = "system";
-  function setTheme(name) {
-    theme = Object.hasOwn(themes, name) ? name : "system";
-    if (theme === "system") delete root.dataset.theme;
-    else root.dataset.theme = theme;
-    themeButton.textContent = "Theme: " + themes[theme];
-    for (const redraw of redraws) redraw();
+// Theme: the system's, light or dark.
+const themes = { system: "as the system", light: "light", dark: "dark" };
+const redraws = []; // what is drawn in colours that are not the style sheet's
+const systemIsDark = window.matchMedia("(prefers-color-scheme: dark)");
+let theme = "system";
+let printing = false;
+const isDark = () => !printing && (theme === "dark" || (theme === "system" && systemIsDark.matches));
+const redraw = () => redraws.forEach((each) => each());
+function setTheme(name) {
+  theme = Object.hasOwn(themes, name) ? name : "system";
+  if (theme === "system") delete root.dataset.theme;
+  else root.dataset.theme = theme;
+  byId("theme").textContent = "Colours: " + themes[theme];
+  redraw();
+}
+function stored(name) { // files opened from disk may have no storage
+  try {
+    if (name !== undefined) window.localStorage.setItem("vicinal-theme", name);
+    return window.localStorage.getItem("vicinal-theme");
+  } catch {
+    return null;
   }
-  const redraws = [];
-  const systemIsDark = window.matchMedia("(prefers-color-scheme: dark)");
-  let printing = false;
-  const isDark = () => !printing && (theme === "dark" || (theme === "system" && systemIsDark.matches));
-  function stored(name) { // files opened from disk may have no storage
-    try {
-      if (name !== undefined) window.localStorage.setItem("vicinal-theme", name);
-      return window.localStorage.getItem("vicinal-theme");
-    } catch {
-      return null;
-    }
-  }
-  themeButton.hidden = false;
-  themeButton.addEventListener("click", () => {
-    const names = Object.keys(themes);
-    setTheme(names[(names.indexOf(theme) + 1) % names.length]);
-    stored(theme);
+}
+byId("theme").hidden = false;
+byId("theme").addEventListener("click", () => {
+  const names = Object.keys(themes);
+  setTheme(names[(names.indexOf(theme) + 1) % names.length]);
+  stored(theme);
+});
+systemIsDark.addEventListener("change", redraw);
+for (const [event, value] of [["beforeprint", true], ["afterprint", false]]) {
+  window.addEventListener(event, () => {
+    printing = value;
+    redraw();
   });
+}
+setTheme(stored() || "system");
 
-  // The viewer: one image large, and its neighbours by the arrow keys.
-  const viewer = byId("viewer");
-  let items = [];
-  let at = 0;
-  function show(place) {
-    if (place < 0 || place >= items.length) return;
-    at = place;
-    const { image, note } = items[at];
-    byId("viewer-title").textContent = data.images[image].label;
-    fill(byId("viewer-image"), image);
-    byId("viewer-image").alt = "Image of " + data.images[image].label;
-    byId("viewer-note").textContent = note;
-    byId("viewer-file").textContent = data.images[image].file;
-    byId("viewer-before").disabled = at === 0;
-    byId("viewer-next").disabled = at === items.length - 1;
+// Navigation: the section that is read is marked.
+const links = [...document.querySelectorAll("nav a")];
+function markSection() {
+  const top = (link) => document.querySelector(link.hash).getBoundingClientRect().top;
+  const atEnd = window.innerHeight + window.scrollY >= root.scrollHeight - 2;
+  const passed = links.filter((link) => top(link) <= window.innerHeight / 3);
+  const current = atEnd && window.scrollY > 0 ? links.at(-1) : passed.at(-1) || links[0];
+  for (const link of links) {
+    if (link === current) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
   }
-  function enlarge(list, place) {
-    items = list;
-    show(place);
-    viewer.showModal();
-  }
-  byId("viewer-close").addEventListener("click", () => viewer.close());
-  byId("viewer-before").addEventListener("click", () => show(at - 1));
-  byId("viewer-next").addEventListener("click", () => show(at + 1));
-  viewer.addEventListener("click", (event) => {
-    if (event.target !== viewer) return;
-    const box = viewer.getBoundingClientRect();
-    const inside = event.clientX >= box.left && event.clientX <= box.right && event.clientY >= box.top && event.clientY <= box.bottom;
-    if (!inside) viewer.close();
+}
+let marking = false; // once a picture of the screen is enough
+window.addEventListener("scroll", () => {
+  if (marking) return;
+  marking = true;
+  window.requestAnimationFrame(() => {
+    markSection();
+    marking = false;
   });
-  viewer.addEventListener("keydown", (event) => {
-    if (event.key === "ArrowLeft") show(at - 1);
-    if (event.key === "ArrowRight") show(at + 1);
+}, { passive: true });
+markSection();
+
+// The viewer: one image large, beside the query it was found for; its neighbours by the arrow keys.
+const viewer = byId("viewer");
+let items = [];
+let at = 0;
+function show(place) {
+  if (place < 0 || place >= items.length) return;
+  at = place;
+  const { query } = items[at];
+  byId("viewer-title").textContent = `Image ${at + 1} of ${items.length}`;
+  frame("found", items[at]);
+  byId("query").hidden = query === null;
+  if (query !== null) frame("query", query);
+  byId("viewer-file").textContent = data.images[items[at].image].file;
+  byId("viewer-before").disabled = at === 0;
+  byId("viewer-next").disabled = at === items.length - 1;
+}
+function frame(name, { image, note, kind }) {
+  const { label, src } = data.images[image];
+  const picture = byId(`${name}-image`);
+  byId(name).className = kind;
+  fill(picture, image);
+  picture.alt = `Image of ${label}`;
+  byId(`${name}-label`).textContent = label;
+  byId(`${name}-note`).textContent = src === null ? `${note} (no image)` : note;
+}
+function enlarge(list, place) {
+  items = list;
+  show(place);
+  viewer.showModal();
+}
+function listOf(cell) { // the images of a cell's row, each beside the query of its list
+  const cells = [...cell.closest("[data-row]").querySelectorAll("button[data-view]")];
+  let query = null;
+  const list = cells.map(({ dataset, className }) => {
+    const item = { image: Number(dataset.view), note: dataset.note, kind: className.replace("cell ", "") };
+    if (item.kind === "query") query = item;
+    return { ...item, query: item.kind === "query" ? null : query };
   });
-  document.addEventListener("click", (event) => {
-    const cell = event.target.closest("button[data-view]");
-    if (cell === null) return;
-    const row = [...cell.closest("[data-row]").querySelectorAll("button[data-view]")];
-    const list = row.map((each) => ({ image: Number(each.dataset.view), note: each.dataset.note }));
-    enlarge(list, row.indexOf(cell));
-  });
-
-  // The map: a canvas that is moved by pointer, wheel, buttons and keys.
-  function makeMap(canvas, map) {
-    const context = canvas.getContext("2d");
-    const tip = byId("map-tip");
-    const said = byId("map-said");
-    const chooser = byId("map-class");
-    const side = map.side;
-    const most = 60;
-    const view = { zoom: 1, x: 0, y: 0 };
-    let current = -1;
-    let only = -1;
-    let width = 0;
-    let height = 0;
-
-    const unit = () => (0.94 * Math.min(width, height) * view.zoom) / side;
-    const placeX = (point) => width / 2 + view.x + (map.x[point] - side / 2) * unit();
-    const placeY = (point) => height / 2 + view.y - (map.y[point] - side / 2) * unit();
-    const isOpen = (point) => only < 0 || map.label[point] === only;
-    const colour = (label) => {
-      const hue = Math.round((label * 137.508) % 360);
-      const band = Math.floor(label / 8) % 3;
-      return isDark() ? `hsl(${hue} 70% ${60 + 10 * band}%)` : `hsl(${hue} 75% ${42 - 8 * band}%)`;
-    };
-
-    function draw() {
-      const ratio = window.devicePixelRatio || 1;
-      context.setTransform(ratio, 0, 0, ratio, 0, 0);
-      context.clearRect(0, 0, width, height);
-      const radius = Math.min(7, 2.6 + 0.6 * Math.log2(view.zoom) + (map.x.length < 500 ? 1.2 : 0));
-      const closed = (point) => !isOpen(point);
-      for (const faint of [true, false]) { // those that are chosen above the others
-        context.globalAlpha = faint ? 0.12 : 0.85;
-        for (let point = 0; point < map.x.length; point++) {
-          if (closed(point) === faint) dot(point, radius);
-        }
-      }
-      context.globalAlpha = 1;
-      if (current >= 0) ring(current, radius + 4);
-      canvas.dataset.zoom = view.zoom.toFixed(3);
-      canvas.dataset.current = String(current);
-      placeTip();
-    }
-    function dot(point, radius) {
-      const x = placeX(point);
-      const y = placeY(point);
-      if (x < -radius || y < -radius || x > width + radius || y > height + radius) return;
-      context.beginPath();
-      context.arc(x, y, radius, 0, 2 * Math.PI);
-      if (map.right[point] === 0) { // its nearest image is of another class
-        context.lineWidth = 1.8;
-        context.strokeStyle = colour(map.label[point]);
-        context.stroke();
-      } else {
-        context.fillStyle = colour(map.label[point]);
-        context.fill();
-      }
-    }
-    function ring(point, radius) {
-      context.beginPath();
-      context.arc(placeX(point), placeY(point), radius, 0, 2 * Math.PI);
-      context.lineWidth = 2.5;
-      context.strokeStyle = isDark() ? "#ffffff" : "#000000";
-      context.stroke();
-    }
-
-    const verdicts = { "1": "its nearest image is of its class", "0": "its nearest image is of another class", "-1": "" };
-    const noteOf = (point) => ["on the map", verdicts[map.right[point]]].filter(Boolean).join("; ");
-    function choose(point, aloud) {
-      if (point === current) return;
-      current = point;
-      tip.hidden = point < 0;
-      if (point >= 0) {
-        fill(byId("map-tip-image"), map.image[point]);
-        byId("map-tip-label").textContent = map.classes[map.label[point]];
-        byId("map-tip-note").textContent = verdicts[map.right[point]];
-        if (aloud) said.textContent = `${map.classes[map.label[point]]}: ${data.images[map.image[point]].file}; ${noteOf(point)}`;
-      }
-      draw();
-    }
-    function placeTip() {
-      if (current < 0) return;
-      const x = placeX(current);
-      const y = placeY(current);
-      tip.hidden = x < 0 || y < 0 || x > width || y > height;
-      const left = x > width / 2 ? x - tip.offsetWidth - 14 : x + 14;
-      tip.style.left = Math.max(0, left) + "px";
-      tip.style.top = Math.max(0, Math.min(height - tip.offsetHeight, y - tip.offsetHeight / 2)) + "px";
-    }
-    function nearest(x, y, within, allowed) {
-      let best = -1;
-      let least = within * within;
-      for (let point = 0; point < map.x.length; point++) {
-        const distance = (placeX(point) - x) ** 2 + (placeY(point) - y) ** 2;
-        if (distance <= least && isOpen(point) && (allowed === undefined || allowed(point))) {
-          best = point;
-          least = distance;
-        }
-      }
-      return best;
-    }
-
-    function zoomAt(factor, x, y) {
-      const zoom = Math.min(most, Math.max(1, view.zoom * factor));
-      const change = zoom / view.zoom;
-      view.x = x - width / 2 - (x - width / 2 - view.x) * change;
-      view.y = y - height / 2 - (y - height / 2 - view.y) * change;
-      view.zoom = zoom;
-      hold();
-      draw();
-    }
-    function hold() { // the map cannot be lost from sight
-      const reach = (Math.min(width, height) * view.zoom) / 2 + Math.max(width, height) / 4;
-      view.x = Math.min(reach, Math.max(-reach, view.x));
-      view.y = Math.min(reach, Math.max(-reach, view.y));
-    }
-    function reset() {
-      Object.assign(view, { zoom: 1, x: 0, y: 0 });
-      draw();
-    }
-    function step(x, y) {
-      if (current < 0 || !isOpen(current)) return choose(nearest(width / 2, height / 2, Infinity), true);
-      const [fromX, fromY] = [placeX(current), placeY(current)];
-      const isAhead = (point) => {
-        const [byX, byY] = [placeX(point) - fromX, placeY(point) - fromY];
-        const ahead = byX * x + byY * y;
-        return point !== current && ahead > 0 && ahead >= Math.abs(byX * y - byY * x);
-      };
-      const next = nearest(fromX, fromY, Infinity, isAhead);
-      if (next >= 0) {
-        choose(next, true);
-        bringIn(next);
-      }
-    }
-    function bringIn(point) {
-      const margin = 30;
-      const [x, y] = [placeX(point), placeY(point)];
-      view.x += Math.max(0, margin - x) - Math.max(0, x - (width - margin));
-      view.y += Math.max(0, margin - y) - Math.max(0, y - (height - margin));
-      draw();
-    }
-    function open(point) {
-      if (point >= 0) enlarge([{ image: map.image[point], note: noteOf(point) }], 0);
-    }
-
-    const keys = {
-      "+": () => zoomAt(1.5, width / 2, height / 2),
-      "=": () => zoomAt(1.5, width / 2, height / 2),
-      "-": () => zoomAt(1 / 1.5, width / 2, height / 2),
-      "0": reset,
-      Enter: () => open(current),
-      Escape: () => choose(-1, false),
-      ArrowLeft: () => step(-1, 0),
-      ArrowRight: () => step(1, 0),
-      ArrowUp: () => step(0, -1),
-      ArrowDown: () => step(0, 1),
-    };
-    canvas.addEventListener("keydown", (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey || !(event.key in keys)) return;
-      event.preventDefault();
-      keys[event.key]();
-    });
-
-    const pointers = new Map();
-    let moved = 0;
-    const local = (event) => {
-      const box = canvas.getBoundingClientRect();
-      return { x: event.clientX - box.left, y: event.clientY - box.top };
-    };
-    canvas.addEventListener("pointerdown", (event) => {
-      canvas.setPointerCapture(event.pointerId);
-      pointers.set(event.pointerId, local(event));
-      moved = 0;
-    });
-    canvas.addEventListener("pointermove", (event) => {
-      const now = local(event);
-      const before = pointers.get(event.pointerId);
-      if (before === undefined) return choose(nearest(now.x, now.y, 14), false);
-      const others = [...pointers].filter(([id]) => id !== event.pointerId);
-      moved += Math.abs(now.x - before.x) + Math.abs(now.y - before.y);
-      if (others.length === 0) {
-        view.x += now.x - before.x;
-        view.y += now.y - before.y;
-        hold();
-        draw();
-      } else { // two fingers
-        const fixed = others[0][1];
-        const apart = (place) => Math.hypot(place.x - fixed.x, place.y - fixed.y);
-        zoomAt(apart(now) / Math.max(1, apart(before)), fixed.x, fixed.y);
-      }
-      pointers.set(event.pointerId, now);
-    });
-    canvas.addEventListener("pointerup", (event) => {
-      const place = local(event);
-      const wasClick = pointers.size === 1 && moved < 6;
-      pointers.delete(event.pointerId);
-      if (wasClick) {
-        choose(nearest(place.x, place.y, 14), true);
-        open(current);
-      }
-    });
-    canvas.addEventListener("pointercancel", (event) => pointers.delete(event.pointerId));
-    canvas.addEventListener("pointerleave", () => choose(-1, false));
-    canvas.addEventListener("wheel", (event) => {
-      if (!event.ctrlKey && document.activeElement !== canvas) return; // the page scrolls
-      event.preventDefault();
-      const place = local(event);
-      zoomAt(Math.exp(-0.0015 * event.deltaY), place.x, place.y);
-    }, { passive: false });
-
-    byId("map-in").addEventListener("click", () => zoomAt(1.5, width / 2, height / 2));
-    byId("map-out").addEventListener("click", () => zoomAt(1 / 1.5, width / 2, height / 2));
-    byId("map-reset").addEventListener("click", reset);
-    function filter(label) {
-      only = label;
-      chooser.value = String(label);
-      if (current >= 0 && !isOpen(current)) choose(-1, false);
-      const count = map.label.filter((each) => each === label).length;
-      said.textContent = label < 0 ? "All classes." : `${map.classes[label]}: ${count} images.`;
-      for (const button of byId("map-legend").querySelectorAll("button")) {
-        button.setAttribute("aria-pressed", String(Number(button.dataset.label) === label));
-      }
-      draw();
-    }
-    chooser.addEventListener("change", () => filter(Number(chooser.value)));
-    function drawLegend() {
-      if (map.classes.length > 24) return;
-      const entries = map.classes.map((name, label) => {
-        const entry = document.createElement("li");
-        const button = document.createElement("button");
-        const spot = document.createElement("i");
-        button.type = "button";
-        button.dataset.label = String(label);
-        button.setAttribute("aria-pressed", String(label === only));
-        spot.style.background = colour(label);
-        button.append(spot, name);
-        button.addEventListener("click", () => filter(only === label ? -1 : label));
-        entry.append(button);
-        return entry;
-      });
-      byId("map-legend").replaceChildren(...entries);
-    }
-
-    function fit() {
-      const ratio = window.devicePixelRatio || 1;
-      width = canvas.clientWidth;
-      height = canvas.clientHeight;
-      canvas.width = Math.round(width * ratio);
-      canvas.height = Math.round(height * ratio);
-      draw();
-    }
-    new ResizeObserver(fit).observe(canvas);
-    redraws.push(() => {
-      drawLegend();
-      draw();
-    });
-    drawLegend();
-    fit();
-  }
-  if (byId("map-canvas") !== null) makeMap(byId("map-canvas"), data.map);
-
-  systemIsDark.addEventListener("change", () => redraws.forEach((redraw) => redraw()));
-  for (const [event, value] of [["beforeprint", true], ["afterprint", false]]) {
-    window.addEventListener(event, () => {
-      printing = value;
-      redraws.forEach((redraw) => redraw());
-    });
-  }
-  setTheme(stored() || "system");
-})();
+  return [cells, list];
+}
+document.addEventListener("click", (event) => {
+  const cell = event.target.closest("button[data-view]");
+  if (cell === null) return;
+  const [cells, list] = listOf(cell);
+  enlarge(list, cells.indexOf(cell));
+});
+byId("viewer-close").addEventListener("click", () => viewer.close());
+byId("viewer-before").addEventListener("click", () => show(at - 1));
+byId("viewer-next").addEventListener("click", () => show(at + 1));
+viewer.addEventListener("click", (event) => {
+  if (event.target !== viewer) return;
+  const box = viewer.getBoundingClientRect();
+  const inside = event.clientX >= box.left && event.clientX <= box.right && event.clientY >= box.top && event.clientY <= box.bottom;
+  if (!inside) viewer.close();
+});
+viewer.addEventListener("keydown", (event) => {
+  if (event.key === "ArrowLeft") show(at - 1);
+  if (event.key === "ArrowRight") show(at + 1);
+});

@@ -12,9 +12,11 @@ from PIL import Image, ImageOps
 from vicinal.data.decoding import read_image
 from vicinal.data.table import Table
 from vicinal.errors import InputError
+from vicinal.report.page.markup import counted
 
-LARGE, SMALL = 192, 96  # longer side in pixels: of what can be enlarged, and of what is on the map
-QUALITY, SHRINK, LEAST = 70, 0.8, 16
+LARGE, SMALL = 320, 96  # longer side in pixels: of what can be enlarged, and of what is on the map
+BUDGET = 11 * 2**20  # bytes of all thumbnails in base 64, so that a page stays below 15 MB
+QUALITY, LEAST = 75, 16
 READERS = 4
 
 
@@ -52,23 +54,28 @@ class Pictures:
     def __len__(self) -> int:
         return len(self._images)
 
-    def encoded(self, budget: int) -> list[dict[str, Any]]:
+    def encoded(self, budget: int | None = None) -> list[dict[str, Any]]:
         """All images as `label`, `file` and `src`: WebP in base 64, or None where there is no image that can be read.
 
         Args:
-            budget: bytes for all thumbnails; they are made smaller until they fit.
+            budget: bytes for all thumbnails, which are made smaller until they fit; None: :data:`BUDGET`.
         """
+        budget = BUDGET if budget is None else budget
         with ThreadPoolExecutor(READERS) as pool:
             thumbnails = list(pool.map(self._read, range(len(self))))
-        self.unreadable = sum(
-            path is not None and thumbnail is None for path, thumbnail in zip(self._paths, thumbnails, strict=True)
-        )
-        scale = 1.0
-        sources = _sources(thumbnails, scale)
-        while sum(map(len, filter(None, sources))) > budget and scale * LARGE > LEAST:
-            scale *= SHRINK
-            sources = _sources(thumbnails, scale)
+            self.unreadable = sum(
+                path is not None and thumbnail is None for path, thumbnail in zip(self._paths, thumbnails, strict=True)
+            )
+            sources, scale = _sources(pool, thumbnails, 1.0), 1.0
+            while (size := sum(map(len, filter(None, sources)))) > budget and scale * LARGE > LEAST:
+                scale *= 0.95 * min((budget / size) ** 0.5, 1.0)
+                sources = _sources(pool, thumbnails, scale)
         return [{**image, "src": source} for image, source in zip(self._images, sources, strict=True)]
+
+    def notes(self) -> list[str]:
+        """What is to be said of the images that were encoded: how many could not be read, if any."""
+        count = self.unreadable
+        return [f"{counted(count, 'image')} could not be read, and the page has frames in their place"] if count else []
 
     def _read(self, number: int) -> Image.Image | None:
         path, size = self._paths[number], self._sizes[number]
@@ -97,8 +104,8 @@ def _small_jpeg(path: str, size: int) -> Image.Image | None:
         return None
 
 
-def _sources(thumbnails: list[Image.Image | None], scale: float) -> list[str | None]:
-    return [None if thumbnail is None else _source(thumbnail, scale) for thumbnail in thumbnails]
+def _sources(pool: ThreadPoolExecutor, thumbnails: list[Image.Image | None], scale: float) -> list[str | None]:
+    return list(pool.map(lambda thumbnail: None if thumbnail is None else _source(thumbnail, scale), thumbnails))
 
 
 def _source(thumbnail: Image.Image, scale: float) -> str:

@@ -14,6 +14,7 @@ from vicinal.retrieval.neighbors import LeftOut, nearest
 from vicinal.retrieval.scores import Array, UnitVectors
 
 NEIGHBORS = 10  # of each query
+CHUNK = 2048  # queries a block: many, for the whole gallery is brought to length one for each block
 
 Integers = npt.NDArray[np.int64]
 
@@ -76,8 +77,8 @@ def neighborhood(vectors: Array, table: Table, evaluation: Evaluation, k: int = 
     places = np.full(len(table), -1)
     places[gallery] = np.arange(len(gallery))
     left_out = LeftOut(len(queries), len(gallery), places[queries], groups[queries], groups[gallery])
-    asked, searched = (UnitVectors(vectors, "embedding", rows) for rows in (queries, gallery))
-    neighbors = nearest(asked, searched, k, left_out)
+    asked, searched = (UnitVectors(vectors, "embedding", _some(rows, len(table))) for rows in (queries, gallery))
+    neighbors = nearest(asked, searched, k, left_out, min(CHUNK, len(queries)))
     found = gallery[neighbors.indices]
     right = table.labels[found] == table.labels[queries][:, None]
     return Neighborhood(positions, queries, gallery, found, neighbors.scores, right)
@@ -94,6 +95,11 @@ def gallery_rows(table: Table, evaluation: Evaluation) -> Integers:
     if not table.has("is_gallery"):
         raise InputError("the evaluation is of queries against a gallery; the table needs columns is_query, is_gallery")
     return np.flatnonzero(table.frame["is_gallery"].to_numpy(dtype=bool))
+
+
+def _some(rows: Integers, total: int) -> Integers | None:
+    """None for all rows in their order, which are read where they lie; else the rows, which are gathered."""
+    return None if np.array_equal(rows, np.arange(total)) else rows
 
 
 def _check_rows(vectors: Array, table: Table, evaluation: Evaluation) -> None:

@@ -1,0 +1,68 @@
+"""What was evaluated, and all data of the run: images, classes, and how large classes are."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from vicinal.data.statistics import Statistics
+from vicinal.data.table import Table
+from vicinal.evaluation.protocol import Evaluation
+from vicinal.report.page.charts import bins_table, histogram_chart
+from vicinal.report.page.markup import Markup, Section, counted, facts, figure, percent, section, table
+from vicinal.report.page.run import Run
+
+SIZE_BINS = 40
+
+
+def summary(evaluation: Evaluation) -> str:
+    """What was evaluated, in a line.
+
+    Example:
+        >>> from vicinal.evaluation import evaluate_arrays
+        >>> summary(evaluate_arrays(np.eye(2), [0, 1], np.eye(2), [0, 1], recall_at=[1]))
+        'query/gallery: 2 queries, 2 gallery images'
+    """
+    return f"{evaluation.protocol}: {evaluation.queries:,} queries, {evaluation.gallery:,} gallery images"
+
+
+def data_section(evaluated: Table, evaluation: Evaluation, run: Run) -> Section:
+    """Images and classes of what was evaluated and, of a run, of every split."""
+    known = [
+        ("Protocol", evaluation.protocol),
+        ("Queries", f"{evaluation.queries:,}"),
+        ("Gallery images", f"{evaluation.gallery:,}"),
+        ("Queries with nothing to find, not counted", f"{evaluation.without_positive:,}"),
+        ("Right images tied with others", f"{evaluation.ties:,}"),
+    ]
+    parts: list[object] = [facts(known), statistics_table("What was evaluated", evaluated.statistics())]
+    if run.table is not None:
+        parts.append(statistics_table("All images of the run", run.table.statistics()))
+    lead = "How many images and classes there are, and how many images a class has."
+    return section("data", "Data", lead, *parts, sizes_figure(evaluated.class_counts))
+
+
+def statistics_table(caption: str, statistics: Statistics) -> Markup:
+    """A line a split and, unless there is one split, one for all."""
+    extra = [name.replace("_", " ") for name in (*statistics.coarse, *statistics.noise)]
+    columns = ["split", "images", "classes", "smallest class", "median class", "largest class", *extra]
+    splits = list(statistics.splits.items())
+    lines = [_statistics_row(*each) for each in (splits if len(splits) == 1 else [*splits, ("all", statistics)])]
+    return table(caption, columns, lines, range(1, len(columns)))
+
+
+def sizes_figure(counts: npt.NDArray[np.int64]) -> Markup:
+    """How many classes there are of each size."""
+    width = max(-(-int(np.ptp(counts) + 1) // SIZE_BINS), 1)
+    edges = np.arange(counts.min(), counts.max() + width + 1, width).astype(np.float64)
+    groups = {"classes": np.histogram(counts, edges)[0].astype(np.float64)}
+    sizes = f"{counts.min():,} to {counts.max():,} images, {np.median(counts):g} in the middle"
+    text = f"{counted(len(counts), 'class', 'classes')} of {sizes}."
+    chart = histogram_chart(edges, groups, "images of a class", "classes", text)
+    return figure(chart, text, bins_table("Classes by size", "images of a class", edges, groups, "g"))
+
+
+def _statistics_row(name: str, part: Statistics) -> list[str]:
+    sizes = [f"{part.classes:,}", f"{part.smallest:,}", f"{part.median:g}", f"{part.largest:,}"]
+    coarse = [f"{number:,}" for number in part.coarse.values()]
+    return [name, f"{part.images:,}", *(sizes if part.classes else "––––"), *coarse, *map(percent, part.noise.values())]

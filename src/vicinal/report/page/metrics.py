@@ -1,0 +1,101 @@
+"""The answer: every metric with its interval, what it means, and where it lies between 0 and 100 %."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vicinal.evaluation.protocol import Evaluation
+from vicinal.report.page.markup import Markup, Section, element, joined, note, percent, section, table
+
+HEADLINES = ("recall@1", "R-precision", "mAP@R", "mAP")
+MEANINGS = {
+    "recall@": "queries with an image of their class among the first {}",
+    "precision@": "of the first {} images, those of the query's class",
+    "found@": "of the images of the query's class, those among the first {}",
+    "mAP@": "average precision of the first {} images",
+    "recall@1": "queries whose nearest image is of their class",
+    "mAP@R": "as R-precision, and the earlier the hits stand the more they count",
+    "R-precision": "of the first R images, those of the query's class, which has R images to find",
+    "mAP": "average precision of the whole ranking: precision at each image of the class, averaged",
+    "MRR": "mean of 1 / rank of the first image of the query's class",
+    "NMI": "k-means clusters and classes: shared information",
+    "AMI": "the same, above what chance gives",
+    "F1": "k-means clusters and classes: pairs of images that are together in both",
+}
+BAR_WIDTH, BAR_HEIGHT = 160, 16
+
+Intervals = Mapping[str, tuple[float, float]]
+
+
+def metrics_section(evaluation: Evaluation, intervals: Intervals | None, level: float) -> Section:
+    """The headlines as cards, then every metric."""
+    known = intervals or {}
+    headlines = [name for name in HEADLINES if name in evaluation.metrics] or list(evaluation.metrics)[:4]
+    cards = [_card(name, evaluation.metrics[name], known.get(name), level) for name in headlines]
+    columns = ["metric", "value", *([f"{100 * level:g} % interval"] if known else []), "from 0 to 100 %"]
+    lines = [_line(name, value, known.get(name), bool(known)) for name, value in evaluation.metrics.items()]
+    without = None if known else note("No confidence intervals were given.")
+    return section(
+        "metrics",
+        "Metrics",
+        "How well images find others of their class: means over all queries that have something to find.",
+        element("ul", *cards, class_="cards"),
+        table("Every metric", columns, lines, range(1, len(columns) - 1)),
+        without,
+    )
+
+
+def meaning(name: str) -> str:
+    """What a metric says, in plain words; nothing for one that is not known.
+
+    Example:
+        >>> meaning("coarse/recall@8")
+        'queries with an image of their coarse class among the first 8'
+    """
+    level, _, metric = name.rpartition("/")
+    kind, at, cut = metric.partition("@")
+    text = MEANINGS.get(metric) or MEANINGS.get(kind + at, "").format(cut)
+    return text.replace("class", f"{level} class") if level else text
+
+
+def named(name: str) -> Markup:
+    """A metric's name with its meaning below."""
+    return joined([name, element("small", meaning(name), class_="meaning")])
+
+
+def interval_text(ends: tuple[float, float] | None) -> str:
+    """Both ends in percent; a dash for none."""
+    return "–" if ends is None else f"{100 * ends[0]:.2f} to {100 * ends[1]:.2f} %"
+
+
+def bar(value: float, ends: tuple[float, float] | None = None) -> Markup:
+    """A value between 0 and 1 as a bar, its interval as a line over the bar's end; for the eye alone."""
+    middle = BAR_HEIGHT / 2
+    parts = [
+        element("rect", x=0, y=3, width=BAR_WIDTH, height=BAR_HEIGHT - 6, class_="whole"),
+        element("rect", x=0, y=3, width=f"{_inside(value):.1f}", height=BAR_HEIGHT - 6, class_="part"),
+    ]
+    if ends is not None:
+        low, high = (f"{_inside(end):.1f}" for end in ends)
+        parts.append(element("path", d=f"M{low},2V{BAR_HEIGHT - 2}M{low},{middle}H{high}M{high},2V{BAR_HEIGHT - 2}"))
+    box = f"0 0 {BAR_WIDTH} {BAR_HEIGHT}"
+    return element(
+        "svg", *parts, viewBox=box, width=BAR_WIDTH, height=BAR_HEIGHT, class_="bar-chart", aria_hidden="true"
+    )
+
+
+def _inside(share: float) -> float:
+    return BAR_WIDTH * min(max(share, 0.0), 1.0) if share == share else 0.0
+
+
+def _card(name: str, value: float, ends: tuple[float, float] | None, level: float) -> Markup:
+    interval = None if ends is None else element("span", interval_text(ends), class_="ends")
+    of = None if ends is None else element("small", f"{100 * level:g} % interval")
+    return element(
+        "li", element("span", name, class_="name"), element("strong", percent(value)), interval, of, class_="card"
+    )
+
+
+def _line(name: str, value: float, ends: tuple[float, float] | None, with_intervals: bool) -> list[object]:
+    interval = [interval_text(ends)] if with_intervals else []
+    return [named(name), percent(value), *interval, bar(value, ends)]

@@ -1,0 +1,53 @@
+"""Embeddings and labels to evaluate, and the metrics read off sorted lists."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def lattice(rows: int, seed: int, dim: int = 6) -> np.ndarray:
+    """Unit vectors of entries 0 and +-1/2: exact products and a great many ties."""
+    rng = np.random.default_rng(seed)
+    vectors = np.zeros((rows, dim))
+    for row in vectors:
+        row[rng.choice(dim, 4, replace=False)] = rng.choice([-0.5, 0.5], 4)
+    return vectors
+
+
+def clusters(rows: int, classes: int, seed: int = 0, dim: int = 16) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, rows)
+    vectors = rng.standard_normal((classes, dim))[labels] + 1.5 * rng.standard_normal((rows, dim))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32), labels
+
+
+def brute_force(vectors, labels, is_query, is_gallery, groups, recall_at, coarse=None) -> tuple[dict[str, float], int]:
+    """Sort everything in float64 and read the metrics off the list of relevances."""
+    similarities = vectors.astype(np.float64) @ vectors.astype(np.float64).T
+    rows: dict[str, list[float]] = {}
+    without = 0
+    for query in np.flatnonzero(is_query):
+        gallery = [
+            item
+            for item in np.flatnonzero(is_gallery)
+            if item != query and not (labels[item] == labels[query] and groups[item] == groups[query] != -1)
+        ]
+        gallery.sort(key=lambda item: (-similarities[query, item], item))
+        hits = [labels[item] == labels[query] for item in gallery]
+        if coarse is not None:
+            hits = [coarse[item] == coarse[query] for item in gallery]
+        total = sum(hits)
+        if not total:
+            without += 1
+            continue
+        precisions = [hit * sum(hits[: k + 1]) / (k + 1) for k, hit in enumerate(hits)]
+        for k in recall_at:
+            rows.setdefault(f"recall@{k}", []).append(float(any(hits[:k])))
+        rows.setdefault("mAP@R", []).append(sum(precisions[:total]) / total)
+        rows.setdefault("R-precision", []).append(sum(hits[:total]) / total)
+        rows.setdefault("mAP", []).append(sum(precisions) / total)
+        rows.setdefault("precision@3", []).append(sum(hits[:3]) / 3)
+        rows.setdefault("found@2", []).append(sum(hits[:2]) / total)
+        rows.setdefault("mAP@2", []).append(sum(precisions[:2]) / min(2, total))
+        rows.setdefault("MRR", []).append(1 / (hits.index(True) + 1))
+    return {name: float(np.mean(values)) for name, values in rows.items()}, without

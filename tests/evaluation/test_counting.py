@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vicinal.evaluation import counting
+from vicinal.evaluation.counting import Counter
+from vicinal.evaluation.device_counting import DeviceCounter
+from vicinal.evaluation.positives import Positives, key_scores, ranking_keys
+from vicinal.evaluation.relevance import Relevance
+
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 0.25, -0.25, 1e-30, -1e-30, 1e-45, 0.5 + 2**-24, 3e30, -3e30]
+
+
+def setting(scores: np.ndarray, positives: np.ndarray) -> tuple[Positives, Relevance]:
+    """The same positives for all queries."""
+    queries = len(scores)
+    keys = np.sort(ranking_keys(scores[:, positives], np.broadcast_to(positives, (queries, len(positives)))), axis=1)
+    labels = np.zeros(scores.shape[1], dtype=np.int64)
+    labels[positives] = 1
+    first, counts = np.arange(queries + 1) * len(positives), np.full(queries, len(positives))
+    found = Positives(key_scores(keys).ravel(), keys.astype(np.int32).ravel(), first, counts)
+    return found, Relevance(np.ones(queries, dtype=np.int64), labels)
+
+
+def counters(found: Positives, relevance: Relevance) -> list[Counter | DeviceCounter]:
+    return [Counter(found, relevance, 0), DeviceCounter(found, relevance, 0, torch.device("cpu"))]
+
+
+def check(scores: np.ndarray, found: Positives, counter: Counter | DeviceCounter) -> None:
+    """Against counting one by one what ranks before each positive, and whether anything has its score."""
+    others = np.setdiff1d(np.arange(scores.shape[1]), found.rows)
+    before, tied = counter.before.reshape(len(scores), -1).cumsum(axis=1), counter.tied.reshape(len(scores), -1)
+    for query, row in enumerate(scores):
+        for position in range(found.counts[query]):
+            slot = found.first[query] + position
+            value, column = found.scores[slot], found.rows[slot]
+            ahead = (row[others] > value) | ((row[others] == value) & (others < column))
+            assert before[query, position] == ahead.sum()
+            level = found.scores[found.first[query] : found.first[query + 1]] == value
+            assert tied[query][level].any() == (row[others] == value).any()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(SPECIAL), min_size=1, max_size=60), st.data())
+def test_both_ways_equal_counting_one_by_one(values: list[float], data: st.DataObject) -> None:
+    scores = np.array([values, values[::-1]], dtype=np.float32)
+    positives = np.array(sorted(data.draw(st.sets(st.integers(0, len(values) - 1), min_size=1))))
+    cut = data.draw(st.integers(0, len(values)))
+    found, relevance = setting(scores, positives)
+    for counter in counters(found, relevance):
+        for left, right in ((0, cut), (cut, len(values))):
+            if left < right:
+                counter.count(torch.from_numpy(scores[:, left:right].copy()), 0, left)
+        check(scores, found, counter)
+
+
+@pytest.mark.parametrize("count", [1, 3, 40, 400, 2900])
+@pytest.mark.parametrize("kind", ["random", "rounded", "narrow", "outlier", "lattice"])
+def test_long_rows_with_few_and_many_positives(count: int, kind: str) -> None:
+    rng = np.random.default_rng(count)
+    scores = rng.standard_normal((19, 3000)).astype(np.float32)
+    positives = np.sort(rng.choice(3000, count, replace=False))
+    if kind == "rounded":
+        scores = scores.round(2)
+    if kind == "narrow":
+        scores = np.float32(0.9) + scores * np.float32(1e-6)
+    if kind == "lattice":
+        scores = rng.integers(0, 3, scores.shape).astype(np.float32)
+    if kind == "outlier":
+        scores[:, positives[0]] = -1000
+    found, relevance = setting(scores, positives)
+    for counter in counters(found, relevance):
+        counter.count(torch.from_numpy(scores.copy())[:11], 0, 0)
+        counter.count_transposed(torch.from_numpy(scores.T[:2000].copy())[:, 11:], 11, 0)
+        counter.count_transposed(torch.from_numpy(scores.T[2000:].copy())[:, 11:], 11, 2000)
+        check(scores, found, counter)
+
+
+def test_scores_are_left_as_they_are() -> None:
+    scores = np.random.default_rng(0).standard_normal((5, 50)).astype(np.float32)
+    found, relevance = setting(scores, np.array([3, 4]))
+    for counter in counters(found, relevance):
+        given = torch.from_numpy(scores.copy())
+        counter.count(given, 0, 0)
+        np.testing.assert_array_equal(given, scores)
+
+
+def test_what_fails_in_a_thread_is_raised(monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    scores = np.random.default_rng(0).standard_normal((50, 50)).astype(np.float32)
+    found, relevance = setting(scores, np.array([3]))
+    monkeypatch.setattr(counting, "_count_rows", fail)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(MemoryError):
+        Counter(found, relevance, 0).count(torch.from_numpy(scores), 0, 0)
+
+
+def test_works_without_a_folder_to_keep_compiled_code_in(monkeypatch) -> None:
+    njit = counting.numba.njit
+
+    def no_cache(**given: object) -> object:
+        if given.pop("cache", False):
+            raise RuntimeError("cannot cache function: no locator available")
+        return njit(**given)
+
+    monkeypatch.setattr(counting.numba, "njit", no_cache)
+    assert counting.compiled(lambda number: number + 1)(2) == 3

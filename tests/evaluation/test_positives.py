@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vicinal.evaluation import positives as module
+from vicinal.evaluation.positives import key_scores, ranked_positives, ranking_keys
+from vicinal.evaluation.relevance import Relevance
+from vicinal.retrieval.scores import ScoreBlock, UnitVectors
+
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 0.25, -0.25, 1e-30, -1e-30, 1e-45, -1e-45, 3e38, -3e38]
+
+
+def test_keys_ascend_in_the_ranking_and_hold_scores() -> None:
+    scores = np.repeat(np.array(SPECIAL, dtype=np.float32), 3)
+    rows = np.tile([0, 7, 2**31 - 1], len(SPECIAL))
+    keys = ranking_keys(scores, rows)
+    np.testing.assert_array_equal(np.argsort(keys, kind="stable"), np.lexsort((rows, -scores)))
+    np.testing.assert_array_equal(key_scores(keys), scores)
+    np.testing.assert_array_equal(keys & 0xFFFFFFFF, rows)
+
+
+@pytest.mark.parametrize("classes", [1, 3, 40, 500])
+@pytest.mark.parametrize("most", [2**20, 50])
+@pytest.mark.parametrize("block", [4096, 17])
+def test_scores_are_those_of_the_whole_product(monkeypatch, classes: int, most: int, block: int) -> None:
+    monkeypatch.setattr(module, "MOST_PAIRS", most)
+    monkeypatch.setattr(module, "BLOCK_ROWS", block)
+    rng = np.random.default_rng(classes)
+    array, labels, groups = rng.standard_normal((300, 33)), rng.integers(-1, classes, 300), rng.integers(-1, 3, 300)
+    queries, gallery = UnitVectors(array[:170], "query"), UnitVectors(array, "gallery vector")
+    relevance = Relevance(labels[:170], labels, np.arange(170), groups[:170], groups)
+    scores = ScoreBlock(170, 300, queries.device).fill(queries.block(0, 170), gallery, 0, 300).numpy()
+    found = ranked_positives(queries, gallery, relevance, 20, 160)
+    for place, query in enumerate(range(20, 160)):
+        rows = relevance.positives(query)
+        rows = rows[np.lexsort((rows, -scores[query, rows]))]
+        first, count = found.first[place], found.counts[place]
+        np.testing.assert_array_equal(found.rows[first : first + count], rows)
+        np.testing.assert_array_equal(found.scores[first : first + count], scores[query, rows])
+
+
+def test_few_products_for_small_classes(monkeypatch) -> None:
+    entries = []
+    product = ScoreBlock.product
+    monkeypatch.setattr(
+        ScoreBlock,
+        "product",
+        lambda self, *given: (entries.append(len(given[0]) * len(given[1])), product(self, *given))[1],
+    )
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(400), 5))
+    vectors = UnitVectors(np.random.default_rng(1).standard_normal((2000, 4)), "embedding")
+    ranked_positives(vectors, vectors, Relevance(labels, labels), 0, 2000)
+    assert sum(entries) <= 64 * 2000
+    assert len(entries) < 40

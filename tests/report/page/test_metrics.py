@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.report.page.cases import case_of
+from vicinal.report.page.metrics import BAR_WIDTH, bar, meaning, metrics_section
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["recall@1", "recall@10", "found@5", "precision@10", "mAP@R", "mAP@1000", "mAP", "R-precision", "MRR", "AMI"],
+)
+def test_every_metric_has_a_meaning(name: str) -> None:
+    assert meaning(name)
+    assert "{" not in meaning(name)
+
+
+def test_meaning_names_the_k_and_the_level() -> None:
+    assert "first 7" in meaning("recall@7")
+    assert "coarse_2 class" in meaning("coarse_2/precision@7")
+    assert meaning("mine") == meaning("mine@3") == ""
+
+
+def test_bar_is_as_long_as_the_value() -> None:
+    drawn = bar(0.25, (0.2, 0.5))
+    assert [float(width) for width in re.findall(r'width="([\d.]+)" height="10"', drawn)] == [BAR_WIDTH, BAR_WIDTH / 4]
+    assert f"M{0.2 * BAR_WIDTH:.1f},8.0H{0.5 * BAR_WIDTH:.1f}" in drawn
+    assert "nan" not in bar(float("nan"))
+
+
+def test_cards_are_the_first_that_is_read() -> None:
+    section = metrics_section(case_of(np.eye(2)[[0, 0, 1, 1]], list("aabb")).evaluation, {"mAP": (0.1, 0.3)}, 0.9)
+    assert [re.search(r"<strong>([^<]+)", card)[1] for card in section.content.split('class="card"')[1:]] == [
+        "100.00 %"
+    ] * 4
+    assert section.content.count("10.00 to 30.00 %") == 2
+    assert "90 % interval" in section.content
+    assert "No confidence" in metrics_section(case_of(np.eye(2)[[0, 0]], list("aa")).evaluation, None, 0.9).content

@@ -1,0 +1,296 @@
+"""`vicinal evaluate` and `vicinal whiten`: what is measured, of what, and how it is shown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.data.benchmarks.test_revisited import root as roxford_root
+from vicinal.cli import main
+from vicinal.data import Table, load_embeddings, save_embeddings
+from vicinal.evaluating import check_same_images, per_query_frame
+from vicinal.evaluation import evaluate, metrics_by
+from vicinal.evaluation.clustering import cluster
+from vicinal.evaluation.uncertainty import interval, over_runs, paired
+from vicinal.evaluation.vehicle_id import evaluate_vehicle_id
+from vicinal.models import Embedder
+from vicinal.retrieval import ContextualReranking, Index, PCAWhitening
+
+roxford = pytest.fixture(roxford_root.__wrapped__)  # type: ignore[attr-defined]
+
+
+def embeddings(noise: float, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    centers = np.random.default_rng(99).normal(size=(12, 8)).repeat(6, axis=0)
+    return (centers + noise * rng.normal(size=(72, 8))).astype(np.float32)
+
+
+TABLE = Table(
+    pd.DataFrame(
+        {
+            "path": [f"{label}/{number}.jpg" for label in range(12) for number in range(6)],
+            "label": np.arange(72) // 6,
+            "coarse": np.arange(72) // 18,
+            "shop": np.array(["a", "b"])[np.arange(72) % 2],
+        }
+    )
+)
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three files of embeddings, good to bad, here."""
+    monkeypatch.chdir(tmp_path)
+    for name, noise in (("good", 0.8), ("fair", 1.1), ("bad", 1.6)):
+        save_embeddings(f"{name}.parquet", embeddings(noise), TABLE)
+    return tmp_path
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    capsys.readouterr()
+    status = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert status == 0, captured.err
+    return captured.out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 2
+    return capsys.readouterr().err
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_everything_that_can_be_asked_of_one_source(files: Path, capsys) -> None:
+    asked = ["--metrics", "precision@3", "MRR", "--hierarchy", "--clusters", "--intervals", "--by", "shop", "--seed", 3]
+    found = json.loads(output(capsys, "evaluate", "good.parquet", *asked, "--json"))
+    vectors, table = load_embeddings("good.parquet")
+    expected = evaluate(vectors, table, metrics=["precision@3", "MRR"], hierarchy=True)
+    clusters = cluster(vectors, table, seed=3).metrics
+    assert found["metrics"] == {**expected.metrics, **clusters}
+    ends = interval(expected, table, seed=3)
+    assert found["intervals"] == {name: list(each) for name, each in ends.items()}
+    assert (found["by"], found["level"]) == ("classes", 0.95)
+    groups = metrics_by(expected, table, "shop")
+    assert found["groups"]["a"]["mAP"] == groups.loc["a", "mAP"] != found["groups"]["b"]["mAP"]
+    lines = rows(output(capsys, "evaluate", "good.parquet", *asked, "--csv"))
+    whole = {each["metric"]: each for each in lines if not each["group"]}
+    assert {name: float(each["value"]) for name, each in whole.items()} == found["metrics"]
+    assert [float(whole["mAP"][end]) for end in ("low", "high")] == found["intervals"]["mAP"]
+    assert whole["NMI"]["low"] == ""
+    of_group = {(each["group"], each["metric"]): float(each["value"]) for each in lines if each["group"]}
+    assert of_group["b", "MRR"] == groups.loc["b", "MRR"]
+    text = output(capsys, "evaluate", "good.parquet", *asked)
+    assert "95 % intervals by classes in brackets" in text
+    assert "by shop: the weakest of 2, in %" in text
+    assert "coarse/mAP@R" in text
+
+
+def test_intervals_by_queries_at_another_level_are_narrower(files: Path, capsys) -> None:
+    def width(*more: object) -> float:
+        low, high = json.loads(output(capsys, "evaluate", "bad.parquet", "--json", *more))["intervals"]["mAP"]
+        return high - low
+
+    by_classes, by_queries = width("--intervals"), width("--intervals", "queries")
+    assert by_queries < by_classes
+    assert width("--intervals", "--level", 0.5) < by_classes
+
+
+def test_models_are_compared_on_the_same_queries(files: Path, capsys) -> None:
+    found = json.loads(output(capsys, "evaluate", "bad.parquet", "good.parquet", "--compare", "--json"))
+    bad, good = (evaluate(*load_embeddings(f"{name}.parquet")) for name in ("bad", "good"))
+    expected = paired(bad, good, TABLE)["mAP@R"]
+    apart = found["models"]["good.parquet"]["differences"]["mAP@R"]
+    assert apart == {"difference": expected.difference, "interval": list(expected.interval), "p": expected.p}
+    assert apart["difference"] > 0
+    assert apart["p"] < 0.05
+    assert "less bad.parquet" in output(capsys, "evaluate", "bad.parquet", "good.parquet", "--compare")
+    assert rows(output(capsys, "evaluate", "bad.parquet", "good.parquet", "--compare", "--csv"))[1]["p"] != ""
+
+
+def test_only_the_same_images_are_compared(files: Path, capsys) -> None:
+    save_embeddings("short.parquet", embeddings(1)[:66], TABLE.take(np.arange(66)))
+    save_embeddings("other.parquet", embeddings(1), Table(TABLE.frame.assign(label=np.arange(72) % 12)))
+    save_embeddings("moved.parquet", embeddings(1), Table(TABLE.frame.assign(path=TABLE.frame["path"][::-1].tolist())))
+    for name, message in (
+        ("short", "short.parquet against good.parquet: 66 images and 72; a comparison needs the same ones"),
+        ("other", "other.parquet against good.parquet: row 1 has another label"),
+        ("moved", "moved.parquet against good.parquet: row 0 has another path"),
+    ):
+        assert message in refused(capsys, "evaluate", "good.parquet", f"{name}.parquet", "--compare")
+    elsewhere = Table(TABLE.frame.assign(path="copy/" + TABLE.frame["path"]))  # the same files in another folder
+    check_same_images(TABLE, elsewhere, "")
+
+
+def test_runs_are_averaged(files: Path, capsys) -> None:
+    names = ["good.parquet", "fair.parquet", "bad.parquet"]
+    found = json.loads(output(capsys, "evaluate", *names, "--average", "--json"))
+    expected = over_runs([evaluate(*load_embeddings(name)).metrics for name in names])
+    assert found["metrics"]["mAP"]["deviation"] == expected["mAP"].deviation
+    assert found["metrics"]["mAP"]["interval"] == list(expected["mAP"].interval)
+    assert "mean of 3 runs ± standard deviation" in output(capsys, "evaluate", *names, "--average")
+    assert rows(output(capsys, "evaluate", *names, "--average", "--csv"))[0]["runs"] == "3"
+
+
+def test_several_sources_without_a_word_are_shown_one_after_the_other(files: Path, capsys) -> None:
+    found = json.loads(output(capsys, "evaluate", "good.parquet", "bad.parquet", "--json"))
+    assert [each["source"] for each in found] == ["good.parquet", "bad.parquet"]
+    lines = rows(output(capsys, "evaluate", "good.parquet", "bad.parquet", "--csv"))
+    assert {each["source"] for each in lines} == {"good.parquet", "bad.parquet"}
+    text = output(capsys, "evaluate", "good.parquet", "bad.parquet")
+    assert text.index("good.parquet") < text.index("recall@1") < text.index("bad.parquet")
+
+
+def test_reranking_with_intervals_is_a_comparison_of_before_and_after(files: Path, capsys) -> None:
+    arguments = ["evaluate", "bad.parquet", "--rerank", "contextual", "--rerank.k", "6"]
+    found = json.loads(output(capsys, *arguments, "--intervals", "--json"))
+    assert list(found["models"]) == ["plain", "re-ranked"]
+    assert "p" in found["models"]["re-ranked"]["differences"]["mAP"]
+    lines = rows(output(capsys, *arguments, "--csv"))
+    vectors, table = load_embeddings("bad.parquet")
+    after = evaluate(vectors, table, rerank=ContextualReranking(k=6)).metrics
+    assert {each["metric"]: float(each["re-ranked"]) for each in lines} == after
+
+
+def test_embeddings_and_labels_from_two_files(files: Path, capsys) -> None:
+    vectors, table = load_embeddings("good.parquet")
+    np.save("x.npy", vectors)
+    pd.DataFrame({"label": table.frame["label"]}).to_csv("y.csv", index=False)
+    pd.DataFrame({"label": table.frame["label"]}).to_parquet("y.parquet")
+    np.save("y.npy", table.frame["label"].to_numpy())
+    expected = evaluate(vectors, table).metrics
+    for labels in ("y.csv", "y.parquet", "y.npy"):
+        found = json.loads(output(capsys, "evaluate", "--embeddings", "x.npy", "--labels", labels, "--json"))
+        assert found["metrics"] == expected
+    np.save("few.npy", np.arange(71))
+    np.save("real.npy", np.zeros((72, 2)))
+    given = ["evaluate", "--embeddings", "x.npy"]
+    assert "few.npy has 71 rows, x.npy 72 embeddings" in refused(capsys, *given, "--labels", "few.npy")
+    assert "real.npy: float64 [72, 2]; labels are" in refused(capsys, *given, "--labels", "real.npy")
+    assert "--embeddings and --labels go together" in refused(capsys, *given)
+    assert "leave out the source" in refused(capsys, *given, "--labels", "y.csv", "good.parquet")
+    assert "nothing to measure" in refused(capsys, "evaluate")
+    assert "good.parquet is named twice" in refused(capsys, "evaluate", "good.parquet", "good.parquet")
+
+
+def test_an_index_is_measured_without_what_was_deleted(files: Path, capsys) -> None:
+    vectors, table = load_embeddings("good.parquet")
+    index = Index.build(vectors, table, "hnsw", model_fingerprint="0123")
+    index.delete([0, 1])
+    index.save("index")
+    found = json.loads(output(capsys, "evaluate", "index", "--json"))
+    expected = evaluate(vectors[2:], table.take(np.arange(2, 72)))
+    assert found["metrics"] == pytest.approx(expected.metrics)
+    assert Index.load("index").fingerprint() == "0123"
+    assert "holds embeddings already" in refused(capsys, "evaluate", "index", "--model", "m")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    import torch
+
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("one", "two"):
+        torch.manual_seed(len(name) + ord(name[0]))
+        Embedder("test_resnet", dim=8, pretrained=False).save_pretrained(folder / name)
+    return [str(folder / name) for name in ("one", "two")]
+
+
+def test_models_are_measured_on_images(models: list[str], photos: Path, capsys) -> None:
+    found = json.loads(output(capsys, "evaluate", *models, "--images", photos, "--compare", "--json"))
+    alone = json.loads(output(capsys, "evaluate", photos, "--model", models[1], "--json"))
+    assert found["models"][models[1]]["metrics"] == pytest.approx(alone["metrics"])
+    assert "is a model; say which images it embeds with --images" in refused(capsys, "evaluate", models[0])
+    assert "leave out --model" in refused(capsys, "evaluate", models[0], "--images", photos, "--model", models[0])
+
+
+def test_whitening_is_learned_and_used(models: list[str], photos: Path, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "whitening.safetensors"
+    scales = ["--scales", "1", "0.5"]
+    output(capsys, "whiten", photos, "--model", models[0], *scales, "--dim", "4", "--out", file)
+    for name, more in (("plain", []), ("white", ["--whitening", file])):
+        output(capsys, "embed", photos, "--model", models[0], *scales, *more, "--out", tmp_path / f"{name}.parquet")
+    plain, white = (load_embeddings(tmp_path / f"{name}.parquet")[0] for name in ("plain", "white"))
+    assert white.shape == (48, 4)
+    np.testing.assert_allclose(white, PCAWhitening.load(file).apply(plain), atol=1e-5)
+    one_scale = tmp_path / "one.parquet"
+    output(capsys, "embed", photos, "--model", models[0], "--out", one_scale)
+    assert np.abs(load_embeddings(one_scale)[0] - plain).max() > 1e-3
+    assert "give --scales too" in refused(capsys, "evaluate", photos, "--model", models[0], "--longest", "9")
+
+
+def test_vectors_made_another_way_are_not_searched_for(models: list[str], photos: Path, tmp_path: Path, capsys) -> None:
+    output(capsys, "index", tmp_path / "index", "--source", photos, "--model", models[0], "--scales", "1", "0.5")
+    output(capsys, "search", tmp_path / "index", photos / "class0", "--model", models[0], "--scales", "1", "0.5")
+    assert "error" in refused(capsys, "search", tmp_path / "index", photos / "class0", "--model", models[0])
+
+
+def test_roxford_by_name(roxford: Path, models: list[str], tmp_path: Path, capsys) -> None:
+    arguments = ["evaluate", "roxford", "--root", roxford, "--model", models[0], "--scales", "1", "--longest", "64"]
+    found = json.loads(output(capsys, *arguments, "--json", "--intervals", "queries"))
+    assert found["protocol"] == "revisited"
+    assert {"easy/mAP", "medium/mP@10", "hard/mP@1"} <= set(found["metrics"])
+    compared = ["evaluate", *models, "--images", "roxford", "--root", roxford, "--compare"]
+    assert "medium/mAP" in output(capsys, *compared)
+    assert "--metrics: the protocol of roxford has no place for it" in refused(capsys, *arguments, "--metrics", "MRR")
+    save_embeddings(tmp_path / "v.parquet", embeddings(1), TABLE)
+    other = refused(capsys, "evaluate", tmp_path / "v.parquet", "--protocol", "roxford", "--root", roxford)
+    assert "72 embeddings; roxford has 3 gallery images and then 2 queries" in other
+
+
+def test_vehicle_ids_protocol(files: Path, capsys) -> None:
+    found = json.loads(output(capsys, "evaluate", "bad.parquet", "--protocol", "vehicle_id", "--json", "--by", "shop"))
+    expected = evaluate_vehicle_id(embeddings(1.6), TABLE)
+    assert found["metrics"] == expected.metrics
+    averaged = expected.averaged()
+    frame = per_query_frame(averaged, TABLE)
+    first = pd.Series({row: [] for row in range(72)})
+    for each in expected.repetitions:
+        for row, value in zip(each.query_rows, each.per_query["recall@1"], strict=True):
+            first[row].append(value)
+    means = [np.mean(values) for values in first if values]
+    np.testing.assert_allclose(frame["recall@1"], means)
+    assert set(found["groups"]) == {"a", "b"}
+
+
+def test_scores_of_every_query_in_a_file(files: Path, capsys) -> None:
+    output(capsys, "evaluate", "good.parquet", "--per-query", "q.parquet")
+    frame = pd.read_parquet("q.parquet")
+    expected = evaluate(*load_embeddings("good.parquet"))
+    np.testing.assert_array_equal(frame["mAP"], expected.per_query["mAP"])
+    assert frame["label"].tolist() == TABLE.frame["label"].tolist()
+    for more in (["--rerank", "contextual"], ["bad.parquet"], ["bad.parquet", "--compare"]):
+        assert "--per-query is for one source" in refused(
+            capsys, "evaluate", "good.parquet", *more, "--per-query", "x.csv"
+        )
+    assert not Path("x.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--metrics", "accuracy"], "there is no metric 'accuracy'"),
+        (["--by", "camera"], "the table has no column 'camera'"),
+        (["--by", "shop", "--rerank", "contextual"], "leave out --by"),
+        (["--clusters", "--rerank", "contextual"], "leave out --clusters"),
+        (["--intervals", "--level", "1.5"], "level is 1.5"),
+        (["bad.parquet", "--compare", "--by", "shop"], "leave out --by or --compare"),
+        (["bad.parquet", "--average", "--intervals"], "leave out --intervals"),
+        (["--compare"], "1 models to compare"),
+        (["--average"], "1 runs"),
+        (["bad.parquet", "--csv", "--rerank", "contextual"], "add --compare"),
+    ],
+)
+def test_what_cannot_be_asked(more: list[str], message: str, files: Path, capsys) -> None:
+    error = refused(capsys, "evaluate", "good.parquet", *more)
+    assert message in error
+    assert len(error.splitlines()) == 1
