@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 
 from vicinal import Embedder, Index, Recipe, Table, evaluate, train
+from vicinal.evaluation import interval
+from vicinal.report.page import write_page
 from vicinal.report.plots import neighbor_grid
 from vicinal.retrieval import find
 
@@ -22,6 +24,7 @@ The same with a folder of your own, one sub-folder of images per class:
 
     {vicinal} train --data.source photos/ --out run
     {vicinal} evaluate run --split test
+    {vicinal} report run --split test
     {vicinal} index gallery --source photos/ --model run
     {vicinal} search gallery photos/owl/1.jpg --model run --grid found.png
 """
@@ -49,10 +52,13 @@ def main(folder: Path) -> None:
     picture = folder / "neighbors.png"
     neighbor_grid([each.query for each in found], [each.matches for each in found], picture)
 
+    report, intervals = folder / "report.html", interval(after, test)
+    write_page(report, vectors, test, after, title="Digits 5-9, never seen", run=run.path, intervals=intervals)
+
     print(f"\nrecall@1 on the digits 5-9, never seen in training, after {time.monotonic() - started:.0f} s:")
     print(f"  before training   {100 * before.metrics['recall@1']:.1f} %")
     print(f"  after training    {100 * after.metrics['recall@1']:.1f} %")
-    for name, path in (("model", run.model), ("index", folder / "index"), ("pictures", picture)):
+    for name, path in (("model", run.model), ("index", folder / "index"), ("pictures", picture), ("page", report)):
         print(f"{name:9s} {path}")
     print(NEXT.format(vicinal=Path(sys.executable).with_name("vicinal")))
 

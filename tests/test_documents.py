@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, SMALL
-from vicinal.cli import main
+from vicinal.cli import WITH_RECIPE, build_parser, main
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What makes the commands possible without a network, and quick; all else is as written.
@@ -50,6 +50,16 @@ def test_python_blocks(document: Path, folder: Path) -> None:
         exec(block.replace("pretrained=True", "pretrained=False"), {})
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_that_are_shown_have_the_options_they_name(document: Path) -> None:
+    for block in blocks(document, "console"):
+        for line in block.splitlines():
+            program, *arguments = shlex.split(line.removeprefix("$ "), comments=True)
+            assert program == "vicinal"
+            given, rest = build_parser().parse_known_args(arguments)
+            assert not rest or given.verb in WITH_RECIPE, line
+
+
 def test_links_lead_somewhere() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text()):
@@ -75,5 +85,5 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     text = capsys.readouterr().out
     assert re.search(r"before training +\d+\.\d %\n +after training +\d+\.\d %", text)
     assert "vicinal train --data.source photos/ --out run" in text
-    for made in ("run/model/model.safetensors", "index/config.json", "neighbors.png", "thesis.txt"):
+    for made in ("run/model/model.safetensors", "index/config.json", "neighbors.png", "report.html", "thesis.txt"):
         assert (tmp_path / "demo" / made).is_file()

@@ -38,6 +38,7 @@ TABLE = Table(
             "label": np.arange(72) // 6,
             "coarse": np.arange(72) // 18,
             "shop": np.array(["a", "b"])[np.arange(72) % 2],
+            "boxes": [[0, 1]] * 72,
         }
     )
 )
@@ -137,6 +138,10 @@ def test_runs_are_averaged(files: Path, capsys) -> None:
     expected = over_runs([evaluate(*load_embeddings(name)).metrics for name in names])
     assert found["metrics"]["mAP"]["deviation"] == expected["mAP"].deviation
     assert found["metrics"]["mAP"]["interval"] == list(expected["mAP"].interval)
+    save_embeddings("short.parquet", embeddings(1)[:66], TABLE.take(np.arange(66)))
+    output(capsys, "evaluate", "good.parquet", "fair.parquet", "--average")
+    assert main(["evaluate", "good.parquet", "short.parquet", "--average"]) == 0
+    assert "other test sets, as of cross-validation: short.parquet against good.parquet" in capsys.readouterr().err
     assert "mean of 3 runs ± standard deviation" in output(capsys, "evaluate", *names, "--average")
     assert rows(output(capsys, "evaluate", *names, "--average", "--csv"))[0]["runs"] == "3"
 
@@ -171,6 +176,15 @@ def test_embeddings_and_labels_from_two_files(files: Path, capsys) -> None:
     for labels in ("y.csv", "y.parquet", "y.npy"):
         found = json.loads(output(capsys, "evaluate", "--embeddings", "x.npy", "--labels", labels, "--json"))
         assert found["metrics"] == expected
+    Path("x.csv").write_text("path\nof-something-else.jpg\n")  # does not count
+    found = json.loads(output(capsys, "evaluate", "--embeddings", "x.npy", "--labels", "y.csv", "--json"))
+    assert found["metrics"] == expected
+    found = json.loads(output(capsys, "evaluate", "--embeddings", "good.parquet", "--labels", "y.csv", "--json"))
+    assert found["metrics"] == expected
+    Path("x.csv").unlink()
+    assert "x.npy has no labels; give them with --embeddings x.npy --labels FILE" in refused(
+        capsys, "evaluate", "x.npy"
+    )
     np.save("few.npy", np.arange(71))
     np.save("real.npy", np.zeros((72, 2)))
     given = ["evaluate", "--embeddings", "x.npy"]
@@ -209,7 +223,7 @@ def test_models_are_measured_on_images(models: list[str], photos: Path, capsys) 
     found = json.loads(output(capsys, "evaluate", *models, "--images", photos, "--compare", "--json"))
     alone = json.loads(output(capsys, "evaluate", photos, "--model", models[1], "--json"))
     assert found["models"][models[1]]["metrics"] == pytest.approx(alone["metrics"])
-    assert "is a model; say which images it embeds with --images" in refused(capsys, "evaluate", models[0])
+    assert "is a model and holds no images: evaluate it with --images" in refused(capsys, "evaluate", models[0])
     assert "leave out --model" in refused(capsys, "evaluate", models[0], "--images", photos, "--model", models[0])
 
 
@@ -247,6 +261,33 @@ def test_roxford_by_name(roxford: Path, models: list[str], tmp_path: Path, capsy
     assert "72 embeddings; roxford has 3 gallery images and then 2 queries" in other
 
 
+def test_rows_that_are_neither_query_nor_gallery_do_not_count(files: Path, capsys) -> None:
+    side = np.arange(72) % 3
+    frame = TABLE.frame.assign(is_query=side == 0, is_gallery=side == 1)
+    save_embeddings("all.parquet", embeddings(1.0), Table(frame))
+    save_embeddings("two.parquet", embeddings(1.0)[side < 2], Table(frame[side < 2].reset_index(drop=True)))
+    every, some = (json.loads(output(capsys, "evaluate", f"{name}.parquet", "--clusters", "--json"))["metrics"]
+                   for name in ("all", "two"))  # fmt: skip
+    assert every == some
+
+
+def test_what_may_mislead_is_said(files: Path, capsys) -> None:
+    output(capsys, "evaluate", "good.parquet", "--intervals")
+    assert main(["evaluate", "good.parquet", "--intervals"]) == 0
+    assert "12 classes are few: intervals are too narrow" in capsys.readouterr().err
+    frame = TABLE.frame.assign(split=np.where(TABLE.labels < 6, "train", "test"))
+    save_embeddings("split.parquet", embeddings(1.0), Table(frame))
+    assert main(["evaluate", "split.parquet"]) == 0
+    assert "split.parquet: images of all splits are measured, those trained on too" in capsys.readouterr().err
+    assert main(["evaluate", "split.parquet", "--split", "test"]) == 0
+    assert not capsys.readouterr().err
+
+
+def test_sources_may_stand_after_options(files: Path, capsys) -> None:
+    assert "less bad.parquet" in output(capsys, "evaluate", "bad.parquet", "--compare", "good.parquet")
+    assert "unknown argument" in refused(capsys, "evaluate", "bad.parquet", "--compare", "x", "--bogus")
+
+
 def test_vehicle_ids_protocol(files: Path, capsys) -> None:
     found = json.loads(output(capsys, "evaluate", "bad.parquet", "--protocol", "vehicle_id", "--json", "--by", "shop"))
     expected = evaluate_vehicle_id(embeddings(1.6), TABLE)
@@ -260,6 +301,8 @@ def test_vehicle_ids_protocol(files: Path, capsys) -> None:
     means = [np.mean(values) for values in first if values]
     np.testing.assert_allclose(frame["recall@1"], means)
     assert set(found["groups"]) == {"a", "b"}
+    Path("bad.parquet").rename("vehicle_id.parquet")
+    assert json.loads(output(capsys, "evaluate", "vehicle_id.parquet", "--json"))["protocol"] == "leave-one-out"
 
 
 def test_scores_of_every_query_in_a_file(files: Path, capsys) -> None:
@@ -268,6 +311,9 @@ def test_scores_of_every_query_in_a_file(files: Path, capsys) -> None:
     expected = evaluate(*load_embeddings("good.parquet"))
     np.testing.assert_array_equal(frame["mAP"], expected.per_query["mAP"])
     assert frame["label"].tolist() == TABLE.frame["label"].tolist()
+    save_embeddings("own.parquet", embeddings(1.0), Table(TABLE.frame.drop(columns="boxes").assign(mAP=7)))
+    output(capsys, "evaluate", "own.parquet", "--per-query", "own.csv")
+    assert set(pd.read_csv("own.csv")["mAP_of_table"]) == {7}
     for more in (["--rerank", "contextual"], ["bad.parquet"], ["bad.parquet", "--compare"]):
         assert "--per-query is for one source" in refused(
             capsys, "evaluate", "good.parquet", *more, "--per-query", "x.csv"
@@ -280,13 +326,18 @@ def test_scores_of_every_query_in_a_file(files: Path, capsys) -> None:
     [
         (["--metrics", "accuracy"], "there is no metric 'accuracy'"),
         (["--by", "camera"], "the table has no column 'camera'"),
-        (["--by", "shop", "--rerank", "contextual"], "leave out --by"),
-        (["--clusters", "--rerank", "contextual"], "leave out --clusters"),
+        (["--by", "shop", "--rerank", "contextual"], "--by is for sources as they rank"),
+        (["--clusters", "--rerank", "contextual"], "--clusters is about embeddings as they come"),
+        (["--per-query", "x.txt"], "name a file ending in .csv or .parquet"),
+        (["--metrics", "precision@07"], "there is no metric 'precision@07'"),
+        (["--scales", "1"], "leave out --scales"),
+        (["--images", "bad.parquet"], "bad.parquet holds embeddings, not images"),
+        (["--by", "boxes"], "the column 'boxes' holds lists"),
         (["--intervals", "--level", "1.5"], "level is 1.5"),
-        (["bad.parquet", "--compare", "--by", "shop"], "leave out --by or --compare"),
+        (["bad.parquet", "--compare", "--by", "shop"], "--by is for sources as they rank"),
         (["bad.parquet", "--average", "--intervals"], "leave out --intervals"),
-        (["--compare"], "1 models to compare"),
-        (["--average"], "1 runs"),
+        (["--compare"], "name two or more"),
+        (["--average"], "name two or more"),
         (["bad.parquet", "--csv", "--rerank", "contextual"], "add --compare"),
     ],
 )

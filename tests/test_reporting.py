@@ -43,7 +43,10 @@ def test_a_page_of_embeddings_has_their_metrics_and_intervals(here: Path, capsys
         assert {percent(found.metrics[name]), percent(ends.low), percent(ends.high)} <= set(words(text))
     assert "Sparrows &amp; owls" in text
     assert (here / "report.html").is_file()
-    assert "--map-images" not in page(capsys, "bad.parquet", "--map-images", 20, "--intervals", "none")
+    small = page(capsys, "bad.parquet", "--map-images", 20, "--intervals", "none")
+    assert len(re.search(r'"map":\{[^}]*?"x":\[([^\]]*)\]', small)[1].split(",")) == 20  # type: ignore[index]
+    assert main(["report", "bad.parquet", "--level", "95"]) == 2
+    assert "level is 95" in capsys.readouterr().err
 
 
 def words(text: str) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from numbers import Integral
+from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import TypeGuard
 
 from vicinal.errors import InputError
@@ -40,6 +41,17 @@ def check_at_least_one(owner: object, **counts: int | None) -> None:
 def is_whole(value: object) -> TypeGuard[int]:
     """Whether the value is a whole number, of Python or numpy; a truth is none."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether the value is a real number, of Python or numpy; a truth is none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_list(name: str, value: object, wanted: str) -> None:
+    """The value must be a list, or anything else to go through but one text."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InputError(f"{name} is {value!r}; give a list of {wanted}")
 
 
 def check_seed(owner: object, seed: int) -> None:

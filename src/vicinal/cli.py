@@ -84,17 +84,19 @@ def refine(arguments: Arguments) -> None:
 
 def evaluate(arguments: Arguments) -> None:
     """Measure how well images of one class find each other: recall@k, mAP@R, R-precision, mAP and more."""
+    choices.check_evaluate(arguments)
     measuring, method = choices.measuring(arguments), choices.method(arguments)
     sources = choices.sources(arguments)
+    choices.check_labelled(sources)
     for name, embedded in sources.items():
         _tell_wrong_labels(name, embedded.table)
     if arguments.compare or arguments.average:
-        _refuse_per_query(arguments)
         together = measuring.compared if arguments.compare else measuring.averaged
         results = [together(sources, method)]
     else:
         results = [measuring.one(name, embedded, method) for name, embedded in sources.items()]
-        _write_per_query(arguments, results, sources)
+        if arguments.per_query:
+            _write_per_query(arguments.per_query, results[0].evaluation, sources)
     _result(_shown(results, arguments))
 
 
@@ -102,9 +104,12 @@ def report(arguments: Arguments) -> None:
     """Write a page about an evaluated set, or several side by side: one HTML file that opens from disk."""
     from vicinal.reporting import default_page, write_report
 
-    out = arguments.out or default_page(arguments.sources)
+    out, measuring = arguments.out or default_page(arguments.sources), choices.measuring(arguments)
+    if len(arguments.sources) > 1 and arguments.map_images is not None:
+        raise InputError("--map-images is about the page of one source; a comparison has no map")
     sources = choices.sources(arguments)
-    write_report(out, sources, choices.measuring(arguments), arguments.title, arguments.map_images)
+    choices.check_labelled(sources)
+    write_report(out, sources, measuring, arguments.title, arguments.map_images)
     _result(str(out))
 
 
@@ -194,6 +199,7 @@ VERBS: dict[Callable[[Arguments], None], Add] = {
     index: add_index,
     search: add_search,
 }
+WITH_SOURCES = (evaluate, report)
 WITH_RECIPE = (train, refine)  # their arguments beyond our own are settings
 
 
@@ -242,37 +248,24 @@ def _tell_wrong_labels(name: str, table: Any) -> None:
         log(f"{name}: {wrong:,} of the {labels:,} labels evaluated were made wrong on purpose (noisy_label)")
 
 
-def _refuse_per_query(arguments: Arguments) -> None:
-    if arguments.per_query:
-        raise InputError("--per-query is for one source as it ranks; leave out --compare and --average")
-
-
-def _write_per_query(arguments: Arguments, results: Sequence[Any], sources: dict[str, Any]) -> None:
+def _write_per_query(path: str, evaluation: Any, sources: dict[str, Any]) -> None:
     from vicinal.evaluating import write_per_query
 
-    if not arguments.per_query:
-        return
-    if len(results) > 1 or arguments.rerank or arguments.refiner:
-        raise InputError("--per-query is for one source as it ranks; name one, without --rerank and --refiner")
-    (result,), (embedded,) = results, sources.values()
-    write_per_query(arguments.per_query, result.evaluation, embedded.table)
-    log(f"wrote {arguments.per_query}")
+    (embedded,) = sources.values()
+    write_per_query(path, evaluation, embedded.table)
+    log(f"wrote {path}")
 
 
 def _shown(results: Sequence[Any], arguments: Arguments) -> Any:
     """Results as they are printed: a table each, CSV, or what JSON is made of."""
-    from vicinal.evaluation.scorecard import Scorecard, scorecards_csv
+    from vicinal.evaluation.scorecard import scorecards_csv
 
     if arguments.json:
         return results[0].to_dict() if len(results) == 1 else [each.to_dict() for each in results]
     if not arguments.csv:
         heads = [f"{name}\n" for name in arguments.sources] if len(results) > 1 else [""]
         return "\n\n".join(f"{head}{each}" for head, each in zip(heads, results, strict=True))
-    if len(results) == 1:
-        return results[0].to_csv().rstrip()
-    if not all(isinstance(each, Scorecard) for each in results):
-        raise InputError("--csv has no place for several sources before and after; add --compare, or name one")
-    return scorecards_csv(results).rstrip()
+    return (results[0].to_csv() if len(results) == 1 else scorecards_csv(results)).rstrip()
 
 
 # Running it ---------------------------------------------------------------------------------------------------------
@@ -301,7 +294,9 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
     warnings.showwarning = lambda message, *_, **__: log(f"{name}: warning: {message}")
     arguments.rest = rest
     try:
-        if rest and arguments.verb not in WITH_RECIPE:
+        if arguments.verb in WITH_SOURCES and not any(word.startswith("-") for word in rest):
+            arguments.sources += rest  # those after options
+        elif rest and arguments.verb not in WITH_RECIPE:
             raise InputError(f"unknown argument {rest[0]}; `{name} --help` explains")
         arguments.verb(arguments)
     except InputError as error:

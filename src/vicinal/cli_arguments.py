@@ -90,6 +90,11 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
                           "several seeds: the mean, standard deviation and interval of each metric")  # fmt: skip
     _add_measuring(parser)
     parser.add_argument(
+        "--protocol", choices=["standard", "roxford", "rparis", "vehicle_id"],
+        help="roxford and rparis: easy, medium and hard; vehicle_id: ten random galleries of an image a class "
+        "(default: that of the benchmark named, else standard)",
+    )  # fmt: skip
+    parser.add_argument(
         "--intervals", nargs="?", const="classes", choices=["classes", "queries"],
         help="confidence intervals by bootstrap: of classes (what --intervals alone means), which tells how the model "
         "does on other classes, or of queries. --compare has them in any case",
@@ -148,11 +153,6 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         help="more metrics: precision@K, mAP@K, found@K (the share of all positives among the first K), MRR",
     )  # fmt: skip
     parser.add_argument("--hierarchy", action="store_true", help="score the table's coarse labels too")
-    parser.add_argument(
-        "--protocol", choices=["standard", "roxford", "rparis", "vehicle_id"],
-        help="roxford and rparis: easy, medium and hard; vehicle_id: ten random galleries of an image a class "
-        "(default: that of the benchmark named, else standard)",
-    )  # fmt: skip
     parser.add_argument("--level", type=float, default=0.95, help="confidence of intervals (default: 0.95)")
     parser.add_argument("--draws", type=_whole(1), default=2000, help="samples of a bootstrap (default: 2000)")
     parser.add_argument("--seed", type=_whole(0), default=0, help="of everything drawn by chance (default: 0)")

@@ -110,7 +110,9 @@ def reading(arguments: Arguments) -> Any:
 
 def sources(arguments: Arguments) -> dict[str, Any]:
     """Name -> embeddings of every source that was named, or of the files given in its place."""
-    how, names, split = reading(arguments), arguments.sources, arguments.split
+    from vicinal.sources import is_embeddings
+
+    how, names, split = replace(reading(arguments), only_evaluated=True), arguments.sources, arguments.split
     if arguments.embeddings or arguments.labels:
         if not (arguments.embeddings and arguments.labels):
             raise InputError("--embeddings and --labels go together: a file of vectors, and one of their labels")
@@ -118,7 +120,10 @@ def sources(arguments: Arguments) -> dict[str, Any]:
             raise InputError("--embeddings and --labels stand in the place of a source; leave out the source")
         return {arguments.embeddings: how.label(arguments.embeddings, arguments.labels, split)}
     if not names:
-        raise InputError("nothing to measure: name a source, or give --embeddings and --labels")
+        raise InputError(
+            "nothing to measure: name a source (before options that take several values), "
+            "or give --embeddings and --labels"
+        )
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"{name} is named twice; name every source once")
@@ -126,16 +131,50 @@ def sources(arguments: Arguments) -> dict[str, Any]:
         return {name: how.embed(name, split) for name in names}
     if arguments.model is not None:
         raise InputError("with --images the sources are the models; leave out --model")
+    if is_embeddings(arguments.images):
+        raise InputError(f"{arguments.images} holds embeddings, not images; measure it as a source")
     return {name: replace(how, model=name).embed(arguments.images, split) for name in names}
+
+
+def check_evaluate(arguments: Arguments) -> None:
+    """Refuse what cannot be had together, before anything is computed."""
+    together, second_look = arguments.compare or arguments.average, arguments.rerank or arguments.refiner
+    several = len(arguments.sources) > 1
+    for given, hindered, message in (
+        (together, not several, "--compare and --average are about several sources; name two or more"),
+        (arguments.per_query, several or second_look, "--per-query is for one source as it ranks; name one, without "
+         "--rerank and --refiner"),
+        (arguments.by, together or second_look, "--by is for sources as they rank; leave out --compare, --average, "
+         "--rerank and --refiner"),
+        (arguments.clusters, second_look, "--clusters is about embeddings as they come; leave out --rerank, --refiner"),
+        (arguments.intervals, arguments.average, "--average has intervals of its own; leave out --intervals"),
+        (arguments.csv, several and second_look and not together, "--csv has no place for several sources before and "
+         "after; add --compare, or name one"),
+    ):  # fmt: skip
+        if given and hindered:
+            raise InputError(message)
+    if arguments.per_query and not arguments.per_query.lower().endswith((".csv", ".parquet")):
+        raise InputError(f"--per-query {arguments.per_query}: name a file ending in .csv or .parquet")
+
+
+def check_labelled(sources: dict[str, Any]) -> None:
+    """Refuse embeddings without labels, and tell where training classes are among what is measured."""
+    for name, embedded in sources.items():
+        table = embedded.table
+        if not table.has("label") and not table.has("is_query"):
+            raise InputError(f"{name} has no labels; give them with --embeddings {name} --labels FILE")
+        if table.has("split") and "train" in table.splits and len(table.splits) > 1 and not table.has("is_query"):
+            log(f"{name}: images of all splits are measured, those trained on too; --split test measures the test's")
 
 
 def measuring(arguments: Arguments) -> Any:
     """What is measured, and by which protocol."""
     from vicinal.evaluating import Measuring, protocol_of
 
-    protocol = arguments.protocol or (None if arguments.images is None else protocol_of(arguments.images))
     names = ("recall_at", "hierarchy", "root", "intervals", "level", "draws", "seed")
-    more = {name: getattr(arguments, name) for name in ("by", "clusters") if hasattr(arguments, name)}
+    more = {name: getattr(arguments, name) for name in ("by", "clusters", "protocol") if hasattr(arguments, name)}
+    if more.get("protocol") is None and arguments.images is not None:
+        more["protocol"] = protocol_of(arguments.images)
     given = {name: getattr(arguments, name) for name in names}
     given["intervals"] = None if given["intervals"] == "none" else given["intervals"]
-    return Measuring(**given, **more, metrics=tuple(arguments.metrics), protocol=protocol)
+    return Measuring(**given, **more, metrics=tuple(arguments.metrics))

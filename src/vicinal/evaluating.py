@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,14 +30,17 @@ from vicinal.evaluation import (
     evaluate_revisited,
     evaluate_vehicle_id,
     interval,
+    metric_of,
     metrics_by,
     paired,
 )
-from vicinal.evaluation.uncertainty import By
+from vicinal.evaluation.uncertainty import By, check_sampling
 from vicinal.retrieval import Reranking
 from vicinal.sources import Embedded
 
 REVISITED, VEHICLE_ID = ("roxford", "rparis"), "vehicle_id"
+VEHICLE_IDS = (VEHICLE_ID, "vehicle_id_medium", "vehicle_id_small")
+FEW = 20  # classes drawn for intervals
 PROTOCOLS = ("standard", *REVISITED, VEHICLE_ID)
 
 Method = Callable[[Embedded], Reranking]
@@ -73,6 +77,12 @@ class Measuring:
     by: str | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Find impossible wishes before anything is computed."""
+        check_sampling(self.level, self.draws, self.seed)
+        for name in self.metrics:
+            metric_of(name, sys.maxsize)
+
     def one(
         self, name: str, embedded: Embedded, method: Method | None = None
     ) -> Scorecard | Comparison | ModelsCompared:
@@ -94,8 +104,6 @@ class Measuring:
             groups = None if self.by is None else metrics_by(evaluation, embedded.table, self.by)
             drawn = self.intervals or "classes"
             return Scorecard(name, evaluation, self.confidence(evaluation, embedded.table), groups, drawn, self.level)
-        if self.by is not None:
-            raise InputError("metrics by group are those of one ranking; leave out --by, or --rerank and --refiner")
         reranking = method(embedded)
         after = self.evaluation(name, embedded, reranking)
         if self.intervals is None:
@@ -115,18 +123,20 @@ class Measuring:
         first = next(iter(sources))
         for name, embedded in sources.items():
             check_same_images(sources[first].table, embedded.table, f"{name} against {first}")
-        if self.by is not None:
-            raise InputError("metrics by group are those of one source; leave out --by or --compare")
         return self._compared(self._all(sources, method), sources[first].table)
 
     def averaged(self, sources: Mapping[str, Embedded], method: Method | None = None) -> RunsAveraged:
-        """Summarise runs of one recipe, such as of several seeds.
+        """Summarise runs of one recipe, such as of several seeds; that they are of other images is said.
 
         Raises:
             InputError: fewer than two, or something that is asked for is impossible.
         """
-        if self.by is not None or self.intervals is not None:
-            raise InputError("an average over runs has intervals of its own and no groups; leave out --intervals, --by")
+        first = next(iter(sources))
+        for name, embedded in sources.items():
+            try:
+                check_same_images(sources[first].table, embedded.table, f"{name} against {first}")
+            except InputError as error:
+                log(f"an average over other test sets, as of cross-validation: {str(error).partition(';')[0]}")
         return average_runs(self._all(sources, method), self.level)
 
     def evaluation(self, name: str, embedded: Embedded, rerank: Reranking | None = None) -> Evaluation:
@@ -139,20 +149,20 @@ class Measuring:
         if protocol == VEHICLE_ID:
             cuts = self.recall_at or (1, 5)
             repeated = evaluate_vehicle_id(embedded.vectors, embedded.table, seed=self.seed, recall_at=cuts)
-            log(f"{name}: {repeated}")
+            apart = ", ".join(f"{metric} {100 * value:.2f} %" for metric, value in repeated.deviations.items())
+            log(f"{name}: standard deviation over {len(repeated.repetitions)} galleries: {apart}")
             return repeated.averaged()
         found = evaluate(
             embedded.vectors, embedded.table, self.recall_at, None, rerank, metrics=self.metrics,
             hierarchy=self.hierarchy,
         )  # fmt: skip
-        if self.clusters and rerank is not None:
-            raise InputError("clusters are of embeddings as they come; leave out --clusters, or --rerank and --refiner")
         return self._with_clusters(found, embedded) if self.clusters else found
 
     def confidence(self, evaluation: Evaluation, table: Table) -> dict[str, Interval]:
         """The intervals that were asked for, none if none were."""
         if self.intervals is None:
             return {}
+        self._tell_of_few(evaluation, table)
         return interval(evaluation, table, self.intervals, self.level, self.draws, self.seed)
 
     def difference(self, first: Evaluation, second: Evaluation, table: Table) -> dict[str, Difference]:
@@ -166,7 +176,14 @@ class Measuring:
         }
 
     def _compared(self, evaluations: Mapping[str, Evaluation], table: Table) -> ModelsCompared:
+        self._tell_of_few(next(iter(evaluations.values())), table)
         return compare_models(evaluations, table, self._drawn(table), self.level, self.draws, self.seed)
+
+    def _tell_of_few(self, evaluation: Evaluation, table: Table) -> None:
+        if self._drawn(table) == "classes":
+            classes = len(np.unique(table.labels[evaluation.query_rows]))
+            if classes < FEW:
+                log(f"{classes} classes are few: intervals are too narrow below about {FEW}")
 
     def _drawn(self, table: Table) -> By:
         return self.intervals or ("classes" if table.has("label") else "queries")
@@ -202,7 +219,7 @@ def protocol_of(source: str) -> str:
     """The protocol of a source: that of the benchmark it names, else `standard`."""
     if source in REVISITED:
         return source
-    return VEHICLE_ID if source.startswith(VEHICLE_ID) else "standard"
+    return VEHICLE_ID if source in VEHICLE_IDS else "standard"
 
 
 def check_same_images(first: Table, second: Table, what: str) -> None:
@@ -241,6 +258,8 @@ def write_per_query(path: str | Path, evaluation: Evaluation, table: Table) -> N
 def per_query_frame(evaluation: Evaluation, table: Table) -> pd.DataFrame:
     """Every query with its scores: a row a query, the table's columns and then the metrics; NaN where none counts.
 
+    A column of the table that has a metric's name is called `mAP_of_table` and the like.
+
     Example:
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog"]}))
         >>> per_query_frame(evaluate(np.eye(2)[[0, 0, 1]], table, recall_at=[1]), table)[["label", "recall@1"]]
@@ -250,4 +269,5 @@ def per_query_frame(evaluation: Evaluation, table: Table) -> pd.DataFrame:
         2   dog       NaN
     """
     facts = table.frame.iloc[evaluation.query_rows].reset_index(drop=True)
+    facts = facts.rename(columns={name: f"{name}_of_table" for name in evaluation.per_query})
     return pd.concat([facts, pd.DataFrame(evaluation.per_query)], axis=1)

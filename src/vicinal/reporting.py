@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,6 @@ def write_report(
             intervals=only.intervals, level=measuring.level, seed=measuring.seed, **more,
         )  # fmt: skip
     else:
-        if map_images is not None:
-            raise InputError("--map-images is about the page of one source; a comparison has no map")
         differences = _differences(sets, measuring)
         write_comparison_page(
             out,
@@ -65,7 +64,9 @@ def write_report(
 
 
 def _evaluated(name: str, embedded: Embedded, measuring: Measuring) -> EvaluatedSet:
-    evaluation = measuring.evaluation(name, embedded)
+    if not embedded.table.has("label"):
+        raise InputError(f"{name} has no classes, and a page is about classes; vicinal evaluate measures it")
+    evaluation = replace(measuring, protocol="standard").evaluation(name, embedded)
     run = name if is_run(name) else None
     return EvaluatedSet(
         embedded.vectors, embedded.table, evaluation, run, _intervals(name, evaluation, embedded.table, measuring)
@@ -82,6 +83,8 @@ def _intervals(name: str, evaluation: Evaluation, table: Table, measuring: Measu
 
 def _differences(sets: Mapping[str, EvaluatedSet], measuring: Measuring) -> dict[str, dict[str, Interval]]:
     """The intervals of the differences to the first set, of those sets that are of the same images."""
+    if measuring.intervals is None:
+        return {}
     (first, baseline), *others = sets.items()
     found = {}
     for name, each in others:

@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow.parquet
 import torch
 
-from vicinal.data import ImageDataset, Table, fingerprint_of, is_image_file, load_embeddings, load_labels
+from vicinal.data import ImageDataset, Table, fingerprint_of, is_image_file, load_embeddings, load_labels, load_vectors
 from vicinal.errors import InputError
 from vicinal.models import ContextRefiner, Embedder, multi_scale
 from vicinal.models.model_folder import CONFIG
@@ -71,6 +71,7 @@ class Reading:
         scales: sizes at which each image is embedded, and the mean taken; None: its own only.
         longest: with scales, the whole image is embedded, made smaller to so many pixels; None: the model's own square.
         whitening: a file of PCA whitening that all embeddings go through.
+        only_evaluated: leave out rows that are neither query nor gallery, of tables that say which are.
     """
 
     model: str | None = None
@@ -83,6 +84,7 @@ class Reading:
     scales: tuple[float, ...] | None = None
     longest: int | None = None
     whitening: str | None = None
+    only_evaluated: bool = False
 
     def __post_init__(self) -> None:
         if self.longest is not None and self.scales is None:
@@ -100,14 +102,13 @@ class Reading:
             InputError: the source or the model cannot be read, or nothing is in the split.
         """
         if is_embeddings(source) or _format(source) == INDEX:
-            if self.model is not None:
-                raise InputError(f"{source} holds embeddings already; leave out --model, or name the images")
-            return self._finished(_part(_stored(source), split, source))
+            self._refuse_images(source)
+            return self._finished(self._part(_stored(source), split, source))
         if _format(source) == EMBEDDER.name:
-            raise InputError(f"{source} is a model; say which images it embeds with --images")
+            raise InputError(f"{source} is a model and holds no images: evaluate it with --images, else give --model")
         table = load_images(source, self.root)
         model = self._model_of(source)
-        return self._embed(table.take(_rows_of(table, split, source)), model)
+        return self._embed(table.take(self._rows_of(table, split, source)), model)
 
     def label(self, embeddings: str, labels: str, split: str | None = None) -> Embedded:
         """Embeddings from one file, and their labels from another.
@@ -121,13 +122,13 @@ class Reading:
         Raises:
             InputError: one of the files cannot be read, they do not have the same number of rows, or a split is empty.
         """
-        vectors, _ = load_embeddings(embeddings)
-        table = load_labels(labels)
+        self._refuse_images(embeddings)
+        vectors, table = load_vectors(embeddings), load_labels(labels)
         if len(table) != len(vectors):
             raise InputError(
                 f"{labels} has {len(table)} rows, {embeddings} {len(vectors)} embeddings; there must be one row each"
             )
-        return self._finished(_part(Embedded(vectors, table, embeddings), split, labels))
+        return self._finished(self._part(Embedded(vectors, table, embeddings), split, labels))
 
     def embed_table(self, table: Table) -> Embedded:
         """The embeddings of a table's images by the model that was given."""
@@ -161,6 +162,25 @@ class Reading:
         vectors = multi_scale(model, images, self.scales, self.longest, *how)
         sizes = f"scales {' '.join(f'{scale:g}' for scale in self.scales)}, longest {self.longest}"
         return self._finished(Embedded(vectors, images.table, model, (sizes,)))
+
+    def _refuse_images(self, source: str) -> None:
+        """Refuse what is about images where there are embeddings already."""
+        for option, given in (("--model", self.model), ("--scales", self.scales)):
+            if given is not None:
+                raise InputError(f"{source} holds embeddings already; leave out {option}, or name the images")
+
+    def _part(self, embedded: Embedded, split: str | None, source: str) -> Embedded:
+        rows = self._rows_of(embedded.table, split, source)
+        if len(rows) == len(embedded.table):
+            return embedded
+        return replace(embedded, vectors=embedded.vectors[rows], table=embedded.table.take(rows))
+
+    def _rows_of(self, table: Table, split: str | None, source: str) -> npt.NDArray[np.intp]:
+        rows = _rows_of(table, split, source)
+        if self.only_evaluated and table.has("is_query") and table.has("is_gallery"):
+            has_side = (table.frame["is_query"] | table.frame["is_gallery"]).to_numpy(dtype=bool)
+            rows = rows[has_side[rows]]
+        return rows
 
     def _finished(self, embedded: Embedded) -> Embedded:
         return embedded if self._known_whitening is None else embedded.whitened(self._known_whitening)
@@ -257,13 +277,6 @@ def _stored(source: str) -> Embedded:
         return Embedded(*load_embeddings(source), source)
     index = Index.load(source)
     return Embedded(index.vectors(), Table(index.items), index)
-
-
-def _part(embedded: Embedded, split: str | None, source: str) -> Embedded:
-    if split is None:
-        return embedded
-    rows = _rows_of(embedded.table, split, source)
-    return replace(embedded, vectors=embedded.vectors[rows], table=embedded.table.take(rows))
 
 
 def _format(folder: str) -> object:

@@ -32,6 +32,7 @@ def test_f1_counts_pairs(given: list[tuple[int, int]]) -> None:
     assert cluster_metrics(labels, clusters)["F1"] == pytest.approx(2 * both / total if total else 1.0)
 
 
+@pytest.mark.filterwarnings("error")
 def test_agrees_with_scikit_learn() -> None:
     rng = np.random.default_rng(1)
     labels, clusters = rng.integers(0, 9, 500), rng.integers(0, 7, 500)
@@ -41,7 +42,8 @@ def test_agrees_with_scikit_learn() -> None:
     assert found["F1"] == pytest.approx(2 * both / (2 * both + false + missed))
     assert found["NMI"] == normalized_mutual_info_score(labels, clusters)
     assert found["AMI"] == pytest.approx(adjusted_mutual_info_score(labels, clusters), abs=1e-11)
-    assert cluster_metrics([f"class {label}" for label in labels], -clusters) == pytest.approx(found)
+    for names in ([f"class {label}" for label in labels], labels + 0.5):
+        assert cluster_metrics(names, -clusters) == pytest.approx(found)
 
 
 @settings(max_examples=200, deadline=None)
@@ -72,7 +74,8 @@ def test_ami_of_singletons() -> None:
 def test_more_noise_less_agreement_and_the_same_every_time(method: str) -> None:
     clear, noisy = (cluster(*blobs(noise=noise), method=method, seed=3) for noise in (0.02, 0.6))
     assert all(clear.metrics[name] > noisy.metrics[name] > 0.02 for name in ("NMI", "AMI", "F1"))
-    again = cluster(*blobs(noise=0.6), method=method, seed=3)
+    again = cluster(*blobs(noise=0.6), np.int64(6), method=method, iterations=np.int64(20), seed=np.int64(3))
+    assert again != noisy  # by identity, for arrays have no one truth
     np.testing.assert_array_equal(again.clusters, noisy.clusters)
     assert again.metrics == noisy.metrics == cluster_metrics(blobs()[1].labels, noisy.clusters)
     assert noisy.clusters.max() == 5
@@ -132,6 +135,11 @@ def test_bad_input() -> None:
         cluster_metrics([0, 1], [0])
     with pytest.raises(InputError, match=r"labels and clusters have the shapes \[0\] and \[0\]"):
         cluster_metrics([], [])
+    for missing in (None, float("nan")):
+        with pytest.raises(InputError, match=f"label 1 is {missing}; every image needs one"):
+            cluster_metrics([1, missing], [0, 1])
+        with pytest.raises(InputError, match=f"cluster 0 is {missing}; every image needs one"):
+            cluster_metrics([1, 2], [missing, 1])
     vectors[3] = np.nan
     with pytest.raises(InputError, match="embedding 3 holds NaN"):
         cluster(vectors, table)

@@ -9,6 +9,7 @@ from vicinal import evaluation
 # Made by the functions that are exported, or the parts they are made of.
 INNER = {
     "adjusted_mutual_information",
+    "check_sampling",
     "coarse_levels",
     "csv_text",
     "headline",

@@ -8,8 +8,8 @@ import torch
 from tests.evaluation.cases import clusters
 from vicinal.data.table import Table
 from vicinal.errors import InputError
-from vicinal.evaluation import evaluate, evaluate_arrays
-from vicinal.retrieval.scores import ScoreBlock
+from vicinal.evaluation import evaluate, evaluate_arrays, protocol
+from vicinal.retrieval.scores import ScoreBlock, UnitVectors
 
 
 def test_half_precision_ranks_as_the_same_numbers_in_full() -> None:
@@ -112,11 +112,44 @@ def test_a_negative_group_is_none() -> None:
     vectors, labels = clusters(40, 5)
     groups = np.arange(40) % 3 - 1
     itself, alone = np.arange(40), np.where(groups < 0, 100 + np.arange(40), groups)
-    first, second = (
+    first, second, objects = (
         evaluate_arrays(vectors, labels, vectors, labels, exclude=itself, query_groups=each, gallery_groups=each)
-        for each in (groups, alone)
+        for each in (groups, alone, groups.astype(object))
     )
-    assert first.metrics == second.metrics
+    by_table = evaluate(vectors, Table(pd.DataFrame({"label": labels, "group": groups})))
+    assert first.metrics == second.metrics == objects.metrics == by_table.metrics
+
+
+def test_a_negative_label_is_a_class() -> None:
+    vectors, labels = clusters(40, 5)
+    named = [
+        evaluate_arrays(vectors, each, vectors, each) for each in (labels, labels - 1, (labels - 1).astype(object))
+    ]
+    by_table = [evaluate(vectors, Table(pd.DataFrame({"label": each}))) for each in (labels, labels - 1)]
+    assert named[0].metrics == named[1].metrics == named[2].metrics
+    assert by_table[0].metrics == by_table[1].metrics
+
+
+def test_all_is_computed_where_the_queries_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    build = protocol.UnitVectors
+
+    def built(array: np.ndarray, name: str, device: object = None) -> UnitVectors:
+        made.append(device)
+        return build(array, name)
+
+    monkeypatch.setattr(protocol, "UnitVectors", built)
+    evaluate_arrays(np.eye(2), ["a", "b"], np.eye(2), ["a", "b"])
+    assert made == [None, torch.device("cpu")]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_queries_and_gallery_on_two_devices() -> None:
+    vectors, labels = clusters(40, 5)
+    wanted = evaluate_arrays(vectors, labels, vectors.copy(), labels).metrics
+    on_gpu = torch.from_numpy(vectors).cuda()
+    for queries, gallery in ((on_gpu, vectors), (vectors, on_gpu)):
+        assert evaluate_arrays(queries, labels, gallery, labels).metrics == pytest.approx(wanted)
 
 
 def test_large_labels_of_other_integer_types_do_not_collide() -> None:
@@ -137,8 +170,8 @@ def test_bad_input() -> None:
         evaluate(vectors, table, recall_at=(0,))
     with pytest.raises(InputError, match=r"recall@1\.5 is impossible; k must be an integer"):
         evaluate(vectors, table, recall_at=(1.5,))  # type: ignore[arg-type]
-    for chunk in (0, -1):
-        with pytest.raises(InputError, match=f"chunk = {chunk} is impossible; use chunk >= 1"):
+    for chunk in (0, -1, 2.5, "3"):
+        with pytest.raises(InputError, match=f"chunk = {chunk!r} is impossible; use chunk >= 1, a whole number"):
             evaluate(vectors, table, chunk=chunk)
     with pytest.raises(InputError, match="exclude names gallery row 10; the gallery has 10 rows"):
         evaluate_arrays(vectors, labels, vectors, labels, exclude=np.arange(1, 11))
@@ -180,11 +213,32 @@ def test_bad_input() -> None:
         evaluate_arrays(vectors, labels, vectors, labels[:, None])
     with pytest.raises(InputError, match="exclude is of type float64; give the gallery row of each query, -1 for none"):
         evaluate_arrays(vectors, labels, vectors, labels, exclude=np.arange(10) + 0.5)
-    with pytest.raises(InputError, match=r"recall_at is 5; give a list of k, such as \[5\]"):
-        evaluate(vectors, table, recall_at=5)  # type: ignore[arg-type]
+    for recall_at in (5, 5.0, "5"):
+        with pytest.raises(InputError, match=rf"recall_at is {recall_at!r}; give a list of k, such as \[1, 5\]"):
+            evaluate(vectors, table, recall_at=recall_at)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"metrics is None; give a list of names, such as \['MRR'\]"):
+        evaluate(vectors, table, metrics=None)  # type: ignore[arg-type]
+    for wrong in (labels * 1.0, labels.astype(float).astype(object), labels + 0j):
+        names = f"are of type {wrong.dtype}; all must be integers, or all text"
+        with pytest.raises(InputError, match=f"query groups {names}"):
+            evaluate_arrays(vectors, labels, vectors, labels, query_groups=wrong, gallery_groups=wrong)
+        with pytest.raises(InputError, match=f"query labels {names}"):
+            evaluate_arrays(vectors, wrong, vectors, wrong)
     with pytest.raises(InputError, match="there is no metric 3; use"):
         evaluate(vectors, table, metrics=[3])  # type: ignore[list-item]
     for side, name in ((1, "query 7"), (2, "gallery vector 7")):
         arrays = [vectors, broken] if side == 2 else [broken, vectors]
         with pytest.raises(InputError, match=f"{name} holds NaN"):
             evaluate_arrays(arrays[0], labels, arrays[1], labels)
+
+
+def test_an_image_in_two_rows_is_left_out_of_its_own_ranking_by_its_path() -> None:
+    vectors = np.random.default_rng(0).normal(size=(12, 4))
+    frame = pd.DataFrame({"path": [f"{row}.jpg" for row in range(12)], "label": np.arange(12) % 3})
+    in_one_row = Table(frame.assign(is_query=True, is_gallery=True))
+    twice = pd.concat([frame.assign(is_query=True, is_gallery=False), frame.assign(is_query=False, is_gallery=True)])
+    in_two_rows = Table(twice.reset_index(drop=True))
+    expected = evaluate(vectors, in_one_row)
+    found = evaluate(np.concatenate([vectors, vectors]), in_two_rows)
+    assert found.metrics == expected.metrics
+    assert evaluate(np.concatenate([vectors, vectors]), Table(twice.drop(columns="path"))).metrics["recall@1"] == 1.0

@@ -57,6 +57,8 @@ def test_an_evaluation_without_ranks_has_no_cmc() -> None:
 def test_means_are_over_the_queries_that_count() -> None:
     scores = {"mAP": np.array([1.0, 0.5, np.nan]), "coarse/mAP": np.array([1.0, 0.5, 0.0])}
     found = Evaluation.of_queries(scores, "other", np.arange(3), 9, ties=2, first_ranks=np.array([1, 2, 0]))
+    again = Evaluation.of_queries(scores, "other", np.arange(3), 9, ties=2, first_ranks=np.array([1, 2, 0]))
+    assert found != again  # by identity, for arrays have no one truth
     assert found.metrics == {"mAP": 0.75, "coarse/mAP": 0.5}
     assert (found.queries, found.gallery, found.without_positive, found.ties) == (3, 9, 1, 2)
     head, *_ = str(found).splitlines()

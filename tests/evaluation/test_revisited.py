@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from vicinal.data.benchmarks.revisited import GroundTruth
 from vicinal.errors import InputError
@@ -145,6 +146,29 @@ def test_distractors_are_as_images_of_the_gallery_that_nobody_seeks() -> None:
         assert apart[difficulty].metrics["mAP"] < without[difficulty].metrics["mAP"]
 
 
+def test_all_is_computed_where_the_queries_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    build = revisited.UnitVectors
+
+    def built(array: np.ndarray, name: str, device: object = None) -> scores.UnitVectors:
+        made.append(device)
+        return build(array, name)
+
+    monkeypatch.setattr(revisited, "UnitVectors", built)
+    query, gallery = in_order(2)
+    evaluate_revisited(query, gallery, truth_of([["easy", "hard"]]), gallery)
+    assert made == [None, torch.device("cpu"), torch.device("cpu")]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_queries_and_gallery_on_two_devices() -> None:
+    query, gallery = in_order(4)
+    truth = truth_of([["junk", "easy", "other", "hard"]])
+    wanted = evaluate_revisited(query, gallery, truth)["medium"].metrics
+    found = evaluate_revisited(torch.from_numpy(query).cuda(), gallery, truth)["medium"].metrics
+    assert found == pytest.approx(wanted)
+
+
 def test_results_print_and_compare_like_others() -> None:
     rng = np.random.default_rng(0)
     queries, gallery = rng.standard_normal((20, 8)), rng.standard_normal((60, 8))
@@ -180,5 +204,7 @@ def test_bad_input() -> None:
         evaluate_revisited(query, gallery, truth, np.array([[1.0, 0.0], [np.nan, 0.0]]))
     with pytest.raises(InputError, match="mP@0 is impossible"):
         evaluate_revisited(query, gallery, truth, precision_at=(0,))
+    with pytest.raises(InputError, match=r"precision_at is 5; give a list of k, such as \[1, 5\]"):
+        evaluate_revisited(query, gallery, truth, precision_at=5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="easy: no query has an image to be found"):
         evaluate_revisited(query, gallery, truth_of([["other", "other", "hard"]]))

@@ -238,6 +238,7 @@ def test_bad_input() -> None:
     for arguments, message in (
         ({"level": 1.0}, r"level is 1\.0; it must be between 0 and 1"),
         ({"level": float("nan")}, "level is nan"),
+        ({"level": "0.9"}, r"level is '0\.9'; it must be between 0 and 1"),
         ({"draws": 0}, "draws is 0; it must be a whole number, at least 1"),
         ({"draws": 2.5}, "draws is 2.5"),
         ({"seed": -1}, "seed is -1"),

@@ -92,9 +92,19 @@ def test_row_that_is_not_finite_is_named(value: float) -> None:
     UnitVectors(vectors, "embedding", rows=np.array([3, 4]))
 
 
-def test_float64_beyond_float32_is_not_finite() -> None:
-    with pytest.raises(InputError, match="vector 1 holds"):
-        UnitVectors(np.array([[1.0, 0.0], [1e300, 0.0]]), "vector")
+@pytest.mark.parametrize("size", [1e-310, 1e-60, 1e39, 1e300])
+@pytest.mark.parametrize("kind", ["f8", ">f8", "torch"])
+def test_float64_beyond_float32_is_read(size: float, kind: str) -> None:
+    vectors = unit(5, 8).astype(np.float64)
+    given = torch.from_numpy(vectors * size) if kind == "torch" else (vectors * size).astype(kind)
+    np.testing.assert_allclose(UnitVectors(given, "vector").block(0, 5), vectors, atol=1e-6)
+
+
+def test_float32_in_float64_is_read_to_the_last_bit() -> None:
+    vectors = unit(500, 33) * np.float32(3.7)
+    assert torch.equal(
+        UnitVectors(vectors, "v").block(0, 500), UnitVectors(vectors.astype(np.float64), "v").block(0, 500)
+    )
 
 
 def test_what_is_no_matrix_of_numbers_is_refused() -> None:
@@ -102,3 +112,6 @@ def test_what_is_no_matrix_of_numbers_is_refused() -> None:
         UnitVectors(np.zeros(3), "query")
     with pytest.raises(InputError, match="type <U1"):
         UnitVectors(np.array([["a"]]), "query")
+    for dtype in (torch.complex64, torch.bool):
+        with pytest.raises(InputError, match=f"query embeddings are of type {dtype}; expected floating-point numbers"):
+            UnitVectors(torch.ones(2, 2, dtype=dtype), "query")

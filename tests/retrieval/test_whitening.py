@@ -95,6 +95,26 @@ def test_far_from_the_origin_no_digits_are_lost() -> None:
     np.testing.assert_allclose(far.variances, near.variances, rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("error")
+def test_very_large_and_very_small_numbers() -> None:
+    near = PCAWhitening.fit(cloud())
+    for size in (1e-140, 1e140):
+        scaled = PCAWhitening.fit(cloud() * size)
+        np.testing.assert_allclose(scaled.apply(cloud(seed=1) * size), near.apply(cloud(seed=1)), atol=1e-6)
+    far = 1e300 * np.eye(12)
+    np.testing.assert_allclose(near.apply(far), near.apply(far / 1e200), atol=1e-6)
+    for size in (1e155, 1e200, 1e307):
+        with pytest.raises(InputError, match="the vectors hold numbers too large to square; bring them to length 1"):
+            PCAWhitening.fit(cloud() * size)
+    for size in (1e-155, 1e-170):
+        with pytest.raises(InputError, match="the 200 vectors are all the same, or differ by less than 1e-146"):
+            PCAWhitening.fit((cloud() - 3) * size)
+    with pytest.raises(InputError, match="vector 1 is too large to whiten"):
+        near.apply(np.array([[0.0], [1e60]]) * np.ones(12), normalize=False)
+    with pytest.raises(InputError, match="vector 0 is too large to whiten"):
+        PCAWhitening.fit(cloud() * 1e-140).apply(far)
+
+
 def test_the_mean_itself_stays_zero() -> None:
     found = PCAWhitening.fit(cloud())
     assert not found.apply(found.mean[None]).any()
@@ -108,6 +128,7 @@ def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
     again = PCAWhitening.load(str(path))
     for name in ("mean", "directions", "variances"):
         np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
+    assert again != found  # by identity, for arrays have no one truth
     np.testing.assert_array_equal(again.apply(cloud(seed=2)), found.apply(cloud(seed=2)))
 
 
@@ -143,6 +164,7 @@ def test_bad_input() -> None:
         ({"dim": 13}, "dim is 13"),
         ({"shrinkage": 1.5}, r"shrinkage is 1\.5; it must be from 0 to 1"),
         ({"shrinkage": float("nan")}, "shrinkage is nan"),
+        ({"shrinkage": "0.1"}, r"shrinkage is '0\.1'; it must be from 0 to 1"),
     ):
         with pytest.raises(InputError, match=message):
             PCAWhitening.fit(cloud(), **arguments)
@@ -161,3 +183,5 @@ def test_bad_input() -> None:
         found.apply(np.ones(12))
     with pytest.raises(InputError, match="vectors are of type <U1"):
         found.apply(np.array([["a"]]))
+    with pytest.raises(InputError, match=r"vectors are of type torch\.complex64"):
+        found.apply(torch.ones(2, 12, dtype=torch.complex64))

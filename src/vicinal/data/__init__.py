@@ -12,7 +12,7 @@ from vicinal.data.benchmarks import (
     vehicle_id,
 )
 from vicinal.data.checks import require_trainable
-from vicinal.data.embeddings import fingerprint_of, load_embeddings, load_labels, save_embeddings
+from vicinal.data.embeddings import fingerprint_of, load_embeddings, load_labels, load_vectors, save_embeddings
 from vicinal.data.folders import is_image_file
 from vicinal.data.hierarchical_sampler import HierarchicalBatchSampler
 from vicinal.data.images import (
@@ -55,6 +55,7 @@ __all__ = [
     "is_image_file",
     "load_embeddings",
     "load_labels",
+    "load_vectors",
     "omniglot",
     "open_set_labels",
     "random_labels",

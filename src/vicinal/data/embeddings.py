@@ -87,6 +87,21 @@ def load_embeddings(path: str | Path) -> tuple[npt.NDArray[np.float32], Table]:
     raise InputError(f"{path}: embeddings are read from a file ending in .parquet or .npy")
 
 
+def load_vectors(path: str | Path) -> npt.NDArray[np.float32]:
+    """Read embeddings alone, `[n, d]`, from a .npy or .parquet file; no table that is there counts.
+
+    Raises:
+        InputError: no such file, no embeddings in it, or not finite (with the row).
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    if path.suffix.lower() not in (".npy", ".parquet"):
+        raise InputError(f"{path}: embeddings are read from a file ending in .parquet or .npy")
+    vectors = _read_npy(path) if path.suffix.lower() == ".npy" else _embedding_column(path)
+    return checked_vectors(vectors, len(vectors), str(path))
+
+
 def load_labels(path: str | Path) -> Table:
     """Read the labels of embeddings that lie elsewhere.
 

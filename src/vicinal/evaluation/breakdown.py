@@ -56,6 +56,8 @@ def _groups(evaluation: Evaluation, table: Table, column: str) -> pd.Series:
             "give the table that was evaluated"
         )
     groups = table.frame[column].iloc[evaluation.query_rows].reset_index(drop=True)
+    if not groups.map(pd.api.types.is_hashable).all():
+        raise InputError(f"the column {column!r} holds lists; queries are put in groups by names or numbers")
     if groups.isna().any():
         row = evaluation.query_rows[int(groups.isna().to_numpy().argmax())]
         raise InputError(f"row {row} has no {column}; every query needs one to be put in a group")

@@ -9,6 +9,7 @@ from typing import Any
 import faiss as faiss_with_stubs
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from vicinal.arguments import is_whole
 from vicinal.data.table import Table
@@ -23,7 +24,7 @@ FAISS, SCIKIT_LEARN = "faiss", "scikit-learn"
 Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one truth to compare by
 class Clustering:
     """Clusters of embeddings, compared with the classes.
 
@@ -94,19 +95,19 @@ def cluster(
         raise InputError(f"seed is {seed}; it must be a whole number from 0 to 2**31 - 1")
     vectors = UnitVectors(embeddings, "embedding", device="cpu")
     unit = vectors.block(0, len(vectors)).numpy()
-    found = (_by_faiss if method == FAISS else _by_scikit_learn)(unit, count, iterations, seed)
-    return Clustering(cluster_metrics(table.labels, found), found, seed, method)
+    found = (_by_faiss if method == FAISS else _by_scikit_learn)(unit, int(count), int(iterations), int(seed))
+    return Clustering(cluster_metrics(table.labels, found), found, int(seed), method)
 
 
 def cluster_metrics(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> dict[str, float]:
     """NMI, AMI and pairwise F1 of clusters found by any means.
 
     Args:
-        labels: [n], the class of each image.
+        labels: [n], the class of each image: integers, text or other names.
         clusters: [n], its cluster.
 
     Raises:
-        InputError: other numbers of labels and clusters, or none.
+        InputError: other numbers of labels and clusters, none at all, or a missing one (None, NaN).
 
     Example:
         >>> {name: round(value, 4) for name, value in cluster_metrics([0, 0, 1, 1, 1], [0, 0, 0, 1, 1]).items()}
@@ -114,10 +115,11 @@ def cluster_metrics(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> dict[str,
     """
     from sklearn.metrics import normalized_mutual_info_score  # takes a second to import
 
-    classes, found = np.asarray(labels), np.asarray(clusters)
-    if classes.ndim != 1 or classes.shape != found.shape or not len(classes):
-        shapes = f"{list(classes.shape)} and {list(found.shape)}"
+    names, numbers = np.asarray(labels), np.asarray(clusters)
+    if names.ndim != 1 or names.shape != numbers.shape or not len(names):
+        shapes = f"{list(names.shape)} and {list(numbers.shape)}"
         raise InputError(f"labels and clusters have the shapes {shapes}; there must be one of each an image: [n]")
+    classes, found = _codes(names, "label"), _codes(numbers, "cluster")
     sizes = _sizes(classes, found)
     return {
         "NMI": float(normalized_mutual_info_score(classes, found)),
@@ -126,11 +128,19 @@ def cluster_metrics(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> dict[str,
     }
 
 
-def _sizes(labels: npt.NDArray[Any], clusters: npt.NDArray[Any]) -> tuple[Integers, Integers, Integers]:
+def _codes(names: npt.NDArray[Any], what: str) -> Integers:
+    """Numbers 0, 1, ... in the place of names of any kind."""
+    codes = pd.factorize(names, sort=True)[0].astype(np.int64)
+    if codes.min() < 0:
+        row = int(codes.argmin())
+        raise InputError(f"{what} {row} is {names[row]}; every image needs one")
+    return codes
+
+
+def _sizes(classes: Integers, clusters: Integers) -> tuple[Integers, Integers, Integers]:
     """How many images each class has, each cluster, and each class and cluster have in common."""
-    classes, columns = (np.unique(each, return_inverse=True)[1] for each in (labels, clusters))
-    both = np.unique(classes * (columns.max() + 1) + columns, return_counts=True)[1]
-    return np.bincount(classes), np.bincount(columns), both.astype(np.int64)
+    both = np.unique(classes * (clusters.max() + 1) + clusters, return_counts=True)[1]
+    return np.bincount(classes), np.bincount(clusters), both.astype(np.int64)
 
 
 def _pairwise_f1(classes: Integers, clusters: Integers, both: Integers) -> float:

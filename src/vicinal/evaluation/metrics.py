@@ -32,6 +32,8 @@ import numpy.typing as npt
 from vicinal.errors import InputError
 from vicinal.evaluation.ranking import Integers, Ranks
 
+NUMBER = r"0|-?[1-9][0-9]{0,17}"  # one way only to write each
+
 Scores = npt.NDArray[np.float64]
 Metric = Callable[[Ranks], Scores]
 
@@ -53,7 +55,7 @@ def metric_of(name: str, largest: int) -> Metric:
     if name in WHOLE:
         return WHOLE[name]
     kind, _, cut = str(name).partition("@")
-    if kind not in CUT or not re.fullmatch(r"-?\d+", cut):
+    if kind not in CUT or not re.fullmatch(NUMBER, cut):
         known = ", ".join([*(f"{kind}@K" for kind in CUT), *WHOLE])
         raise InputError(f"there is no metric {name!r}; use {known}, with a number for K")
     if not 1 <= int(cut) <= largest:
@@ -68,7 +70,7 @@ def recall_at_k(ranks: Ranks, k: int) -> Scores:
         >>> recall_at_k(Ranks(np.array([1, 4, 3]), np.array([2, 1, 0])), k=2)
         array([ 1.,  0., nan])
     """
-    return _where_any(ranks, (_sum_per_query(ranks, ranks.ranks <= k) > 0).astype(np.float64))
+    return _where_any(ranks, (first_rank(ranks) <= k).astype(np.float64))
 
 
 def precision_at_k(ranks: Ranks, k: int) -> Scores:
@@ -171,8 +173,11 @@ def _mean_over_positives(ranks: Ranks, values: npt.NDArray[np.generic]) -> Score
 
 
 def _sum_per_query(ranks: Ranks, values: npt.NDArray[np.generic]) -> Scores:
-    queries = np.repeat(np.arange(len(ranks.counts)), ranks.counts)
-    return np.bincount(queries, weights=values, minlength=len(ranks.counts)).astype(np.float64)
+    sums, some = np.zeros(len(ranks.counts)), ranks.counts > 0
+    if some.any():
+        starts = (np.cumsum(ranks.counts) - ranks.counts)[some]
+        sums[some] = np.add.reduceat(values, starts, dtype=np.float64)
+    return sums
 
 
 def _where_any(ranks: Ranks, values: Scores) -> Scores:

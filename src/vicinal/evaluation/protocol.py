@@ -10,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from vicinal.arguments import check_list, is_whole
 from vicinal.data.columns import TRUTHS
 from vicinal.data.table import Table
 from vicinal.errors import InputError
 from vicinal.evaluation.hierarchy import coarse_levels
 from vicinal.evaluation.metrics import Metric, first_rank, metric_of
 from vicinal.evaluation.ranking import Ranks, Relevance, level_ranks
+from vicinal.evaluation.relevance import group_codes
 from vicinal.evaluation.result import Evaluation
 from vicinal.retrieval.rerank import Reranking
 from vicinal.retrieval.scores import Array, UnitVectors, check_chunk, check_exclude, check_same_dim
@@ -24,6 +26,7 @@ from vicinal.retrieval.sides import Sides
 LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query/gallery"
 RECALL_AT = (1, 2, 4, 8)
 ALWAYS = ("mAP@R", "R-precision", "mAP")
+FAMILIES = {"i": "integers", "u": "integers", "b": "truths", "U": "text", "S": "text"}  # by the kinds of numpy
 FINE = ""  # the level of the labels themselves; others are named by their column
 
 Integers = npt.NDArray[np.int64]
@@ -44,10 +47,11 @@ def evaluate(
 ) -> Evaluation:
     """Score how well images of one class find each other.
 
-    With columns `is_query` and `is_gallery` the queries search the gallery, and an image that is both is left out of
-    its own ranking. Without them every image searches all others (leave-one-out). With a column `group`, images of the
-    query's own class and group are neither to be found nor in the way: they are left out of its ranking. Queries
-    without anything to be found count in no metric; their number is reported.
+    With columns `is_query` and `is_gallery` the queries search the gallery, and an image that is both, in one row or by
+    its path in two, is left out of its own ranking. Without them every image searches all others (leave-one-out). With
+    a column `group`, images of the query's own class and group are neither to be found nor in the way: they are left
+    out of its ranking; a negative integer is for no group. A negative label is a class like any other. Queries without
+    anything to be found count in no metric; their number is reported.
 
     Args:
         embeddings: float [rows, dim], compared by cosine similarity; equal ones rank in the order of the table.
@@ -79,8 +83,8 @@ def evaluate(
     everything = np.arange(len(table))
     query_rows = everything if queries is None else queries
     gallery_rows = everything if gallery is None else gallery
-    groups = table.codes("group") if table.has("group") else np.full(len(table), -1)
-    places = _places(query_rows, gallery_rows, len(table))
+    groups = group_codes(table)
+    places = _places(table, query_rows, gallery_rows)
     relevance = Relevance(
         table.labels[query_rows],
         table.labels[gallery_rows],
@@ -114,13 +118,13 @@ def evaluate_arrays(
     """Score queries against a gallery, both given as arrays; the level below :func:`evaluate`.
 
     Args:
-        query_embeddings: float [q, dim].
-        query_labels: [q], integers or text.
+        query_embeddings: float [q, dim]. All is computed on their device.
+        query_labels: [q], integers or text; a negative number is a class like any other.
         gallery_embeddings: float [g, dim].
         gallery_labels: [g]; an image whose label no query has is a distractor.
         exclude: int [q], the gallery row that is the query itself, -1 for none.
         query_groups: [q], together with `gallery_groups` [g]: same-label images of the same group are left out.
-            Integers or text; a negative number is for no group.
+            Integers or text; a negative integer is for no group, as in a table.
         gallery_groups: see there.
         recall_at: the k of each recall@k; None: those of 1, 2, 4 and 8 that the gallery is large enough for.
         chunk: queries a block, as in :func:`evaluate`.
@@ -128,9 +132,9 @@ def evaluate_arrays(
         metrics: as in :func:`evaluate`.
 
     Raises:
-        InputError: other numbers of rows, NaN or infinity in an embedding, an impossible k, chunk or row to exclude, an
-            unknown metric, no query with anything to be found, or a re-ranking that asks for more neighbours than there
-            are.
+        InputError: other numbers of rows, NaN or infinity in an embedding, labels or groups of another type, an
+            impossible k, chunk or row to exclude, an unknown metric, no query with anything to be found, or a
+            re-ranking that asks for more neighbours than there are.
 
     Example:
         >>> evaluate_arrays(np.eye(2), ["a", "b"], np.eye(2), ["a", "b"], recall_at=[1]).metrics["mAP"]
@@ -138,7 +142,7 @@ def evaluate_arrays(
     """
     queries = gallery = UnitVectors(query_embeddings, "query")
     if gallery_embeddings is not query_embeddings:  # what searches itself takes half of the product
-        gallery = UnitVectors(gallery_embeddings, "gallery vector")
+        gallery = UnitVectors(gallery_embeddings, "gallery vector", device=queries.device)
     labels = _common_codes(query_labels, gallery_labels, len(queries), len(gallery), "labels")
     groups: tuple[Integers | None, Integers | None] = (None, None)
     if query_groups is not None and gallery_groups is not None:
@@ -187,11 +191,18 @@ def _sides(table: Table) -> tuple[Integers | None, Integers | None]:
     return sides[0], sides[1]
 
 
-def _places(query_rows: Integers, gallery_rows: Integers, rows: int) -> Integers:
-    """Where in the gallery each query itself is, -1 if it is not there."""
-    places = np.full(rows, -1)
+def _places(table: Table, query_rows: Integers, gallery_rows: Integers) -> Integers:
+    """Where in the gallery each query itself is, -1 if it is not there: the same row, or else the same path."""
+    places = np.full(len(table), -1)
     places[gallery_rows] = np.arange(len(gallery_rows))
-    return places[query_rows]
+    places = places[query_rows]
+    if table.has("path"):
+        elsewhere = places < 0
+        paths = table.frame["path"].iloc[gallery_rows]
+        found = dict(zip(paths[::-1], range(len(paths) - 1, -1, -1), strict=True))  # the first of several
+        asked = table.frame["path"].iloc[query_rows[elsewhere]]
+        places[elsewhere] = [found.get(path, -1) for path in asked]
+    return places
 
 
 def _rows_to_exclude(exclude: npt.ArrayLike, queries: int, gallery: int) -> Integers:
@@ -213,10 +224,12 @@ def _common_codes(
     first, second = _column(of_queries, queries, f"query {what}"), _column(of_gallery, gallery, f"gallery {what}")
     if _family(first) != _family(second):
         raise InputError(f"query {what} are {first.dtype}, gallery {what} are {second.dtype}; they must be alike")
+    if _family(first) == "other":
+        raise InputError(f"query {what} are of type {first.dtype}; all must be integers, or all text")
     # Of int64 and uint64 numpy makes float64, in which large numbers collide.
     exact = np.concatenate([first, second], dtype=object if first.dtype.kind != second.dtype.kind else None)
     codes = pd.factorize(exact)[0].astype(np.int64)
-    if none_below_zero and _family(first) == "iu":
+    if none_below_zero and _family(first) == "integers":
         codes[exact < 0] = -1
     return codes[:queries], codes[queries:]
 
@@ -230,8 +243,12 @@ def _column(values: npt.ArrayLike, rows: int, what: str) -> npt.NDArray[Any]:
 
 
 def _family(values: npt.NDArray[Any]) -> str:
-    """Which kinds of values can be equal."""
-    return next((kinds for kinds in ("iu", "f", "b") if values.dtype.kind in kinds), "text")
+    """Which kinds of values can be equal; `other` are no names."""
+    if values.dtype.kind != "O":
+        return FAMILIES.get(values.dtype.kind, "other")
+    if all(map(is_whole, values)):
+        return "integers"
+    return "text" if all(isinstance(value, str) for value in values) else "other"
 
 
 def _check_rows(embeddings: int, rows: int, what: str) -> None:
@@ -241,14 +258,13 @@ def _check_rows(embeddings: int, rows: int, what: str) -> None:
 
 def _chosen(recall_at: Sequence[int] | None, more: Sequence[str], largest: int) -> dict[str, Metric]:
     """The metrics to be had, by name."""
-    if isinstance(recall_at, (int, np.integer)):
-        raise InputError(f"recall_at is {recall_at}; give a list of k, such as [{recall_at}]")
-    recalls = [k for k in RECALL_AT if k <= largest] if recall_at is None else recall_at
+    recall_at = [k for k in RECALL_AT if k <= largest] if recall_at is None else recall_at
+    check_list("recall_at", recall_at, "k, such as [1, 5]")
+    check_list("metrics", more, "names, such as ['MRR']")
+    recalls = list(recall_at)
     for k in recalls:
-        if not isinstance(k, (int, np.integer)):
+        if not is_whole(k):
             raise InputError(f"recall@{k} is impossible; k must be an integer")
-    if isinstance(more, str):
-        raise InputError(f"metrics is {more!r}; give a list of names, such as [{more!r}]")
     return {name: metric_of(name, largest) for name in [*(f"recall@{k}" for k in recalls), *ALWAYS, *more]}
 
 

@@ -65,8 +65,9 @@ def positive_ranks(
     that are counted at a time, or of one query's if these are more. If there are more in all, the gallery is compared
     with so many of the queries after the other.
 
-    If queries and gallery are the same object, half of the product is computed, as it is symmetric; the ranks are the
-    same.
+    If queries and gallery are the same object, half of the product is computed, as it is symmetric, with the same
+    ranks; not so with re-ranking, where images of other labels are left out, and between queries that are not counted
+    at the same time.
 
     Args:
         queries: [q, dim].

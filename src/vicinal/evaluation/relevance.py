@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from vicinal.data.table import Table
+
 Integers = npt.NDArray[np.int64]
 
 
@@ -128,3 +130,17 @@ class Relevance:
         group = self._query_groups[query]
         itself: npt.NDArray[np.bool_] = matches == self._exclude[query]
         return itself | (self._gallery_groups[matches] == group) if group >= 0 else itself
+
+
+def group_codes(table: Table) -> Integers:
+    """The group of each row as a number, int64 [rows]; -1 for none: a negative integer, or no column `group`.
+
+    Example:
+        >>> import pandas as pd
+        >>> group_codes(Table(pd.DataFrame({"group": [7, -1, 3]})))
+        array([ 2, -1,  1])
+    """
+    if not table.has("group"):
+        return np.full(len(table), -1)
+    codes, groups = table.codes("group"), table.frame["group"].to_numpy()
+    return np.where(groups < 0, -1, codes) if groups.dtype.kind == "i" else codes

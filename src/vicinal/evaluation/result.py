@@ -16,7 +16,7 @@ Integers = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one truth to compare by
 class Evaluation:
     """The metrics of one evaluation.
 

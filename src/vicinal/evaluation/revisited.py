@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from vicinal.arguments import is_whole
+from vicinal.arguments import check_list, is_whole
 from vicinal.data.benchmarks.revisited import GroundTruth
 from vicinal.errors import InputError
 from vicinal.evaluation.result import Evaluation
@@ -63,7 +63,8 @@ def evaluate_revisited(
     Of the table that :func:`~vicinal.data.benchmarks.revisited.roxford` gives, the gallery comes first.
 
     Args:
-        queries: float [q, dim], in the order of `truth.queries`, of images cropped to their boxes.
+        queries: float [q, dim], in the order of `truth.queries`, of images cropped to their boxes. All is computed on
+            their device.
         gallery: float [g, dim], in the order of `truth.images`.
         truth: what is to be found.
         distractors: float [d, dim], images that no query seeks, such as the million of R1M; they are compared in
@@ -88,7 +89,10 @@ def evaluate_revisited(
         >>> {name: each.metrics["mAP"] for name, each in found.items()}
         {'easy': 1.0, 'medium': 1.0, 'hard': 1.0}
     """
-    unit_queries, unit_gallery = UnitVectors(queries, "query"), UnitVectors(gallery, "gallery vector")
+    check_list("precision_at", precision_at, "k, such as [1, 5]")
+    precision_at = list(precision_at)
+    unit_queries = UnitVectors(queries, "query")
+    unit_gallery = UnitVectors(gallery, "gallery vector", device=unit_queries.device)
     _check(unit_queries, unit_gallery, truth, precision_at)
     others = None if distractors is None else UnitVectors(distractors, "distractor", device=unit_queries.device)
     images = len(unit_gallery) + (0 if others is None else len(others))
@@ -117,7 +121,7 @@ def all_difficulties(parts: Mapping[str, Evaluation]) -> Evaluation:
     return replace(parts["medium"], metrics=metrics, per_query=per_query, protocol="revisited")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Ranking:
     """Where each query's gallery images stand, all [q, g]: before how many others, of what score, level with what."""
 

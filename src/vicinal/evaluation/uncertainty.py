@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
-from vicinal.arguments import is_whole
+from vicinal.arguments import is_number, is_whole
 from vicinal.data.table import Table
 from vicinal.errors import InputError
 from vicinal.evaluation.result import Evaluation
@@ -108,7 +108,7 @@ def interval(
         >>> interval(evaluate(vectors, table, recall_at=[1]), table)["recall@1"]
         Interval(low=0.5, high=1.0)
     """
-    _check(level, draws, seed)
+    check_sampling(level, draws, seed)
     names = list(evaluation.per_query)
     if not names:
         raise InputError("the evaluation has no scores of single queries (per_query); an interval takes some")
@@ -157,7 +157,7 @@ def paired(
         >>> found.difference, found.interval, found.p
         (0.75, Interval(low=0.5, high=1.0), 0.5)
     """
-    _check(level, draws, seed)
+    check_sampling(level, draws, seed)
     _check_same_protocol(first, second)
     names = [name for name in first.per_query if name in second.per_query]
     if not names:
@@ -189,7 +189,7 @@ def over_runs(runs: Sequence[Mapping[str, float]], level: float = 0.95) -> dict[
         >>> over_runs([{"mAP": 0.5}, {"mAP": 0.75}])["mAP"].mean
         0.625
     """
-    _check(level, 1, 0)
+    check_sampling(level, 1, 0)
     if len(runs) < 2:
         raise InputError(f"{len(runs)} runs; a deviation takes at least two")
     for number, run in enumerate(runs):
@@ -205,9 +205,14 @@ def _summary(values: Floats, level: float) -> Summary:
     return Summary(mean, deviation, Interval(mean - reach, mean + reach), runs)
 
 
-def _check(level: float, draws: int, seed: int) -> None:
-    if not 0 < level < 1:
-        raise InputError(f"level is {level}; it must be between 0 and 1, such as 0.95")
+def check_sampling(level: float, draws: int, seed: int) -> None:
+    """Refuse an impossible level of confidence, number of draws or seed.
+
+    Raises:
+        InputError: the first that is impossible.
+    """
+    if not (is_number(level) and 0 < level < 1):
+        raise InputError(f"level is {level!r}; it must be between 0 and 1, such as 0.95")
     if not (is_whole(draws) and draws >= 1):
         raise InputError(f"draws is {draws}; it must be a whole number, at least 1")
     if not (is_whole(seed) and seed >= 0):

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vicinal.arguments import is_whole
 from vicinal.errors import InputError
 
 SCORE_BYTES = 64 * 2**20  # default size of the one block of scores that is held at a time
 TILE_ROWS, TILE_COLUMNS = 64, 256  # blocks are padded to multiples of these
 BLOCK_ROWS = 4096  # gallery vectors in one matrix product: 8 MB at 512 dimensions
-TINY = torch.finfo(torch.float32).tiny
 
 Array = npt.NDArray[np.generic] | Tensor
 
@@ -81,9 +81,9 @@ class UnitVectors:
         return subset
 
     def _unit(self, rows: Tensor) -> Tensor:
-        vectors = rows.to(self.device, torch.float32)
-        # Entries of at most 1, so that their squares neither overflow nor vanish.
-        return F.normalize(vectors / vectors.abs().amax(dim=1, keepdim=True).clamp_min(TINY), dim=1)
+        # Entries of at most 1, so that their squares neither overflow nor vanish, nor float64 itself in float32.
+        rows = _scaled(rows) if rows.dtype == torch.float64 else rows
+        return F.normalize(_scaled(rows.to(self.device, torch.float32)), dim=1)
 
     def _check_finite(self, name: str) -> None:
         for start in range(0, len(self), BLOCK_ROWS):
@@ -92,6 +92,10 @@ class UnitVectors:
                 row = start + int(broken.nonzero()[0])
                 source = row if self._rows is None else int(self._rows[row])
                 raise InputError(f"{name} {source} holds NaN or infinity; every embedding must be finite")
+
+
+def _scaled(vectors: Tensor) -> Tensor:
+    return vectors / vectors.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(vectors.dtype).tiny)
 
 
 class ScoreBlock:
@@ -185,10 +189,10 @@ def check_chunk(chunk: int | None) -> None:
     """Refuse an impossible number of queries a block; None is for the default.
 
     Raises:
-        InputError: it is below 1.
+        InputError: it is no whole number, or below 1.
     """
-    if chunk is not None and chunk < 1:
-        raise InputError(f"chunk = {chunk} is impossible; use chunk >= 1, or None for the default")
+    if chunk is not None and not (is_whole(chunk) and chunk >= 1):
+        raise InputError(f"chunk = {chunk!r} is impossible; use chunk >= 1, a whole number, or None for the default")
 
 
 def check_exclude(exclude: npt.NDArray[np.int64], gallery: int) -> None:
@@ -211,14 +215,18 @@ def round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def _as_tensor(array: Array, name: str) -> Tensor:
+def holds_numbers(array: Array) -> bool:
+    """Whether the array is of real numbers."""
     if isinstance(array, Tensor):
-        tensor = array.detach()
-    else:
-        array = np.asarray(array)
-        if array.dtype.kind not in "fiu":
-            raise InputError(f"{name} embeddings are of type {array.dtype}; expected floating-point numbers")
-        tensor = _share_memory(array)
+        return not (array.is_complex() or array.dtype == torch.bool)
+    return array.dtype.kind in "fiu"
+
+
+def _as_tensor(array: Array, name: str) -> Tensor:
+    array = array.detach() if isinstance(array, Tensor) else np.asarray(array)
+    if not holds_numbers(array):
+        raise InputError(f"{name} embeddings are of type {array.dtype}; expected floating-point numbers")
+    tensor = array if isinstance(array, Tensor) else _share_memory(array)
     if tensor.ndim != 2 or tensor.shape[1] == 0:
         raise InputError(f"{name} embeddings have shape {list(tensor.shape)}; expected [rows, dimensions]")
     return tensor
@@ -227,7 +235,8 @@ def _as_tensor(array: Array, name: str) -> Tensor:
 def _share_memory(array: npt.NDArray[np.generic]) -> Tensor:
     """A tensor on the array's memory where torch can (a read-only map too), else on a native float copy."""
     known = array.dtype.kind == "f" and array.dtype.isnative and array.dtype.itemsize <= 8
-    array = np.ascontiguousarray(array if known else array.astype(np.float32))
+    wide = array.dtype.kind == "f" and array.dtype.itemsize > 4
+    array = np.ascontiguousarray(array if known else array.astype(np.float64 if wide else np.float32))
     with warnings.catch_warnings():  # of writes to read-only memory, which never happen here
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,18 +16,20 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from vicinal.arguments import is_whole
+from vicinal.arguments import is_number, is_whole
 from vicinal.errors import InputError
 from vicinal.files import write_bytes
-from vicinal.retrieval.scores import BLOCK_ROWS, Array
+from vicinal.retrieval.scores import BLOCK_ROWS, Array, holds_numbers
 
 FORMAT = "vicinal-whitening"
 TENSORS = {"mean": 1, "directions": 2, "variances": 1}  # each with its number of axes
 
+LEAST = np.finfo(np.float64).tiny / np.finfo(np.float64).eps  # variances below it have lost digits
+
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one truth to compare by
 class PCAWhitening:
     """Whitening by principal components (Jégou & Chum, "Negative evidences and co-occurences in image retrieval: the
     benefit of PCA and whitening", ECCV 2012).
@@ -66,7 +69,7 @@ class PCAWhitening:
 
         Raises:
             InputError: no matrix of numbers, NaN or infinity, fewer than two vectors, an impossible dim or shrinkage,
-                or a direction in which the vectors do not differ.
+                a direction in which the vectors do not differ, or numbers too large to square.
         """
         matrix = _matrix(vectors)
         rows, width = matrix.shape
@@ -74,8 +77,8 @@ class PCAWhitening:
             raise InputError(f"{rows} vectors to learn a whitening from; it takes at least two")
         if dim is not None and not (is_whole(dim) and 1 <= dim <= width):
             raise InputError(f"dim is {dim}; it must be a whole number from 1 to {width}")
-        if not 0 <= shrinkage <= 1:
-            raise InputError(f"shrinkage is {shrinkage}; it must be from 0 to 1")
+        if not (is_number(shrinkage) and 0 <= shrinkage <= 1):
+            raise InputError(f"shrinkage is {shrinkage!r}; it must be from 0 to 1")
         mean, covariance = _moments(matrix)
         variances, columns = np.linalg.eigh(covariance)
         kept = slice(None, -(width if dim is None else dim) - 1, -1)
@@ -108,7 +111,7 @@ class PCAWhitening:
             float32 [n, dim].
 
         Raises:
-            InputError: no matrix of numbers, another dimension, NaN or infinity.
+            InputError: no matrix of numbers, another dimension, NaN or infinity, or a result too large for its type.
         """
         matrix = _matrix(vectors)
         if matrix.shape[1] != len(self.mean):
@@ -118,7 +121,9 @@ class PCAWhitening:
             )
         whitened, stretched = np.empty((len(matrix), self.dim), np.float32), self.directions.T / self.variances**0.5
         for start, block in _blocks(matrix):
-            values = (block - self.mean) @ stretched
+            with np.errstate(over="ignore", invalid="ignore"):
+                values = (block - self.mean) @ stretched
+            _check_size(values, np.float64 if normalize else np.float32, start)
             whitened[start : start + len(block)] = _unit(values) if normalize else values
         return whitened
 
@@ -166,7 +171,7 @@ def _matrix(vectors: Array) -> npt.NDArray[np.generic] | Tensor:
     matrix = vectors.detach() if isinstance(vectors, Tensor) else np.asarray(vectors)
     if matrix.ndim != 2 or not matrix.shape[1]:
         raise InputError(f"vectors have shape {list(matrix.shape)}; expected [rows, dimensions]")
-    if not isinstance(matrix, Tensor) and matrix.dtype.kind not in "fiu":
+    if not holds_numbers(matrix):
         raise InputError(f"vectors are of type {matrix.dtype}; expected floating-point numbers")
     return matrix
 
@@ -186,23 +191,34 @@ def _moments(matrix: npt.NDArray[np.generic] | Tensor) -> tuple[Floats, Floats]:
     """Mean and unbiased covariance; the second pass is about the mean, so that no digits cancel out."""
     rows, width = matrix.shape
     mean, products = np.zeros(width), np.zeros((width, width))
-    for _, block in _blocks(matrix):
-        mean += block.sum(axis=0) / rows
-    for _, block in _blocks(matrix):
-        centred = block - mean
-        products += centred.T @ centred
+    with np.errstate(over="ignore", invalid="ignore"):
+        for _, block in _blocks(matrix):
+            mean += block.sum(axis=0) / rows
+        for _, block in _blocks(matrix):
+            centred = block - mean
+            products += centred.T @ centred
+        if not np.isfinite(np.abs(products).sum()):
+            raise InputError("the vectors hold numbers too large to square; bring them to length 1, here and to whiten")
     return mean, products / (rows - 1)
 
 
+def _check_size(values: Floats, kind: type[np.floating[Any]], start: int) -> None:
+    large = np.flatnonzero(~(np.abs(values) <= np.finfo(kind).max).all(axis=1))
+    if len(large):
+        raise InputError(
+            f"vector {start + large[0]} is too large to whiten; give vectors like those that were learned from"
+        )
+
+
 def _check_spread(variances: Floats, rows: int, width: int) -> None:
-    least = variances[0] * width * np.finfo(np.float64).eps
+    least = max(LEAST, variances[0] * width * np.finfo(np.float64).eps)
     flat = int((variances <= least).sum())
     if flat:
         raise InputError(
             f"in {flat} of {len(variances)} directions the {rows} vectors do not differ; "
             f"use dim <= {len(variances) - flat}, more vectors, or shrinkage above 0"
             if flat < len(variances)
-            else f"the {rows} vectors are all the same; there is nothing to whiten"
+            else f"the {rows} vectors are all the same, or differ by less than 1e-146; there is nothing to whiten"
         )
 
 
@@ -213,8 +229,10 @@ def _with_signs(directions: Floats) -> Floats:
 
 
 def _unit(values: Floats) -> Floats:
-    lengths = np.linalg.norm(values, axis=1, keepdims=True)
-    return np.divide(values, lengths, out=np.zeros_like(values), where=lengths > 0)
+    largest = np.abs(values).max(axis=1, keepdims=True)
+    scaled = np.divide(values, largest, out=np.zeros_like(values), where=largest > 0)  # whose squares neither overflow
+    lengths = np.linalg.norm(scaled, axis=1, keepdims=True)  # nor vanish
+    return np.divide(scaled, lengths, out=scaled, where=lengths > 0)
 
 
 def _checked_path(path: str | Path) -> Path:

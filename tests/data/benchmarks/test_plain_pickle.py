@@ -86,6 +86,8 @@ def test_of_python_2(tmp_path: Path) -> None:
     found = read_plain_pickle(written(tmp_path / "data.pkl", data))
     assert found["easy"].tolist() == [200, -7]
     assert found["name"] == "aü!"
+    oldest = b"(dp0\nS'name'\np1\nS'a\\xfc!\xfc'\np2\ns."
+    assert read_plain_pickle(written(tmp_path / "data.pkl", oldest)) == {"name": "aü!ü"}
 
 
 class Calls:
@@ -114,18 +116,19 @@ def test_nothing_is_run(tmp_path: Path) -> None:
         (functools.partial, (os.system, f"touch {mark}")),
         (Path, (str(mark),)),
     ):
-        with pytest.raises(InputError, match=r"data\.pkl: not a pickle of plain data \(it asks for [\w.]+\)"):
+        with pytest.raises(InputError, match=r"data\.pkl: not a pickle of plain data \(it asks for '[\w.]+'\)"):
             through(tmp_path, {"gnd": [Calls(function, *arguments)]})
     assert not mark.exists()
 
 
 @pytest.mark.parametrize(
-    "name", ["numpy.core.multiarray\nfromstring", "os\nsystem", "numpy\nndarray.dump", "numpy\nload"]
+    "name", ["numpy.core.multiarray\nfromstring", "os\nsystem", "numpy\nndarray.dump", "numpy\nload", "os\n\x1b[31m"]
 )
 @pytest.mark.parametrize("protocol", [b"", b"\x80\x02", b"\x80\x04"])
 def test_names_that_are_not_known_are_refused(tmp_path: Path, name: str, protocol: bytes) -> None:
-    with pytest.raises(InputError, match="it asks for"):
+    with pytest.raises(InputError, match="it asks for") as error:
         read_plain_pickle(written(tmp_path / "data.pkl", protocol + b"c" + name.encode() + b"\n."))
+    assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -170,6 +173,18 @@ def test_a_sound_array_of_that_make(tmp_path: Path) -> None:
 def test_arrays_that_lie(tmp_path: Path, shape: bytes, kind: bytes, raw: bytes) -> None:
     with pytest.raises(InputError, match="not a pickle of plain data"):
         read_plain_pickle(written(tmp_path / "data.pkl", array_of(shape, kind, raw)))
+
+
+@pytest.mark.parametrize("put", [b"r\x00\x00\x10\x00", b"p1048576\n", b"r\x0a\x00\x00\x00"])
+def test_places_beyond_the_file_take_no_memory(tmp_path: Path, put: bytes) -> None:
+    """Memory is taken for all places up to the one named: 34 GB for eight bytes."""
+    with pytest.raises(InputError, match=r"it keeps a value at place \d+, with \d+ bytes in all"):
+        read_plain_pickle(written(tmp_path / "data.pkl", b"N" + put + b"."))
+
+
+def test_a_length_beyond_the_file_takes_no_memory(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected 1099511627776 bytes"):
+        read_plain_pickle(written(tmp_path / "data.pkl", b"\x80\x05\x96" + (2**40).to_bytes(8, "little") + b"."))
 
 
 def test_a_pickle_cannot_change_what_the_next_one_meets(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_the_published_file(root: Path) -> None:
     truth = revisited_truth("roxford", root)
+    assert truth != revisited_truth("roxford", root)  # by identity, for arrays have no one truth
     assert truth.images[0] == "christ_church_000179"
     assert truth.queries == ["all_souls_000013", "oxford_002416"]
     assert truth.boxes == [(2.0, 3.0, 12.0, 18.0), (0.6, 1.4, 20.0, 10.0)]
@@ -88,13 +89,36 @@ def test_queries_are_cropped_once_and_anew_when_boxes_change(root: Path) -> None
         assert image.size == (5, 5)
 
 
-def test_a_root_that_is_not_to_be_written(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_box(root: Path, box: list[float]) -> Table:
+    content_of = changed("gnd.1.bbx", box)
+    (root / "roxford5k" / "gnd_roxford5k.pkl").write_bytes(pickle.dumps(content_of))
+    return roxford(root)
+
+
+@pytest.mark.parametrize("box", [[0.1, 0.1, 0.3, 0.3], [30, 5, 40, 10], [0, 20.4, 5, 1e300], [-9, -9, -1, -1]])
+def test_boxes_without_a_pixel_are_refused(root: Path, box: list[float]) -> None:
+    with pytest.raises(InputError, match=r"query 'oxford_002416': bbx \[.+\] has no pixel of its image of 24 x 20"):
+        with_box(root, box)
+
+
+@pytest.mark.parametrize(
+    ("box", "size"), [([0, 0, 1e6, 1e6], (24, 20)), ([-1, 2, 1e300, 9], (24, 7)), ([-1e300, -2.0, 5, 25], (5, 20))]
+)
+def test_boxes_are_cut_at_the_edges_of_the_image(root: Path, box: list[float], size: tuple[int, int]) -> None:
+    with Image.open(with_box(root, box).paths[4]) as image:
+        assert image.size == size
+
+
+@pytest.mark.parametrize("kept", ["", "roxford5k"])
+def test_a_root_that_is_not_to_be_written(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
     monkeypatch.setenv("VICINAL_DATA", str(tmp_path / "cache"))
-    root.chmod(0o555)
+    (root / kept).chmod(0o555)
     try:
         table = roxford(root)
     finally:
-        root.chmod(0o755)
+        (root / kept).chmod(0o755)
     assert all(path.startswith(str(tmp_path / "cache" / "roxford5k")) for path in table.paths[3:])
     assert all(path.startswith(str(root)) for path in table.paths[:3])
 
@@ -150,6 +174,7 @@ def changed(place: str, value: object) -> dict[str, Any]:
         ("gnd.0.easy", [3], r"gnd\[0\]: easy names image 3; imlist has 3, counted from 0"),
         ("gnd.0.easy", [-1], r"gnd\[0\]: easy names image -1"),
         ("gnd.0.easy", [0.5], r"gnd\[0\]: easy names image 0\.5"),
+        ("gnd.0.easy", [True, 0], r"gnd\[0\]: easy is no list of numbers"),
         ("gnd.0.easy", ["a"], r"gnd\[0\]: easy is no list of numbers"),
         ("gnd.0.easy", [[1], [1, 2]], r"gnd\[0\]: easy is no list of numbers"),
         ("gnd.0.easy", [2, 2], r"gnd\[0\] names image 2 twice"),
@@ -177,7 +202,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     for name, data, message in (
         ("gnd.json", b"{", r"gnd\.json: not JSON"),
         ("gnd.json", b"[1]", r"gnd\.json: the ground truth has no 'imlist'"),
-        ("gnd.pkl", pickle.dumps(Path("a")), r"gnd\.pkl: not a pickle of plain data \(it asks for pathlib"),
+        ("gnd.pkl", pickle.dumps(Path("a")), r"gnd\.pkl: not a pickle of plain data \(it asks for 'pathlib"),
         ("gnd.mat", b"", r"gnd\.mat: a ground truth is read from a file ending in \.pkl or \.json"),
     ):
         (tmp_path / name).write_bytes(data)

@@ -40,6 +40,9 @@ def test_bad_input(lists: Path, tmp_path: Path) -> None:
     (lists / "test_list_800.txt").write_text("0000001 1\n0000002 one\n")
     with pytest.raises(InputError, match=r"test_list_800\.txt, line 2: 'one'; a line is the image's name and"):
         vehicle_id(root, "small")
+    (lists / "test_list_800.txt").write_text(f"0000001 {'9' * 5000}\n")
+    with pytest.raises(InputError, match=r"line 1: '9{40}'; .* the vehicle's number, of up to 18 digits"):
+        vehicle_id(root, "small")
     (lists / "test_list_800.txt").write_text("\n0000001\n")
     with pytest.raises(InputError, match=r"test_list_800\.txt, line 2: 1 cells where there must be 2"):
         vehicle_id(root, "small")

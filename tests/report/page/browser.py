@@ -29,6 +29,7 @@ OPTIONS = (
     "--disable-dev-shm-usage",
 )
 PIPES = "import os, sys; [os.dup2(int(sys.argv[at]), 2 + at) for at in (1, 2)]; os.execv(sys.argv[3], sys.argv[3:])"
+BUTTONS = {"left": 1, "right": 2, "middle": 4}
 KEYS = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Tab": 9}
 
 
@@ -135,9 +136,9 @@ class Browser:
             self.send("Input.dispatchKeyEvent", type=kind, **parameters, **(text if kind == "keyDown" else {}))
         self.frames()
 
-    def pointer(self, kind: str, x: float, y: float, held: bool = False) -> None:
+    def pointer(self, kind: str, x: float, y: float, held: bool = False, name: str = "left") -> None:
         """Move, press or release the pointer; `kind` is Moved, Pressed or Released."""
-        button = "left" if held or kind != "Moved" else "none"
+        button = name if held or kind != "Moved" else "none"
         clicks = int(kind != "Moved")
         self.send(
             "Input.dispatchMouseEvent",
@@ -145,7 +146,7 @@ class Browser:
             x=x,
             y=y,
             button=button,
-            buttons=int(held),
+            buttons=BUTTONS[name] if held else 0,
             clickCount=clicks,
         )
 

@@ -221,6 +221,47 @@ def test_map_shows_the_image_that_is_pointed_at(tab: Browser, pages: dict[str, P
     assert tab.ask(text_of("found-label")) == label
 
 
+@pytest.mark.parametrize("name", ["right", "middle"])
+def test_other_buttons_open_nothing(tab: Browser, pages: dict[str, Path], name: str) -> None:
+    tab.open(pages["one"])
+    left, top, width, height = tab.place("#map-canvas")
+    x, y, _, wide, high = tab.ask(ON_MAP)
+    scale = 0.94 * min(width / wide, height / high)
+    at = left + width / 2 + x * scale, top + height / 2 + y * scale
+    tab.pointer("Moved", *at)
+    for kind in ("Pressed", "Released"):
+        tab.pointer(kind, *at, held=kind == "Pressed", name=name)
+    tab.frames()
+    assert tab.ask(MAP + ".current") == "0"
+    assert not tab.ask("document.getElementById('viewer').open")
+
+
+def test_a_twitch_of_the_pointer_leaves_the_choice_of_keys(tab: Browser, pages: dict[str, Path]) -> None:
+    tab.open(pages["one"])
+    left, top, width, height = tab.place("#map-canvas")
+    x, y, _, wide, high = tab.ask(ON_MAP)
+    scale = 0.94 * min(width / wide, height / high)
+    at = left + width / 2 + x * scale, top + height / 2 + y * scale
+    tab.ask("document.getElementById('map-canvas').focus()")
+    tab.press("ArrowRight")
+    chosen = tab.ask(MAP + ".current")
+    assert chosen not in ("-1", "0")
+    for by in (0, 3):  # over a dot, by little
+        tab.pointer("Moved", at[0] + by, at[1])
+    tab.pointer("Moved", left + 3, top + 3)  # far, to where no dot is
+    tab.pointer("Moved", left - 9, top - 9)  # and out of the map
+    tab.frames()
+    assert tab.ask(MAP + ".current") == chosen
+    assert tab.ask("document.getElementById('map-tip').checkVisibility()")
+    tab.pointer("Moved", left + 3, top + 3)
+    tab.pointer("Moved", *at)  # a dot that is pointed at on purpose
+    tab.frames()
+    assert tab.ask(MAP + ".current") == "0"
+    tab.pointer("Moved", left - 9, top - 9)
+    tab.frames()
+    assert tab.ask(MAP + ".current") == "-1"
+
+
 def test_map_is_moved_by_keys_and_says_where_it_is(tab: Browser, pages: dict[str, Path]) -> None:
     tab.open(pages["one"])
     tab.place("#map-canvas")

@@ -112,3 +112,10 @@ def test_numbers_of_lines_are_few_and_end_where_they_end() -> None:
     made = points_table("What", lines, "step", "loss")
     assert made.count("<tr>") == MOST_LISTED + 1
     assert '"number">499<' in made
+
+
+@pytest.mark.parametrize("y", [[1e308, -1e308], [1.7e308, 1.0, -1.7e308]])
+def test_values_whose_spread_is_infinite_are_drawn(y: list[float]) -> None:
+    places = places_of(line_chart([Line("a", np.arange(float(len(y))), np.array(y))], "x", "y", "a line"))
+    assert np.isfinite(places).all()
+    assert (np.diff(places[:, 1]) > 0).all()

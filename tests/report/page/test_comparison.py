@@ -7,11 +7,12 @@ import pytest
 
 from tests.report.page.cases import Case, Page, case_of, digits_case
 from tests.report.page.test_single import write_run
+from vicinal.data import Table
 from vicinal.errors import InputError
 from vicinal.evaluation import evaluate
 from vicinal.report.page.changes import changes
 from vicinal.report.page.comparison import write_comparison_page
-from vicinal.report.page.differences import common_metrics
+from vicinal.report.page.differences import apart, common_metrics
 from vicinal.report.page.evaluated import EvaluatedSet
 
 
@@ -84,6 +85,78 @@ def test_settings_that_differ(sets: dict[str, EvaluatedSet], tmp_path: Path) -> 
     assert page.sections == ["metrics", "changes", "similarities", "recipe", "curves", "data"]
     assert "2 of 2 settings differ" in page.words
     assert "loss.margin0.10.2" in page.words
+
+
+def test_settings_are_of_known_recipes_alone(sets: dict[str, EvaluatedSet], tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in "ab"]
+    with_runs = {name: each._replace(run=run) for (name, each), run in zip(sets.items(), runs, strict=True)}
+    write_comparison_page(tmp_path / "page.html", {**with_runs, "without": sets["plain"]})
+    words = Page(tmp_path / "page.html").words
+    assert "All settings of noisy <b>, plain are the same." in words
+    assert "settings differ" not in words
+
+
+@pytest.mark.parametrize("without_paths", [False, True])
+def test_sets_of_other_queries_have_no_differences(
+    sets: dict[str, EvaluatedSet], tmp_path, without_paths: bool
+) -> None:
+    first = sets["plain"]
+    if without_paths:
+        first = first._replace(table=Table(first.table.frame.drop(columns="path")))
+    small = EvaluatedSet(first.vectors[:150], first.table.take(np.arange(150)), first.evaluation)
+    small = small._replace(evaluation=evaluate(small.vectors, small.table))
+    write_comparison_page(tmp_path / "page.html", {"all": first, "part": small})
+    words = Page(tmp_path / "page.html").words
+    assert "No difference of part to all: 150 queries against 200." in words
+    assert "★" not in words
+    assert "part − all" not in words
+    assert "differences to" not in words
+    assert "Small numbers are 95 % intervals." in words  # those of the values
+
+
+def test_why_sets_are_apart(sets: dict[str, EvaluatedSet]) -> None:
+    first = sets["plain"]
+    frame = first.table.frame
+
+    def other(**columns: object) -> EvaluatedSet:
+        table = Table(frame.assign(**columns))
+        return EvaluatedSet(first.vectors, table, evaluate(first.vectors, table))
+
+    moved = other(path=frame["path"].str.replace("digits", "moved"))
+    assert apart(first, sets["noisy <b>"]) is None
+    assert apart(first, moved) is None
+    assert apart(first, other(label=frame["label"][::-1].to_numpy())) == "its queries are others, or have other labels"
+    assert apart(first, other(path=frame["path"] + "x")) == "its queries are others, or have other labels"
+    asked = other(is_query=frame.index < 50, is_gallery=True)
+    assert apart(first, asked) == "its protocol is query/gallery, not leave-one-out"
+    assert (
+        apart(asked, other(is_query=frame.index < 50, is_gallery=frame.index >= 50)) == "150 gallery images against 200"
+    )
+
+
+def test_without_intervals_there_is_no_word_of_them(sets: dict[str, EvaluatedSet], tmp_path) -> None:
+    bare = {name: each._replace(intervals=None) for name, each in sets.items()}
+    write_comparison_page(tmp_path / "page.html", bare)
+    words = Page(tmp_path / "page.html").words
+    assert "plain − noisy <b>" in words
+    assert "★" in words
+    for word in ("interval", "chance may explain", "▲", "▼", "not clear", "too narrow"):
+        assert word not in words
+    write_comparison_page(tmp_path / "page.html", bare, differences={"plain": {"mAP": (0.1, 0.2)}})
+    words = Page(tmp_path / "page.html").words
+    assert "chance may explain" in words
+    assert "The queries are of 10 classes; with fewer than 20 the intervals are too narrow." in words
+
+
+def test_names_of_sets_do_not_name_the_home_folder(sets: dict[str, EvaluatedSet], tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    inside = {f"{tmp_path}/{at}.parquet": each for at, each in enumerate(sets.values())}
+    differences = {f"{tmp_path}/1.parquet": {"mAP": (0.1, 0.2)}}
+    write_comparison_page(tmp_path / "page.html", inside, title=f"{tmp_path}/both", differences=differences)
+    page = Page(tmp_path / "page.html")
+    assert str(tmp_path) not in page.source
+    assert "~/1.parquet − ~/0.parquet" in page.words
+    assert "+10.00 to +20.00" in page.words
 
 
 def test_three_sets_are_held_against_the_first(sets: dict[str, EvaluatedSet], tmp_path) -> None:

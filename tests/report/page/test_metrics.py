@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.report.page.cases import case_of
-from vicinal.report.page.metrics import BAR_WIDTH, bar, meaning, metrics_section
+from vicinal.report.page.metrics import BAR_WIDTH, bar, meaning, metrics_section, query_classes
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,33 @@ def test_meaning_names_the_k_and_the_level() -> None:
     assert meaning("mine") == meaning("mine@3") == ""
 
 
+@pytest.mark.parametrize(("level", "sought"), [("easy", "easy"), ("medium", "easy and hard"), ("hard", "hard")])
+def test_difficulties_of_the_revisited_sets_are_no_classes(level: str, sought: str) -> None:
+    for name in ("mAP", "mP@10"):
+        said = meaning(f"{level}/{name}")
+        assert said.endswith(f"; {sought} images are sought")
+        assert "class" not in said
+    assert "first 10 images" in meaning(f"{level}/mP@10")
+    assert meaning(f"{level}/mine") == ""
+
+
+@pytest.mark.parametrize("name", ["NMI", "AMI", "F1"])
+def test_clusters_are_of_all_images(name: str) -> None:
+    assert meaning(name).startswith("of all images, not of queries: ")
+
+
+@pytest.mark.parametrize(("intervals", "classes", "said"), [(True, 19, 1), (True, 20, 0), (False, 19, 0)])
+def test_intervals_of_few_classes_are_said_to_be_too_narrow(intervals: bool, classes: int, said: int) -> None:
+    found = case_of(np.eye(2)[[0, 0]], list("aa")).evaluation
+    content = metrics_section(found, {"mAP": (0.1, 0.3)} if intervals else None, 0.95, classes).content
+    assert content.count("The queries are of 19 classes; with fewer than 20 the intervals are too narrow.") == said
+
+
+def test_classes_with_nothing_to_find_do_not_count() -> None:
+    case = case_of(np.eye(5), list("aabbc"))
+    assert query_classes(case.table, case.evaluation) == 2
+
+
 def test_bar_is_as_long_as_the_value() -> None:
     drawn = bar(0.25, (0.2, 0.5))
     assert [float(width) for width in re.findall(r'width="([\d.]+)" height="10"', drawn)] == [BAR_WIDTH, BAR_WIDTH / 4]
@@ -32,10 +59,11 @@ def test_bar_is_as_long_as_the_value() -> None:
 
 
 def test_cards_are_the_first_that_is_read() -> None:
-    section = metrics_section(case_of(np.eye(2)[[0, 0, 1, 1]], list("aabb")).evaluation, {"mAP": (0.1, 0.3)}, 0.9)
+    section = metrics_section(case_of(np.eye(2)[[0, 0, 1, 1]], list("aabb")).evaluation, {"mAP": (0.1, 0.3)}, 0.9, 20)
     assert [re.search(r"<strong>([^<]+)", card)[1] for card in section.content.split('class="card"')[1:]] == [
         "100.00 %"
     ] * 4
     assert section.content.count("10.00 to 30.00 %") == 2
     assert "90 % interval" in section.content
-    assert "No confidence" in metrics_section(case_of(np.eye(2)[[0, 0]], list("aa")).evaluation, None, 0.9).content
+    assert "too narrow" not in section.content
+    assert "No confidence" in metrics_section(case_of(np.eye(2)[[0, 0]], list("aa")).evaluation, None, 0.9, 1).content

@@ -50,16 +50,19 @@ def test_neighbors_are_those_of_a_full_sort(noisy: Case) -> None:
     assert found.right[:, 0].mean() == pytest.approx(noisy.evaluation.metrics["recall@1"])
 
 
-def test_neighbors_of_queries_in_a_gallery_leave_out_their_own_group() -> None:
+@pytest.mark.parametrize("least", [0, -1])
+def test_neighbors_of_queries_in_a_gallery_leave_out_their_own_group(least: int) -> None:
     rng = np.random.default_rng(1)
-    frame = pd.DataFrame({"label": np.arange(40) % 4, "group": np.arange(40) % 3})
+    frame = pd.DataFrame({"label": np.arange(40) % 4, "group": least + np.arange(40) % 3})
     frame["is_query"], frame["is_gallery"] = np.arange(40) < 15, np.arange(40) >= 10
     table, vectors = Table(frame), rng.normal(size=(40, 5))
     evaluation = evaluate(vectors, table, recall_at=[1])
     found = neighborhood(vectors, table, evaluation)
     scores = cosines(vectors)
     for place, query in enumerate(found.queries):
-        same = ((frame.label == frame.label[query]) & (frame.group == frame.group[query])).to_numpy()
+        same = (
+            (frame.label == frame.label[query]) & (frame.group == frame.group[query]) & (frame.group >= 0)
+        ).to_numpy()
         allowed = np.flatnonzero(frame.is_gallery & ~same & (frame.index != query))
         assert found.found[place].tolist() == allowed[np.argsort(-scores[query, allowed])][: found.k].tolist()
     counted = ~np.isnan(evaluation.per_query["recall@1"])
@@ -186,6 +189,8 @@ def test_pairs_of_one_group_are_not_drawn() -> None:
     pairs = pair_similarities(vectors, table, np.arange(4), np.arange(4), pairs=200)
     assert set(pairs.positive) == {0.0}
     assert len(pairs.negative) == 0
+    alone = Table(table.frame.assign(group=-1))
+    assert set(pair_similarities(vectors, alone, np.arange(4), np.arange(4), pairs=200).positive) == {0.0, 1.0}
 
 
 def test_histogram_shares() -> None:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import base64
+import os
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
 from vicinal.data import Table
+from vicinal.report.page.paths import shown_paths, without_home
 from vicinal.report.page.pictures import LARGE, SMALL, Pictures
 
 
@@ -30,7 +33,7 @@ def test_every_image_once_in_its_largest_size(table: Table) -> None:
     assert [pictures.number(table, row, size) for row, size in ((1, SMALL), (0, SMALL), (1, LARGE))] == [0, 1, 0]
     first, second = pictures.encoded(10**6)
     assert (opened(first["src"]).size, opened(second["src"]).size) == ((LARGE, LARGE // 2), (SMALL, SMALL // 2))
-    assert (first["label"], first["file"]) == ("b", table.paths[1])
+    assert (first["label"], first["file"]) == ("b", "b.jpg")
 
 
 def test_the_same_file_in_two_tables_is_one_image(table: Table) -> None:
@@ -71,3 +74,54 @@ def test_jpeg_is_turned_upright(tmp_path) -> None:
     pictures = Pictures()
     pictures.number(Table(pd.DataFrame({"path": [str(tmp_path / "turned.jpg")], "label": ["a"]})), 0)
     assert opened(pictures.encoded(10**6)[0]["src"]).size == (LARGE // 2, LARGE)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path, monkeypatch) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    monkeypatch.setattr(Image, "open", lambda path: pytest.fail(f"{path} is opened"))  # which would never end
+    pictures = Pictures()
+    pictures.number(Table(pd.DataFrame({"path": [str(tmp_path / "pipe.jpg")], "label": ["a"]})), 0)
+    assert pictures.encoded(10**6)[0]["src"] is None
+    assert pictures.unreadable == 1
+
+
+def test_thumbnails_are_pixels_alone(tmp_path) -> None:
+    exif = Image.Exif()
+    exif[0x010E] = "taken at home"
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    path = tmp_path / "a.jpg"
+    Image.new("RGB", (400, 400), "red").save(path, exif=exif, icc_profile=profile)
+    pictures = Pictures()
+    pictures.number(Table(pd.DataFrame({"path": [str(path)], "label": ["a"]})), 0)
+    assert not {"icc_profile", "exif", "xmp"} & set(opened(pictures.encoded(10**6)[0]["src"]).info)
+
+
+def test_names_are_within_the_common_folder(tmp_path) -> None:
+    paths = [str(tmp_path / name) for name in ("a/1.png", "b/1.png")]
+    pictures = Pictures()
+    for row in range(2):
+        pictures.number(Table(pd.DataFrame({"path": paths, "label": ["a", "b"]})), row)
+    assert [image["file"] for image in pictures.encoded(10**6)] == ["a/1.png", "b/1.png"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "shown"),
+    [
+        (["/home/me/x/1.png"], ["1.png"]),
+        (["/home/me/x/1.png", "/data/2.png"], ["~/x/1.png", "/data/2.png"]),
+        (["/home/me/x/1.png", "/home/you/2.png"], ["~/x/1.png", "/home/you/2.png"]),
+        (["x/1.png", "2.png", None], ["x/1.png", "2.png", None]),
+        ([None], [None]),
+    ],
+)
+def test_no_path_names_the_home_folder(paths: list[str | None], shown: list[str | None], monkeypatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/me"))
+    assert shown_paths(paths) == shown
+
+
+def test_the_home_folder_is_named_where_a_path_begins_with_it_alone(monkeypatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/me"))
+    text = "source: '/home/me/birds' # /home/me. /home/mean /data/home/me"
+    assert without_home(text) == "source: '~/birds' # ~. /home/mean /data/home/me"
+    monkeypatch.setattr(Path, "home", lambda: Path("/"))
+    assert without_home(text) == text

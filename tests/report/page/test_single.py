@@ -16,9 +16,12 @@ from vicinal.data import Table
 from vicinal.errors import InputError
 from vicinal.evaluation import evaluate, evaluate_arrays
 from vicinal.report.page import pictures as module
+from vicinal.report.page.comparison import write_comparison_page
 from vicinal.report.page.document import SCRIPTS
+from vicinal.report.page.evaluated import EvaluatedSet
 from vicinal.report.page.run import read_run, settings
 from vicinal.report.page.single import write_page
+from vicinal.report.page.training import curves_section
 
 SECTIONS = ["metrics", "queries", "map", "classes", "confusions", "similarities", "hubs"]
 SECTIONS += ["duplicates", "label-errors", "data", "curves", "recipe"]
@@ -160,6 +163,90 @@ def test_without_run_and_without_images(tmp_path) -> None:
     assert not [image for image in page.all("img") if "data-image" in image]
     assert "row 1" in page.words
     assert "could not be read" not in page.words
+
+
+@pytest.fixture
+def half_lonely() -> Case:
+    """Fifty images of five pure classes, and fifty that are the only ones of theirs."""
+    rng = np.random.default_rng(0)
+    vectors = np.eye(60)[np.r_[np.repeat(np.arange(5), 10), np.arange(5, 55)]] + rng.normal(0, 0.01, (100, 60))
+    return case_of(vectors, [*np.repeat(list("abcde"), 10), *(f"lone {number}" for number in range(50))])
+
+
+def test_queries_with_nothing_to_find_are_not_wrong(half_lonely: Case, tmp_path) -> None:
+    assert half_lonely.evaluation.metrics["recall@1"] == 1
+    write_page(tmp_path / "page.html", *half_lonely)
+    page = Page(tmp_path / "page.html")
+    assert "Every query that has something to find has its class nearest." in page.words
+    assert page.data["map"]["right"] == [1] * 50 + [-1] * 50
+    listed = page.source.split('id="queries"')[1].split("</section>")[0]
+    assert "a · mAP@R 100.00 %" in listed
+    assert "mAP@R –" not in listed
+
+
+def test_images_alone_in_their_class_are_no_label_errors(tmp_path) -> None:
+    vectors = np.eye(2)[[0] * 9 + [1] * 8] + np.random.default_rng(0).normal(0, 0.01, (17, 2))
+    write_page(tmp_path / "page.html", *case_of(vectors, ["lone"] + ["a"] * 8 + ["b"] * 8))
+    assert "look whether the label is right. There are none." in Page(tmp_path / "page.html").words
+    write_page(tmp_path / "page.html", *case_of(vectors, ["b"] + ["a"] * 8 + ["b"] * 8))
+    assert "look whether the label is right. There are 1." in Page(tmp_path / "page.html").words
+
+
+def test_confusions_are_of_queries_with_something_to_find(tmp_path) -> None:
+    vectors = [[1, 0], [0.9, 0.2], [0.9, 0.3], [0, 1], [0.2, 0.9], [0.7, 0.7]]
+    write_page(tmp_path / "page.html", *case_of(vectors, [*"abaab", "lone"]))
+    assert "of 5 queries with something to find" in Page(tmp_path / "page.html").words
+
+
+def test_rows_that_are_neither_query_nor_gallery_are_not_counted(digits: Case, tmp_path) -> None:
+    frame = digits.table.frame.drop(columns="path")
+    frame = frame.assign(is_query=np.arange(200) < 40, is_gallery=(np.arange(200) >= 40) & (np.arange(200) < 120))
+    table = Table(frame)
+    evaluation = evaluate(digits.vectors, table)
+    write_page(tmp_path / "one.html", digits.vectors, table, evaluation)
+    words = Page(tmp_path / "one.html").words
+    assert "10 classes of 9 to " in words
+    assert "120" in words.split("What was evaluated")[1][:120]
+    assert "200" not in words.split("What was evaluated")[1][:120]
+    each = EvaluatedSet(digits.vectors, table, evaluation)
+    write_comparison_page(tmp_path / "two.html", {"a": each, "b": each})
+    assert "200" not in Page(tmp_path / "two.html").words.split("Images of a")[1][:120]
+
+
+def test_no_map_is_asked_for(digits: Case, tmp_path) -> None:
+    write_page(tmp_path / "page.html", *digits, map_images=0)
+    page = Page(tmp_path / "page.html")
+    assert page.data["map"] is None
+    assert "No map was asked for." in page.words
+    assert "too few images" not in page.words
+
+
+def test_the_home_folder_is_not_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    (tmp_path / "images").mkdir()
+    run = write_run(tmp_path / "run")
+    (run / "recipe.yaml").write_text(f"data:\n  source: {tmp_path}/images\n")
+    write_page(tmp_path / "page.html", *digits_case(tmp_path / "images", 40), run=run, title=f"{tmp_path}/run")
+    page = Page(tmp_path / "page.html")
+    assert str(tmp_path) not in page.source
+    assert "source: ~/images" in page.words
+    assert page.data["images"][0]["file"].endswith(".png")
+
+
+def test_a_recipe_that_is_not_unicode_is_named(tmp_path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "recipe.yaml").write_bytes("name: Vögel".encode("latin-1"))
+    with pytest.raises(InputError, match=r"recipe\.yaml: byte 7 is not UTF-8; save the recipe as UTF-8 text$"):
+        read_run(run)
+
+
+@pytest.mark.filterwarnings("error")
+def test_losses_beyond_all_bounds_have_a_chart(digits: Case, tmp_path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "log.csv").write_text("step,loss\n1,1e308\n2,-1e308\n3,1\n")
+    chart = curves_section({"run": read_run(run)._replace(metrics=None)})
+    assert chart is not None
+    assert "Training loss" in chart.content
 
 
 def test_smallest_set(tmp_path) -> None:

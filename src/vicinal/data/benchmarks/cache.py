@@ -25,9 +25,9 @@ def cache_folder(root: str | Path | None = None) -> Path:
     return Path(root or os.environ.get("VICINAL_DATA") or Path.home() / ".cache" / "vicinal")
 
 
-def writable_root(root: Path) -> Path:
-    """The root itself, or the default folder where it must not be written."""
-    return root if _may_write(root) else cache_folder()
+def writable_root(root: Path, benchmark: str) -> Path:
+    """The root itself, or the default folder where it, or the benchmark's folder in it, must not be written."""
+    return root if _may_write(root) and _may_write(root / benchmark) else cache_folder()
 
 
 def _may_write(folder: Path) -> bool:

@@ -39,7 +39,7 @@ def omniglot(root: str | Path | None = None, source: str | Path | None = None) -
     """
     root = cache_folder(root)
     source = root if source is None else Path(source)
-    kept = writable_root(root) / "omniglot"
+    kept = writable_root(root, "omniglot") / "omniglot"
     frames = [Table.from_folder(_part(name, source, kept)).frame for name in PARTS]
     frame = pd.concat(frames, ignore_index=True)
     return Table(frame.assign(split=[SPLITS.get(alphabet, "train") for alphabet in frame["coarse"]]))

@@ -9,6 +9,7 @@ a file says of shapes, types and memory: stand-ins take their places, which hold
 from __future__ import annotations
 
 import pickle
+import pickletools
 import re
 from io import BytesIO
 from pathlib import Path
@@ -21,6 +22,8 @@ from vicinal.errors import InputError
 TYPE = re.compile(r"[biuf][1248]|[SU][0-9]{1,4}|O[48]?")
 NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray")
 NUMERIC = ("numpy.core.numeric", "numpy._core.numeric")
+CODES = {each.code: each for each in pickletools.opcodes}
+PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 
 
 def read_plain_pickle(path: Path) -> Any:
@@ -43,12 +46,24 @@ def read_plain_pickle(path: Path) -> Any:
         {'a': [1, array([0, 1])]}
     """
     try:
-        return _plain(_PlainUnpickler(BytesIO(path.read_bytes()), encoding="latin1").load(), {})
+        data = path.read_bytes()
+        _check_memo(data)
+        return _plain(_PlainUnpickler(BytesIO(data), encoding="latin1").load(), {})
     except OSError as error:
         raise InputError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     except Exception as error:  # a broken pickle makes the machine that reads it fail in any way
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise InputError(f"{path}: not a pickle of plain data ({reason})") from None
+
+
+def _check_memo(data: bytes) -> None:
+    """Refuse values kept at places that no file of this length needs: memory is taken for all places up to the last."""
+    file = BytesIO(data)
+    while (code := CODES.get(file.read(1).decode("latin1"))) and code.name != "STOP":
+        if code.name == "STRING":  # of Python 2, of any bytes; pickletools would have them ASCII
+            file.readline()
+        elif code.arg and (given := code.arg.reader(file)) and code.name in PUTS and given > len(data):
+            raise pickle.UnpicklingError(f"it keeps a value at place {given}, with {len(data)} bytes in all")
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -69,7 +84,7 @@ class _PlainUnpickler(pickle.Unpickler):
         try:
             return self._stand_ins[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None
+            raise pickle.UnpicklingError(f"it asks for {f'{module}.{name}'!r}") from None
 
 
 class _Type:

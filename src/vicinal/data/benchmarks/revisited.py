@@ -34,7 +34,7 @@ Integers = npt.NDArray[np.int64]
 Box = tuple[float, float, float, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one truth to compare by
 class GroundTruth:
     """What the queries of a revisited benchmark are to find. Of an image in no list nothing is to be found.
 
@@ -160,7 +160,7 @@ def _table(name: str, root: str | Path | None) -> Table:
     truth, place = revisited_truth(name, root), FOLDERS[name]
     pictures = cache_folder(root) / place / "jpg"
     digest = hashlib.sha256(json.dumps([truth.queries, truth.boxes]).encode()).hexdigest()[:8]
-    cropped = writable_root(cache_folder(root)) / place / f"queries-{digest}"
+    cropped = writable_root(cache_folder(root), place) / place / f"queries-{digest}"
     crops = [f"{number:03d}-{Path(query).name}.png" for number, query in enumerate(truth.queries)]
     prepare_folder(cropped, crops[-1], partial(_crop, truth, pictures, crops))
     frame = pd.DataFrame(
@@ -172,7 +172,16 @@ def _table(name: str, root: str | Path | None) -> Table:
 
 def _crop(truth: GroundTruth, pictures: Path, crops: Sequence[str], folder: Path) -> None:
     for query, box, name in zip(truth.queries, truth.boxes, crops, strict=True):
-        read_image(pictures / f"{query}.jpg").crop(box).save(folder / name)
+        image = read_image(pictures / f"{query}.jpg")
+        image.crop(_within(box, image.size, query)).save(folder / name)
+
+
+def _within(box: Box, size: tuple[int, int], query: str) -> tuple[int, int, int, int]:
+    """The part of a box that lies within the image, in whole pixels."""
+    left, top, right, bottom = (max(0, min(round(edge), size[axis % 2])) for axis, edge in enumerate(box))
+    if left >= right or top >= bottom:
+        raise InputError(f"query {query!r}: bbx {list(box)} has no pixel of its image of {size[0]} x {size[1]}")
+    return left, top, right, bottom
 
 
 def _json(path: Path) -> Any:
@@ -220,8 +229,12 @@ def _check_disjoint(lists: Sequence[Integers], where: str) -> None:
 
 def _numbers(value: Any, where: str) -> npt.NDArray[np.float64]:
     # Lists hold numbers only: one within another could hold itself so often that no memory is enough.
-    if isinstance(value, np.ndarray) or (isinstance(value, list) and all(isinstance(each, NUMBER) for each in value)):
+    if isinstance(value, np.ndarray) or (isinstance(value, list) and all(map(_is_number, value))):
         array = np.asarray(value).ravel()
         if not array.size or array.dtype.kind in "iuf":
             return array.astype(np.float64)
     raise InputError(f"{where} is no list of numbers")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, NUMBER) and not isinstance(value, bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -47,8 +48,11 @@ def vehicle_id(root: str | Path | None = None, size: Literal["small", "medium", 
 def _frame(path: Path) -> pd.DataFrame:
     rows = list_rows(path, (2,))
     for line, (_, vehicle) in rows:
-        if not (vehicle.isascii() and vehicle.isdigit()):
-            raise InputError(f"{path}, line {line}: {vehicle!r}; a line is the image's name and the vehicle's number")
+        if not re.fullmatch("[0-9]{1,18}", vehicle):  # of 64 bits; and Python reads no number of any length
+            raise InputError(
+                f"{path}, line {line}: {vehicle[:40]!r}; a line is the image's name and the vehicle's number, "
+                "of up to 18 digits"
+            )
     names, vehicles = zip(*(cells for _, cells in rows), strict=True)
     return pd.DataFrame({"path": [f"{name}.jpg" for name in names], "label": [int(vehicle) for vehicle in vehicles]})
 

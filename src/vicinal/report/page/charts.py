@@ -16,6 +16,7 @@ LEFT, RIGHT, TOP, BOTTOM = 66, 14, 10, 44  # of the axes
 MOST_POINTS, MOST_LISTED = 400, 20  # of a line: drawn, and in its table
 DASHES = ("", "7 4", "2 3", "9 3 2 3")  # lines are told apart by these too
 COLORS = 6  # that the style sheet has
+LARGEST = 1e300  # what is beyond is drawn here: of larger values the spread may be infinite
 
 Floats = npt.NDArray[np.float64]
 
@@ -79,7 +80,9 @@ def line_chart(lines: Sequence[Line], x_name: str, y_name: str, description: str
         y_name: beside it.
         description: what is to be seen, for those who do not see it.
     """
-    drawn = [line._replace(x=x, y=y) for line in lines for x, y in [thinned(line.x, line.y)] if len(x)]
+    drawn = [
+        line._replace(x=_drawable(x), y=_drawable(y)) for line in lines for x, y in [thinned(line.x, line.y)] if len(x)
+    ]
     if not drawn:
         return None
     x = _scale(np.concatenate([line.x for line in drawn]), LEFT, WIDTH - RIGHT, 0.0)
@@ -134,6 +137,10 @@ def points_table(caption: str, lines: Sequence[Line], x_name: str, y_name: str) 
     kept = [(line.name, *thinned(line.x, line.y, MOST_LISTED)) for line in lines if not line.faint]
     cells = [[name, f"{at:,g}", f"{value:.5g}"] for name, x, y in kept for at, value in zip(x, y, strict=True)]
     return table(caption, ["line", x_name, y_name], cells, (1, 2))
+
+
+def _drawable(values: Floats) -> Floats:
+    return np.clip(values, -LARGEST, LARGEST)
 
 
 def _bin(low: float, high: float, form: str) -> str:

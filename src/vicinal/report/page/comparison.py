@@ -9,12 +9,13 @@ from vicinal.errors import InputError
 from vicinal.files import write_bytes
 from vicinal.report.page.cells import Cells
 from vicinal.report.page.changes import changes_section
-from vicinal.report.page.data import statistics_table, summary
+from vicinal.report.page.data import evaluated_images, statistics_table, summary
 from vicinal.report.page.differences import Differences, differences_section
 from vicinal.report.page.document import document
 from vicinal.report.page.evaluated import EvaluatedSet
 from vicinal.report.page.markup import Markup, Section, element, joined, section, table
 from vicinal.report.page.pairs import pair_similarities
+from vicinal.report.page.paths import without_home
 from vicinal.report.page.pictures import Pictures
 from vicinal.report.page.run import Run, read_run, settings
 from vicinal.report.page.search import Neighborhood, neighborhood
@@ -34,7 +35,8 @@ def write_comparison_page(
     """Write a page, as :func:`~vicinal.report.page.write_page` does, of several sets: the others against the first.
 
     It has the metrics side by side, the queries that got better and worse with their neighbours in both, similarities
-    of pairs, settings that differ, learning curves on common axes, and the data.
+    of pairs, settings that differ, learning curves on common axes, and the data. A set that was not evaluated on the
+    queries and gallery of the first one has no differences to it, and the page says why.
 
     Args:
         path: of the file; replaced as a whole.
@@ -50,13 +52,16 @@ def write_comparison_page(
         OSError: the file cannot be written.
     """
     _check(sets, differences or {})
+    title = without_home(title)
+    sets = {without_home(name): each for name, each in sets.items()}
+    differences = {without_home(name): each for name, each in (differences or {}).items()}
     pictures = Pictures()
     runs = {name: Run() if each.run is None else read_run(each.run) for name, each in sets.items()}
     found = {name: neighborhood(each.vectors, each.table, each.evaluation) for name, each in sets.items()}
     cells = {name: Cells(pictures, each.table) for name, each in sets.items()}
     groups: dict[str, list[Section | None]] = {
         "Results": [
-            differences_section(sets, differences or {}, level),
+            differences_section(sets, differences, level),
             changes_section(sets, found, cells),
             _similarities_section(sets, found, seed),
         ],
@@ -69,15 +74,15 @@ def write_comparison_page(
 
 
 def settings_section(runs: Mapping[str, Run]) -> Section | None:
-    """Settings that are not the same in all recipes; None where fewer than two are known."""
-    read = {name: settings(run.recipe) for name, run in runs.items()}
-    if sum(map(bool, read.values())) < 2:
+    """Settings that are not the same in all recipes that are known; None where fewer than two are."""
+    read = {name: known for name, run in runs.items() if (known := settings(run.recipe))}
+    if len(read) < 2:
         return None
     names = dict.fromkeys(key for each in read.values() for key in each)
     values = {key: [each.get(key, "–") for each in read.values()] for key in names}
     lines = [[key, *of_runs] for key, of_runs in values.items() if len(set(of_runs)) > 1]
     if not lines:
-        return section("recipe", "Recipes", "All settings of the recipes are the same.")
+        return section("recipe", "Recipes", f"All settings of {', '.join(read)} are the same.")
     caption = f"{len(lines)} of {len(values)} settings differ"
     lead = "What was set differently; all other settings are the same."
     return section("recipe", "Recipes", lead, table(caption, ["setting", *read], lines))
@@ -110,5 +115,5 @@ def _data_section(sets: Mapping[str, EvaluatedSet]) -> Section:
 
 
 def _data(name: str, each: EvaluatedSet) -> Markup:
-    counts = statistics_table(f"Images of {name}", each.table.statistics())
+    counts = statistics_table(f"Images of {name}", evaluated_images(each.table, each.evaluation).statistics())
     return joined([element("h3", name), element("p", summary(each.evaluation)), counts])

@@ -90,10 +90,12 @@ def confusions_section(cells: Cells, found: Neighborhood) -> Section:
     top, pairs = confusions(found, labels, MOST_CONFUSIONS)
     lead = "Which class the nearest image is of where it is not the query's. "
     if not top:
-        return section("confusions", "Confusions", f"{lead}Every query's nearest image is of its class.")
+        return section(
+            "confusions", "Confusions", f"{lead}Every query that has something to find has its class nearest."
+        )
     wrong = int((~found.right[:, 0]).sum())
     queries = counted(len(found.queries), "query", "queries")
-    lead += f"So it is for {wrong:,} of {queries}, in {counted(pairs, 'pair')} of classes."
+    lead += f"So it is for {wrong:,} of {queries} with something to find, in {counted(pairs, 'pair')} of classes."
     few = len(cells.table.classes) <= MOST_CLASSES
     return section(
         "confusions",

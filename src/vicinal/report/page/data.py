@@ -11,6 +11,7 @@ from vicinal.evaluation.protocol import Evaluation
 from vicinal.report.page.charts import bins_table, histogram_chart
 from vicinal.report.page.markup import Markup, Section, counted, facts, figure, percent, section, table
 from vicinal.report.page.run import Run
+from vicinal.report.page.search import gallery_rows
 
 SIZE_BINS = 40
 
@@ -26,8 +27,23 @@ def summary(evaluation: Evaluation) -> str:
     return f"{evaluation.protocol}: {evaluation.queries:,} queries, {evaluation.gallery:,} gallery images"
 
 
+def evaluated_images(table: Table, evaluation: Evaluation) -> Table:
+    """The rows that are queries or gallery images.
+
+    Example:
+        >>> import pandas as pd
+        >>> from vicinal.evaluation import evaluate
+        >>> sides = {"is_query": [True, False, False], "is_gallery": [False, True, False]}
+        >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog"], **sides}))
+        >>> len(evaluated_images(table, evaluate(np.eye(3), table, recall_at=[1])))
+        2
+    """
+    return table.take(np.union1d(evaluation.query_rows, gallery_rows(table, evaluation)))
+
+
 def data_section(evaluated: Table, evaluation: Evaluation, run: Run) -> Section:
     """Images and classes of what was evaluated and, of a run, of every split."""
+    part = evaluated_images(evaluated, evaluation)
     known = [
         ("Protocol", evaluation.protocol),
         ("Queries", f"{evaluation.queries:,}"),
@@ -35,11 +51,11 @@ def data_section(evaluated: Table, evaluation: Evaluation, run: Run) -> Section:
         ("Queries with nothing to find, not counted", f"{evaluation.without_positive:,}"),
         ("Right images tied with others", f"{evaluation.ties:,}"),
     ]
-    parts: list[object] = [facts(known), statistics_table("What was evaluated", evaluated.statistics())]
+    parts: list[object] = [facts(known), statistics_table("What was evaluated", part.statistics())]
     if run.table is not None:
         parts.append(statistics_table("All images of the run", run.table.statistics()))
     lead = "How many images and classes there are, and how many images a class has."
-    return section("data", "Data", lead, *parts, sizes_figure(evaluated.class_counts))
+    return section("data", "Data", lead, *parts, sizes_figure(part.class_counts))
 
 
 def statistics_table(caption: str, statistics: Statistics) -> Markup:

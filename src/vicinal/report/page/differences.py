@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 
+import numpy as np
+import numpy.typing as npt
+
+from vicinal.data.table import Table
 from vicinal.report.page.evaluated import EvaluatedSet
-from vicinal.report.page.markup import Markup, Section, element, percent, section, table
-from vicinal.report.page.metrics import Intervals, interval_text, named
+from vicinal.report.page.markup import Markup, Section, element, note, percent, section, table
+from vicinal.report.page.metrics import Intervals, few_classes, interval_text, named, query_classes
+from vicinal.report.page.search import gallery_rows
 
 BEST = "★"
 
@@ -14,22 +20,79 @@ Differences = Mapping[str, Intervals]
 
 
 def differences_section(sets: Mapping[str, EvaluatedSet], differences: Differences, level: float) -> Section:
-    """Every metric that all sets have; below each value its interval."""
+    """Every metric that all sets have; below each value its interval.
+
+    Sets that were not evaluated on what the first one was have no differences to it, and then no value is the best.
+    """
     first, *others = sets
-    columns = ["metric", *sets, *(f"{name} − {first}" for name in others)]
+    reasons = {name: apart(sets[first], sets[name]) for name in others}
+    alike = [name for name in others if reasons[name] is None]
+    columns = ["metric", *sets, *(f"{name} − {first}" for name in alike)]
     lines = [
         [
             named(metric),
-            *_values(sets, metric),
-            *(_difference(sets, first, name, metric, differences) for name in others),
+            *_values(sets, metric, starred=alike == others),
+            *(_difference(sets, first, name, metric, differences) for name in alike),
         ]
         for metric in common_metrics(sets)
     ]
-    lead = (
-        f"Means over the queries, {BEST} at the best of each line, and differences to {first} in percentage points. "
-        f"Small numbers are {100 * level:g} % intervals; where that of a difference holds 0, chance may explain it."
-    )
-    return section("metrics", "Differences", lead, table("Every metric", columns, lines, range(1, len(columns))))
+    whole = table("Every metric", columns, lines, range(1, len(columns)))
+    remarks = [f"No difference of {name} to {first}: {reason}." for name, reason in reasons.items() if reason]
+    if any(each.intervals for each in sets.values()) or any(differences.get(name) for name in alike):
+        remarks += _few_classes(sets)
+    lead = _lead(sets, {name: differences.get(name, {}) for name in alike}, level, starred=alike == others)
+    return section("metrics", "Differences", lead, *map(note, remarks), whole)
+
+
+def apart(first: EvaluatedSet, other: EvaluatedSet) -> str | None:
+    """Why metrics of two sets cannot be compared; None where protocol, queries and gallery are the same.
+
+    Images are the same if the names of their files are, as in a set that was moved, and their labels.
+
+    Example:
+        >>> import numpy as np, pandas as pd
+        >>> from vicinal.data import Table
+        >>> from vicinal.evaluation import evaluate
+        >>> tables = [Table(pd.DataFrame({"label": ["cat"] * images})) for images in (3, 4)]
+        >>> vectors = [np.eye(4)[:3], np.eye(4)]
+        >>> apart(*(EvaluatedSet(*each, evaluate(*each)) for each in zip(vectors, tables)))
+        '4 queries against 3'
+    """
+    before, after = first.evaluation, other.evaluation
+    if before.protocol != after.protocol:
+        return f"its protocol is {after.protocol}, not {before.protocol}"
+    by_name = first.table.has("path") and other.table.has("path")
+    sides = {
+        "queries": (before.query_rows, after.query_rows),
+        "gallery images": (gallery_rows(first.table, before), gallery_rows(other.table, after)),
+    }
+    for what, (ours, theirs) in sides.items():
+        if len(ours) != len(theirs):
+            return f"{len(theirs):,} {what} against {len(ours):,}"
+        if _images(first.table, ours, by_name) != _images(other.table, theirs, by_name):
+            return f"its {what} are others, or have other labels"
+    return None
+
+
+def _images(images: Table, rows: npt.NDArray[np.int64], by_name: bool) -> list[tuple[str, str]]:
+    """What makes images the same: names and labels, in an order of their own."""
+    labels = images.frame["label"].astype(str).tolist()
+    names = [PurePath(path).name for path in images.paths] if by_name else [str(row) for row in range(len(images))]
+    return sorted((names[row], labels[row]) for row in rows.tolist())
+
+
+def _lead(sets: Mapping[str, EvaluatedSet], differences: Differences, level: float, starred: bool) -> str:
+    lead = "Means over the queries" + (f", {BEST} at the best of each line" if starred else "")
+    lead += f", and differences to {next(iter(sets))} in percentage points. " if differences else ". "
+    if not any(differences.values()) and not any(each.intervals for each in sets.values()):
+        return lead
+    lead += f"Small numbers are {100 * level:g} % intervals"
+    return lead + ("; where that of a difference holds 0, chance may explain it." if any(differences.values()) else ".")
+
+
+def _few_classes(sets: Mapping[str, EvaluatedSet]) -> list[str]:
+    least = min(query_classes(each.table, each.evaluation) for each in sets.values())
+    return [remark] if (remark := few_classes(least)) else []
 
 
 def common_metrics(sets: Mapping[str, EvaluatedSet]) -> list[str]:
@@ -38,9 +101,9 @@ def common_metrics(sets: Mapping[str, EvaluatedSet]) -> list[str]:
     return [metric for metric in first if all(metric in other for other in others)]
 
 
-def _values(sets: Mapping[str, EvaluatedSet], metric: str) -> list[Markup]:
+def _values(sets: Mapping[str, EvaluatedSet], metric: str, starred: bool) -> list[Markup]:
     values = [each.evaluation.metrics[metric] for each in sets.values()]
-    highest = max(values) if len(set(values)) > 1 else None
+    highest = max(values) if starred and len(set(values)) > 1 else None
     ends = [(each.intervals or {}).get(metric) for each in sets.values()]
     return [_value(value, each, value == highest) for value, each in zip(values, ends, strict=True)]
 

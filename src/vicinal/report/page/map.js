@@ -8,6 +8,9 @@ function makeMap(canvas, map) {
   const most = 60;
   const view = { zoom: 1, x: 0, y: 0 };
   let current = -1;
+  let byKeys = false; // whether a key chose it: then a pointer that hardly moves, or leaves, does not drop it
+  let rest = null; // where the pointer was first seen after that,
+  let isAway = false; // and whether it has been moved from there
   let only = -1;
   let width = 0;
   let height = 0;
@@ -70,7 +73,10 @@ function makeMap(canvas, map) {
 
   const verdicts = { "1": "its nearest image is of its class", "0": "its nearest image is of another class", "-1": "" };
   const noteOf = (point) => ["on the map", verdicts[map.right[point]]].filter(Boolean).join("; ");
-  function choose(point, aloud) {
+  function choose(point, aloud, isKey = false) {
+    byKeys = isKey;
+    rest = null;
+    isAway = false;
     if (point === current) return;
     current = point;
     tip.hidden = point < 0;
@@ -81,6 +87,13 @@ function makeMap(canvas, map) {
       if (aloud) said.textContent = `${map.classes[map.label[point]]}: ${data.images[map.image[point]].file}; ${noteOf(point)}`;
     }
     draw();
+  }
+  function hover(place) {
+    rest ??= place;
+    isAway ||= Math.hypot(place.x - rest.x, place.y - rest.y) >= 24;
+    if (byKeys && !isAway) return;
+    const point = nearest(place.x, place.y, 14);
+    if (point >= 0 || !byKeys) choose(point, false);
   }
   function placeTip() {
     if (current < 0) return;
@@ -123,7 +136,7 @@ function makeMap(canvas, map) {
     draw();
   }
   function step(x, y) {
-    if (current < 0 || !isOpen(current)) return choose(nearest(width / 2, height / 2, Infinity), true);
+    if (current < 0 || !isOpen(current)) return choose(nearest(width / 2, height / 2, Infinity), true, true);
     const [fromX, fromY] = [placeX(current), placeY(current)];
     const isAhead = (point) => {
       const [byX, byY] = [placeX(point) - fromX, placeY(point) - fromY];
@@ -132,7 +145,7 @@ function makeMap(canvas, map) {
     };
     const next = nearest(fromX, fromY, Infinity, isAhead);
     if (next >= 0) {
-      choose(next, true);
+      choose(next, true, true);
       bringIn(next);
     }
   }
@@ -172,6 +185,7 @@ function makeMap(canvas, map) {
     return { x: event.clientX - box.left, y: event.clientY - box.top };
   };
   canvas.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return; // the left one, a finger or a pen
     canvas.setPointerCapture(event.pointerId);
     pointers.set(event.pointerId, local(event));
     moved = 0;
@@ -179,7 +193,7 @@ function makeMap(canvas, map) {
   canvas.addEventListener("pointermove", (event) => {
     const now = local(event);
     const before = pointers.get(event.pointerId);
-    if (before === undefined) return choose(nearest(now.x, now.y, 14), false);
+    if (before === undefined) return hover(now);
     const others = [...pointers].filter(([id]) => id !== event.pointerId);
     moved += Math.abs(now.x - before.x) + Math.abs(now.y - before.y);
     if (others.length === 0) {
@@ -196,7 +210,7 @@ function makeMap(canvas, map) {
   });
   canvas.addEventListener("pointerup", (event) => {
     const place = local(event);
-    const wasClick = pointers.size === 1 && moved < 6;
+    const wasClick = pointers.size === 1 && pointers.has(event.pointerId) && event.button === 0 && moved < 6;
     pointers.delete(event.pointerId);
     if (wasClick) {
       choose(nearest(place.x, place.y, 14), true);
@@ -204,7 +218,7 @@ function makeMap(canvas, map) {
     }
   });
   canvas.addEventListener("pointercancel", (event) => pointers.delete(event.pointerId));
-  canvas.addEventListener("pointerleave", () => choose(-1, false));
+  canvas.addEventListener("pointerleave", () => byKeys || choose(-1, false));
   canvas.addEventListener("wheel", (event) => {
     if (!event.ctrlKey && document.activeElement !== canvas) return; // the page scrolls
     event.preventDefault();

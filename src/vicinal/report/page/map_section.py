@@ -27,6 +27,8 @@ BUTTONS = {"in": "Zoom in", "out": "Zoom out", "reset": "Whole map"}
 
 def mapped(vectors: Array, cells: Cells, found: Neighborhood, images: int, seed: int) -> tuple[Section, Any]:
     """The section with the map, and the map's data: None where there is no map."""
+    if not images:
+        return section("map", "Map", "No map was asked for."), None
     drawn = embedding_map(vectors, cells.table.labels, found.gallery, images, seed)
     if drawn is None:
         return section("map", "Map", "There are too few images for a map, or all are the same."), None
@@ -64,7 +66,7 @@ def map_data(drawn: Map, cells: Cells, found: Neighborhood) -> dict[str, Any]:
 
 
 def _verdicts(found: Neighborhood, images: int) -> npt.NDArray[np.int64]:
-    """Of every image, 1 or 0 for whether its nearest is of its class, -1 where it is no query."""
+    """Of every image, 1 or 0 for whether its nearest is of its class, -1 where it is no query that counts."""
     right = np.full(images, -1)
     right[found.queries] = found.right[:, 0]
     return right
@@ -109,7 +111,7 @@ def _key() -> Markup:
     dot = element("svg", element("circle", cx=7, cy=7, r=5, class_="dot"), width=14, height=14, aria_hidden="true")
     ring = element("svg", element("circle", cx=7, cy=7, r=5, class_="ring"), width=14, height=14, aria_hidden="true")
     texts = [
-        element("li", dot, "nearest image of its class, or no query"),
+        element("li", dot, "nearest image of its class, or no query with something to find"),
         element("li", ring, "nearest image of another class"),
         element("li", "colours are classes"),
     ]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
+from vicinal.data.table import Table
 from vicinal.evaluation.protocol import Evaluation
-from vicinal.report.page.markup import Markup, Section, element, joined, note, percent, section, table
+from vicinal.report.page.markup import Markup, Section, counted, element, joined, note, percent, section, table
+from vicinal.report.page.scores import score_name
 
 HEADLINES = ("recall@1", "R-precision", "mAP@R", "mAP")
 MEANINGS = {
@@ -18,31 +22,58 @@ MEANINGS = {
     "R-precision": "of the first R images, those of the query's class, which has R images to find",
     "mAP": "average precision of the whole ranking: precision at each image of the class, averaged",
     "MRR": "mean of 1 / rank of the first image of the query's class",
-    "NMI": "k-means clusters and classes: shared information",
-    "AMI": "the same, above what chance gives",
-    "F1": "k-means clusters and classes: pairs of images that are together in both",
+    "mP@": "of the first {} images (or of those up to the last sought one), those that are sought",
+    "NMI": "of all images, not of queries: information that k-means clusters and classes share",
+    "AMI": "of all images, not of queries: as NMI, above what clusters drawn by chance give",
+    "F1": "of all images, not of queries: pairs that are together in k-means clusters and classes, F-score",
 }
+DIFFICULTIES = {  # of the revisited Oxford and Paris, whose queries have no classes
+    "easy": "easy images are sought",
+    "medium": "easy and hard images are sought",
+    "hard": "hard images are sought",
+}
+SOUGHT = {"mAP": "average precision of the whole ranking: precision at each sought image, averaged"}
+FEW_CLASSES = 20  # of fewer, bootstrap intervals by percentiles are too narrow
 BAR_WIDTH, BAR_HEIGHT = 160, 16
 
 Intervals = Mapping[str, tuple[float, float]]
 
 
-def metrics_section(evaluation: Evaluation, intervals: Intervals | None, level: float) -> Section:
-    """The headlines as cards, then every metric."""
+def metrics_section(evaluation: Evaluation, intervals: Intervals | None, level: float, classes: int) -> Section:
+    """The headlines as cards, then every metric; `classes` is of how many the queries are."""
     known = intervals or {}
     headlines = [name for name in HEADLINES if name in evaluation.metrics] or list(evaluation.metrics)[:4]
     cards = [_card(name, evaluation.metrics[name], known.get(name), level) for name in headlines]
     columns = ["metric", "value", *([f"{100 * level:g} % interval"] if known else []), "from 0 to 100 %"]
     lines = [_line(name, value, known.get(name), bool(known)) for name, value in evaluation.metrics.items()]
-    without = None if known else note("No confidence intervals were given.")
+    remark = few_classes(classes) if known else "No confidence intervals were given."
     return section(
         "metrics",
         "Metrics",
         "How well images find others of their class: means over all queries that have something to find.",
         element("ul", *cards, class_="cards"),
         table("Every metric", columns, lines, range(1, len(columns) - 1)),
-        without,
+        note(remark) if remark else None,
     )
+
+
+def query_classes(table: Table, evaluation: Evaluation) -> int:
+    """Of how many classes the queries are that have something to find."""
+    counts = ~np.isnan(evaluation.per_query[score_name(evaluation)])
+    return len(np.unique(table.labels[evaluation.query_rows[counts]]))
+
+
+def few_classes(classes: int) -> str | None:
+    """What is to be said of intervals of few classes; None where there are enough.
+
+    Example:
+        >>> few_classes(20), few_classes(3)
+        (None, 'The queries are of 3 classes; with fewer than 20 the intervals are too narrow.')
+    """
+    if classes >= FEW_CLASSES:
+        return None
+    number = counted(classes, "class", "classes")
+    return f"The queries are of {number}; with fewer than {FEW_CLASSES} the intervals are too narrow."
 
 
 def meaning(name: str) -> str:
@@ -54,6 +85,9 @@ def meaning(name: str) -> str:
     """
     level, _, metric = name.rpartition("/")
     kind, at, cut = metric.partition("@")
+    if level in DIFFICULTIES:
+        text = SOUGHT.get(metric) or MEANINGS.get(kind + at, "").format(cut)
+        return f"{text}; {DIFFICULTIES[level]}" if text else ""
     text = MEANINGS.get(metric) or MEANINGS.get(kind + at, "").format(cut)
     return text.replace("class", f"{level} class") if level else text
 

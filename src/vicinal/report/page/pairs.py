@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vicinal.data.table import Table
+from vicinal.evaluation.relevance import group_codes
 from vicinal.retrieval.scores import Array, UnitVectors
 
 PAIRS, BINS = 20_000, 60
@@ -71,7 +72,7 @@ def pair_similarities(
     """
     generator = np.random.default_rng(seed)
     labels = table.labels
-    groups = table.codes("group") if table.has("group") else np.full(len(table), -1)
+    groups = group_codes(table)
     unit = UnitVectors(vectors, "embedding")
     kinds = [
         _positive_pairs(labels, groups, queries, gallery, pairs, generator),

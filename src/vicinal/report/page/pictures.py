@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from typing import Any
@@ -13,6 +14,7 @@ from vicinal.data.decoding import read_image
 from vicinal.data.table import Table
 from vicinal.errors import InputError
 from vicinal.report.page.markup import counted
+from vicinal.report.page.paths import shown_paths
 
 LARGE, SMALL = 320, 96  # longer side in pixels: of what can be enlarged, and of what is on the map
 BUDGET = 11 * 2**20  # bytes of all thumbnails in base 64, so that a page stays below 15 MB
@@ -45,7 +47,7 @@ class Pictures:
         if key not in self._numbers:
             self._numbers[key] = len(self._images)
             self._paths.append(table.paths[row] if table.has("path") else None)
-            self._images.append({"label": str(table.frame["label"].iloc[row]), "file": self._paths[-1] or f"row {row}"})
+            self._images.append({"label": str(table.frame["label"].iloc[row]), "file": f"row {row}"})
             self._sizes.append(size)
         number = self._numbers[key]
         self._sizes[number] = max(self._sizes[number], size)
@@ -56,6 +58,8 @@ class Pictures:
 
     def encoded(self, budget: int | None = None) -> list[dict[str, Any]]:
         """All images as `label`, `file` and `src`: WebP in base 64, or None where there is no image that can be read.
+
+        Files are named by their path within the folder that all are in.
 
         Args:
             budget: bytes for all thumbnails, which are made smaller until they fit; None: :data:`BUDGET`.
@@ -70,7 +74,11 @@ class Pictures:
             while (size := sum(map(len, filter(None, sources)))) > budget and scale * LARGE > LEAST:
                 scale *= 0.95 * min((budget / size) ** 0.5, 1.0)
                 sources = _sources(pool, thumbnails, scale)
-        return [{**image, "src": source} for image, source in zip(self._images, sources, strict=True)]
+        names = shown_paths(self._paths)
+        return [
+            {**image, "file": name or image["file"], "src": source}
+            for image, name, source in zip(self._images, names, sources, strict=True)
+        ]
 
     def notes(self) -> list[str]:
         """What is to be said of the images that were encoded: how many could not be read, if any."""
@@ -94,6 +102,8 @@ def _thumbnail(path: str, size: int) -> Image.Image | None:
 
 def _small_jpeg(path: str, size: int) -> Image.Image | None:
     """A colour JPEG decoded at a fraction of its size, many times faster; None for any other image."""
+    if not os.path.isfile(path):  # a pipe would be waited for without end
+        return None
     try:
         with Image.open(path) as image:
             if image.format != "JPEG" or image.mode != "RGB":
@@ -112,5 +122,5 @@ def _source(thumbnail: Image.Image, scale: float) -> str:
     if scale < 1:
         thumbnail = thumbnail.resize([max(1, round(scale * side)) for side in thumbnail.size])
     buffer = BytesIO()
-    thumbnail.save(buffer, "WEBP", quality=QUALITY)
+    thumbnail.save(buffer, "WEBP", quality=QUALITY, icc_profile=None, exif=b"", xmp=b"")  # pixels alone
     return base64.b64encode(buffer.getvalue()).decode("ascii")

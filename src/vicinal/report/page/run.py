@@ -12,6 +12,7 @@ import yaml
 
 from vicinal.data.table import Table
 from vicinal.errors import InputError
+from vicinal.report.page.paths import without_home
 
 # The layout of a run's folder is training's, which stands above pictures and may not be imported here.
 RECIPE, LOG, METRICS, TABLE = "recipe.yaml", "log.csv", "metrics.csv", "table.parquet"
@@ -21,7 +22,7 @@ class Run(NamedTuple):
     """What a run's folder says, as far as it is there.
 
     Attributes:
-        recipe: the text of its recipe.
+        recipe: the text of its recipe, its author's home folder as `~`.
         log: a line every few steps.
         metrics: a line an evaluation.
         table: all its images, of every split.
@@ -44,7 +45,7 @@ def read_run(folder: str | Path) -> Run:
         raise InputError(f"{folder}: no such run; give the folder of a run")
     recipe, table = folder / RECIPE, folder / TABLE
     return Run(
-        recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
+        _read_recipe(recipe) if recipe.is_file() else None,
         _read_log(folder / LOG),
         _read_log(folder / METRICS),
         Table.from_parquet(table, path_column=None, label_column=None) if table.is_file() else None,
@@ -80,6 +81,13 @@ def _flat(values: Mapping[Any, Any], before: str = "") -> dict[str, str]:
 
 def _shown(value: object) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _read_recipe(path: Path) -> str:
+    try:
+        return without_home(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: byte {error.start} is not UTF-8; save the recipe as UTF-8 text") from None
 
 
 def _read_log(path: Path) -> pd.DataFrame | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,8 @@ import numpy.typing as npt
 from vicinal.data.table import Table
 from vicinal.errors import InputError
 from vicinal.evaluation.protocol import LEAVE_ONE_OUT, Evaluation
+from vicinal.evaluation.relevance import group_codes
+from vicinal.report.page.scores import score_name
 from vicinal.retrieval.neighbors import LeftOut, nearest
 from vicinal.retrieval.scores import Array, UnitVectors
 
@@ -84,6 +86,22 @@ def neighborhood(vectors: Array, table: Table, evaluation: Evaluation, k: int = 
     return Neighborhood(positions, queries, gallery, found, neighbors.scores, right)
 
 
+def with_positives(found: Neighborhood, evaluation: Evaluation) -> Neighborhood:
+    """Without the queries that have nothing to find: of these no neighbour can be right, and they have no score.
+
+    Example:
+        >>> import pandas as pd
+        >>> from vicinal.evaluation import evaluate
+        >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog"]}))
+        >>> result = evaluate(np.eye(3), table, recall_at=[1])
+        >>> with_positives(neighborhood(np.eye(3), table, result), result).queries
+        array([0, 1])
+    """
+    kept = ~np.isnan(evaluation.per_query[score_name(evaluation)][found.positions])
+    lines = {name: getattr(found, name)[kept] for name in ("positions", "queries", "found", "scores", "right")}
+    return replace(found, **lines)
+
+
 def gallery_rows(table: Table, evaluation: Evaluation) -> Integers:
     """The rows of the table that are searched.
 
@@ -111,11 +129,9 @@ def _check_rows(vectors: Array, table: Table, evaluation: Evaluation) -> None:
 
 
 def _groups(table: Table) -> Integers:
-    """A number for each class and group, which a query of them must not find; -1 without groups."""
-    if not table.has("group"):
-        return np.full(len(table), -1)
-    groups = table.codes("group")
-    return table.labels * (groups.max(initial=0) + 1) + groups
+    """A number for each class and group, which a query of them must not find; -1 without a group."""
+    groups = group_codes(table)
+    return np.where(groups < 0, -1, table.labels * (groups.max(initial=0) + 1) + groups)
 
 
 def _left(queries: Integers, gallery: Integers, groups: Integers) -> Integers:

@@ -18,12 +18,13 @@ from vicinal.report.page.label_errors import label_errors_section
 from vicinal.report.page.map import MAP_IMAGES
 from vicinal.report.page.map_section import mapped
 from vicinal.report.page.markup import Section
-from vicinal.report.page.metrics import Intervals, metrics_section
+from vicinal.report.page.metrics import Intervals, metrics_section, query_classes
 from vicinal.report.page.pairs import pair_similarities
+from vicinal.report.page.paths import without_home
 from vicinal.report.page.pictures import Pictures
 from vicinal.report.page.queries import queries_section
 from vicinal.report.page.run import Run, read_run
-from vicinal.report.page.search import neighborhood
+from vicinal.report.page.search import neighborhood, with_positives
 from vicinal.report.page.similarities import similarities_section
 from vicinal.report.page.training import curves_section, recipe_section
 from vicinal.retrieval.scores import Array
@@ -58,7 +59,7 @@ def write_page(
         run: the folder of the run they come from, for its recipe, its curves and its data.
         intervals: metric -> its confidence interval, from 0 to 1.
         level: the confidence of the intervals, which the page names.
-        map_images: at most so many images are on the map.
+        map_images: at most so many images are on the map; 0: there is no map.
         seed: of everything drawn by chance.
 
     Raises:
@@ -75,26 +76,28 @@ def write_page(
         ...     Path(f"{folder}/report.html").read_text(encoding="utf-8")[:15]
         '<!doctype html>'
     """
+    title = without_home(title)
     record = Run() if run is None else read_run(run)
     found = neighborhood(vectors, table, evaluation)
+    counting = with_positives(found, evaluation)
     cells = Cells(Pictures(), table)
-    on_map, map_data = mapped(vectors, cells, found, map_images, seed)
+    on_map, map_data = mapped(vectors, cells, counting, map_images, seed)
     pairs = pair_similarities(vectors, table, found.queries, found.gallery, seed=seed)
     groups: dict[str, list[Section | None]] = {
         "Results": [
-            metrics_section(evaluation, intervals, level),
-            queries_section(cells, found, evaluation, seed),
+            metrics_section(evaluation, intervals, level, query_classes(table, evaluation)),
+            queries_section(cells, counting, evaluation, seed),
             on_map,
         ],
         "What goes wrong": [
             classes_section(table, evaluation),
-            confusions_section(cells, found),
+            confusions_section(cells, counting),
             similarities_section(pairs),
             hubs_section(cells, found),
         ],
         "Data": [
             duplicates_section(cells, found),
-            label_errors_section(cells, found),
+            label_errors_section(cells, counting),
             data_section(table, evaluation, record),
         ],
         "Training": [curves_section({"run": record}), recipe_section(record)],
