@@ -182,7 +182,7 @@ def _count(room: Any, query: int, first_row: int, tally: Tally) -> None:
     before = tally.before[first + query : first + query + count + 1]
     tied = tally.tied[first : first + count]
     _mask(row, first_row, tally.by_label[tally.begin[query] : tally.end[query]])
-    most = min(max(FEWEST, min(EACH * count, len(row))), MOST)  # many take time of their own
+    most = min(max(FEWEST, min(EACH * count, len(row) // 2)), MOST)  # many take time of their own
     scale = _scale(scores[0], scores[count - 1], most)
     _intervals(row, scores[0], scale, most, which)
     own = np.empty(count, np.int32)

@@ -27,7 +27,7 @@ __all__ = ["Integers", "Ranks", "Relevance", "level_ranks", "positive_ranks"]
 
 MOST_RANKS = 2**20  # as many are given at once
 MOST_COUNTED = 3 * 2**22  # positives that are counted at a time, of all levels together; each takes 13 bytes
-STRIP_ROWS = 512  # queries a product on the diagonal, of which only one side is needed
+STRIP_ROWS = 1024  # queries a product on the diagonal, of which only one side is needed
 KEPT_BYTES = 32 * 2**20  # unit vectors that are kept, not computed anew for every tile
 
 Integers = npt.NDArray[np.int64]
