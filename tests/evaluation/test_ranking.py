@@ -146,7 +146,7 @@ def test_half_of_the_product_is_enough(monkeypatch) -> None:
         lambda self, *given: (entries.append(len(given[0]) * len(given[1])), product(self, *given))[1],
     )
     assert joined(list(positive_ranks(vectors, vectors, relevance))) == whole
-    assert sum(entries) < 0.57 * 6000**2
+    assert sum(entries) < 0.6 * 6000**2  # strips on the diagonal are whole
     assert whole[2] > 0
 
 
