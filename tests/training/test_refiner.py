@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.training.test_trainer import _child, die_in_a_write
+from tests.training.test_trainer import die_in_a_write
 from vicinal.data import Table, load_embeddings, save_embeddings
 from vicinal.errors import InterruptedRunError, NotBetterError
 from vicinal.evaluation import evaluate
@@ -357,14 +358,14 @@ def _refine_and_die_in_a_write(settings: list[str], out: Path, which: int) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes by fork")
 def test_killed_while_a_file_is_written_it_ends_with_the_same_weights(tiny: list[str], tmp_path: Path) -> None:
-    torch.set_num_threads(1)  # threads do not survive a fork
     settings = [*tiny, *DROPS, "--checkpoint_minutes=0"]
     straight = finish(settings, tmp_path / "straight")
+    afresh = multiprocessing.get_context("spawn")  # autograd's threads, of tests before, do not survive a fork
     for which in range(1, 9):
         out = RunFolder(tmp_path / f"killed {which}")
-        process = _child(_refine_and_die_in_a_write, settings, out.path, which)
+        process = afresh.Process(target=_refine_and_die_in_a_write, args=(settings, out.path, which))
+        process.start()
         process.join()
         assert process.exitcode == 9
         assert_same(finish(settings, out.path), straight)
