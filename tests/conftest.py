@@ -46,6 +46,17 @@ SMALL = [
 ]
 
 
+def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """What the command prints; it must succeed."""
+    from vicinal.cli import main
+
+    capsys.readouterr()
+    status = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert status == 0, captured.err
+    return captured.out
+
+
 @pytest.fixture
 def small(photos: Path) -> list[str]:
     """Settings of a training run that takes a second."""

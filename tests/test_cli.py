@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.conftest import output
 from tests.training.test_refiner import TINY, save_clusters
 from vicinal.cli import VERBS, main
 from vicinal.cli_arguments import RERANK_OPTIONS
@@ -51,14 +52,6 @@ def index(run: Path, photos: Path) -> Path:
     folder = run.parent / "index"
     assert main(["index", str(folder), "--source", str(photos), "--model", str(run)]) == 0
     return folder
-
-
-def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    capsys.readouterr()
-    status = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    assert status == 0, captured.err
-    return captured.out
 
 
 def test_data_shows_statistics_and_saves_a_table(photos: Path, tmp_path: Path, capsys) -> None:

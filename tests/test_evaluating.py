@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.conftest import output
 from tests.data.benchmarks.test_revisited import root as roxford_root
 from vicinal.cli import main
 from vicinal.data import Table, load_embeddings, save_embeddings
@@ -51,14 +52,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, noise in (("good", 0.8), ("fair", 1.1), ("bad", 1.6)):
         save_embeddings(f"{name}.parquet", embeddings(noise), TABLE)
     return tmp_path
-
-
-def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    capsys.readouterr()
-    status = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    assert status == 0, captured.err
-    return captured.out
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

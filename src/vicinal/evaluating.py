@@ -34,13 +34,12 @@ from vicinal.evaluation import (
     metrics_by,
     paired,
 )
-from vicinal.evaluation.uncertainty import By, check_sampling
+from vicinal.evaluation.uncertainty import FEW_CLASSES, By, check_sampling, query_classes
 from vicinal.retrieval import Reranking
 from vicinal.sources import Embedded
 
 REVISITED, VEHICLE_ID = ("roxford", "rparis"), "vehicle_id"
 VEHICLE_IDS = (VEHICLE_ID, "vehicle_id_medium", "vehicle_id_small")
-FEW = 20  # classes drawn for intervals
 PROTOCOLS = ("standard", *REVISITED, VEHICLE_ID)
 
 Method = Callable[[Embedded], Reranking]
@@ -181,9 +180,9 @@ class Measuring:
 
     def _tell_of_few(self, evaluation: Evaluation, table: Table) -> None:
         if self._drawn(table) == "classes":
-            classes = len(np.unique(table.labels[evaluation.query_rows]))
-            if classes < FEW:
-                log(f"{classes} classes are few: intervals are too narrow below about {FEW}")
+            classes = query_classes(table, evaluation)
+            if classes < FEW_CLASSES:
+                log(f"{classes} classes are few: intervals are too narrow below about {FEW_CLASSES}")
 
     def _drawn(self, table: Table) -> By:
         return self.intervals or ("classes" if table.has("label") else "queries")

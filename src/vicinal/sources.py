@@ -89,6 +89,7 @@ class Reading:
     def __post_init__(self) -> None:
         if self.longest is not None and self.scales is None:
             raise InputError("longest is about embedding at several scales; give --scales too, such as --scales 1")
+        _ = self._known_whitening  # a file that cannot be read is told of before anything is embedded
 
     def embed(self, source: str, split: str | None = None) -> Embedded:
         """The embeddings of a source.

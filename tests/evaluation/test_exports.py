@@ -11,11 +11,13 @@ INNER = {
     "adjusted_mutual_information",
     "check_sampling",
     "coarse_levels",
+    "common_metrics",
     "csv_text",
     "headline",
     "many_ties",
     "one_of_each",
     "precision_at_k",
+    "query_classes",
     "scorecards_csv",
     "trapezoidal_precision",
 }

@@ -76,15 +76,11 @@ def load_embeddings(path: str | Path) -> tuple[npt.NDArray[np.float32], Table]:
     Raises:
         InputError: no such file, no embeddings in it, not one a row of the table, or not finite (with the row).
     """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
+    path = _existing(path)
     if path.suffix.lower() == ".npy":
         return _load_npy(path)
-    if path.suffix.lower() == ".parquet":
-        frame = read_parquet(path)
-        return checked_vectors(_embedding_column(path), len(frame), str(path)), Table(frame, path.parent)
-    raise InputError(f"{path}: embeddings are read from a file ending in .parquet or .npy")
+    frame = read_parquet(path)
+    return checked_vectors(_embedding_column(path), len(frame), str(path)), Table(frame, path.parent)
 
 
 def load_vectors(path: str | Path) -> npt.NDArray[np.float32]:
@@ -93,11 +89,7 @@ def load_vectors(path: str | Path) -> npt.NDArray[np.float32]:
     Raises:
         InputError: no such file, no embeddings in it, or not finite (with the row).
     """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
-    if path.suffix.lower() not in (".npy", ".parquet"):
-        raise InputError(f"{path}: embeddings are read from a file ending in .parquet or .npy")
+    path = _existing(path)
     vectors = _read_npy(path) if path.suffix.lower() == ".npy" else _embedding_column(path)
     return checked_vectors(vectors, len(vectors), str(path))
 
@@ -168,6 +160,16 @@ def checked_vectors(vectors: npt.NDArray[np.floating], rows: int, where: str) ->
         others = f" (and {len(broken) - 1} other rows)" if len(broken) > 1 else ""
         raise InputError(f"{where}: the embedding of row {broken[0]}{others} is not finite; every number must be")
     return vectors
+
+
+def _existing(path: str | Path) -> Path:
+    """The path of a file that may hold embeddings."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    if path.suffix.lower() not in (".npy", ".parquet"):
+        raise InputError(f"{path}: embeddings are read from a file ending in .parquet or .npy")
+    return path
 
 
 def _with_vectors(path: Path, table: Table, vectors: npt.NDArray[np.float32]) -> pa.Table:

@@ -9,7 +9,7 @@ from typing import Any
 from vicinal.data.table import Table
 from vicinal.errors import InputError
 from vicinal.evaluation.csv_text import csv_text
-from vicinal.evaluation.result import Evaluation, headline, many_ties
+from vicinal.evaluation.result import Evaluation, common_metrics, headline, many_ties
 from vicinal.evaluation.uncertainty import By, Difference, Interval, interval, paired
 
 COLUMNS = ("metric", "model", "value", "low", "high", "difference", "difference_low", "difference_high", "p")
@@ -41,8 +41,7 @@ class ModelsCompared:
     @property
     def metrics(self) -> list[str]:
         """The metrics that all models have."""
-        first, *others = self.evaluations.values()
-        return [name for name in first.metrics if all(name in other.metrics for other in others)]
+        return common_metrics(self.evaluations.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the single queries, ready for JSON."""

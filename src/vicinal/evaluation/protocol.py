@@ -196,8 +196,8 @@ def _places(table: Table, query_rows: Integers, gallery_rows: Integers) -> Integ
     places = np.full(len(table), -1)
     places[gallery_rows] = np.arange(len(gallery_rows))
     places = places[query_rows]
-    if table.has("path"):
-        elsewhere = places < 0
+    elsewhere = places < 0
+    if elsewhere.any() and table.has("path"):
         paths = table.frame["path"].iloc[gallery_rows]
         found = dict(zip(paths[::-1], range(len(paths) - 1, -1, -1), strict=True))  # the first of several
         asked = table.frame["path"].iloc[query_rows[elsewhere]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +137,12 @@ class Evaluation:
         lines = [headline(self.protocol, self.queries, self.gallery, self.without_positive, self.ties)]
         lines += [f"{name:<{width}}   {100 * value:6.2f} %" for name, value in self.metrics.items()]
         return "\n".join(lines)
+
+
+def common_metrics(evaluations: Iterable[Evaluation]) -> list[str]:
+    """The metrics that all evaluations have, in the first one's order."""
+    first, *others = evaluations
+    return [name for name in first.metrics if all(name in other.metrics for other in others)]
 
 
 def headline(protocol: str, queries: int, gallery: int, without_positive: int, ties: int) -> str:

@@ -23,6 +23,7 @@ from vicinal.errors import InputError
 from vicinal.evaluation.result import Evaluation
 
 By = Literal["classes", "queries"]
+FEW_CLASSES = 20  # of fewer, bootstrap intervals by percentiles are too narrow
 WEIGHTS = 2**22  # numbers of the resampled units held at a time
 ROUNDING = 1e-12  # differences so much smaller than their parts are none
 
@@ -203,6 +204,12 @@ def _summary(values: Floats, level: float) -> Summary:
     mean, deviation, runs = float(values.mean()), float(values.std(ddof=1)), len(values)
     reach = float(stdtrit(runs - 1, (1 + level) / 2)) * deviation / runs**0.5
     return Summary(mean, deviation, Interval(mean - reach, mean + reach), runs)
+
+
+def query_classes(table: Table, evaluation: Evaluation) -> int:
+    """Of how many classes the queries are that have something to find."""
+    counts = ~np.isnan(next(iter(evaluation.per_query.values())))  # of one level, all scores are missing together
+    return len(np.unique(table.labels[evaluation.query_rows[counts]]))
 
 
 def check_sampling(level: float, draws: int, seed: int) -> None:

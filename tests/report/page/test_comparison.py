@@ -10,9 +10,10 @@ from tests.report.page.test_single import write_run
 from vicinal.data import Table
 from vicinal.errors import InputError
 from vicinal.evaluation import evaluate
+from vicinal.evaluation.result import common_metrics
 from vicinal.report.page.changes import changes
 from vicinal.report.page.comparison import write_comparison_page
-from vicinal.report.page.differences import apart, common_metrics
+from vicinal.report.page.differences import apart
 from vicinal.report.page.evaluated import EvaluatedSet
 
 
@@ -42,7 +43,8 @@ def test_differences_come_first(sets: dict[str, EvaluatedSet], tmp_path) -> None
     assert "+1.00 to +20.00" in page.words
     assert "50.00 to 60.00 %" in page.words
     assert "noisy <b>" in page.words
-    assert page.words.count("★") == len(common_metrics(sets)) + 1  # and the caption
+    shared = common_metrics(each.evaluation for each in sets.values())
+    assert page.words.count("★") == len(shared) + 1  # and the caption
 
 
 def test_queries_that_changed(sets: dict[str, EvaluatedSet], tmp_path) -> None:

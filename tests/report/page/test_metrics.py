@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.report.page.cases import case_of
-from vicinal.report.page.metrics import BAR_WIDTH, bar, meaning, metrics_section, query_classes
+from vicinal.evaluation.uncertainty import query_classes
+from vicinal.report.page.metrics import BAR_WIDTH, bar, meaning, metrics_section
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from vicinal.data.table import Table
+from vicinal.evaluation.result import common_metrics
+from vicinal.evaluation.uncertainty import query_classes
 from vicinal.report.page.evaluated import EvaluatedSet
 from vicinal.report.page.markup import Markup, Section, element, note, percent, section, table
-from vicinal.report.page.metrics import Intervals, few_classes, interval_text, named, query_classes
+from vicinal.report.page.metrics import Intervals, few_classes, interval_text, named
 from vicinal.report.page.search import gallery_rows
 
 BEST = "★"
@@ -34,7 +36,7 @@ def differences_section(sets: Mapping[str, EvaluatedSet], differences: Differenc
             *_values(sets, metric, starred=alike == others),
             *(_difference(sets, first, name, metric, differences) for name in alike),
         ]
-        for metric in common_metrics(sets)
+        for metric in common_metrics(each.evaluation for each in sets.values())
     ]
     whole = table("Every metric", columns, lines, range(1, len(columns)))
     remarks = [f"No difference of {name} to {first}: {reason}." for name, reason in reasons.items() if reason]
@@ -93,12 +95,6 @@ def _lead(sets: Mapping[str, EvaluatedSet], differences: Differences, level: flo
 def _few_classes(sets: Mapping[str, EvaluatedSet]) -> list[str]:
     least = min(query_classes(each.table, each.evaluation) for each in sets.values())
     return [remark] if (remark := few_classes(least)) else []
-
-
-def common_metrics(sets: Mapping[str, EvaluatedSet]) -> list[str]:
-    """Those that all sets have, in the first one's order."""
-    first, *others = (each.evaluation.metrics for each in sets.values())
-    return [metric for metric in first if all(metric in other for other in others)]
 
 
 def _values(sets: Mapping[str, EvaluatedSet], metric: str, starred: bool) -> list[Markup]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
-from vicinal.data.table import Table
 from vicinal.evaluation.protocol import Evaluation
+from vicinal.evaluation.uncertainty import FEW_CLASSES
 from vicinal.report.page.markup import Markup, Section, counted, element, joined, note, percent, section, table
-from vicinal.report.page.scores import score_name
 
 HEADLINES = ("recall@1", "R-precision", "mAP@R", "mAP")
 MEANINGS = {
@@ -33,7 +30,6 @@ DIFFICULTIES = {  # of the revisited Oxford and Paris, whose queries have no cla
     "hard": "hard images are sought",
 }
 SOUGHT = {"mAP": "average precision of the whole ranking: precision at each sought image, averaged"}
-FEW_CLASSES = 20  # of fewer, bootstrap intervals by percentiles are too narrow
 BAR_WIDTH, BAR_HEIGHT = 160, 16
 
 Intervals = Mapping[str, tuple[float, float]]
@@ -55,12 +51,6 @@ def metrics_section(evaluation: Evaluation, intervals: Intervals | None, level: 
         table("Every metric", columns, lines, range(1, len(columns) - 1)),
         note(remark) if remark else None,
     )
-
-
-def query_classes(table: Table, evaluation: Evaluation) -> int:
-    """Of how many classes the queries are that have something to find."""
-    counts = ~np.isnan(evaluation.per_query[score_name(evaluation)])
-    return len(np.unique(table.labels[evaluation.query_rows[counts]]))
 
 
 def few_classes(classes: int) -> str | None:

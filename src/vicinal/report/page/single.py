@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vicinal.data.table import Table
 from vicinal.evaluation.protocol import Evaluation
+from vicinal.evaluation.uncertainty import query_classes
 from vicinal.files import write_bytes
 from vicinal.report.page.cells import Cells
 from vicinal.report.page.classes import classes_section
@@ -18,7 +19,7 @@ from vicinal.report.page.label_errors import label_errors_section
 from vicinal.report.page.map import MAP_IMAGES
 from vicinal.report.page.map_section import mapped
 from vicinal.report.page.markup import Section
-from vicinal.report.page.metrics import Intervals, metrics_section, query_classes
+from vicinal.report.page.metrics import Intervals, metrics_section
 from vicinal.report.page.pairs import pair_similarities
 from vicinal.report.page.paths import without_home
 from vicinal.report.page.pictures import Pictures
