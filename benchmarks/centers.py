@@ -1,7 +1,7 @@
 """Losses of class centers, forward and backward: time and memory beside pytorch-metric-learning and the floor.
 
     python -m benchmarks.centers
-    python -m benchmarks.centers --classes 1000 11318 --batch 128 --rounds 7
+    python -m benchmarks.centers --classes 1000 11318 --batch_size 128 --rounds 7
 
 The floor is what no loss of all centers can do without: normalise embeddings and centers, multiply all with all, and
 the backward pass to both. Competitors take turns in one process; memory is that of a process of its own, beyond
@@ -50,7 +50,7 @@ OURS: dict[str, Callable[[int], nn.Module]] = {
     "ProxyNCA": lambda classes: losses.ProxyNCALoss(classes, DIM),
     "ProxyAnchor": lambda classes: losses.ProxyAnchorLoss(classes, DIM),
     "SoftTriple, 2 centers": lambda classes: losses.SoftTripleLoss(classes, DIM, centers_per_class=2, regularizer=0),
-    "NormSoftmax, a tenth of the classes": lambda classes: losses.NormSoftmaxLoss(classes, DIM, sampled_share=0.1),
+    "NormSoftmax, a tenth of the classes": lambda classes: losses.NormSoftmaxLoss(classes, DIM, sample_rate=0.1),
 }
 PEERS: dict[str, Callable[[int], nn.Module]] = {
     "NormSoftmax": lambda classes: peers.NormalizedSoftmaxLoss(classes, DIM),
@@ -70,11 +70,11 @@ def made(who: str, name: str, classes: int) -> nn.Module:
     return Floor(classes) if who == "floor" else (OURS if who == "ours" else PEERS)[name](classes)
 
 
-def step_of(module: nn.Module, batch: int, classes: int) -> Step:
+def step_of(module: nn.Module, batch_size: int, classes: int) -> Step:
     """Forward and backward; the gradients are made anew each time."""
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(batch, DIM, generator=generator, requires_grad=True)
-    labels = torch.randint(0, classes, (batch,), generator=generator)
+    x = torch.randn(batch_size, DIM, generator=generator, requires_grad=True)
+    labels = torch.randint(0, classes, (batch_size,), generator=generator)
 
     def step() -> None:
         module.zero_grad()
@@ -85,42 +85,42 @@ def step_of(module: nn.Module, batch: int, classes: int) -> Step:
     return step
 
 
-def gigabytes(who: str, batch: int, classes: int) -> float:
+def gigabytes(who: str, batch_size: int, classes: int) -> float:
     """Roughly what a competitor takes."""
     centers = {"floor": 4, "peer": 5, "ours": 2}[who] * classes * DIM
-    return 4e-9 * (centers + MATRICES[who] * batch * classes)
+    return 4e-9 * (centers + MATRICES[who] * batch_size * classes)
 
 
-def megabytes(who: str, name: str, batch: int, classes: int) -> float:
+def megabytes(who: str, name: str, batch_size: int, classes: int) -> float:
     """Peak memory of a step in a process of its own, beyond the gradients of embeddings and centers."""
-    command = [sys.executable, "-m", "benchmarks.centers", "--measure", who, name, str(batch), str(classes)]
+    command = [sys.executable, "-m", "benchmarks.centers", "--measure", who, name, str(batch_size), str(classes)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def measure(who: str, name: str, batch: int, classes: int) -> None:
+def measure(who: str, name: str, batch_size: int, classes: int) -> None:
     """Print what :func:`megabytes` reads."""
     module = made(who, name, classes)
-    step_of(made(who, name, 100), batch, 100)()  # what is loaded by the first use is not counted
-    peak = peak_extra_megabytes(step_of(module, batch, classes))
-    print(peak - 4e-6 * (sum(p.numel() for p in module.parameters()) + batch * DIM))
+    step_of(made(who, name, 100), batch_size, 100)()  # what is loaded by the first use is not counted
+    peak = peak_extra_megabytes(step_of(module, batch_size, classes))
+    print(peak - 4e-6 * (sum(p.numel() for p in module.parameters()) + batch_size * DIM))
 
 
-def print_size(batch: int, classes: int, names: list[str], rounds: int, most: float) -> None:
+def print_size(batch_size: int, classes: int, names: list[str], rounds: int, most: float) -> None:
     """The table of one size, line by line."""
-    print(f"\n### {classes:,} classes, batch {batch:,}\n")
+    print(f"\n### {classes:,} classes, batch {batch_size:,}\n")
     columns = ("", "ms", "spread", "time / floor", "time / peer", "MB beyond the gradients", "peer's MB")
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-    fits = {who: gigabytes(who, batch, classes) <= most for who in MATRICES}
+    fits = {who: gigabytes(who, batch_size, classes) <= most for who in MATRICES}
     for i, name in enumerate(names):
         who = [w for w in ("floor", "ours", "peer") if fits[w] and (w != "peer" or name in PEERS)]
         modules = {w: made(w, name, classes) for w in who}
-        seconds = take_turns({w: step_of(modules[w], batch, classes) for w in who}, rounds)
+        seconds = take_turns({w: step_of(modules[w], batch_size, classes) for w in who}, rounds)
         del modules
         if i == 0 and fits["floor"]:
-            print(_line("floor", seconds["floor"], {}, megabytes("floor", name, batch, classes), None))
-        of_peer = megabytes("peer", name, batch, classes) if "peer" in who else None
+            print(_line("floor", seconds["floor"], {}, megabytes("floor", name, batch_size, classes), None))
+        of_peer = megabytes("peer", name, batch_size, classes) if "peer" in who else None
         others = {w: seconds[w] for w in who if w != "ours"}
-        print(_line(name, seconds["ours"], others, megabytes("ours", name, batch, classes), of_peer), flush=True)
+        print(_line(name, seconds["ours"], others, megabytes("ours", name, batch_size, classes), of_peer), flush=True)
 
 
 def _line(name: str, own: list[float], others: dict[str, list[float]], mb: float, of_peer: float | None) -> str:
@@ -139,7 +139,7 @@ def _line(name: str, own: list[float], others: dict[str, list[float]], mb: float
 def main() -> None:
     """All sizes, or one measurement of memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, nargs="+", default=[128, 4096])
+    parser.add_argument("--batch_size", type=int, nargs="+", default=[128, 4096])
     parser.add_argument("--classes", type=int, nargs="+", default=[1_000, 11_318, 100_000, 1_000_000])
     parser.add_argument("--loss", nargs="+", default=list(OURS), choices=list(OURS))
     parser.add_argument("--rounds", type=int, default=5)
@@ -152,7 +152,7 @@ def main() -> None:
         who, name, batch, classes = arguments.measure
         return measure(who, name, int(batch), int(classes))
     print_machine()
-    for batch in arguments.batch:
+    for batch in arguments.batch_size:
         for classes in arguments.classes:
             print_size(batch, classes, arguments.loss, arguments.rounds, arguments.memory)
     return None

@@ -30,10 +30,11 @@ from torch import Tensor
 from benchmarks.omniglot import RECIPE
 from benchmarks.steps import PER_CLASS, floor, print_times, step_of
 from benchmarks.table import peak_extra_megabytes, print_machine, take_turns
-from vicinal import Embedder, Table
+from vicinal import Embedder, load_table
 from vicinal.data import read_image
 from vicinal.losses import ContextualLoss
-from vicinal.training import Recipe, RunFolder, resume
+from vicinal.training import Recipe, resume
+from vicinal.utils.run_folder import RunFolder
 
 LOSS = """[
     {class_path: ContextualLoss},
@@ -91,7 +92,7 @@ def _model(stage: str, root: str, out: Path) -> Embedder:
     settings = [f"--data.root={root}"]
     if stage == "untrained":
         torch.manual_seed(0)
-        return Recipe.load(RECIPE, settings).embedder()
+        return Recipe.load(RECIPE, settings).create_embedder()
     recipe = Recipe.load(RECIPE, settings)
     epochs = round(STAGES[stage] * recipe.settings.epochs)
     run = RunFolder(out / stage)
@@ -103,7 +104,7 @@ def _model(stage: str, root: str, out: Path) -> Embedder:
 
 def _drawings(root: str) -> list[str]:
     """Four drawings of each character of Omniglot."""
-    frame = Table.load("omniglot", root=root).frame
+    frame = load_table("omniglot", root=root).frame
     return frame.groupby("label", sort=True).head(PER_CLASS).sort_values("label", kind="stable")["path"].tolist()
 
 

@@ -4,9 +4,9 @@
     python -m benchmarks.evaluation --sizes 5924x512x59 --threads 1             # less: CUB-200-2011
     python -m benchmarks.evaluation --sizes 1000000x128x10x10000 --no-peer      # queries of a large gallery
 
-A size is images x dimensions x images a class, and x queries if not all images search each other (leave-one-out): then
-the first so many of them search all. Measured is recall@1, 10, 100 and 1000, R-precision, mAP@R and full mAP in one
-call. The floor is the chunked matrix product and the top 10 of PyTorch, without any metric; the peer is
+A size is images x dimensions x images per class, and x queries if not all images search each other (leave-one-out):
+then the first so many of them search all. Measured is recall@1, 10, 100 and 1000, R-precision, mAP@R and full mAP in
+one call. The floor is the chunked matrix product and the top 10 of PyTorch, without any metric; the peer is
 pytorch-metric-learning's calculator with faiss, which has precision@1, R-precision and mAP@R of as many neighbours as
 the largest class has images. They take turns, round after round; a ratio is the median of the rounds' own ratios.
 Memory is what a fresh process, after a small run, held more at most than before, embeddings not counted. The clustering
@@ -59,7 +59,7 @@ class Task:
     queries: int
 
     @property
-    def most_a_class(self) -> int:
+    def max_class_size(self) -> int:
         return int(np.bincount(self.labels).max())
 
     @property
@@ -70,9 +70,9 @@ class Task:
 
 def task(size: str) -> Task:
     """Clusters that differ in 64 directions and overlap, as of a trained model."""
-    n, dim, per_class, *some = (int(number) for number in size.split("x"))
+    n, dim, samples_per_class, *some = (int(number) for number in size.split("x"))
     rng = np.random.default_rng(0)
-    centers = rng.standard_normal((-(-n // per_class), DIRECTIONS), dtype=np.float32)
+    centers = rng.standard_normal((-(-n // samples_per_class), DIRECTIONS), dtype=np.float32)
     labels = rng.integers(0, len(centers), n)
     points = centers[labels] + 0.9 * rng.standard_normal((n, DIRECTIONS), dtype=np.float32)
     vectors = points @ rng.standard_normal((DIRECTIONS, dim), dtype=np.float32)
@@ -88,8 +88,8 @@ def ours(given: Task) -> None:
         evaluate(given.vectors, Table(pd.DataFrame({"label": given.labels})), recall_at=cuts)
         return
     vectors, labels = given.vectors[: given.queries], given.labels[: given.queries]
-    itself = np.arange(given.queries)
-    evaluate_arrays(vectors, labels, given.vectors, given.labels, exclude=itself, recall_at=cuts)
+    exclude_self = np.arange(given.queries)
+    evaluate_arrays(vectors, labels, given.vectors, given.labels, exclude_self=exclude_self, recall_at=cuts)
 
 
 def floor(given: Task) -> None:
@@ -107,7 +107,7 @@ def peer(given: Task) -> None:
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
     names = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
-    calculator = AccuracyCalculator(include=names, k=given.most_a_class, device=torch.device("cpu"))
+    calculator = AccuracyCalculator(include=names, k=given.max_class_size, device=torch.device("cpu"))
     vectors, labels = torch.from_numpy(given.vectors), torch.from_numpy(given.labels)
     some = slice(0, given.queries)
     calculator.get_accuracy(vectors[some], labels[some], vectors, labels, ref_includes_query=True)
@@ -152,7 +152,7 @@ COMPETITORS: dict[str, Callable[[Task], None]] = {"floor": floor, "vicinal": our
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--sizes", nargs="+", default=list(SIZES), help="images x dimensions x images a class x queries"
+        "--sizes", nargs="+", default=list(SIZES), help="images x dimensions x images per class x queries"
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

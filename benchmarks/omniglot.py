@@ -23,10 +23,11 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.table import print_machine
-from vicinal import Embedder, Table, evaluate
+from vicinal import Embedder, Table, evaluate, load_table
 from vicinal.data import ImageTransform, read_image
 from vicinal.retrieval import ContextualReranking
-from vicinal.training import Recipe, RunFolder, resume
+from vicinal.training import Recipe, resume
+from vicinal.utils.run_folder import RunFolder
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "omniglot.yaml"
 COLUMNS = ("Greek", "Balinese", "together", "together, mAP@R")
@@ -54,7 +55,7 @@ def raw_pixels(table: Table) -> Scores:
 def untrained(recipe: Recipe, table: Table) -> Scores:
     """The network as training finds it."""
     torch.manual_seed(recipe.settings.seed)
-    return scores(recipe.embedder().embed(table, progress=False), table)
+    return scores(recipe.create_embedder().embed(table, progress=False), table)
 
 
 def print_row(name: str, runs: list[Scores], note: str = "") -> None:
@@ -82,7 +83,7 @@ def main() -> None:
     print("|---" * (len(COLUMNS) + 2) + "|")
     base = [f"--data.root={arguments.root}"]
     recipes = [Recipe.load(RECIPE, [*base, f"--seed={seed}"]) for seed in arguments.seeds]
-    table = Table.load("omniglot", root=arguments.root).subset("test")
+    table = load_table("omniglot", root=arguments.root).subset("test")
     print_row("raw pixels, 48 px", [raw_pixels(table)])
     print_row("untrained network", [untrained(recipe, table) for recipe in recipes])
     for method in arguments.method or ["multi-similarity:"]:

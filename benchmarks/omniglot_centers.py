@@ -29,8 +29,9 @@ import torch
 
 from benchmarks.omniglot import COLUMNS, RECIPE, Scores, print_row, scores
 from benchmarks.table import print_machine
-from vicinal import Embedder, Table
-from vicinal.training import Recipe, RunFolder, resume
+from vicinal import Embedder, load_table
+from vicinal.training import Recipe, resume
+from vicinal.utils.run_folder import RunFolder
 
 RATES = (0.0015, 0.003, 0.006)
 METHODS: dict[str, list[str]] = {
@@ -98,7 +99,15 @@ def compared(rate: float, method: str, seeds: Iterable[int]) -> list[Run]:
 
 def under_noise(rate: float, method: str, noise: str, filtered: bool, seeds: Iterable[int]) -> list[Run]:
     settings, share = NOISES[noise]
-    prism = ["--robust.method=prism", f"--robust.noise_rate={share}", "--robust.warmup=5"] if filtered else []
+    prism = (
+        [
+            "--sample_selection.method=prism",
+            f"--sample_selection.noise_rate={share}",
+            "--sample_selection.warmup_epochs=5",
+        ]
+        if filtered
+        else []
+    )
     variant = f"{noise} PRISM" if filtered else noise
     return [Run(method, rate, seed, variant, (*settings, *prism)) for seed in seeds]
 
@@ -158,7 +167,7 @@ class Tables:
 
     def __init__(self, root: str, out: Path) -> None:
         self.out = out
-        self.table = Table.load("omniglot", root=root).subset("test")
+        self.table = load_table("omniglot", root=root).subset("test")
 
     def scores(self, runs: Iterable[Run]) -> list[Scores]:
         """Of the runs that are done; found once and kept beside each."""

@@ -32,14 +32,15 @@ from sklearn.metrics import normalized_mutual_info_score
 
 from benchmarks.omniglot import RECIPE
 from benchmarks.table import print_machine
-from vicinal import ContextRefiner, Embedder, Table, evaluate
-from vicinal.errors import NotBetterError
-from vicinal.files import write_bytes
-from vicinal.refining import resume_refiner
+from vicinal import ContextRefiner, Embedder, Table, evaluate, load_table
 from vicinal.retrieval import ContextualReranking, NeighborAverage, QueryExpansion, Refinement, Reranking, refine
+from vicinal.retrieval.query_gallery import QueryGallery
 from vicinal.retrieval.scores import UnitVectors
-from vicinal.retrieval.sides import Sides
-from vicinal.training import Recipe, RefinerRecipe, RunFolder, resume
+from vicinal.training import Recipe, RefinerRecipe, resume
+from vicinal.utils.errors import NotBetterError
+from vicinal.utils.files import write_bytes
+from vicinal.utils.run_folder import RunFolder
+from vicinal.workflows.refine import resume_refiner
 
 BASES = {
     "multi-similarity": ["--optimizer.lr=0.003"],
@@ -48,14 +49,14 @@ BASES = {
 }
 REFINERS = {
     "refined": [],
-    "blocks only": ["--refiner.context=itself"],
-    "recall@1 may fall": ["--never_below=[]"],
-    "cross-fitted": ["--cross_fit=0.5"],
+    "blocks only": ["--refiner.context=self"],
+    "recall@1 may fall": ["--guardrail_metrics=[]"],
+    "cross-fitted": ["--embedder_fraction=0.5"],
 }
 VARIANTS = {  # of multi-similarity alone
-    "without noise": ["--noise=0"],
-    "neighbours dropped": ["--neighborhood.dropout=0.3"],
-    "random number of neighbours": ["--neighborhood.random_size=true"],
+    "without noise": ["--augmentation.noise=0"],
+    "neighbours dropped": ["--augmentation.neighbor_dropout=0.3"],
+    "random number of neighbours": ["--augmentation.random_num_neighbors=true"],
     "loss of Eq. (4)": ["--loss=MultiSimilarityLoss", "--loss.plus_one=false", "--loss.miner=null"],
 }
 GRID = [(depth, neighbors) for depth in (1, 2, 4, 8) for neighbors in (2, 4, 8, 16)]
@@ -82,7 +83,7 @@ class Bench:
     def __init__(self, root: str, out: Path, base: str, seed: int) -> None:
         self.root, self.seed, self.base = root, seed, base
         self.out = out / f"{base}-{seed}"
-        self.table = Table.load("omniglot", root=root).subset("test")
+        self.table = load_table("omniglot", root=root).subset("test")
 
     @property
     def refiners(self) -> dict[str, list[str]]:
@@ -139,7 +140,7 @@ class Bench:
     def _reranked(self, vectors: Vectors, method: Reranking) -> Scores:
         """Clusters are those of the queries' vectors, where a method moves them."""
         unit = UnitVectors(vectors, "embedding")
-        moved = method.apply(Sides(unit, unit, np.arange(len(unit)))).queries
+        moved = method.apply(QueryGallery(unit, unit, np.arange(len(unit)))).queries
         scores = evaluate(vectors, self.table, rerank=method).metrics
         return scores if moved is unit else {**scores, "NMI": self._of(moved.block(0, len(moved)).numpy())["NMI"]}
 
@@ -159,7 +160,7 @@ class Bench:
         """Of a refiner of this depth and number of neighbours; trained if it is not there."""
         name = f"grid {depth} {neighbors}"
         sizes = [f"--refiner.depth={depth}", f"--refiner.neighbors={neighbors}"]
-        self.train_refiner(name, [*sizes, "--never_below=[]"])
+        self.train_refiner(name, [*sizes, "--guardrail_metrics=[]"])
         return dict(self._refined(name, self._embed(self.embedder)))[name]
 
     def contexts(self) -> dict[str, Scores]:

@@ -1,14 +1,14 @@
-"""The context refiner: embeddings refined a second beside the floor, a whole set end to end, training steps, a query.
+"""Speed and memory of the context refiner: embeddings per second, a whole set end to end, training steps, one query.
 
     python -m benchmarks.refiner                                              # SOP's test set end to end, 60,502 images
-    python -m benchmarks.refiner --images 2000 --set 5000 --rounds 2          # a try
+    python -m benchmarks.refiner --images 2000 --set 5000 --rounds 2          # a quick run
     python -m benchmarks.refiner --device cuda
 
-The floor is what the blocks cannot do without: four products of [n, 512] with [512, 512] a block, in chunks of as many
-rows, and nothing else; in training each has two more of its size in the backward pass. The plain way gathers the same
-neighbours and sends each of them through the matrices of keys and values. Competitors take turns, round after round;
-ratios are those of one round. Goals: at most 1.5 times the floor, and below 1 GB of extra memory. Memory is that of a
-process of its own, beyond the embeddings.
+The floor is the work that no implementation can avoid: four products of [n, 512] with [512, 512] per block, in
+chunks of the same number of rows, and nothing else; in training each has two more of its size in the backward pass. The
+naive implementation gathers the same neighbours and multiplies each of them with the matrices of keys and values.
+Competitors take turns, round after round; ratios are those of one round. Goals: at most 1.5 times the floor, and
+below 1 GB of extra memory. Memory is measured in a separate process, beyond the embeddings.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from benchmarks.reranking import embeddings
 from benchmarks.table import peak_extra_megabytes, print_machine, take_turns
 from vicinal.losses import MultiSimilarityLoss
 from vicinal.models.refiner import ContextRefiner
-from vicinal.retrieval.refine import Refinement, refine
+from vicinal.retrieval.query_gallery import QueryGallery
+from vicinal.retrieval.refinement import Refinement, refine
 from vicinal.retrieval.scores import UnitVectors
-from vicinal.retrieval.sides import Sides
 
 DIM, PER_CLASS = 512, 4
-OFTEN = 5  # training steps in a round
+STEPS = 5  # training steps per round
 FLOOR = "matrix products (floor)"
 
 Run = Callable[[], object]
 
 
-def made(arguments: argparse.Namespace) -> ContextRefiner:
+def build_refiner(arguments: argparse.Namespace) -> ContextRefiner:
     """A refiner that moves embeddings a little."""
     torch.manual_seed(0)
-    refiner = ContextRefiner(DIM, arguments.depth, arguments.heads, arguments.neighbors)
+    refiner = ContextRefiner(DIM, arguments.depth, arguments.num_heads, arguments.neighbors)
     with torch.no_grad():
         for name, weight in refiner.named_parameters():
             if name.endswith("output"):
@@ -56,26 +56,26 @@ def made(arguments: argparse.Namespace) -> ContextRefiner:
 
 
 def unit_vectors(n: int, device: str) -> UnitVectors:
-    """Clustered embeddings that lie on the device."""
+    """Clustered embeddings on the device."""
     return UnitVectors(torch.from_numpy(embeddings(n)).to(device), "embedding")
 
 
 def random_neighbors(n: int, k: int) -> npt.NDArray[np.int64]:
-    """Ready neighbours [n, k]: which ones they are takes no time."""
+    """Random neighbours [n, k], which need no search."""
     return np.random.default_rng(0).integers(0, n, (n, k))
 
 
-def rows_at_a_time(method: Refinement, vectors: UnitVectors, neighbors: npt.NDArray[np.int64]) -> int:
-    """How large the refinement's own chunks are."""
+def default_chunk_size(method: Refinement, vectors: UnitVectors, neighbors: npt.NDArray[np.int64]) -> int:
+    """The number of rows per chunk that the refinement chooses."""
     seen: list[int] = []
     handle = method.refiner.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
-    method.refined(vectors, vectors, neighbors)
+    method.refine_vectors(vectors, vectors, neighbors)
     handle.remove()
     return max(seen)
 
 
 def products(vectors: UnitVectors, weights: list[Tensor], rows: int) -> Tensor:
-    """The floor: every row through all matrices."""
+    """The floor: every row is multiplied with all matrices."""
     with torch.inference_mode():
         for start in range(0, len(vectors), rows):
             x = vectors.block(start, start + rows)
@@ -84,21 +84,21 @@ def products(vectors: UnitVectors, weights: list[Tensor], rows: int) -> Tensor:
     return x.cpu()  # waits for the device
 
 
-def plain_way(
+def naive_refinement(
     refiner: ContextRefiner, vectors: UnitVectors, neighbors: npt.NDArray[np.int64], rows: int
 ) -> npt.NDArray[np.float32]:
-    """Refined embeddings, keys and values made of every gathered neighbour."""
+    """Refined embeddings, with keys and values computed for every gathered neighbour."""
     refined = np.empty((len(vectors), vectors.dim), np.float32)
     with torch.inference_mode():
         for start in range(0, len(vectors), rows):
             place = slice(start, start + rows)
             context = vectors.take(neighbors[place].ravel()).view(-1, neighbors.shape[1], vectors.dim)
-            refined[place] = _plain_blocks(refiner, vectors.block(place.start, place.stop), context).cpu().numpy()
+            refined[place] = _naive_blocks(refiner, vectors.block(place.start, place.stop), context).cpu().numpy()
     return refined
 
 
-def _plain_blocks(refiner: ContextRefiner, e: Tensor, context: Tensor) -> Tensor:
-    split = (refiner.heads, refiner.dim // refiner.heads)
+def _naive_blocks(refiner: ContextRefiner, e: Tensor, context: Tensor) -> Tensor:
+    split = (refiner.num_heads, refiner.dim // refiner.num_heads)
     scale = refiner.dim / split[1] ** 0.5
     for block in refiner.blocks:
         query, key, value = (getattr(block, name) for name in ("query", "key", "value"))
@@ -110,21 +110,21 @@ def _plain_blocks(refiner: ContextRefiner, e: Tensor, context: Tensor) -> Tensor
 
 
 def print_refining(arguments: argparse.Namespace) -> None:
-    """Embeddings a second from ready neighbours."""
-    method, vectors = Refinement(made(arguments)), unit_vectors(arguments.images, arguments.device)
+    """Embeddings per second, with neighbours that are known."""
+    method, vectors = Refinement(build_refiner(arguments)), unit_vectors(arguments.images, arguments.device)
     neighbors = random_neighbors(arguments.images, arguments.neighbors)
-    rows = arguments.chunk or rows_at_a_time(method, vectors, neighbors)
+    rows = arguments.chunk_size or default_chunk_size(method, vectors, neighbors)
     weights = [torch.randn(DIM, DIM, device=arguments.device) / DIM**0.5 for _ in range(4 * arguments.depth)]
-    ours = partial(method.refined, vectors, vectors, neighbors, rows)
-    plain = partial(plain_way, method.refiner, vectors, neighbors, rows)
-    np.testing.assert_allclose(ours(), plain(), atol=1e-4)
+    ours = partial(method.refine_vectors, vectors, vectors, neighbors, rows)
+    naive = partial(naive_refinement, method.refiner, vectors, neighbors, rows)
+    np.testing.assert_allclose(ours(), naive(), atol=1e-4)
     competitors: dict[str, Run] = {
         FLOOR: partial(products, vectors, weights, rows),
         "refined": ours,
-        "the plain way": plain,
+        "naive": naive,
     }
     print_rates(
-        f"{arguments.images:,} embeddings from ready neighbours, {rows} at a time",
+        f"{arguments.images:,} embeddings with known neighbours, {rows} at a time",
         take_turns(competitors, arguments.rounds),
         arguments.images,
         "embeddings",
@@ -132,7 +132,7 @@ def print_refining(arguments: argparse.Namespace) -> None:
 
 
 def print_rates(title: str, seconds: dict[str, list[float]], items: int, unit: str) -> None:
-    """A table of rates and of times over the floor, median and spread."""
+    """Print rates and times relative to the floor, median and spread."""
     print(f"\n### {title}\n\n| | {unit}/s, median | lowest - highest | time / floor | lowest - highest |")
     print("|---|---|---|---|---|")
     for name, values in seconds.items():
@@ -148,12 +148,12 @@ def _short(rate: float) -> str:
 
 
 def print_whole_set(arguments: argparse.Namespace) -> None:
-    """Search and refinement of a set that looks at itself, and what memory both take."""
-    method, vectors = Refinement(made(arguments)), unit_vectors(arguments.set, arguments.device)
-    found = method.neighbors_of_queries(_within(vectors))
+    """Search and refinement of a set by its own neighbours, and the memory of both."""
+    method, vectors = Refinement(build_refiner(arguments)), unit_vectors(arguments.set, arguments.device)
+    found = method.find_context(QueryGallery.leave_one_out(vectors))
     competitors: dict[str, Run] = {
-        "search": lambda: method.neighbors_of_queries(_within(vectors)),
-        "refinement": partial(method.refined, vectors, vectors, found, arguments.chunk),
+        "search": lambda: method.find_context(QueryGallery.leave_one_out(vectors)),
+        "refinement": partial(method.refine_vectors, vectors, vectors, found, arguments.chunk_size),
     }
     seconds = take_turns(competitors, arguments.rounds)
     print(f"\n### {arguments.set:,} embeddings end to end\n\n| | s, median | lowest - highest |\n|---|---|---|")
@@ -163,23 +163,19 @@ def print_whole_set(arguments: argparse.Namespace) -> None:
     print(f"\nextra memory at the peak: {megabytes(arguments):.0f} MB", flush=True)
 
 
-def _within(vectors: UnitVectors) -> Sides:
-    return Sides(vectors, vectors, np.arange(len(vectors)))
-
-
 def megabytes(arguments: argparse.Namespace) -> float:
-    """Peak memory of :func:`refine` in a process of its own, beyond refiner and embeddings."""
-    names = ("set", "depth", "heads", "neighbors", "threads", "device", "chunk")
+    """Peak memory of :func:`refine` in a separate process, beyond refiner and embeddings."""
+    names = ("set", "depth", "num_heads", "neighbors", "threads", "device", "chunk_size")
     given = [f"--{name}={value}" for name in names if (value := getattr(arguments, name)) is not None]
     command = [sys.executable, "-m", "benchmarks.refiner", "--measure", *given]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Print what :func:`megabytes` reads: of the device where that is a GPU."""
-    refiner, vectors = made(arguments), embeddings(arguments.set)
-    refine(refiner, vectors[:100])  # what libraries take once is not counted
-    run = partial(refine, refiner, vectors, chunk=arguments.chunk)
+    """Print what :func:`megabytes` reads; on a GPU, its memory."""
+    refiner, vectors = build_refiner(arguments), embeddings(arguments.set)
+    refine(refiner, vectors[:100])  # excludes what libraries allocate once
+    run = partial(refine, refiner, vectors, chunk_size=arguments.chunk_size)
     if arguments.device == "cpu":
         print(peak_extra_megabytes(run))
         return
@@ -190,21 +186,21 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def print_training(arguments: argparse.Namespace) -> None:
-    """Steps a second: neighbours gathered, forward, multi-similarity loss, backward, AdamW."""
+    """Steps per second: gathering of neighbours, forward, multi-similarity loss, backward, AdamW."""
     weights = [torch.randn(DIM, DIM, device=arguments.device) / DIM**0.5 for _ in range(4 * arguments.depth)]
-    floor: Run = partial(training_products, arguments.batch, weights)
-    competitors: dict[str, Run] = {FLOOR: _often(floor), "training step": _often(step_of(arguments))}
-    print_rates(f"Training, batch {arguments.batch}", take_turns(competitors, arguments.rounds), OFTEN, "steps")
+    floor: Run = partial(training_products, arguments.batch_size, weights)
+    competitors: dict[str, Run] = {FLOOR: _repeat(floor), "training step": _repeat(training_step(arguments))}
+    print_rates(f"Training, batch {arguments.batch_size}", take_turns(competitors, arguments.rounds), STEPS, "steps")
 
 
-def _often(run: Run) -> Run:
-    """So often that it is not too short to be timed."""
-    return lambda: [run() for _ in range(OFTEN)]
+def _repeat(run: Run) -> Run:
+    """Several runs, as one is too short to be timed."""
+    return lambda: [run() for _ in range(STEPS)]
 
 
-def training_products(batch: int, weights: list[Tensor]) -> Tensor:
+def training_products(batch_size: int, weights: list[Tensor]) -> Tensor:
     """The floor of a step: each product forward, and both of its gradients."""
-    x = torch.ones(batch, DIM, device=weights[0].device)
+    x = torch.ones(batch_size, DIM, device=weights[0].device)
     with torch.inference_mode():
         for weight in weights:
             y = x @ weight.T
@@ -212,17 +208,17 @@ def training_products(batch: int, weights: list[Tensor]) -> Tensor:
     return x.cpu()
 
 
-def step_of(arguments: argparse.Namespace) -> Run:
-    """A step on a batch of random classes of the set; their embeddings and neighbours are ready."""
-    refiner = made(arguments).train()
+def training_step(arguments: argparse.Namespace) -> Run:
+    """A training step on random embeddings; they and their neighbours are known."""
+    refiner = build_refiner(arguments).train()
     vectors, loss = unit_vectors(arguments.images, arguments.device), MultiSimilarityLoss()
     neighbors = random_neighbors(arguments.images, arguments.neighbors)
-    labels = (torch.arange(arguments.batch) // PER_CLASS).to(arguments.device)
+    labels = (torch.arange(arguments.batch_size) // PER_CLASS).to(arguments.device)
     optimizer = torch.optim.AdamW(refiner.parameters(), lr=1e-5, weight_decay=1e-2)
     rng = np.random.default_rng(0)
 
     def step() -> float:
-        rows = rng.choice(arguments.images, arguments.batch)
+        rows = rng.choice(arguments.images, arguments.batch_size)
         context = vectors.take(neighbors[rows].ravel()).view(len(rows), arguments.neighbors, DIM)
         value: Tensor = loss(refiner(vectors.take(rows), context), labels)
         optimizer.zero_grad()
@@ -234,14 +230,16 @@ def step_of(arguments: argparse.Namespace) -> Run:
 
 
 def print_latency(arguments: argparse.Namespace) -> None:
-    """One query against a gallery, as in an index: its neighbours found, and refined by them."""
-    method, gallery = Refinement(made(arguments), "gallery"), unit_vectors(arguments.set, arguments.device)
+    """One query against a gallery, as in an index: a search for its neighbours, and refinement."""
+    method, gallery = Refinement(build_refiner(arguments), "gallery"), unit_vectors(arguments.set, arguments.device)
     query = UnitVectors(torch.randn(1, DIM, device=arguments.device), "query")
-    stranger = np.full(1, -1)
-    ready = method.neighbors_of_queries(Sides(query, gallery, stranger))
+
+    def search() -> npt.NDArray[np.int64]:
+        return method.find_context(QueryGallery(query, gallery, np.full(1, -1)))
+
     competitors: dict[str, Run] = {
-        f"its neighbours among {arguments.set:,}": lambda: method.neighbors_of_queries(Sides(query, gallery, stranger)),
-        "refined by ready neighbours": lambda: method.refined(query, gallery, ready),
+        f"its neighbours among {arguments.set:,}": search,
+        "refinement": partial(method.refine_vectors, query, gallery, search()),
     }
     seconds = take_turns(competitors, 10 * arguments.rounds)
     print("\n### A single query\n\n| | ms, median | lowest - highest |\n|---|---|---|")
@@ -253,13 +251,13 @@ def print_latency(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """All tables, or one measurement of memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=5000, help="embeddings refined by ready neighbours")
+    parser.add_argument("--images", type=int, default=5000, help="embeddings refined with known neighbours")
     parser.add_argument("--set", type=int, default=60_502, help="embeddings end to end, and the gallery of a query")
     parser.add_argument("--depth", type=int, default=8)
-    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--num_heads", type=int, default=4)
     parser.add_argument("--neighbors", type=int, default=8)
-    parser.add_argument("--chunk", type=int, help="embeddings refined at a time; by default as `refine` chooses")
-    parser.add_argument("--batch", type=int, default=128, help="of a training step")
+    parser.add_argument("--chunk_size", type=int, help="embeddings refined at a time; None: chosen by `refine`")
+    parser.add_argument("--batch_size", type=int, default=128, help="of a training step")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
@@ -269,7 +267,8 @@ def main() -> None:
     if arguments.measure:
         return measure(arguments)
     print_machine()
-    print(f"{arguments.device}; d = {DIM}, depth {arguments.depth}, k = {arguments.neighbors}, {arguments.heads} heads")
+    size = f"d = {DIM}, depth {arguments.depth}, k = {arguments.neighbors}, {arguments.num_heads} heads"
+    print(f"{arguments.device}; {size}")
     print_refining(arguments)
     print_whole_set(arguments)
     print_training(arguments)

@@ -1,11 +1,11 @@
-"""Time and memory of re-ranking, beside the plain search for the nearest that it starts from.
+"""Time and memory of re-ranking, relative to the search for nearest neighbours that it starts from.
 
     python -m benchmarks.reranking                                 # 5,000, 20,000 and 60,502 images (SOP's test set)
-    python -m benchmarks.reranking --sizes 2000 --threads 1        # less
+    python -m benchmarks.reranking --sizes 2000 --threads 1        # a quick run
 
 One set of clustered embeddings searches itself. Search and method take turns, round after round; the ratio is the
-median of the rounds' own ratios. Both find as many a query: the method's own number of neighbours. Memory is what the
-process held more at most than before.
+median of the rounds' own ratios. Both find the same number of neighbours per query, that of the method. Memory is the
+peak above what the process held before.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 def embeddings(n: int) -> Vectors:
-    """Clusters of five that differ in 64 of 512 directions, some near others, as of a trained model."""
+    """Clusters of five that differ in 64 of 512 directions, some near others, like those of a trained model."""
     rng = np.random.default_rng(0)
     centers = rng.standard_normal((-(-n // PER_CLASS), DIRECTIONS), dtype=np.float32)
     points = centers[rng.integers(0, len(centers), n)] + 0.7 * rng.standard_normal((n, DIRECTIONS), dtype=np.float32)
@@ -51,10 +51,12 @@ def embeddings(n: int) -> Vectors:
 
 
 def measure(vectors: Vectors, method: Reranking, rounds: int) -> None:
-    """Print a line of the table."""
-    itself = np.arange(len(vectors))
-    search = partial(top_k, vectors, vectors, method.reach, exclude=itself)
-    run: Callable[[], object] = partial(rerank, vectors, vectors, method.reach, method, exclude=itself)
+    """Print one line of the table."""
+    exclude_self = np.arange(len(vectors))
+    search = partial(top_k, vectors, vectors, method.num_neighbors, exclude_self=exclude_self)
+    run: Callable[[], object] = partial(
+        rerank, vectors, vectors, method.num_neighbors, method, exclude_self=exclude_self
+    )
     seconds = take_turns({"search": search, "method": run}, rounds)
     ratio = statistics.median(mine / plain for mine, plain in zip(seconds["method"], seconds["search"], strict=True))
     before, after = (statistics.median(seconds[name]) for name in ("search", "method"))

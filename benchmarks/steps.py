@@ -31,11 +31,11 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 Makers = Mapping[str, Callable[[], LossFunction]]
 
 
-def batch(n: int, per_class: int = PER_CLASS) -> tuple[Tensor, Tensor]:
+def batch(n: int, samples_per_class: int = PER_CLASS) -> tuple[Tensor, Tensor]:
     """Clustered embeddings [n, 512], some classes near others, in random order; and their labels."""
     generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(n) // per_class
-    centers = torch.randn(n // per_class, DIM, generator=generator)
+    labels = torch.arange(n) // samples_per_class
+    centers = torch.randn(n // samples_per_class, DIM, generator=generator)
     x = centers[labels] + 1.5 * torch.randn(n, DIM, generator=generator)
     order = torch.randperm(n, generator=generator)
     return x[order].requires_grad_(), labels[order]
@@ -66,9 +66,9 @@ class Competitors:
             if compiled:
                 self.steps[name, "compiled"] = step_of(torch.compile(make(), fullgraph=True, dynamic=False))
 
-    def take_turns(self, n: int, per_class: int, rounds: int) -> dict[tuple[str, str], list[float]]:
+    def take_turns(self, n: int, samples_per_class: int, rounds: int) -> dict[tuple[str, str], list[float]]:
         """Seconds of each in each round, after one that does not count."""
-        x, labels = batch(n, per_class)
+        x, labels = batch(n, samples_per_class)
         seconds: dict[tuple[str, str], list[float]] = {key: [] for key in self.steps}
         for number in range(rounds + 1):
             for key in list(self.steps):
@@ -141,7 +141,7 @@ class Benchmark:
             print_machine()
             competitors = Competitors(ours, peers, compiled, arguments.patience)
             for n in sorted(arguments.sizes):
-                print_times(n, threads, competitors.take_turns(n, arguments.per_class, arguments.rounds))
+                print_times(n, threads, competitors.take_turns(n, arguments.samples_per_class, arguments.rounds))
                 sys.stdout.flush()
         if not arguments.no_memory:
             self._print_memory(list(ours), peers, sorted(arguments.sizes))
@@ -152,7 +152,7 @@ class Benchmark:
         parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
         parser.add_argument("--losses", nargs="+", choices=list(self.ours), default=list(self.ours), metavar="NAME")
         parser.add_argument(
-            "--per-class", type=int, default=PER_CLASS, help="embeddings of a class, where times are taken"
+            "--samples_per_class", type=int, default=PER_CLASS, help="embeddings of a class, where times are taken"
         )
         parser.add_argument("--rounds", type=int, default=5)
         parser.add_argument("--patience", type=float, default=4.0, help="seconds")

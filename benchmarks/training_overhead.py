@@ -23,10 +23,11 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from benchmarks.table import print_machine, print_table, take_turns
-from vicinal.data import ClassBalancedSampler, Table, glyphs
+from vicinal.data import ClassBalancedBatchSampler, Table, glyphs
 from vicinal.losses import MultiSimilarityLoss
 from vicinal.models import Embedder
-from vicinal.training import Recipe, RunFolder, Trainer
+from vicinal.training import Recipe, Trainer
+from vicinal.utils.run_folder import RunFolder
 
 SIZE, BATCH, PER_CLASS, DIM = 64, 64, 4, 128
 RECIPE = f"""
@@ -34,7 +35,7 @@ model: {{backbone: resnet10t, dim: {DIM}, pretrained: false}}
 transform: {{size: {SIZE}, resize: {SIZE}, scale: [0.6, 1.0]}}
 data: {{source: glyphs, cache: true}}
 batch: {BATCH}
-per_class: {PER_CLASS}
+samples_per_class: {PER_CLASS}
 optimizer: {{name: adamw, lr: 0.0001}}
 schedule: {{name: constant}}
 epochs: 1000
@@ -74,7 +75,7 @@ def bare_training(table: Table) -> Callable[[], None]:
         ]
     )
     pictures = Pictures(table, transform, cache=True)
-    sampler = ClassBalancedSampler(table.labels, BATCH, PER_CLASS)
+    sampler = ClassBalancedBatchSampler(table.labels, BATCH, PER_CLASS)
     model, loss = Embedder("resnet10t", dim=DIM, pretrained=False), MultiSimilarityLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=1e-4)
 
@@ -118,7 +119,7 @@ def training_floor(steps: int) -> Callable[[], None]:
     return epoch
 
 
-def bare_embedding(table: Table, batch: int) -> Callable[[], None]:
+def bare_embedding(table: Table, batch_size: int) -> Callable[[], None]:
     """A bare timm loop, with timm's own model and transform."""
     model = timm.create_model("resnet10t", pretrained=False, num_classes=DIM).eval()
     transform = timm.data.create_transform((3, SIZE, SIZE), interpolation="bicubic", crop_pct=1.0)
@@ -126,7 +127,7 @@ def bare_embedding(table: Table, batch: int) -> Callable[[], None]:
 
     def run() -> None:
         with torch.inference_mode():
-            parts = [model(images) for images, _ in DataLoader(pictures, batch_size=batch)]
+            parts = [model(images) for images, _ in DataLoader(pictures, batch_size=batch_size)]
         torch.cat(parts).numpy()
 
     return run
@@ -144,7 +145,7 @@ def main() -> None:
         folder = Path(name)
         (folder / "recipe.yaml").write_text(RECIPE)
         recipe = Recipe.load(folder / "recipe.yaml")
-        table = glyphs(folder, classes=64, per_class=16, size=SIZE)
+        table = glyphs(folder, num_classes=64, samples_per_class=16, size=SIZE)
         table = Table(table.frame.assign(split="train"))
         training = {
             "bare loop": bare_training(table),

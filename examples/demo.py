@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from vicinal import Embedder, Index, Recipe, Table, evaluate, train
-from vicinal.evaluation import interval
+from vicinal.evaluation import Resampling, tabulate
 from vicinal.report.page import write_page
 from vicinal.report.plots import neighbor_grid
-from vicinal.retrieval import find
+from vicinal.retrieval import search_images
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "digits.yaml"
 NEXT = """
@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
     test = Table.from_parquet(run.table).subset("test")
 
     torch.manual_seed(recipe.settings.seed)
-    untrained = recipe.embedder()  # the very weights that training started from
+    untrained = recipe.create_embedder()  # the very weights that training started from
     trained = Embedder.from_pretrained(run.model)
     before = evaluate(untrained.embed(test), test)
     vectors = trained.embed(test)
@@ -48,12 +48,12 @@ def main(folder: Path) -> None:
     index = Index.build(vectors, test, model_fingerprint=trained.fingerprint())
     index.save(folder / "index")
     queries = [test.labels.tolist().index(label) for label in range(len(test.classes))]
-    found = find(index, vectors[queries], test.take(queries), k=8, leave_out_itself=True)
+    found = search_images(index, vectors[queries], test.take(queries), k=8, exclude_self=True)
     picture = folder / "neighbors.png"
     neighbor_grid([each.query for each in found], [each.matches for each in found], picture)
 
-    report, intervals = folder / "report.html", interval(after, test)
-    write_page(report, vectors, test, after, title="Digits 5-9, never seen", run=run.path, intervals=intervals)
+    report, results = folder / "report.html", tabulate(after, test, resampling=Resampling())
+    write_page(report, vectors, test, after, title="Digits 5-9, never seen", run=run.path, results=results)
 
     print(f"\nrecall@1 on the digits 5-9, never seen in training, after {time.monotonic() - started:.0f} s:")
     print(f"  before training   {100 * before.metrics['recall@1']:.1f} %")

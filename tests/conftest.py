@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,8 +37,8 @@ SMALL = [
     "--model.pretrained=false",
     "--model.dim=16",
     "--transform.size=16",
-    "--batch=8",
-    "--per_class=2",
+    "--batch_size=8",
+    "--samples_per_class=2",
     "--epochs=2",
     "--optimizer.lr=0.001",
     "--log_every=1",
@@ -46,9 +47,18 @@ SMALL = [
 ]
 
 
+def metrics_in(results: dict[str, Any], stage: str = "plain", model: str | None = None) -> dict[str, float]:
+    """The metrics over all queries in the JSON that `vicinal evaluate` prints, by their full names."""
+    return {
+        row["metric"] if row["label_level"] == "label" else f"{row['label_level']}/{row['metric']}": row["value"]
+        for row in results["results"]
+        if row["stage"] == stage and row["group"] is None and model in (None, row["model"])
+    }
+
+
 def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """What the command prints; it must succeed."""
-    from vicinal.cli import main
+    from vicinal.cli.main import main
 
     capsys.readouterr()
     status = main([str(argument) for argument in arguments])

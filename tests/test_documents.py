@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, SMALL
-from vicinal.cli import WITH_RECIPE, build_parser, main
+from vicinal.cli.main import WITH_RECIPE, build_parser, main
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What makes the commands possible without a network, and quick; all else is as written.
-WITHOUT_NETWORK = {"train": [*SMALL, "--batch=4"]}
+WITHOUT_NETWORK = {"train": [*SMALL, "--batch_size=4"]}
 
 
 def blocks(document: Path, language: str) -> list[str]:

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vicinal.errors import InputError
 from vicinal.losses import (
     ContrastiveLoss,
     HistogramLoss,
@@ -28,8 +27,11 @@ from vicinal.losses import (
 )
 from vicinal.memory import CrossBatchMemory
 from vicinal.mining import DistanceWeightedMiner
-from vicinal.training import Recipe, RunFolder, Trainer, resume, train
-from vicinal.training.setup import load_table
+from vicinal.similarity import PairSource
+from vicinal.training import Recipe, Trainer, resume, train
+from vicinal.training.training_data import load_training_table
+from vicinal.utils.errors import InputError
+from vicinal.utils.run_folder import RunFolder
 
 LOSSES: dict[str, Loss] = {
     "violating": ContrastiveLoss(),
@@ -39,7 +41,7 @@ LOSSES: dict[str, Loss] = {
     "triplets": TripletLoss(reduction="violating"),
     "two walks": HistogramLoss(bins=20),
     "random miner": MarginLoss().double(),
-    "another": SupConLoss(miner=DistanceWeightedMiner(draws=2, seed=3)),
+    "another": SupConLoss(miner=DistanceWeightedMiner(num_samples=2, seed=3)),
     "sum": 0.5 * ContrastiveLoss() + 2 * MarginLoss(miner=DistanceWeightedMiner(seed=1)).double() + NTXentLoss(),
 }
 
@@ -99,7 +101,7 @@ def test_any_loss_sees_the_memory_as_references(name: str) -> None:
         expected = value_and_gradient(_beside(inner, past, known), x, labels)
         torch.testing.assert_close(value_and_gradient(loss, x, labels), expected, rtol=1e-10, atol=1e-12)
         past, past_labels = torch.cat([past, x])[-10:], known[-10:]
-    assert list(loss.parts(x, labels)) == list(inner.parts(x, labels))
+    assert list(loss.parts(PairSource.from_batch(x, labels))) == list(inner.parts(PairSource.from_batch(x, labels)))
 
 
 def _beside(loss: Loss, past: Tensor, known: Tensor):
@@ -246,7 +248,7 @@ MASK = LABELS[:, None] == LABELS
     [
         ((X, LABELS, X, LABELS), {}, "the memory is the references"),
         ((X, LABELS, X, LABELS, 0), {}, "the memory is the references"),
-        ((X,), {"positive": MASK}, "masks say nothing of pairs with the memory"),
+        ((X,), {"positive": MASK}, "masks do not cover pairs with the memory"),
         ((torch.eye(5)[:4], LABELS), {}, r"embeddings \[n, 5\] do not fit those in the memory, \[n, 4\]"),
         (
             (X, LABELS[:, None]),
@@ -292,7 +294,7 @@ RECIPE = """loss:
 def test_a_recipe_names_it(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     recipe = Recipe.load(tmp_path / "recipe.yaml", ["--loss.size=100"])
-    loss = recipe.loss()
+    loss = recipe.create_loss()
     assert isinstance(loss, CrossBatchMemory)
     assert (loss.size, loss.warmup, loss.loss.losses[1].negative_margin) == (100, 3, 0.5)
     recipe.save(tmp_path / "resolved.yaml")
@@ -307,7 +309,7 @@ def test_a_bad_recipe_says_so(tmp_path: Path) -> None:
 
 def _train_and_be_killed(overrides: list[str], out: Path, step: int) -> None:
     recipe = Recipe.load(overrides=overrides)
-    trainer = Trainer(recipe, load_table(recipe.settings), RunFolder(out))
+    trainer = Trainer(recipe, load_training_table(recipe.settings), RunFolder(out))
     take = trainer.train_step
 
     def train_step(*arguments, **named) -> None:

@@ -16,19 +16,20 @@ from torch import Tensor
 
 from tests.losses.cases import MINERS
 from tests.losses.references import Anchor
-from vicinal.errors import InputError
 from vicinal.losses import ContrastiveLoss, MarginLoss, TripletLoss
 from vicinal.mining import (
-    Chain,
     DistanceWeightedMiner,
     EasyPositiveMiner,
     HardestMiner,
     Miner,
     MultiSimilarityMiner,
     SemiHardMiner,
+    SequentialMiner,
 )
-from vicinal.pair_layout import ClassPairs, MaskedPairs
-from vicinal.similarity import Rows, Source
+from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity.pairs import ClassPairs, MaskedPairs
+from vicinal.similarity.rows import Rows
+from vicinal.utils.errors import InputError
 
 NO_POSITIVE, NO_NEGATIVE = math.inf, -math.inf
 DIM = 4
@@ -102,8 +103,8 @@ def test_compositions_are_set_operations(rows: Rows) -> None:
     both, either = kept((first & second)(rows)), kept((first | second)(rows))
     assert both == [(a & c, b & d) for (a, b), (c, d) in pairs]
     assert either == [(a | c, b | d) for (a, b), (c, d) in pairs]
-    assert kept(Chain([first, second])(rows)) == kept(second(first(rows)))
-    assert kept(Chain([second])(rows)) == kept(second(rows))
+    assert kept(SequentialMiner([first, second])(rows)) == kept(second(first(rows)))
+    assert kept(SequentialMiner([second])(rows)) == kept(second(rows))
 
 
 @pytest.mark.parametrize("name", MINERS)
@@ -115,7 +116,7 @@ def test_neither_layout_nor_tiles_change_the_choice(name: str, offset: int | Non
     y[3], y[7] = y[4], y[8]  # pairs that tie
     if offset is not None:
         others[offset : offset + 9], y[offset : offset + 9] = labels, x
-    source = Source.of(x, labels, y, others, offset)
+    source = PairSource.from_batch(x, labels, y, others, offset)
     similarity = source.anchors @ source.references.T
     columns = source.class_columns()
     expected = None
@@ -123,10 +124,10 @@ def test_neither_layout_nor_tiles_change_the_choice(name: str, offset: int | Non
         for tile in (9, 1, 2, 5):
             choice = []
             for start in range(0, 9, tile):
-                stop = min(start + tile, 9)
-                pairs = source.pairs(start, stop, layout)
+                span = slice(start, min(start + tile, 9))
+                pairs = source.pairs(span, layout)
                 assert isinstance(pairs, kind)
-                mined = MINERS[name][0](source.rows(start, similarity[start:stop].clone(), pairs))
+                mined = MINERS[name][0](source.rows(span, similarity[span].clone(), pairs))
                 choice.append(pairs.join(mined.positives.isfinite().float(), 2 * mined.negatives.isfinite().float()))
             expected = torch.cat(choice) if expected is None else expected
             assert torch.equal(torch.cat(choice), expected)
@@ -135,8 +136,10 @@ def test_neither_layout_nor_tiles_change_the_choice(name: str, offset: int | Non
 
 def test_which_miners_are_random() -> None:
     still, drawing = HardestMiner(), DistanceWeightedMiner()
-    assert not any(m.is_random for m in (still, still & still, still | still, Chain([still, SemiHardMiner()])))
-    assert all(m.is_random for m in (drawing, still & drawing, drawing | still, Chain([still, drawing])))
+    assert not any(
+        m.is_random for m in (still, still & still, still | still, SequentialMiner([still, SemiHardMiner()]))
+    )
+    assert all(m.is_random for m in (drawing, still & drawing, drawing | still, SequentialMiner([still, drawing])))
     assert "calls" not in dict(TripletLoss(miner=still).named_buffers())
     assert "calls" in dict(TripletLoss(miner=still | drawing).named_buffers())
 
@@ -161,7 +164,7 @@ def probabilities_by_hand(dim: int, similarities: list[float] = SIMILARITIES) ->
 @pytest.mark.parametrize("seed", [0, 7])
 def test_draws_with_the_probabilities_of_the_paper(dim: int, seed: int) -> None:
     count = 50_000
-    mined = DistanceWeightedMiner(draws=1, seed=seed)(many_rows(SIMILARITIES, count, dim))
+    mined = DistanceWeightedMiner(num_samples=1, seed=seed)(many_rows(SIMILARITIES, count, dim))
     chosen = mined.negatives.isfinite()
     assert (chosen.sum(dim=1) == 1).all()
     expected = torch.tensor(probabilities_by_hand(dim), dtype=torch.float64)
@@ -183,23 +186,23 @@ def test_draws_are_with_replacement_and_as_many_as_positives(draws: int | None) 
 def test_an_anchor_without_positives_draws_nothing_by_default() -> None:
     rows = one_row([NO_POSITIVE, NO_POSITIVE], [0.9, 0.5])
     assert kept(DistanceWeightedMiner()(rows)) == [(set(), set())]
-    assert kept(DistanceWeightedMiner(draws=50)(rows)) == [(set(), {0, 1})]
+    assert kept(DistanceWeightedMiner(num_samples=50)(rows)) == [(set(), {0, 1})]
 
 
 def test_draws_depend_on_seed_and_keys_and_on_nothing_else() -> None:
     torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     some = many_rows(SIMILARITIES, 200, 3)
-    first = DistanceWeightedMiner(draws=1)(some)
+    first = DistanceWeightedMiner(num_samples=1)(some)
     assert torch.equal(torch.get_rng_state(), torch_state)
     assert (np.random.get_state()[1] == numpy_state).all()
     assert random.getstate() == python_state
     torch.manual_seed(5)
-    assert torch.equal(DistanceWeightedMiner(draws=1)(some).negatives, first.negatives)
-    assert not torch.equal(DistanceWeightedMiner(draws=1, seed=1)(some).negatives, first.negatives)
+    assert torch.equal(DistanceWeightedMiner(num_samples=1)(some).negatives, first.negatives)
+    assert not torch.equal(DistanceWeightedMiner(num_samples=1, seed=1)(some).negatives, first.negatives)
     later = some._replace(keys=some.keys + (1 << 32))
-    assert not torch.equal(DistanceWeightedMiner(draws=1)(later).negatives, first.negatives)
+    assert not torch.equal(DistanceWeightedMiner(num_samples=1)(later).negatives, first.negatives)
     piece = Rows(some.positives[50:80], some.negatives[50:80], None, some.keys[50:80], 3)
-    assert torch.equal(DistanceWeightedMiner(draws=1)(piece).negatives, first.negatives[50:80])
+    assert torch.equal(DistanceWeightedMiner(num_samples=1)(piece).negatives, first.negatives[50:80])
 
 
 def batch(dim: int = 8, n: int = 24) -> tuple[Tensor, Tensor]:
@@ -209,14 +212,14 @@ def batch(dim: int = 8, n: int = 24) -> tuple[Tensor, Tensor]:
 
 def test_each_call_of_a_loss_draws_anew_and_a_loaded_state_draws_the_same_again() -> None:
     x, labels = batch()
-    loss = ContrastiveLoss(miner=DistanceWeightedMiner(draws=1), reduction="sum", negative_margin=-1)
+    loss = ContrastiveLoss(miner=DistanceWeightedMiner(num_samples=1), reduction="sum", negative_margin=-1)
     values = [loss(x, labels).item() for _ in range(4)]
     state = {name: tensor.clone() for name, tensor in loss.state_dict().items()}
     assert len(set(values)) == 4
-    again = ContrastiveLoss(miner=DistanceWeightedMiner(draws=1), reduction="sum", negative_margin=-1)
+    again = ContrastiveLoss(miner=DistanceWeightedMiner(num_samples=1), reduction="sum", negative_margin=-1)
     assert [again(x, labels).item() for _ in range(4)] == values
     expected = loss(x, labels).item()
-    third = ContrastiveLoss(miner=DistanceWeightedMiner(draws=1), reduction="sum", negative_margin=-1)
+    third = ContrastiveLoss(miner=DistanceWeightedMiner(num_samples=1), reduction="sum", negative_margin=-1)
     third.load_state_dict(state)
     assert third(x, labels).item() == expected
 
@@ -224,7 +227,7 @@ def test_each_call_of_a_loss_draws_anew_and_a_loaded_state_draws_the_same_again(
 @pytest.mark.parametrize("tile_rows", [1, 5, 24])
 def test_tiles_draw_the_same(tile_rows: int) -> None:
     x, labels = batch()
-    miner = SemiHardMiner(None) | DistanceWeightedMiner(draws=1)
+    miner = SemiHardMiner(None) | DistanceWeightedMiner(num_samples=1)
     whole, tiled = (
         ContrastiveLoss(miner=miner, reduction="sum", negative_margin=-1, tile_rows=tiles)
         for tiles in (None, tile_rows)
@@ -243,7 +246,7 @@ def test_finite_whatever_the_dimension_and_the_distances(dim: int, dtype: torch.
     if kind == "opposite":
         x = x * torch.where(labels % 2 == 0, 1, -1)[:, None]
     x = x.to(dtype).requires_grad_()
-    miner = DistanceWeightedMiner(draws=2)
+    miner = DistanceWeightedMiner(num_samples=2)
     for loss in (MarginLoss(miner=miner).to(dtype), TripletLoss(miner=miner)):
         value = loss(x, labels)
         (gradient,) = torch.autograd.grad(value, x)
@@ -253,7 +256,7 @@ def test_finite_whatever_the_dimension_and_the_distances(dim: int, dtype: torch.
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 512])
 def test_extremes(dim: int) -> None:
-    miner = DistanceWeightedMiner(draws=64)
+    miner = DistanceWeightedMiner(num_samples=64)
     assert kept(miner(one_row([0.5], [1.0, 1.0, 1.0], dim)))[0][1] == {0, 1, 2}  # identical vectors: alike
     assert kept(miner(one_row([0.5], [0.0, -0.5, -1.0], dim)))[0][1] == set()  # all beyond the cutoff
     assert kept(miner(one_row([0.5], [NO_NEGATIVE] * 3, dim)))[0][1] == set()
@@ -261,16 +264,17 @@ def test_extremes(dim: int) -> None:
 
 def test_in_many_dimensions_the_nearest_is_all_but_certain() -> None:
     """There random points lie about 1.41 apart, and 1 / q spans more than float32 does."""
-    assert kept(DistanceWeightedMiner(draws=9)(one_row([0.5], [0.05, 0.9, 0.5, 0.3], 512)))[0][1] == {1}
+    assert kept(DistanceWeightedMiner(num_samples=9)(one_row([0.5], [0.05, 0.9, 0.5, 0.3], 512)))[0][1] == {1}
 
 
 # Another library ------------------------------------------------------------------------------------------------------
 
 
 def chosen_pairs(miner: Miner, x: Tensor, labels: Tensor) -> tuple[set, set]:
-    source = Source.of(x, labels)
-    pairs = source.pairs(0, len(x))
-    mined = miner(source.rows(0, source.anchors @ source.references.T, pairs))
+    source = PairSource.from_batch(x, labels)
+    everything = slice(0, len(x))
+    pairs = source.pairs(everything)
+    mined = miner(source.rows(everything, source.anchors @ source.references.T, pairs))
     return tuple({tuple(pair) for pair in kind.isfinite().nonzero().tolist()} for kind in mined[:2])
 
 
@@ -298,18 +302,18 @@ def test_hardest_chooses_as_pytorch_metric_learning(dim: int) -> None:
     [
         (MultiSimilarityMiner, {"epsilon": math.nan}, "epsilon = nan must be a finite number"),
         (MultiSimilarityMiner, {"epsilon": math.inf}, "epsilon = inf"),
-        (HardestMiner, {"positives": 0}, "positives = 0 must be at least 1"),
-        (HardestMiner, {"negatives": -1}, "negatives = -1"),
-        (EasyPositiveMiner, {"positives": 0}, "positives = 0"),
+        (HardestMiner, {"num_positives": 0}, "num_positives = 0 must be at least 1"),
+        (HardestMiner, {"num_negatives": -1}, "num_negatives = -1"),
+        (EasyPositiveMiner, {"num_positives": 0}, "num_positives = 0"),
         (SemiHardMiner, {"margin": 0.0}, "margin = 0.0 must be positive"),
         (SemiHardMiner, {"margin": math.nan}, "margin = nan"),
-        (DistanceWeightedMiner, {"draws": 0}, "draws = 0"),
+        (DistanceWeightedMiner, {"num_samples": 0}, "num_samples = 0"),
         (DistanceWeightedMiner, {"seed": -1}, "seed = -1"),
         (DistanceWeightedMiner, {"cutoff": 0.0}, "cutoff = 0.0"),
         (DistanceWeightedMiner, {"cutoff": 1.5}, "cutoff = 1.5"),
         (DistanceWeightedMiner, {"nonzero_loss_cutoff": 2.0}, "nonzero_loss_cutoff = 2.0"),
         (DistanceWeightedMiner, {"cutoff": math.nan}, "cutoff = nan"),
-        (Chain, {"miners": []}, "miners is empty"),
+        (SequentialMiner, {"miners": []}, "miners is empty"),
     ],
 )
 def test_impossible_arguments(kind: type[Miner], arguments: dict, message: str) -> None:

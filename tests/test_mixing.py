@@ -19,8 +19,6 @@ from tests.losses.allocations import largest_allocation
 from tests.losses.batches import LOOSE_DISTANCES, Batch, nasty_batches, realistic_batch
 from tests.losses.cases import DEFAULTS
 from tests.losses.gradients import assert_near, value_and_gradients
-from vicinal import distributed
-from vicinal.errors import InputError
 from vicinal.losses import (
     BinomialDevianceLoss,
     BlackboxAPLoss,
@@ -39,9 +37,11 @@ from vicinal.losses import (
 )
 from vicinal.memory import CrossBatchMemory
 from vicinal.mining import DistanceWeightedMiner, HardestMiner
-from vicinal.mixed_source import MixedSource, Mixture
 from vicinal.mixing import SiMix
-from vicinal.similarity import Source
+from vicinal.similarity.mixed_pair_source import MixedPairSource, Mixture
+from vicinal.similarity.pair_source import PairSource
+from vicinal.utils import distributed
+from vicinal.utils.errors import InputError
 
 BATCHES = nasty_batches()
 SUMS: dict[str, Loss] = {
@@ -53,14 +53,14 @@ SUMS: dict[str, Loss] = {
 class Seen(PairLoss):
     """Remembers what it is shown."""
 
-    source: MixedSource
+    source: MixedPairSource
 
-    def value(self, source: Source) -> Tensor:
+    def value(self, source: PairSource) -> Tensor:
         self.source = source
         return 0 * source.anchors.sum()
 
 
-def mixtures(batch: Batch, call: int = 1, **arguments: Any) -> MixedSource:
+def mixtures(batch: Batch, call: int = 1, **arguments: Any) -> MixedPairSource:
     """What a loss within SiMix is shown at a call."""
     loss = SiMix(Seen(), **arguments)
     for _ in range(call):
@@ -71,17 +71,17 @@ def mixtures(batch: Batch, call: int = 1, **arguments: Any) -> MixedSource:
 def built(x: Tensor, labels: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
     """Eq. (8), example by example."""
     unit = [row / row.norm().clamp_min(1e-12) for row in x]
-    parts = list(zip(mixture.first.tolist(), mixture.second.tolist(), mixture.share.tolist(), strict=True))
+    parts = list(zip(mixture.first.tolist(), mixture.second.tolist(), mixture.coefficient.tolist(), strict=True))
     return torch.stack([a * unit[i] + (1 - a) * unit[j] for i, j, a in parts]), labels[mixture.first]
 
 
 def built_batch(batch: Batch, **arguments: Any) -> Batch:
     """All examples of a batch, mixed ones too; its embeddings are not to be normalised."""
     source = mixtures(batch, **arguments)
-    anchors, labels = built(batch.embeddings, batch.labels, source.of_anchors)
+    anchors, labels = built(batch.embeddings, batch.labels, source.anchor_mixture)
     if batch.references is None:
         return Batch(anchors, labels)
-    columns, reference_labels = built(batch.references, batch.reference_labels, source.of_references)
+    columns, reference_labels = built(batch.references, batch.reference_labels, source.reference_mixture)
     return Batch(anchors, labels, columns, reference_labels, source.offset)
 
 
@@ -93,7 +93,7 @@ def of_built(loss: Loss, **arguments: Any):
         columns = mixed.embeddings if mixed.references is None else mixed.references
         labels = mixed.labels if mixed.reference_labels is None else mixed.reference_labels
         offset = 0 if mixed.references is None else mixed.offset
-        return sum(loss.parts_of(Source(mixed.embeddings, columns, mixed.labels, labels, offset)).values())
+        return sum(loss.parts(PairSource(mixed.embeddings, columns, mixed.labels, labels, offset)).values())
 
     return value
 
@@ -135,13 +135,13 @@ def test_equal_to_the_formula_of_built_embeddings(case: str) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("per_class", [None, 1, 2, 5])
+@pytest.mark.parametrize("virtual_per_class", [None, 1, 2, 5])
 @pytest.mark.parametrize("tile_rows", [1, 2, 5, 7, 100])
-def test_in_tiles_equal_to_the_whole(tile_rows: int, per_class: int | None) -> None:
+def test_in_tiles_equal_to_the_whole(tile_rows: int, virtual_per_class: int | None) -> None:
     for kind in (RecallAtKLoss, SmoothAPLoss, NTXentLoss, HistogramLoss, TripletLoss):
         for name in ("unequal classes", "many classes", "references around the batch", "references beside the batch"):
-            whole = value_and_gradients(SiMix(kind(), per_class), BATCHES[name])
-            tiled = value_and_gradients(SiMix(kind(tile_rows=tile_rows), per_class), BATCHES[name])
+            whole = value_and_gradients(SiMix(kind(), virtual_per_class), BATCHES[name])
+            tiled = value_and_gradients(SiMix(kind(tile_rows=tile_rows), virtual_per_class), BATCHES[name])
             torch.testing.assert_close(tiled, whole, rtol=1e-11, atol=1e-13)
 
 
@@ -157,9 +157,11 @@ def test_without_two_of_a_class_it_is_the_plain_loss(case: str) -> None:
 def test_equal_to_built_embeddings_at_a_later_call_and_with_few_a_class() -> None:
     for name in ("unequal classes", "references around the batch"):
         for call in (1, 2, 5):
-            loss = SiMix(SmoothAPLoss(), per_class=3, seed=4)
+            loss = SiMix(SmoothAPLoss(), virtual_per_class=3, seed=4)
             loss.calls.fill_(call - 1)
-            expected = value_and_gradients(of_built(SmoothAPLoss(), call=call, per_class=3, seed=4), BATCHES[name])
+            expected = value_and_gradients(
+                of_built(SmoothAPLoss(), call=call, virtual_per_class=3, seed=4), BATCHES[name]
+            )
             torch.testing.assert_close(value_and_gradients(loss, BATCHES[name]), expected, rtol=1e-10, atol=1e-12)
 
 
@@ -203,17 +205,17 @@ def all_pairs(labels: Tensor) -> set[tuple[int, int]]:
 def test_every_example_and_every_pair_once(name: str) -> None:
     batch = BATCHES[name]
     source = mixtures(batch)
-    sides = [(source.of_anchors, batch.labels)]
+    sides = [(source.anchor_mixture, batch.labels)]
     if batch.references is not None:
-        sides.append((source.of_references, batch.reference_labels))
+        sides.append((source.reference_mixture, batch.reference_labels))
     for mixture, labels in sides:
         pairs = pairs_of(mixture)
         assert len(set(pairs)) == len(pairs)
         assert set(pairs) == all_pairs(labels)
-        for (i, j), share in zip(pairs, mixture.share.tolist(), strict=True):
+        for (i, j), share in zip(pairs, mixture.coefficient.tolist(), strict=True):
             assert share == 1 if i == j else 0 <= share < 1
-    assert len(source) == len(source.labels) == len(source.of_anchors)
-    assert source.columns == len(source.reference_labels)
+    assert len(source) == len(source.labels) == len(source.anchor_mixture)
+    assert source.num_references == len(source.reference_labels)
 
 
 def test_an_anchor_is_the_reference_that_the_offset_says() -> None:
@@ -231,58 +233,62 @@ def test_sides_apart_are_mixed_apart() -> None:
     x, labels = BATCHES["unequal classes"][:2]
     source = mixtures(Batch(x, labels, x, labels))
     assert source.offset is None
-    assert pairs_of(source.of_anchors) == pairs_of(source.of_references)
-    virtual = source.of_anchors.first != source.of_anchors.second
+    assert pairs_of(source.anchor_mixture) == pairs_of(source.reference_mixture)
+    virtual = source.anchor_mixture.first != source.anchor_mixture.second
     assert virtual.sum() == 10 + 3 + 1 + 1
-    assert not (source.of_anchors.share == source.of_references.share)[virtual].any()
+    assert not (source.anchor_mixture.coefficient == source.reference_mixture.coefficient)[virtual].any()
 
 
 def test_four_of_a_class_become_ten() -> None:
     batch = realistic_batch()
     source = mixtures(batch)
-    assert len(source) == source.columns == 2.5 * len(batch.labels)
+    assert len(source) == source.num_references == 2.5 * len(batch.labels)
     assert source.labels.unique(return_counts=True)[1].tolist() == [10] * 16
 
 
-@pytest.mark.parametrize("per_class", [1, 2, 3, 6, 10, 50])
-def test_so_many_of_a_class(per_class: int) -> None:
+@pytest.mark.parametrize("virtual_per_class", [1, 2, 3, 6, 10, 50])
+def test_so_many_of_a_class(virtual_per_class: int) -> None:
     labels = torch.tensor([3, 0, 1, 0, 0, 7, 1, 0, 3, 1, 0])  # five, three, two and one of a class
     batch = Batch(torch.randn(11, 4, generator=torch.Generator().manual_seed(0)), labels)
     chosen = set()
     for call in (1, 2, 3, 20):
-        source = mixtures(batch, call, per_class=per_class)
-        pairs = pairs_of(source.of_anchors)
+        source = mixtures(batch, call, virtual_per_class=virtual_per_class)
+        pairs = pairs_of(source.anchor_mixture)
         assert len(set(pairs)) == len(pairs)
         assert set(pairs) <= all_pairs(labels)
         counts = source.labels.bincount()
-        expected = {label: n + min(per_class, n * (n - 1) // 2) for label, n in ((0, 5), (1, 3), (3, 2), (7, 1))}
+        expected = {
+            label: n + min(virtual_per_class, n * (n - 1) // 2) for label, n in ((0, 5), (1, 3), (3, 2), (7, 1))
+        }
         assert {label: int(counts[label]) for label in expected} == expected
         chosen.add(frozenset(pairs))
-    assert (len(chosen) > 1) == (per_class < 10)  # which ones changes, as long as there is a choice
+    assert (len(chosen) > 1) == (virtual_per_class < 10)  # which ones changes, as long as there is a choice
 
 
 def test_every_pair_is_chosen_equally_often() -> None:
     batch = Batch(torch.randn(5, 3), torch.zeros(5, dtype=torch.int64))
-    loss, counts = SiMix(Seen(), per_class=3), torch.zeros(5, 5)
+    loss, counts = SiMix(Seen(), virtual_per_class=3), torch.zeros(5, 5)
     for _ in range(2000):
         loss(*batch)
-        mixture = loss.loss.source.of_anchors
+        mixture = loss.loss.source.anchor_mixture
         counts[mixture.first, mixture.second] += 1
     virtual = counts[counts.triu(1) > 0]
     assert virtual.sum() == 6000
     assert (virtual - 600).abs().max() < 4 * (2000 * 0.3 * 0.7) ** 0.5
 
 
-@pytest.mark.parametrize("per_class", [None, 2])
-def test_permuting_the_batch_permutes_the_examples(per_class: int | None) -> None:
+@pytest.mark.parametrize("virtual_per_class", [None, 2])
+def test_permuting_the_batch_permutes_the_examples(virtual_per_class: int | None) -> None:
     """Which share goes to which pair may change; what there is does not."""
     batch = BATCHES["unequal classes"]
     order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
     permuted = Batch(batch.embeddings[order], batch.labels[order])
-    one, other = (mixtures(b, per_class=per_class).labels.unique(return_counts=True) for b in (batch, permuted))
+    one, other = (
+        mixtures(b, virtual_per_class=virtual_per_class).labels.unique(return_counts=True) for b in (batch, permuted)
+    )
     torch.testing.assert_close(other, one)
-    expected = value_and_gradients(of_built(SmoothAPLoss(), per_class=per_class), permuted)
-    torch.testing.assert_close(value_and_gradients(SiMix(SmoothAPLoss(), per_class), permuted), expected)
+    expected = value_and_gradients(of_built(SmoothAPLoss(), virtual_per_class=virtual_per_class), permuted)
+    torch.testing.assert_close(value_and_gradients(SiMix(SmoothAPLoss(), virtual_per_class), permuted), expected)
 
 
 @pytest.mark.parametrize("classes", [2, 1])
@@ -290,7 +296,7 @@ def test_few_of_large_classes_need_little_memory(classes: int) -> None:
     """Neither all pairs of a class are listed, nor all similarities of it held."""
     n = 4096
     x, labels = torch.randn(n, 8, requires_grad=True), torch.arange(n) % classes
-    loss = SiMix(MultiSimilarityLoss(miner=None, tile_rows=64), per_class=6)
+    loss = SiMix(MultiSimilarityLoss(miner=None, tile_rows=64), virtual_per_class=6)
     assert largest_allocation(lambda: loss(x, labels).backward()) <= 2 * 64 * (n + 12) * 4
 
 
@@ -302,8 +308,8 @@ def shares(calls: int, **arguments: Any) -> Tensor:
     loss, batch, seen = SiMix(Seen(), **arguments), realistic_batch(), []
     for _ in range(calls):
         loss(*batch)
-        mixture = loss.loss.source.of_anchors
-        seen.append(mixture.share[mixture.first != mixture.second])
+        mixture = loss.loss.source.anchor_mixture
+        seen.append(mixture.coefficient[mixture.first != mixture.second])
     return torch.stack(seen)
 
 
@@ -318,7 +324,7 @@ def test_shares_are_uniform_and_independent() -> None:
 
 
 def test_what_is_chosen_has_shares_like_all() -> None:
-    seen = shares(200, per_class=2, seed=1)
+    seen = shares(200, virtual_per_class=2, seed=1)
     assert seen.shape == (200, 32)
     assert kstest(seen.flatten().numpy(), "uniform").pvalue > 0.01
 
@@ -335,7 +341,10 @@ def test_every_call_and_every_seed_draws_anew_and_the_same_again() -> None:
 
 def test_a_restored_loss_goes_on_as_if_never_interrupted() -> None:
     batch = realistic_batch()
-    loss, restored = SiMix(MarginLoss().double(), per_class=3), SiMix(MarginLoss().double(), per_class=3)
+    loss, restored = (
+        SiMix(MarginLoss().double(), virtual_per_class=3),
+        SiMix(MarginLoss().double(), virtual_per_class=3),
+    )
     for _ in range(3):
         loss(*batch)
     assert loss.state_dict()["calls"] == 3
@@ -347,10 +356,10 @@ def test_a_restored_loss_goes_on_as_if_never_interrupted() -> None:
 def test_global_random_state_is_neither_read_nor_changed() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    first = SiMix(SmoothAPLoss(), per_class=2)(*realistic_batch())
+    first = SiMix(SmoothAPLoss(), virtual_per_class=2)(*realistic_batch())
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(1)
-    assert torch.equal(SiMix(SmoothAPLoss(), per_class=2)(*realistic_batch()), first)
+    assert torch.equal(SiMix(SmoothAPLoss(), virtual_per_class=2)(*realistic_batch()), first)
 
 
 # Large and precise ----------------------------------------------------------------------------------------------------
@@ -406,8 +415,10 @@ def test_type_of_labels_does_not_matter(dtype: torch.dtype) -> None:
         batch = BATCHES[name]
         others = None if batch.reference_labels is None else batch.reference_labels.to(dtype)
         narrow = batch._replace(labels=batch.labels.to(dtype), reference_labels=others)
-        for per_class in (None, 2):
-            assert torch.equal(SiMix(SmoothAPLoss(), per_class)(*narrow), SiMix(SmoothAPLoss(), per_class)(*batch))
+        for virtual_per_class in (None, 2):
+            assert torch.equal(
+                SiMix(SmoothAPLoss(), virtual_per_class)(*narrow), SiMix(SmoothAPLoss(), virtual_per_class)(*batch)
+            )
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -429,8 +440,8 @@ def test_nothing_to_compare_with_is_a_zero_that_backpropagates() -> None:
         Batch(*nothing, x, labels),
         Batch(*nothing, x, labels, 1),
     ):
-        for per_class in (None, 2):
-            value, gradient, *_ = value_and_gradients(SiMix(RecallAtKLoss(), per_class), batch)
+        for virtual_per_class in (None, 2):
+            value, gradient, *_ = value_and_gradients(SiMix(RecallAtKLoss(), virtual_per_class), batch)
             assert value == 0
             assert not gradient.any()
 
@@ -452,16 +463,18 @@ def test_works_under_compile() -> None:
 def test_parts_are_named_as_those_of_the_loss() -> None:
     batch = realistic_batch()
     loss = SiMix(0.5 * NCALoss() + 2 * SmoothAPLoss()) + 3 * SiMix(TripletLoss(miner=HardestMiner()))
-    parts = loss.parts(*batch)
+    parts = loss.parts(PairSource.from_batch(*batch))
     assert list(parts) == ["NCALoss", "SmoothAPLoss", "TripletLoss"]
     torch.testing.assert_close(parts["SmoothAPLoss"], 2 * SiMix(SmoothAPLoss())(*batch))
-    assert repr(SiMix(NCALoss(), per_class=3)).startswith("SiMix(\n  per_class=3, seed=0\n  (loss): NCALoss(")
+    assert repr(SiMix(NCALoss(), virtual_per_class=3)).startswith(
+        "SiMix(\n  virtual_per_class=3, seed=0\n  (loss): NCALoss("
+    )
 
 
 def test_all_terms_of_a_sum_see_the_same_examples() -> None:
     seen = Seen(), Seen()
     SiMix(seen[0] + seen[1])(*realistic_batch())
-    assert torch.equal(seen[0].source.of_anchors.share, seen[1].source.of_anchors.share)
+    assert torch.equal(seen[0].source.anchor_mixture.coefficient, seen[1].source.anchor_mixture.coefficient)
 
 
 MASK = torch.eye(4, dtype=torch.bool)
@@ -473,20 +486,20 @@ X, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
     [
         (
             lambda: SiMix(CrossBatchMemory(NCALoss(), 10)),
-            "or a sum of such, not CrossBatchMemory",
+            "or a sum of such losses, not CrossBatchMemory",
         ),
         (lambda: SiMix(NCALoss() + CrossBatchMemory(NCALoss(), 10)), "not CrossBatchMemory"),
         (lambda: SiMix(SiMix(NCALoss())), "not SiMix"),
         (lambda: SiMix(torch.nn.MSELoss()), "not MSELoss"),
-        (lambda: SiMix(NCALoss(), per_class=0), "per_class = 0 must be at least 1, a whole number"),
-        (lambda: SiMix(NCALoss(), per_class=1.5), "per_class = 1.5 must be at least 1, a whole number"),
+        (lambda: SiMix(NCALoss(), virtual_per_class=0), "virtual_per_class = 0 must be at least 1, a whole number"),
+        (lambda: SiMix(NCALoss(), virtual_per_class=1.5), "virtual_per_class = 1.5 must be at least 1, a whole number"),
         (lambda: SiMix(NCALoss(), seed=-1), "seed = -1 must be a whole number from 0 up"),
         (lambda: SiMix(NCALoss(), seed=1.5), "seed = 1.5 must be a whole number from 0 up"),
         (lambda: SiMix(NCALoss())(X, positive=MASK), "give labels, not masks or a relation"),
         (lambda: SiMix(NCALoss())(X, LABELS, relation=lambda a, b: a[:, None] == b), "give labels, not masks"),
         (
             lambda: SiMix(NCALoss())(torch.ones(1500, 2), torch.zeros(1500, dtype=torch.int64)),
-            "1500 examples and 1124250 mixtures are more than 1048576; give a smaller number of mixtures of each class",
+            "1500 examples and 1124250 mixtures are more than 1048576; give a smaller number of mixtures per class",
         ),
         (lambda: SiMix(NCALoss())(X, LABELS[:3]), r"labels must be int \[4\]"),
     ],
@@ -508,7 +521,7 @@ def test_a_call_that_was_refused_is_not_counted() -> None:
 def test_a_large_class_with_few_a_class() -> None:
     """What 1,500 of a class have too many of, they may have some of."""
     x = torch.randn(1500, 4, generator=torch.Generator().manual_seed(0))
-    source = mixtures(Batch(x, torch.zeros(1500, dtype=torch.int64)), per_class=100)
+    source = mixtures(Batch(x, torch.zeros(1500, dtype=torch.int64)), virtual_per_class=100)
     assert len(source) == 1600
 
 
@@ -517,7 +530,7 @@ def test_a_large_class_with_few_a_class() -> None:
 PROCESS_LOSSES = {
     "sum": lambda: SiMix(BinomialDevianceLoss()),
     "anchors": lambda: SiMix(MultiSimilarityLoss(tile_rows=3)),
-    "anchors, few": lambda: SiMix(BinomialDevianceLoss(reduction="anchors"), per_class=2),
+    "anchors, few": lambda: SiMix(BinomialDevianceLoss(reduction="anchors"), virtual_per_class=2),
     "contributing": lambda: SiMix(RecallAtKLoss(k=[1, 3])),
     "contributing, AP": lambda: SiMix(SmoothAPLoss(tile_rows=2), seed=3),
     "pairs": lambda: SiMix(NTXentLoss()),
@@ -525,11 +538,11 @@ PROCESS_LOSSES = {
     "violating": lambda: SiMix(ContrastiveLoss()),
     "histogram": lambda: SiMix(HistogramLoss(bins=20)),
     "drawn and learned": lambda: SiMix(MarginLoss(nu=0.1)),
-    "drawn triplets": lambda: SiMix(TripletLoss(miner=DistanceWeightedMiner(draws=2)), per_class=3),
+    "drawn triplets": lambda: SiMix(TripletLoss(miner=DistanceWeightedMiner(num_samples=2)), virtual_per_class=3),
     "sum of losses": lambda: SiMix(0.5 * ContrastiveLoss() + RecallAtKLoss()) + 2 * NCALoss(),
     "memory": lambda: CrossBatchMemory(SiMix(RecallAtKLoss(k=2)), 100),
     "memory, anchors": lambda: CrossBatchMemory(SiMix(MultiSimilarityLoss(tile_rows=3)), 17, warmup=1),
-    "memory, sum": lambda: CrossBatchMemory(SiMix(NCALoss(), per_class=2), 7),
+    "memory, sum": lambda: CrossBatchMemory(SiMix(NCALoss(), virtual_per_class=2), 7),
     "memory, pairs": lambda: CrossBatchMemory(SiMix(NTXentLoss()), 30),
     "memory, drawn": lambda: CrossBatchMemory(SiMix(MarginLoss(nu=0.1)), 30),
 }
@@ -547,11 +560,11 @@ def steps(loss: Loss, mine: slice) -> dict[str, list[Tensor]]:
     for step, labels in enumerate(PROCESS_LABELS):
         x = torch.randn(12, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
         leaf = x[mine].clone().requires_grad_()
-        value = sum(loss.parts_of(Source.over_processes(leaf, labels[mine])).values())
+        value = sum(loss.parts(PairSource.from_distributed_batch(leaf, labels[mine])).values())
         gradient, *by_parameters = torch.autograd.grad(value, [leaf, *learned(loss)])
-        seen["value"].append(distributed.mean(value.detach()))
+        seen["value"].append(distributed.all_reduce_mean(value.detach()))
         seen["gradient"].append(gradient)
-        seen["learned"] += [distributed.mean(tensor) for tensor in by_parameters]
+        seen["learned"] += [distributed.all_reduce_mean(tensor) for tensor in by_parameters]
     return seen
 
 

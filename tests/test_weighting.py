@@ -15,7 +15,6 @@ from torch import Tensor
 import vicinal.losses
 from tests.conftest import ROOT
 from tests.losses.batches import nasty_batches
-from vicinal.errors import InputError
 from vicinal.losses import (
     BinLiftedLoss,
     BinomialDevianceLoss,
@@ -47,15 +46,18 @@ from vicinal.losses import (
 )
 from vicinal.memory import CrossBatchMemory
 from vicinal.mining import DistanceWeightedMiner, HardestMiner, Miner, MultiSimilarityMiner, SemiHardMiner
-from vicinal.similarity import Rows, normalize
+from vicinal.similarity import PairSource
+from vicinal.similarity.normalize import normalize
+from vicinal.similarity.rows import Rows
 from vicinal.training import Recipe
+from vicinal.utils.errors import InputError
 from vicinal.weighting import (
     EqualWeights,
+    LossWeights,
     WeightedPairLoss,
     WeightingRule,
-    WeightsOf,
-    dependence,
     pair_weights,
+    similarity_types,
     similarity_weights,
 )
 
@@ -98,7 +100,7 @@ LOSSES: dict[str, Loss] = {
     "FastAP": FastAPLoss(),
     "SoftBinAP": SoftBinAPLoss(),
     "blackbox AP": BlackboxAPLoss(),
-    "own": WeightedPairLoss(WeightsOf(NCALoss()), reduction="pairs"),
+    "own": WeightedPairLoss(LossWeights(NCALoss()), reduction="pairs"),
 }
 
 PUSHES_POSITIVES = "SupCon", "recall@k", "smooth AP", "FastAP", "SoftBinAP", "blackbox AP"
@@ -141,8 +143,8 @@ def test_every_loss_of_the_library_is_here() -> None:
 @pytest.mark.parametrize("name", LOSSES)
 def test_training_with_the_weights_is_training_with_the_loss(name: str) -> None:
     x, loss = batch(), LOSSES[name]
-    weights = pair_weights(loss, x, LABELS)
-    signed = pair_weights(loss, x, LABELS, signed=True)
+    weights = pair_weights(loss, PairSource.from_batch(x, LABELS))
+    signed = pair_weights(loss, PairSource.from_batch(x, LABELS), signed=True)
     assert torch.equal(signed.abs(), weights)
     assert weights.count_nonzero() > 10
     positive = LABELS[:, None] == LABELS
@@ -185,7 +187,7 @@ def test_weights_against_references_and_with_other_pairs(name: str, case: str) -
         positive = torch.rand(8, 11, generator=torch.Generator().manual_seed(2)) < 0.3
         negative = ~positive & (torch.rand(8, 11, generator=torch.Generator().manual_seed(3)) < 0.8)
         labels, options = None, {"references": references, "positive": positive, "negative": negative}
-    signed = pair_weights(loss, x, labels, **options, signed=True)
+    signed = pair_weights(loss, PairSource.from_batch(x, labels, **options), signed=True)
     if case == "offset":
         assert not signed.diagonal(2).any()
     if case == "masks":
@@ -202,11 +204,11 @@ def test_looking_changes_nothing(name: str) -> None:
     loss(x, LABELS)
     before = {key: value.clone() for key, value in loss.state_dict().items()}
     state = torch.get_rng_state()
-    first = pair_weights(loss, x, LABELS)
+    first = pair_weights(loss, PairSource.from_batch(x, LABELS))
     with torch.no_grad():
-        assert torch.equal(pair_weights(loss, x, LABELS), first)
+        assert torch.equal(pair_weights(loss, PairSource.from_batch(x, LABELS)), first)
     with torch.inference_mode():
-        assert torch.equal(pair_weights(loss, x.detach().clone(), LABELS), first)
+        assert torch.equal(pair_weights(loss, PairSource.from_batch(x.detach().clone(), LABELS)), first)
     assert not first.requires_grad
     assert x.grad is None
     assert all(parameter.grad is None and parameter.requires_grad for parameter in loss.parameters())
@@ -215,10 +217,10 @@ def test_looking_changes_nothing(name: str) -> None:
 
 
 def test_weights_of_a_random_miner_are_those_of_the_next_call() -> None:
-    loss, x = TripletLoss(miner=DistanceWeightedMiner(draws=1)), batch()
+    loss, x = TripletLoss(miner=DistanceWeightedMiner(num_samples=1)), batch()
     seen = []
     for _ in range(3):
-        seen.append(pair_weights(loss, x, LABELS, signed=True))
+        seen.append(pair_weights(loss, PairSource.from_batch(x, LABELS), signed=True))
         (by_weights,) = gradients(lambda x, w=seen[-1]: (w * (normalize(x) @ normalize(x).T)).sum(), x)
         torch.testing.assert_close(by_weights, gradients(lambda x: loss(x, LABELS), x)[0])
     assert not torch.equal(seen[0], seen[1])
@@ -228,7 +230,7 @@ def test_weights_of_a_random_miner_are_those_of_the_next_call() -> None:
 def test_weights_are_finite(name: str) -> None:
     for of, data in BATCHES.items():
         for dtype in (torch.float64, torch.bfloat16):
-            weights = pair_weights(LOSSES[name], *data.to(dtype))
+            weights = pair_weights(LOSSES[name], PairSource.from_batch(*data.to(dtype)))
             assert weights.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
             assert weights.isfinite().all(), of
             if data.references is None or data.offset is not None:
@@ -238,13 +240,13 @@ def test_weights_are_finite(name: str) -> None:
 def test_autocast_does_not_matter() -> None:
     x = batch().float()
     with torch.autocast("cpu", torch.bfloat16):
-        weights = pair_weights(NCALoss(), x, LABELS)
-    torch.testing.assert_close(weights, pair_weights(NCALoss(), x, LABELS), rtol=0, atol=0)
+        weights = pair_weights(NCALoss(), PairSource.from_batch(x, LABELS))
+    torch.testing.assert_close(weights, pair_weights(NCALoss(), PairSource.from_batch(x, LABELS)), rtol=0, atol=0)
 
 
 def test_sizes_of_nothing() -> None:
-    assert pair_weights(NCALoss(), batch(0), LABELS[:0]).shape == (0, 0)
-    weights = pair_weights(NCALoss(), batch(2), LABELS[:2], batch(0), LABELS[:0])
+    assert pair_weights(NCALoss(), PairSource.from_batch(batch(0), LABELS[:0])).shape == (0, 0)
+    weights = pair_weights(NCALoss(), PairSource.from_batch(batch(2), LABELS[:2], batch(0), LABELS[:0]))
     assert weights.shape == (2, 0)
 
 
@@ -254,7 +256,7 @@ def test_a_similarity_matrix_is_enough() -> None:
     similarity = normalize(x) @ normalize(y).T
     for name, loss in LOSSES.items():
         if name != "margin, classes":
-            expected = pair_weights(loss, x, references=y, positive=positive, signed=True)
+            expected = pair_weights(loss, PairSource.from_batch(x, references=y, positive=positive), signed=True)
             ours = similarity_weights(loss, similarity, positive, dim=4, signed=True)
             torch.testing.assert_close(ours, expected, msg=name)
             assert torch.equal(similarity_weights(loss, similarity, positive, dim=4), ours.abs())
@@ -267,15 +269,15 @@ def test_what_has_no_weights_is_refused() -> None:
     x = batch()
     for loss in (CrossBatchMemory(NCALoss(), 10), NCALoss() + 2 * CrossBatchMemory(NCALoss(), 10)):
         with pytest.raises(InputError, match="CrossBatchMemory has no pair weights of its own"):
-            pair_weights(loss, x, LABELS)
+            pair_weights(loss, PairSource.from_batch(x, LABELS))
     with pytest.raises(InputError, match=r"similarity must be float \[n, c\], not torch.int64 \[2, 2\]"):
         similarity_weights(NCALoss(), torch.eye(2).long(), torch.eye(2).bool())
     with pytest.raises(InputError, match=r"positive must be bool \[2, 2\]"):
         similarity_weights(NCALoss(), torch.eye(2), torch.eye(3).bool())
     with pytest.raises(InputError, match="labels must be int"):
-        pair_weights(NCALoss(), x, LABELS[:3])
-    with pytest.raises(InputError, match="negatives = 0 must be at least 1"):
-        dependence(NCALoss(), negatives=0)
+        pair_weights(NCALoss(), PairSource.from_batch(x, LABELS[:3]))
+    with pytest.raises(InputError, match="num_negatives = 0 must be at least 1"):
+        similarity_types(NCALoss(), num_negatives=0)
 
 
 # The papers' formulas of the weights, each written for one pair.
@@ -365,7 +367,7 @@ CLOSED_FORMS: dict[str, tuple[Loss, Callable[[Pair], float], Callable[[Pair], fl
 def test_closed_forms(name: str) -> None:
     loss, of_positive, of_negative = CLOSED_FORMS[name]
     x = batch()
-    weights, s = pair_weights(loss, x, LABELS), (normalize(x) @ normalize(x).T).tolist()
+    weights, s = pair_weights(loss, PairSource.from_batch(x, LABELS)), (normalize(x) @ normalize(x).T).tolist()
     for i in range(len(x)):
         others = [j for j in range(len(x)) if j != i]
         positives = [s[i][j] for j in others if LABELS[j] == LABELS[i]]
@@ -391,7 +393,7 @@ def test_closed_form_of_the_histogram_loss() -> None:
         return [sum(max(0, 1 - abs(value - node) / delta) for value in values) / len(values) for node in nodes]
 
     of_positives, of_negatives = histogram(s[positive].tolist()), histogram(s[negative].tolist())
-    weights = pair_weights(HistogramLoss(bins=bins), x, LABELS)
+    weights = pair_weights(HistogramLoss(bins=bins), PairSource.from_batch(x, LABELS))
     for i in range(13):
         for j in range(13):
             p = math.floor((s[i, j].item() + 1) / delta)
@@ -435,12 +437,12 @@ TABLE_2: list[tuple[str, Loss, str]] = [
 
 @pytest.mark.parametrize(("name", "loss", "expected", "positives"), TABLE_1, ids=[row[0] for row in TABLE_1])
 def test_table_1(name: str, loss: Loss, expected: str, positives: int) -> None:
-    assert dependence(loss, positives) == expected
+    assert similarity_types(loss, positives) == expected
 
 
 @pytest.mark.parametrize(("name", "loss", "expected"), TABLE_2, ids=[row[0] for row in TABLE_2])
 def test_table_2(name: str, loss: Loss, expected: str) -> None:
-    assert dependence(loss) == expected
+    assert similarity_types(loss) == expected
 
 
 def test_the_table_in_the_documents() -> None:
@@ -450,12 +452,12 @@ def test_the_table_in_the_documents() -> None:
     assert {name for name, _, _ in rows} == set(vicinal.losses.__all__) - abstract - {"ContextualLoss"} - OF_CENTERS
     for name, reduction, letters in rows:
         loss = getattr(vicinal.losses, name)()
-        assert (name, reduction, letters) == (name, getattr(loss, "reduction", "-"), dependence(loss))
+        assert (name, reduction, letters) == (name, getattr(loss, "reduction", "-"), similarity_types(loss))
 
 
 def test_nodes_that_a_shift_meets_again_hide_nothing() -> None:
     """Similarities that move together by whole bins are shared by nodes as before."""
-    assert dependence(SoftBinAPLoss(nodes=21)) == dependence(FastAPLoss(bins=20)) == "PN"
+    assert similarity_types(SoftBinAPLoss(nodes=21)) == similarity_types(FastAPLoss(bins=20)) == "PN"
 
 
 # From weights to a loss.
@@ -494,8 +496,8 @@ def test_the_rule_of_a_loss_trains_as_the_loss(of: Callable[..., RowLoss], reduc
     for miner in (None, MS_MINER):
         loss = of(reduction=reduction, miner=miner)
         made = [
-            WeightedPairLoss(WeightsOf(loss), reduction=reduction, tile_rows=tile_rows),
-            WeightedPairLoss(WeightsOf(of(reduction=reduction, miner=None)), miner, reduction, tile_rows),
+            WeightedPairLoss(LossWeights(loss), reduction=reduction, tile_rows=tile_rows),
+            WeightedPairLoss(LossWeights(of(reduction=reduction, miner=None)), miner, reduction, tile_rows),
         ]
         for ours in made:
             expected = gradients(lambda x: loss(x, LABELS), x)  # noqa: B023
@@ -549,7 +551,7 @@ def test_value_and_reductions(rule: WeightingRule, pair: Callable[[float, bool],
 
 def test_weights_are_held_constant() -> None:
     x = batch()
-    signed = pair_weights(WeightedPairLoss(Careless()), x, LABELS, signed=True)
+    signed = pair_weights(WeightedPairLoss(Careless()), PairSource.from_batch(x, LABELS), signed=True)
     s, positive = normalize(x) @ normalize(x).T, LABELS[:, None] == LABELS
     expected = torch.where(positive, s - 3, s * s).fill_diagonal_(0)
     torch.testing.assert_close(signed, expected)
@@ -561,13 +563,13 @@ class PushOnly(RowLoss):
 
 
 def test_the_rule_of_a_loss_that_knows_one_kind_of_pairs() -> None:
-    ours, loss = WeightedPairLoss(WeightsOf(PushOnly()), reduction="anchors"), PushOnly()
+    ours, loss = WeightedPairLoss(LossWeights(PushOnly()), reduction="anchors"), PushOnly()
     expected = gradients(lambda x: loss(x, LABELS), batch())
     torch.testing.assert_close(gradients(lambda x: ours(x, LABELS), batch()), expected)
 
 
 def test_a_learned_boundary_is_left_alone() -> None:
-    loss = WeightedPairLoss(WeightsOf(MarginLoss(miner=None)))
+    loss = WeightedPairLoss(LossWeights(MarginLoss(miner=None)))
     loss(batch().requires_grad_(), LABELS).backward()
     assert [(p.requires_grad, p.grad) for p in loss.parameters()] == [(False, None)]  # no optimiser decays it
     assert "rule.loss.beta" in loss.state_dict()  # so that it moves to the device of the rest
@@ -576,22 +578,22 @@ def test_a_learned_boundary_is_left_alone() -> None:
 @pytest.mark.parametrize("of", BATCHES)
 def test_nasty_batches(of: str) -> None:
     x, *others = BATCHES[of]
-    for rule in (EqualWeights(), WeightsOf(MultiSimilarityLoss()), Careless()):
+    for rule in (EqualWeights(), LossWeights(MultiSimilarityLoss()), Careless()):
         for reduction in WeightedPairLoss.reductions:
             loss = WeightedPairLoss(rule, MS_MINER, reduction)
             assert loss(x, *others).isfinite()
             assert gradients(lambda x: loss(x, *others), x)[0].isfinite().all()  # noqa: B023
     with torch.no_grad():
-        assert not WeightedPairLoss(WeightsOf(NCALoss()))(x, *others).requires_grad
+        assert not WeightedPairLoss(LossWeights(NCALoss()))(x, *others).requires_grad
 
 
 @pytest.mark.parametrize(
     "rule",
     [
         Careless(),
-        WeightsOf(MultiSimilarityLoss()),
+        LossWeights(MultiSimilarityLoss()),
         pytest.param(EqualWeights(), marks=pytest.mark.slow),
-        *(pytest.param(WeightsOf(of()), marks=pytest.mark.slow) for of in ROW_LOSSES if of not in NOT_COMPILED),
+        *(pytest.param(LossWeights(of()), marks=pytest.mark.slow) for of in ROW_LOSSES if of not in NOT_COMPILED),
     ],
     ids=lambda rule: type(getattr(rule, "loss", rule)).__name__,
 )
@@ -616,13 +618,13 @@ def test_in_a_recipe(tmp_path: Path) -> None:
     path.write_text(
         "loss:\n  class_path: vicinal.weighting.WeightedPairLoss\n  init_args:\n    reduction: anchors\n"
         "    miner: {class_path: MultiSimilarityMiner, init_args: {epsilon: 0.2}}\n"
-        "    rule:\n      class_path: WeightsOf\n      init_args:\n"
+        "    rule:\n      class_path: LossWeights\n      init_args:\n"
         "        loss: {class_path: BinomialDevianceLoss, init_args: {beta: 40}}\n"
     )
     recipe = Recipe.load(path)
     loss = recipe.loss()
     assert isinstance(loss, WeightedPairLoss)
-    assert isinstance(loss.rule, WeightsOf)
+    assert isinstance(loss.rule, LossWeights)
     assert (loss.rule.loss.beta, loss.miner, loss.reduction) == (40, MultiSimilarityMiner(0.2), "anchors")
     recipe.save(tmp_path / "resolved.yaml")
     assert Recipe.load(tmp_path / "resolved.yaml").config == recipe.config
@@ -642,9 +644,9 @@ def test_impossible_rules() -> None:
     with pytest.raises(InputError, match=r"Swapped: weights of positives are \[13, 13\] and must be \[13, 4\]"):
         WeightedPairLoss(Swapped())(batch(), LABELS)
     with pytest.raises(InputError, match="MarginLoss has a random miner"):
-        WeightsOf(MarginLoss())
+        LossWeights(MarginLoss())
     with pytest.raises(InputError, match="HistogramLoss is no RowLoss"):
-        WeightsOf(HistogramLoss())  # type: ignore[arg-type]
+        LossWeights(HistogramLoss())  # type: ignore[arg-type]
     with pytest.raises(InputError, match="reduction = 'violating'"):
         WeightedPairLoss(EqualWeights(), reduction="violating")
     assert isinstance(WeightedPairLoss(EqualWeights()), PairLoss)
@@ -654,13 +656,13 @@ def test_weights_of_a_loss_of_neighborhoods() -> None:
     """By the similarities, as autograd has it, an anchor's own left out, some against the label."""
     x = batch().detach().requires_grad_()
     for loss in (ContextualLoss(k=3), SimilarityRegularizer(), 0.8 * ContextualLoss(k=3) + SimilarityRegularizer()):
-        weights = pair_weights(loss, x, LABELS, signed=True)
+        weights = pair_weights(loss, PairSource.from_batch(x, LABELS), signed=True)
         assert weights.diagonal().count_nonzero() == 0
         unit = torch.nn.functional.normalize(x)
         (by_weights,) = torch.autograd.grad((weights * (unit @ unit.T)).sum(), x)
         (by_loss,) = torch.autograd.grad(loss(x, LABELS), x)
         torch.testing.assert_close(by_weights, by_loss)
-    signs = pair_weights(ContextualLoss(k=3), x, LABELS, signed=True).sign()
+    signs = pair_weights(ContextualLoss(k=3), PairSource.from_batch(x, LABELS), signed=True).sign()
     assert (signs == -1)[LABELS[:, None] != LABELS].any()
-    with pytest.raises(InputError, match="give the batch alone"):
-        pair_weights(ContextualLoss(k=3), x, LABELS, x, LABELS)
+    with pytest.raises(InputError, match="give a batch without references"):
+        pair_weights(ContextualLoss(k=3), PairSource.from_batch(x, LABELS, x, LABELS))

@@ -1,58 +1,69 @@
-"""Vicinal: embeddings in which things of the same class are neighbours, from training to search.
+"""Vicinal: deep metric learning and image retrieval, from training to search.
 
-The names most people need are here: `losses`, `memory`, `mining`, `weighting`, `Embedder`, `ContextRefiner`, `Table`,
-`evaluate`, `Index`, `Recipe`, `train`. They are imported when first used, so that `import vicinal` is quick.
+The names below are imported when they are first used, so that `import vicinal` takes no time.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from vicinal import losses, memory, mining, weighting
-    from vicinal.data import Table
+    from vicinal import (
+        analysis,
+        data,
+        evaluation,
+        losses,
+        memory,
+        mining,
+        mixing,
+        models,
+        report,
+        retrieval,
+        similarity,
+        training,
+        weighting,
+    )
+    from vicinal.data import Table, load_table
     from vicinal.evaluation import evaluate
+    from vicinal.mixing import SiMix
     from vicinal.models import ContextRefiner, Embedder
     from vicinal.retrieval import Index
-    from vicinal.training import Recipe, train
+    from vicinal.training import Recipe, RefinerRecipe, resume, train
+    from vicinal.workflows.refine import resume_refiner, train_refiner
+else:
+    __getattr__, __dir__ = lazy_imports(__name__)
 
-_HOMES = {
-    "losses": None,
-    "memory": None,
-    "mining": None,
-    "weighting": None,
-    "Table": "data",
-    "evaluate": "evaluation",
-    "ContextRefiner": "models",
-    "Embedder": "models",
-    "Index": "retrieval",
-    "Recipe": "training",
-    "train": "training",
-}
+
+__version__ = "0.1.0"
 
 __all__ = [
     "ContextRefiner",
     "Embedder",
     "Index",
     "Recipe",
+    "RefinerRecipe",
+    "SiMix",
     "Table",
     "__version__",
+    "analysis",
+    "data",
     "evaluate",
+    "evaluation",
+    "load_table",
     "losses",
     "memory",
     "mining",
+    "mixing",
+    "models",
+    "report",
+    "resume",
+    "resume_refiner",
+    "retrieval",
+    "similarity",
     "train",
+    "train_refiner",
+    "training",
     "weighting",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'vicinal' has no attribute {name!r}")
-    home = _HOMES[name]
-    if home is None:
-        return importlib.import_module(f"vicinal.{name}")
-    return getattr(importlib.import_module(f"vicinal.{home}"), name)

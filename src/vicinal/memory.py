@@ -1,4 +1,4 @@
-"""A memory of past batches, which any loss compares the batch with as well."""
+"""Cross-batch memory: embeddings of past batches as additional references of any loss."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vicinal.arguments import check_at_least_one, check_not_negative
-from vicinal.errors import InputError
 from vicinal.losses.base import Loss
-from vicinal.similarity import Source
+from vicinal.similarity.pair_source import PairSource
+from vicinal.utils.arguments import check_nonnegative, check_positive_integer
+from vicinal.utils.errors import InputError
 
 
 class CrossBatchMemory(Loss):
     """Cross-batch memory: a loss whose references are the batch and the embeddings of the batches before it.
 
     The memory is a queue of the last `size` embeddings, L2-normalised, without gradient, in at least float32, and of
-    their labels. Anchors are those of the batch; it is compared with itself and with the memory at once, and takes its
-    place in the memory afterwards. So an embedding is never a pair of its own entry, and within the batch both sides of
-    a pair get their gradients. In evaluation mode (`eval()`) nothing is stored.
+    their labels. The anchors are those of the batch. The batch is compared with itself and with the memory, and then
+    added to the memory. So an embedding is never a pair with its own entry, and within the batch both embeddings of a
+    pair get a gradient. In evaluation mode (`eval()`) nothing is stored.
 
-    An image that comes back while an earlier embedding of it is still in the memory has that one as a positive; a
-    memory much larger than the training set is therefore of no use.
+    If an image recurs while an earlier embedding of it is in the memory, that embedding is one of its positives. A
+    memory much larger than the training set is therefore useless.
 
-    Over several processes each of them stores the batches of all, so all hold the same memory.
+    In distributed training each process stores the batches of all processes, so that all have the same memory.
 
     Reference: Wang et al., "Cross-Batch Memory for Embedding Learning", CVPR 2020. There the batch is stored first and
-    compared with the memory alone, itself in it, through which no gradient flows.
+    compared only with the memory that contains it, which has no gradient.
 
     Args:
-        loss: any loss, or sum of losses; the parts are named as its own.
-        size: entries, embeddings of all processes.
-        warmup: calls at the start in which the batch is stored but compared with itself only, since early embeddings
-            drift too fast to be of use later.
+        loss: any loss, or sum of losses; the parts have its names.
+        size: number of embeddings in the memory, those of all processes together.
+        warmup: number of first calls in which the batch is stored but compared only with itself, because early
+            embeddings change too fast to be useful later.
 
     Raises:
-        InputError: size is below 1 or warmup is negative; the loss compares with class centers alone; when called:
-            with references or masks, since the memory is the references and keeps labels; with embeddings or labels of
-            another shape than those in the memory; when a state is loaded: it is that of a memory of another size.
+        InputError: size is below 1, warmup is negative, or the loss compares only with class centers; when called:
+            there are references or masks, or embeddings or labels have another shape than those in the memory; when a
+            state is loaded: it is from a memory of another size.
 
     Example:
         >>> from vicinal.losses import ContrastiveLoss
@@ -56,38 +56,39 @@ class CrossBatchMemory(Loss):
         super().__init__()
         if not isinstance(loss, Loss) or any(isinstance(part, CrossBatchMemory) for part in loss.modules()):
             raise InputError(f"CrossBatchMemory: loss must be a loss without a memory of its own, not {loss!r}")
-        alone = [type(part).__name__ for part in loss.modules() if isinstance(part, Loss) and not part.takes_references]
-        if alone:
-            raise InputError(
-                f"CrossBatchMemory: {alone[0]} compares with class centers, not with a memory; add it outside"
-            )
-        check_at_least_one(self, size=size)
-        check_not_negative(self, warmup=warmup)
+        for part in loss.modules():
+            if isinstance(part, Loss) and not part.supports_references:
+                name = type(part).__name__
+                raise InputError(
+                    f"CrossBatchMemory: {name} compares with class centers, not with a memory; add it outside"
+                )
+        check_positive_integer(self, size=size)
+        check_nonnegative(self, warmup=warmup)
         self.loss = loss
         self.size = size
         self.warmup = warmup
         self.calls = 0
-        # Neither is a buffer: their shape is known after the first call only, and DistributedDataParallel would send
-        # all buffers from the first process to the others at every step. They are in the state all the same.
+        # Not buffers: their shapes are known only after the first call, and DistributedDataParallel would broadcast all
+        # buffers at every step. `get_extra_state` adds them to the state.
         self.embeddings: Tensor | None = None
         self.labels: Tensor | None = None
 
-    def _parts(self, source: Source) -> dict[str, Tensor]:
+    def parts(self, source: PairSource) -> dict[str, Tensor]:
         extended = self._with_memory(source)
-        parts = self.loss._parts(source if self.calls < self.warmup else extended)
+        parts = self.loss.parts(source if self.calls < self.warmup else extended)
         if self.training:
             assert extended.reference_labels is not None
-            # Counted as far as it matters: torch.compile makes a new graph for every number.
+            # No further than needed, because torch.compile makes a new graph for every number.
             self.calls = min(self.calls + 1, self.warmup)
             self.embeddings = extended.references.detach()[-self.size :]
             self.labels = extended.reference_labels[-self.size :]
         return parts
 
-    def _with_memory(self, source: Source) -> Source:
-        """The source with the memory in front of its references; the oldest come first."""
+    def _with_memory(self, source: PairSource) -> PairSource:
+        """The source with the memory before its references, oldest first."""
         if source.masks is not None:
-            raise InputError("CrossBatchMemory: masks say nothing of pairs with the memory; give labels or a relation")
-        if source.references is not source.anchors and not source.shared:
+            raise InputError("CrossBatchMemory: masks do not cover pairs with the memory; give labels or a relation")
+        if source.has_own_references:
             raise InputError("CrossBatchMemory: the memory is the references; give embeddings and labels alone")
         if self.embeddings is None:
             return source
@@ -104,16 +105,16 @@ class CrossBatchMemory(Loss):
         )
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What `state_dict` holds of the memory itself."""
-        # Copies: each is a part of a longer tensor, which is not to be saved with it.
+        """The memory, as part of `state_dict`."""
+        # Copies, because each is a view of a longer tensor, which should not be saved with it.
         embeddings, labels = (None if part is None else part.clone() for part in (self.embeddings, self.labels))
         return {"size": self.size, "calls": self.calls, "embeddings": embeddings, "labels": labels}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take over such a state.
+        """Restore the memory from a state.
 
         Raises:
-            InputError: it is that of a memory of another size.
+            InputError: it is from a memory of another size.
         """
         if state["size"] != self.size:
             raise InputError(f"CrossBatchMemory: a state of size = {state['size']} does not fit size = {self.size}")

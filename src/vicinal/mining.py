@@ -1,8 +1,8 @@
-"""Miners narrow rows: they choose which positive and negative pairs of an anchor a loss sees.
+"""Miners: they select the positive and negative pairs of each anchor that a loss is computed from.
 
-They compose: `Chain([EasyPositiveMiner(), SemiHardMiner()])` lets one choose among what another left, `a & b` keeps
-the pairs that both keep, `a | b` those that one of them keeps. Pairs of equal similarity are kept or dropped together,
-so the order of a batch does not matter.
+They can be combined: `SequentialMiner([EasyPositiveMiner(), SemiHardMiner()])` applies one after the other, `a & b`
+selects the pairs that both select, `a | b` those that at least one of them selects. Pairs of equal similarity are kept
+or dropped together, so the order of a batch does not matter.
 """
 
 from __future__ import annotations
@@ -16,56 +16,56 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vicinal.arguments import check_at_least_one, check_finite, check_positive, check_seed
-from vicinal.errors import InputError
-from vicinal.seeds import uniform
-from vicinal.similarity import Rows
+from vicinal.similarity.rows import Rows
+from vicinal.utils.arguments import check_finite, check_positive, check_positive_integer, check_seed
+from vicinal.utils.errors import InputError
+from vicinal.utils.seeds import uniform
 
 __all__ = [
-    "Both",
-    "Chain",
     "DistanceWeightedMiner",
     "EasyPositiveMiner",
-    "Either",
     "HardestMiner",
+    "IntersectionMiner",
     "Miner",
     "MultiSimilarityMiner",
     "SemiHardMiner",
+    "SequentialMiner",
+    "UnionMiner",
 ]
 
 
 class Miner(ABC):
-    """Chooses pairs row by row; a new miner is one method."""
+    """Selects pairs row by row; a new miner is one method."""
 
     @abstractmethod
     def __call__(self, rows: Rows) -> Rows:
-        """The rows with fewer pairs."""
+        """Return the rows with only the selected pairs."""
 
     @property
     def is_random(self) -> bool:
-        """Whether the choice depends on `rows.keys`; a loss then counts its calls, so that each draws anew."""
+        """Whether the selection depends on `rows.keys`; a loss then counts its calls, which change the keys."""
         return False
 
-    def __and__(self, other: Miner) -> Both:
-        return Both(self, other)
+    def __and__(self, other: Miner) -> IntersectionMiner:
+        return IntersectionMiner(self, other)
 
-    def __or__(self, other: Miner) -> Either:
-        return Either(self, other)
+    def __or__(self, other: Miner) -> UnionMiner:
+        return UnionMiner(self, other)
 
 
 @dataclass(frozen=True)
 class MultiSimilarityMiner(Miner):
-    """Keeps the pairs that compete with the anchor's hardest pair of the other kind.
+    """Selects the pairs that violate the order of positives and negatives, up to a margin.
 
-    A negative j of anchor i is kept when `S_ij > min_k S_ik - epsilon` over the positives k, a positive when
-    `S_ij < max_k S_ik + epsilon` over the negatives k. An anchor without positives keeps no negative, and the
-    other way round.
+    A negative j of anchor i is selected if `S_ij > min_k S_ik - epsilon` over the positives k, a positive j if
+    `S_ij < max_k S_ik + epsilon` over the negatives k. For an anchor without positives no negative is selected, and
+    vice versa.
 
     Reference: Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR 2019,
     Eq. (11) and (12).
 
     Args:
-        epsilon: the slack, in units of similarity; the paper's 0.1 by default.
+        epsilon: the margin, a difference of similarities; the paper's 0.1 by default.
 
     Raises:
         InputError: epsilon is not a finite number.
@@ -90,44 +90,47 @@ class MultiSimilarityMiner(Miner):
 
 @dataclass(frozen=True)
 class HardestMiner(Miner):
-    """Keeps each anchor's hardest pairs: the least similar positives and the most similar negatives.
+    """Selects each anchor's hardest pairs: the least similar positives and the most similar negatives.
 
     With a triplet loss and the defaults this is "batch hard" (Hermans et al., "In Defense of the Triplet Loss for
     Person Re-Identification", 2017, Eq. 5).
 
     Args:
-        positives: how many positives an anchor keeps; None keeps all.
-        negatives: how many negatives an anchor keeps; None keeps all.
+        num_positives: number of positives to select for each anchor; None selects all.
+        num_negatives: number of negatives to select for each anchor; None selects all.
 
     Raises:
         InputError: a number is below 1.
 
     Example:
         >>> rows = Rows(torch.tensor([[0.9, 0.4]]), torch.tensor([[0.7, 0.3, 0.5]]), None, torch.arange(1), 2)
-        >>> HardestMiner(positives=None, negatives=2)(rows).negatives
+        >>> HardestMiner(num_positives=None, num_negatives=2)(rows).negatives
         tensor([[0.7000,   -inf, 0.5000]])
     """
 
-    positives: int | None = 1
-    negatives: int | None = 1
+    num_positives: int | None = 1
+    num_negatives: int | None = 1
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, positives=self.positives, negatives=self.negatives)
+        check_positive_integer(self, num_positives=self.num_positives, num_negatives=self.num_negatives)
 
     def __call__(self, rows: Rows) -> Rows:
-        positives = rows.positives <= _smallest(rows.positives, self.positives) if self.positives else None
-        negatives = -rows.negatives <= _smallest(-rows.negatives, self.negatives) if self.negatives else None
+        positives = negatives = None
+        if self.num_positives:
+            positives = rows.positives <= _smallest(rows.positives, self.num_positives)
+        if self.num_negatives:
+            negatives = -rows.negatives <= _smallest(-rows.negatives, self.num_negatives)
         return rows.keep(positives, negatives)
 
 
 @dataclass(frozen=True)
 class EasyPositiveMiner(Miner):
-    """Keeps each anchor's easiest positives, the most similar ones, and all negatives.
+    """Selects each anchor's easiest positives, the most similar ones, and all negatives.
 
     Reference: Xuan et al., "Improved Embeddings with Easy Positive Triplet Mining", WACV 2020.
 
     Args:
-        positives: how many positives an anchor keeps.
+        num_positives: number of positives to select for each anchor.
 
     Raises:
         InputError: the number is below 1.
@@ -138,25 +141,25 @@ class EasyPositiveMiner(Miner):
         tensor([[0.9000,    inf]])
     """
 
-    positives: int = 1
+    num_positives: int = 1
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, positives=self.positives)
+        check_positive_integer(self, num_positives=self.num_positives)
 
     def __call__(self, rows: Rows) -> Rows:
         easiness = torch.where(rows.positives < math.inf, -rows.positives, math.inf)
-        return rows.keep(positives=easiness <= _smallest(easiness, self.positives))
+        return rows.keep(positives=easiness <= _smallest(easiness, self.num_positives))
 
 
 @dataclass(frozen=True)
 class SemiHardMiner(Miner):
-    """Keeps the negatives that are less similar to the anchor than its least similar positive, if only by a margin.
+    """Selects the negatives that are less similar to the anchor than its least similar positive, by less than a margin.
 
-    With one positive an anchor, or after a miner that leaves one, these are the semi-hard negatives of Schroff et al.,
-    "FaceNet", CVPR 2015. For those of every single positive see `TripletLoss(triplets="semi-hard")`.
+    With one positive per anchor, or after a miner that selects one, these are the semi-hard negatives of Schroff et
+    al., "FaceNet", CVPR 2015. For the semi-hard negatives of each positive see `TripletLoss(triplets="semi-hard")`.
 
     Args:
-        margin: how much less similar a negative may be, in units of similarity; None: any amount.
+        margin: largest difference of similarities; None: any.
 
     Raises:
         InputError: margin is not positive.
@@ -182,23 +185,23 @@ class SemiHardMiner(Miner):
 
 @dataclass(frozen=True)
 class DistanceWeightedMiner(Miner):
-    """Draws negatives so that all distances are equally likely, and keeps all positives.
+    """Samples negatives so that all distances are equally likely, and keeps all positives.
 
-    A negative at distance D is drawn with a probability proportional to 1 / q(max(D, cutoff)), where q is the density
+    A negative at distance D is sampled with a probability proportional to 1 / q(max(D, cutoff)), where q is the density
     of distances between random points on the sphere, `D^(d-2) (1 - D^2 / 4)^((d-3)/2)`; beyond `nonzero_loss_cutoff`
-    never. Draws are with replacement, so an anchor may keep fewer than were drawn.
+    never. Sampling is with replacement, so fewer than `num_samples` negatives may be selected for an anchor.
 
-    Reference: Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, Section 4. Draws depend on `seed`,
-    the number of the call and the anchor's place in the batch, and on nothing else; not on global random state.
+    Reference: Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, Section 4. Samples depend only on
+    `seed`, the number of the call and the anchor's row in the batch, not on global random state.
 
     Args:
-        draws: negatives drawn for an anchor; None: as many as it has positives, as in the paper.
-        cutoff: distances below count as this one, which bounds the variance; the authors' 0.5 by default.
-        nonzero_loss_cutoff: distance from which on negatives are never drawn; the authors' 1.4 by default.
+        num_samples: number of samples for each anchor; None: the number of its positives, as in the paper.
+        cutoff: smaller distances are raised to it, which bounds the variance; the authors' 0.5 by default.
+        nonzero_loss_cutoff: distance from which on negatives are never sampled; the authors' 1.4 by default.
         seed: not negative.
 
     Raises:
-        InputError: draws is below 1, seed is negative, or not `0 < cutoff < nonzero_loss_cutoff < 2`.
+        InputError: num_samples is below 1, seed is negative, or not `0 < cutoff < nonzero_loss_cutoff < 2`.
 
     Example:
         >>> rows = Rows(torch.tensor([[0.6]]), torch.tensor([[-0.9, 0.3, -0.8]]), None, torch.arange(1), 8)
@@ -206,13 +209,13 @@ class DistanceWeightedMiner(Miner):
         tensor([[  -inf, 0.3000,   -inf]])
     """
 
-    draws: int | None = None
+    num_samples: int | None = None
     cutoff: float = 0.5
     nonzero_loss_cutoff: float = 1.4
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, draws=self.draws)
+        check_positive_integer(self, num_samples=self.num_samples)
         check_seed(self, self.seed)
         if not 0 < self.cutoff < self.nonzero_loss_cutoff < 2:
             raise InputError(
@@ -227,33 +230,35 @@ class DistanceWeightedMiner(Miner):
     def __call__(self, rows: Rows) -> Rows:
         cumulative = self._weights(rows.negatives.detach(), rows.dim).cumsum_(dim=1)
         total = cumulative[:, -1:]
-        draws = self.draws or rows.positives.shape[1]
-        wanted = uniform(self.seed, rows.keys, draws).to(total.dtype) * total
-        drawn = torch.searchsorted(cumulative, wanted, right=True).clamp_max_(cumulative.shape[1] - 1)
-        counts = (rows.positives < math.inf).sum(dim=1, keepdim=True) if self.draws is None else draws
-        # Draws beyond those wanted repeat the first one.
-        drawn = torch.where(torch.arange(draws, device=drawn.device) < counts, drawn, drawn[:, :1])
-        any_drawn = (total > 0) & (counts > 0) if isinstance(counts, Tensor) else total > 0
-        kept = torch.where(any_drawn, torch.zeros_like(total), -math.inf)
-        dropped = torch.full_like(rows.negatives, -math.inf).scatter_(1, drawn, kept.expand(-1, draws))
-        return rows._replace(negatives=rows.negatives + dropped)
+        max_samples = self.num_samples or rows.positives.shape[1]
+        points = uniform(self.seed, rows.keys, max_samples).to(total.dtype) * total
+        sampled = torch.searchsorted(cumulative, points, right=True).clamp_max_(cumulative.shape[1] - 1)
+        if self.num_samples is None:
+            counts = (rows.positives < math.inf).sum(dim=1, keepdim=True)
+        else:
+            counts = torch.full_like(sampled[:, :1], self.num_samples)
+        # Samples beyond the number of an anchor repeat its first one.
+        sampled = torch.where(torch.arange(max_samples, device=sampled.device) < counts, sampled, sampled[:, :1])
+        kept = torch.where((total > 0) & (counts > 0), torch.zeros_like(total), -math.inf)
+        mask = torch.full_like(rows.negatives, -math.inf).scatter_(1, sampled, kept.expand(-1, max_samples))
+        return rows._replace(negatives=rows.negatives + mask)
 
     def _weights(self, negatives: Tensor, dim: int) -> Tensor:
-        """What each negative's probability is proportional to; 0 for those that are never drawn."""
-        # In similarities the density of distances is (1 - s^2)^((d-3)/2) (1 - s)^(1/2), up to a constant.
+        """The unnormalised probability of each negative; 0 for those that are never sampled."""
+        # As a function of similarity the density of distances is (1 - s^2)^((d-3)/2) (1 - s)^(1/2), up to a constant.
         lowest, highest = 1 - self.nonzero_loss_cutoff**2 / 2, 1 - self.cutoff**2 / 2
-        # Those never drawn stand where the density is highest, so that they do not set the scale. A mask of numbers
-        # is several times faster than one of bools.
+        # Those never sampled are moved to where the density is highest, so that they do not set the scale. A float mask
+        # is several times faster than a bool mask.
         similarity = F.threshold(negatives, lowest, max(lowest, 0.0)).clamp_max_(highest)
-        drawable = (negatives - lowest).sign_().relu_()
+        can_be_sampled = (negatives - lowest).sign_().relu_()
         log_weights = torch.rsub(similarity.square(), 1).log_().mul_((3 - dim) / 2)
         weights = log_weights.sub_(log_weights.amax(dim=1, keepdim=True)).exp_()
-        return weights.mul_(similarity.neg_().add_(1).rsqrt_()).mul_(drawable)
+        return weights.mul_(similarity.neg_().add_(1).rsqrt_()).mul_(can_be_sampled)
 
 
 @dataclass(frozen=True)
-class Chain(Miner):
-    """Miners one after the other: each chooses among the pairs that the one before left.
+class SequentialMiner(Miner):
+    """Applies miners one after the other: each selects among the pairs that the previous one selected.
 
     Args:
         miners: at least one.
@@ -263,7 +268,7 @@ class Chain(Miner):
 
     Example:
         >>> rows = Rows(torch.tensor([[0.9, 0.6]]), torch.tensor([[0.7, 0.85, 0.5]]), None, torch.arange(1), 2)
-        >>> Chain([EasyPositiveMiner(), SemiHardMiner(margin=0.1)])(rows).negatives
+        >>> SequentialMiner([EasyPositiveMiner(), SemiHardMiner(margin=0.1)])(rows).negatives
         tensor([[  -inf, 0.8500,   -inf]])
     """
 
@@ -271,7 +276,7 @@ class Chain(Miner):
 
     def __post_init__(self) -> None:
         if not self.miners:
-            raise InputError("Chain: miners is empty; give at least one")
+            raise InputError("SequentialMiner: miners is empty; give at least one")
 
     @property
     def is_random(self) -> bool:
@@ -284,19 +289,7 @@ class Chain(Miner):
 
 
 @dataclass(frozen=True)
-class Both(Miner):
-    """Keeps the pairs that two miners both keep, each choosing among all; what `a & b` makes.
-
-    Args:
-        first: a miner.
-        second: a miner.
-
-    Example:
-        >>> rows = Rows(torch.tensor([[0.6]]), torch.tensor([[0.7, 0.3, 0.5]]), None, torch.arange(1), 2)
-        >>> (SemiHardMiner(margin=None) & HardestMiner(negatives=2))(rows).negatives
-        tensor([[  -inf,   -inf, 0.5000]])
-    """
-
+class _CombinedMiner(Miner):
     first: Miner
     second: Miner
 
@@ -307,14 +300,36 @@ class Both(Miner):
     def __call__(self, rows: Rows) -> Rows:
         first, second = self.first(rows), self.second(rows)
         return rows.keep(
-            (first.positives < math.inf) & (second.positives < math.inf),
-            (first.negatives > -math.inf) & (second.negatives > -math.inf),
+            self.combine(first.positives < math.inf, second.positives < math.inf),
+            self.combine(first.negatives > -math.inf, second.negatives > -math.inf),
         )
 
+    @staticmethod
+    @abstractmethod
+    def combine(first: Tensor, second: Tensor) -> Tensor:
+        """Combine the bool masks of the pairs that the two miners select."""
 
-@dataclass(frozen=True)
-class Either(Miner):
-    """Keeps the pairs that at least one of two miners keeps, each choosing among all; what `a | b` makes.
+
+class IntersectionMiner(_CombinedMiner):
+    """Selects the pairs that two miners both select, each from all pairs; what `a & b` returns.
+
+    Args:
+        first: a miner.
+        second: a miner.
+
+    Example:
+        >>> rows = Rows(torch.tensor([[0.6]]), torch.tensor([[0.7, 0.3, 0.5]]), None, torch.arange(1), 2)
+        >>> (SemiHardMiner(margin=None) & HardestMiner(num_negatives=2))(rows).negatives
+        tensor([[  -inf,   -inf, 0.5000]])
+    """
+
+    @staticmethod
+    def combine(first: Tensor, second: Tensor) -> Tensor:
+        return first & second
+
+
+class UnionMiner(_CombinedMiner):
+    """Selects the pairs that at least one of two miners selects, each from all pairs; what `a | b` returns.
 
     Args:
         first: a miner.
@@ -326,23 +341,13 @@ class Either(Miner):
         tensor([[0.7000, 0.3000, 0.5000]])
     """
 
-    first: Miner
-    second: Miner
-
-    @property
-    def is_random(self) -> bool:
-        return self.first.is_random or self.second.is_random
-
-    def __call__(self, rows: Rows) -> Rows:
-        first, second = self.first(rows), self.second(rows)
-        return rows.keep(
-            (first.positives < math.inf) | (second.positives < math.inf),
-            (first.negatives > -math.inf) | (second.negatives > -math.inf),
-        )
+    @staticmethod
+    def combine(first: Tensor, second: Tensor) -> Tensor:
+        return first | second
 
 
 def _smallest(values: Tensor, k: int) -> Tensor:
-    """The k-th smallest value of each row, [rows, 1], of those below +inf as far as there are."""
+    """The k-th smallest value of each row, [rows, 1], or the largest one if there are fewer."""
     if k == 1:
         return values.detach().amin(dim=1, keepdim=True)
     k = min(k, values.shape[1])

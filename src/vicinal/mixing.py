@@ -1,4 +1,4 @@
-"""SiMix: virtual examples between the examples of a class, of which only the similarities are ever made."""
+"""SiMix: similarity mixup of the embeddings of a class, without computing the mixed embeddings."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vicinal import distributed
-from vicinal.arguments import check_at_least_one, check_seed
-from vicinal.errors import InputError
-from vicinal.losses.base import Loss, terms_of
-from vicinal.mixed_source import MixedSource, Mixture, Side
-from vicinal.seeds import uniform
-from vicinal.similarity import Source
+from vicinal.losses.base import Loss, loss_terms
+from vicinal.similarity.mixed_pair_source import MixedExamples, MixedPairSource, Mixture
+from vicinal.similarity.pair_source import PairSource
+from vicinal.utils import distributed
+from vicinal.utils.arguments import check_positive_integer, check_seed
+from vicinal.utils.errors import InputError
+from vicinal.utils.seeds import uniform
 
 __all__ = ["SiMix"]
 
-MOST_EXAMPLES = 2**20
-"""Examples, virtual ones included, beyond which no batch makes sense."""
+MAX_EXAMPLES = 2**20
+"""Number of examples, including virtual ones, above which a batch is refused."""
 
 
 class SiMix(Loss):
-    """Similarity mixup: a loss of a batch that is extended by virtual examples, `a x + (1 - a) z` for every pair of
-    examples x, z of one class, with a drawn from U(0, 1) for each.
+    """Similarity mixup: a loss of a batch that is extended by virtual examples `a x + (1 - a) z`, one for every pair of
+    examples x, z of a class, with a drawn from U(0, 1).
 
-    Virtual examples are queries and are ranked, like all others and with the label of their class. They are not
-    normalised, so their similarities are mixtures of those between the given examples, and no embedding of theirs is
-    ever made: 4 examples of a class make 6 virtual ones, and 4,096 examples 10,240. With references, such as a memory,
-    virtual ones are made among them as among the anchors.
+    Virtual examples are anchors and references with the label of their class, as all others. They are not normalised,
+    so their similarities are mixtures of those of the given examples, and their embeddings are never computed. 4
+    examples of a class give 6 virtual ones, so 4,096 examples become 10,240. With references, such as a memory, virtual
+    examples are made of the references too.
 
     Reference: Patel et al., "Three Things to Know about Deep Metric Learning", 2024, Section 3.3, Eq. (8) to (10).
 
     Args:
-        loss: any loss of the library that is a function of similarities, or a sum of such.
-        per_class: how many virtual examples a class has, of pairs drawn from all of it evenly; None: one for every
-            pair. A class of m has m (m - 1) / 2, and the loss's time grows with the square of all examples.
-        seed: of what is drawn, which changes from call to call, and with the order of labels.
+        loss: any loss that depends only on similarities, or a sum of such losses.
+        virtual_per_class: number of virtual examples per class, from pairs that are chosen evenly; None: one for every
+            pair. A class of m examples has m (m - 1) / 2 pairs, and the time of the loss grows with the square of the
+            number of examples.
+        seed: of the random numbers, which differ between calls, and depend on the order of the batch.
 
     Raises:
-        InputError: the loss has more to it than similarities, such as a memory (which can have a SiMix instead);
-            when called: pairs are given by masks or a relation, or classes are so large that there are more than
-            2**20 examples.
+        InputError: the loss does not depend only on similarities, for example because it has a memory (whose own loss
+            can be a SiMix); when called: pairs are given by masks or a relation, or there are more than 2**20 examples.
 
     Example:
         >>> from vicinal.losses import RecallAtKLoss
@@ -53,119 +53,120 @@ class SiMix(Loss):
 
     calls: Tensor
 
-    def __init__(self, loss: Loss, per_class: int | None = None, seed: int = 0) -> None:
+    def __init__(self, loss: Loss, virtual_per_class: int | None = None, seed: int = 0) -> None:
         super().__init__()
-        check_at_least_one(self, per_class=per_class)
+        check_positive_integer(self, virtual_per_class=virtual_per_class)
         check_seed(self, seed)
-        for term in terms_of(loss):
-            if not getattr(term, "of_similarities", False):
+        for term in loss_terms(loss):
+            if not getattr(term, "uses_only_similarities", False):
                 raise InputError(
-                    "SiMix: it takes a loss of similarities such as RecallAtKLoss(), or a sum of such, not "
+                    "SiMix: loss must be a loss of similarities such as RecallAtKLoss(), or a sum of such losses, not "
                     f"{type(term).__name__}"
                 )
         self.loss = loss
-        self.per_class = per_class
+        self.virtual_per_class = virtual_per_class
         self.seed = seed
-        # Part of the state, so that a continued training draws what an uninterrupted one would have drawn.
+        # Part of the state, so that a resumed training draws the same numbers as an uninterrupted one.
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # how many examples there are depends on the labels
-    def _parts(self, source: Source) -> dict[str, Tensor]:
-        if source.masks is not None or source.relation is not None:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of examples depends on the labels
+    def parts(self, source: PairSource) -> dict[str, Tensor]:
+        if not source.is_by_label:
             raise InputError("SiMix: examples of one class are mixed; give labels, not masks or a relation")
         self.calls += 1
-        return self.loss._parts(self._mixed(source))
+        return self.loss.parts(self._mixed(source))
 
-    def _mixed(self, source: Source) -> MixedSource:
-        """The source extended by virtual examples on both sides."""
+    def _mixed(self, source: PairSource) -> MixedPairSource:
+        """The source, extended by virtual anchors and virtual references."""
         assert source.labels is not None
         assert source.reference_labels is not None
-        references = Side(source.references, source.reference_labels, self._mixture(source.reference_labels))
+        references = MixedExamples(source.references, source.reference_labels, self._mixture(source.reference_labels))
         if source.offset is not None:
-            return _anchors_among_references(source, references)
-        anchors = Side(source.anchors, source.labels, self._mixture(source.labels, of_anchors=True))
-        return MixedSource.of_sides(source, anchors, references, offset=None, all_anchors=len(anchors.mixture))
+            return _mix_anchors_among_references(source, references)
+        anchors = MixedExamples(source.anchors, source.labels, self._mixture(source.labels, stream=1))
+        return MixedPairSource.from_examples(source, anchors, references, None, len(anchors.mixture))
 
-    def _mixture(self, labels: Tensor, of_anchors: bool = False) -> Mixture:
-        """All examples, given ones too, class by class; anchors that are no references draw numbers of their own."""
+    def _mixture(self, labels: Tensor, stream: int = 0) -> Mixture:
+        """All examples, given and virtual ones, ordered by class. The two streams have independent random numbers."""
         order = labels.argsort(stable=True)
         sizes = labels.unique(return_counts=True)[1]  # type: ignore[no-untyped-call]
         pairs = sizes * (sizes - 1) // 2
-        counts = pairs if self.per_class is None else pairs.clamp_max(self.per_class)
+        counts = pairs if self.virtual_per_class is None else pairs.clamp_max(self.virtual_per_class)
         _check_number(len(labels), int(counts.sum()))
         keys = (self.calls.to(labels.device) << 32) + torch.arange(int(counts.sum()), device=labels.device)
-        share, choice, turn = uniform(self.seed, keys, 6).view(-1, 2, 3)[:, int(of_anchors)].unbind(1)
-        first, second = _distinct_pairs(sizes, counts, choice.double(), turn.double())
+        coefficient, choice, rotation = uniform(self.seed, keys, 6).view(-1, 2, 3)[:, stream].unbind(1)
+        first, second = _distinct_pairs(sizes, counts, choice.double(), rotation.double())
         given = torch.arange(len(labels), device=labels.device)
         first, second = torch.cat([given, first]), torch.cat([given, second])
-        share = torch.cat([torch.ones_like(given, dtype=share.dtype), share])
-        return Mixture(order[first], order[second], share)[(second * len(labels) + first).argsort()]
+        coefficient = torch.cat([torch.ones_like(given, dtype=coefficient.dtype), coefficient])
+        return Mixture(order[first], order[second], coefficient)[(second * len(labels) + first).argsort()]
 
 
-def _anchors_among_references(source: Source, references: Side) -> MixedSource:
-    """What is mixed of two anchors is an anchor too; of several processes each takes its share of them."""
-    begin, end = _batch_of(source)
+def _mix_anchors_among_references(source: PairSource, references: MixedExamples) -> MixedPairSource:
+    """Use the mixtures of two anchors as anchors; of a distributed batch each process takes a part of them."""
+    begin, end = _anchor_span(source)
     mixture = references.mixture
     lowest, highest = mixture.first.minimum(mixture.second), mixture.first.maximum(mixture.second)
     is_anchor = (lowest >= begin) & (highest < end)
-    mixture = mixture[is_anchor.logical_not().sort(stable=True).indices]  # the anchors first
+    mixture = mixture[is_anchor.logical_not().sort(stable=True).indices]  # anchors first
     count = int(is_anchor.sum())
-    first, last = _share_of_process(count) if source.shared else (0, count)
+    first, last = _part_of_process(count) if source.is_distributed else (0, count)
     vectors, labels, own = references.vectors, references.labels, mixture[first:last]
-    if source.references is not source.anchors and not source.shared:
+    if source.has_own_references:
         assert source.labels is not None
         vectors, labels = source.anchors, source.labels
         own = replace(own, first=own.first - begin, second=own.second - begin)
-    references = references._replace(mixture=mixture)
-    return MixedSource.of_sides(source, Side(vectors, labels, own), references, offset=first, all_anchors=count)
+    anchors = MixedExamples(vectors, labels, own)
+    return MixedPairSource.from_examples(source, anchors, references._replace(mixture=mixture), first, count)
 
 
-def _batch_of(source: Source) -> tuple[int, int]:
-    """From where to where the anchors of all processes are among the references."""
+def _anchor_span(source: PairSource) -> tuple[int, int]:
+    """The first and the last row, exclusive, of the anchors of all processes among the references."""
     assert source.offset is not None
-    if not source.shared:
+    if not source.is_distributed:
         return source.offset, source.offset + len(source)
     begin = source.offset - distributed.rank() * len(source)
     return begin, begin + distributed.world_size() * len(source)
 
 
-def _share_of_process(examples: int) -> tuple[int, int]:
-    rank, world = distributed.rank(), distributed.world_size()
-    return examples * rank // world, examples * (rank + 1) // world
+def _part_of_process(num_examples: int) -> tuple[int, int]:
+    rank, world_size = distributed.rank(), distributed.world_size()
+    return num_examples * rank // world_size, num_examples * (rank + 1) // world_size
 
 
-def _check_number(given: int, virtual: int) -> None:
-    if given + virtual > MOST_EXAMPLES:
+def _check_number(num_given: int, num_virtual: int) -> None:
+    if num_given + num_virtual > MAX_EXAMPLES:
         raise InputError(
-            f"SiMix: {given} examples and {virtual} mixtures are more than {MOST_EXAMPLES}; give a smaller number of "
-            "mixtures of each class, per_class"
+            f"SiMix: {num_given} examples and {num_virtual} mixtures are more than {MAX_EXAMPLES}; give a smaller "
+            "number of mixtures per class, virtual_per_class"
         )
 
 
-def _distinct_pairs(sizes: Tensor, counts: Tensor, choice: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
-    """Some pairs i < j of each class, all different, in time and memory that do not grow with those there are.
+def _distinct_pairs(sizes: Tensor, counts: Tensor, choice: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample distinct pairs i < j of each class, in time and memory that do not grow with the number of all pairs.
 
-    A class's pairs are numbered, on a circle, and cut into as many stretches as are wanted, from anywhere on; each
-    stretch gives one. So all pairs are chosen equally often.
+    The pairs of a class are numbered, placed on a circle and divided, from a random start, into as many intervals as
+    pairs are wanted. One pair of each interval is drawn, so all pairs are equally likely.
 
     Args:
-        sizes: int [classes], how many members each has; they are numbered from class to class.
-        counts: int [classes], how many of its pairs are wanted, at most all.
-        choice: float64 [wanted], in [0, 1), which pair of its stretch each is.
-        turn: float64 [wanted], in [0, 1); the first of each class says where its stretches start.
+        sizes: int [classes], the number of members of each class; members are numbered from class to class.
+        counts: int [classes], the number of pairs to sample from each class, at most all.
+        choice: float64 [sum of counts], in [0, 1), chooses a pair from its interval.
+        rotation: float64 [sum of counts], in [0, 1); the first of each class chooses where its intervals start.
 
     Returns:
-        The numbers of the two members, int [wanted] both.
+        The numbers of the two members of each pair, int [sum of counts] each.
     """
-    of_class = torch.arange(len(sizes), device=sizes.device).repeat_interleave(counts)
-    first_wanted = (counts.cumsum(0) - counts)[of_class]
-    stretch = torch.arange(len(choice), device=sizes.device) - first_wanted
-    pairs, wanted = (sizes * (sizes - 1) // 2)[of_class], counts[of_class]
-    begin, end = stretch * pairs // wanted, (stretch + 1) * pairs // wanted
-    number = (begin + (choice * (end - begin)).long() + (turn[first_wanted] * pairs).long()) % pairs
-    # The pairs (i, j) with i < j are number j (j - 1) / 2 + i; the root may be off by one where it is rounded.
+    class_of_pair = torch.arange(len(sizes), device=sizes.device).repeat_interleave(counts)
+    first_of_class = (counts.cumsum(0) - counts)[class_of_pair]
+    interval = torch.arange(len(choice), device=sizes.device) - first_of_class
+    num_pairs, num_sampled = (sizes * (sizes - 1) // 2)[class_of_pair], counts[class_of_pair]
+    begin, end = interval * num_pairs // num_sampled, (interval + 1) * num_pairs // num_sampled
+    number = begin + (choice * (end - begin)).long() + (rotation[first_of_class] * num_pairs).long()
+    number = number % num_pairs
+    # The pair (i, j) with i < j has the number j (j - 1) / 2 + i; rounding of the root may be off by one.
     j = ((1 + (1 + 8 * number.double()).sqrt()) / 2).long()
     j = j - (j * (j - 1) // 2 > number).long()
     j = j + ((j + 1) * j // 2 <= number).long()
-    first_member = (sizes.cumsum(0) - sizes)[of_class]
+    first_member = (sizes.cumsum(0) - sizes)[class_of_pair]
     return first_member + number - j * (j - 1) // 2, first_member + j

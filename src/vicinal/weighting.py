@@ -1,16 +1,16 @@
-"""General pair weighting: every loss of pairs is a weight on each pair, and every weighting rule is a loss.
+"""General pair weighting: a pair loss is equivalent to a weight of each pair, and a weighting rule defines a loss.
 
-A loss moves the embeddings only through the similarities S, so its gradient is that of
+A loss depends on the embeddings only through the similarities S, so its gradient is that of
 
     F = sum over negative pairs of w_ij S_ij - sum over positive pairs of w_ij S_ij,   w_ij = |dL / dS_ij| held constant
 
-:func:`pair_weights` reads the weights off a loss, :class:`WeightedPairLoss` is the loss F of a rule.
+:func:`pair_weights` computes the weights of a loss, :class:`WeightedPairLoss` is the loss F of a weighting rule.
 
 Reference: Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR 2019,
-Section 3.1, Eq. (1) to (3). It takes for granted that a loss pulls positive pairs together and pushes negative ones
-apart. SupCon also pushes apart a positive pair that is much closer than the anchor's others, and a loss that ranks
-positives among themselves one that is in the way of another: its weight would have to be negative, and
-`pair_weights(..., signed=True)` shows it.
+Section 3.1, Eq. (1) to (3). It assumes that a loss pulls positive pairs together and pushes negative pairs apart.
+SupCon also pushes apart a positive pair that is much closer than the anchor's other positives, and a ranking loss may
+push apart a positive that is ranked before another one. Their weights would be negative, which
+`pair_weights(..., signed=True)` shows.
 """
 
 from __future__ import annotations
@@ -26,81 +26,52 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from vicinal.errors import InputError
-from vicinal.losses.base import Loss, Reduction, RowLoss, terms_of
+from vicinal.losses.base import Loss, Reduction, RowLoss, loss_terms
 from vicinal.losses.row_functions import count_negatives, count_positives
 from vicinal.mining import Miner
-from vicinal.pair_layout import Pairs
-from vicinal.similarity import Relation, Rows, Source, at_least_float32
+from vicinal.similarity.normalize import at_least_float32
+from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity.rows import Rows
+from vicinal.utils.errors import InputError
 
 __all__ = [
     "EqualWeights",
+    "LossWeights",
     "WeightedPairLoss",
     "WeightingRule",
-    "WeightsOf",
-    "dependence",
     "pair_weights",
+    "similarity_types",
     "similarity_weights",
 ]
 
 
-def pair_weights(
-    loss: Loss,
-    embeddings: Tensor,
-    labels: Tensor | None = None,
-    references: Tensor | None = None,
-    reference_labels: Tensor | None = None,
-    offset: int | None = None,
-    *,
-    relation: Relation | None = None,
-    positive: Tensor | None = None,
-    negative: Tensor | None = None,
-    signed: bool = False,
-) -> Tensor:
-    """The weight that a loss gives each pair of a batch, `|dL / dS_ij|`.
+def pair_weights(loss: Loss, source: PairSource, *, signed: bool = False) -> Tensor:
+    """Compute the weight that a loss gives each pair of a batch, `|dL / dS_ij|`.
 
-    Of a loss with a random miner it is what the next call of the loss would give. The loss stays as it is: no call is
-    counted, no parameter gets a gradient. Time grows with n c^2 and memory with c^2, whatever the loss's tiles are.
+    For a loss with a random miner these are the weights of its next call. The loss does not change: the call is not
+    counted, and no parameter gets a gradient. Time and memory grow with n c, whatever the tiles.
 
     Args:
-        loss: any loss of the library that is a function of similarities, as almost all are, or a sum of such.
-        embeddings: float [n, d]; this and what follows is as in `Loss.forward`.
-        labels: int [n].
-        references: float [c, d]; default: the batch itself.
-        reference_labels: int [c].
-        offset: anchor i is reference `offset + i`.
-        relation: which pairs are positive.
-        positive: bool [n, c], the positive pairs, instead of labels.
-        negative: bool [n, c], the negative pairs.
-        signed: give `dL / dS_ij` itself: negative where more similarity would lower the loss.
+        loss: any loss that depends only on similarities, as almost all do, or a sum of such losses.
+        source: n anchors and c references, from :meth:`vicinal.similarity.PairSource.from_batch`.
+        signed: whether to return `dL / dS_ij` itself, which is negative where more similarity lowers the loss.
 
     Returns:
-        float [n, c], at least float32; 0 for an anchor with itself and for what is no pair.
+        float [n, c], at least float32; 0 for an anchor with itself and for entries that are no pair.
 
     Raises:
-        InputError: the loss depends on more than the pairs of this batch, such as a memory; shapes, types or the offset
-            do not fit together.
+        InputError: the loss depends on more than the pairs of this batch, for example on a memory.
 
     Example:
         >>> from vicinal.losses import NCALoss
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
-        >>> pair_weights(NCALoss(), embeddings, torch.tensor([7, 7, 9]))
+        >>> pair_weights(NCALoss(), PairSource.from_batch(embeddings, torch.tensor([7, 7, 9])))
         tensor([[0.0000, 0.3543, 0.3543],
                 [0.5498, 0.0000, 0.5498],
                 [0.0000, 0.0000, 0.0000]])
     """
-    source = Source.of(
-        embeddings,
-        labels,
-        references,
-        reference_labels,
-        offset,
-        relation=relation,
-        positive=positive,
-        negative=negative,
-    )
     with torch.no_grad(), torch.autocast(source.anchors.device.type, enabled=False):
-        similarity = source.anchors @ source.references.T
+        similarity = source.similarity(slice(0, len(source)))
     gradient = _gradient(loss, source, similarity)
     return gradient if signed else gradient.abs()
 
@@ -114,21 +85,21 @@ def similarity_weights(
     dim: int = 512,
     signed: bool = False,
 ) -> Tensor:
-    """The weight that a loss gives each pair, from similarities alone, also such as no embeddings have.
+    """Compute the weight that a loss gives each pair from similarities, which need not be those of embeddings.
 
     Args:
-        loss: as in :func:`pair_weights`, which see.
-        similarity: float [n, c], finite, of anchors to references none of which is an anchor.
+        loss: see :func:`pair_weights`.
+        similarity: float [n, c], finite, of anchors to references, no anchor being a reference.
         positive: bool [n, c].
         negative: bool [n, c]; default: all pairs that are not positive.
-        dim: dimension of the embeddings that the similarities are thought to be of; distance-weighted mining asks.
-        signed: give `dL / dS_ij` itself.
+        dim: dimension of the embeddings, which distance-weighted mining depends on.
+        signed: whether to return `dL / dS_ij` itself.
 
     Returns:
         float [n, c], at least float32.
 
     Raises:
-        InputError: as for :func:`pair_weights`.
+        InputError: see :func:`pair_weights`; or shapes or types do not match.
 
     Example:
         >>> from vicinal.losses import ContrastiveLoss
@@ -139,136 +110,126 @@ def similarity_weights(
     if similarity.ndim != 2 or not similarity.is_floating_point():
         raise InputError(f"similarity must be float [n, c], not {similarity.dtype} {list(similarity.shape)}")
     anchors, references = (similarity.new_zeros(length, dim) for length in similarity.shape)
-    source = Source.of(anchors, references=references, positive=positive, negative=negative)
+    source = PairSource.from_batch(anchors, references=references, positive=positive, negative=negative)
     gradient = _gradient(loss, source, at_least_float32(similarity))
     return gradient if signed else gradient.abs()
 
 
-def dependence(loss: Loss, positives: int = 4, negatives: int = 12) -> str:
-    """On which similarities the weight of a negative pair depends, found by moving them.
+def similarity_types(loss: Loss, num_positives: int = 4, num_negatives: int = 12) -> str:
+    """Determine numerically on which similarities the weight of a negative pair depends.
 
-    S: its own, as all of the anchor's similarities move together; P: those of the anchor's positives, as they alone
-    move; N: those of its other negatives. They take five levels each. Together they move by 0.4, which must be a whole
-    number of bins of a histogram loss, or it would seem to depend on S.
+    S, self-similarity: its own, tested by moving all similarities of the anchor together; P, positive relative
+    similarity: those of the anchor's positives, tested by moving them alone; N, negative relative similarity: those of
+    its other negatives. Each takes five levels. All similarities together move by 0.4, which must be a whole number of
+    bins of a histogram loss, or the loss would seem to depend on S.
 
     Reference: Wang et al., CVPR 2019, Section 4.1, Fig. 2 and Table 1.
 
     Args:
-        loss: as in :func:`pair_weights`.
-        positives: how many the anchor has.
-        negatives: how many the anchor has.
+        loss: see :func:`pair_weights`.
+        num_positives: number of positives of the anchor.
+        num_negatives: number of negatives of the anchor.
 
     Returns:
-        Those of the letters "SPN" that hold.
+        Those of the letters "SPN" that the weight depends on.
 
     Raises:
-        InputError: a number is below 1, or as for :func:`pair_weights`.
+        InputError: a number is below 1; see also :func:`pair_weights`.
 
     Example:
         >>> from vicinal.losses import BinomialDevianceLoss, NCALoss
-        >>> dependence(BinomialDevianceLoss()), dependence(NCALoss())
+        >>> similarity_types(BinomialDevianceLoss()), similarity_types(NCALoss())
         ('S', 'PN')
     """
-    if positives < 1 or negatives < 1:
-        raise InputError(f"positives = {positives} and negatives = {negatives} must be at least 1")
-    positive = torch.arange(positives + negatives)[None] < positives
+    if num_positives < 1 or num_negatives < 1:
+        raise InputError(f"num_positives = {num_positives} and num_negatives = {num_negatives} must be at least 1")
+    positive = torch.arange(num_positives + num_negatives)[None] < num_positives
 
-    def weight(shift: float, of_positives: float, of_others: float, own: float) -> float:
-        """That of the last negative, where each kind is near one similarity."""
-        kinds = (of_positives, positives), (of_others, negatives - 1)
-        parts = [level + torch.linspace(0.002, 0.01, count, dtype=torch.float64) for level, count in kinds]
+    def weight(shift: float, positive_level: float, negative_level: float, own: float) -> float:
+        """The weight of the last negative, where the other similarities of each kind are near one level."""
+        levels = (positive_level, num_positives), (negative_level, num_negatives - 1)
+        parts = [level + torch.linspace(0.002, 0.01, count, dtype=torch.float64) for level, count in levels]
         similarity = torch.cat([*parts, torch.tensor([own], dtype=torch.float64)]) + shift
         return similarity_weights(loss, similarity[None], positive)[0, -1].item()
 
     levels = torch.linspace(-0.58, 0.58, 5).tolist()
     grid = (0.0, 0.4), levels, levels, levels
-    weights = torch.tensor([weight(*place) for place in product(*grid)], dtype=torch.float64)
+    weights = torch.tensor([weight(*point) for point in product(*grid)], dtype=torch.float64)
     weights = weights.view([len(axis) for axis in grid])
-    # Relative, for the weights of negatives that are far from the hardest are tiny.
+    # Relative, because the weights of negatives that are far from the hardest are tiny.
     same = [torch.isclose(weights, weights.narrow(axis, 0, 1), rtol=1e-6, atol=1e-100).all() for axis in range(3)]
     return "".join(letter for letter, constant in zip("SPN", same, strict=True) if not constant)
 
 
 @dataclass(frozen=True)
-class _SimilaritySource(Source):
-    """A source of given similarities, which stand in the place of the anchors."""
+class _SimilarityPairSource(PairSource):
+    """A source of given similarities, which are its anchors."""
 
+    allows_sparse_gradient: ClassVar[bool] = False
     embedding_dim: int = 0
 
     @classmethod
-    def like(cls, source: Source, similarity: Tensor) -> _SimilaritySource:
-        """The source of embeddings with other similarities, [n, c]."""
-        kept = {field.name: getattr(source, field.name) for field in fields(Source)}
-        nothing = similarity.new_zeros(similarity.shape[1], 0)
-        return cls(**{**kept, "anchors": similarity, "references": nothing, "embedding_dim": source.dim})
+    def like(cls, source: PairSource, similarity: Tensor) -> _SimilarityPairSource:
+        """A source with the pairs of another and these similarities, [n, c]."""
+        kept = {field.name: getattr(source, field.name) for field in fields(PairSource)}
+        empty = similarity.new_zeros(similarity.shape[1], 0)
+        return cls(**{**kept, "anchors": similarity, "references": empty, "embedding_dim": source.dim})
 
     @property
     def dim(self) -> int:
         return self.embedding_dim
 
-    def similarity(self, start: int, stop: int) -> Tensor:
-        return self.anchors[start:stop].clone()  # rows are made in place
+    def similarity(self, span: slice) -> Tensor:
+        return self.anchors[span].clone()  # rows may overwrite it
 
-    def among_references(self) -> Source:
-        if self.offset != 0 or len(self) != self.columns:
-            raise InputError("of a loss of samples and their neighbours, give the batch alone, without references")
+    def references_as_batch(self) -> PairSource:
+        if self.offset != 0 or len(self) != self.num_references:
+            raise InputError("this loss compares all references with one another; give a batch without references")
         return self
 
     def mean_similarity(self) -> Tensor:
         return self.anchors.mean()
 
-    def add_gradient(
-        self,
-        totals: Sequence[Tensor],
-        by_positives: Tensor | None,
-        by_negatives: Tensor | None,
-        pairs: Pairs,
-        start: int,
-        stop: int,
-    ) -> None:
-        totals[0][start:stop] += pairs.join(by_positives, by_negatives)
+    def add_gradient(self, totals: Sequence[Tensor], span: slice, grad_similarity: Tensor) -> None:
+        totals[0][span] += grad_similarity
 
 
-def _gradient(loss: Loss, source: Source, similarity: Tensor) -> Tensor:
+def _gradient(loss: Loss, source: PairSource, similarity: Tensor) -> Tensor:
     """`dL / dS`, [n, c]."""
-    _check_pairs_only(loss)
+    for term in loss_terms(loss):
+        if not getattr(term, "uses_only_similarities", False):
+            raise InputError(
+                f"{type(term).__name__} has no pair weights of its own, because it does not depend only on "
+                "similarities; give another loss, with references if it has a memory"
+            )
     with torch.inference_mode(False), torch.enable_grad():
         similarity = similarity.detach().clone().requires_grad_()
-        # Of a copy, for a call may count itself.
-        parts = deepcopy(loss).to(similarity.device).parts_of(_SimilaritySource.like(source, similarity))
+        # A copy, because the call may be counted.
+        parts = deepcopy(loss).to(similarity.device).parts(_SimilarityPairSource.like(source, similarity))
         (gradient,) = torch.autograd.grad(torch.stack(list(parts.values())).sum(), similarity)
-    if source.offset is not None:  # what the mean over all similarities says of those of an anchor with itself
+    if source.offset is not None:  # a mean over all similarities includes those of an anchor with itself
         gradient.diagonal(source.offset).zero_()
     return gradient
 
 
-def _check_pairs_only(loss: Loss) -> None:
-    for term in terms_of(loss):
-        if not getattr(term, "of_similarities", False):
-            raise InputError(
-                f"{type(term).__name__} has no pair weights of its own, having more to it than similarities; "
-                "give another loss, with references if it has a memory"
-            )
-
-
 class WeightingRule(ABC):
-    """Weighs pairs row by row; a new rule is one method.
+    """Computes the weights of pairs row by row; a new rule is one method.
 
-    What it returns is held constant by :class:`WeightedPairLoss`, and where there is no pair it is not looked at. In
-    :func:`torch.compile` the method is compiled too.
+    :class:`WeightedPairLoss` detaches the weights and ignores those of padding. :func:`torch.compile` compiles the
+    method too.
     """
 
     @abstractmethod
     def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """The weights of positives and of negatives, of the same shapes as `rows.positives` and `rows.negatives`.
+        """Compute the weights of positives and of negatives, in the shapes of `rows.positives` and `rows.negatives`.
 
-        Not negative as a rule: a negative weight pushes a positive pair apart.
+        Weights are normally not negative: a negative weight pushes a positive pair apart.
         """
 
 
 @dataclass(frozen=True)
 class EqualWeights(WeightingRule):
-    """Every pair has the weight 1. After a multi-similarity miner this is "MS mining" alone.
+    """Gives every pair the weight 1. After a multi-similarity miner this is "MS mining" alone.
 
     Reference: Wang et al., CVPR 2019, Section 5.1, Table 2.
 
@@ -282,35 +243,33 @@ class EqualWeights(WeightingRule):
         return torch.ones_like(rows.positives), torch.ones_like(rows.negatives)
 
 
-class WeightsOf(nn.Module, WeightingRule):
-    """The weights that a loss of the library gives the pairs of each anchor.
+class LossWeights(nn.Module, WeightingRule):
+    """Gives pairs the weights that a loss gives them.
 
-    `WeightedPairLoss(WeightsOf(loss))` has another value than the loss and the same gradient, when both have the same
-    reduction, "sum" or "anchors". Of a triplet loss, recall@k, Smooth-AP or SupAP it cannot be compiled by
-    torch.compile.
+    `WeightedPairLoss(LossWeights(loss))` has the gradient of the loss, if both have the same reduction, "sum" or
+    "anchors", but another value. For a triplet loss, recall@k, Smooth-AP or SupAP torch.compile cannot compile it.
 
     Args:
-        loss: its formula of a row and its miner count; its reduction, as far as it goes beyond one row, does not, and
-            its parameters are not learned.
+        loss: its `row_values` and its miner are used, its reduction is not, and its parameters are not learned.
 
     Raises:
-        InputError: the loss is no :class:`~vicinal.losses.base.RowLoss`, or has a random miner, whose place is in the
+        InputError: the loss is not a :class:`~vicinal.losses.base.RowLoss`, or has a random miner, which belongs in the
             `WeightedPairLoss`.
 
     Example:
         >>> from vicinal.losses import MultiSimilarityLoss
         >>> rows = Rows(torch.tensor([[0.9, 0.2]]), torch.tensor([[0.7]]), None, torch.arange(1), 2)
-        >>> WeightsOf(MultiSimilarityLoss(beta=10))(rows)
+        >>> LossWeights(MultiSimilarityLoss(beta=10))(rows)
         (tensor([[0.0000, 0.8320]]), tensor([[0.0474]]))
     """
 
     def __init__(self, loss: RowLoss) -> None:
         super().__init__()
         if not isinstance(loss, RowLoss):
-            raise InputError(f"WeightsOf: {type(loss).__name__} is no RowLoss, so no row has weights of its own")
+            raise InputError(f"LossWeights: {type(loss).__name__} is no RowLoss, so no row has weights of its own")
         if loss.miner is not None and loss.miner.is_random:
             raise InputError(
-                f"WeightsOf: {type(loss).__name__} has a random miner; give it miner=None, and the miner to the "
+                f"LossWeights: {type(loss).__name__} has a random miner; give it miner=None, and the miner to the "
                 "WeightedPairLoss"
             )
         self.loss = deepcopy(loss).requires_grad_(False)
@@ -323,34 +282,34 @@ class WeightsOf(nn.Module, WeightingRule):
             return self.loss.row_values(rows._replace(positives=positives, negatives=negatives)).sum()
 
         if torch.compiler.is_compiling():
-            by_positives, by_negatives = torch.func.grad(total, argnums=(0, 1))(rows.positives, rows.negatives)
+            grad_positives, grad_negatives = torch.func.grad(total, argnums=(0, 1))(rows.positives, rows.negatives)
         else:
             with torch.inference_mode(False), torch.enable_grad():
                 leaves = tuple(part.detach().clone().requires_grad_() for part in (rows.positives, rows.negatives))
-                by_positives, by_negatives = torch.autograd.grad(total(*leaves), leaves, materialize_grads=True)
-        return -by_positives, by_negatives
+                grad_positives, grad_negatives = torch.autograd.grad(total(*leaves), leaves, materialize_grads=True)
+        return -grad_positives, grad_negatives
 
 
 class WeightedPairLoss(RowLoss):
-    """The loss that a weighting rule makes: the sum over all anchors of
+    """The loss of a weighting rule: the sum over all anchors of
 
         sum_N w_ij S_ij - sum_P w_ij S_ij
 
-    with the weights w held constant. Its gradient is what trains; its value says little, since it may grow while the
+    with the weights w held constant. Only its gradient is meaningful: its value may grow during training, because the
     weights change.
 
     Reference: Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR 2019,
     Eq. (3).
 
     Args:
-        rule: gives the weights of the pairs that the miner leaves.
-        miner: chooses pairs before the rule sees them; None keeps all.
+        rule: computes the weights of the pairs that the miner selects.
+        miner: selects the pairs; None keeps all.
         reduction: "sum", the paper's; "anchors", the mean over all anchors; "contributing", over those with a pair;
-            "pairs", the sum by the number of pairs that the miner leaves.
-        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+            "pairs", the sum divided by the number of pairs that the miner selects.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
-        InputError: when called: the rule gives other shapes than those of the rows.
+        InputError: when called: the weights do not have the shapes of the rows.
 
     Example:
         >>> from vicinal.mining import MultiSimilarityMiner
@@ -377,10 +336,10 @@ class WeightedPairLoss(RowLoss):
     def row_values(self, rows: Rows) -> Tensor:
         with torch.no_grad():
             weights = self.rule(rows)
-        for name, of_pairs, pairs in zip(("positives", "negatives"), weights, rows[:2], strict=True):
-            if of_pairs.shape != pairs.shape:
+        for name, weight, pairs in zip(("positives", "negatives"), weights, rows[:2], strict=True):
+            if weight.shape != pairs.shape:
                 raise InputError(
-                    f"{type(self.rule).__name__}: weights of {name} are {list(of_pairs.shape)} and must be "
+                    f"{type(self.rule).__name__}: weights of {name} are {list(weight.shape)} and must be "
                     f"{list(pairs.shape)}"
                 )
         positives = _weighted(rows.positives, weights[0], rows.positives < math.inf)
@@ -393,6 +352,6 @@ class WeightedPairLoss(RowLoss):
 
 
 def _weighted(similarity: Tensor, weights: Tensor, present: Tensor) -> Tensor:
-    """The sum of weight times similarity over each row's pairs, [rows]."""
-    # Both are filled: infinity times 0 is NaN, and so is 0 times whatever a rule makes of infinity.
+    """The sum of weight times similarity over the pairs of each row, [rows]."""
+    # Both are masked: 0 times infinity is NaN, and a rule may return anything for padding.
     return (torch.where(present, weights, 0.0) * torch.where(present, similarity, 0.0)).sum(dim=1)

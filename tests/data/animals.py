@@ -8,9 +8,9 @@ import pandas as pd
 from vicinal.data import Table
 
 
-def animals(classes: int = 10, per_class: int = 20, text: bool = True) -> Table:
+def animals(classes: int = 10, samples_per_class: int = 20, text: bool = True) -> Table:
     """Half of the classes are the split train, in mixed order; two super-labels, and two above them."""
-    number = np.random.default_rng(5).permutation(np.repeat(np.arange(classes), per_class))
+    number = np.random.default_rng(5).permutation(np.repeat(np.arange(classes), samples_per_class))
     return Table(
         pd.DataFrame(
             {

@@ -5,8 +5,8 @@ import warnings
 import pandas as pd
 import pytest
 
-from vicinal.data import Table, require_trainable
-from vicinal.errors import InputError
+from vicinal.data import Table, check_trainable
+from vicinal.utils.errors import InputError
 
 
 def table(*labels: str) -> Table:
@@ -16,7 +16,7 @@ def table(*labels: str) -> Table:
 def test_two_classes_of_two_images_are_enough() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        require_trainable(table("a", "a", "b", "b"))
+        check_trainable(table("a", "a", "b", "b"))
 
 
 @pytest.mark.parametrize(
@@ -29,14 +29,14 @@ def test_two_classes_of_two_images_are_enough() -> None:
 )
 def test_what_cannot_be_trained_on(labels: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        require_trainable(table(*labels))
+        check_trainable(table(*labels))
 
 
 def test_classes_of_one_image_are_warned_of() -> None:
     with pytest.warns(UserWarning, match="class 'cat' has one image, and so have 1 other classes"):
-        require_trainable(table("dog", "dog", "cat", "owl"))
+        check_trainable(table("dog", "dog", "cat", "owl"))
 
 
 def test_labels_are_needed() -> None:
     with pytest.raises(InputError, match="no column 'label'"):
-        require_trainable(Table(pd.DataFrame({"path": ["a.png"]})))
+        check_trainable(Table(pd.DataFrame({"path": ["a.png"]})))

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vicinal.data.columns import checked_frame
-from vicinal.errors import InputError
+from vicinal.data.columns import validate_frame
+from vicinal.utils.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -13,12 +13,12 @@ from vicinal.errors import InputError
     [
         ("label", ["a", None, "b"], "row 1 has no label; every row needs one"),
         ("label", [float("nan"), "a", ""], r"row 0 has no label \(nor have 1 others\)"),
-        ("label", ["a", 3], "row 1: label is 3; a label is text or an integer of 64 bits, alike in all rows"),
+        ("label", ["a", 3], "row 1: label is 3; a label is text or a 64-bit integer, the same type in all rows"),
         ("label", [1, "3"], "row 1: label is '3'"),
         ("label", [1.0, 2.5], r"row 1: label is 2\.5"),
         ("label", [1.0, float("inf")], "row 1: label is inf"),
         ("label", [1.0, 1e300], "row 1: label is 10000"),
-        ("label", [1, 2**70], "row 1: label is 1180591620717411303424; a label is text or an integer of 64 bits"),
+        ("label", [1, 2**70], "row 1: label is 1180591620717411303424; a label is text or a 64-bit integer"),
         ("label", np.array([1, 2**63], dtype=np.uint64), "row 1: label is 9223372036854775808"),
         ("label", [-(2**63) - 1], "row 0: label is -9223372036854775809"),
         ("label", [np.array(["a", "b"]), np.array(["c"])], "row 0: label is array"),
@@ -32,31 +32,31 @@ from vicinal.errors import InputError
         ("coarse_2", ["a", None], "row 1 has no coarse_2"),
         ("group", ["a", ""], "row 1 has no group"),
         ("path", ["a.png", ""], "row 1 has no path"),
-        ("path", ["a.png", 7], "row 1: path 7 is no text"),
+        ("path", ["a.png", 7], "row 1: path 7 is not text"),
         ("split", ["train", "valid"], "row 1: split is 'valid'; it can be train, val or test"),
         ("is_query", ["true", "maybe"], "row 1: is_query is 'maybe'; it can be true or false"),
         ("is_gallery", [1, 2], "row 1: is_gallery is 2"),
         ("noisy_label", [True, "wrong"], "row 1: noisy_label is 'wrong'; it can be true or false"),
         ("noisy_image", [None, True], "row 0 has no noisy_image"),
         ("label_clean", ["a", None], "row 1 has no label_clean"),
-        ("label_clean", ["a", 3], "row 1: label_clean is 3; a label_clean is text or an integer"),
+        ("label_clean", ["a", 3], "row 1: label_clean is 3; a label_clean is text or a 64-bit integer"),
     ],
 )
-def test_impossible_values_are_named_with_their_row(column: str, values: list[object], message: str) -> None:
+def test_invalid_values_are_reported_with_their_row(column: str, values: list[object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        checked_frame(pd.DataFrame({column: pd.Series(values)}), None)
+        validate_frame(pd.DataFrame({column: pd.Series(values)}), None)
 
 
 def test_rows_are_named_by_the_index() -> None:
     frame = pd.DataFrame({"label": ["a", None]}, index=pd.Index([2, 5], name="line"))
     with pytest.raises(InputError, match="line 5 has no label"):
-        checked_frame(frame, None)
+        validate_frame(frame, None)
 
 
-def test_a_column_that_is_there_twice_is_refused() -> None:
+def test_repeated_columns_are_refused() -> None:
     frame = pd.DataFrame([["a", "b"]], columns=["label", "label"])
     with pytest.raises(InputError, match="column 'label' is there twice"):
-        checked_frame(frame, None)
+        validate_frame(frame, None)
 
 
 def test_values_come_to_one_type() -> None:
@@ -70,7 +70,7 @@ def test_values_come_to_one_type() -> None:
             "other": [None, 2.5],
         }
     )
-    checked = checked_frame(frame, None)
+    checked = validate_frame(frame, None)
     assert checked["label"].tolist() == ["b", "a"]
     assert (checked["coarse"].dtype, checked["group"].dtype) == (np.int64, np.int64)
     assert checked["is_query"].tolist() == [True, False]
@@ -79,15 +79,15 @@ def test_values_come_to_one_type() -> None:
 
 
 def test_labels_and_clean_labels_come_to_one_type() -> None:
-    mixed = checked_frame(pd.DataFrame({"label": [1, 2], "label_clean": ["x", "2"], "coarse": [3, 4]}), None)
+    mixed = validate_frame(pd.DataFrame({"label": [1, 2], "label_clean": ["x", "2"], "coarse": [3, 4]}), None)
     assert mixed.to_numpy().tolist() == [["1", "x", 3], ["2", "2", 4]]
     assert mixed["label"].dtype == mixed["label_clean"].dtype
-    numbers = checked_frame(pd.DataFrame({"label": [1, 2], "label_clean": [1.0, 1.0]}), None)
+    numbers = validate_frame(pd.DataFrame({"label": [1, 2], "label_clean": [1.0, 1.0]}), None)
     assert numbers.dtypes.tolist() == [np.int64, np.int64]
 
 
-def test_integers_of_64_bits_are_labels() -> None:
+def test_64_bit_integers_are_labels() -> None:
     ends = [-(2**63), 2**63 - 1]
-    assert checked_frame(pd.DataFrame({"label": ends}), None)["label"].tolist() == ends
-    small = checked_frame(pd.DataFrame({"label": np.array([3, 7], dtype=np.uint64)}), None)["label"]
+    assert validate_frame(pd.DataFrame({"label": ends}), None)["label"].tolist() == ends
+    small = validate_frame(pd.DataFrame({"label": np.array([3, 7], dtype=np.uint64)}), None)["label"]
     assert (small.tolist(), small.dtype) == ([3, 7], np.int64)

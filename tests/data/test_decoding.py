@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from vicinal.data import convert_image, read_image
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError
 
 
 def pixels(path: Path, channels: int = 3) -> np.ndarray:

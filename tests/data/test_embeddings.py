@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vicinal.data import Table, fingerprint_of, load_embeddings, save_embeddings
-from vicinal.errors import InputError
+from vicinal.data import Table, load_embeddings, load_table, read_fingerprint, save_embeddings
+from vicinal.utils.errors import InputError
 
 
 def table(rows: int = 3) -> Table:
@@ -42,7 +42,7 @@ def test_a_table_without_columns(tmp_path: Path, ending: str) -> None:
 def test_parquet_holds_a_fixed_size_list_and_is_a_table_too(tmp_path: Path) -> None:
     save_embeddings(tmp_path / "e.parquet", vectors().astype(np.float64), table())
     assert pq.read_schema(tmp_path / "e.parquet").field("embedding").type == pa.list_(pa.float32(), 4)
-    assert list(Table.load(tmp_path / "e.parquet").frame.columns) == ["path", "label"]
+    assert list(load_table(tmp_path / "e.parquet").frame.columns) == ["path", "label"]
 
 
 def test_vectors_of_anyone(tmp_path: Path) -> None:
@@ -164,28 +164,28 @@ def test_lists_of_two_lengths_in_two_pieces(tmp_path: Path) -> None:
 def test_a_parquet_file_says_which_model_made_its_vectors(tmp_path: Path, columns: list[str]) -> None:
     part = Table(table().frame[columns])
     save_embeddings(tmp_path / "e.PARQUET", vectors(), part, fingerprint="0123456789abcdef")
-    assert fingerprint_of(tmp_path / "e.PARQUET") == "0123456789abcdef"
+    assert read_fingerprint(tmp_path / "e.PARQUET") == "0123456789abcdef"
     found, found_table = load_embeddings(tmp_path / "e.PARQUET")
     assert np.array_equal(found, vectors())
     pd.testing.assert_frame_equal(found_table.frame, part.frame)
     assert list(pd.read_parquet(tmp_path / "e.PARQUET").columns) == [*columns, "embedding"]
     save_embeddings(tmp_path / "e.PARQUET", vectors(), part)
-    assert fingerprint_of(tmp_path / "e.PARQUET") is None
+    assert read_fingerprint(tmp_path / "e.PARQUET") is None
 
 
 def test_files_that_do_not_say_which_model_made_them(tmp_path: Path) -> None:
     save_embeddings(tmp_path / "e.npy", vectors(), table(), fingerprint="0123456789abcdef")
-    assert fingerprint_of(tmp_path / "e.npy") is None
+    assert read_fingerprint(tmp_path / "e.npy") is None
     pq.write_table(pa.table({"embedding": [[1.0, 2.0]]}), tmp_path / "e.parquet")
-    assert fingerprint_of(tmp_path / "e.parquet") is None
+    assert read_fingerprint(tmp_path / "e.parquet") is None
     with pytest.raises(InputError, match=r"lost\.parquet: no such file"):
-        fingerprint_of(tmp_path / "lost.parquet")
+        read_fingerprint(tmp_path / "lost.parquet")
     (tmp_path / "e.parquet").write_bytes(b"PAR1")
     with pytest.raises(InputError, match=r"e\.parquet: not a Parquet file"):
-        fingerprint_of(tmp_path / "e.parquet")
+        read_fingerprint(tmp_path / "e.parquet")
 
 
 def test_a_fingerprint_that_is_no_text(tmp_path: Path) -> None:
     strange = pa.table({"embedding": [[1.0, 2.0]]}).replace_schema_metadata({b"vicinal_model": b"\xff"})
     pq.write_table(strange, tmp_path / "e.parquet")
-    assert fingerprint_of(tmp_path / "e.parquet") == "\N{REPLACEMENT CHARACTER}"
+    assert read_fingerprint(tmp_path / "e.parquet") == "\N{REPLACEMENT CHARACTER}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vicinal.data import Table, is_image_file
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError
 
 
 def fill(folder: Path, *files: str) -> Path:

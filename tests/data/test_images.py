@@ -11,7 +11,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 
 from vicinal.data import ImageDataset, ImageTransform, Table, TestBatches, TrainBatches
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError
 
 TRANSFORM = ImageTransform(size=12, channels=1, color_jitter=0.3, rotation=10.0)
 
@@ -136,7 +136,7 @@ def test_an_error_stays_one_line_when_a_loading_process_hands_it_on(table: Table
 
 def test_test_batches_go_through_the_rows_in_order(table: Table) -> None:
     dataset = ImageDataset(table, TRANSFORM)
-    batches = TestBatches(dataset, batch=3)
+    batches = TestBatches(dataset, batch_size=3)
     found = list(DataLoader(batches, batch_size=None))
     assert [batch["rows"].tolist() for batch in found] == [[0, 1, 2], [3, 4, 5], [6]]
     assert torch.cat([batch["labels"] for batch in found]).tolist() == table.labels.tolist()
@@ -145,8 +145,8 @@ def test_test_batches_go_through_the_rows_in_order(table: Table) -> None:
     assert batches[-1]["rows"].tolist() == [6]
     with pytest.raises(IndexError):
         batches[3]
-    with pytest.raises(InputError, match="batch is 0"):
-        TestBatches(dataset, batch=0)
+    with pytest.raises(InputError, match="batch_size is 0"):
+        TestBatches(dataset, batch_size=0)
 
 
 def test_test_batches_need_no_labels(table: Table) -> None:

@@ -8,18 +8,18 @@ import pytest
 
 from tests.data.animals import altered, animals
 from vicinal.data import Table, confused_labels, random_labels
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError
 
 
 @pytest.mark.parametrize("text", [True, False])
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.128, 0.2, 1.0])
-def test_exactly_a_share_of_the_training_images_has_the_label_of_another_training_class(
-    share: float, text: bool
+@pytest.mark.parametrize("fraction", [0.0, 0.05, 0.128, 0.2, 1.0])
+def test_an_exact_fraction_of_the_training_images_has_the_label_of_another_training_class(
+    fraction: float, text: bool
 ) -> None:
     table = animals(text=text)
-    noisy = random_labels(table, share, seed=3)
+    noisy = random_labels(table, fraction, seed=3)
     changed = altered(table, noisy, "label")
-    assert changed.sum() == round(share * 100)
+    assert changed.sum() == round(fraction * 100)
     assert (noisy.frame["noisy_label"] == changed).all()
     assert noisy.frame["noisy_label"].dtype == bool
     train = (table.frame["split"] == "train").to_numpy()
@@ -55,19 +55,21 @@ def pairs(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("text", [True, False])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.33, 1.0])
-def test_exactly_a_share_of_the_images_of_confused_classes_has_the_label_of_the_other(share: float, text: bool) -> None:
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.33, 1.0])
+def test_an_exact_fraction_of_the_images_of_confused_classes_has_the_label_of_the_other(
+    fraction: float, text: bool
+) -> None:
     table = animals(text=text)
     one, two, three = table.subset("train").classes[:3]
-    noisy = confused_labels(table, {one: two, two: [one, three]}, share, seed=3)
+    noisy = confused_labels(table, {one: two, two: [one, three]}, fraction, seed=3)
     changed = altered(table, noisy, "label")
-    assert changed.sum() == round(share * 40)
+    assert changed.sum() == round(fraction * 40)
     before, after = table.frame["label"][changed], noisy.frame["label"][changed]
     assert set(zip(before, after, strict=True)) <= {(one, two), (two, one), (two, three)}
     assert noisy.frame["label"].dtype == table.frame["label"].dtype
 
 
-def test_a_class_is_mistaken_for_each_other_as_often_as_it_is_listed() -> None:
+def test_a_class_is_confused_with_each_other_as_often_as_it_is_listed() -> None:
     table = Table(pd.DataFrame({"label": np.repeat(np.arange(4), 3000)}))
     noisy = confused_labels(table, {0: [1, 2, 2], 1: 3}, 1.0)
     counts = pd.crosstab(table.frame["label"], noisy.frame["label"]).reindex(columns=range(4), fill_value=0).to_numpy()
@@ -97,7 +99,7 @@ def test_confusions_of_a_file_are_those_of_a_mapping(text: bool, tmp_path: Path)
 @pytest.mark.parametrize(
     ("confusions", "message"),
     [
-        ({}, "there are no confusions; name at least one class and what it is mistaken for"),
+        ({}, "there are no confusions; name at least one class and what it is confused with"),
         ({"animal 00": []}, "there are no confusions"),
         ({"wolf": "animal 00"}, "confusions: 'wolf' is no training class; there are 5, such as 'animal 00'"),
         ({"animal 00": "wolf"}, "confusions: 'wolf' is no training class"),
@@ -110,7 +112,7 @@ def test_confusions_of_a_file_are_those_of_a_mapping(text: bool, tmp_path: Path)
         ("", "pairs.csv: a header and no rows"),
     ],
 )
-def test_what_confusions_cannot_be(confusions: dict[str, object] | str, message: str, tmp_path: Path) -> None:
+def test_invalid_confusions(confusions: dict[str, object] | str, message: str, tmp_path: Path) -> None:
     given = pairs(tmp_path / "pairs.csv", confusions) if isinstance(confusions, str) else confusions
     with pytest.raises(InputError, match=message):
         confused_labels(animals(), given, 0.5)

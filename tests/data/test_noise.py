@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -8,29 +10,31 @@ import pytest
 
 from tests.data.animals import altered, animals, foreign
 from vicinal.data import (
+    NoiseSettings,
     Table,
     add_noise,
     confused_labels,
     first_classes,
     foreign_images,
+    load_table,
     open_set_labels,
     random_labels,
 )
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError
 
 LABEL_NOISES = {
     "random": random_labels,
-    "confused": lambda table, share, seed: confused_labels(
-        table, {"animal 00": ["animal 01", "animal 02"], "animal 01": "animal 04"}, share, seed
+    "confused": lambda table, fraction, seed: confused_labels(
+        table, {"animal 00": ["animal 01", "animal 02"], "animal 01": "animal 04"}, fraction, seed
     ),
-    "open-set": lambda table, share, seed: open_set_labels(table, share, seed=seed),
-    "open-set, nearby": lambda table, share, seed: open_set_labels(
-        table, share, embeddings=np.random.default_rng(1).normal(size=(len(table), 4)), seed=seed
+    "open-set": lambda table, fraction, seed: open_set_labels(table, fraction, seed=seed),
+    "open-set, nearby": lambda table, fraction, seed: open_set_labels(
+        table, fraction, embeddings=np.random.default_rng(1).normal(size=(len(table), 4)), seed=seed
     ),
 }
 
 
-def test_exactly_a_share_of_the_training_images_gives_way_to_foreign_ones() -> None:
+def test_an_exact_fraction_of_the_training_images_is_replaced_by_foreign_ones() -> None:
     table = animals()
     noisy = foreign_images(table, foreign(30), 0.2, seed=3)
     changed = altered(table, noisy, "path")
@@ -46,12 +50,16 @@ def test_exactly_a_share_of_the_training_images_gives_way_to_foreign_ones() -> N
 
 
 @pytest.mark.parametrize("kind", [*LABEL_NOISES, "foreign"])
-def test_noise_is_a_function_of_the_seed_and_a_larger_share_holds_a_smaller(kind: str) -> None:
+def test_noise_depends_on_the_seed_and_a_larger_fraction_contains_a_smaller_one(kind: str) -> None:
     table = animals()
 
-    def noisy(share: float, seed: int) -> Table:
-        np.random.seed(int(share * 10))
-        return foreign_images(table, pool, share, seed) if kind == "foreign" else LABEL_NOISES[kind](table, share, seed)
+    def noisy(fraction: float, seed: int) -> Table:
+        np.random.seed(int(fraction * 10))
+        return (
+            foreign_images(table, pool, fraction, seed)
+            if kind == "foreign"
+            else LABEL_NOISES[kind](table, fraction, seed)
+        )
 
     pool, column = foreign(70), "path" if kind == "foreign" else "label"
     assert noisy(0.2, 1).frame.equals(noisy(0.2, 1).frame)
@@ -99,7 +107,7 @@ def test_label_noise_alters_labels_of_training_images_and_their_coarse_labels_al
 
 
 @pytest.mark.parametrize("kind", LABEL_NOISES)
-def test_no_share_alters_nothing(kind: str) -> None:
+def test_a_fraction_of_zero_alters_nothing(kind: str) -> None:
     table = animals()
     noisy = LABEL_NOISES[kind](table, 0.0, 1)
     assert noisy.frame[table.frame.columns].equals(table.frame)
@@ -122,7 +130,9 @@ def test_in_a_table_without_splits_all_rows_are_training_images() -> None:
 def test_only_the_first_training_classes_stay(first: float, classes: int) -> None:
     table = animals(classes=20)
     if not classes:
-        with pytest.raises(InputError, match=r"first classes are 0.04 of 10; give a share up to 1 that leaves some"):
+        with pytest.raises(
+            InputError, match=r"classes is 0.04, of 10 training classes; give a fraction up to 1 that leaves some"
+        ):
             first_classes(table, first)
         return
     kept = first_classes(table, first)
@@ -138,7 +148,7 @@ def test_integer_classes_are_counted_in_the_order_of_numbers() -> None:
 def test_marks_outlive_a_file(tmp_path: Path) -> None:
     noisy = random_labels(animals(), 0.1, seed=1)
     noisy.save(tmp_path / "noisy.csv")
-    again = random_labels(Table.load(tmp_path / "noisy.csv"), 0.1, seed=2)
+    again = random_labels(load_table(tmp_path / "noisy.csv"), 0.1, seed=2)
     both = noisy.frame["noisy_label"] | random_labels(animals(), 0.1, seed=2).frame["noisy_label"]
     assert again.frame["noisy_label"].equals(both)
 
@@ -148,10 +158,10 @@ def test_marks_outlive_a_file(tmp_path: Path) -> None:
 def test_what_noise_leaves_outlives_a_file_and_a_split(ending: str, text: bool, tmp_path: Path) -> None:
     noisy = foreign_images(open_set_labels(animals(text=text), 0.4), foreign(9), 0.05)
     noisy.save(tmp_path / f"noisy.{ending}")
-    again = Table.load(tmp_path / f"noisy.{ending}")
+    again = load_table(tmp_path / f"noisy.{ending}")
     marks = ["label", "label_clean", "noisy_label", "noisy_image"]
     assert again.frame[marks].equals(noisy.frame[marks])
-    assert again.statistics().noise == noisy.statistics().noise == {"wrong_labels": 0.2, "foreign_images": 0.025}
+    assert again.statistics().noise == noisy.statistics().noise == {"noisy_labels": 0.2, "foreign_images": 0.025}
     split = again.split_classes({"train": 0.5, "test": 0.5})
     assert split.frame[marks].equals(noisy.frame[marks])
     assert split.subset("test").frame["label_clean"].dtype == noisy.frame["label"].dtype
@@ -160,82 +170,98 @@ def test_what_noise_leaves_outlives_a_file_and_a_split(ending: str, text: bool, 
 def test_labels_stay_comparable_where_csv_takes_some_for_numbers(tmp_path: Path) -> None:
     table = Table(pd.DataFrame({"path": ["a.png", "b.png", "c.png"], "label": ["1", "x", "3"]}))
     confused_labels(table, {"x": "1"}, 1.0).save(tmp_path / "noisy.csv")
-    again = Table.load(tmp_path / "noisy.csv")
+    again = load_table(tmp_path / "noisy.csv")
     assert again.frame[["label", "label_clean"]].to_numpy().tolist() == [["1", "1"], ["1", "x"], ["3", "3"]]
-    assert again.statistics().noise == {"wrong_labels": 1 / 3}
+    assert again.statistics().noise == {"noisy_labels": 1 / 3}
 
 
-def test_what_was_done_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_every_kind_of_noise_is_added_in_order_and_logged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     foreign(10).save(tmp_path / "birds.csv")
     (tmp_path / "pairs.csv").write_text("label,confused_with\nanimal 00,animal 01\nanimal 01,animal 02\n")
-    more = {"confusions": tmp_path / "pairs.csv", "confused_share": 0.2, "open_set_share": 0.25, "cluster_size": 4}
-    noisy = add_noise(animals(), 0.8, 0.1, tmp_path / "birds.csv", 0.05, **more, seed=2)
+    settings = NoiseSettings(
+        classes=0.8,
+        random_labels=0.1,
+        foreign=str(tmp_path / "birds.csv"),
+        foreign_fraction=0.05,
+        confusions=str(tmp_path / "pairs.csv"),
+        confused_labels=0.2,
+        open_set_labels=0.25,
+        open_set_cluster_size=4,
+    )
+    noisy = add_noise(animals(), settings, seed=2)
     assert capsys.readouterr().err.splitlines() == [
         "kept the first 4 of 5 training classes; left out 20 images",
-        "gave 8 of 40 training images of 2 classes the label of a class theirs is mistaken for",
+        "gave 8 of 40 training images of 2 classes the label of a class theirs is confused with",
         "dissolved 1 of 4 training classes, 17 of 80 images, into 4 clusters under the labels of others",
         "gave 8 of 80 training images the label of another class",
-        "put foreign images in the place of 4 of 80 training images",
+        "replaced 4 of 80 training images by foreign images",
     ]
-    one_by_one = confused_labels(
-        first_classes(animals(), 0.8), {"animal 00": "animal 01", "animal 01": "animal 02"}, 0.2, 2
-    )
-    one_by_one = foreign_images(
-        random_labels(open_set_labels(one_by_one, 0.25, 4, seed=2), 0.1, 2), foreign(10), 0.05, 2
-    )
+    pairs: dict[str, str | int | list[str | int]] = {"animal 00": "animal 01", "animal 01": "animal 02"}
+    one_by_one = confused_labels(first_classes(animals(), 0.8), pairs, 0.2, 2)
+    one_by_one = open_set_labels(one_by_one, 0.25, 4, seed=2)
+    one_by_one = foreign_images(random_labels(one_by_one, 0.1, 2), foreign(10), 0.05, 2)
     assert noisy.frame.equals(one_by_one.frame)
+    assert noisy.frame.equals(add_noise(animals(), replace(settings, confusions=pairs), seed=2).frame)
 
 
-def test_random_labels_bring_back_no_class_that_was_dissolved() -> None:
-    noisy = add_noise(animals(), open_set_share=0.4, label_share=1.0).subset("train")
+def test_random_labels_never_use_a_dissolved_class() -> None:
+    noisy = add_noise(animals(), NoiseSettings(open_set_labels=0.4, random_labels=1.0)).subset("train")
     assert (len(noisy.classes), noisy.frame["label_clean"].nunique()) == (3, 5)
 
 
-def test_without_noise_the_table_is_the_very_same() -> None:
+def test_without_noise_the_table_is_the_same_object() -> None:
     table = animals()
-    assert add_noise(table) is table
+    assert add_noise(table, NoiseSettings()) is table
 
 
-def test_no_noise_where_there_is_nothing_to_train_on() -> None:
+def test_noise_needs_training_images() -> None:
     table = animals().subset("test")
-    for noise in (*LABEL_NOISES.values(), lambda table, share, seed: first_classes(table, 2)):
+    for noise in (*LABEL_NOISES.values(), lambda table, fraction, seed: first_classes(table, 2)):
         with pytest.raises(InputError, match="no training images to alter; its splits: test"):
             noise(table, 0.1, 0)
 
 
+@pytest.mark.parametrize("kind", [*LABEL_NOISES, "foreign"])
+@pytest.mark.parametrize("fraction", [1.5, float("nan"), -0.1])
+def test_fractions_out_of_range(kind: str, fraction: float) -> None:
+    add = LABEL_NOISES.get(kind, lambda table, fraction, seed: foreign_images(table, foreign(300), fraction, seed))
+    with pytest.raises(InputError, match=f"the fraction of noise is {fraction}; it must be from 0 to 1"):
+        add(animals(), fraction, 0)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("settings", "seed", "message"),
     [
-        ({"label_share": 1.5}, "the share of noise is 1.5; it must be from 0 to 1"),
-        ({"label_share": float("nan")}, "the share of noise is nan"),
-        ({"label_share": -0.1}, "the share of noise is -0.1"),
-        ({"label_share": 0.1, "seed": -1}, "seed is -1; it must not be negative"),
-        ({"label_share": 0.1, "classes": 0.2}, "random labels take two training classes or more; there is only 'anim"),
-        ({"foreign_share": 0.1}, "both a source"),
-        ({"foreign": "digits"}, "both a source"),
-        ({"foreign": "nowhere", "foreign_share": 0.1}, "nowhere: no such folder"),
-        ({"confused_share": 0.1}, "confused labels take both a list"),
-        ({"confusions": {"animal 00": "animal 01"}}, "confused labels take both a list"),
-        ({"confusions": "nowhere.csv", "confused_share": 0.1}, "nowhere.csv: no such file"),
-        ({"confusions": {"animal 00": "animal 01"}, "confused_share": 2}, "the share of noise is 2"),
-        ({"cluster_size": 3}, "the size of open-set clusters is given without a share of open-set labels"),
-        ({"open_set_share": 1.0}, r"a share of 1.0 dissolves all training classes \(5\); take less, so that some stay"),
-        ({"open_set_share": -0.1}, "the share of noise is -0.1"),
-        ({"open_set_share": float("nan")}, "the share of noise is nan"),
-        ({"open_set_share": 0.2, "cluster_size": 0.5}, "the cluster size is 0.5; it must be 1 or more"),
-        ({"open_set_share": 0.2, "cluster_size": float("inf")}, "the cluster size is inf"),
-        ({"open_set_share": 0.2, "seed": -1}, "seed is -1; it must not be negative"),
-        ({"classes": 6}, "first classes are 6 of 5; give a share up to 1 that leaves some, or a number of classes"),
-        ({"classes": 2.5}, "first classes are 2.5 of 5"),
-        ({"classes": float("nan")}, "first classes are nan of 5"),
+        ({"random_labels": 0.1}, -1, "seed is -1; it must not be negative"),
+        ({"open_set_labels": 0.2}, -1, "seed is -1; it must not be negative"),
+        ({"random_labels": 0.1, "classes": 0.2}, 0, "random labels take two training classes or more; there is only"),
+        ({"foreign": "nowhere", "foreign_fraction": 0.1}, 0, "nowhere: no such folder"),
+        ({"confusions": "nowhere.csv", "confused_labels": 0.1}, 0, "nowhere.csv: no such file"),
+        (
+            {"open_set_labels": 1.0},
+            0,
+            r"a fraction of 1.0 dissolves all training classes \(5\); take less, so that some",
+        ),
+        (
+            {"classes": 6},
+            0,
+            "classes is 6, of 5 training classes; give a fraction up to 1 that leaves some, or a number",
+        ),
+        ({"classes": 2.5}, 0, "classes is 2.5, of 5"),
     ],
 )
-def test_what_noise_cannot_be(arguments: dict[str, float], message: str) -> None:
+def test_noise_that_cannot_be_added(settings: dict[str, Any], seed: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        add_noise(animals(), **arguments)
+        add_noise(animals(), NoiseSettings(**settings), seed)
 
 
-def test_what_foreign_images_cannot_be() -> None:
+@pytest.mark.parametrize("size", [0.5, float("inf"), float("nan")])
+def test_invalid_cluster_sizes(size: float) -> None:
+    with pytest.raises(InputError, match=f"the cluster size is {size}; it must be 1 or more"):
+        open_set_labels(animals(), 0.2, size)
+
+
+def test_invalid_foreign_images() -> None:
     table = animals()
     with pytest.raises(InputError, match=r"0.2 of 100 training images are 20, but there are only 19 foreign images"):
         foreign_images(table, Table(pd.concat([foreign(19).frame] * 2)), 0.2)
@@ -245,10 +271,9 @@ def test_what_foreign_images_cannot_be() -> None:
         foreign_images(table, Table(pd.DataFrame({"label": [1]})), 0.1)
 
 
-def test_foreign_images_of_a_table_elsewhere(tmp_path: Path) -> None:
+def test_foreign_images_of_a_table_with_another_root(tmp_path: Path) -> None:
     (tmp_path / "foreign.csv").write_text("path\nx.png\ny.png\n")
     table = Table(pd.DataFrame({"path": ["a.png", "b.png"], "label": ["a", "b"]}))
-    noisy = add_noise(table, foreign=tmp_path / "foreign.csv", foreign_share=1.0, foreign_root=tmp_path / "elsewhere")
-    assert {Path(path).parent for path in noisy.paths} == {tmp_path / "elsewhere"}
-    with pytest.raises(InputError, match="without their source"):
-        add_noise(table, foreign_root=tmp_path)
+    source, root = str(tmp_path / "foreign.csv"), str(tmp_path / "elsewhere")
+    noisy = add_noise(table, NoiseSettings(foreign=source, foreign_fraction=1.0, foreign_root=root))
+    assert {Path(path).parent for path in noisy.paths} == {Path(root)}

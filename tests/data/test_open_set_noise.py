@@ -6,11 +6,11 @@ import pytest
 
 from tests.data.animals import altered, animals
 from vicinal.data import Table, open_set_labels
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError
 
 
-def even(classes: int, per_class: int) -> Table:
-    return Table(pd.DataFrame({"label": np.repeat(np.arange(classes), per_class)}))
+def even(classes: int, samples_per_class: int) -> Table:
+    return Table(pd.DataFrame({"label": np.repeat(np.arange(classes), samples_per_class)}))
 
 
 def labels_of_dissolved(noisy: Table) -> list[np.ndarray]:
@@ -19,14 +19,14 @@ def labels_of_dissolved(noisy: Table) -> list[np.ndarray]:
     return [labels.value_counts().to_numpy() for _, labels in wrong.groupby("label_clean")["label"]]
 
 
-@pytest.mark.parametrize(("share", "dissolved"), [(0.0, 0), (0.09, 0), (0.11, 1), (0.25, 1), (0.5, 2), (0.85, 4)])
+@pytest.mark.parametrize(("fraction", "dissolved"), [(0.0, 0), (0.09, 0), (0.11, 1), (0.25, 1), (0.5, 2), (0.85, 4)])
 @pytest.mark.parametrize("nearby", [False, True])
 def test_whole_classes_disappear_and_the_others_keep_all_their_images(
-    share: float, dissolved: int, nearby: bool
+    fraction: float, dissolved: int, nearby: bool
 ) -> None:
     table = animals()
     embeddings = np.random.default_rng(0).normal(size=(len(table), 3)) if nearby else None
-    noisy = open_set_labels(table, share, embeddings=embeddings, seed=3)
+    noisy = open_set_labels(table, fraction, embeddings=embeddings, seed=3)
     left = noisy.subset("train").classes
     assert len(left) == 5 - dissolved
     gone = (table.frame["split"] == "train") & ~table.frame["label"].isin(left)
@@ -34,12 +34,12 @@ def test_whole_classes_disappear_and_the_others_keep_all_their_images(
     assert gone.sum() == 20 * dissolved
 
 
-@pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.9])
-def test_the_share_of_wrong_labels_is_as_near_as_whole_classes_in_their_order_come(share: float) -> None:
+@pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5, 0.9])
+def test_the_fraction_of_noisy_labels_is_as_close_as_whole_classes_allow(fraction: float) -> None:
     sizes = np.random.default_rng(2).integers(1, 60, 50)
     table = Table(pd.DataFrame({"label": np.repeat(np.arange(50), sizes)}))
-    noisy = [open_set_labels(table, share, seed=seed) for seed in range(20)]
-    missed = [abs(each.statistics().noise["wrong_labels"] - share) * len(table) for each in noisy]
+    noisy = [open_set_labels(table, fraction, seed=seed) for seed in range(20)]
+    missed = [abs(each.statistics().noise["noisy_labels"] - fraction) * len(table) for each in noisy]
     assert max(missed) <= sizes.max() / 2
     assert len({tuple(each.classes) for each in noisy}) == 20
 
@@ -70,7 +70,7 @@ def test_a_cluster_falls_under_any_class_that_stays_alike() -> None:
     assert np.abs(small - 4000).max() < 250
 
 
-def test_a_cluster_keeps_its_label_with_a_larger_share_unless_that_class_is_dissolved_too() -> None:
+def test_a_cluster_keeps_its_label_with_a_larger_fraction_unless_that_class_is_dissolved_too() -> None:
     table = even(40, 30)
     few, many = open_set_labels(table, 0.25), open_set_labels(table, 0.5)
     rows = altered(table, few, "label")
@@ -114,12 +114,12 @@ def test_no_more_clusters_than_distinct_embeddings(recwarn: pytest.WarningsRecor
 @pytest.mark.parametrize(
     ("embeddings", "message"),
     [
-        (np.ones((7, 2)), r"embeddings: 7 embeddings for a table of 200 rows; there must be one a row"),
+        (np.ones((7, 2)), r"embeddings: 7 embeddings for a table of 200 rows; there must be one per row"),
         (np.ones(200), r"embeddings: float64 \[200\]; embeddings are real numbers"),
         (np.full((200, 2), np.nan), "embeddings: the embedding of row 0 .* is not finite"),
     ],
 )
-def test_what_embeddings_cannot_be(embeddings: np.ndarray, message: str) -> None:
+def test_invalid_embeddings(embeddings: np.ndarray, message: str) -> None:
     with pytest.raises(InputError, match=message):
         open_set_labels(animals(), 0.5, embeddings=embeddings)
 

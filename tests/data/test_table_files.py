@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vicinal.data import Table, save_embeddings
-from vicinal.errors import InputError
+from vicinal.data import Table, load_table, save_embeddings
+from vicinal.utils.errors import InputError
 
 
 def write(folder: Path, text: str | bytes) -> Path:
@@ -143,7 +143,7 @@ def test_any_text_comes_back(tmp_path: Path, ending: str) -> None:
     paths = [f"{label}/{row}.png" for row, label in enumerate(labels)]
     table = Table(pd.DataFrame({"path": paths, "label": labels, "is_query": True, "score": 0.5}), root=tmp_path)
     table.save(tmp_path / f"t.{ending}")
-    loaded = Table.load(tmp_path / f"t.{ending}")
+    loaded = load_table(tmp_path / f"t.{ending}")
     assert (loaded.paths, loaded.frame["label"].tolist()) == (table.paths, labels)
     assert loaded.frame["is_query"].all()
 

@@ -12,8 +12,8 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from vicinal.data import ImageTransform
-from vicinal.data.transforms import NormalizedTensor, RandomRotation
-from vicinal.errors import InputError
+from vicinal.data.image_ops import RandomRotation, ToNormalizedTensor
+from vicinal.utils.errors import InputError
 
 
 def noise(height: int, width: int, channels: int = 3) -> Image.Image:
@@ -32,7 +32,7 @@ def plain(transform: ImageTransform) -> v2.Compose:
 def test_normalised_tensor_is_what_torchvision_gives(channels: int) -> None:
     transform = ImageTransform(channels=channels)
     image = noise(5, 7, channels)
-    found = NormalizedTensor(channels, transform.mean, transform.std)(image)
+    found = ToNormalizedTensor(transform)(image)
     torch.testing.assert_close(found, plain(transform)(image), atol=1e-6, rtol=1e-5)
     assert found.is_contiguous()
 
@@ -112,10 +112,10 @@ def test_the_config_survives_json() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"size": 0}, "size is 0; it must be a whole number of pixels above 0"),
+        ({"size": 0}, "size is 0; it must be an integer of pixels above 0"),
         ({"size": 224.0}, "size is 224.0"),
         ({"size": True}, "size is True"),
-        ({"resize": 100}, r"resize is 100; it must be a whole number of pixels, at least size \(224\)"),
+        ({"resize": 100}, r"resize is 100; it must be an integer of pixels, at least size \(224\)"),
         ({"scale": [0.0, 1.0]}, r"scale is \(0.0, 1.0\); it must be two numbers above 0 and at most 1"),
         ({"scale": [0.9, 0.2]}, "scale is"),
         ({"scale": 0.5}, "scale is 0.5"),
@@ -126,8 +126,8 @@ def test_the_config_survives_json() -> None:
         ({"color_jitter": -0.1}, "color_jitter is -0.1"),
         ({"rotation": 270}, "rotation is 270; it must be a number from 0 to 180"),
         ({"interpolation": "lanczos"}, "interpolation is 'lanczos'; it must be bicubic, bilinear, nearest"),
-        ({"channels": 4}, r"channels is 4; it must be 3 \(RGB\) or 1 \(grey\)"),
-        ({"mean": [0.5]}, r"mean is \(0.5,\); it must be 3 number\(s\), one a channel"),
+        ({"channels": 4}, r"channels is 4; it must be 3 \(RGB\) or 1 \(grayscale\)"),
+        ({"mean": [0.5]}, r"mean is \(0.5,\); it must be 3 number\(s\), one per channel"),
         ({"channels": 1, "mean": [0.5]}, r"std is \(0.229, 0.224, 0.225\); it must be 1 number"),
         ({"std": [0.2, 0.0, 0.2]}, "std is .* must be above 0"),
         ({"sizes": 3}, "unknown key 'sizes'; the keys are size, resize, scale"),

@@ -1,8 +1,12 @@
-"""Embeddings and labels to evaluate, and the metrics read off sorted lists."""
+"""Embeddings and labels to evaluate, scores to compare, and metrics computed from sorted lists."""
 
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
+
+from vicinal.data.table import Table
+from vicinal.evaluation import Evaluation
 
 
 def lattice(rows: int, seed: int, dim: int = 6) -> np.ndarray:
@@ -22,7 +26,7 @@ def clusters(rows: int, classes: int, seed: int = 0, dim: int = 16) -> tuple[np.
 
 
 def brute_force(vectors, labels, is_query, is_gallery, groups, recall_at, coarse=None) -> tuple[dict[str, float], int]:
-    """Sort everything in float64 and read the metrics off the list of relevances."""
+    """Sort everything in float64 and compute the metrics from the list of relevances."""
     similarities = vectors.astype(np.float64) @ vectors.astype(np.float64).T
     rows: dict[str, list[float]] = {}
     without = 0
@@ -47,7 +51,36 @@ def brute_force(vectors, labels, is_query, is_gallery, groups, recall_at, coarse
         rows.setdefault("R-precision", []).append(sum(hits[:total]) / total)
         rows.setdefault("mAP", []).append(sum(precisions) / total)
         rows.setdefault("precision@3", []).append(sum(hits[:3]) / 3)
-        rows.setdefault("found@2", []).append(sum(hits[:2]) / total)
+        rows.setdefault("positives_recall@2", []).append(sum(hits[:2]) / total)
         rows.setdefault("mAP@2", []).append(sum(precisions[:2]) / min(2, total))
         rows.setdefault("MRR", []).append(1 / (hits.index(True) + 1))
     return {name: float(np.mean(values)) for name, values in rows.items()}, without
+
+
+def scored(query_indices: np.ndarray | None = None, **per_query: np.ndarray) -> Evaluation:
+    """An evaluation of which only the scores of single queries matter."""
+    number = len(next(iter(per_query.values())))
+    return Evaluation(
+        metrics={name: float(np.nanmean(values)) for name, values in per_query.items()},
+        protocol="leave-one-out",
+        num_queries=number,
+        num_gallery=number,
+        num_without_positive=0,
+        per_query=per_query,
+        query_indices=np.arange(number) if query_indices is None else query_indices,
+    )
+
+
+def table_of(labels: np.ndarray) -> Table:
+    return Table(pd.DataFrame({"label": labels}))
+
+
+def gapped_scores(seed: int, classes: int = 9) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Labels of unequal classes in no order, and two scores with gaps; one class has no score at all."""
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.repeat(np.arange(classes), rng.integers(1, 8, classes)))
+    first = rng.random(len(labels))
+    first[labels == 3] = np.nan
+    second = (rng.random(len(labels)) < 0.5).astype(float)
+    second[(labels == 3) | (rng.random(len(labels)) < 0.2)] = np.nan
+    return labels, {"mAP": first, "recall@1": second}

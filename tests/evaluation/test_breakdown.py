@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from vicinal.data.table import Table
-from vicinal.errors import InputError
 from vicinal.evaluation import evaluate, metrics_by
+from vicinal.utils.errors import InputError
 
 
 def example() -> tuple[np.ndarray, Table]:
@@ -22,14 +22,14 @@ def test_every_group_has_the_means_of_its_queries(column: str) -> None:
     result = evaluate(vectors, table, metrics=["MRR"])
     rows = metrics_by(result, table, column)
     assert rows.index.tolist() == sorted(set(table.frame[column]))
-    assert rows.columns.tolist() == ["queries", "without_positive", *result.metrics]
+    assert rows.columns.tolist() == ["num_queries", "num_without_positive", *result.metrics]
     for name, values in result.per_query.items():
         for group, row in rows.iterrows():
             own = values[table.frame[column].to_numpy() == group]
-            assert row["queries"] == len(own)
-            assert row["without_positive"] == np.isnan(own).sum()
+            assert row["num_queries"] == len(own)
+            assert row["num_without_positive"] == np.isnan(own).sum()
             assert row[name] == pytest.approx(np.nanmean(own) if not np.isnan(own).all() else np.nan, nan_ok=True)
-        counted = rows["queries"] - rows["without_positive"]
+        counted = rows["num_queries"] - rows["num_without_positive"]
         assert (rows[name].fillna(0) * counted).sum() / counted.sum() == pytest.approx(result.metrics[name])
 
 
@@ -38,7 +38,7 @@ def test_groups_are_of_the_queries_only() -> None:
     is_query = np.arange(82) % 3 == 0
     sides = Table(table.frame.assign(is_query=is_query, is_gallery=~is_query))
     rows = metrics_by(evaluate(vectors, sides), sides, "light")
-    assert rows["queries"].tolist() == sides.frame["light"][is_query].value_counts().sort_index().tolist()
+    assert rows["num_queries"].tolist() == sides.frame["light"][is_query].value_counts().sort_index().tolist()
 
 
 def test_the_mean_of_the_rows_is_the_macro_average() -> None:
@@ -60,7 +60,7 @@ def test_bad_input() -> None:
     result = evaluate(vectors, table)
     with pytest.raises(InputError, match="the table has no column 'colour'; its columns are label, light, year"):
         metrics_by(result, table, "colour")
-    with pytest.raises(InputError, match="query 81 was evaluated, but the table has 80 rows"):
+    with pytest.raises(InputError, match="a query is row 81, but the table has 80 rows; give the one evaluated"):
         metrics_by(result, table.take(range(80)))
     gaps = Table(table.frame.assign(light=table.frame["light"].where(table.frame.index != 5)))
     with pytest.raises(InputError, match="row 5 has no light"):

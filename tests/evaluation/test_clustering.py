@@ -12,8 +12,8 @@ from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_s
 from sklearn.metrics.cluster import pair_confusion_matrix
 
 from vicinal.data.table import Table
-from vicinal.errors import InputError
 from vicinal.evaluation import cluster, cluster_metrics
+from vicinal.utils.errors import InputError
 
 
 def blobs(rows: int = 120, classes: int = 6, noise: float = 0.1) -> tuple[np.ndarray, Table]:
@@ -74,8 +74,8 @@ def test_ami_of_singletons() -> None:
 def test_more_noise_less_agreement_and_the_same_every_time(method: str) -> None:
     clear, noisy = (cluster(*blobs(noise=noise), method=method, seed=3) for noise in (0.02, 0.6))
     assert all(clear.metrics[name] > noisy.metrics[name] > 0.02 for name in ("NMI", "AMI", "F1"))
-    again = cluster(*blobs(noise=0.6), np.int64(6), method=method, iterations=np.int64(20), seed=np.int64(3))
-    assert again != noisy  # by identity, for arrays have no one truth
+    again = cluster(*blobs(noise=0.6), np.int64(6), method=method, max_iterations=np.int64(20), seed=np.int64(3))
+    assert again != noisy  # by identity, since arrays have no single truth value
     np.testing.assert_array_equal(again.clusters, noisy.clusters)
     assert again.metrics == noisy.metrics == cluster_metrics(blobs()[1].labels, noisy.clusters)
     assert noisy.clusters.max() == 5
@@ -116,7 +116,7 @@ def test_a_collapse_makes_no_noise_and_leaves_clusters_empty(method: str, recwar
 
 def test_bad_input() -> None:
     vectors, table = blobs(12, 3)
-    with pytest.raises(InputError, match="there is no method 'means' of clustering; use faiss or scikit-learn"):
+    with pytest.raises(InputError, match="there is no clustering method 'means'; use faiss or scikit-learn"):
         cluster(vectors, table, method="means")
     with pytest.raises(InputError, match="12 embeddings, but table of 2 rows"):
         cluster(vectors, table.take([0, 1]))
@@ -124,12 +124,12 @@ def test_bad_input() -> None:
         with pytest.raises(InputError, match=f"{count} clusters of 12 embeddings are impossible; use 1 to 12"):
             cluster(vectors, table, count)
     for iterations in (0, 1.5):
-        with pytest.raises(InputError, match=f"iterations = {iterations} is impossible"):
-            cluster(vectors, table, iterations=iterations)
+        with pytest.raises(InputError, match=f"max_iterations = {iterations} is impossible"):
+            cluster(vectors, table, max_iterations=iterations)
     with pytest.raises(InputError, match=r"2\.5 clusters of 12 embeddings are impossible"):
         cluster(vectors, table, 2.5)  # type: ignore[arg-type]
     for seed in (-1, 2**31):
-        with pytest.raises(InputError, match=rf"seed is {seed}; it must be a whole number from 0 to 2\*\*31 - 1"):
+        with pytest.raises(InputError, match=rf"seed = {seed} is impossible; use an integer from 0 to 2\*\*31 - 1"):
             cluster(vectors, table, seed=seed)
     with pytest.raises(InputError, match=r"labels and clusters have the shapes \[2\] and \[1\]; there must be one of"):
         cluster_metrics([0, 1], [0])

@@ -1,208 +1,163 @@
-"""Evaluation with re-ranking: against the full re-ranked order, by brute force."""
-
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
-from tests.retrieval import rerank_references as references
-from tests.retrieval.rerank_references import clusters, lattice
+from tests.evaluation.cases import clusters, table_of
 from vicinal.data.table import Table
-from vicinal.errors import InputError
-from vicinal.evaluation import compare, evaluate, evaluate_arrays
-from vicinal.models.refiner import ContextRefiner
-from vicinal.retrieval import (
-    ContextualReranking,
-    DatabaseAugmentation,
-    InTurn,
-    QueryExpansion,
-    ReciprocalReranking,
-    Refinement,
-    Reranking,
-    refine,
-    rerank,
-    scores,
+from vicinal.evaluation import (
+    Evaluation,
+    Resampling,
+    ResultsTable,
+    compare_models,
+    compare_reranking,
+    confidence_intervals,
+    evaluate,
+    metrics_by,
+    paired_differences,
+    tabulate,
 )
+from vicinal.retrieval import ContextualReranking
+from vicinal.utils.errors import InputError
 
-REFERENCES = {
-    ContextualReranking: references.contextual,
-    ReciprocalReranking: references.reciprocal,
-    QueryExpansion: references.query_expansion,
-    DatabaseAugmentation: references.database_augmentation,
-}
-EACH = [
-    ContextualReranking(k=7, beta=0.5),
-    ContextualReranking(k=4, epsilon=0.2),
-    ReciprocalReranking(k1=8, k2=3),
-    QueryExpansion(n=4),
-    DatabaseAugmentation(n=4),
-]
+RESAMPLING = Resampling(num_resamples=300, seed=5)
+BY_NAME = {"check_index_type": False, "check_exact": True}
 
 
-def brute_force(wanted: np.ndarray, positive: np.ndarray, ignored: np.ndarray) -> dict[str, float]:
-    """Metrics read off the list of relevances in the full order of the wanted scores."""
-    rows: dict[str, list[float]] = {}
-    for query, row in enumerate(wanted):
-        order = [item for item in np.argsort(-row, kind="stable") if not ignored[query, item]]
-        hits = [bool(positive[query, item]) for item in order]
-        total = sum(hits)
-        if total:
-            precisions = [hit * sum(hits[: k + 1]) / (k + 1) for k, hit in enumerate(hits)]
-            for k in (1, 2):
-                rows.setdefault(f"recall@{k}", []).append(float(any(hits[:k])))
-            rows.setdefault("mAP@R", []).append(sum(precisions[:total]) / total)
-            rows.setdefault("R-precision", []).append(sum(hits[:total]) / total)
-            rows.setdefault("mAP", []).append(sum(precisions) / total)
-    return {name: float(np.mean(values)) for name, values in rows.items()}
+@pytest.fixture(scope="module")
+def table() -> Table:
+    return table_of(np.random.default_rng(0).integers(0, 20, 150))
 
 
-def reference_metrics(
-    method: Reranking,
-    vectors: np.ndarray,
-    labels: np.ndarray,
-    queries: np.ndarray,
-    gallery: np.ndarray,
-    groups: np.ndarray,
-) -> dict[str, float]:
-    """`queries` and `gallery` are rows of `vectors`."""
-    places = np.array([np.flatnonzero(gallery == row)[0] if row in gallery else -1 for row in queries])
-    wanted = REFERENCES[type(method)](vectors[queries], vectors[gallery], places, **dataclasses.asdict(method)).round(9)
-    match = labels[queries][:, None] == labels[gallery]
-    same_group = (groups[queries][:, None] == groups[gallery]) & (groups[gallery] >= 0)
-    ignored = (queries[:, None] == gallery) | (match & same_group)
-    return brute_force(wanted, match & ~ignored, ignored)
+@pytest.fixture(scope="module")
+def evaluations(table: Table) -> dict[str, Evaluation]:
+    """Three models, of ever less noise."""
+    rng = np.random.default_rng(1)
+    centers, noise = rng.standard_normal((20, 6))[table.labels], rng.standard_normal((150, 6))
+    return {
+        name: evaluate(centers + noise * scale, table, recall_at=(1, 2))
+        for name, scale in (("old", 2.0), ("new", 1.0), ("best", 0.5))
+    }
 
 
-@pytest.mark.parametrize("method", EACH, ids=str)
-@pytest.mark.parametrize("sides", ["one", "two"])
-@pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("parts", [False, True])
-def test_equals_brute_force_on_the_whole_order(monkeypatch, method, sides, grouped, parts) -> None:
-    vectors, labels = clusters(150, 20, seed=11)
-    rng, rows = np.random.default_rng(1), np.arange(150)
-    frame, queries, gallery, groups = pd.DataFrame({"label": labels}), rows, rows, np.full(150, -1)
-    if sides == "two":  # some images are on both sides
-        is_query, is_gallery = rng.random(150) < 0.4, rng.random(150) < 0.7
-        frame = frame.assign(is_query=is_query, is_gallery=is_gallery)
-        queries, gallery = np.flatnonzero(is_query), np.flatnonzero(is_gallery)
-    if grouped:
-        groups = rng.integers(0, 4, 150)
-        frame = frame.assign(group=groups)
-    if parts:
-        monkeypatch.setattr("vicinal.evaluation.ranking._block_size", lambda *_: (13, 37))
-        monkeypatch.setattr("vicinal.evaluation.ranking.MOST_RANKS", 40)
-    wanted = reference_metrics(method, vectors, labels, queries, gallery, groups)
-    plain = evaluate(vectors, Table(frame), recall_at=(1, 2))
-    found = evaluate(vectors, Table(frame), recall_at=(1, 2), rerank=method)
-    assert found.metrics == pytest.approx(wanted, rel=1e-12)
-    assert found.metrics != plain.metrics
-    assert (found.queries, found.gallery) == (len(queries), len(gallery))
+@pytest.fixture(scope="module")
+def compared(evaluations: dict[str, Evaluation], table: Table) -> ResultsTable:
+    return compare_models(evaluations, table, RESAMPLING)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_equals_brute_force_with_ties_and_duplicates(seed: int) -> None:
-    vectors, labels = lattice(50, 5, seed), np.random.default_rng(seed).integers(0, 9, 50)
-    rows, method = np.arange(50), ContextualReranking(k=6, beta=0.37)
-    wanted = reference_metrics(method, vectors, labels, rows, rows, np.full(50, -1))
-    found = evaluate(vectors, Table(pd.DataFrame({"label": labels})), recall_at=(1, 2), rerank=method)
-    assert found.metrics == pytest.approx(wanted, rel=1e-12)
+def test_all_models_are_compared_with_the_first(compared, evaluations, table) -> None:
+    assert compared.models == ["old", "new", "best"]
+    assert (compared.baseline, compared.resample_by, compared.confidence_level) == ("old", "classes", 0.95)
+    for model, evaluation in evaluations.items():
+        rows = compared.overall(model)
+        assert rows["value"].to_dict() == evaluation.metrics
+        pd.testing.assert_frame_equal(
+            rows[["low", "high"]], confidence_intervals(evaluation, table, RESAMPLING), **BY_NAME
+        )
+        differences = rows[["difference", "difference_low", "difference_high", "p_value"]]
+        if model == "old":
+            assert differences.isna().all(axis=None)
+        else:
+            wanted = paired_differences(evaluations["old"], evaluation, table, RESAMPLING)
+            pd.testing.assert_frame_equal(differences, wanted, **BY_NAME)
+            assert wanted.loc["mAP", "difference"] > 0.1
 
 
-@pytest.mark.parametrize("method", EACH, ids=str)
-def test_agrees_with_the_ranking_of_rerank(method: Reranking) -> None:
-    vectors, labels = clusters(90, 12, seed=2)
-    found = rerank(vectors, vectors, 89, method, exclude=np.arange(90))
-    first = (labels[found.indices[:, 0]] == labels).astype(float)
-    result = evaluate(vectors, Table(pd.DataFrame({"label": labels})), rerank=method)
-    alone = np.isnan(result.per_query["mAP"])
-    np.testing.assert_array_equal(result.per_query["recall@1"][~alone], first[~alone])
+def test_models_stand_side_by_side(compared: ResultsTable) -> None:
+    head, intervals, differences, names, *lines = str(compared).splitlines()
+    assert head == "leave-one-out: 150 queries, 150 gallery images"
+    assert intervals == "95 % confidence intervals in brackets, from resampled classes"
+    assert differences == "differences to old in percentage points"
+    assert names.split() == ["old", "new", "difference", "best", "difference"]
+    row = compared.overall("new").loc["mAP"]
+    assert [line.split()[0] for line in lines] == compared.overall("new").index.tolist()
+    line = lines[-1]
+    assert line.index(f"{100 * row['value']:6.2f} % [{100 * row['low']:.2f}, ") == names.index("new")
+    low, high = 100 * row["difference_low"], 100 * row["difference_high"]
+    wanted = f"{100 * row['difference']:+6.2f} [{low:+.2f}, {high:+.2f}] p {row['p_value']:.3g}"
+    assert line.index(wanted) == names.index("difference")
 
 
-@pytest.mark.parametrize("method", EACH, ids=str)
-def test_chunks_and_arrays_do_not_matter(monkeypatch, method: Reranking) -> None:
-    vectors, labels = clusters(130, 15, seed=3)
-    table = Table(pd.DataFrame({"label": labels}))
-    whole = evaluate(vectors, table, rerank=method)
-    monkeypatch.setattr(scores, "SCORE_BYTES", 2**16)
-    for chunk in (1, 7, None):
-        found = evaluate(vectors, table, rerank=method, chunk=chunk)
-        for name, values in whole.per_query.items():
-            np.testing.assert_array_equal(found.per_query[name], values)
-    arrays = evaluate_arrays(vectors, labels, vectors, labels, exclude=np.arange(130), rerank=method)
-    assert arrays.metrics == whole.metrics
+def test_many_ties_are_told(evaluations, table) -> None:
+    models = {"old": evaluations["old"], "collapsed": evaluate(np.ones((150, 3)), table, recall_at=(1, 2))}
+    lines = str(compare_models(models, table, Resampling(num_resamples=10))).splitlines()
+    assert lines[1] == f"collapsed: {models['collapsed'].num_ties:,} positives tied with other images"
+    assert models["old"].num_ties == 0
 
 
-def test_classes_of_one_count_in_no_metric() -> None:
-    vectors, labels = clusters(40, 5, seed=4)
-    labels[:6] = np.arange(100, 106)
-    result = evaluate(vectors, Table(pd.DataFrame({"label": labels})), rerank=ContextualReranking(k=5))
-    assert result.without_positive == 6
+def test_metrics_of_the_whole_set_have_differences_but_no_intervals(evaluations, table) -> None:
+    two = {
+        name: dataclasses.replace(evaluations[name], metrics={**evaluations[name].metrics, "NMI": value})
+        for name, value in (("old", 0.5), ("new", 0.75))
+    }
+    found = compare_models(two, table, Resampling(num_resamples=10))
+    assert found.overall("new").loc["NMI", ["low", "high", "p_value"]].isna().all()
+    assert str(found).splitlines()[-1].split() == ["NMI", "50.00", "%", "75.00", "%", "+25.00"]
 
 
-def test_comparison_shows_both() -> None:
+def test_only_common_metrics_are_compared(evaluations, table) -> None:
+    fewer = dataclasses.replace(
+        evaluations["new"],
+        metrics={"mAP": evaluations["new"].metrics["mAP"]},
+        per_query={"mAP": evaluations["new"].per_query["mAP"]},
+    )
+    found = compare_models({"a": evaluations["old"], "b": fewer}, table, Resampling(num_resamples=10))
+    assert found.frame[["model", "metric"]].to_numpy().tolist() == [["a", "mAP"], ["b", "mAP"]]
+
+
+def test_reranking_is_compared_with_the_plain_ranking() -> None:
     vectors, labels = clusters(100, 12, seed=5)
-    table, method = Table(pd.DataFrame({"label": labels})), ContextualReranking(k=6, beta=0.5)
-    both = compare(vectors, table, method, recall_at=(1, 3))
-    assert both.plain.metrics == evaluate(vectors, table, (1, 3)).metrics
-    assert both.reranked.metrics == evaluate(vectors, table, (1, 3), rerank=method).metrics
-    loaded = json.loads(json.dumps(both.to_dict()))
-    assert loaded["metrics"] == both.plain.metrics
-    assert loaded["reranked"] == {"method": repr(method), "metrics": both.reranked.metrics}
-    lines = str(both).splitlines()
-    assert lines[1] == "re-ranked: ContextualReranking(k=6, beta=0.5, epsilon=0.0)"
-    before, after = 100 * both.plain.metrics["mAP"], 100 * both.reranked.metrics["mAP"]
-    assert lines[-1] == f"mAP           {before:6.2f} %   {after:6.2f} %"
+    table, method = table_of(labels), ContextualReranking(k=6, beta=0.5)
+    plain, reranked = (evaluate(vectors, table, (1, 3), rerank=each) for each in (None, method))
+    found = compare_reranking(plain, reranked, model="m")
+    assert found.frame["stage"].unique().tolist() == ["plain", "reranked"]
+    before, after = (found.frame[found.frame["stage"] == stage] for stage in ("plain", "reranked"))
+    assert before["value"].tolist() == list(plain.metrics.values())
+    assert after["value"].tolist() == list(reranked.metrics.values())
+    np.testing.assert_allclose(after["difference"], after["value"].to_numpy() - before["value"].to_numpy(), atol=1e-15)
+    assert set(after["method"]) == {repr(method)}
+    assert before["method"].isna().all()
+    assert found.frame[["low", "p_value"]].isna().all(axis=None)
+    lines = str(found).splitlines()
+    assert lines[1] == "reranked: ContextualReranking(k=6, beta=0.5, epsilon=0.0)"
+    values = [100 * row["value"] for row in (before.iloc[-1], after.iloc[-1])]
+    assert lines[-1].split() == [
+        "mAP",
+        f"{values[0]:.2f}",
+        "%",
+        f"{values[1]:.2f}",
+        "%",
+        f"{values[1] - values[0]:+.2f}",
+    ]
+    tested = compare_reranking(plain, reranked, table, resampling=RESAMPLING)
+    wanted = paired_differences(plain, reranked, table, RESAMPLING)
+    assert tested.frame["p_value"].dropna().tolist() == wanted["p_value"].tolist()
+    assert (tested.frame["low"] <= tested.frame["value"]).all()
 
 
-def made_refiner(dim: int) -> ContextRefiner:
-    torch.manual_seed(0)
-    refiner = ContextRefiner(dim, depth=2, heads=1, neighbors=3).eval()
-    for block in refiner.blocks:
-        torch.nn.init.normal_(block.output, std=0.5)
-    return refiner
+def test_one_evaluation_with_intervals_and_groups(evaluations, table) -> None:
+    found = tabulate(evaluations["new"], table, model="new", resampling=RESAMPLING, group_by="label")
+    rows = found.overall("new")
+    pd.testing.assert_frame_equal(
+        rows[["low", "high"]], confidence_intervals(evaluations["new"], table, RESAMPLING), **BY_NAME
+    )
+    groups = found.frame[found.frame["group"].notna()]
+    assert set(groups["group_by"]) == {"label"}
+    for group, wanted in metrics_by(evaluations["new"], table).iterrows():
+        of_group = groups[groups["group"] == str(group)].set_index("metric")
+        assert of_group["value"].to_dict() == wanted.drop(["num_queries", "num_without_positive"]).to_dict()
+        assert set(of_group["num_queries"]) == {wanted["num_queries"]}
+    assert groups[["low", "num_ties"]].isna().all(axis=None)
 
 
-def test_comparison_of_a_refinement_says_so() -> None:
-    vectors, labels = clusters(60, 8, seed=6)
-    table, method = Table(pd.DataFrame({"label": labels})), Refinement(made_refiner(vectors.shape[1]))
-    both = compare(vectors, table, method, recall_at=(1,))
-    refined = refine(method.refiner, vectors)
-    assert both.reranked.metrics == evaluate(refined, table, (1,)).metrics != both.plain.metrics
-    assert both.to_dict()["refined"] == {"method": repr(method), "metrics": both.reranked.metrics}
-    assert "reranked" not in both.to_dict()
-    assert str(both).splitlines()[1:3] == [f"refined: {method!r}", f"{'plain':>22}    refined"]
-
-
-@pytest.mark.parametrize("method", EACH, ids=str)
-@pytest.mark.parametrize("sides", ["one", "two"])
-def test_refined_then_reranked_is_reranking_of_the_refined(method: Reranking, sides: str) -> None:
-    vectors, labels = clusters(80, 10, seed=7)
-    refinement = Refinement(made_refiner(vectors.shape[1]), "everything")
-    frame = pd.DataFrame({"label": labels})
-    if sides == "two":
-        queries = np.arange(80) % 3 == 0
-        frame = frame.assign(is_query=queries, is_gallery=~queries)
-    both = compare(vectors, Table(frame), InTurn(refinement, method))
-    refined = refine(refinement.refiner, vectors)
-    assert both.reranked.metrics == pytest.approx(evaluate(refined, Table(frame), rerank=method).metrics, rel=1e-12)
-    assert repr(both.method) == f"{refinement!r}, then {method!r}"
-    assert set(both.to_dict()) >= {"reranked"}
-    if sides == "one":
-        rows = np.arange(80)
-        found = rerank(vectors, vectors, 20, both.method, exclude=rows)
-        wanted = rerank(refined, refined, 20, method, exclude=rows)
-        np.testing.assert_array_equal(found.indices, wanted.indices)
-
-
-def test_bad_input() -> None:
-    vectors, labels = clusters(10, 2, seed=0)
-    table = Table(pd.DataFrame({"label": labels}))
-    with pytest.raises(InputError, match="k = 16 is too large for a gallery of 10 images; use k <= 10"):
-        evaluate(vectors, table, rerank=ContextualReranking())
-    with pytest.raises(InputError, match="queries have 12 dimensions, the gallery has 3"):
-        evaluate_arrays(vectors, labels, vectors[:, :3], labels, rerank=QueryExpansion(n=2))
+def test_bad_input(evaluations, table) -> None:
+    with pytest.raises(InputError, match="1 models to compare; give at least two"):
+        compare_models({"old": evaluations["old"]}, table)
+    half = evaluate(np.eye(75), table.take(np.arange(75)))
+    with pytest.raises(InputError, match="half against old: the two evaluations have other queries"):
+        compare_models({"old": evaluations["old"], "half": half}, table)
+    with pytest.raises(InputError, match="groups by shop need the table"):
+        tabulate(half, group_by="shop")

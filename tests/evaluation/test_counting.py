@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vicinal.evaluation import counting
+from vicinal.evaluation import counting_kernels
 from vicinal.evaluation.counting import Counter
 from vicinal.evaluation.device_counting import DeviceCounter
 from vicinal.evaluation.positives import Positives, key_scores, ranking_keys
@@ -31,22 +31,22 @@ def counters(found: Positives, relevance: Relevance) -> list[Counter | DeviceCou
 
 
 def check(scores: np.ndarray, found: Positives, counter: Counter | DeviceCounter) -> None:
-    """Against counting one by one what ranks before each positive, and whether anything has its score."""
+    """Compare with what ranks before each positive, and whether anything has its score, over all pairs."""
     others = np.setdiff1d(np.arange(scores.shape[1]), found.rows)
-    before, tied = counter.before.reshape(len(scores), -1).cumsum(axis=1), counter.tied.reshape(len(scores), -1)
-    for query, row in enumerate(scores):
-        for position in range(found.counts[query]):
-            slot = found.first[query] + position
-            value, column = found.scores[slot], found.rows[slot]
-            ahead = (row[others] > value) | ((row[others] == value) & (others < column))
-            assert before[query, position] == ahead.sum()
-            level = found.scores[found.first[query] : found.first[query + 1]] == value
-            assert tied[query][level].any() == (row[others] == value).any()
+    num_before = counter.num_before.reshape(len(scores), -1).cumsum(axis=1)
+    is_tied = counter.is_tied.reshape(len(scores), -1)
+    for query, row in enumerate(scores[:, others]):
+        slots = slice(found.first[query], found.first[query + 1])
+        values, columns = found.scores[slots, None], found.rows[slots, None]
+        ahead = (row > values) | ((row == values) & (others < columns))
+        assert (num_before[query, : len(values)] == ahead.sum(axis=1)).all()
+        any_tied = [is_tied[query][values[:, 0] == value].any() for value in values[:, 0]]
+        assert (any_tied == (row == values).any(axis=1)).all()
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(SPECIAL), min_size=1, max_size=60), st.data())
-def test_both_ways_equal_counting_one_by_one(values: list[float], data: st.DataObject) -> None:
+def test_both_counters_equal_comparing_all_pairs(values: list[float], data: st.DataObject) -> None:
     scores = np.array([values, values[::-1]], dtype=np.float32)
     positives = np.array(sorted(data.draw(st.sets(st.integers(0, len(values) - 1), min_size=1))))
     cut = data.draw(st.integers(0, len(values)))
@@ -95,19 +95,19 @@ def test_what_fails_in_a_thread_is_raised(monkeypatch) -> None:
 
     scores = np.random.default_rng(0).standard_normal((50, 50)).astype(np.float32)
     found, relevance = setting(scores, np.array([3]))
-    monkeypatch.setattr(counting, "_count_rows", fail)
+    monkeypatch.setattr(counting_kernels, "count_rows", fail)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(MemoryError):
         Counter(found, relevance, 0).count(torch.from_numpy(scores), 0, 0)
 
 
 def test_works_without_a_folder_to_keep_compiled_code_in(monkeypatch) -> None:
-    njit = counting.numba.njit
+    njit = counting_kernels.numba.njit
 
     def no_cache(**given: object) -> object:
         if given.pop("cache", False):
             raise RuntimeError("cannot cache function: no locator available")
         return njit(**given)
 
-    monkeypatch.setattr(counting.numba, "njit", no_cache)
-    assert counting.compiled(lambda number: number + 1)(2) == 3
+    monkeypatch.setattr(counting_kernels.numba, "njit", no_cache)
+    assert counting_kernels.compiled(lambda number: number + 1)(2) == 3

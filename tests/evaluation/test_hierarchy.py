@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 
 from vicinal.data.table import Table
-from vicinal.errors import InputError
 from vicinal.evaluation import evaluate
-from vicinal.evaluation.hierarchy import coarse_columns, coarse_levels
-from vicinal.evaluation.ranking import Relevance
+from vicinal.evaluation.hierarchy import coarse_columns, coarse_relevances
+from vicinal.evaluation.relevance import Relevance
+from vicinal.utils.errors import InputError
 
 BIRDS = Table(
     pd.DataFrame(
@@ -31,7 +31,7 @@ def test_levels_come_from_fine_to_coarse() -> None:
 def test_levels_of_queries_and_gallery() -> None:
     queries, gallery = np.array([0, 3]), np.array([1, 2, 4, 5])
     fine = Relevance(BIRDS.labels[queries], BIRDS.labels[gallery])
-    levels = coarse_levels(BIRDS, fine, queries, gallery)
+    levels = coarse_relevances(BIRDS, fine, queries, gallery)
     assert [levels["coarse"].positives(query).tolist() for query in (0, 1)] == [[0, 1], [2]]
     assert [levels["coarse_2"].positives(query).tolist() for query in (0, 1)] == [[0, 1, 2], [0, 1, 2]]
 
@@ -50,7 +50,7 @@ def test_scores_by_hand() -> None:
     assert list(result.metrics)[:5] == ["recall@1", "mAP@R", "R-precision", "mAP", "coarse/recall@1"]
 
 
-def test_groups_of_the_same_class_only_are_left_out_at_every_level() -> None:
+def test_only_same_group_images_of_the_same_class_are_excluded_at_every_level() -> None:
     result = evaluate(VECTORS, BIRDS, recall_at=[1], hierarchy=True)
     # the second duck: perch 0.1, crow 0.3, (duck, same group), jay 0.5, crow 0.6; the other duck takes no rank
     assert np.isnan(result.per_query["coarse/mAP"][4])
@@ -61,4 +61,4 @@ def test_table_without_coarse_labels() -> None:
     table = Table(pd.DataFrame({"label": [0, 0]}))
     fine = Relevance(table.labels, table.labels)
     with pytest.raises(InputError, match=r"the table has no column 'coarse' .*; its columns are label"):
-        coarse_levels(table, fine, np.arange(2), np.arange(2))
+        coarse_relevances(table, fine, np.arange(2), np.arange(2))

@@ -33,7 +33,7 @@ def test_agrees_with_pytorch_metric_learning_where_it_divides_alike() -> None:
     for k in (5, 399):
         calculator = AccuracyCalculator(include=names, k=k)
         theirs = calculator.get_accuracy(torch.from_numpy(vectors), torch.from_numpy(labels))
-        ours = evaluate(vectors, table, metrics=[f"mAP@{k}", "found@5", "MRR"])
+        ours = evaluate(vectors, table, metrics=[f"mAP@{k}", "positives_recall@5", "MRR"])
         if k == 399:  # the whole ranking: all denominators are R
             assert ours.metrics["MRR"] == pytest.approx(theirs["mean_reciprocal_rank"])
             assert ours.metrics["mAP@399"] == pytest.approx(theirs["mean_average_precision"])
@@ -45,7 +45,7 @@ def test_agrees_with_pytorch_metric_learning_where_it_divides_alike() -> None:
 
 
 class Ranked:
-    """All rankings by a full sort in float64, as truths [rows, rows - 1]."""
+    """All rankings by a full sort in float64, as booleans [rows, rows - 1]."""
 
     def __init__(self, vectors: np.ndarray, labels: np.ndarray) -> None:
         scores = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
@@ -84,10 +84,12 @@ def test_agrees_with_torchmetrics() -> None:
     vectors, labels = clusters(60, 7)
     cosines = torch.from_numpy(vectors.astype(np.float64) @ vectors.T.astype(np.float64))
     scores = cosines + 1  # of negative scores it takes none for a positive
-    result = evaluate(vectors, Table(pd.DataFrame({"label": labels})), metrics=["precision@5", "found@5", "MRR"])
+    result = evaluate(
+        vectors, Table(pd.DataFrame({"label": labels})), metrics=["precision@5", "positives_recall@5", "MRR"]
+    )
     theirs = {
         "precision@5": lambda scores, hits: retrieval_precision(scores, hits, top_k=5),
-        "found@5": lambda scores, hits: retrieval_recall(scores, hits, top_k=5),
+        "positives_recall@5": lambda scores, hits: retrieval_recall(scores, hits, top_k=5),
         "R-precision": retrieval_r_precision,
         "MRR": retrieval_reciprocal_rank,
         "mAP": retrieval_average_precision,

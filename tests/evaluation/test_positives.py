@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 from vicinal.evaluation import positives as module
 from vicinal.evaluation.positives import key_scores, ranked_positives, ranking_keys
 from vicinal.evaluation.relevance import Relevance
-from vicinal.retrieval.scores import ScoreBlock, UnitVectors
+from vicinal.retrieval.scores import ScoreBuffer, UnitVectors
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 0.25, -0.25, 1e-30, -1e-30, 1e-45, -1e-45, 3e38, -3e38]
 
@@ -21,35 +23,34 @@ def test_keys_ascend_in_the_ranking_and_hold_scores() -> None:
 
 
 @pytest.mark.parametrize("classes", [1, 3, 40, 500])
-@pytest.mark.parametrize("most", [2**20, 50])
-@pytest.mark.parametrize("block", [4096, 17])
-def test_scores_are_those_of_the_whole_product(monkeypatch, classes: int, most: int, block: int) -> None:
-    monkeypatch.setattr(module, "MOST_PAIRS", most)
-    monkeypatch.setattr(module, "BLOCK_ROWS", block)
+def test_scores_are_those_of_the_whole_product(monkeypatch, classes: int) -> None:
     rng = np.random.default_rng(classes)
     array, labels, groups = rng.standard_normal((300, 33)), rng.integers(-1, classes, 300), rng.integers(-1, 3, 300)
     queries, gallery = UnitVectors(array[:170], "query"), UnitVectors(array, "gallery vector")
     relevance = Relevance(labels[:170], labels, np.arange(170), groups[:170], groups)
-    scores = ScoreBlock(170, 300, queries.device).fill(queries.block(0, 170), gallery, 0, 300).numpy()
-    found = ranked_positives(queries, gallery, relevance, 20, 160)
-    for place, query in enumerate(range(20, 160)):
-        rows = relevance.positives(query)
-        rows = rows[np.lexsort((rows, -scores[query, rows]))]
-        first, count = found.first[place], found.counts[place]
-        np.testing.assert_array_equal(found.rows[first : first + count], rows)
-        np.testing.assert_array_equal(found.scores[first : first + count], scores[query, rows])
+    scores = ScoreBuffer(170, 300, queries.device).fill(queries.block(0, 170), gallery, 0, 300).numpy()
+    for max_pairs, block in product((2**20, 50), (4096, 17)):
+        monkeypatch.setattr(module, "MAX_PAIRS", max_pairs)
+        monkeypatch.setattr(module, "BLOCK_ROWS", block)
+        found = ranked_positives(queries, gallery, relevance, start=20, stop=160)
+        for number, query in enumerate(range(20, 160)):
+            rows = relevance.positives(query)
+            rows = rows[np.lexsort((rows, -scores[query, rows]))]
+            first, count = found.first[number], found.counts[number]
+            np.testing.assert_array_equal(found.rows[first : first + count], rows)
+            np.testing.assert_array_equal(found.scores[first : first + count], scores[query, rows])
 
 
 def test_few_products_for_small_classes(monkeypatch) -> None:
     entries = []
-    product = ScoreBlock.product
+    multiply = ScoreBuffer.product
     monkeypatch.setattr(
-        ScoreBlock,
+        ScoreBuffer,
         "product",
-        lambda self, *given: (entries.append(len(given[0]) * len(given[1])), product(self, *given))[1],
+        lambda self, *given: (entries.append(len(given[0]) * len(given[1])), multiply(self, *given))[1],
     )
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(400), 5))
     vectors = UnitVectors(np.random.default_rng(1).standard_normal((2000, 4)), "embedding")
-    ranked_positives(vectors, vectors, Relevance(labels, labels), 0, 2000)
+    ranked_positives(vectors, vectors, Relevance(labels, labels), start=0, stop=2000)
     assert sum(entries) <= 64 * 2000
     assert len(entries) < 40

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.evaluation.cases import brute_force, lattice
 from vicinal.data.table import Table
-from vicinal.errors import InputError
 from vicinal.evaluation import evaluate, evaluate_arrays
+from vicinal.utils.errors import InputError
 
-MORE = ("precision@3", "found@2", "mAP@2", "MRR")
+MORE = ("precision@3", "positives_recall@2", "mAP@2", "MRR")
 
 
 @settings(max_examples=60, deadline=None)
@@ -23,10 +23,10 @@ MORE = ("precision@3", "found@2", "mAP@2", "MRR")
     seed=st.integers(0, 10**6),
     sides=st.booleans(),
     grouped=st.booleans(),
-    chunk=st.sampled_from([None, 1, 5]),
+    chunk_size=st.sampled_from([None, 1, 5]),
     kind=st.sampled_from([np.float16, np.float32, np.float64]),
 )
-def test_equals_brute_force(rows, classes, seed, sides, grouped, chunk, kind) -> None:
+def test_equals_brute_force(rows, classes, seed, sides, grouped, chunk_size, kind) -> None:
     rng = np.random.default_rng(seed)
     vectors, labels = lattice(rows, seed), rng.integers(0, classes, rows)
     frame = pd.DataFrame({"label": labels})
@@ -42,31 +42,33 @@ def test_equals_brute_force(rows, classes, seed, sides, grouped, chunk, kind) ->
     wanted, without = brute_force(vectors, labels, is_query, is_gallery, groups, (1, 2))
     if not wanted:
         with pytest.raises(InputError, match="has another image of its class"):
-            evaluate(vectors, Table(frame), (1, 2), chunk, metrics=MORE)
+            evaluate(vectors, Table(frame), (1, 2), metrics=MORE, chunk_size=chunk_size)
         return
     names = {"coarse": labels // 2, "coarse_2": labels // 4}  # what is left out is left out at every level
     for column, codes in names.items():
         of_level, _ = brute_force(vectors, labels, is_query, is_gallery, groups, (1, 2), codes)
         wanted |= {f"{column}/{name}": value for name, value in of_level.items()}
-    result = evaluate(vectors.astype(kind), Table(frame.assign(**names)), (1, 2), chunk, metrics=MORE, hierarchy=True)
+    result = evaluate(
+        vectors.astype(kind), Table(frame.assign(**names)), (1, 2), metrics=MORE, hierarchy=True, chunk_size=chunk_size
+    )
     assert result.metrics == pytest.approx(wanted, rel=1e-12)
-    assert (result.queries, result.gallery) == (is_query.sum(), is_gallery.sum())
-    assert result.without_positive == without
-    assert result.query_rows.tolist() == np.flatnonzero(is_query).tolist()
+    assert (result.num_queries, result.num_gallery) == (is_query.sum(), is_gallery.sum())
+    assert result.num_without_positive == without
+    assert result.query_indices.tolist() == np.flatnonzero(is_query).tolist()
 
 
 @settings(max_examples=40, deadline=None)
 @given(rows=st.integers(6, 30), classes=st.integers(1, 6), seed=st.integers(0, 10**6))
 def test_a_gallery_twice_over_finds_the_same_first(rows: int, classes: int, seed: int) -> None:
-    """Each image has its copy right beside it: the first positive moves from rank r to 2 r - 1, all shares stay."""
+    """Each image has its copy right beside it: the first positive moves from rank r to 2 r - 1, all fractions stay."""
     vectors, labels = lattice(rows, seed), np.random.default_rng(seed).integers(0, classes, rows)
     labels[:2] = 0
     once = evaluate_arrays(vectors[:2], labels[:2], vectors, labels, recall_at=[1])
     twice = evaluate_arrays(vectors[:2], labels[:2], vectors.repeat(2, axis=0), labels.repeat(2), recall_at=[1])
-    assert twice.first_ranks.tolist() == (2 * once.first_ranks - 1).tolist()
+    assert twice.first_positive_ranks.tolist() == (2 * once.first_positive_ranks - 1).tolist()
     assert twice.metrics["recall@1"] == once.metrics["recall@1"]
     assert twice.metrics["R-precision"] == once.metrics["R-precision"]
-    assert twice.ties == 2 * once.ties
+    assert twice.num_ties == 2 * once.num_ties
 
 
 @settings(max_examples=40, deadline=None)
@@ -77,10 +79,15 @@ def test_without_ties_the_order_of_the_table_does_not_matter(rows: int, classes:
     labels[:2] = 0
     order = rng.permutation(rows)
     first, second = (
-        evaluate(vectors[rows], Table(pd.DataFrame({"label": labels[rows]})), recall_at=[1], metrics=["MRR", "found@2"])
+        evaluate(
+            vectors[rows],
+            Table(pd.DataFrame({"label": labels[rows]})),
+            recall_at=[1],
+            metrics=["MRR", "positives_recall@2"],
+        )
         for rows in (np.arange(rows), order)
     )
-    if first.ties:
+    if first.num_ties:
         return
     for name, values in first.per_query.items():
         np.testing.assert_array_equal(second.per_query[name], values[order])
@@ -114,8 +121,10 @@ def test_all_ties_rank_in_the_order_of_the_table(labels: list[int], kind: type) 
     result = evaluate(np.full((len(labels), 3), 0.3, kind), Table(pd.DataFrame({"label": labels})), [1])
     others = [[other for place, other in enumerate(labels) if place != row] for row in range(len(labels))]
     wanted = [1 + each.index(own) if own in each else 0 for own, each in zip(labels, others, strict=True)]
-    assert result.first_ranks.tolist() == wanted
-    assert result.ties == sum(each.count(own) for own, each in zip(labels, others, strict=True) if set(each) != {own})
+    assert result.first_positive_ranks.tolist() == wanted
+    assert result.num_ties == sum(
+        each.count(own) for own, each in zip(labels, others, strict=True) if set(each) != {own}
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -123,10 +132,12 @@ def test_all_ties_rank_in_the_order_of_the_table(labels: list[int], kind: type) 
 def test_one_class_is_perfect_and_singletons_find_nothing(rows: int, seed: int) -> None:
     vectors = lattice(rows, seed)
     single = Table(pd.DataFrame({"label": range(rows), "coarse": ["all"] * rows}))
-    one = evaluate(vectors, Table(pd.DataFrame({"label": ["all"] * rows})), [1, rows - 1], metrics=["found@1", "MRR"])
-    assert one.metrics | {"found@1": 1.0} == dict.fromkeys(one.metrics, 1.0)
-    assert one.metrics["found@1"] == pytest.approx(1 / (rows - 1))
-    assert (one.ties, one.without_positive) == (0, 0)
+    one = evaluate(
+        vectors, Table(pd.DataFrame({"label": ["all"] * rows})), [1, rows - 1], metrics=["positives_recall@1", "MRR"]
+    )
+    assert one.metrics | {"positives_recall@1": 1.0} == dict.fromkeys(one.metrics, 1.0)
+    assert one.metrics["positives_recall@1"] == pytest.approx(1 / (rows - 1))
+    assert (one.num_ties, one.num_without_positive) == (0, 0)
     with pytest.raises(InputError, match=f"none of the {rows} queries has another image of its class to find"):
         evaluate(vectors, single, [1])
     with pytest.raises(InputError, match=f"recall@{rows} is impossible with {rows - 1} gallery images to rank"):
@@ -142,7 +153,7 @@ def test_images_without_a_fine_positive_count_at_the_coarse_level(rows: int, see
     fine[1], coarse[1] = fine[0], coarse[0]
     both = evaluate(vectors, Table(pd.DataFrame({"label": fine, "coarse": coarse})), [1], hierarchy=True)
     alone = evaluate(vectors, Table(pd.DataFrame({"label": coarse})), [1])
-    assert both.without_positive == rows - 2
+    assert both.num_without_positive == rows - 2
     assert np.isnan(both.per_query["mAP"]).sum() == rows - 2
     for name, values in alone.per_query.items():
         np.testing.assert_array_equal(both.per_query[f"coarse/{name}"], values)

@@ -7,9 +7,9 @@ import torch
 
 from tests.evaluation.cases import clusters
 from vicinal.data.table import Table
-from vicinal.errors import InputError
-from vicinal.evaluation import evaluate, evaluate_arrays, protocol
-from vicinal.retrieval.scores import ScoreBlock, UnitVectors
+from vicinal.evaluation import arrays, evaluate, evaluate_arrays
+from vicinal.retrieval.scores import ScoreBuffer, UnitVectors
+from vicinal.utils.errors import InputError
 
 
 def test_half_precision_ranks_as_the_same_numbers_in_full() -> None:
@@ -31,7 +31,7 @@ def test_order_of_rows_chunks_and_names_do_not_matter() -> None:
         (torch.from_numpy(vectors), labels, 77),
         (vectors * 3, labels, None),
     ):
-        assert evaluate(embeddings, Table(pd.DataFrame({"label": table})), chunk=chunk).metrics == pytest.approx(
+        assert evaluate(embeddings, Table(pd.DataFrame({"label": table})), chunk_size=chunk).metrics == pytest.approx(
             whole.metrics
         )
 
@@ -54,7 +54,7 @@ def test_one_class_is_perfect_and_singletons_are_counted() -> None:
     vectors = np.random.default_rng(0).standard_normal((6, 4))
     assert set(evaluate(vectors, Table(pd.DataFrame({"label": ["a"] * 6})), (1,)).metrics.values()) == {1.0}
     result = evaluate(vectors, Table(pd.DataFrame({"label": ["a", "a", "b", "c", "d", "e"]})), (1,))
-    assert result.without_positive == 4
+    assert result.num_without_positive == 4
     assert np.isnan(result.per_query["mAP"]).tolist() == [False, False, True, True, True, True]
     assert "(4 queries without a positive left out)" in str(result)
 
@@ -82,7 +82,7 @@ def test_arrays_equal_the_table() -> None:
     frame = pd.DataFrame({"label": names, "group": groups})
     by_table = evaluate(vectors, Table(frame))
     by_arrays = evaluate_arrays(
-        vectors, names, vectors, names, exclude=np.arange(60), query_groups=groups, gallery_groups=groups
+        vectors, names, vectors, names, exclude_self=np.arange(60), query_groups=groups, gallery_groups=groups
     )
     assert by_arrays.metrics == by_table.metrics
 
@@ -95,9 +95,9 @@ def test_gallery_of_unknown_labels_is_in_the_way() -> None:
 
 def test_memory_does_not_grow_with_the_gallery(monkeypatch) -> None:
     sizes = []
-    build = ScoreBlock.__init__
+    build = ScoreBuffer.__init__
     monkeypatch.setattr(
-        ScoreBlock, "__init__", lambda self, *size: (build(self, *size), sizes.append(self._buffer.nbytes))[0]
+        ScoreBuffer, "__init__", lambda self, *size: (build(self, *size), sizes.append(self._buffer.nbytes))[0]
     )
     vectors, labels = np.ones((600_000, 1), dtype=np.float32), np.arange(600_000) % 300_000
     result = evaluate_arrays(vectors[:100], labels[:100], vectors, labels)
@@ -113,7 +113,7 @@ def test_a_negative_group_is_none() -> None:
     groups = np.arange(40) % 3 - 1
     itself, alone = np.arange(40), np.where(groups < 0, 100 + np.arange(40), groups)
     first, second, objects = (
-        evaluate_arrays(vectors, labels, vectors, labels, exclude=itself, query_groups=each, gallery_groups=each)
+        evaluate_arrays(vectors, labels, vectors, labels, exclude_self=itself, query_groups=each, gallery_groups=each)
         for each in (groups, alone, groups.astype(object))
     )
     by_table = evaluate(vectors, Table(pd.DataFrame({"label": labels, "group": groups})))
@@ -130,15 +130,15 @@ def test_a_negative_label_is_a_class() -> None:
     assert by_table[0].metrics == by_table[1].metrics
 
 
-def test_all_is_computed_where_the_queries_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_computed_on_the_device_of_the_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    build = protocol.UnitVectors
+    build = arrays.UnitVectors
 
     def built(array: np.ndarray, name: str, device: object = None) -> UnitVectors:
         made.append(device)
         return build(array, name)
 
-    monkeypatch.setattr(protocol, "UnitVectors", built)
+    monkeypatch.setattr(arrays, "UnitVectors", built)
     evaluate_arrays(np.eye(2), ["a", "b"], np.eye(2), ["a", "b"])
     assert made == [None, torch.device("cpu")]
 
@@ -156,7 +156,7 @@ def test_large_labels_of_other_integer_types_do_not_collide() -> None:
     labels = 2**60 + np.arange(4)  # neighbours, of which float64 makes one number
     result = evaluate_arrays(np.eye(4), labels, np.eye(4), labels[::-1].astype(np.uint64), recall_at=[1])
     assert result.metrics["recall@1"] == 0
-    assert result.first_ranks.tolist() == [4, 3, 3, 2]
+    assert result.first_positive_ranks.tolist() == [4, 3, 3, 2]
 
 
 def test_bad_input() -> None:
@@ -171,10 +171,10 @@ def test_bad_input() -> None:
     with pytest.raises(InputError, match=r"recall@1\.5 is impossible; k must be an integer"):
         evaluate(vectors, table, recall_at=(1.5,))  # type: ignore[arg-type]
     for chunk in (0, -1, 2.5, "3"):
-        with pytest.raises(InputError, match=f"chunk = {chunk!r} is impossible; use chunk >= 1, a whole number"):
-            evaluate(vectors, table, chunk=chunk)
-    with pytest.raises(InputError, match="exclude names gallery row 10; the gallery has 10 rows"):
-        evaluate_arrays(vectors, labels, vectors, labels, exclude=np.arange(1, 11))
+        with pytest.raises(InputError, match=f"chunk_size = {chunk!r} is impossible; use a whole number"):
+            evaluate(vectors, table, chunk_size=chunk)
+    with pytest.raises(InputError, match="names gallery row 10; the gallery has 10 rows"):
+        evaluate_arrays(vectors, labels, vectors, labels, exclude_self=np.arange(1, 11))
     with pytest.raises(InputError, match="0 queries and 10 gallery images"):
         evaluate_arrays(vectors[:0], labels[:0], vectors, labels)
     with pytest.raises(InputError, match="10 queries and 0 gallery images"):
@@ -208,11 +208,13 @@ def test_bad_input() -> None:
     with pytest.raises(InputError, match="query labels are int64, gallery labels are float64; they must be alike"):
         evaluate_arrays(vectors, labels, vectors, labels * 1.0)
     with pytest.raises(
-        InputError, match=r"gallery labels of shape \[10, 1\]; there must be one value an embedding: \[10\]"
+        InputError, match=r"gallery labels of shape \[10, 1\]; there must be one value per embedding: \[10\]"
     ):
         evaluate_arrays(vectors, labels, vectors, labels[:, None])
-    with pytest.raises(InputError, match="exclude is of type float64; give the gallery row of each query, -1 for none"):
-        evaluate_arrays(vectors, labels, vectors, labels, exclude=np.arange(10) + 0.5)
+    with pytest.raises(
+        InputError, match="exclude_self is of type float64; give the gallery row of each query, -1 for none"
+    ):
+        evaluate_arrays(vectors, labels, vectors, labels, exclude_self=np.arange(10) + 0.5)
     for recall_at in (5, 5.0, "5"):
         with pytest.raises(InputError, match=rf"recall_at is {recall_at!r}; give a list of k, such as \[1, 5\]"):
             evaluate(vectors, table, recall_at=recall_at)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -8,20 +9,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vicinal.errors import InputError
 from vicinal.evaluation import ranking
 from vicinal.evaluation.device_counting import DeviceCounter
-from vicinal.evaluation.ranking import Ranks, Relevance, level_ranks, positive_ranks
+from vicinal.evaluation.ranking import level_ranks, positive_ranks
+from vicinal.evaluation.ranks import Ranks
+from vicinal.evaluation.relevance import Relevance
 from vicinal.retrieval import scores as scores_module
-from vicinal.retrieval.rerank import Lifts, Reranked
-from vicinal.retrieval.scores import ScoreBlock, UnitVectors
+from vicinal.retrieval.reranking.base import RerankedScores, ScoreIncrements
+from vicinal.retrieval.scores import ScoreBuffer, UnitVectors
+from vicinal.utils.errors import InputError
 
 
 def brute_force(scores: np.ndarray, relevance: Relevance) -> tuple[list[int], list[int], int]:
     """Ranks, counts and ties by sorting every row in full."""
     ranks, counts, ties = [], [], 0
     for query, row in enumerate(scores.tolist()):
-        positives, ignored = set(relevance.positives(query).tolist()), set(relevance.ignored(query).tolist())
+        positives, ignored = set(relevance.positives(query).tolist()), set(relevance.excluded(query).tolist())
         order = sorted((-score, column) for column, score in enumerate(row) if column not in ignored)
         found = [rank for rank, (_, column) in enumerate(order, 1) if column in positives]
         others = {-score for score, column in order if column not in positives}
@@ -31,19 +34,19 @@ def brute_force(scores: np.ndarray, relevance: Relevance) -> tuple[list[int], li
 
 
 def whole_product(queries: UnitVectors, gallery: UnitVectors) -> np.ndarray:
-    block = ScoreBlock(len(queries), len(gallery), queries.device)
+    block = ScoreBuffer(len(queries), len(gallery), queries.device)
     return block.fill(queries.block(0, len(queries)), gallery, 0, len(gallery)).numpy().copy()
 
 
 def joined(blocks: list[Ranks]) -> tuple[list[int], list[int], int]:
     ranks, counts = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("ranks", "counts"))
-    return ranks.tolist(), counts.tolist(), sum(block.ties for block in blocks)
+    return ranks.tolist(), counts.tolist(), sum(block.num_ties for block in blocks)
 
 
 def small_tiles(patch: pytest.MonkeyPatch, rows: int = 7, columns: int = 5, strip: int = 3, most: int = 40) -> None:
-    patch.setattr(ranking, "_block_size", lambda *_: (rows, columns))
+    patch.setattr(ranking, "_tile_size", lambda *_: (rows, columns))
     patch.setattr(ranking, "STRIP_ROWS", strip)
-    patch.setattr(ranking, "MOST_COUNTED", most)
+    patch.setattr(ranking, "MAX_COUNTED", most)
 
 
 def on_device(patch: pytest.MonkeyPatch) -> None:
@@ -120,7 +123,7 @@ def test_levels_equal_full_sorting(monkeypatch, nested: bool, half: bool, way: s
     array, labels = rng.integers(-2, 3, (60, 3)) + 0.0, rng.integers(-1, 9, 60)
     groups, coarse = rng.integers(-1, 3, 60), labels // 3 if nested else rng.integers(-1, 3, 60)
     fine = Relevance(labels, labels, np.arange(60), groups, groups)
-    levels = [fine, Relevance(coarse, coarse, ranking=fine), Relevance(0 * labels, 0 * labels, ranking=fine)]
+    levels = [fine, Relevance(coarse, coarse, exclusions=fine), Relevance(0 * labels, 0 * labels, exclusions=fine)]
     vectors = UnitVectors(array, "embedding")
     scores = whole_product(vectors, vectors)
     if way == "device":
@@ -139,11 +142,11 @@ def test_half_of_the_product_is_enough(monkeypatch) -> None:
     vectors = UnitVectors(array, "embedding")
     whole = joined(list(positive_ranks(vectors, UnitVectors(array, "embedding"), relevance)))
     entries = []
-    product = ScoreBlock.product
+    multiply = ScoreBuffer.product
     monkeypatch.setattr(
-        ScoreBlock,
+        ScoreBuffer,
         "product",
-        lambda self, *given: (entries.append(len(given[0]) * len(given[1])), product(self, *given))[1],
+        lambda self, *given: (entries.append(len(given[0]) * len(given[1])), multiply(self, *given))[1],
     )
     assert joined(list(positive_ranks(vectors, vectors, relevance))) == whole
     assert sum(entries) < 0.6 * 6000**2  # strips on the diagonal are whole
@@ -154,34 +157,34 @@ def test_half_of_the_product_is_enough(monkeypatch) -> None:
 def test_the_product_is_symmetric_to_the_bit(dim: int) -> None:
     vectors = UnitVectors(np.random.default_rng(0).standard_normal((700, dim)), "vector")
     unit = vectors.block(0, 700)
-    block = ScoreBlock(700, 700, vectors.device)
+    block = ScoreBuffer(700, 700, vectors.device)
     tile = block.product(unit[600:], unit[:600]).clone()
     assert torch.equal(block.product(unit[:600], unit[600:]).T, tile)
     assert torch.equal(block.product(unit, unit)[600:, :600], tile)
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 17, 5000])
+@pytest.mark.parametrize("chunk_size", [None, 1, 17, 5000])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_neither_chunks_nor_threads_matter(chunk: int | None, threads: int) -> None:
+def test_neither_chunks_nor_threads_matter(chunk_size: int | None, threads: int) -> None:
     rng = np.random.default_rng(1)
     array, labels = rng.standard_normal((300, 9)).round(1), rng.integers(0, 30, 300)
     relevance, vectors = Relevance(labels, labels, np.arange(300)), UnitVectors(array, "embedding")
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        found = joined(list(positive_ranks(vectors, vectors, relevance, chunk)))
+        found = joined(list(positive_ranks(vectors, vectors, relevance, chunk_size)))
     finally:
         torch.set_num_threads(before)
     assert found == brute_force(whole_product(vectors, vectors), relevance)
 
 
-class Lifted(Reranked):
+class Incremented(RerankedScores):
     """Every third pair stands higher by its amount."""
 
-    def lifts(self, start: int, stop: int) -> Lifts:
+    def increments(self, start: int, stop: int) -> ScoreIncrements:
         rows, columns = np.divmod(np.arange((stop - start) * len(self.gallery)), len(self.gallery))
         here = (rows + start + columns) % 3 == 0
-        return Lifts(rows[here], columns[here], (columns[here] % 4).astype(np.float64))
+        return ScoreIncrements(rows[here], columns[here], (columns[here] % 4).astype(np.float64))
 
     def raised(self, similarities: np.ndarray, amounts: np.ndarray) -> np.ndarray:
         return similarities + amounts.astype(np.float32) / 2
@@ -201,12 +204,12 @@ def test_reranked_similarities_are_ranked(monkeypatch, way: str, overlap: bool) 
         on_device(monkeypatch)
     if way != "whole":
         small_tiles(monkeypatch)
-    found = list(positive_ranks(vectors, vectors, relevance, reranked=Lifted(vectors, vectors)))
+    found = list(positive_ranks(vectors, vectors, relevance, reranked=Incremented(vectors, vectors)))
     assert joined(found) == brute_force(scores, relevance)
 
 
 def test_blocks_hold_few_ranks(monkeypatch) -> None:
-    monkeypatch.setattr(ranking, "MOST_RANKS", 30)
+    monkeypatch.setattr(ranking, "MAX_RANKS", 30)
     rng = np.random.default_rng(0)
     vectors, labels = UnitVectors(rng.standard_normal((90, 8)), "embedding"), rng.integers(0, 9, 90)
     blocks = list(positive_ranks(vectors, vectors, Relevance(labels, labels, np.arange(90))))
@@ -214,12 +217,10 @@ def test_blocks_hold_few_ranks(monkeypatch) -> None:
     assert max(len(block.ranks) for block in blocks) <= 30
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 64, 4096])
-@pytest.mark.parametrize("gallery", [1, 4095, 10**9])
-@pytest.mark.parametrize("queries", [1, 70, 10**6])
-def test_scores_fit_the_budget_whatever_the_gallery(queries: int, gallery: int, chunk: int | None) -> None:
-    rows, columns = ranking._block_size(queries, gallery, chunk)
-    assert 4 * -(-rows // 64) * 64 * -(-columns // 256) * 256 <= scores_module.SCORE_BYTES
+def test_scores_fit_the_budget_whatever_the_gallery() -> None:
+    for queries, gallery, chunk_size in product((1, 70, 10**6), (1, 4095, 10**9), (None, 1, 64, 4096)):
+        rows, columns = ranking._tile_size(queries, gallery, chunk_size)
+        assert 4 * -(-rows // 64) * 64 * -(-columns // 256) * 256 <= scores_module.SCORE_BYTES
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import json
+import dataclasses
 
 import numpy as np
 import pandas as pd
@@ -8,8 +8,8 @@ import pytest
 
 from tests.evaluation.cases import clusters
 from vicinal.data.table import Table
-from vicinal.errors import InputError
 from vicinal.evaluation import Evaluation, evaluate
+from vicinal.utils.errors import InputError
 
 
 def test_cmc_is_recall_at_every_k() -> None:
@@ -19,36 +19,23 @@ def test_cmc_is_recall_at_every_k() -> None:
     wanted = [result.metrics[f"recall@{k}"] for k in range(1, 50)]
     np.testing.assert_allclose(result.cmc(49), wanted, rtol=1e-12)
     assert result.cmc(3).tolist() == result.cmc(49)[:3].tolist()
-    assert result.first_ranks[7] == 0
-    for most in (0, 51):
-        with pytest.raises(InputError, match=f"CMC up to {most} is impossible with 50 gallery images"):
-            result.cmc(most)
-
-
-def test_result_can_be_written_and_read() -> None:
-    vectors, labels = clusters(1200, 6)
-    result = evaluate(vectors, Table(pd.DataFrame({"label": labels})))
-    assert isinstance(result, Evaluation)
-    loaded = json.loads(json.dumps(result.to_dict()))
-    assert loaded["metrics"] == result.metrics
-    assert (loaded["queries"], loaded["without_positive"], loaded["protocol"]) == (1200, 0, "leave-one-out")
-    lines = str(result).splitlines()
-    assert lines[0] == "leave-one-out: 1,200 queries, 1,200 gallery images"
-    assert lines[1] == f"recall@1      {100 * result.metrics['recall@1']:6.2f} %"
+    assert result.first_positive_ranks[7] == 0
+    for max_k in (0, 51):
+        with pytest.raises(InputError, match=f"CMC up to {max_k} is impossible with 50 gallery images"):
+            result.cmc(max_k)
 
 
 def test_ties_are_reported() -> None:
     table = Table(pd.DataFrame({"label": ["a", "b", "a", "b"]}))
     result = evaluate(np.ones((4, 3)), table, recall_at=(1,))
-    assert result.ties == 4  # the only positive of each has the score of two others
-    assert result.to_dict()["ties"] == 4
+    assert result.num_ties == 4  # the only positive of each has the score of two others
     assert "(4 positives tied with other images)" in str(result)
-    assert evaluate(np.eye(4)[[0, 1, 0, 1]], table, recall_at=(1,)).ties == 0
+    assert evaluate(np.eye(4)[[0, 1, 0, 1]], table, recall_at=(1,)).num_ties == 0
 
 
 def test_an_evaluation_without_ranks_has_no_cmc() -> None:
     bare = Evaluation({"mAP": 1.0}, "other", 1, 5, 0, {"mAP": np.ones(1)}, np.arange(1))
-    with pytest.raises(InputError, match="this evaluation has no first_ranks"):
+    with pytest.raises(InputError, match="first_positive_ranks is empty"):
         bare.cmc(3)
     with pytest.raises(InputError, match=r"CMC up to 1\.5 is impossible"):
         bare.cmc(1.5)  # type: ignore[arg-type]
@@ -56,11 +43,26 @@ def test_an_evaluation_without_ranks_has_no_cmc() -> None:
 
 def test_means_are_over_the_queries_that_count() -> None:
     scores = {"mAP": np.array([1.0, 0.5, np.nan]), "coarse/mAP": np.array([1.0, 0.5, 0.0])}
-    found = Evaluation.of_queries(scores, "other", np.arange(3), 9, ties=2, first_ranks=np.array([1, 2, 0]))
-    again = Evaluation.of_queries(scores, "other", np.arange(3), 9, ties=2, first_ranks=np.array([1, 2, 0]))
-    assert found != again  # by identity, for arrays have no one truth
+    found, again = (
+        Evaluation.from_queries(
+            scores,
+            protocol="other",
+            query_indices=np.arange(3),
+            num_gallery=9,
+            num_ties=2,
+            first_positive_ranks=np.array([1, 2, 0]),
+        )
+        for _ in range(2)
+    )
+    assert found != again  # by identity, since arrays have no single truth value
     assert found.metrics == {"mAP": 0.75, "coarse/mAP": 0.5}
-    assert (found.queries, found.gallery, found.without_positive, found.ties) == (3, 9, 1, 2)
+    assert (found.num_queries, found.num_gallery, found.num_without_positive, found.num_ties) == (3, 9, 1, 2)
     head, *_ = str(found).splitlines()
     assert head.startswith("other: 3 queries, 9 gallery images (1 queries without a positive left out)")
     assert head.endswith(" (2 positives tied with other images)")
+
+
+def test_std_is_that_of_the_repetitions() -> None:
+    parts = [Evaluation({"mAP": value}, "part", 1, 1, 0, {}, np.arange(1)) for value in (0.5, 0.6, 0.9)]
+    assert dataclasses.replace(parts[0], repetitions=tuple(parts)).std == {"mAP": np.std([0.5, 0.6, 0.9], ddof=1)}
+    assert parts[0].std == {}

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from vicinal.data.table import Table
-from vicinal.errors import InputError
-from vicinal.evaluation.vehicle_id import evaluate_vehicle_id, one_of_each
+from vicinal.evaluation.vehicle_id import evaluate_vehicle_id, one_per_class
+from vicinal.utils.errors import InputError
 
 
 def vehicles(seed: int = 0) -> tuple[np.ndarray, Table]:
@@ -21,74 +19,84 @@ def vehicles(seed: int = 0) -> tuple[np.ndarray, Table]:
 def test_equals_brute_force_on_each_draw() -> None:
     vectors, table = vehicles()
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    found = evaluate_vehicle_id(vectors, table, repeats=5, seed=3)
+    found = evaluate_vehicle_id(vectors, table, num_repeats=5, seed=3)
     assert len(found.repetitions) == 5
     for run in found.repetitions:
-        gallery = np.setdiff1d(np.arange(len(table)), run.query_rows)
+        gallery = np.setdiff1d(np.arange(len(table)), run.query_indices)
         assert sorted(table.labels[gallery]) == list(range(12))
-        assert (run.queries, run.gallery) == (len(table) - 12, 12)
-        places = []
-        for query in run.query_rows:
+        assert (run.num_queries, run.num_gallery) == (len(table) - 12, 12)
+        ranks = []
+        for query in run.query_indices:
             order = gallery[np.argsort(-(unit[gallery] @ unit[query]))]
-            places.append(1 + table.labels[order].tolist().index(table.labels[query]))
-        assert run.metrics["recall@1"] == pytest.approx(np.mean([place <= 1 for place in places]))
-        assert run.metrics["recall@5"] == pytest.approx(np.mean([place <= 5 for place in places]))
-        assert run.metrics["mAP"] == pytest.approx(np.mean([1 / place for place in places]))
+            ranks.append(1 + table.labels[order].tolist().index(table.labels[query]))
+        assert run.metrics["recall@1"] == pytest.approx(np.mean([rank <= 1 for rank in ranks]))
+        assert run.metrics["recall@5"] == pytest.approx(np.mean([rank <= 5 for rank in ranks]))
+        assert run.metrics["mAP"] == pytest.approx(np.mean([1 / rank for rank in ranks]))
 
 
 def test_repetitions_are_averaged() -> None:
     vectors, table = vehicles()
-    found = evaluate_vehicle_id(vectors, table, repeats=4)
+    found = evaluate_vehicle_id(vectors, table, num_repeats=4)
     values = [run.metrics["recall@1"] for run in found.repetitions]
     assert len(set(values)) > 1
     assert found.metrics["recall@1"] == pytest.approx(np.mean(values))
-    assert found.deviations["recall@1"] == pytest.approx(np.std(values, ddof=1))
-    loaded = json.loads(json.dumps(found.to_dict()))
-    assert loaded["protocol"] == "one random gallery image a class, 4 times"
-    assert loaded["deviations"] == found.deviations
+    assert found.std["recall@1"] == pytest.approx(np.std(values, ddof=1))
+    row = found.to_results().overall().loc["recall@1"]
+    assert (row["value"], row["std"], row["num_repeats"]) == (found.metrics["recall@1"], found.std["recall@1"], 4)
+    scores = [
+        np.mean(
+            [
+                run.per_query["mAP"][run.query_indices == image]
+                for run in found.repetitions
+                if image in run.query_indices
+            ]
+        )
+        for image in found.query_indices
+    ]
+    np.testing.assert_allclose(found.per_query["mAP"], scores)
     head, first, *_ = str(found).splitlines()
-    assert head == f"one random gallery image a class, 4 times: {len(table) - 12} queries, 12 gallery images"
-    wanted = f"{100 * found.metrics['recall@1']:6.2f} % ± {100 * found.deviations['recall@1']:.2f}"
+    assert head == f"one random gallery image per class, 4 times: {len(scores)} queries, 12 gallery images"
+    wanted = f"{100 * found.metrics['recall@1']:6.2f} % ± {100 * found.std['recall@1']:.2f}"
     assert first == f"recall@1      {wanted}"
 
 
-def test_seeds_decide() -> None:
+def test_the_seed_decides() -> None:
     vectors, table = vehicles()
-    one, same, other = (evaluate_vehicle_id(vectors, table, 3, seed) for seed in (0, 0, 1))
+    one, same, other = (evaluate_vehicle_id(vectors, table, num_repeats=3, seed=seed) for seed in (0, 0, 1))
     assert one.metrics == same.metrics != other.metrics
 
 
-def test_every_image_has_the_same_chance() -> None:
+def test_every_image_has_the_same_probability() -> None:
     labels, rng = np.array([0, 1, 1, 0, 0, 2]), np.random.default_rng(0)
-    chosen = np.mean([one_of_each(labels, rng) for _ in range(6000)], axis=0)
+    chosen = np.mean([one_per_class(labels, rng) for _ in range(6000)], axis=0)
     np.testing.assert_allclose(chosen, [1 / 3, 1 / 2, 1 / 2, 1 / 3, 1 / 3, 1], atol=0.03)
 
 
-def test_sides_of_the_table_do_not_count() -> None:
+def test_queries_and_gallery_of_the_table_are_ignored() -> None:
     vectors, table = vehicles()
     marked = Table(table.frame.assign(is_query=True, is_gallery=False))
-    assert evaluate_vehicle_id(vectors, marked, 2).metrics == evaluate_vehicle_id(vectors, table, 2).metrics
+    found, wanted = (evaluate_vehicle_id(vectors, each, num_repeats=2) for each in (marked, table))
+    assert found.metrics == wanted.metrics
 
 
-def test_what_to_be_wary_of_is_told() -> None:
+def test_ties_and_queries_without_positives_are_the_maximum() -> None:
     _, table = vehicles()
-    collapsed = evaluate_vehicle_id(np.ones((len(table), 3)), table, repeats=3)
-    queries = len(table) - 12
-    assert collapsed.to_dict()["ties"] == queries
-    assert str(collapsed).splitlines()[0].endswith(f"({queries} positives tied with other images)")
+    collapsed = evaluate_vehicle_id(np.ones((len(table), 3)), table, num_repeats=3)
+    assert collapsed.num_ties == len(table) - 12
+    assert str(collapsed).splitlines()[0].endswith(f"({len(table) - 12} positives tied with other images)")
     groups = np.random.default_rng(0).integers(0, 3, len(table))
-    found = evaluate_vehicle_id(vehicles()[0], Table(table.frame.assign(group=groups)), repeats=3)
-    without = [run.without_positive for run in found.repetitions]
-    assert found.to_dict()["without_positive"] == max(without) > min(without)
+    found = evaluate_vehicle_id(vehicles()[0], Table(table.frame.assign(group=groups)), num_repeats=3)
+    without = [run.num_without_positive for run in found.repetitions]
+    assert found.num_without_positive == max(without) > min(without)
 
 
 def test_bad_input() -> None:
     vectors, table = vehicles()
-    with pytest.raises(InputError, match="repeats is 1; it must be a whole number, at least 2"):
-        evaluate_vehicle_id(vectors, table, repeats=1)
+    with pytest.raises(InputError, match="num_repeats = 1 is impossible; use an integer from 2 up"):
+        evaluate_vehicle_id(vectors, table, num_repeats=1)
     with pytest.raises(InputError, match="every class has one image, which goes to the gallery"):
         evaluate_vehicle_id(vectors[:3], Table(pd.DataFrame({"label": [1, 2, 3]})))
-    with pytest.raises(InputError, match="seed is -1"):
+    with pytest.raises(InputError, match="seed = -1 is impossible"):
         evaluate_vehicle_id(vectors, table, seed=-1)
     with pytest.raises(InputError, match="recall@13 is impossible with 12 gallery images"):
         evaluate_vehicle_id(vectors, table, recall_at=[13])

@@ -39,13 +39,13 @@ from vicinal.losses import (
     TripletLoss,
 )
 from vicinal.mining import (
-    Chain,
     DistanceWeightedMiner,
     EasyPositiveMiner,
     HardestMiner,
     Miner,
     MultiSimilarityMiner,
     SemiHardMiner,
+    SequentialMiner,
 )
 
 
@@ -108,13 +108,16 @@ class Case:
 MINERS: dict[str, tuple[Miner, MinerReference]] = {
     "multi-similarity": (MultiSimilarityMiner(0.3), partial(by_hand.multi_similarity, epsilon=0.3)),
     "hardest": (HardestMiner(), by_hand.hardest),
-    "top-k hard": (HardestMiner(positives=None, negatives=2), partial(by_hand.hardest, positives=None, negatives=2)),
+    "top-k hard": (
+        HardestMiner(num_positives=None, num_negatives=2),
+        partial(by_hand.hardest, positives=None, negatives=2),
+    ),
     "easy positive": (EasyPositiveMiner(), by_hand.easy_positive),
     "semi-hard": (SemiHardMiner(), by_hand.semi_hard),
     "distance-weighted": (DistanceWeightedMiner(), by_hand.distance_weighted),
-    "two draws": (DistanceWeightedMiner(draws=2, seed=5), partial(by_hand.distance_weighted, draws=2, seed=5)),
+    "two draws": (DistanceWeightedMiner(num_samples=2, seed=5), partial(by_hand.distance_weighted, draws=2, seed=5)),
     "chain": (
-        Chain((EasyPositiveMiner(), SemiHardMiner(None), HardestMiner(negatives=2))),
+        SequentialMiner((EasyPositiveMiner(), SemiHardMiner(None), HardestMiner(num_negatives=2))),
         by_hand.chain(
             by_hand.easy_positive, partial(by_hand.semi_hard, margin=None), partial(by_hand.hardest, negatives=2)
         ),
@@ -124,7 +127,7 @@ MINERS: dict[str, tuple[Miner, MinerReference]] = {
         by_hand.both(by_hand.multi_similarity, partial(by_hand.hardest, positives=2, negatives=3)),
     ),
     "either": (
-        SemiHardMiner() | DistanceWeightedMiner(draws=1),
+        SemiHardMiner() | DistanceWeightedMiner(num_samples=1),
         by_hand.either(by_hand.semi_hard, partial(by_hand.distance_weighted, draws=1)),
     ),
 }

@@ -95,10 +95,10 @@ CASES: dict[str, CenterCase] = {
     "cluster contrast": CenterCase(ClusterContrastLoss, partial(_softmax, scale=20.0)),
     "ProxyNCA": CenterCase(ProxyNCALoss, partial(_softmax, scale=2.0, own_in_sum=False)),
     "ProxyNCA++": CenterCase(ProxyNCAPlusPlusLoss, partial(_softmax, scale=18.0)),
-    "SoftTriple": CenterCase(SoftTripleLoss, partial(by_hand.soft_triple, per_class=10)),
+    "SoftTriple": CenterCase(SoftTripleLoss, partial(by_hand.soft_triple, centers_per_class=10)),
     "SoftTriple, 2": CenterCase(
         SoftTripleLoss,
-        partial(by_hand.soft_triple, per_class=2, scale=50.0, gamma=0.3, margin=0.2),
+        partial(by_hand.soft_triple, centers_per_class=2, scale=50.0, gamma=0.3, margin=0.2),
         {"centers_per_class": 2, "scale": 50.0, "gamma": 0.3, "margin": 0.2},
     ),
     "ProxyAnchor": CenterCase(ProxyAnchorLoss, by_hand.proxy_anchor),
@@ -116,7 +116,7 @@ CASES: dict[str, CenterCase] = {
 DEFAULTS = [name for name in CASES if ", " not in name]
 _WHOLE = (ClusterContrastLoss, CrossEntropyLoss, ProxyAnchorLoss, SoftTripleLoss)
 SHARDED = [name for name, case in CASES.items() if not issubclass(case.kind, _WHOLE)]
-"""Those with the options `sharded` and `sampled_share`."""
+"""Those with the options `sharded` and `sample_rate`."""
 
 
 BATCHES = {

@@ -64,13 +64,13 @@ def soft_triple(
     embeddings: Tensor,
     labels: Tensor,
     centers: Tensor,
-    per_class: int,
+    centers_per_class: int,
     scale: float = 20.0,
     gamma: float = 0.1,
     margin: float = 0.01,
     regularizer: float = 0.2,
 ) -> Tensor:
-    groups = unit(centers).view(-1, per_class, centers.shape[1])
+    groups = unit(centers).view(-1, centers_per_class, centers.shape[1])
     values = []
     for x, y in zip(embeddings, labels.tolist(), strict=True):
         cosines = groups @ unit(x)
@@ -82,7 +82,7 @@ def soft_triple(
         for group in groups
         for i, center in enumerate(group)
     ]
-    return _mean(values) + regularizer * sum(spread) / max(len(groups) * per_class * (per_class - 1), 1)
+    return _mean(values) + regularizer * sum(spread) / max(len(groups) * centers_per_class * (centers_per_class - 1), 1)
 
 
 def proxy_anchor(

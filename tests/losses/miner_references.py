@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.losses.references import Anchor
-from vicinal.seeds import uniform
+from vicinal.utils.seeds import uniform
 
 MinerReference = Callable[[Anchor], Anchor]
 

@@ -8,7 +8,6 @@ import re
 import pytest
 import torch
 
-from vicinal.errors import InputError
 from vicinal.losses import (
     BinLiftedLoss,
     BinomialDevianceLoss,
@@ -33,6 +32,7 @@ from vicinal.losses import (
     SupConLoss,
     TripletLoss,
 )
+from vicinal.utils.errors import InputError
 
 STEEP = (BinomialDevianceLoss, MultiSimilarityLoss, LiftedStructureStarLoss, BinLiftedLoss)
 NOT_POSITIVE = (0, -1.0, math.nan, math.inf)
@@ -96,6 +96,6 @@ def test_a_beta_a_class_needs_labels_that_are_classes() -> None:
         loss(x, torch.tensor([0, 1, 3]))
     with pytest.raises(InputError, match=r"labels from -1 to 2"):
         loss(x, torch.tensor([0, -1, 2]))
-    with pytest.raises(InputError, match="needs one int label for each embedding"):
+    with pytest.raises(InputError, match="needs one int label per embedding"):
         loss(x, positive=torch.eye(3, dtype=torch.bool))
     assert loss(x, torch.tensor([0, 1, 2])).isfinite()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vicinal.errors import InputError
 from vicinal.losses import MultiSimilarityLoss, WeightedSum
+from vicinal.similarity import PairSource
+from vicinal.utils.errors import InputError
 
 X, LABELS = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 0, 1, 1, 2, 2, 2, 3])
 FIRST, SECOND = MultiSimilarityLoss(), MultiSimilarityLoss(miner=None, base=0.5)
@@ -20,7 +21,7 @@ def test_sum_and_product_are_those_of_numbers() -> None:
 
 def test_parts_are_named_weighted_and_add_up() -> None:
     loss = 0.5 * FIRST + 2 * SECOND + FIRST
-    parts = loss.parts(X, LABELS)
+    parts = loss.parts(PairSource.from_batch(X, LABELS))
     assert list(parts) == ["MultiSimilarityLoss", "MultiSimilarityLoss_2", "MultiSimilarityLoss_3"]
     torch.testing.assert_close(parts["MultiSimilarityLoss_2"], 2 * SECOND(X, LABELS))
     torch.testing.assert_close(sum(parts.values()), loss(X, LABELS))
@@ -54,7 +55,7 @@ def test_bad_input(arguments: tuple, message: str) -> None:
 
 
 def test_bad_sum_and_bad_tiles() -> None:
-    with pytest.raises(InputError, match="one weight a loss"):
+    with pytest.raises(InputError, match="one weight per loss"):
         WeightedSum([FIRST], [])
     with pytest.raises(InputError, match="tile_rows = 0"):
         MultiSimilarityLoss(tile_rows=0)

@@ -7,8 +7,8 @@ import torch
 
 from tests.losses.center_cases import BATCHES, CASES, DEFAULTS, classes_of
 from tests.losses.gradients import value_and_gradients
-from vicinal import center_tiles
-from vicinal.similarity import Source
+from vicinal.similarity import center_blocks
+from vicinal.similarity.pair_source import PairSource
 
 ABSENT = {"shuffled": 3, "many classes": 20, "one class": 1, "one sample": 4}
 """Batches that are also tested with so many classes that are not in them."""
@@ -37,12 +37,12 @@ def test_tiles_change_nothing(case: str, tile: int, block: int, kept: int, monke
     """Tiles of few centers, blocks of few anchors, tiles that are computed once and those that are computed twice."""
     batch = BATCHES["many classes"]
     expected = CASES[case].values(batch, 13)
-    monkeypatch.setattr(center_tiles, "TILE_ELEMENTS", tile)
+    monkeypatch.setattr(center_blocks, "TILE_ELEMENTS", tile)
     monkeypatch.setattr("vicinal.losses.proxy_anchor.TILE_ELEMENTS", tile)
-    monkeypatch.setattr(center_tiles, "BLOCK_ELEMENTS", block)
-    monkeypatch.setattr(center_tiles, "FEWEST_ROWS", 7)
-    monkeypatch.setattr(center_tiles, "BLOCK_ROWS", 7)
-    monkeypatch.setattr(center_tiles, "MOST_KEPT", kept)
+    monkeypatch.setattr(center_blocks, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(center_blocks, "MIN_ROWS", 7)
+    monkeypatch.setattr(center_blocks, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(center_blocks, "MAX_KEPT", kept)
     torch.testing.assert_close(CASES[case].values(batch, 13), expected, rtol=1e-10, atol=1e-12)
     with torch.no_grad():
         value = CASES[case].loss(13, 8).double()(batch.embeddings, batch.labels)
@@ -54,7 +54,7 @@ def test_values_of_single_anchors(case: str) -> None:
     """Those that their mean is of, without a term that no anchor has alone."""
     more = {"regularizer": 0.0} if case == "SoftTriple" else {}
     batch, loss = BATCHES["shuffled"], CASES[case].loss(6, 5, **more).double()
-    values = loss.values(Source.of(*batch))
+    values = loss.anchor_values(PairSource.from_batch(*batch))
     alone = [loss(x[None], y[None]).detach() for x, y in zip(*batch[:2], strict=True)]
     torch.testing.assert_close(values, torch.stack(alone), rtol=1e-10, atol=1e-12)
     assert not values.requires_grad
@@ -74,11 +74,11 @@ def test_gradcheck(case: str) -> None:
 def test_either_side_alone_has_its_gradient(case: str) -> None:
     """Embeddings that do not learn, as with a frozen model, and centers that do not."""
     batch, loss = BATCHES["shuffled"], CASES[case].loss(5, 5).double()
-    _, by_embeddings, *by_parameters = value_and_gradients(loss, batch, list(loss.parameters()))
+    _, grad_embeddings, *by_parameters = value_and_gradients(loss, batch, list(loss.parameters()))
     loss = CASES[case].loss(5, 5).double()
     learning = [p for p in loss.parameters() if p.requires_grad]
     if learning:
         got = torch.autograd.grad(loss(*batch), learning)
         torch.testing.assert_close(list(got), by_parameters, rtol=1e-12, atol=1e-14)
     loss = CASES[case].loss(5, 5).double().requires_grad_(False)
-    torch.testing.assert_close(value_and_gradients(loss, batch)[1], by_embeddings, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(value_and_gradients(loss, batch)[1], grad_embeddings, rtol=1e-12, atol=1e-14)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.losses.center_cases import CASES, DEFAULTS
-from vicinal.errors import InputError
 from vicinal.losses import (
     ArcFaceLoss,
     CenterBasedLoss,
@@ -29,7 +28,8 @@ from vicinal.losses import (
 )
 from vicinal.memory import CrossBatchMemory
 from vicinal.mixing import SiMix
-from vicinal.similarity import Source
+from vicinal.similarity.pair_source import PairSource
+from vicinal.utils.errors import InputError
 
 KINDS = [CASES[name].kind for name in DEFAULTS]
 SHARES = (-0.1, 1.1, math.nan)
@@ -42,7 +42,7 @@ IMPOSSIBLE: list[tuple[type[CenterBasedLoss], str, object]] = [
     *((kind, name, value) for kind in KINDS for name in ("num_classes", "dim") for value in (0, -1, 2.5)),
     *((kind, "scale", value) for kind in (*SCALED, SoftTripleLoss) for value in NOT_POSITIVE),
     *((kind, "label_smoothing", value) for kind in SMOOTHED for value in SHARES),
-    *((kind, "sampled_share", value) for kind in SAMPLED for value in (0.0, *SHARES)),
+    *((kind, "sample_rate", value) for kind in SAMPLED for value in (0.0, *SHARES)),
     *((kind, "seed", value) for kind in SAMPLED for value in (-1, 0.5)),
     *((kind, "margin", value) for kind in (CosFaceLoss, ProxyAnchorLoss, SoftTripleLoss) for value in NOT_FINITE),
     *((ArcFaceLoss, "margin", value) for value in (-0.1, 3.2)),
@@ -74,12 +74,12 @@ def test_impossible_calls(case: str) -> None:
         "labels from 0 to 3 are not all in 0 ... 2 (num_classes = 3)": lambda: loss(x, torch.tensor([0, 1, 3])),
         "labels from -1 to 2 are not all in 0 ... 2 (num_classes = 3)": lambda: loss(x, torch.tensor([0, -1, 2])),
         "embeddings have 5 dimensions and centers 4": lambda: loss(torch.randn(3, 5), labels),
-        "the references are its centers; give embeddings and labels alone": lambda: loss(x, labels, x, labels),
-        "positives are one's own class's centers; give labels alone": lambda: loss(x, positive=same),
+        "the references are the class centers; give embeddings and labels alone": lambda: loss(x, labels, x, labels),
+        "the positives of a sample are the centers of its class; give labels alone": lambda: loss(x, positive=same),
     }.items():
         with pytest.raises(InputError, match=f"^{re.escape(f'{kind}: {message}')}$"):
             call()
-    with pytest.raises(InputError, match="positives are one's own class's centers; give labels alone"):
+    with pytest.raises(InputError, match="the positives of a sample are the centers of its class; give labels alone"):
         loss(x, labels, relation=lambda a, b: a[:, None] == b)
     for bad in (labels.float(), labels[:2], None):
         with pytest.raises(InputError, match=r"^labels must be int \[3\]"):
@@ -90,29 +90,29 @@ def test_impossible_calls(case: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_classes_or_dimension(kind: type[CenterBasedLoss]) -> None:
     x, labels = torch.randn(3, 4), torch.arange(3)
-    message = rf"^{kind.__name__}: num_classes and dim are missing; only a recipe can do without$"
+    message = rf"^{kind.__name__}: num_classes and dim are missing; only a recipe can omit them$"
     for loss in (kind(), kind(num_classes=3), kind(dim=4)):
         with pytest.raises(InputError, match=message):
             loss(x, labels)
         with pytest.raises(InputError, match=message):
             loss.all_centers()
-        loss.create(3, 4)
+        loss.create_centers(3, 4)
         assert loss(x, labels).isfinite()
         assert (loss.num_classes, loss.dim) == (3, 4)
     with pytest.raises(InputError, match=rf"^{kind.__name__}: num_classes = 5 does not fit; it must be 3$"):
-        kind(num_classes=5).create(3, 4)
+        kind(num_classes=5).create_centers(3, 4)
     with pytest.raises(InputError, match=rf"^{kind.__name__}: dim = 5 does not fit; it must be 4$"):
-        kind(dim=5).create(3, 4)
+        kind(dim=5).create_centers(3, 4)
 
 
 def test_the_only_class_has_no_others() -> None:
-    with pytest.raises(InputError, match=r"^ProxyNCALoss: the only class has no others to be told from"):
+    with pytest.raises(InputError, match=r"^ProxyNCALoss: one class cannot be told from others"):
         ProxyNCALoss(1, 4)(torch.randn(3, 4), torch.zeros(3, dtype=torch.int64))
 
 
 def test_a_value_of_each_anchor_is_not_for_all() -> None:
-    with pytest.raises(InputError, match=r"^ProxyAnchorLoss is of the whole batch"):
-        ProxyAnchorLoss(3, 4).values(Source.of(torch.randn(3, 4), torch.arange(3)))
+    with pytest.raises(InputError, match=r"^ProxyAnchorLoss has no value for each sample"):
+        ProxyAnchorLoss(3, 4).anchor_values(PairSource.from_batch(torch.randn(3, 4), torch.arange(3)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,7 +121,7 @@ def test_neither_memory_nor_mixtures(kind: type[CenterBasedLoss]) -> None:
     for part in (loss, 0.5 * loss, ContrastiveLoss() + loss):
         with pytest.raises(InputError, match=rf"^CrossBatchMemory: {kind.__name__} compares with class centers, not"):
             CrossBatchMemory(part, size=10)
-        with pytest.raises(InputError, match=rf"^SiMix: it takes a loss of similarities .*, not {kind.__name__}$"):
+        with pytest.raises(InputError, match=rf"^SiMix: loss must be a loss of similarities .*, not {kind.__name__}$"):
             SiMix(part)
 
 
@@ -187,7 +187,6 @@ def test_state(case: str) -> None:
 
 def test_print() -> None:
     assert repr(NormSoftmaxLoss(3, 4)) == (
-        "NormSoftmaxLoss(num_classes=3, dim=4, scale=20.0, label_smoothing=0.0, sampled_share=1.0, seed=0, "
-        "sharded=False)"
+        "NormSoftmaxLoss(num_classes=3, dim=4, scale=20.0, label_smoothing=0.0, sample_rate=1.0, seed=0, sharded=False)"
     )
     assert repr(ProxyAnchorLoss()) == "ProxyAnchorLoss(num_classes=None, dim=None, alpha=32.0, margin=0.1)"

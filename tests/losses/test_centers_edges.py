@@ -51,8 +51,8 @@ def test_a_zero_embedding_is_as_near_to_one_class_as_to_another(case: str) -> No
 @pytest.mark.parametrize("case", LEARNED)
 def test_a_class_without_a_sample_is_a_negative_all_the_same(case: str) -> None:
     """Unless centers learn from their own class alone."""
-    _, _, by_centers, *_ = CASES[case].values(SHUFFLED, 9)
-    absent = by_centers[4 * len(by_centers) // 9 :].any(dim=1)
+    _, _, grad_centers, *_ = CASES[case].values(SHUFFLED, 9)
+    absent = grad_centers[4 * len(grad_centers) // 9 :].any(dim=1)
     assert not absent.any() if case == "CCL, stopped" else absent.all()
 
 
@@ -166,7 +166,7 @@ def test_permuting_classes_with_their_centers(case: str) -> None:
     for name in ("unequal classes", "many classes", "opposites"):
         batch, classes = BATCHES[name], classes_of(BATCHES[name]) + 2
         loss = CASES[case].loss(classes, batch.embeddings.shape[1]).double()
-        value, by_embeddings, *others = value_and_gradients(loss, batch, list(loss.parameters()))
+        value, grad_embeddings, *others = value_and_gradients(loss, batch, list(loss.parameters()))
         order = torch.randperm(classes, generator=torch.Generator().manual_seed(2))
         loss = CASES[case].loss(classes, batch.embeddings.shape[1]).double()
         for parameter in loss.parameters():
@@ -174,20 +174,20 @@ def test_permuting_classes_with_their_centers(case: str) -> None:
         moved = batch._replace(labels=order.argsort()[batch.labels])
         expected = [part.unflatten(0, (classes, -1))[order].flatten(0, 1) for part in others]
         got = value_and_gradients(loss, moved, list(loss.parameters()))
-        torch.testing.assert_close(got, [value, by_embeddings, *expected], **CLOSE)
+        torch.testing.assert_close(got, [value, grad_embeddings, *expected], **CLOSE)
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if not CASES[name].kind.of_lengths])
+@pytest.mark.parametrize("case", [name for name in CASES if not CASES[name].kind.uses_norms])
 def test_lengths_do_not_matter(case: str) -> None:
     """Of embeddings, nor of centers, whose gradients shrink as they grow."""
     loss = CASES[case].loss(6, 5).double()
-    value, by_x, *by_centers = value_and_gradients(loss, SHUFFLED, list(loss.parameters()))
+    value, by_x, *grad_centers = value_and_gradients(loss, SHUFFLED, list(loss.parameters()))
     factors = torch.linspace(0.1, 10, len(by_x), dtype=torch.float64)[:, None]
     longer = CASES[case].loss(6, 5).double()
     of_centers = torch.linspace(0.1, 10, len(longer.centers), dtype=torch.float64)[:, None]
     longer.centers.data *= of_centers
     batch = SHUFFLED._replace(embeddings=SHUFFLED.embeddings * factors)
-    expected = [value, by_x / factors, *(part / of_centers for part in by_centers)]
+    expected = [value, by_x / factors, *(part / of_centers for part in grad_centers)]
     torch.testing.assert_close(value_and_gradients(longer, batch, list(longer.parameters())), expected, **CLOSE)
 
 

@@ -31,7 +31,8 @@ from vicinal.losses import (
     SoftTripleLoss,
     SupConLoss,
 )
-from vicinal.similarity import Source, normalize
+from vicinal.similarity.normalize import normalize
+from vicinal.similarity.pair_source import PairSource
 
 BATCH, CLASSES, DIM = BATCHES["many classes"], 12, 8  # two of the classes are not in the batch
 X, LABELS = BATCH.embeddings, BATCH.labels
@@ -41,8 +42,8 @@ CENTERS = torch.randn(CLASSES, DIM, generator=torch.Generator().manual_seed(5), 
 def made(kind: type[CenterBasedLoss], **arguments: object) -> CenterBasedLoss:
     """Such a loss with the centers above."""
     loss = kind(num_classes=CLASSES, dim=DIM, **arguments).double()
-    per_class = arguments.get("centers_per_class", 10 if kind is SoftTripleLoss else 1)
-    loss.centers.data = CENTERS.repeat_interleave(per_class, dim=0)
+    centers_per_class = arguments.get("centers_per_class", 10 if kind is SoftTripleLoss else 1)
+    loss.centers.data = CENTERS.repeat_interleave(centers_per_class, dim=0)
     return loss
 
 
@@ -90,9 +91,9 @@ def test_same(name: str) -> None:
 
 def test_soft_triple_with_centers_that_are_the_same() -> None:
     """They have the gradient of one in equal parts; their distance is at its floor."""
-    value, by_x, by_centers = values(made(SoftTripleLoss, centers_per_class=3, margin=0, regularizer=0))
+    value, by_x, grad_centers = values(made(SoftTripleLoss, centers_per_class=3, margin=0, regularizer=0))
     expected = values(made(NormSoftmaxLoss))
-    torch.testing.assert_close([value, by_x, by_centers.view(-1, 3, DIM).sum(1)], expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close([value, by_x, grad_centers.view(-1, 3, DIM).sum(1)], expected, rtol=1e-10, atol=1e-12)
 
 
 # CCL's equations ------------------------------------------------------------------------------------------------------
@@ -109,8 +110,8 @@ def of_others(s: Tensor) -> Tensor:
     return s.scatter(1, LABELS[:, None], 0.0).sum(dim=1)
 
 
-def of_anchors(loss: CenterBasedLoss) -> Tensor:
-    return loss.values(Source.of(X, LABELS))
+def anchor_values(loss: CenterBasedLoss) -> Tensor:
+    return loss.anchor_values(PairSource.from_batch(X, LABELS))
 
 
 def test_eq_4_the_center_term_is_the_squared_distance() -> None:
@@ -128,7 +129,7 @@ def test_eq_4_the_center_term_is_the_squared_distance() -> None:
 
 
 def test_eq_9_proxy_nca_is_without_the_positive_in_the_sum() -> None:
-    contrast, nca = of_anchors(made(CenterContrastiveLoss, **CCL, scale=2)), of_anchors(made(ProxyNCALoss))
+    contrast, nca = anchor_values(made(CenterContrastiveLoss, **CCL, scale=2)), anchor_values(made(ProxyNCALoss))
     torch.testing.assert_close(nca, contrast.expm1().log(), rtol=1e-10, atol=1e-12)
     s, own = similarities(2)
     torch.testing.assert_close(nca, -(own[:, 0].exp() / of_others(s.exp())).log(), rtol=1e-10, atol=1e-12)
@@ -137,7 +138,7 @@ def test_eq_9_proxy_nca_is_without_the_positive_in_the_sum() -> None:
 def test_eq_10_the_contrastive_loss_rewritten() -> None:
     s, own = similarities(16)
     expected = of_others((s - own).exp()).log1p()
-    torch.testing.assert_close(of_anchors(made(CenterContrastiveLoss, **CCL)), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(anchor_values(made(CenterContrastiveLoss, **CCL)), expected, rtol=1e-10, atol=1e-12)
 
 
 def by_similarities(loss: CenterBasedLoss, scale: float) -> Tensor:
@@ -148,8 +149,8 @@ def by_similarities(loss: CenterBasedLoss, scale: float) -> Tensor:
     loss.centers.data = normalize(CENTERS)
     rows = []
     for x, y in zip(normalize(X), LABELS, strict=True):
-        (by_centers,) = torch.autograd.grad(loss(x[None], y[None]), loss.centers)
-        rows.append(by_centers @ x / (scale * (1 - (loss.centers.detach() @ x).square())))
+        (grad_centers,) = torch.autograd.grad(loss(x[None], y[None]), loss.centers)
+        rows.append(grad_centers @ x / (scale * (1 - (loss.centers.detach() @ x).square())))
     return torch.stack(rows)
 
 
@@ -171,7 +172,7 @@ def test_the_gradient_of_eq_9_is_the_same_for_every_positive() -> None:
 def test_eq_11_to_13_the_margin() -> None:
     """Its m is of S: the scale times that of Eq. (5)."""
     s, own = similarities(16)
-    loss = of_anchors(made(CenterContrastiveLoss, **CCL, margin=0.3))
+    loss = anchor_values(made(CenterContrastiveLoss, **CCL, margin=0.3))
     torch.testing.assert_close(loss, of_others((s - (own - 16 * 0.3)).exp()).log1p(), rtol=1e-10, atol=1e-12)
     largest = (s - own + 16 * 0.3).scatter(1, LABELS[:, None], 0.0).amax(dim=1)
     assert (largest <= loss).all()
@@ -188,11 +189,13 @@ def test_cross_entropy_of_unit_vectors_is_norm_softmax() -> None:
 @pytest.mark.parametrize("more", [{}, {"margin": 0.3}, {"label_smoothing": 0.0}, {"center_weight": 0.0}])
 def test_stopped_gradient(more: dict[str, float]) -> None:
     """The same value and gradient by embeddings; the centers' is that of the center term alone."""
-    value, by_x, by_centers = values(made(CenterContrastiveLoss, **{"center_weight": 1.5, **more}, stop_gradient=True))
+    value, by_x, grad_centers = values(
+        made(CenterContrastiveLoss, **{"center_weight": 1.5, **more}, stop_gradient=True)
+    )
     expected = values(made(CenterContrastiveLoss, **{"center_weight": 1.5, **more}))
     torch.testing.assert_close([value, by_x], expected[:2], rtol=1e-10, atol=1e-12)
     without = values(made(CenterContrastiveLoss, **{**more, "center_weight": 0.0}))
-    torch.testing.assert_close(by_centers, expected[2] - without[2], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(grad_centers, expected[2] - without[2], rtol=1e-9, atol=1e-12)
 
 
 def test_stopped_gradient_draws_centers_to_their_class() -> None:
@@ -247,7 +250,7 @@ def test_proxy_anchor_is_multi_similarity_of_centers_against_the_batch() -> None
     """Without margin and where all classes are in the batch: the anchors are centers."""
     loss = ProxyAnchorLoss(10, DIM, alpha=6, margin=0).double()
     loss.centers.data = CENTERS[:10].clone()
-    value, by_x, by_centers = value_and_gradients(loss, BATCH, [loss.centers])
+    value, by_x, grad_centers = value_and_gradients(loss, BATCH, [loss.centers])
     of_pairs = 6 * MultiSimilarityLoss(alpha=6, beta=6, base=0, miner=None)
     expected = value_and_gradients(of_pairs, Batch(CENTERS[:10], torch.arange(10), X, LABELS))
-    torch.testing.assert_close([value, by_centers, by_x], expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close([value, grad_centers, by_x], expected, rtol=1e-9, atol=1e-12)

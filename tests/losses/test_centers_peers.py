@@ -47,8 +47,8 @@ def assert_equal(ours: CenterBasedLoss, peer: nn.Module, relative: float = 1e-4)
     for seed in range(3):
         batch = batch_of(seed)
         got = value_and_gradients(ours, batch, [ours.centers])
-        value, by_embeddings, by_centers = value_and_gradients(peer, batch, list(peer.parameters()))
-        expected = [value, by_embeddings, by_centers if len(by_centers) != DIM else by_centers.T]
+        value, grad_embeddings, grad_centers = value_and_gradients(peer, batch, list(peer.parameters()))
+        expected = [value, grad_embeddings, grad_centers if len(grad_centers) != DIM else grad_centers.T]
         assert_near(got, expected, relative)
 
 

@@ -20,7 +20,7 @@ HALVES = [torch.float16, torch.bfloat16]
 def test_finite_for_every_finite_input(case: str, dtype: torch.dtype) -> None:
     """Lengths that a product of two of them still fits into float32, for those that see lengths."""
     autocast = torch.float16 if dtype == torch.float16 else torch.bfloat16
-    longest = 1e18 if CASES[case].kind.of_lengths else 3e38
+    longest = 1e18 if CASES[case].kind.uses_norms else 3e38
     for name in ("unequal classes", "duplicates", "zero vector", "one class", "one dimension", "opposites"):
         batch = BATCHES[name]
         for scale in (1e-30, 1e-3, 1.0, 1e4, longest):
@@ -87,15 +87,15 @@ def test_float32_agrees_with_float64(case: str) -> None:
 
 
 @pytest.mark.parametrize("length", [1e-6, 1e6])
-@pytest.mark.parametrize("case", [name for name in DEFAULTS if not CASES[name].kind.of_lengths])
+@pytest.mark.parametrize("case", [name for name in DEFAULTS if not CASES[name].kind.uses_norms])
 def test_short_and_long_centers(case: str, length: float) -> None:
     """As weight decay, or a large learning rate, may leave them."""
     batch, loss = realistic_batch(), CASES[case].loss(20, 32)
-    value, by_x, *by_centers = value_and_gradients(loss, batch.to(torch.float32), list(loss.parameters()))
+    value, by_x, *grad_centers = value_and_gradients(loss, batch.to(torch.float32), list(loss.parameters()))
     other = CASES[case].loss(20, 32)
     other.centers.data *= length
     got = value_and_gradients(other, batch.to(torch.float32), list(other.parameters()))
-    assert_near(got, [value, by_x, *(part / length for part in by_centers)], 1e-5)
+    assert_near(got, [value, by_x, *(part / length for part in grad_centers)], 1e-5)
 
 
 # A million classes ----------------------------------------------------------------------------------------------------
@@ -127,9 +127,9 @@ def test_a_million_classes_in_float16(more: dict[str, float]) -> None:
     loss = CenterContrastiveLoss(classes, dim, **more)
     x, labels = torch.randn(8, dim).half(), torch.tensor([0, classes - 1, *torch.randint(classes, (6,)).tolist()])
     with torch.autocast("cpu", dtype=torch.float16):
-        value, by_x, by_centers = value_and_gradients(loss, Batch(x, labels), [loss.centers])
+        value, by_x, grad_centers = value_and_gradients(loss, Batch(x, labels), [loss.centers])
     assert by_x.dtype == torch.float16
-    assert by_centers.dtype == loss.centers.dtype == torch.float32
+    assert grad_centers.dtype == loss.centers.dtype == torch.float32
     expected = ccl_in_float64(x, labels, loss)
-    assert_near([value, by_centers], expected[::2], 1e-5)
+    assert_near([value, grad_centers], expected[::2], 1e-5)
     assert_near([by_x], [expected[1]], 1e-3)

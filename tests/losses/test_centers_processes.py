@@ -15,10 +15,11 @@ from torch import Tensor
 from tests.losses.batches import Batch
 from tests.losses.center_cases import BATCHES, CASES, SHARDED
 from tests.losses.gradients import value_and_gradients
-from vicinal import center_tiles, distributed
-from vicinal.errors import InputError
 from vicinal.losses import CenterBasedLoss, NormSoftmaxLoss
-from vicinal.similarity import Source
+from vicinal.similarity import center_blocks
+from vicinal.similarity.pair_source import PairSource
+from vicinal.utils import distributed
+from vicinal.utils.errors import InputError
 
 CLASSES = {"shuffled": 7, "singletons": 5, "many classes": 13}
 """Batches, with odd numbers of classes: shards of unequal sizes."""
@@ -69,32 +70,32 @@ def _check_shards(found: list[dict[Any, Any]]) -> None:
     """
     for case in SHARDED:
         for name, classes in CLASSES.items():
-            values, by_embeddings, by_shards = zip(*(of["sharded", case, name] for of in found), strict=True)
+            values, grad_embeddings, by_shards = zip(*(of["sharded", case, name] for of in found), strict=True)
             assert len({value.item() for value in values}) == 1
-            got = [values[0], torch.cat(by_embeddings) / len(found), torch.cat(by_shards)]
+            got = [values[0], torch.cat(grad_embeddings) / len(found), torch.cat(by_shards)]
             torch.testing.assert_close(got, CASES[case].values(BATCHES[name], classes), **CLOSE, msg=_named(case, name))
             same = [of["same", case, name] for of in found]
             assert len({value.item() for value, *_ in same}) == 1
             got = [same[0][0], sum(by_x for _, by_x, _ in same) / len(found), torch.cat([of[2] for of in same])]
             torch.testing.assert_close(got, CASES[case].values(BATCHES[name], classes), **CLOSE, msg=_named(case, name))
-            of_anchors = torch.cat([of["values", case, name] for of in found])
+            values = torch.cat([of["values", case, name] for of in found])
             loss = CASES[case].loss(classes, BATCHES[name].embeddings.shape[1]).double()
-            torch.testing.assert_close(of_anchors, loss.values(Source.of(*BATCHES[name][:2])), **CLOSE)
+            torch.testing.assert_close(values, loss.anchor_values(PairSource.from_batch(*BATCHES[name][:2])), **CLOSE)
             _check_sample(case, name, classes, [of["sampled", case, name] for of in found])
     _check_states(found)
 
 
 def _check_sample(case: str, name: str, classes: int, parts: list[list[Tensor]]) -> None:
     """Each process draws among its own classes; together it is the loss of all that were drawn."""
-    batch, (values, by_embeddings, by_shards) = BATCHES[name], zip(*parts, strict=True)
-    by_centers = torch.cat(by_shards)
-    ids = by_centers.any(dim=1).nonzero()[:, 0]
+    batch, (values, grad_embeddings, by_shards) = BATCHES[name], zip(*parts, strict=True)
+    grad_centers = torch.cat(by_shards)
+    ids = grad_centers.any(dim=1).nonzero()[:, 0]
     if case == "CCL, stopped":  # where others have no gradient
         return
     smaller = CASES[case].loss(len(ids), batch.embeddings.shape[1]).double()
     smaller.centers.data = CASES[case].loss(classes, batch.embeddings.shape[1]).double().centers.data[ids].clone()
     of_sample = batch._replace(labels=torch.searchsorted(ids, batch.labels))
-    got = [values[0], torch.cat(by_embeddings) / len(parts), by_centers[ids]]
+    got = [values[0], torch.cat(grad_embeddings) / len(parts), grad_centers[ids]]
     expected = value_and_gradients(smaller, of_sample, [smaller.centers])
     torch.testing.assert_close(got, expected, **CLOSE, msg=_named(case, name, "sampled"))
 
@@ -114,7 +115,7 @@ def _check_states(found: list[dict[Any, Any]]) -> None:
         assert of["refused"] == [
             f"NormSoftmaxLoss: {len(found) - 1} classes cannot be divided among {len(found)} processes so that each "
             "has some; leave sharded out",
-            "NormSoftmaxLoss: sharded centers must be made after the processes were joined",
+            "NormSoftmaxLoss: sharded centers must be created after the processes were connected",
         ]
         assert of["nothing"] == 0
 
@@ -125,7 +126,7 @@ def _check_states(found: list[dict[Any, Any]]) -> None:
 def _process(rank: int, world: int, port: int, folder: Path, block: int | None) -> None:
     torch.set_num_threads(1)
     if block is not None:
-        center_tiles.BLOCK_ELEMENTS, center_tiles.BLOCK_ROWS = block, 1
+        center_blocks.BLOCK_ELEMENTS, center_blocks.BLOCK_ROWS = block, 1
     early = NormSoftmaxLoss(7, 5, sharded=True)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     found: dict[Any, Any] = {}
@@ -140,9 +141,9 @@ def _process(rank: int, world: int, port: int, folder: Path, block: int | None) 
         for case in SHARDED:
             of = CASES[case], classes, mine.embeddings.shape[1]
             found["sharded", case, name] = _values(_sharded(*of), mine)
-            found["values", case, name] = _sharded(*of).values(Source.over_processes(*mine[:2]))
+            found["values", case, name] = _sharded(*of).anchor_values(PairSource.from_distributed_batch(*mine[:2]))
             found["same", case, name] = _values(_sharded(*of), BATCHES[name], gathered=True)
-            found["sampled", case, name] = _values(_sharded(*of, sampled_share=0.5), mine)
+            found["sampled", case, name] = _values(_sharded(*of, sample_rate=0.5), mine)
     found |= _states() | {"refused": _refused(early, world), "nothing": _nothing()}
     torch.save(found, folder / f"{rank}.pt")
     distributed.barrier()
@@ -161,8 +162,8 @@ def _sharded(case: Any, classes: int, dim: int, **more: Any) -> CenterBasedLoss:
 
 def _values(loss: CenterBasedLoss, mine: Batch, gathered: bool = False) -> list[Tensor]:
     def of_mine(x: Tensor, labels: Tensor) -> Tensor:
-        source = Source.of(x, labels) if gathered else Source.over_processes(x, labels)
-        return sum(loss.parts_of(source).values())
+        source = PairSource.from_batch(x, labels) if gathered else PairSource.from_distributed_batch(x, labels)
+        return sum(loss.parts(source).values())
 
     return value_and_gradients(of_mine, mine, list(loss.parameters()))
 
@@ -193,7 +194,7 @@ def _refused(early: CenterBasedLoss, world: int) -> list[str]:
     messages = []
     for call in (
         lambda: NormSoftmaxLoss(world - 1, 5, sharded=True),
-        lambda: early.parts_of(Source.over_processes(x, labels)),
+        lambda: early.parts(PairSource.from_distributed_batch(x, labels)),
     ):
         try:
             call()
@@ -204,7 +205,7 @@ def _refused(early: CenterBasedLoss, world: int) -> list[str]:
 
 def _nothing() -> float:
     loss, x = NormSoftmaxLoss(7, 5, sharded=True), torch.zeros(0, 5, requires_grad=True)
-    value = loss.parts_of(Source.over_processes(x, torch.zeros(0, dtype=torch.int64)))["NormSoftmaxLoss"]
+    value = loss.parts(PairSource.from_distributed_batch(x, torch.zeros(0, dtype=torch.int64)))["NormSoftmaxLoss"]
     value.backward()
     assert not loss.centers.grad.any()
     return value.item()

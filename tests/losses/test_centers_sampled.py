@@ -13,7 +13,7 @@ from tests.losses.center_cases import CASES, SHARDED
 from tests.losses.gradients import value_and_gradients
 from vicinal.losses import NormSoftmaxLoss
 from vicinal.losses.center_softmax import CenterSoftmaxLoss
-from vicinal.similarity import Source
+from vicinal.similarity.pair_source import PairSource
 
 CLASSES, DIM = 40, 8
 DEFAULTS = [name for name in SHARDED if ", " not in name]
@@ -26,29 +26,29 @@ def batch_of(seed: int = 0) -> Batch:
 
 
 def made(case: str, **more: Any) -> CenterSoftmaxLoss:
-    return CASES[case].loss(CLASSES, DIM, **{"sampled_share": 0.25, **more}).double()
+    return CASES[case].loss(CLASSES, DIM, **{"sample_rate": 0.25, **more}).double()
 
 
 def sampled(loss: CenterSoftmaxLoss, batch: Batch) -> Tensor:
     """The classes of the next call, read off the gradient."""
-    _, _, by_centers = value_and_gradients(loss, batch, [loss.centers])
-    return by_centers.any(dim=1).nonzero()[:, 0]
+    _, _, grad_centers = value_and_gradients(loss, batch, [loss.centers])
+    return grad_centers.any(dim=1).nonzero()[:, 0]
 
 
 @pytest.mark.parametrize("case", SHARDED)
 def test_value_and_gradients_are_those_of_the_sample(case: str) -> None:
     batch, loss = batch_of(), made(case)
-    value, by_x, by_centers = value_and_gradients(loss, batch, [loss.centers])
-    ids = made(case)._sampled(Source.of(*batch[:2]))
+    value, by_x, grad_centers = value_and_gradients(loss, batch, [loss.centers])
+    ids = made(case)._sampled(PairSource.from_batch(*batch[:2]))
     assert len(ids) == 10
     assert set(batch.labels.tolist()) <= set(ids.tolist())
     smaller = CASES[case].loss(10, DIM).double()
     smaller.centers.data = loss.centers.detach()[ids].clone()
     of_sample = batch._replace(labels=torch.searchsorted(ids, batch.labels))
     expected = value_and_gradients(smaller, of_sample, [smaller.centers])
-    torch.testing.assert_close([value, by_x, by_centers[ids]], expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close([value, by_x, grad_centers[ids]], expected, rtol=1e-10, atol=1e-12)
     left_out = torch.ones(CLASSES, dtype=torch.bool).index_fill(0, ids, False)
-    assert not by_centers[left_out].any()
+    assert not grad_centers[left_out].any()
 
 
 @pytest.mark.parametrize("case", DEFAULTS)
@@ -56,17 +56,17 @@ def test_all_of_them_are_all(case: str) -> None:
     """A share that rounds to all classes, and batches of as many labels as there are classes."""
     batch = batch_of()
     expected = CASES[case].values(batch, CLASSES)
-    loss = made(case, sampled_share=0.999)
+    loss = made(case, sample_rate=0.999)
     torch.testing.assert_close(value_and_gradients(loss, batch, [loss.centers]), expected, rtol=1e-10, atol=1e-12)
     batch = Batch(torch.randn(50, DIM, dtype=torch.float64), torch.arange(50) % CLASSES)
-    loss = made(case, sampled_share=1e-9)
+    loss = made(case, sample_rate=1e-9)
     got = value_and_gradients(loss, batch, [loss.centers])
     torch.testing.assert_close(got, CASES[case].values(batch, CLASSES), rtol=1e-10, atol=1e-12)
 
 
 def test_own_classes_are_always_there() -> None:
     """Also where the share is less than they are: a batch has as many classes as it has samples, at most."""
-    loss = made("NormSoftmax", sampled_share=1e-9)
+    loss = made("NormSoftmax", sample_rate=1e-9)
     for seed in range(20):
         labels = torch.randint(CLASSES, (6,), generator=torch.Generator().manual_seed(seed))
         seen = sampled(loss, batch_of()._replace(labels=labels))
@@ -87,7 +87,7 @@ def test_draws_change_from_call_to_call_and_are_a_function_of_the_seed() -> None
 
 
 def test_others_are_drawn_evenly() -> None:
-    loss, batch = NormSoftmaxLoss(CLASSES, DIM, sampled_share=0.25).double(), Source.of(*batch_of()[:2])
+    loss, batch = NormSoftmaxLoss(CLASSES, DIM, sample_rate=0.25).double(), PairSource.from_batch(*batch_of()[:2])
     counts = torch.zeros(CLASSES)
     for _ in range(500):
         counts[loss._sampled(batch)] += 1

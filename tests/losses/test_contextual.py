@@ -19,23 +19,22 @@ from torch import Tensor
 from tests.losses import references
 from tests.losses.batches import Batch
 from tests.losses.contextual_reference import TIE, contextual_similarity, loss_by_loops, loss_of_labels, loss_of_pairs
-from vicinal import distributed
-from vicinal.errors import InputError
 from vicinal.losses import (
     ContextualLoss,
     ContrastiveLoss,
     Loss,
     PairLoss,
     SimilarityRegularizer,
-    contextual,
-    contextual_sparse,
-    matrices,
 )
-from vicinal.losses.contextual_sparse import loss_of_neighborhoods
+from vicinal.losses.contextual import loss as contextual_loss
+from vicinal.losses.contextual import matrices, sparse
+from vicinal.losses.contextual.sparse import sparse_loss
 from vicinal.memory import CrossBatchMemory
-from vicinal.mixed_source import MixedSource
 from vicinal.mixing import SiMix
-from vicinal.similarity import Source
+from vicinal.similarity.mixed_pair_source import MixedPairSource
+from vicinal.similarity.pair_source import PairSource
+from vicinal.utils import distributed
+from vicinal.utils.errors import InputError
 
 
 class Sample(NamedTuple):
@@ -712,11 +711,11 @@ def sparse_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counted(vectors: Tensor, *arguments: Any) -> Tensor:
         calls.append(len(vectors))
-        return loss_of_neighborhoods(vectors, *arguments)
+        return sparse_loss(vectors, *arguments)
 
-    monkeypatch.setattr(contextual, "loss_of_neighborhoods", counted)
-    monkeypatch.setattr(contextual, "SMALL", 1)
-    monkeypatch.setattr(contextual, "DENSE", 1.0)
+    monkeypatch.setattr(contextual_loss, "sparse_loss", counted)
+    monkeypatch.setattr(contextual_loss, "MIN_SPARSE_SAMPLES", 1)
+    monkeypatch.setattr(contextual_loss, "MAX_DENSITY", 1.0)
     return calls
 
 
@@ -741,8 +740,8 @@ def test_sparse_matrices_give_the_same_for_all_options(switches: tuple[bool, ...
 
 
 def test_sparse_products_in_many_parts_give_the_same(sparse_calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrices, "MOST_TERMS", 50)
-    monkeypatch.setattr(contextual_sparse, "default_tile_rows", lambda columns: 7)
+    monkeypatch.setattr(matrices, "MAX_TERMS", 50)
+    monkeypatch.setattr(sparse, "default_tile_rows", lambda columns: 7)
     for sample in (clusters(20, 4, 8, 0.5), SAMPLES["corners, more than once"], SAMPLES["collapsed"]):
         for options in ({}, {"detach_sizes": False}, {"complement": False}):
             assert_near(ours(sample, **options), by_hand(sample, **options), message=str(options))
@@ -755,18 +754,18 @@ def test_the_way_is_chosen_by_counting(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def counted(vectors: Tensor, *arguments: Any) -> Tensor:
         calls.append(len(vectors))
-        return loss_of_neighborhoods(vectors, *arguments)
+        return sparse_loss(vectors, *arguments)
 
-    monkeypatch.setattr(contextual, "loss_of_neighborhoods", counted)
+    monkeypatch.setattr(contextual_loss, "sparse_loss", counted)
     learned, collapsed, small = clusters(100, 4, 32, 0.3), clusters(100, 4, 32, 0.0), SAMPLES["16, k = 4"]
     collapsed = collapsed._replace(x=torch.ones(400, 32, dtype=torch.float64))
     few_classes = learned._replace(labels=learned.labels % 3)
-    for sample, sparse in ((learned, True), (collapsed, False), (few_classes, False), (small, False)):
+    for sample, is_sparse in ((learned, True), (collapsed, False), (few_classes, False), (small, False)):
         calls.clear()
         assert_near(ours(sample), by_hand(sample))
-        assert calls == [len(sample.x)] * sparse
+        assert calls == [len(sample.x)] * is_sparse
     with monkeypatch.context() as patched:
-        patched.setattr(contextual, "SMALL", 10**9)
+        patched.setattr(contextual_loss, "MIN_SPARSE_SAMPLES", 10**9)
         dense = ours(learned)
     assert_near(ours(learned), dense, 1e-12)
 
@@ -808,7 +807,7 @@ def test_equation_6() -> None:
         sample = SAMPLES[name]
         got = value_and_gradient(lambda x, labels=sample.labels: sum_of_losses()(x, labels), sample.x)
         assert_near(got, value_and_gradient(lambda x, labels=sample.labels: equation_6(x, labels), sample.x))
-    parts = sum_of_losses().parts(SAMPLES["16, k = 4"].x, SAMPLES["16, k = 4"].labels)
+    parts = sum_of_losses().parts(PairSource.from_batch(SAMPLES["16, k = 4"].x, SAMPLES["16, k = 4"].labels))
     assert list(parts) == ["ContextualLoss", "ContrastiveLoss", "SimilarityRegularizer"]
     contextual = 0.8 * loss_of_labels(*SAMPLES["16, k = 4"][:2])
     torch.testing.assert_close(parts["ContextualLoss"], contextual)
@@ -821,12 +820,12 @@ def test_virtual_examples_have_neighborhoods_too(variant: str, k: int | None) ->
     sample = SAMPLES["16, k = 4"]
     seen = Seen()
     SiMix(seen)(sample.x, sample.labels)
-    mixture, labels = seen.source.of_references, seen.source.reference_labels
+    mixture, labels = seen.source.reference_mixture, seen.source.reference_labels
     same = labels[:, None] == labels
 
     def of_built(x: Tensor) -> Tensor:
         f = x / x.norm(dim=1, keepdim=True)
-        mixed = mixture.share[:, None] * f[mixture.first] + (1 - mixture.share)[:, None] * f[mixture.second]
+        mixed = mixture.coefficient[:, None] * f[mixture.first] + (1 - mixture.coefficient)[:, None] * f[mixture.second]
         w = contextual_similarity(mixed @ mixed.T, same, ~same, k or 10, **VARIANTS[variant])
         return ((same.double() - w).square() * ~torch.eye(len(w), dtype=torch.bool)).sum() / len(w) ** 2
 
@@ -838,9 +837,9 @@ def test_virtual_examples_have_neighborhoods_too(variant: str, k: int | None) ->
 class Seen(PairLoss):
     """Remembers what it is shown."""
 
-    source: MixedSource
+    source: MixedPairSource
 
-    def value(self, source: Source) -> Tensor:
+    def value(self, source: PairSource) -> Tensor:
         self.source = source
         return 0 * source.anchors.sum()
 
@@ -902,7 +901,7 @@ def _process(rank: int, port: int, folder: Path) -> None:
             mine = slice(rank * half, (rank + 1) * half)
 
             def of_mine(x: Tensor, loss: Loss = loss, labels: Tensor = sample.labels[mine]) -> Tensor:
-                return sum(loss.parts_of(Source.over_processes(x, labels)).values())
+                return sum(loss.parts(PairSource.from_distributed_batch(x, labels)).values())
 
             results[name, batch] = value_and_gradient(of_mine, sample.x[mine])
     torch.save(results, folder / f"{rank}.pt")

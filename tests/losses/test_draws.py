@@ -57,4 +57,4 @@ def test_both_walks_of_the_histogram_loss_see_the_same_draws() -> None:
     """It goes over the rows twice; were the draws others, its gradient would be that of other pairs."""
     x = BATCH.embeddings[:8, :4].clone().requires_grad_()
     labels = BATCH.labels[:8]
-    assert torch.autograd.gradcheck(lambda x: HistogramLoss(miner=DistanceWeightedMiner(draws=2))(x, labels), x)
+    assert torch.autograd.gradcheck(lambda x: HistogramLoss(miner=DistanceWeightedMiner(num_samples=2))(x, labels), x)

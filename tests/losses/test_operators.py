@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vicinal.errors import InputError
 from vicinal.losses import ContrastiveLoss, NCALoss, TripletLoss, WeightedSum
 from vicinal.memory import CrossBatchMemory
 from vicinal.mining import DistanceWeightedMiner, HardestMiner
-from vicinal.similarity import Rows
+from vicinal.similarity.rows import Rows
+from vicinal.utils.errors import InputError
 from vicinal.weighting import EqualWeights, WeightedPairLoss
 
 X, LABELS = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) // 2
@@ -42,7 +42,7 @@ def test_a_loss_prints_its_constants() -> None:
         (lambda: WeightedPairLoss(EqualWeights), "rule must be a WeightingRule such as"),
         (lambda: CrossBatchMemory(3, 10), "loss must be a loss"),
         (lambda: CrossBatchMemory(CrossBatchMemory(A, 10), 10), "without a memory of its own"),
-        (lambda: HardestMiner(positives=1.5), "positives = 1.5 must be at least 1, a whole number"),
+        (lambda: HardestMiner(num_positives=1.5), "num_positives = 1.5 must be at least 1, a whole number"),
     ],
 )
 def test_the_wrong_kind_of_thing_is_named(make, message: str) -> None:
@@ -62,7 +62,7 @@ def test_far_negatives_are_drawn_where_the_cutoff_allows_them() -> None:
     """Absent and ineligible places must not set the scale on which the others vanish."""
     negatives = torch.tensor([[0.1, 0.0, -0.1, 0.05, -torch.inf]])
     rows = Rows(torch.full((1, 1), 0.5), negatives, None, torch.arange(1), 512)
-    kept = DistanceWeightedMiner(draws=1, nonzero_loss_cutoff=1.8)(rows).negatives
+    kept = DistanceWeightedMiner(num_samples=1, nonzero_loss_cutoff=1.8)(rows).negatives
     assert (kept > -torch.inf).sum() == 1
 
 

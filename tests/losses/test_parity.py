@@ -133,10 +133,10 @@ def test_same_n_pairs() -> None:
     assert_equal(ours, peers.NPairsLoss(distance=COSINE), batch)
 
 
-def squares(classes: int, per_class: int) -> Batch:
+def squares(classes: int, centers_per_class: int) -> Batch:
     """Sorted by class."""
     generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(classes * per_class) // per_class
+    labels = torch.arange(classes * centers_per_class) // centers_per_class
     centers = torch.randn(classes, 16, generator=generator)
     return Batch(centers[labels] + torch.randn(len(labels), 16, generator=generator), labels)
 
@@ -265,8 +265,8 @@ def test_order_of_the_batch() -> None:
 def test_smooth_ap_of_other_classes_than_samples() -> None:
     """Theirs cuts the batch by the number of samples where it means that of classes, and takes others for positives, so
     that it has a loss where nothing is wrong."""
-    for classes, per_class, loss in ((32, 4, 0.63), (4, 8, 0.44)):
-        labels = torch.arange(classes * per_class) // per_class
+    for classes, centers_per_class, loss in ((32, 4, 0.63), (4, 8, 0.44)):
+        labels = torch.arange(classes * centers_per_class) // centers_per_class
         x = torch.eye(classes)[labels] + 1e-3 * torch.rand(len(labels), classes)
         assert with_twins(SmoothAPLoss())(x, labels) < 1e-6
         assert peers.SmoothAPLoss()(x, labels).item() == pytest.approx(loss, abs=0.01)

@@ -13,9 +13,9 @@ import torch.multiprocessing as mp
 from tests.losses.batches import LOOSE_DISTANCES, Batch, nasty_batches
 from tests.losses.cases import CASES
 from tests.losses.gradients import value_and_gradients
-from vicinal import distributed
 from vicinal.losses import MarginLoss
-from vicinal.similarity import Source
+from vicinal.similarity.pair_source import PairSource
+from vicinal.utils import distributed
 
 BATCHES = {name: nasty_batches()[name] for name in ("shuffled", "singletons", "duplicates", "two of two classes")}
 
@@ -30,9 +30,9 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     for case in CASES:
         for name, batch in BATCHES.items():
             (first, *gradients), (second, *others) = (half[case, name] for half in halves)
-            by_embeddings = torch.cat([gradients[0], others[0]])
+            grad_embeddings = torch.cat([gradients[0], others[0]])
             by_parameters = [a + b for a, b in zip(gradients[1:], others[1:], strict=True)]
-            together = [tensor / 2 for tensor in (first + second, by_embeddings, *by_parameters)]
+            together = [tensor / 2 for tensor in (first + second, grad_embeddings, *by_parameters)]
             atol = 1e-6 if CASES[case].kind is MarginLoss and name in LOOSE_DISTANCES else 1e-12
             message = f"{case}, {name}: "
             torch.testing.assert_close(
@@ -52,7 +52,7 @@ def _process(rank: int, port: int, folder: Path) -> None:
             loss = CASES[case].loss().double()
 
             def of_mine(x: torch.Tensor, labels: torch.Tensor, loss=loss) -> torch.Tensor:
-                return sum(loss.parts_of(Source.over_processes(x, labels)).values())
+                return sum(loss.parts(PairSource.from_distributed_batch(x, labels)).values())
 
             results[case, name] = value_and_gradients(
                 of_mine, Batch(batch.embeddings[mine], labels[mine]), list(loss.parameters())

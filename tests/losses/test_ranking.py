@@ -27,6 +27,7 @@ from vicinal.losses import (
     SoftBinAPLoss,
     SupAPLoss,
 )
+from vicinal.similarity import PairSource
 from vicinal.weighting import pair_weights, similarity_weights
 
 RANKING: list[type[RankingLoss]] = [
@@ -278,7 +279,7 @@ def test_queries_without_positives_are_left_out_of_the_mean(kind: type[RankingLo
     torch.testing.assert_close(kind()(x[:24], labels[:24], x, labels, 0), value)
     torch.testing.assert_close(kind(reduction="sum")(x, labels), with_positives * value)
     torch.testing.assert_close(kind(reduction="anchors")(x, labels), with_positives / 26 * value)
-    without = pair_weights(kind(), x, labels)[24:]
+    without = pair_weights(kind(), PairSource.from_batch(x, labels))[24:]
     assert not without.any()
 
 
@@ -297,7 +298,7 @@ def test_roadmap_is_its_two_terms() -> None:
     for weight in (0.0, 0.5, 0.9, 1.0):
         ranking, calibration = SupAPLoss(0.02, 0.1, 30.0), ContrastiveLoss(0.8, 0.4)
         loss = RoadmapLoss(weight, 0.8, 0.4, 0.02, 0.1, 30.0, tile_rows=5)
-        parts = loss.parts(x, labels)
+        parts = loss.parts(PairSource.from_batch(x, labels))
         assert list(parts) == ["SupAPLoss", "ContrastiveLoss"]
         torch.testing.assert_close(parts["SupAPLoss"], (1 - weight) * ranking(x, labels))
         torch.testing.assert_close(parts["ContrastiveLoss"], weight * calibration(x, labels))
@@ -315,7 +316,8 @@ def test_rows_of_the_combinatorial_gradient(interpolation: float) -> None:
     """What one rank loses another gains: a row of whole numbers of ranks that adds up to 0, of positives not above."""
     for batch in WITHOUT_TIES:
         x, labels = BATCHES[batch]
-        signed = pair_weights(BlackboxAPLoss(interpolation, reduction="sum"), x, labels, signed=True) * interpolation
+        loss = BlackboxAPLoss(interpolation, reduction="sum")
+        signed = pair_weights(loss, PairSource.from_batch(x, labels), signed=True) * interpolation
         assert signed.any()
         torch.testing.assert_close(signed.sum(dim=1), torch.zeros(26, dtype=torch.float64))
         torch.testing.assert_close(signed, signed.round())
@@ -327,9 +329,9 @@ def test_rows_of_the_combinatorial_gradient(interpolation: float) -> None:
 def test_a_combinatorial_gradient_of_nothing_to_gain() -> None:
     """Where nothing overtakes anything, also of a short interpolation."""
     apart = torch.eye(4, dtype=torch.float64).repeat_interleave(2, dim=0)
-    assert not pair_weights(BlackboxAPLoss(), apart, torch.arange(8) // 2).any()
+    assert not pair_weights(BlackboxAPLoss(), PairSource.from_batch(apart, torch.arange(8) // 2)).any()
     x, labels = BATCHES["random"]
-    assert not pair_weights(BlackboxAPLoss(interpolation=1e-6), x, labels).any()
+    assert not pair_weights(BlackboxAPLoss(interpolation=1e-6), PairSource.from_batch(x, labels)).any()
 
 
 def clustered(spread: float, n: int = 256, dim: int = 64) -> tuple[Tensor, Tensor]:
@@ -343,7 +345,7 @@ def clustered(spread: float, n: int = 256, dim: int = 64) -> tuple[Tensor, Tenso
 @pytest.mark.parametrize("make", [*RANKING, RoadmapLoss, lambda: RecallAtKLoss([1, 2, 4])])
 def test_no_denormal_numbers(make: type[RankingLoss], spread: float) -> None:
     """From well separated classes to none, where positives are at high ranks: processors are many times slower."""
-    signed = pair_weights(make(), *clustered(spread), signed=True)
+    signed = pair_weights(make(), PairSource.from_batch(*clustered(spread)), signed=True)
     assert signed.dtype == torch.float32
     tiny = torch.finfo(torch.float32).tiny
     assert not ((signed != 0) & (signed.abs() < tiny)).any()

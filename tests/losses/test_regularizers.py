@@ -11,9 +11,9 @@ from torch import Tensor
 from tests.losses.allocations import largest_allocation
 from tests.losses.batches import Batch, nasty_batches
 from tests.losses.gradients import value_and_gradients
-from vicinal.errors import InputError
 from vicinal.losses import ContrastiveLoss, Loss, MultiSimilarityLoss, RecallAtKLoss, SimilarityRegularizer
 from vicinal.memory import CrossBatchMemory
+from vicinal.utils.errors import InputError
 
 BATCHES = nasty_batches()
 

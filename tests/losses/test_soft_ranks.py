@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tests.losses.allocations import largest_allocation
 from vicinal.losses import BlackboxAPLoss, SupAPLoss
-from vicinal.losses.soft_ranks import count_above, count_points_above, count_positives_above
-from vicinal.similarity import Rows
+from vicinal.losses.soft_ranks import count_above, count_positives_above, count_thresholds_above
+from vicinal.similarity.rows import Rows
 
 STEPS: dict[str, dict[str, float]] = {
     "sigmoid": {"temperature": 0.1},
@@ -94,7 +94,7 @@ def test_exact_steps_count_ties_and_have_no_gradient() -> None:
         [float(sum(p > q for p in ps if p < math.inf)) for q in row]
         for ps, row in zip(points.tolist(), others.tolist(), strict=True)
     ]
-    assert count_points_above(points, others).tolist() == below
+    assert count_thresholds_above(points, others).tolist() == below
     leaf = torch.zeros(1, 1, requires_grad=True)
     assert torch.autograd.grad(count_above(leaf, torch.ones(1, 1), temperature=0) + leaf, leaf)[0] == 1
 
@@ -127,7 +127,9 @@ def test_where_points_stand_does_not_matter(step: str) -> None:
     torch.testing.assert_close(count(wide, others)[:, places], count(points, others), rtol=1e-14, atol=0)
     order = torch.tensor([3, 0, 4, 1, 2])
     torch.testing.assert_close(count(points[:, order], others), count(points, others)[:, order], rtol=1e-14, atol=0)
-    torch.testing.assert_close(count_points_above(wide, others), count_points_above(points, others), rtol=0, atol=0)
+    torch.testing.assert_close(
+        count_thresholds_above(wide, others), count_thresholds_above(points, others), rtol=0, atol=0
+    )
 
     def weighted(points: Tensor, others: Tensor) -> Tensor:
         weights = torch.arange(1.0, 6.0, dtype=torch.float64)
@@ -147,7 +149,7 @@ def test_many_points_need_no_more_memory_than_one() -> None:
         leaves = points.clone().requires_grad_(), others.clone().requires_grad_()
         count_above(*leaves, temperature=0.01).sum().backward()
         count_above(*leaves, temperature=0)
-        count_points_above(points, others)
+        count_thresholds_above(points, others)
 
     assert largest_allocation(forward_and_backward) <= others.nbytes
     dense = torch.full((32, 2000), math.inf, dtype=torch.float64).index_copy(1, torch.arange(0, 2000, 4), points)

@@ -5,7 +5,7 @@ import json
 import pytest
 import safetensors.torch
 
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError
 
 
 def refused(kind, source, message):

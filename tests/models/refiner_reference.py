@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from vicinal.models.refiner import ContextRefiner
 
 
-def trained(dim: int, depth: int, heads: int, dropout: float = 0.0, seed: int = 0) -> ContextRefiner:
+def trained(dim: int, depth: int, num_heads: int, dropout: float = 0.0, seed: int = 0) -> ContextRefiner:
     """A refiner in float64 that moves embeddings a good deal: no matrix is 0."""
     torch.manual_seed(seed)
-    refiner = ContextRefiner(dim, depth, heads, dropout=dropout).double().eval()
+    refiner = ContextRefiner(dim, depth, num_heads, dropout=dropout).double().eval()
     with torch.no_grad():
         for block in refiner.blocks:
             block.output.copy_(1.5 * torch.randn(dim, dim) / math.sqrt(dim))
@@ -32,7 +32,7 @@ def neighborhoods(n: int, k: int, dim: int, seed: int = 1) -> tuple[Tensor, Tens
 def looked_at(block: nn.Module, e: Tensor, context: list[Tensor], head: int) -> list[Tensor]:
     """softmax(Q(q) K(k)^T / sqrt(d)) of Eq. 2 for one query and one head, a number a neighbour."""
     dim = len(e)
-    width = dim // block.heads
+    width = dim // block.num_heads
     own = range(head * width, (head + 1) * width)
     query = block.query @ (math.sqrt(dim) * e)
     scores = []
@@ -45,8 +45,8 @@ def looked_at(block: nn.Module, e: Tensor, context: list[Tensor], head: int) -> 
 
 def cross_attention(block: nn.Module, e: Tensor, context: list[Tensor]) -> Tensor:
     """CA(q, k, v) of Eq. 2, head by head, brought together by the output matrix."""
-    width, heads = len(e) // block.heads, []
-    for head in range(block.heads):
+    width, heads = len(e) // block.num_heads, []
+    for head in range(block.num_heads):
         weights = looked_at(block, e, context, head)
         values = [block.value @ neighbor for neighbor in context]
         together = sum(weight * value for weight, value in zip(weights, values, strict=True))
@@ -63,9 +63,9 @@ def steps(refiner: ContextRefiner, e: Tensor, context: list[Tensor]) -> list[Ten
     return seen
 
 
-def reference(refiner: ContextRefiner, embeddings: Tensor, context: Tensor, present: Tensor | None = None) -> Tensor:
+def reference(refiner: ContextRefiner, embeddings: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
     """[depth + 1, n, dim], sample by sample."""
-    there = torch.ones(context.shape[:2], dtype=torch.bool) if present is None else present
+    there = torch.ones(context.shape[:2], dtype=torch.bool) if mask is None else mask
     samples = [
         steps(refiner, e, [c for c, is_there in zip(around, row, strict=True) if is_there])
         for e, around, row in zip(embeddings, context, there.tolist(), strict=True)

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from vicinal.data.transforms import ImageTransform
-from vicinal.errors import InputError
 from vicinal.models import Embedder
+from vicinal.utils.errors import InputError
 
 BACKBONES = ["test_resnet", "test_vit", "test_convnext", "test_efficientnet"]
 SMALL = ImageTransform(size=32)
@@ -128,7 +128,7 @@ def test_parameter_groups_hold_every_parameter_once():
 
 def test_embed_is_the_forward_pass_in_evaluation_mode():
     model = build(dropout=0.3, projector=4)
-    vectors = model.embed(images(), batch=4, progress=False)
+    vectors = model.embed(images(), batch_size=4, progress=False)
     assert vectors.dtype == np.float32
     with torch.no_grad():
         expected = model.eval()(images())
@@ -208,7 +208,7 @@ def test_built_from_the_command_line():
     ("arguments", "message"),
     [
         ({"dim": 0}, "dim is 0"),
-        ({"dim": 10**9}, "dim is 1000000000; it must be a whole number from 1 to 65,536"),
+        ({"dim": 10**9}, "dim is 1000000000; it must be an integer from 1 to 65,536"),
         ({"dim": 2.5}, "dim is 2.5"),
         ({"projector": -1}, "projector is -1"),
         ({"dropout": 1.0}, "dropout is 1.0"),

@@ -5,8 +5,8 @@ import safetensors.torch
 import timm
 import torch
 
-from vicinal.errors import InputError
 from vicinal.models.initializations import create_backbone, default_transform, read_weights
+from vicinal.utils.errors import InputError
 
 
 def trained(name, **arguments):

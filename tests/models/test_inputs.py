@@ -7,8 +7,8 @@ from PIL import Image
 from vicinal.data.images import ImageDataset
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
-from vicinal.errors import InputError
 from vicinal.models.inputs import image_batches
+from vicinal.utils.errors import InputError
 
 TRANSFORM = ImageTransform(size=16)
 
@@ -23,7 +23,7 @@ def paths(tmp_path):
 
 
 def together(source, **options):
-    batches, number = image_batches(source, TRANSFORM, batch=2, **options)
+    batches, number = image_batches(source, TRANSFORM, batch_size=2, **options)
     parts = list(batches)
     assert len(parts) == number
     assert max(len(part) for part in parts) <= 2
@@ -45,7 +45,7 @@ def test_every_kind_of_source_gives_the_same_images(paths):
     ]
     for source in sources:
         assert torch.equal(together(source), expected)
-    assert torch.equal(together(paths, workers=1), expected)
+    assert torch.equal(together(paths, num_workers=1), expected)
 
 
 def test_turned_pictures_are_turned_back(paths, tmp_path):
@@ -93,5 +93,5 @@ def test_a_dataset_of_another_transform_is_refused(paths):
 
 @pytest.mark.parametrize("batch", [0, -1, 1.5])
 def test_impossible_batch(batch):
-    with pytest.raises(InputError, match="batch is"):
-        image_batches(torch.zeros(2, 3, 8, 8), TRANSFORM, batch=batch)
+    with pytest.raises(InputError, match="batch_size is"):
+        image_batches(torch.zeros(2, 3, 8, 8), TRANSFORM, batch_size=batch)

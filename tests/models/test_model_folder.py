@@ -15,8 +15,8 @@ import yaml
 from tests.models import folders
 from tests.models.folders import change, rewrite
 from vicinal.data.transforms import ImageTransform
-from vicinal.errors import InputError
 from vicinal.models import Embedder, model_folder
+from vicinal.utils.errors import InputError
 
 TRANSFORM = ImageTransform(size=32, resize=40, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), scale=(0.16, 1.0))
 
@@ -192,7 +192,7 @@ def refused(source, message):
         ({"dim": float("nan")}, r"dim is nan; it must be int"),
         ({"dim": True}, r"dim is True"),
         ({"dim": "8"}, r"dim is '8'"),
-        ({"dim": 10**15}, r"dim is 1000000000000000; it must be a whole number"),
+        ({"dim": 10**15}, r"dim is 1000000000000000; it must be an integer"),
         ({"dim": 65536}, r"model\.safetensors: head\.1\.weight has shape \(8, 96\); config\.json calls for"),
         ({"projector": 5}, r"model\.safetensors: lacks tensor projector\.bias and 1 more"),
         ({"projector": [1]}, r"projector is \[1\]"),
@@ -292,7 +292,7 @@ def test_loading_from_the_hub_reads_three_files_only(folder, monkeypatch):
         assert sorted(allow_patterns) == ["README.md", "config.json", "model.safetensors"]
         return str(folder)
 
-    monkeypatch.setattr(model_folder, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert Embedder.from_pretrained("someone/birds", revision="v1").fingerprint() == build().fingerprint()
 
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from vicinal.errors import InputError
-from vicinal.models.pooling import AvgMaxPool, AvgPool, ClassToken, GeM, MaxPool, build_pooling, feature_maps
+from vicinal.models.pooling import AvgMaxPool, AvgPool, ClassToken, GeM, MaxPool, build_pooling, to_feature_maps
+from vicinal.utils.errors import InputError
 
 
 def slow_gem(maps, p, eps=1e-6):
@@ -86,17 +86,17 @@ def test_the_others(maps):
 
 
 def test_maps_of_every_layout(maps):
-    assert torch.equal(feature_maps(maps, 4), maps)
-    assert torch.equal(feature_maps(maps.permute(0, 2, 3, 1), 4, channels_last=True), maps)
+    assert torch.equal(to_feature_maps(maps, 4), maps)
+    assert torch.equal(to_feature_maps(maps.permute(0, 2, 3, 1), 4, channels_last=True), maps)
     tokens = torch.randn(2, 7, 3)
-    patches = feature_maps(tokens, 3, prefix_tokens=2)
+    patches = to_feature_maps(tokens, 3, num_prefix_tokens=2)
     torch.testing.assert_close(AvgPool()(patches), tokens[:, 2:].mean(1))
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (2, 3, 5, 5), (2, 5, 3), (2, 5, 5, 4)])
 def test_features_of_another_shape_are_refused(shape):
     with pytest.raises(InputError, match=r"maps \[n, 4, H, W\]"):
-        feature_maps(torch.zeros(shape), 4)
+        to_feature_maps(torch.zeros(shape), 4)
 
 
 def test_by_name():

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tests.models.refiner_reference import looked_at, neighborhoods, reference, trained
-from vicinal.errors import InputError
 from vicinal.models.refiner import ContextRefiner
+from vicinal.utils.errors import InputError
 
 SHAPES = [(6, 1, 1, 3), (6, 2, 3, 4), (8, 3, 4, 5), (12, 2, 12, 1), (10, 4, 5, 8)]  # dim, depth, heads, neighbours
 
@@ -21,11 +21,11 @@ def gradients(of: Tensor, refiner: ContextRefiner, *inputs: Tensor) -> list[Tens
     return list(torch.autograd.grad((of * direction).sum(), [*inputs, *refiner.parameters()]))
 
 
-@pytest.mark.parametrize(("dim", "depth", "heads", "k"), SHAPES)
-def test_value_and_gradient_are_those_of_the_paper(dim: int, depth: int, heads: int, k: int) -> None:
-    refiner = trained(dim, depth, heads)
+@pytest.mark.parametrize(("dim", "depth", "num_heads", "k"), SHAPES)
+def test_value_and_gradient_are_those_of_the_paper(dim: int, depth: int, num_heads: int, k: int) -> None:
+    refiner = trained(dim, depth, num_heads)
     embeddings, context = (x.requires_grad_() for x in neighborhoods(7, k, dim))
-    found, wanted = refiner.at_depths(embeddings, context), reference(refiner, embeddings, context)
+    found, wanted = refiner.forward_intermediates(embeddings, context), reference(refiner, embeddings, context)
     torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-12)
     assert (found[-1] - embeddings).norm(dim=1).mean() > 0.2  # it does something
     of_ours, of_theirs = (gradients(of, refiner, embeddings, context) for of in (found, wanted))
@@ -34,36 +34,36 @@ def test_value_and_gradient_are_those_of_the_paper(dim: int, depth: int, heads: 
     torch.testing.assert_close(of_ours, of_theirs, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize(("dim", "depth", "heads", "k"), SHAPES)
-def test_value_and_gradient_with_absent_neighbors(dim: int, depth: int, heads: int, k: int) -> None:
-    refiner, present = trained(dim, depth, heads), torch.arange(k) < torch.tensor([[0], [1], [2], [k], [k], [k - 1]])
-    present[4] = torch.arange(k) % 2 == 1
+@pytest.mark.parametrize(("dim", "depth", "num_heads", "k"), SHAPES)
+def test_value_and_gradient_with_absent_neighbors(dim: int, depth: int, num_heads: int, k: int) -> None:
+    refiner, mask = trained(dim, depth, num_heads), torch.arange(k) < torch.tensor([[0], [1], [2], [k], [k], [k - 1]])
+    mask[4] = torch.arange(k) % 2 == 1
     embeddings, context = (x.requires_grad_() for x in neighborhoods(6, k, dim))
-    found = refiner.at_depths(embeddings, context, present)
-    wanted = reference(refiner, embeddings, context, present)
+    found = refiner.forward_intermediates(embeddings, context, mask)
+    wanted = reference(refiner, embeddings, context, mask)
     torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-12)
     of_ours, of_theirs = (gradients(of, refiner, embeddings, context) for of in (found, wanted))
     torch.testing.assert_close(of_ours, of_theirs, rtol=1e-9, atol=1e-10)
-    assert not of_ours[1][~present].any()
+    assert not of_ours[1][~mask].any()
 
 
 def test_float32_is_the_same_to_rounding() -> None:
     refiner = trained(32, 8, 4)
     embeddings, context = neighborhoods(20, 8, 32)
     wanted = reference(refiner, embeddings, context)
-    found = refiner.float().at_depths(embeddings.float(), context.float())
+    found = refiner.float().forward_intermediates(embeddings.float(), context.float())
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=2e-5)
 
 
 def test_gradcheck() -> None:
     refiner = trained(4, 2, 2)
     embeddings, context = (x.requires_grad_() for x in neighborhoods(3, 3, 4))
-    present = torch.tensor([[True, True, True], [True, False, True], [False, False, False]])
+    mask = torch.tensor([[True, True, True], [True, False, True], [False, False, False]])
     names = [name for name, _ in refiner.named_parameters()]
 
     def run(embeddings: Tensor, context: Tensor, *parameters: Tensor) -> Tensor:
         given = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(refiner, given, (embeddings, context), {"present": present})
+        return torch.func.functional_call(refiner, given, (embeddings, context), {"mask": mask})
 
     parameters = [parameter.detach().clone().requires_grad_() for parameter in refiner.parameters()]
     assert torch.autograd.gradcheck(run, (embeddings, context, *parameters))
@@ -74,7 +74,7 @@ def test_a_new_refiner_is_the_identity(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     embeddings, context = (x.to(dtype) for x in neighborhoods(200, 8, 64))
     refiner = ContextRefiner(64).to(dtype).eval()
-    for seen in refiner.at_depths(embeddings, context):
+    for seen in refiner.forward_intermediates(embeddings, context):
         torch.testing.assert_close(seen, embeddings, rtol=0, atol=2 * torch.finfo(dtype).eps)
     assert all(weight.any() for block in refiner.blocks for weight in (block.query, block.key, block.value))
 
@@ -84,20 +84,20 @@ def test_number_of_parameters() -> None:
     assert [len(list(ContextRefiner(12, depth, 3).parameters())) for depth in (1, 5)] == [4, 20]
 
 
-def test_any_depth_may_be_read_out() -> None:
+def test_the_output_of_any_depth() -> None:
     refiner = trained(8, 5, 2)
     embeddings, context = neighborhoods(30, 4, 8)
-    present = torch.rand(30, 4, generator=torch.Generator().manual_seed(0)) < 0.6
-    for there in (None, present):
-        seen = refiner.at_depths(embeddings, context, there)
+    mask = torch.rand(30, 4, generator=torch.Generator().manual_seed(0)) < 0.6
+    for given in (None, mask):
+        seen = refiner.forward_intermediates(embeddings, context, given)
         assert seen.shape == (6, 30, 8)
         for depth in range(6):
-            early = refiner(embeddings, context, depth, there)
+            early = refiner(embeddings, context, depth, given)
             assert torch.equal(early, seen[depth])
             if depth:
-                assert torch.equal(refiner.cut(depth)(embeddings, context, present=there), early)
-                assert refiner.cut(depth).depth == depth
-        assert torch.equal(refiner(embeddings, context, present=there), seen[-1])
+                assert torch.equal(refiner.truncate(depth)(embeddings, context, mask=given), early)
+                assert refiner.truncate(depth).depth == depth
+        assert torch.equal(refiner(embeddings, context, mask=given), seen[-1])
         assert (seen[1:] - seen[:-1]).abs().amax(dim=(1, 2)).min() > 0.01  # every block has its own say
 
 
@@ -106,26 +106,30 @@ def test_depth_0_is_the_embedding() -> None:
     torch.testing.assert_close(trained(8, 2, 2)(embeddings, context, 0), embeddings, rtol=0, atol=1e-15)
 
 
-def test_a_cut_refiner_shares_weights_and_mode() -> None:
+def test_a_truncated_refiner_shares_weights_and_mode() -> None:
     refiner = trained(8, 3, 2, dropout=0.5)
-    assert not refiner.cut(2).training
-    cut = refiner.train().cut(2)
-    assert cut.training
-    assert (cut.heads, cut.neighbors, cut.dropout) == (refiner.heads, refiner.neighbors, refiner.dropout)
-    assert [id(p) for p in cut.parameters()] == [id(p) for p in refiner.parameters()][:8]
+    assert not refiner.truncate(2).training
+    truncated = refiner.train().truncate(2)
+    assert truncated.training
+    assert (truncated.num_heads, truncated.neighbors, truncated.dropout) == (
+        refiner.num_heads,
+        refiner.neighbors,
+        refiner.dropout,
+    )
+    assert [id(p) for p in truncated.parameters()] == [id(p) for p in refiner.parameters()][:8]
 
 
 def test_the_order_of_the_context_does_not_matter() -> None:
     refiner = trained(8, 4, 4)
     embeddings, context = neighborhoods(40, 6, 8)
-    present = torch.rand(40, 6, generator=torch.Generator().manual_seed(0)) < 0.6
+    mask = torch.rand(40, 6, generator=torch.Generator().manual_seed(0)) < 0.6
     order = torch.randperm(6, generator=torch.Generator().manual_seed(1))
-    for there in (None, present):
-        shuffled = None if there is None else there[:, order]
-        found = refiner(embeddings, context[:, order], present=shuffled)
-        torch.testing.assert_close(found, refiner(embeddings, context, present=there), rtol=0, atol=1e-13)
-        looks = refiner.attention(embeddings, context[:, order], shuffled)
-        torch.testing.assert_close(looks, refiner.attention(embeddings, context, there)[:, :, order])
+    for given in (None, mask):
+        shuffled = None if given is None else given[:, order]
+        found = refiner(embeddings, context[:, order], mask=shuffled)
+        torch.testing.assert_close(found, refiner(embeddings, context, mask=given), rtol=0, atol=1e-13)
+        looks = refiner.attention_weights(embeddings, context[:, order], shuffled)
+        torch.testing.assert_close(looks, refiner.attention_weights(embeddings, context, given)[:, :, order])
 
 
 def test_samples_do_not_see_each_other() -> None:
@@ -141,65 +145,67 @@ def test_absent_neighbors_change_nothing(padding: float) -> None:
     refiner = trained(8, 4, 4)
     embeddings, context = neighborhoods(12, 5, 8)
     padded = torch.cat([torch.full((12, 3, 8), padding, dtype=torch.float64), context], dim=1)
-    present = torch.tensor([False] * 3 + [True] * 5).expand(12, 8)
-    torch.testing.assert_close(refiner(embeddings, padded, present=present), refiner(embeddings, context))
-    looks = refiner.attention(embeddings, padded, present)
+    mask = torch.tensor([False] * 3 + [True] * 5).expand(12, 8)
+    torch.testing.assert_close(refiner(embeddings, padded, mask=mask), refiner(embeddings, context))
+    looks = refiner.attention_weights(embeddings, padded, mask)
     assert not looks[:, :, :3].any()
-    torch.testing.assert_close(looks[:, :, 3:], refiner.attention(embeddings, context))
+    torch.testing.assert_close(looks[:, :, 3:], refiner.attention_weights(embeddings, context))
 
 
 def test_all_neighbors_present_is_the_default() -> None:
     refiner = trained(8, 4, 4)
     embeddings, context = neighborhoods(12, 5, 8)
-    present = torch.ones(12, 5, dtype=torch.bool)
-    torch.testing.assert_close(refiner(embeddings, context, present=present), refiner(embeddings, context))
+    mask = torch.ones(12, 5, dtype=torch.bool)
+    torch.testing.assert_close(refiner(embeddings, context, mask=mask), refiner(embeddings, context))
 
 
 @pytest.mark.parametrize("mode", [True, False])
 def test_an_embedding_without_neighbors_stays(mode: bool) -> None:
     refiner = trained(8, 4, 4, dropout=0.3).train(mode)
     embeddings, context = neighborhoods(12, 5, 8)
-    present = (torch.arange(12) % 3 > 0)[:, None].expand(12, 5)
-    seen = refiner.at_depths(embeddings.requires_grad_(), context, present)
+    mask = (torch.arange(12) % 3 > 0)[:, None].expand(12, 5)
+    seen = refiner.forward_intermediates(embeddings.requires_grad_(), context, mask)
     torch.testing.assert_close(seen[:, ::3], embeddings[::3].expand(5, -1, -1), rtol=0, atol=1e-15)
     assert (seen[-1] - embeddings)[1::3].norm(dim=1).min() > 0.1
     assert all(gradient.isfinite().all() for gradient in gradients(seen, refiner, embeddings))
-    assert not refiner.attention(embeddings, context, present)[:, ::3].any()
+    assert not refiner.attention_weights(embeddings, context, mask)[:, ::3].any()
 
 
 @pytest.mark.parametrize("with_mask", [True, False])
 def test_no_neighbors_at_all_is_the_identity(with_mask: bool) -> None:
     refiner = trained(8, 4, 4)
     embeddings, _ = neighborhoods(12, 5, 8)
-    context, present = embeddings.new_empty(12, 0, 8), torch.ones(12, 0, dtype=torch.bool) if with_mask else None
-    torch.testing.assert_close(refiner(embeddings, context, present=present), embeddings, rtol=0, atol=1e-15)
-    assert refiner.attention(embeddings, context, present).shape == (4, 12, 0)
-    assert refiner.at_depths(embeddings, context, present).shape == (5, 12, 8)
+    context, mask = embeddings.new_empty(12, 0, 8), torch.ones(12, 0, dtype=torch.bool) if with_mask else None
+    torch.testing.assert_close(refiner(embeddings, context, mask=mask), embeddings, rtol=0, atol=1e-15)
+    assert refiner.attention_weights(embeddings, context, mask).shape == (4, 12, 0)
+    assert refiner.forward_intermediates(embeddings, context, mask).shape == (5, 12, 8)
 
 
 def test_no_embeddings() -> None:
     refiner = trained(8, 4, 4)
     embeddings, context = neighborhoods(0, 5, 8)
     assert refiner(embeddings, context).shape == (0, 8)
-    assert refiner.at_depths(embeddings, context).shape == (5, 0, 8)
-    assert refiner.attention(embeddings, context).shape == (4, 0, 5)
+    assert refiner.forward_intermediates(embeddings, context).shape == (5, 0, 8)
+    assert refiner.attention_weights(embeddings, context).shape == (4, 0, 5)
 
 
-@pytest.mark.parametrize(("dim", "depth", "heads", "k"), SHAPES)
-def test_attention_is_that_of_the_paper(dim: int, depth: int, heads: int, k: int) -> None:
-    refiner = trained(dim, depth, heads)
+@pytest.mark.parametrize(("dim", "depth", "num_heads", "k"), SHAPES)
+def test_attention_is_that_of_the_paper(dim: int, depth: int, num_heads: int, k: int) -> None:
+    refiner = trained(dim, depth, num_heads)
     embeddings, context = neighborhoods(6, k, dim)
-    present = torch.rand(6, k, generator=torch.Generator().manual_seed(0)) < 0.6
-    present[:, 0] = True
-    for there in (None, present):
-        looks = refiner.attention(embeddings, context, there)
+    mask = torch.rand(6, k, generator=torch.Generator().manual_seed(0)) < 0.6
+    mask[:, 0] = True
+    for given in (None, mask):
+        looks = refiner.attention_weights(embeddings, context, given)
         assert looks.shape == (depth, 6, k)
         torch.testing.assert_close(looks.sum(dim=2), torch.ones(depth, 6, dtype=torch.float64))
-        seen = reference(refiner, embeddings, context, there)
+        seen = reference(refiner, embeddings, context, given)
         for t, block in enumerate(refiner.blocks):
             for i in range(6):
-                around = range(k) if there is None else there[i].nonzero().flatten().tolist()
-                each = [looked_at(block, seen[t, i], [context[i, j] for j in around], head) for head in range(heads)]
+                around = range(k) if given is None else given[i].nonzero().flatten().tolist()
+                each = [
+                    looked_at(block, seen[t, i], [context[i, j] for j in around], head) for head in range(num_heads)
+                ]
                 wanted = torch.zeros(k, dtype=torch.float64)
                 wanted[list(around)] = torch.stack([torch.stack(weights) for weights in each]).mean(dim=0).detach()
                 torch.testing.assert_close(looks[t, i], wanted, rtol=1e-10, atol=1e-12)
@@ -214,7 +220,7 @@ def test_attention_of_a_new_refiner_is_neither_flat_nor_sharp() -> None:
 
 def test_every_matrix_learns_though_the_output_starts_at_0() -> None:
     torch.manual_seed(0)
-    refiner, before = ContextRefiner(8, depth=3, heads=2), ContextRefiner(8, depth=3, heads=2)
+    refiner, before = ContextRefiner(8, depth=3, num_heads=2), ContextRefiner(8, depth=3, num_heads=2)
     before.load_state_dict(refiner.state_dict())
     embeddings, context = (x.float() for x in neighborhoods(16, 4, 8))
     optimizer = torch.optim.SGD(refiner.parameters(), lr=1.0)
@@ -252,14 +258,14 @@ def test_dropout_drops_a_share_of_what_is_added_in_every_block() -> None:
 def test_half_precision_is_finite_and_near(dtype: torch.dtype) -> None:
     wide = trained(64, 8, 8)
     embeddings, context = neighborhoods(40, 8, 64)
-    present = torch.rand(40, 8, generator=torch.Generator().manual_seed(0)) < 0.6
-    present[0] = False
-    wanted, refiner = wide(embeddings, context, present=present).detach(), wide.float().train()
+    mask = torch.rand(40, 8, generator=torch.Generator().manual_seed(0)) < 0.6
+    mask[0] = False
+    wanted, refiner = wide(embeddings, context, mask=mask).detach(), wide.float().train()
     with torch.autocast("cpu", dtype=dtype):
         inputs = embeddings.float().requires_grad_()
-        found = refiner(inputs, context.float(), present=present)
+        found = refiner(inputs, context.float(), mask=mask)
         assert found.isfinite().all()
-        assert refiner.attention(inputs, context.float(), present).isfinite().all()
+        assert refiner.attention_weights(inputs, context.float(), mask).isfinite().all()
         (found.float() @ torch.ones(64)).sum().backward()
     assert inputs.grad is not None
     assert all(p.grad is not None and p.grad.isfinite().all() for p in refiner.parameters())
@@ -294,9 +300,9 @@ def _forget() -> Iterator[None]:
 def test_compiles_whole(with_mask: bool) -> None:
     refiner = trained(8, 2, 2).float()
     embeddings, context = (x.float().requires_grad_() for x in neighborhoods(12, 5, 8))
-    present = torch.rand(12, 5, generator=torch.Generator().manual_seed(0)) < 0.6 if with_mask else None
+    mask = torch.rand(12, 5, generator=torch.Generator().manual_seed(0)) < 0.6 if with_mask else None
     compiled = torch.compile(refiner, fullgraph=True)
-    found, wanted = (each(embeddings, context, present=present) for each in (compiled, refiner))
+    found, wanted = (each(embeddings, context, mask=mask) for each in (compiled, refiner))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
     of_compiled, of_plain = (gradients(of, refiner, embeddings, context) for of in (found, wanted))
     torch.testing.assert_close(of_compiled, of_plain, rtol=1e-4, atol=1e-5)
@@ -308,21 +314,21 @@ def test_compiles_whole(with_mask: bool) -> None:
         ({"dim": 0}, "ContextRefiner: dim = 0 must be at least 1"),
         ({"depth": 0}, "ContextRefiner: depth = 0 must be at least 1"),
         ({"depth": 2.5}, "ContextRefiner: depth = 2.5 must be at least 1, a whole number"),
-        ({"heads": 0}, "ContextRefiner: heads = 0 must be at least 1"),
-        ({"heads": 3}, "ContextRefiner: heads = 3 must divide dim = 8"),
+        ({"num_heads": 0}, "ContextRefiner: num_heads = 0 must be at least 1"),
+        ({"num_heads": 3}, "ContextRefiner: num_heads = 3 must divide dim = 8"),
         ({"neighbors": -1}, "ContextRefiner: neighbors = -1 must be a whole number from 0 up"),
         ({"neighbors": 2.5}, "ContextRefiner: neighbors = 2.5 must be a whole number from 0 up"),
         ({"neighbors": True}, "ContextRefiner: neighbors = True must be a whole number from 0 up"),
         ({"dropout": 1.0}, "ContextRefiner: dropout = 1.0 must be from 0 to below 1"),
         ({"dropout": -0.1}, "ContextRefiner: dropout = -0.1 must be from 0 to below 1"),
         ({"dropout": math.nan}, "ContextRefiner: dropout = nan must be from 0 to below 1"),
-        ({"context": "all"}, "ContextRefiner: context = 'all' must be neighbors or itself"),
+        ({"context": "all"}, "ContextRefiner: context = 'all' must be neighbors or self"),
     ],
     ids=str,
 )
 def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(InputError) as error:
-        ContextRefiner(**{"dim": 8, "heads": 2, **arguments})
+        ContextRefiner(**{"dim": 8, "num_heads": 2, **arguments})
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -340,8 +346,8 @@ def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
         (
             (5, 8),
             (5, 3, 8),
-            {"present": torch.ones(5, 2, dtype=torch.bool)},
-            "present is torch.bool [5, 2]; it must be torch.bool [5, 3]",
+            {"mask": torch.ones(5, 2, dtype=torch.bool)},
+            "mask is torch.bool [5, 2]; it must be torch.bool [5, 3]",
         ),
     ],
     ids=str,
@@ -349,7 +355,7 @@ def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
 def test_bad_calls(
     embeddings: tuple[int, ...], context: tuple[int, ...], more: dict[str, object], message: str
 ) -> None:
-    refiner = ContextRefiner(8, depth=2, heads=2)
+    refiner = ContextRefiner(8, depth=2, num_heads=2)
     with pytest.raises(InputError) as error:
         refiner(torch.ones(embeddings), torch.ones(context), **more)
     assert message in str(error.value)
@@ -357,23 +363,23 @@ def test_bad_calls(
 
 
 @pytest.mark.parametrize("depth", [-1, 3])
-def test_a_depth_to_cut_at_must_be_there(depth: int) -> None:
+def test_the_depth_to_truncate_at_must_exist(depth: int) -> None:
     with pytest.raises(InputError, match=f"depth = {depth} is not there; use 0 to 2"):
-        ContextRefiner(8, depth=2, heads=2).cut(depth)
+        ContextRefiner(8, depth=2, num_heads=2).truncate(depth)
 
 
-def test_a_cut_leaves_a_block_and_has_not_been_measured() -> None:
-    refiner = ContextRefiner(8, depth=2, heads=2)
+def test_truncating_keeps_at_least_one_block_and_drops_the_metrics() -> None:
+    refiner = ContextRefiner(8, depth=2, num_heads=2)
     refiner.metrics, refiner.recipe = {"recall@1": 0.9}, {"epochs": 3}
-    assert (refiner.cut(1).metrics, refiner.cut(1).recipe, refiner.metrics) == ({}, {}, {"recall@1": 0.9})
-    with pytest.raises(InputError, match="cut to depth = 0 no block is left; use 1 to 2"):
-        refiner.cut(0)
+    assert (refiner.truncate(1).metrics, refiner.truncate(1).recipe, refiner.metrics) == ({}, {}, {"recall@1": 0.9})
+    with pytest.raises(InputError, match="truncated to depth = 0 no block is left; use 1 to 2"):
+        refiner.truncate(0)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    refiner = ContextRefiner(np.int64(8), np.int64(2), heads=np.int64(2), neighbors=np.int64(4))  # type: ignore[arg-type]
-    assert json.dumps(refiner._described())
+    refiner = ContextRefiner(np.int64(8), np.int64(2), num_heads=np.int64(2), neighbors=np.int64(4))  # type: ignore[arg-type]
+    assert json.dumps(refiner._get_config())
     refiner(torch.ones(1, 8), torch.ones(1, 4, 8), depth=np.int64(1))  # type: ignore[arg-type]
     for wrong in ({"neighbors": 20_000}, {"depth": 1001}, {"dropout": "a"}, {"neighbors": True}):
         with pytest.raises(InputError, match="ContextRefiner: "):
-            ContextRefiner(**{"dim": 8, "depth": 1, "heads": 1, **wrong})  # type: ignore[arg-type]
+            ContextRefiner(**{"dim": 8, "depth": 1, "num_heads": 1, **wrong})  # type: ignore[arg-type]

@@ -11,16 +11,16 @@ import yaml
 from tests.models import folders
 from tests.models.folders import change, rewrite
 from vicinal.data.transforms import ImageTransform
-from vicinal.errors import InputError
 from vicinal.models import ContextRefiner, Embedder
+from vicinal.utils.errors import InputError
 
 FINGERPRINT = "0123456789abcdef"
 
 
-def build(seed=0, dim=8, depth=3, heads=2, neighbors=4, **arguments):
+def build(seed=0, dim=8, depth=3, num_heads=2, neighbors=4, **arguments):
     """A refiner that is not the identity."""
     torch.manual_seed(seed)
-    refiner = ContextRefiner(dim, depth, heads, neighbors, **arguments)
+    refiner = ContextRefiner(dim, depth, num_heads, neighbors, **arguments)
     with torch.no_grad():
         for block in refiner.blocks:
             block.output.normal_()
@@ -51,8 +51,8 @@ def refused(source, message):
     folders.refused(ContextRefiner, source, message)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"depth": 1, "heads": 8, "neighbors": 0}, {"dropout": 0.25}])
-@pytest.mark.parametrize("context", ["neighbors", "itself"])
+@pytest.mark.parametrize("arguments", [{}, {"depth": 1, "num_heads": 8, "neighbors": 0}, {"dropout": 0.25}])
+@pytest.mark.parametrize("context", ["neighbors", "self"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_loaded_refiner_refines_the_same_bit_for_bit(tmp_path, arguments, context, dtype):
     refiner = build(context=context, **arguments).to(dtype)
@@ -62,7 +62,7 @@ def test_a_loaded_refiner_refines_the_same_bit_for_bit(tmp_path, arguments, cont
     loaded = ContextRefiner.from_pretrained(tmp_path / "refiner")
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(refined(loaded), refined(refiner))
-    for name in ("dim", "depth", "heads", "neighbors", "dropout", "context", "model_fingerprint"):
+    for name in ("dim", "depth", "num_heads", "neighbors", "dropout", "context", "model_fingerprint"):
         assert getattr(loaded, name) == getattr(refiner, name)
     assert (loaded.recipe, loaded.metrics) == (recipe, metrics)
     assert loaded.fingerprint() == refiner.fingerprint()
@@ -81,7 +81,7 @@ def test_what_the_folder_holds(tmp_path):
         "version": 1,
         "dim": 8,
         "depth": 3,
-        "heads": 2,
+        "num_heads": 2,
         "neighbors": 4,
         "dropout": 0.0,
         "context": "neighbors",
@@ -97,8 +97,8 @@ def test_what_the_folder_holds(tmp_path):
     for line in (
         "# birds",
         f"| for embeddings of | the model with fingerprint `{FINGERPRINT}` |",
-        "| blocks | 3, of 2 heads |",
-        "| an embedding looks at | its 4 nearest neighbours |",
+        "| blocks | 3, with 2 heads |",
+        "| attends to | the 4 nearest neighbors |",
         f"| parameters | {sum(each.numel() for each in refiner.parameters())} |",
         "vicinal evaluate run --refiner path/to/this/folder",
         "| recall@1 | 0.8750 |",
@@ -115,12 +115,12 @@ def test_the_cards_python_runs(folder):
 
 
 def test_cards_of_refiners_without_model_or_neighbours(tmp_path):
-    refiner = build(context="itself")
+    refiner = build(context="self")
     refiner.model_fingerprint = None
     refiner.save_pretrained(tmp_path / "refiner")
     card = (tmp_path / "refiner/README.md").read_text()
     assert "| for embeddings of | a model that was not recorded |" in card
-    assert "| an embedding looks at | itself, not at neighbours |" in card
+    assert "| attends to | the embedding itself, not its neighbors |" in card
     assert ContextRefiner.from_pretrained(tmp_path / "refiner").model_fingerprint is None
 
 
@@ -128,7 +128,7 @@ def test_fingerprints_tell_refiners_apart():
     fingerprint = build().fingerprint()
     assert len(fingerprint) == 16
     assert build().fingerprint() == fingerprint
-    others = [build(seed=1), build(neighbors=5), build(heads=4), build(context="itself"), build().cut(2)]
+    others = [build(seed=1), build(neighbors=5), build(num_heads=4), build(context="self"), build().truncate(2)]
     assert len({fingerprint, *(other.fingerprint() for other in others)}) == 6
 
 
@@ -136,7 +136,7 @@ def test_only_embeddings_of_its_model():
     refiner = build()
     refiner.check_model(FINGERPRINT)
     refiner.check_model(None)
-    for each in (refiner, refiner.cut(1)):
+    for each in (refiner, refiner.truncate(1)):
         with pytest.raises(InputError, match=f"trained for embeddings of the model {FINGERPRINT}, not of fedc"):
             each.check_model("fedcba9876543210")
     refiner.model_fingerprint = None
@@ -144,14 +144,14 @@ def test_only_embeddings_of_its_model():
 
 
 def test_numbers_from_numpy_are_saved(tmp_path):
-    refiner = ContextRefiner(np.int64(8), heads=np.int64(2), dropout=np.float32(0.5))
+    refiner = ContextRefiner(np.int64(8), num_heads=np.int64(2), dropout=np.float32(0.5))
     refiner.save_pretrained(tmp_path / "refiner")
     assert ContextRefiner.from_pretrained(tmp_path / "refiner").fingerprint() == refiner.fingerprint()
 
 
 def test_what_cannot_be_loaded_is_not_saved(tmp_path):
     with pytest.raises(InputError, match="depth = 1001 is too large; use at most 1,000"):
-        ContextRefiner(1, depth=1001, heads=1)
+        ContextRefiner(1, depth=1001, num_heads=1)
     with pytest.raises(InputError, match="neighbors = 16385 is too large; use at most 16,384"):
         build(neighbors=16_385)
     with pytest.raises(InputError, match="must be JSON values"):
@@ -183,10 +183,10 @@ def test_each_kind_is_refused_where_the_other_is_wanted(tmp_path, folder):
         ({"format": ["vicinal-refiner"]}, r"not the config of a Vicinal model"),
         ({"format": "DELETE"}, r"not the config of a Vicinal model"),
         ({"version": 2}, r"version is 2; this Vicinal reads version 1"),
-        ({"backbone": "resnet50"}, r"unknown key 'backbone'; the keys are dim, depth, heads, neighbors"),
+        ({"backbone": "resnet50"}, r"unknown key 'backbone'; the keys are dim, depth, num_heads, neighbors"),
         *[
             ({key: "DELETE"}, rf"config\.json: {key} is missing")
-            for key in ("dim", "depth", "heads", "neighbors", "dropout", "context", "model_fingerprint", "recipe")
+            for key in ("dim", "depth", "num_heads", "neighbors", "dropout", "context", "model_fingerprint", "recipe")
         ],
         ({"dim": "8"}, r"dim is '8'; it must be int"),
         ({"dim": True}, r"dim is True"),
@@ -198,15 +198,15 @@ def test_each_kind_is_refused_where_the_other_is_wanted(tmp_path, folder):
         ({"depth": 2}, r"has the unknown tensor blocks\.2\.\w+ and 3 more"),
         ({"depth": 4}, r"lacks tensor blocks\.3\.\w+ and 3 more"),
         ({"depth": 10**9}, r"depth: 1000000000 is too large; at most 1,000"),
-        ({"heads": 3}, r"config\.json: ContextRefiner: heads = 3 must divide dim = 8"),
-        ({"heads": 10**9}, r"heads: 1000000000 is too large; at most 16,384"),
+        ({"num_heads": 3}, r"config\.json: ContextRefiner: num_heads = 3 must divide dim = 8"),
+        ({"num_heads": 10**9}, r"num_heads: 1000000000 is too large; at most 16,384"),
         ({"neighbors": -1}, r"neighbors = -1"),
         ({"neighbors": 10**9}, r"neighbors: 1000000000 is too large; at most 16,384"),
         ({"dropout": 1}, r"dropout = 1"),
         ({"dropout": float("nan")}, r"dropout = nan"),
         ({"dropout": None}, r"dropout is None; it must be int"),
-        ({"context": "everything"}, r"context = 'everything' must be neighbors or itself"),
-        ({"context": ["itself"]}, r"context is \['itself'\]; it must be str"),
+        ({"context": "everything"}, r"context = 'everything' must be neighbors or self"),
+        ({"context": ["self"]}, r"context is \['self'\]; it must be str"),
         ({"model_fingerprint": 7}, r"model_fingerprint is 7; it must be str"),
         ({"recipe": None}, r"recipe is None; it must be dict"),
         ({"metrics": [1]}, r"metrics is \[1\]; it must be dict"),
@@ -218,7 +218,7 @@ def test_hostile_configs(folder, values, message):
 
 
 def test_the_largest_that_is_allowed_takes_no_memory(folder):
-    change(folder, dim=65_536, depth=1_000, heads=16_384)  # 69 TB
+    change(folder, dim=65_536, depth=1_000, num_heads=16_384)  # 69 TB
     refused(folder, "lacks tensor")
 
 

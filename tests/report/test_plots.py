@@ -8,10 +8,10 @@ import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from vicinal.errors import InputError
 from vicinal.report import cells, plots
 from vicinal.report.drawing import DPI, EMPTY, QUERY, RIGHT, UNKNOWN, WRONG
 from vicinal.report.plots import learning_curves, neighbor_grid
+from vicinal.utils.errors import InputError
 
 
 def picture(color: str, size: tuple[int, int] = (32, 32)) -> Image.Image:
@@ -92,7 +92,7 @@ def test_what_has_no_path_is_an_empty_cell(tmp_path, without: dict[str, object])
 
 
 def test_more_rows_than_can_be_seen_are_left_out_and_the_title_says_so(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(plots, "MOST_ROWS", 3)
+    monkeypatch.setattr(plots, "MAX_ROWS", 3)
     titles = []
     draw = plots.canvas
     monkeypatch.setattr(
@@ -108,7 +108,7 @@ def test_more_rows_than_can_be_seen_are_left_out_and_the_title_says_so(tmp_path,
 
 def test_picture_too_large_for_its_format_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(cells, "CELL_INCHES", 0.05)
-    monkeypatch.setattr(plots, "MOST_ROWS", 10**6)
+    monkeypatch.setattr(plots, "MAX_ROWS", 10**6)
     rows = 6000
     monkeypatch.setattr(plots, "cell", lambda *_: None)
     with pytest.raises(InputError, match=r"wide\.jpg: a picture of \d+ x \d+ pixels cannot be written as jpg \(.+\)"):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from vicinal.errors import InputError
-from vicinal.retrieval.scores import ScoreBlock, UnitVectors
+from vicinal.retrieval.scores import ScoreBuffer, UnitVectors
+from vicinal.utils.errors import InputError
 
 
 def unit(rows: int, dim: int, seed: int = 0) -> np.ndarray:
@@ -15,7 +15,7 @@ def unit(rows: int, dim: int, seed: int = 0) -> np.ndarray:
 
 def scores(queries: np.ndarray, gallery: np.ndarray) -> torch.Tensor:
     left, right = UnitVectors(queries, "query"), UnitVectors(gallery, "gallery vector")
-    return ScoreBlock(len(left), len(right), left.device).fill(left.block(0, len(left)), right, 0, len(right)).clone()
+    return ScoreBuffer(len(left), len(right), left.device).fill(left.block(0, len(left)), right, 0, len(right)).clone()
 
 
 @pytest.mark.parametrize("dim", [1, 3, 100, 512, 2048])
@@ -34,17 +34,18 @@ def test_scores_are_cosines() -> None:
     np.testing.assert_allclose(scores(queries, gallery).numpy(), wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [np.float16, np.float32, np.float64, torch.float16, torch.bfloat16, torch.float32])
-def test_any_precision_is_read(make: type | torch.dtype) -> None:
+def test_any_precision_is_read() -> None:
     vectors = unit(5, 8)
-    given = torch.from_numpy(vectors).to(make) if isinstance(make, torch.dtype) else vectors.astype(make)
-    block = UnitVectors(given, "vector").block(0, 5)
-    assert block.dtype == torch.float32
-    np.testing.assert_allclose(block.numpy(), vectors, atol=5e-3)
+    arrays = [vectors.astype(dtype) for dtype in (np.float16, np.float32, np.float64)]
+    tensors = [torch.from_numpy(vectors).to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32)]
+    for given in (*arrays, *tensors):
+        block = UnitVectors(given, "vector").block(0, 5)
+        assert block.dtype == torch.float32
+        np.testing.assert_allclose(block.numpy(), vectors, atol=5e-3)
 
 
 @pytest.mark.filterwarnings("error")
-def test_odd_memory_is_read(tmp_path) -> None:
+def test_any_memory_layout_is_read(tmp_path) -> None:
     vectors = unit(6, 4)
     np.save(tmp_path / "vectors.npy", vectors)
     for given in (np.load(tmp_path / "vectors.npy", mmap_mode="r"), vectors.astype(">f4"), np.asfortranarray(vectors)):
@@ -52,7 +53,7 @@ def test_odd_memory_is_read(tmp_path) -> None:
     np.testing.assert_allclose(UnitVectors(vectors[::-1], "vector").block(0, 6), vectors[::-1], rtol=1e-6)
 
 
-def test_rows_choose_and_order() -> None:
+def test_rows_select_and_order() -> None:
     vectors = unit(10, 4)
     chosen = UnitVectors(vectors, "vector", rows=np.array([7, 2, 2]))
     assert len(chosen) == 3
@@ -61,7 +62,7 @@ def test_rows_choose_and_order() -> None:
 
 
 @pytest.mark.parametrize("dim", [1, 3, 100, 513])
-def test_every_vector_is_normalised_whatever_the_others_are(dim: int) -> None:
+def test_every_vector_is_normalised_alone(dim: int) -> None:
     vectors = unit(300, dim) * np.linspace(0.99, 1.01, 300, dtype=np.float32)[:, None]
     together = UnitVectors(vectors, "vector").block(0, 300)
     np.testing.assert_allclose(together.norm(dim=1), 1, atol=1e-6)
@@ -69,45 +70,46 @@ def test_every_vector_is_normalised_whatever_the_others_are(dim: int) -> None:
         assert torch.equal(UnitVectors(vectors[rows], "vector").block(0, len(rows)), together[rows])
 
 
-@pytest.mark.parametrize("size", [3e38, 1e37, 1e-20, 1e-37, 1e-43])
-def test_very_large_and_very_small_entries(size: float) -> None:
+def test_very_large_and_very_small_entries() -> None:
     vectors = (unit(5, 1000).clip(-0.1, 0.1) * 10).astype(np.float64)
-    wanted = (vectors * size).astype(np.float32).astype(np.float64)
-    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
-    np.testing.assert_allclose(UnitVectors((vectors * size).astype(np.float32), "v").block(0, 5), wanted, atol=1e-6)
+    for size in (3e38, 1e37, 1e-20, 1e-37, 1e-43):
+        given = (vectors * size).astype(np.float32)
+        wanted = given.astype(np.float64)
+        wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+        np.testing.assert_allclose(UnitVectors(given, "v").block(0, 5), wanted, atol=1e-6)
 
 
 def test_zero_vector_has_score_zero() -> None:
     assert scores(np.zeros((1, 3)), unit(4, 3)).abs().max() == 0
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_row_that_is_not_finite_is_named(value: float) -> None:
+def test_row_that_is_not_finite_is_named() -> None:
     vectors = unit(9000, 3)
-    vectors[8123, 1] = value
-    with pytest.raises(InputError, match="query 8123 holds NaN or infinity"):
-        UnitVectors(vectors, "query")
-    with pytest.raises(InputError, match="embedding 8123 holds"):
-        UnitVectors(vectors, "embedding", rows=np.array([3, 8123]))
-    UnitVectors(vectors, "embedding", rows=np.array([3, 4]))
+    for value in (np.nan, np.inf, -np.inf):
+        vectors[8123, 1] = value
+        with pytest.raises(InputError, match="query 8123 holds NaN or infinity"):
+            UnitVectors(vectors, "query")
+        with pytest.raises(InputError, match="embedding 8123 holds"):
+            UnitVectors(vectors, "embedding", rows=np.array([3, 8123]))
+        UnitVectors(vectors, "embedding", rows=np.array([3, 4]))
 
 
-@pytest.mark.parametrize("size", [1e-310, 1e-60, 1e39, 1e300])
-@pytest.mark.parametrize("kind", ["f8", ">f8", "torch"])
-def test_float64_beyond_float32_is_read(size: float, kind: str) -> None:
+def test_float64_beyond_float32_is_read() -> None:
     vectors = unit(5, 8).astype(np.float64)
-    given = torch.from_numpy(vectors * size) if kind == "torch" else (vectors * size).astype(kind)
-    np.testing.assert_allclose(UnitVectors(given, "vector").block(0, 5), vectors, atol=1e-6)
+    for size in (1e-310, 1e-60, 1e39, 1e300):
+        scaled = vectors * size
+        for given in (scaled, scaled.astype(">f8"), torch.from_numpy(scaled)):
+            np.testing.assert_allclose(UnitVectors(given, "vector").block(0, 5), vectors, atol=1e-6)
 
 
-def test_float32_in_float64_is_read_to_the_last_bit() -> None:
+def test_float32_in_float64_is_read_exactly() -> None:
     vectors = unit(500, 33) * np.float32(3.7)
     assert torch.equal(
         UnitVectors(vectors, "v").block(0, 500), UnitVectors(vectors.astype(np.float64), "v").block(0, 500)
     )
 
 
-def test_what_is_no_matrix_of_numbers_is_refused() -> None:
+def test_other_arrays_than_matrices_of_numbers_are_refused() -> None:
     with pytest.raises(InputError, match=r"shape \[3\]"):
         UnitVectors(np.zeros(3), "query")
     with pytest.raises(InputError, match="type <U1"):

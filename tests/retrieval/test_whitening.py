@@ -1,4 +1,4 @@
-"""PCA whitening against scikit-learn's, and what it promises."""
+"""PCA whitening against scikit-learn, and its documented properties."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import safetensors.numpy
 import torch
 from sklearn.decomposition import PCA
 
-from vicinal.errors import InputError
 from vicinal.retrieval import PCAWhitening, whitening
+from vicinal.utils.errors import InputError
 
 
 def cloud(rows: int = 200, dim: int = 12, seed: int = 0) -> np.ndarray:
-    """Vectors of unequal spread, turned, far from the origin."""
+    """Rotated vectors of unequal variance, far from the origin."""
     rng = np.random.default_rng(seed)
     return rng.standard_normal((rows, dim)) * 1.5 ** -np.arange(dim) @ rng.standard_normal((dim, dim)) + 3
 
@@ -27,9 +27,9 @@ def test_equals_scikit_learn(dim: int | None, rows: int) -> None:
     ours = PCAWhitening.fit(train, dim)
     theirs = PCA(dim, whiten=True, svd_solver="full").fit(train)
     np.testing.assert_allclose(ours.mean, theirs.mean_, rtol=1e-10)
-    np.testing.assert_allclose(ours.variances, theirs.explained_variance_, rtol=1e-9)
-    signs = np.sign((ours.directions * theirs.components_).sum(axis=1, keepdims=True))
-    np.testing.assert_allclose(ours.directions, theirs.components_ * signs, atol=1e-7)
+    np.testing.assert_allclose(ours.explained_variance, theirs.explained_variance_, rtol=1e-9)
+    signs = np.sign((ours.components * theirs.components_).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(ours.components, theirs.components_ * signs, atol=1e-7)
     wanted = theirs.transform(others) * signs.T
     np.testing.assert_allclose(ours.apply(others, normalize=False), wanted, rtol=1e-4, atol=1e-5)
     unit = wanted / np.linalg.norm(wanted, axis=1, keepdims=True)
@@ -38,26 +38,26 @@ def test_equals_scikit_learn(dim: int | None, rows: int) -> None:
     assert ours.dim == (dim or 12)
 
 
-def test_what_it_learned_from_has_unit_covariance() -> None:
+def test_training_set_gets_unit_covariance() -> None:
     whitened = PCAWhitening.fit(cloud()).apply(cloud(), normalize=False)
     np.testing.assert_allclose(np.cov(whitened.T), np.eye(12), atol=1e-5)
     np.testing.assert_allclose(whitened.mean(axis=0), 0, atol=1e-5)
 
 
 @pytest.mark.parametrize("shrinkage", [0.1, 0.7, 1.0])
-def test_shrinkage_is_that_of_the_covariance(shrinkage: float) -> None:
+def test_shrinkage_of_the_covariance(shrinkage: float) -> None:
     vectors = cloud()
     covariance = np.cov(vectors.T)
     shrunk = (1 - shrinkage) * covariance + shrinkage * np.trace(covariance) / 12 * np.eye(12)
     found = PCAWhitening.fit(vectors, shrinkage=shrinkage)
-    np.testing.assert_allclose(found.directions.T * found.variances @ found.directions, shrunk, atol=1e-9)
+    np.testing.assert_allclose(found.components.T * found.explained_variance @ found.components, shrunk, atol=1e-9)
     whitened = found.apply(vectors, normalize=False)
     inverse = np.linalg.inv(shrunk)
     centred = vectors - vectors.mean(axis=0)
     np.testing.assert_allclose(whitened @ whitened.T, centred @ inverse @ centred.T, rtol=1e-3, atol=1e-3)
 
 
-def test_fully_shrunk_it_only_turns() -> None:
+def test_full_shrinkage_only_rotates() -> None:
     vectors = cloud()
     whitened = PCAWhitening.fit(vectors, shrinkage=1.0).apply(vectors, normalize=False)
     distances = (np.linalg.norm(each[:-1] - each[1:], axis=1) for each in (vectors, whitened))
@@ -65,7 +65,7 @@ def test_fully_shrunk_it_only_turns() -> None:
     np.testing.assert_allclose(ratios, ratios[0], rtol=1e-5)
 
 
-def test_fewer_vectors_than_dimensions_take_shrinkage() -> None:
+def test_fewer_vectors_than_dimensions_need_shrinkage() -> None:
     few = cloud(8)
     with pytest.raises(
         InputError, match=r"in 5 of 12 directions the 8 vectors do not differ; use dim <= 7, more vectors, or shrinkage"
@@ -73,11 +73,11 @@ def test_fewer_vectors_than_dimensions_take_shrinkage() -> None:
         PCAWhitening.fit(few)
     assert PCAWhitening.fit(few, dim=7).dim == 7
     assert np.isfinite(PCAWhitening.fit(few, shrinkage=0.01).apply(cloud(3, seed=5))).all()
-    with pytest.raises(InputError, match="the 3 vectors are all the same"):
+    with pytest.raises(InputError, match="the 3 vectors are all equal"):
         PCAWhitening.fit(np.ones((3, 4)))
 
 
-def test_kinds_of_arrays_and_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_does_not_depend_on_array_type_and_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = cloud().astype(np.float32)
     whole = PCAWhitening.fit(vectors)
     wanted = whole.apply(vectors)
@@ -89,10 +89,10 @@ def test_kinds_of_arrays_and_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatc
     np.testing.assert_allclose(PCAWhitening.fit(vectors).apply(vectors), wanted, atol=1e-6)
 
 
-def test_far_from_the_origin_no_digits_are_lost() -> None:
+def test_no_digits_are_lost_far_from_the_origin() -> None:
     vectors = np.random.default_rng(0).standard_normal((300, 3)) * [1, 1e-2, 1e-3]
     near, far = PCAWhitening.fit(vectors), PCAWhitening.fit(vectors + 1e5)
-    np.testing.assert_allclose(far.variances, near.variances, rtol=1e-6)
+    np.testing.assert_allclose(far.explained_variance, near.explained_variance, rtol=1e-6)
 
 
 @pytest.mark.filterwarnings("error")
@@ -104,10 +104,10 @@ def test_very_large_and_very_small_numbers() -> None:
     far = 1e300 * np.eye(12)
     np.testing.assert_allclose(near.apply(far), near.apply(far / 1e200), atol=1e-6)
     for size in (1e155, 1e200, 1e307):
-        with pytest.raises(InputError, match="the vectors hold numbers too large to square; bring them to length 1"):
+        with pytest.raises(InputError, match="the vectors hold numbers too large to square; scale them to length 1"):
             PCAWhitening.fit(cloud() * size)
     for size in (1e-155, 1e-170):
-        with pytest.raises(InputError, match="the 200 vectors are all the same, or differ by less than 1e-146"):
+        with pytest.raises(InputError, match="the 200 vectors are all equal, or differ by less than 1e-146"):
             PCAWhitening.fit((cloud() - 3) * size)
     with pytest.raises(InputError, match="vector 1 is too large to whiten"):
         near.apply(np.array([[0.0], [1e60]]) * np.ones(12), normalize=False)
@@ -115,7 +115,7 @@ def test_very_large_and_very_small_numbers() -> None:
         PCAWhitening.fit(cloud() * 1e-140).apply(far)
 
 
-def test_the_mean_itself_stays_zero() -> None:
+def test_the_mean_becomes_zero() -> None:
     found = PCAWhitening.fit(cloud())
     assert not found.apply(found.mean[None]).any()
     assert found.apply(np.empty((0, 12))).shape == (0, 12)
@@ -126,27 +126,30 @@ def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
     path = tmp_path / "new" / "whitening.safetensors"
     found.save(path)
     again = PCAWhitening.load(str(path))
-    for name in ("mean", "directions", "variances"):
+    for name in ("mean", "components", "explained_variance"):
         np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
     assert again != found  # by identity, for arrays have no one truth
     np.testing.assert_array_equal(again.apply(cloud(seed=2)), found.apply(cloud(seed=2)))
 
 
-def test_what_is_no_whitening_is_refused(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "whitening.safetensors"
     PCAWhitening.fit(cloud()).save(path)
     whole, tensors = path.read_bytes(), safetensors.numpy.load_file(path)
     mark = {"format": "vicinal-whitening"}
     cases = {
-        "half": (whole[: len(whole) // 2], "not a whole"),
-        "empty": (b"", "not a whole"),
-        "text": (b"some text, not tensors", "not a whole"),
+        "half": (whole[: len(whole) // 2], "not a complete"),
+        "empty": (b"", "not a complete"),
+        "text": (b"some text, not tensors", "not a complete"),
         "other": (safetensors.numpy.save(tensors), "its format is not 'vicinal-whitening'"),
         "missing": (safetensors.numpy.save({"mean": tensors["mean"]}, mark), "damaged"),
         "shape": (safetensors.numpy.save(tensors | {"mean": tensors["mean"][:3]}, mark), "damaged"),
         "type": (safetensors.numpy.save(tensors | {"mean": tensors["mean"].astype(np.float32)}, mark), "damaged"),
         "nan": (safetensors.numpy.save(tensors | {"mean": tensors["mean"] * np.nan}, mark), "damaged"),
-        "zero": (safetensors.numpy.save(tensors | {"variances": tensors["variances"] * 0}, mark), "damaged"),
+        "zero": (
+            safetensors.numpy.save(tensors | {"explained_variance": tensors["explained_variance"] * 0}, mark),
+            "damaged",
+        ),
     }
     for data, message in cases.values():
         path.write_bytes(data)
@@ -160,7 +163,7 @@ def test_what_is_no_whitening_is_refused(tmp_path: Path) -> None:
 
 def test_bad_input() -> None:
     for arguments, message in (
-        ({"dim": 0}, "dim is 0; it must be a whole number from 1 to 12"),
+        ({"dim": 0}, "dim is 0; it must be an integer from 1 to 12"),
         ({"dim": 13}, "dim is 13"),
         ({"shrinkage": 1.5}, r"shrinkage is 1\.5; it must be from 0 to 1"),
         ({"shrinkage": float("nan")}, "shrinkage is nan"),
@@ -168,7 +171,7 @@ def test_bad_input() -> None:
     ):
         with pytest.raises(InputError, match=message):
             PCAWhitening.fit(cloud(), **arguments)
-    with pytest.raises(InputError, match="1 vectors to learn a whitening from; it takes at least two"):
+    with pytest.raises(InputError, match="1 vectors to learn a whitening from; at least two are needed"):
         PCAWhitening.fit(cloud(1))
     broken = cloud(5000)
     broken[4321, 2] = np.nan

@@ -1,4 +1,4 @@
-"""Class centers of a run: made to measure, started from means or another run, saved by name, and resumed."""
+"""Class centers of a run: creation, initial values, files, and resuming."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import torch
 
 from tests.training.test_trainer import trainer, weights
 from vicinal.data import Table
-from vicinal.errors import InputError, InterruptedRunError
 from vicinal.losses import CenterLoss, MarginLoss, NormSoftmaxLoss, SoftTripleLoss
-from vicinal.training import Recipe, RunFolder, resume, train
+from vicinal.training import Recipe, resume, train
 from vicinal.training.class_centers import (
+    copy_centers_from_run,
     create_centers,
     losses_with_centers,
     read_centers,
     save_centers,
-    start_from_means,
-    start_from_run,
+    set_centers_to_class_means,
 )
-from vicinal.training.setup import load_table
+from vicinal.training.training_data import load_training_table
+from vicinal.utils.errors import InputError, InterruptedRunError
+from vicinal.utils.run_folder import RunFolder
 
 
 def test_centers_are_made_for_classes_and_dimension_wherever_they_are_in_a_sum() -> None:
@@ -33,7 +34,7 @@ def test_centers_are_made_for_classes_and_dimension_wherever_they_are_in_a_sum()
 
 
 def test_a_loss_made_for_other_classes_is_refused() -> None:
-    with pytest.raises(InputError, match="made for num_classes = 6, dim = 4; the training split has 5 classes"):
+    with pytest.raises(InputError, match="has num_classes = 6, dim = 4, but the training split has 5 classes"):
         create_centers(NormSoftmaxLoss(6, 4), 5, 4)
     with pytest.raises(InputError, match="num_classes = 6 does not fit; it must be 5"):
         create_centers(NormSoftmaxLoss(6), 5, 4)
@@ -42,7 +43,7 @@ def test_a_loss_made_for_other_classes_is_refused() -> None:
 def test_class_means_are_the_directions_of_the_means() -> None:
     loss = NormSoftmaxLoss(2, 3)
     vectors = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1]], np.float32)
-    start_from_means(loss, vectors, np.array([0, 0, 1]))
+    set_centers_to_class_means(loss, vectors, np.array([0, 0, 1]))
     half = 0.5**0.5
     torch.testing.assert_close(loss.centers.detach(), torch.tensor([[half, half, 0.0], [0.0, 0.0, 1.0]]))
 
@@ -56,8 +57,8 @@ def test_known_classes_keep_their_centers_and_new_ones_get_new(
     untouched = {name: value.clone() for name, value in new.state_dict().items()}
     save_centers(RunFolder(tmp_path).centers, old, ["a", "b", 7])
     assert read_centers(RunFolder(tmp_path).centers).classes == ["a", "b", "7"]
-    start_from_run(new, tmp_path, [7, "owl", "b", "newt"])
-    assert "took over the centers of 2 classes" in capsys.readouterr().err
+    copy_centers_from_run(new, tmp_path, [7, "owl", "b", "newt"])
+    assert "copied the centers of 2 classes" in capsys.readouterr().err
     before, after = old.state_dict(), new.state_dict()
     assert set(after) == {f"losses.0.{x}" for x in ("centers", "bias", "means")} | {"losses.1.centers"}
     for name, tensor in after.items():
@@ -69,13 +70,13 @@ def test_known_classes_keep_their_centers_and_new_ones_get_new(
 def test_centers_of_another_kind_are_refused(tmp_path: Path) -> None:
     path = RunFolder(tmp_path).centers
     with pytest.raises(InputError, match="no class centers at"):
-        start_from_run(NormSoftmaxLoss(3, 4), tmp_path, ["a", "b", "c"])
+        copy_centers_from_run(NormSoftmaxLoss(3, 4), tmp_path, ["a", "b", "c"])
     save_centers(path, NormSoftmaxLoss(3, 8), ["a", "b", "c"])
-    with pytest.raises(InputError, match="has no centers that fits"):
-        start_from_run(NormSoftmaxLoss(3, 4), tmp_path, ["a", "b", "c"])
+    with pytest.raises(InputError, match="has no centers of this shape"):
+        copy_centers_from_run(NormSoftmaxLoss(3, 4), tmp_path, ["a", "b", "c"])
     path.write_bytes(b"something else")
     with pytest.raises(InputError, match="does not hold class centers"):
-        start_from_run(NormSoftmaxLoss(3, 4), tmp_path, ["a", "b", "c"])
+        copy_centers_from_run(NormSoftmaxLoss(3, 4), tmp_path, ["a", "b", "c"])
 
 
 def test_a_run_writes_its_centers_and_the_next_takes_them_over(
@@ -90,18 +91,18 @@ def test_a_run_writes_its_centers_and_the_next_takes_them_over(
     capsys.readouterr()
     second = trainer(settings, tmp_path / "second", f"--centers={first.path}", "--epochs=1")
     second.start()
-    assert f"took over the centers of {len(table.classes)} classes" in capsys.readouterr().err
+    assert f"copied the centers of {len(table.classes)} classes" in capsys.readouterr().err
     torch.testing.assert_close(second.loss.centers.detach(), saved.tensors["centers"][:, 0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("more", [[], ["--robust.method=prism"], ["--robust.method=co-teaching"]])
+@pytest.mark.parametrize("more", [[], ["--sample_selection.method=prism"], ["--sample_selection.method=co-teaching"]])
 def test_a_run_with_centers_goes_on_where_it_stopped(
     small: list[str], tmp_path: Path, more: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = [*small, *more, "--loss=CenterContrastiveLoss", "--data.noise.random_labels=0.2"]
     whole = train(Recipe.load(overrides=settings), tmp_path / "whole")
     one = trainer(settings, tmp_path / "stopped")
-    monkeypatch.setattr(one, "_stop_if_asked", _stop_after(one, 2))
+    monkeypatch.setattr(one, "_stop_if_requested", _stop_after(one, 2))
     with pytest.raises(InterruptedRunError):
         one.fit()
     stopped = resume(tmp_path / "stopped")
@@ -125,10 +126,10 @@ def _stop_after(one, steps: int):
         (["--loss=NormSoftmaxLoss", "--centers=nowhere"], "no class centers at nowhere"),
         (["--loss=NormSoftmaxLoss", "--centers=class_means", "--model.projector=8"], "with a projector"),
         (["--loss=NormSoftmaxLoss", "--loss.num_classes=99"], "num_classes = 99 does not fit"),
-        (["--robust.noise_rate=1"], "robust.noise_rate = 1.0 must be"),
-        (["--robust.window=3"], "robust.method = none must be prism"),
-        (["--robust.noise_rate=0.5"], "robust.method = none must be prism or co-teaching"),
-        (["--loss=CenterLoss", "--centers=class_means"], "a loss that sees lengths"),
+        (["--sample_selection.noise_rate=1"], "sample_selection.noise_rate = 1.0 must be"),
+        (["--sample_selection.window=3"], "sample_selection.method = none must be prism"),
+        (["--sample_selection.noise_rate=0.5"], "sample_selection.method = none must be prism or co-teaching"),
+        (["--loss=CenterLoss", "--centers=class_means"], "a loss that sees the norm"),
     ],
 )
 def test_impossible_settings_are_one_line(small: list[str], tmp_path: Path, more: list[str], message: str) -> None:
@@ -146,14 +147,14 @@ def test_the_loss_has_a_weight_decay_of_its_own(small: list[str], tmp_path: Path
         "--optimizer.weight_decay=0.1",
         "--optimizer.loss_weight_decay=0",
     )
-    decays = {group["name"]: group["weight_decay"] for group in one.optimizer.param_groups}
+    decays = {group["name"]: group["weight_decay"] for group in one.engine.optimizer.param_groups}
     assert decays == {"backbone": 0.1, "head": 0.1, "loss": 0.0}
 
 
 def test_cross_entropy_sees_lengths_and_other_losses_do_not_change(small: list[str], tmp_path: Path) -> None:
     for loss, keeps in (("CrossEntropyLoss", True), ("NormSoftmaxLoss", False)):
         one = trainer(small, tmp_path / loss, f"--loss={loss}")
-        assert one.embedder.keeps_length is keeps
+        assert one.embedder.normalize_in_training is not keeps
         lengths = one.embedder(torch.rand(4, 3, 16, 16)).norm(dim=1)
         assert torch.allclose(lengths, torch.ones(4)) is not keeps
         one.embedder.eval()
@@ -163,7 +164,7 @@ def test_cross_entropy_sees_lengths_and_other_losses_do_not_change(small: list[s
 def test_a_class_without_a_readable_image_has_no_center(small: list[str], photos: Path, tmp_path: Path) -> None:
     shutil.copytree(photos, tmp_path / "photos")
     source = [f"--data.source={tmp_path / 'photos'}", "--data.on_error=skip", "--loss=NormSoftmaxLoss"]
-    broken = load_table(Recipe.load(overrides=[*small, *source]).settings).subset("train").classes[0]
+    broken = load_training_table(Recipe.load(overrides=[*small, *source]).settings).subset("train").classes[0]
     for picture in (tmp_path / "photos" / str(broken)).iterdir():
         picture.write_bytes(b"broken")
     run = train(Recipe.load(overrides=[*small, *source, "--epochs=1"]), tmp_path / "run")
@@ -185,15 +186,19 @@ def test_centers_that_do_not_fit_leave_no_run_behind(small: list[str], tmp_path:
     settings = [*small, "--loss=NormSoftmaxLoss", "--epochs=1"]
     train(Recipe.load(overrides=settings), tmp_path / "first")
     recipe = Recipe.load(overrides=[*settings, f"--centers={tmp_path / 'first'}", "--model.dim=8"])
-    with pytest.raises(InputError, match="has no centers that fits"):
+    with pytest.raises(InputError, match="has no centers of this shape"):
         train(recipe, tmp_path / "second")
     assert not (tmp_path / "second").exists()
 
 
 def test_both_networks_of_co_teaching_start_from_class_means(small: list[str], tmp_path: Path) -> None:
     one = trainer(
-        small, tmp_path / "run", "--loss=NormSoftmaxLoss", "--robust.method=co-teaching", "--centers=class_means"
+        small,
+        tmp_path / "run",
+        "--loss=NormSoftmaxLoss",
+        "--sample_selection.method=co-teaching",
+        "--centers=class_means",
     )
     one.start()
-    lengths = [loss.centers.detach().norm(dim=1) for loss in one.bare.losses()]
+    lengths = [loss.centers.detach().norm(dim=1) for loss in one.bare_module.losses]
     assert all(torch.allclose(length, torch.ones_like(length), atol=1e-5) for length in lengths)

@@ -19,15 +19,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.losses.gradients import assert_near
-from tests.test_distributed import free_port
-from vicinal import distributed
+from tests.utils.test_distributed import free_port
 from vicinal.data import ImageTransform
-from vicinal.errors import InputError
 from vicinal.losses import ContrastiveLoss, HistogramLoss, Loss, MarginLoss, MultiSimilarityLoss, NTXentLoss
 from vicinal.memory import CrossBatchMemory
 from vicinal.models import Embedder
 from vicinal.training import embed_in_micro_batches
-from vicinal.training.system import System
+from vicinal.training.training_module import TrainingModule
+from vicinal.utils import distributed
+from vicinal.utils.errors import InputError
 
 Embed = Callable[[Tensor], Tensor]
 
@@ -45,9 +45,9 @@ def embedder(freeze_batch_norm: bool = True, **more: Any) -> Embedder:
     )
 
 
-def with_graph(model: nn.Module, images: Tensor, micro_batch: int) -> Tensor:
+def with_graph(model: nn.Module, images: Tensor, micro_batch_size: int) -> Tensor:
     """The same forward passes, with one graph over all of them."""
-    return torch.cat([model(part) for part in images.split(micro_batch)])
+    return torch.cat([model(part) for part in images.split(micro_batch_size)])
 
 
 def value_and_gradients(
@@ -66,27 +66,29 @@ def gradients(module: nn.Module) -> list[Tensor]:
     return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in module.parameters()]
 
 
-def both_ways(model: nn.Module, loss: nn.Module, micro_batch: int, **more: Any) -> tuple[list[Tensor], list[Tensor]]:
-    ours = value_and_gradients(lambda x: embed_in_micro_batches(model, x, micro_batch), model, loss, **more)
-    return ours, value_and_gradients(lambda x: with_graph(model, x, micro_batch), model, loss, **more)
+def both_ways(
+    model: nn.Module, loss: nn.Module, micro_batch_size: int, **more: Any
+) -> tuple[list[Tensor], list[Tensor]]:
+    ours = value_and_gradients(lambda x: embed_in_micro_batches(model, x, micro_batch_size), model, loss, **more)
+    return ours, value_and_gradients(lambda x: with_graph(model, x, micro_batch_size), model, loss, **more)
 
 
 # The gradient --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("micro_batch", [1, 4, 5, 9, 10, 99])
-def test_dropout_and_stochastic_depth_are_the_same_in_both_passes(micro_batch: int) -> None:
+@pytest.mark.parametrize("micro_batch_size", [1, 4, 5, 9, 10, 99])
+def test_dropout_and_stochastic_depth_are_the_same_in_both_passes(micro_batch_size: int) -> None:
     model = embedder(**RANDOM)
-    ours, expected = both_ways(model, MultiSimilarityLoss(), micro_batch)
+    ours, expected = both_ways(model, MultiSimilarityLoss(), micro_batch_size)
     assert_near(ours, expected, 1e-6)
     again = value_and_gradients(model, model, MultiSimilarityLoss())
-    assert (ours[0] == again[0]) == (micro_batch >= 10)  # other micro-batches, other random numbers
+    assert (ours[0] == again[0]) == (micro_batch_size >= 10)  # other micro-batches, other random numbers
 
 
-@pytest.mark.parametrize("micro_batch", [1, 3, None])
-def test_without_randomness_it_is_a_plain_step(micro_batch: int | None) -> None:
+@pytest.mark.parametrize("micro_batch_size", [1, 3, None])
+def test_without_randomness_it_is_a_plain_step(micro_batch_size: int | None) -> None:
     model, loss = embedder().double(), MultiSimilarityLoss()
-    ours = value_and_gradients(lambda x: embed_in_micro_batches(model, x.double(), micro_batch), model, loss)
+    ours = value_and_gradients(lambda x: embed_in_micro_batches(model, x.double(), micro_batch_size), model, loss)
     assert_near(ours, value_and_gradients(lambda x: model(x.double()), model, loss), 1e-12)
 
 
@@ -348,8 +350,8 @@ class _ClassToken(nn.Module):
         return self.layers(x.flatten(1, 2))[:, 0]
 
 
-def peak_of_a_step(embed: Callable[[nn.Module, Tensor, int], Tensor], model: nn.Module, batch: int) -> int:
-    images = torch.randn(batch, 3, 32, 32)
+def peak_of_a_step(embed: Callable[[nn.Module, Tensor, int], Tensor], model: nn.Module, batch_size: int) -> int:
+    images = torch.randn(batch_size, 3, 32, 32)
     model.zero_grad()
     with PeakMemory(images) as memory:
         embed(model, images, 4).square().sum().backward()
@@ -388,10 +390,10 @@ def test_batch_norm_in_training_is_warned_of_once() -> None:
         )
 
 
-@pytest.mark.parametrize("micro_batch", [0, -1, 2.0, True, "4"])
-def test_bad_micro_batches(micro_batch: object) -> None:
-    with pytest.raises(InputError, match=r"micro_batch = .* must be a whole number, at least 1"):
-        embed_in_micro_batches(embedder(), IMAGES, micro_batch)  # type: ignore[arg-type]
+@pytest.mark.parametrize("micro_batch_size", [0, -1, 2.0, True, "4"])
+def test_bad_micro_batches(micro_batch_size: object) -> None:
+    with pytest.raises(InputError, match=r"micro_batch_size = .* must be a whole number, at least 1"):
+        embed_in_micro_batches(embedder(), IMAGES, micro_batch_size)  # type: ignore[arg-type]
 
 
 # Processes -----------------------------------------------------------------------------------------------------------
@@ -399,18 +401,20 @@ def test_bad_micro_batches(micro_batch: object) -> None:
 STEPS = 2
 
 
-def steps(system: System, model: nn.Module, mine: slice, accumulate: bool) -> dict[str, list[Tensor]]:
+def steps(
+    system: TrainingModule, model: nn.Module, mine: slice, accumulate_grad_batches: bool
+) -> dict[str, list[Tensor]]:
     """Some steps of training, each of one batch, or of two whose gradients are added up."""
     optimizer = torch.optim.SGD(system.parameters(), lr=0.1)
     found: dict[str, list[Tensor]] = {"loss": [], "gradient": []}
     for step in range(STEPS):
-        for last in (False, True) if accumulate else (True,):
+        for last in (False, True) if accumulate_grad_batches else (True,):
             images = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(2 * step + last)).double()
             wait = isinstance(model, DistributedDataParallel) and not last
             with model.no_sync() if wait else nullcontext():
                 value = torch.stack(list(model(images[mine], LABELS.roll(step)[mine]).values())).sum()
                 value.backward()
-            found["loss"].append(distributed.mean(value.detach()))
+            found["loss"].append(distributed.all_reduce_mean(value.detach()))
         found["gradient"] += gradients(system)
         optimizer.step()
         optimizer.zero_grad()
@@ -418,14 +422,18 @@ def steps(system: System, model: nn.Module, mine: slice, accumulate: bool) -> di
 
 
 CASES = {
-    f"{name}{', accumulated' if accumulate else ''}{', backbone frozen' if frozen else ''}": (loss, accumulate, frozen)
+    f"{name}{', accumulated' if accumulate_grad_batches else ''}{', backbone frozen' if frozen else ''}": (
+        loss,
+        accumulate_grad_batches,
+        frozen,
+    )
     for name, loss in {"multi-similarity": MultiSimilarityLoss, **LOSSES}.items()
-    for accumulate, frozen in ((False, False), (True, False), (True, True))
+    for accumulate_grad_batches, frozen in ((False, False), (True, False), (True, True))
 }
 
 
-def system(case: str, micro_batch: int | None) -> System:
-    made = System(embedder(), CASES[case][0](), micro_batch).double()
+def system(case: str, micro_batch_size: int | None) -> TrainingModule:
+    made = TrainingModule(embedder(), CASES[case][0](), micro_batch_size).double()
     made.embedder.backbone.requires_grad_(not CASES[case][2])
     return made
 
@@ -462,10 +470,10 @@ def _process(rank: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     mine = slice(5 * rank, 5 * rank + 5)
     result: dict[str, Any] = {"messages": [_messages(None, mine), _messages(2, mine)]}
-    for case, (_, accumulate, frozen) in CASES.items():
-        ours = system(case, micro_batch=2)
+    for case, (_, accumulate_grad_batches, frozen) in CASES.items():
+        ours = system(case, micro_batch_size=2)
         wrapped = DistributedDataParallel(ours, find_unused_parameters=frozen)
-        result[case] = steps(ours, wrapped, mine, accumulate)
+        result[case] = steps(ours, wrapped, mine, accumulate_grad_batches)
     try:
         embed_in_micro_batches(wrapped, IMAGES, 2)
     except InputError as error:
@@ -475,7 +483,7 @@ def _process(rank: int, port: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def _messages(micro_batch: int | None, mine: slice) -> tuple[list[str], int]:
+def _messages(micro_batch_size: int | None, mine: slice) -> tuple[list[str], int]:
     """All that steps send: what the loss does, in order, and how many numbers of gradients."""
     found: list[str] = []
     numbers = 0
@@ -492,7 +500,7 @@ def _messages(micro_batch: int | None, mine: slice) -> tuple[list[str], int]:
         numbers += bucket.buffer().numel()
         return dist.all_reduce(bucket.buffer().div_(2), async_op=True).get_future().then(lambda f: f.value()[0])
 
-    ours = system("a beta a class", micro_batch)
+    ours = system("a beta a class", micro_batch_size)
     wrapped = DistributedDataParallel(ours)
     steps(ours, wrapped, mine, accumulate=True)  # buckets are arranged after the first step
     wrapped.register_comm_hook(None, hook)

@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 
 from tests.conftest import ROOT
-from vicinal.data import Table
-from vicinal.training import Recipe, RunFolder, train
+from vicinal.data import Table, load_table
+from vicinal.training import Recipe, train
 from vicinal.training.checkpoint import load_checkpoint
+from vicinal.utils.run_folder import RunFolder
 
 # Nothing that depends on an image's process: no augmentation, and batch normalisation that keeps its statistics.
 STILL = ["--transform.scale=[1,1]", "--transform.ratio=[1,1]", "--transform.flip=0", "--model.freeze_batch_norm=true"]
@@ -22,30 +23,30 @@ STILL = ["--transform.scale=[1,1]", "--transform.ratio=[1,1]", "--transform.flip
 
 def train_with_two_processes(settings: list[str], out: Path) -> subprocess.CompletedProcess[str]:
     # The launcher starts the second process with the command line of the first.
-    command = [str(Path(sys.executable).with_name("vicinal")), "train", *settings, "--devices=2", "--out", str(out)]
+    command = [sys.executable, "-m", "vicinal", "train", *settings, "--devices=2", "--out", str(out)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "micro_batch",
+    "micro_batch_size",
     [
         [],
-        ["--micro_batch=3", "--loss=MarginLoss"],
-        ["--loss=ProxyAnchorLoss", "--clip=1"],
-        ["--loss=CenterContrastiveLoss", "--loss.sharded=true", "--clip=0.5", "--centers=class_means"],
+        ["--micro_batch_size=3", "--loss=MarginLoss"],
+        ["--loss=ProxyAnchorLoss", "--max_grad_norm=1"],
+        ["--loss=CenterContrastiveLoss", "--loss.sharded=true", "--max_grad_norm=0.5", "--centers=class_means"],
     ],
 )
-def test_two_processes_train_as_one(small: list[str], tmp_path: Path, micro_batch: list[str]) -> None:
-    settings = [*small, *STILL, "--freeze_backbone_epochs=1", "--epochs=3", *micro_batch]
-    one = train(Recipe.load(overrides=[*settings, "--micro_batch=null"]), tmp_path / "one")
+def test_two_processes_train_as_one(small: list[str], tmp_path: Path, micro_batch_size: list[str]) -> None:
+    settings = [*small, *STILL, "--freeze_backbone_epochs=1", "--epochs=3", *micro_batch_size]
+    one = train(Recipe.load(overrides=[*settings, "--micro_batch_size=null"]), tmp_path / "one")
     two = RunFolder(tmp_path / "two")
     result = train_with_two_processes(settings, two.path)
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"{two.model}\n"
     losses = [pd.read_csv(run.log)["loss"] for run in (one, two)]
     assert losses[0].tolist() == pytest.approx(losses[1].tolist(), rel=1e-3)
-    states = [load_checkpoint(run.last)["system"] for run in (one, two)]
+    states = [load_checkpoint(run.last)["module"] for run in (one, two)]
     for name, tensor in states[0].items():
         assert (tensor - states[1][name]).abs().max() < 1e-3, name
 
@@ -54,10 +55,10 @@ def test_two_processes_train_as_one(small: list[str], tmp_path: Path, micro_batc
 def test_two_processes_have_the_hierarchical_batches_and_the_noise_of_one(
     small: list[str], photos: Path, tmp_path: Path
 ) -> None:
-    frame = Table.load(photos).frame
+    frame = load_table(photos).frame
     coarse = [f"kind {int(label[-1]) % 2}" for label in frame["label"]]
     Table(frame.assign(coarse=coarse, split="train")).save(tmp_path / "kinds.csv")
-    more = [f"--data.source={tmp_path / 'kinds.csv'}", "--coarse_per_batch=2", "--data.noise.random_labels=0.1"]
+    more = [f"--data.source={tmp_path / 'kinds.csv'}", "--coarse_classes_per_batch=2", "--data.noise.random_labels=0.1"]
     settings = [*small, *STILL, *more]
     one = train(Recipe.load(overrides=settings), tmp_path / "one")
     two = RunFolder(tmp_path / "two")
@@ -75,8 +76,8 @@ def test_a_process_in_trouble_says_why(small: list[str], photos: Path, tmp_path:
     more = [
         f"--data.source={tmp_path / 'photos'}",
         "--data.cache=false",
-        "--data.workers=0",
-        "--data.shares={train: 1.0}",
+        "--data.num_workers=0",
+        "--data.fractions={train: 1.0}",
     ]
     result = train_with_two_processes([*small, *more], tmp_path / "run")
     assert result.returncode != 0

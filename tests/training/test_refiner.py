@@ -17,26 +17,27 @@ from PIL import Image
 
 from tests.training.test_trainer import die_in_a_write
 from vicinal.data import Table, load_embeddings, save_embeddings
-from vicinal.errors import InterruptedRunError, NotBetterError
 from vicinal.evaluation import evaluate
 from vicinal.losses import MultiSimilarityLoss
 from vicinal.models import ContextRefiner
-from vicinal.refining import resume_refiner, train_refiner
 from vicinal.retrieval import Refinement
-from vicinal.training import RefinerRecipe, RefinerTrainer, RunFolder, refiner_trainer
+from vicinal.training import RefinerRecipe, RefinerTrainer, refiner_trainer
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.class_centers import read_centers
+from vicinal.utils.errors import InterruptedRunError, NotBetterError
+from vicinal.utils.run_folder import RunFolder
+from vicinal.workflows.refine import resume_refiner, train_refiner
 
 TINY = [
     "--refiner.depth=2",
-    "--refiner.heads=2",
+    "--refiner.num_heads=2",
     "--refiner.neighbors=6",
-    "--batch=32",
+    "--batch_size=32",
     "--epochs=3",
     "--optimizer.lr=0.01",
     "--log_every=1",
-    "--noise=0",
-    "--never_below=[]",
+    "--augmentation.noise=0",
+    "--guardrail_metrics=[]",
     "--accelerator=cpu",
 ]
 CLASSES = {"train": 16, "val": 8, "test": 4}
@@ -118,7 +119,7 @@ def test_it_is_better_on_classes_it_never_saw_and_says_so(run: RunFolder) -> Non
     for name in ("recall@1", "mAP@R"):
         assert refiner.metrics[f"val {name}"] == pytest.approx(metrics[name][best], rel=1e-5)
         assert refiner.metrics[f"val {name}, not refined"] == pytest.approx(metrics[name][0], rel=1e-5)
-    assert (refiner.dim, refiner.depth, refiner.heads, refiner.neighbors) == (16, 2, 2, 6)
+    assert (refiner.dim, refiner.depth, refiner.num_heads, refiner.neighbors) == (16, 2, 2, 6)
     assert refiner.model_fingerprint == "abc"
     assert refiner.recipe["optimizer"]["lr"] == 0.01
     vectors, table = load_embeddings(run.embeddings)
@@ -137,8 +138,8 @@ def test_best_weights_become_the_model(tiny: list[str], tmp_path: Path, monkeypa
     best, last = load_checkpoint(one.run.best), load_checkpoint(one.run.last)
     assert best["epoch"] == 1
     for name, tensor in ContextRefiner.from_pretrained(one.run.model).state_dict().items():
-        assert torch.equal(tensor, best["system"][f"refiner.{name}"])
-        assert not torch.equal(tensor, last["system"][f"refiner.{name}"])
+        assert torch.equal(tensor, best["module"][f"refiner.{name}"])
+        assert not torch.equal(tensor, last["module"][f"refiner.{name}"])
 
 
 def test_a_refiner_that_does_not_help_is_not_written(
@@ -147,7 +148,7 @@ def test_a_refiner_that_does_not_help_is_not_written(
     script_validation(monkeypatch, [0.5, 0.4, 0.45, 0.5])
     one = trainer(tiny, tmp_path / "run", "--loss=ProxyAnchorLoss")
     message = (
-        r"trained on: no epoch had a higher mAP@R than the \d+\.\d\d% of the embeddings as they come; no refiner was"
+        r"trained on: no epoch had a higher mAP@R than the \d+\.\d\d% of the embeddings themselves; no refiner was"
     )
     with pytest.raises(NotBetterError, match=message):
         one.fit()
@@ -183,21 +184,21 @@ def test_the_context_is_the_nearest_of_the_training_split_without_itself(tiny: l
     rows = batch["rows"]
     assert torch.equal(batch["embeddings"], one.embeddings[rows])
     assert torch.equal(batch["context"], one.embeddings[one.neighbors[rows]])
-    assert batch["present"].all()
+    assert batch["mask"].all()
     labels = table.frame["label"][table.frame["split"] == "train"].to_numpy()
     assert batch["labels"].tolist() == labels[rows].tolist()  # the training classes are 0, 1, ...
     assert np.bincount(batch["labels"])[batch["labels"]].tolist() == [4] * 32
-    assert one._name(3) == f"row {one.rows[3]} of embeddings.parquet"
+    assert one._sample_name(3) == f"row {one.rows[3]} of embeddings.parquet"
 
 
 def shown(one: RefinerTrainer, number: int) -> torch.Tensor:
     """Which neighbours a batch of this number shows, if it is one of all samples."""
     plan = [list(range(len(one.embeddings)))] * (number + 1)
-    return next(iter(one._load_batches(plan, number)))["present"]
+    return next(iter(one._load_batches(plan, number)))["mask"]
 
 
 def test_neighbors_are_left_out_as_often_as_asked_for(tiny: list[str], tmp_path: Path) -> None:
-    one = trainer(tiny, tmp_path / "run", "--neighborhood.dropout=0.3")
+    one = trainer(tiny, tmp_path / "run", "--augmentation.neighbor_dropout=0.3")
     first = [shown(one, number) for number in range(20)]
     share = torch.stack(first).float().mean(dim=(0, 1))  # of 2,560 each
     assert share.tolist() == pytest.approx([0.7] * 6, abs=0.04)
@@ -209,12 +210,12 @@ def test_neighbors_are_left_out_as_often_as_asked_for(tiny: list[str], tmp_path:
 
 
 def test_a_random_size_shows_the_nearest_first(tiny: list[str], tmp_path: Path) -> None:
-    one = trainer(tiny, tmp_path / "run", "--neighborhood.random_size=true")
+    one = trainer(tiny, tmp_path / "run", "--augmentation.random_num_neighbors=true")
     sizes = []
     for number in range(60):
-        present = shown(one, number)
-        size = int(present[0].sum())
-        assert torch.equal(present, torch.arange(6).expand_as(present) < size)
+        mask = shown(one, number)
+        size = int(mask[0].sum())
+        assert torch.equal(mask, torch.arange(6).expand_as(mask) < size)
         sizes.append(size)
     assert set(sizes) == {1, 2, 3, 4, 5, 6}
 
@@ -224,27 +225,27 @@ def test_a_neighbor_that_is_left_out_is_not_looked_at(tiny: list[str], tmp_path:
     move(one)
     batch = first_batch(one)
 
-    def loss(present: torch.Tensor) -> float:
-        return sum(one._parts({**batch, "present": present}).values()).item()
+    def loss(mask: torch.Tensor) -> float:
+        return sum(one._loss_terms({**batch, "mask": mask}).values()).item()
 
-    whole, none = batch["present"], torch.zeros_like(batch["present"])
+    whole, none = batch["mask"], torch.zeros_like(batch["mask"])
     unrefined = one.loss(batch["embeddings"], batch["labels"]).item()
     assert loss(none) == pytest.approx(unrefined, rel=1e-5)
     assert loss(whole) != pytest.approx(unrefined, rel=1e-2)
     only_the_first = torch.arange(6).expand_as(whole) < 1
-    kept = {name: batch[name][:, :1] for name in ("context", "present")}
-    assert loss(only_the_first) == pytest.approx(sum(one._parts({**batch, **kept}).values()).item(), rel=1e-5)
+    kept = {name: batch[name][:, :1] for name in ("context", "mask")}
+    assert loss(only_the_first) == pytest.approx(sum(one._loss_terms({**batch, **kept}).values()).item(), rel=1e-5)
 
 
 def test_blocks_without_neighbors_look_at_the_embedding_itself(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script_validation(monkeypatch, RISING)
-    one = trainer(tiny, tmp_path / "run", "--refiner.context=itself", "--refiner.neighbors=0")
+    one = trainer(tiny, tmp_path / "run", "--refiner.context=self", "--refiner.neighbors=0")
     assert one.neighbors.tolist() == [[row] for row in range(len(one.embeddings))]
     one.fit()
     assert pd.read_csv(one.run.log)["gradient norm"].min() > 0
-    assert ContextRefiner.from_pretrained(one.run.model).context == "itself"
+    assert ContextRefiner.from_pretrained(one.run.model).context == "self"
 
 
 # Losses -------------------------------------------------------------------------------------------------------------
@@ -265,10 +266,10 @@ def test_any_loss_trains(
     script_validation(monkeypatch, RISING)
     one = trainer(tiny, tmp_path / "run", *loss, "--epochs=1")
     assert {name: list(parameter.shape) for name, parameter in one.loss.named_parameters()} == shapes
-    before = {name: value.clone() for name, value in one.system.state_dict().items()}
+    before = {name: value.clone() for name, value in one.module.state_dict().items()}
     one.fit()
     # In the first step the fourth matrix of a block is 0 and hides the other three.
-    still = [name for name, value in one.system.state_dict().items() if torch.equal(value, before[name])]
+    still = [name for name, value in one.module.state_dict().items() if torch.equal(value, before[name])]
     assert still == []
     log = pd.read_csv(one.run.log)
     assert np.isfinite(log["loss"]).all()
@@ -281,16 +282,16 @@ def test_any_loss_trains(
 
 
 def test_the_default_loss_and_that_of_the_paper(tiny: list[str]) -> None:
-    default = RefinerRecipe.load(overrides=tiny).loss()
+    default = RefinerRecipe.load(overrides=tiny).create_loss()
     assert isinstance(default, MultiSimilarityLoss)
     assert (default.base, default.plus_one) == (0.5, True)
-    eq_4 = RefinerRecipe.load(overrides=[*tiny, "--loss.plus_one=false", "--loss.miner=null"]).loss()
+    eq_4 = RefinerRecipe.load(overrides=[*tiny, "--loss.plus_one=false", "--loss.miner=null"]).create_loss()
     assert isinstance(eq_4, MultiSimilarityLoss)
     assert (eq_4.base, eq_4.plus_one, eq_4.miner) == (0.5, False, None)
 
 
 def test_a_factor_of_zero_keeps_the_refiner(tiny: list[str], tmp_path: Path) -> None:
-    more = ["--optimizer.factors.refiner=0", "--loss=MarginLoss", "--optimizer.factors.loss=0.5", "--epochs=1"]
+    more = ["--optimizer.lr_factors.refiner=0", "--loss=MarginLoss", "--optimizer.lr_factors.loss=0.5", "--epochs=1"]
     one = trainer(tiny, tmp_path / "run", *more)
     with pytest.raises(NotBetterError):
         one.fit()
@@ -302,7 +303,7 @@ def test_a_factor_of_zero_keeps_the_refiner(tiny: list[str], tmp_path: Path) -> 
 
 # Stopping and resuming ----------------------------------------------------------------------------------------------
 
-DROPS = ["--neighborhood.dropout=0.4", "--neighborhood.random_size=true", "--refiner.dropout=0.3"]
+DROPS = ["--augmentation.neighbor_dropout=0.4", "--augmentation.random_num_neighbors=true", "--refiner.dropout=0.3"]
 
 
 def finish(settings: list[str], out: Path) -> RunFolder:
@@ -314,7 +315,7 @@ def finish(settings: list[str], out: Path) -> RunFolder:
 
 def assert_same(one: RunFolder, other: RunFolder) -> None:
     for path in (one.last, one.best):
-        states = [load_checkpoint(run.path / path.name)["system"] for run in (one, other)]
+        states = [load_checkpoint(run.path / path.name)["module"] for run in (one, other)]
         assert states[0].keys() == states[1].keys()
         for name, tensor in states[0].items():
             assert torch.equal(tensor, states[1][name]), name
@@ -326,11 +327,18 @@ def assert_same(one: RunFolder, other: RunFolder) -> None:
     "more",
     [
         DROPS,
-        [*DROPS, "--accumulate=2", "--clip=0.5", "--loss=MarginLoss", "--optimizer.name=sgd", "--precision=16-mixed"],
-        ["--loss=ProxyAnchorLoss", "--per_class=0", "--refiner.context=itself"],
+        [
+            *DROPS,
+            "--accumulate_grad_batches=2",
+            "--max_grad_norm=0.5",
+            "--loss=MarginLoss",
+            "--optimizer.name=sgd",
+            "--precision=16-mixed",
+        ],
+        ["--loss=ProxyAnchorLoss", "--samples_per_class=0", "--refiner.context=self"],
     ],
 )
-def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tiny: list[str], tmp_path: Path, more: list[str]) -> None:
+def test_a_signal_finishes_the_step_and_saves_the_state(tiny: list[str], tmp_path: Path, more: list[str]) -> None:
     settings = [*tiny, *more]
     straight = finish(settings, tmp_path / "straight")
     one = trainer(settings, tmp_path / "run")
@@ -342,7 +350,7 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tiny: list[str], t
         step(batches, **more)
 
     one.train_step = interrupted_step
-    with pytest.raises(InterruptedRunError, match=r"stopped after step 3 and saved; go on with: vicinal refine --out"):
+    with pytest.raises(InterruptedRunError, match=r"stopped after step 3 and saved .*: vicinal refine --out"):
         one.fit()
     progress = load_checkpoint(one.run.last)["progress"]
     assert progress["step"] == 3
@@ -383,7 +391,7 @@ def test_epochs_that_lose_what_must_not_be_lost_do_not_count(tiny: list[str], tm
 
     monkeypatch.setattr(RefinerTrainer, "_evaluate", evaluate)
     monkeypatch.setattr(refiner_trainer, "_mean_of_classes", lambda *given: (1.0, 0.0))
-    one = trainer(tiny, tmp_path / "run", "--never_below=[recall@1]")
+    one = trainer(tiny, tmp_path / "run", "--guardrail_metrics=[recall@1]")
     one.unrefined.metrics["recall@1"] = 0.55
     one.fit()
     assert one.progress.best_epoch == 2  # not the first, whose mAP@R is best, and not the last
@@ -391,7 +399,10 @@ def test_epochs_that_lose_what_must_not_be_lost_do_not_count(tiny: list[str], tm
 
 def test_a_gain_that_may_be_chance_is_none(tiny: list[str], tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(refiner_trainer, "_mean_of_classes", lambda *given: (0.03, 0.02))
-    with pytest.raises(NotBetterError, match=r"chance: mAP@R changes by 3.00 \+- 2.00 points \(mean of 8 classes"):
+    with pytest.raises(
+        NotBetterError,
+        match=r"not help significantly .* 3.00 \+- 2.00 points \(mean of 8 cl",
+    ):
         trainer(tiny, tmp_path / "run").fit()
     assert not (tmp_path / "run" / "model").exists()
     assert (tmp_path / "run" / "curves.png").exists()
@@ -406,7 +417,7 @@ def test_mean_of_classes() -> None:
 
 def test_noise_has_the_wanted_length_and_is_that_of_the_batch(tiny: list[str], tmp_path: Path) -> None:
     plain, noisy, again = (
-        first_batch(trainer(tiny, tmp_path / name, f"--noise={noise}"))
+        first_batch(trainer(tiny, tmp_path / name, f"--augmentation.noise={noise}"))
         for name, noise in (("a", 0), ("b", 0.5), ("c", 0.5))
     )
     for part in ("embeddings", "context"):

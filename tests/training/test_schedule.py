@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from vicinal.errors import InputError
 from vicinal.training import Schedule
+from vicinal.utils.errors import InputError
 
 
 def test_step_decays_every_so_many_epochs() -> None:

@@ -16,19 +16,20 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vicinal import files
-from vicinal.data import Table
-from vicinal.errors import InputError, InterruptedRunError, NonFiniteLossError
+from vicinal.data import Table, load_table
 from vicinal.losses import Loss, MultiSimilarityLoss
 from vicinal.models import Embedder
-from vicinal.training import Recipe, RunFolder, Trainer, resume, train
+from vicinal.training import Recipe, Trainer, resume, train
 from vicinal.training.checkpoint import load_checkpoint
-from vicinal.training.setup import load_table
+from vicinal.training.training_data import load_training_table
+from vicinal.utils import files
+from vicinal.utils.errors import InputError, InterruptedRunError, NonFiniteLossError
+from vicinal.utils.run_folder import RunFolder
 
 
 def trainer(settings: list[str], out: Path, *more: str) -> Trainer:
     recipe = Recipe.load(overrides=[*settings, *more])
-    return Trainer(recipe, load_table(recipe.settings), RunFolder(out))
+    return Trainer(recipe, load_training_table(recipe.settings), RunFolder(out))
 
 
 def weights(run: RunFolder) -> bytes:
@@ -67,11 +68,11 @@ def test_a_run_leaves_what_its_folder_promises(small: list[str], tmp_path: Path)
 
 
 def test_one_seed_fixes_everything(small: list[str], tmp_path: Path) -> None:
-    settings = [*small, "--model.dropout=0.3", "--data.workers=0"]
+    settings = [*small, "--model.dropout=0.3", "--data.num_workers=0"]
     first = train(Recipe.load(overrides=settings), tmp_path / "1")
     torch.manual_seed(99)
     np.random.seed(99)
-    with_workers = train(Recipe.load(overrides=[*settings, "--data.workers=2"]), tmp_path / "2")
+    with_workers = train(Recipe.load(overrides=[*settings, "--data.num_workers=2"]), tmp_path / "2")
     other = train(Recipe.load(overrides=[*settings, "--seed=1"]), tmp_path / "3")
     assert weights(first) == weights(with_workers)
     assert weights(first) != weights(other)
@@ -93,7 +94,7 @@ def test_best_weights_become_the_model(small: list[str], tmp_path: Path, monkeyp
     assert best["epoch"] == 1
     model = Embedder.from_pretrained(run.model)
     for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(tensor, best["system"][f"embedder.{name}"], rtol=0, atol=0)
+        torch.testing.assert_close(tensor, best["module"][f"embedder.{name}"], rtol=0, atol=0)
 
 
 def test_patience_ends_a_run_early(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,24 +121,24 @@ def _scripted_validation(monkeypatch: pytest.MonkeyPatch, scores) -> None:
 def test_a_frozen_backbone_stays_and_then_moves(small: list[str], tmp_path: Path) -> None:
     one = trainer(small, tmp_path / "run", "--freeze_backbone_epochs=1")
     before = copied([*one.embedder.backbone.parameters(), *one.embedder.backbone.buffers()])
-    head = copied(one.groups["head"])
+    head = copied(one.parameter_groups["head"])
     one.start()
     with one.watching():
         one.train_epoch()
         one.finish_epoch()
         after = [*one.embedder.backbone.parameters(), *one.embedder.backbone.buffers()]
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-        assert not all(torch.equal(a, b) for a, b in zip(head, one.groups["head"], strict=True))
+        assert not all(torch.equal(a, b) for a, b in zip(head, one.parameter_groups["head"], strict=True))
         one.train_epoch()
         assert not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_a_factor_of_zero_keeps_a_part(small: list[str], tmp_path: Path) -> None:
-    more = ["--optimizer.factors.backbone=0", "--optimizer.factors.head=0.5", "--optimizer.name=sgd"]
+    more = ["--optimizer.lr_factors.backbone=0", "--optimizer.lr_factors.head=0.5", "--optimizer.name=sgd"]
     one = trainer(small, tmp_path / "run", *more)
-    before = copied(one.groups["backbone"])
+    before = copied(one.parameter_groups["backbone"])
     one.fit()
-    assert all(torch.equal(a, b) for a, b in zip(before, one.groups["backbone"], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, one.parameter_groups["backbone"], strict=True))
     log = pd.read_csv(one.run.log)
     assert (log["lr backbone"] == 0).all()
     assert log["lr head"][0] == 0.0005
@@ -152,13 +153,13 @@ def test_frozen_batch_norm_does_not_move_in_training(small: list[str], tmp_path:
 
 def test_clipping_bounds_the_step(small: list[str], tmp_path: Path) -> None:
     sgd = ["--optimizer.name=sgd", "--optimizer.momentum=0", "--optimizer.weight_decay=0", "--schedule.name=constant"]
-    one = trainer(small, tmp_path / "run", *sgd, "--optimizer.lr=1", "--clip=0.01", "--epochs=1")
-    parameters = [p for group in one.groups.values() for p in group]
+    one = trainer(small, tmp_path / "run", *sgd, "--optimizer.lr=1", "--max_grad_norm=0.01", "--epochs=1")
+    parameters = [p for group in one.parameter_groups.values() for p in group]
     one.start()
     with one.watching():
         plan = one._plan()
         before = copied(parameters)
-        one.train_step(next(one._batches(plan)), epoch=0.0)
+        one.train_step(next(one._batches_of_steps(plan)), epoch=0.0)
     moved = sum(((a - b) ** 2).sum() for a, b in zip(before, parameters, strict=True)).sqrt()
     assert moved.item() == pytest.approx(0.01, rel=1e-3)
     one.log.close()
@@ -168,18 +169,18 @@ def test_clipping_bounds_the_step(small: list[str], tmp_path: Path) -> None:
 def test_accumulation_is_the_mean_gradient(small: list[str], tmp_path: Path) -> None:
     sgd = ["--optimizer.name=sgd", "--optimizer.momentum=0", "--optimizer.weight_decay=0", "--schedule.name=constant"]
     sgd += ["--model.freeze_batch_norm=true", "--optimizer.lr=1"]
-    one = trainer(small, tmp_path / "run", *sgd, "--accumulate=2")
+    one = trainer(small, tmp_path / "run", *sgd, "--accumulate_grad_batches=2")
     one.start()
-    start = copied([p for group in one.groups.values() for p in group])
+    start = copied([p for group in one.parameter_groups.values() for p in group])
     with one.watching():
-        batches = next(one._batches(one._plan()))
+        batches = next(one._batches_of_steps(one._plan()))
         one.train_step(batches, epoch=0.0)
     assert len(batches) == 2
-    moved = [a - b for a, b in zip(start, [p for g in one.groups.values() for p in g], strict=True)]
-    for parameter, value in zip([p for g in one.groups.values() for p in g], start, strict=True):
+    moved = [a - b for a, b in zip(start, [p for g in one.parameter_groups.values() for p in g], strict=True)]
+    for parameter, value in zip([p for g in one.parameter_groups.values() for p in g], start, strict=True):
         parameter.data.copy_(value)
-    loss = sum(sum(one.system(b["images"], b["labels"]).values()) for b in batches) / 2
-    gradients = torch.autograd.grad(loss, [p for g in one.groups.values() for p in g], allow_unused=True)
+    loss = sum(sum(one.module(b["images"], b["labels"]).values()) for b in batches) / 2
+    gradients = torch.autograd.grad(loss, [p for g in one.parameter_groups.values() for p in g], allow_unused=True)
     for step, gradient in zip(moved, gradients, strict=True):
         if gradient is not None:
             torch.testing.assert_close(step, gradient, rtol=1e-3, atol=1e-5)
@@ -189,7 +190,10 @@ def test_accumulation_is_the_mean_gradient(small: list[str], tmp_path: Path) -> 
     ("more", "tolerance"),
     [
         ([], 1e-4),
-        (["--accumulate=2", "--clip=0.5", "--freeze_backbone_epochs=1", "--loss=MarginLoss"], 1e-4),
+        (
+            ["--accumulate_grad_batches=2", "--max_grad_norm=0.5", "--freeze_backbone_epochs=1", "--loss=MarginLoss"],
+            1e-4,
+        ),
         (["--precision=bf16-mixed", "--transform.size=32"], 0.2),
         (["--precision=16-mixed", "--transform.size=32"], 0.05),
     ],
@@ -199,17 +203,17 @@ def test_micro_batches_change_memory_and_nothing_else(
 ) -> None:
     settings = [*small, "--model.freeze_batch_norm=true", "--optimizer.name=sgd", "--optimizer.lr=0.02", *more]
     whole = train(Recipe.load(overrides=settings), tmp_path / "whole")
-    parts = train(Recipe.load(overrides=[*settings, "--micro_batch=3"]), tmp_path / "parts")
+    parts = train(Recipe.load(overrides=[*settings, "--micro_batch_size=3"]), tmp_path / "parts")
     for column in ("loss", "gradient norm"):
         expected, got = (pd.read_csv(run.log)[column] for run in (whole, parts))
         assert got.tolist() == pytest.approx(expected.tolist(), rel=tolerance)
-    states = [load_checkpoint(run.last)["system"] for run in (whole, parts)]
+    states = [load_checkpoint(run.last)["module"] for run in (whole, parts)]
     for name, tensor in states[0].items():
         torch.testing.assert_close(states[1][name], tensor, rtol=0, atol=tolerance / 10, msg=name)
 
 
 def test_no_pass_takes_more_than_a_micro_batch(small: list[str], tmp_path: Path) -> None:
-    one = trainer(small, tmp_path / "run", "--micro_batch=3", "--epochs=1")
+    one = trainer(small, tmp_path / "run", "--micro_batch_size=3", "--epochs=1")
     sizes = []
     one.embedder.backbone.register_forward_pre_hook(lambda _, images: sizes.append(len(images[0])))
     with pytest.warns(UserWarning, match="batch normalisation in training sees 3 images at a time and not all 8"):
@@ -220,7 +224,13 @@ def test_no_pass_takes_more_than_a_micro_batch(small: list[str], tmp_path: Path)
 @pytest.mark.parametrize("precision", ["32", "bf16-mixed", "16-mixed"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_every_precision_and_optimizer_trains(small: list[str], tmp_path: Path, precision: str, optimizer: str) -> None:
-    settings = [*small, f"--precision={precision}", f"--optimizer.name={optimizer}", "--epochs=1", "--per_class=0"]
+    settings = [
+        *small,
+        f"--precision={precision}",
+        f"--optimizer.name={optimizer}",
+        "--epochs=1",
+        "--samples_per_class=0",
+    ]
     # In bfloat16 on a CPU, torch 2.15 computes NaN weight gradients now and then for maps of one pixel.
     settings.append("--transform.size=32")
     run = train(Recipe.load(overrides=settings), tmp_path / "run")
@@ -236,15 +246,15 @@ class _Exploding(Loss):
         super().__init__()
         self.inner, self.calls = MultiSimilarityLoss(), 0
 
-    def _parts(self, source):
+    def parts(self, source):
         self.calls += 1
-        return {"good": self.inner._parts(source)["MultiSimilarityLoss"] * (1 if self.calls < 3 else torch.nan)}
+        return {"good": self.inner.parts(source)["MultiSimilarityLoss"] * (1 if self.calls < 3 else torch.nan)}
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_images(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Recipe, "loss", lambda self: _Exploding())
+    monkeypatch.setattr(Recipe, "create_loss", lambda self: _Exploding())
     one = trainer(small, tmp_path / "run")
     with pytest.raises(
         NonFiniteLossError, match=r"step 3: the loss is not finite \(good = nan\); its images: .*\d.png"
@@ -256,17 +266,28 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_images(
 # Stopping and resuming ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    "more",
+    ("number", "more"),
     [
-        ["--data.workers=1"],
-        # Where a state that is easily forgotten matters: leftover groups of batches, and the scale of the loss.
-        ["--accumulate=2", "--precision=16-mixed", "--transform.size=32", "--clip=0.5", "--optimizer.name=sgd"],
-        ["--micro_batch=3", "--model.dropout=0.3", "--freeze_backbone_epochs=1", "--loss=MarginLoss"],
+        (signal.SIGINT, ["--data.num_workers=1"]),
+        # State that is easily forgotten: the batches of a step, and the scale of the loss.
+        (
+            signal.SIGTERM,
+            [
+                "--accumulate_grad_batches=2",
+                "--precision=16-mixed",
+                "--transform.size=32",
+                "--max_grad_norm=0.5",
+                "--optimizer.name=sgd",
+            ],
+        ),
+        (
+            signal.SIGINT,
+            ["--micro_batch_size=3", "--model.dropout=0.3", "--freeze_backbone_epochs=1", "--loss=MarginLoss"],
+        ),
     ],
 )
-def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(
+def test_a_signal_finishes_the_step_and_saves_the_state(
     small: list[str], tmp_path: Path, number: signal.Signals, more: list[str]
 ) -> None:
     small = [*small, *more, "--epochs=4"]
@@ -280,7 +301,7 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(
         step(batches, **more)
 
     one.train_step = interrupted_step
-    with pytest.raises(InterruptedRunError, match=r"stopped after step 3 and saved; go on with: vicinal train --out"):
+    with pytest.raises(InterruptedRunError, match=r"stopped after step 3 and saved .*: vicinal train --out"):
         one.fit()
     assert load_checkpoint(one.run.last)["progress"]["step"] == 3
     run = resume(one.run.path)
@@ -290,8 +311,8 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(
 
 
 def _kinds_of_photos(folder: Path, photos: Path) -> Path:
-    """A table of the photos with two super-labels, of three training classes and one to validate with each."""
-    frame = Table.load(photos).frame
+    """A table of the photos with two coarse labels, of three training classes and one to validate with each."""
+    frame = load_table(photos).frame
     coarse = [f"kind {int(label[-1]) % 2}" for label in frame["label"]]
     split = ["val" if label in ("class6", "class7") else "train" for label in frame["label"]]
     Table(frame.assign(coarse=coarse, split=split)).save(folder / "kinds.csv")
@@ -309,10 +330,18 @@ def _foreign_images(folder: Path) -> Path:
 def test_hierarchical_batches_and_noise_are_resumed_as_if_never_stopped(
     small: list[str], photos: Path, tmp_path: Path, noise: bool
 ) -> None:
-    more = [f"--data.source={_kinds_of_photos(tmp_path, photos)}", "--coarse_per_batch=2", "--model.dropout=0.2"]
+    more = [
+        f"--data.source={_kinds_of_photos(tmp_path, photos)}",
+        "--coarse_classes_per_batch=2",
+        "--model.dropout=0.2",
+    ]
     if noise:
         foreign = _foreign_images(tmp_path / "foreign")
-        more += ["--data.noise.random_labels=0.1", f"--data.noise.foreign={foreign}", "--data.noise.foreign_share=0.1"]
+        more += [
+            "--data.noise.random_labels=0.1",
+            f"--data.noise.foreign={foreign}",
+            "--data.noise.foreign_fraction=0.1",
+        ]
         more += ["--data.noise.classes=5", "--seed=4"]
     recipe = Recipe.load(overrides=[*small, *more])
     straight = train(recipe, tmp_path / "straight")
@@ -340,9 +369,11 @@ def test_hierarchical_batches_and_noise_are_resumed_as_if_never_stopped(
 
 
 def test_noise_of_a_recipe_is_in_the_training_split_alone(small: list[str]) -> None:
-    shares = "--data.shares={train: 0.5, val: 0.25, test: 0.25}"
+    shares = "--data.fractions={train: 0.5, val: 0.25, test: 0.25}"
     clean, noisy = (
-        load_table(Recipe.load(overrides=[*small, "--seed=7", f"--data.noise.random_labels={share}", shares]).settings)
+        load_training_table(
+            Recipe.load(overrides=[*small, "--seed=7", f"--data.noise.random_labels={share}", shares]).settings
+        )
         for share in (0, 0.3)
     )
     changed = clean.frame["label"] != noisy.frame["label"]
@@ -513,7 +544,7 @@ class _Infinite(torch.autograd.Function):
 def test_gradients_that_are_never_finite_stop_the_run(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    monkeypatch.setattr("vicinal.training.loop.MOST_SKIPPED_STEPS", 3)
+    monkeypatch.setattr("vicinal.training.base_trainer.MAX_SKIPPED_STEPS", 3)
     one = trainer(small, tmp_path / "run", f"--precision={precision}", "--epochs=9", "--transform.size=32")
     forward = one.embedder.forward
     one.embedder.forward = lambda images: _Infinite.apply(forward(images))
@@ -524,7 +555,7 @@ def test_gradients_that_are_never_finite_stop_the_run(
 
 
 def test_a_broken_embedding_stops_the_run(small: list[str], tmp_path: Path) -> None:
-    one = trainer(small, tmp_path / "run", "--data.shares={train: 1.0}")
+    one = trainer(small, tmp_path / "run", "--data.fractions={train: 1.0}")
     forward = one.embedder.forward
     one.embedder.forward = lambda images: forward(images) * torch.tensor([torch.nan] + [1.0] * 7)[:, None]
     with pytest.raises(NonFiniteLossError, match="step 1: the loss is not finite"):
@@ -534,10 +565,10 @@ def test_a_broken_embedding_stops_the_run(small: list[str], tmp_path: Path) -> N
 def test_the_scale_of_the_loss_is_continued(small: list[str], tmp_path: Path) -> None:
     one = trainer(small, tmp_path / "run", "--precision=16-mixed", "--transform.size=32")
     one.start()
-    one.precision.scaler.load_state_dict({**one.precision.scaler.state_dict(), "scale": 1024.0})
+    one.engine.precision.scaler.load_state_dict({**one.engine.precision.scaler.state_dict(), "scale": 1024.0})
     with one.watching():
         one.train_epoch()
     one.save()
     again = trainer(small, tmp_path / "run", "--precision=16-mixed", "--transform.size=32")
     again.start()
-    assert again.precision.scaler.get_scale() == one.precision.scaler.get_scale() == 1024.0
+    assert again.engine.precision.scaler.get_scale() == one.engine.precision.scaler.get_scale() == 1024.0

@@ -1,67 +1,78 @@
-"""Data: tables of images, their reading, transforms, batches and samplers, noise, embeddings in files, benchmarks."""
+"""Datasets: tables, reading and transforming images, batch samplers, noise, files of embeddings, benchmarks."""
 
-from vicinal.data.benchmarks import (
-    GroundTruth,
-    digits,
-    glyphs,
-    in_shop,
-    omniglot,
-    revisited_truth,
-    roxford,
-    rparis,
-    vehicle_id,
-)
-from vicinal.data.checks import require_trainable
-from vicinal.data.embeddings import fingerprint_of, load_embeddings, load_labels, load_vectors, save_embeddings
-from vicinal.data.folders import is_image_file
-from vicinal.data.hierarchical_sampler import HierarchicalBatchSampler
-from vicinal.data.images import (
-    Batch,
-    ImageDataset,
-    ImageTransform,
-    TestBatches,
-    TrainBatches,
-    convert_image,
-    read_image,
-)
-from vicinal.data.label_noise import confused_labels, random_labels
-from vicinal.data.noise import add_noise, first_classes, foreign_images
-from vicinal.data.open_set_noise import open_set_labels
-from vicinal.data.samplers import ClassBalancedSampler, RandomBatchSampler
-from vicinal.data.statistics import Statistics
-from vicinal.data.table import Table
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vicinal.utils.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from vicinal.data.benchmarks import (
+        GroundTruth,
+        digits,
+        glyphs,
+        in_shop,
+        omniglot,
+        revisited_ground_truth,
+        roxford,
+        rparis,
+        vehicle_id,
+    )
+    from vicinal.data.checks import check_trainable
+    from vicinal.data.dataset import load_dataset
+    from vicinal.data.decoding import convert_image, read_image
+    from vicinal.data.embeddings import load_embeddings, load_labels, load_vectors, read_fingerprint, save_embeddings
+    from vicinal.data.folders import is_image_file
+    from vicinal.data.hierarchical_sampler import HierarchicalBatchSampler
+    from vicinal.data.images import Batch, ImageDataset, TestBatches, TrainBatches
+    from vicinal.data.label_noise import confused_labels, random_labels
+    from vicinal.data.loading import load_table
+    from vicinal.data.noise import add_noise, first_classes, foreign_images
+    from vicinal.data.open_set_noise import open_set_labels
+    from vicinal.data.samplers import ClassBalancedBatchSampler, RandomBatchSampler
+    from vicinal.data.settings import DataSettings, NoiseSettings
+    from vicinal.data.statistics import Statistics
+    from vicinal.data.table import Table
+    from vicinal.data.transforms import ImageTransform
+else:
+    __getattr__, __dir__ = lazy_imports(__name__)
+
 
 __all__ = [
     "Batch",
-    "ClassBalancedSampler",
+    "ClassBalancedBatchSampler",
+    "DataSettings",
     "GroundTruth",
     "HierarchicalBatchSampler",
     "ImageDataset",
     "ImageTransform",
+    "NoiseSettings",
     "RandomBatchSampler",
     "Statistics",
     "Table",
     "TestBatches",
     "TrainBatches",
     "add_noise",
+    "check_trainable",
     "confused_labels",
     "convert_image",
     "digits",
-    "fingerprint_of",
     "first_classes",
     "foreign_images",
     "glyphs",
     "in_shop",
     "is_image_file",
+    "load_dataset",
     "load_embeddings",
     "load_labels",
+    "load_table",
     "load_vectors",
     "omniglot",
     "open_set_labels",
     "random_labels",
+    "read_fingerprint",
     "read_image",
-    "require_trainable",
-    "revisited_truth",
+    "revisited_ground_truth",
     "roxford",
     "rparis",
     "save_embeddings",

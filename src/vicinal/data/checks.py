@@ -1,28 +1,32 @@
-"""Checks of a table before work starts that could not succeed."""
+"""Checks of tables and embeddings before work that would fail later."""
 
 from __future__ import annotations
 
 import warnings
 
+import numpy as np
+import numpy.typing as npt
+
 from vicinal.data.table import Table
-from vicinal.errors import InputError
+from vicinal.utils.arrays import Floats
+from vicinal.utils.errors import InputError
 
 
-def require_trainable(table: Table) -> None:
-    """Refuse a table from which no embedding can be learned; warn of classes that cannot give a pair.
+def check_trainable(table: Table) -> None:
+    """Check that embeddings can be learned from a table, and warn of classes without a positive pair.
 
     Args:
-        table: the training split.
+        table: The training split.
 
     Raises:
-        InputError: no labels, one class only, or no class with two images.
+        InputError: The table has no labels, fewer than two classes, or no class with two images.
 
     Example:
         >>> import pandas as pd
-        >>> require_trainable(Table(pd.DataFrame({"label": ["cat", "cat"]})))
+        >>> check_trainable(Table(pd.DataFrame({"label": ["cat", "cat"]})))
         Traceback (most recent call last):
             ...
-        vicinal.errors.InputError: only one class ('cat', 2 images); training needs images of two classes or more
+        vicinal.utils.errors.InputError: only one class ('cat', 2 images); training needs images of two classes or more
     """
     counts = table.class_counts
     if len(counts) == 0:
@@ -41,3 +45,30 @@ def require_trainable(table: Table) -> None:
     if single:
         others = f", and so have {len(single) - 1} other classes" if len(single) > 1 else ""
         warnings.warn(f"class {single[0]!r} has one image{others}: it can give no positive pair", stacklevel=2)
+
+
+def check_embeddings(vectors: npt.NDArray[np.floating], num_rows: int, source: str) -> Floats:
+    """Check that an array holds finite embeddings, one per row of a table, and convert it to float32.
+
+    Args:
+        vectors: `[num_rows, dim]`.
+        num_rows: The number of rows of the table.
+        source: Where the embeddings come from; errors start with it.
+
+    Raises:
+        InputError: The shape, the type or the number of rows is different, or a value is not finite.
+    """
+    vectors = np.asarray(vectors)
+    if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or not vectors.size:
+        shape = list(vectors.shape)
+        raise InputError(f"{source}: {vectors.dtype} {shape}; embeddings are real numbers [rows, dimensions]")
+    if len(vectors) != num_rows:
+        raise InputError(
+            f"{source}: {len(vectors)} embeddings for a table of {num_rows} rows; there must be one per row"
+        )
+    vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+    invalid = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(invalid):
+        others = f" (and {len(invalid) - 1} other rows)" if len(invalid) > 1 else ""
+        raise InputError(f"{source}: the embedding of row {invalid[0]}{others} is not finite; every number must be")
+    return vectors

@@ -1,4 +1,4 @@
-"""The columns of a table: which there are, and how their values are checked and brought to one type."""
+"""The columns that have a meaning in a table, and the checks and types of their values."""
 
 from __future__ import annotations
 
@@ -8,66 +8,68 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vicinal.errors import InputError
+from vicinal.utils.arguments import is_integer
+from vicinal.utils.errors import InputError
 
 SPLITS = ("train", "val", "test")
 INT64 = np.iinfo(np.int64)
-MARKS = ("is_query", "is_gallery", "noisy_label", "noisy_image")  # columns of truths
-TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+BOOLEAN_COLUMNS = ("is_query", "is_gallery", "noisy_label", "noisy_image")
+BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-def is_name_column(column: str) -> bool:
-    """Whether the column holds names of groups of images: `label`, `label_clean`, `group`, `coarse`, `coarse_2`, ..."""
+def is_label_column(column: str) -> bool:
+    """Whether the column holds names: `label`, `label_clean`, `group`, or a coarse label."""
     return column in ("label", "label_clean", "group") or is_coarse_column(column)
 
 
 def is_coarse_column(column: str) -> bool:
+    """Whether the column holds coarse labels: `coarse`, `coarse_2`, `coarse_3`, ..."""
     return column == "coarse" or (column.startswith("coarse_") and column[7:].isdigit())
 
 
 def is_known_column(column: str) -> bool:
-    """Whether Vicinal gives the column a meaning; any other column is carried along as it is."""
-    return is_name_column(column) or column in ("path", "split", *MARKS)
+    """Whether Vicinal gives the column a meaning. Other columns are kept unchanged."""
+    return is_label_column(column) or column in ("path", "split", *BOOLEAN_COLUMNS)
 
 
-def checked_frame(frame: pd.DataFrame, root: str | Path | None) -> pd.DataFrame:
-    """A copy of the frame with every known column checked and typed, and rows numbered from 0.
+def validate_frame(frame: pd.DataFrame, root: str | Path | None = None) -> pd.DataFrame:
+    """Return a copy of the frame in which every known column is checked and converted, with rows numbered from 0.
 
     Raises:
-        InputError: a value is missing or impossible; the row is named by the frame's own index.
+        InputError: a value is missing or invalid; the message names the row by the index of the frame.
     """
     repeated = frame.columns[frame.columns.duplicated()]
     if len(repeated):
         raise InputError(f"column {repeated[0]!r} is there twice; every column needs its own name")
-    columns = {str(column): _checked_column(frame[column], str(column), root) for column in frame.columns}
+    columns = {str(column): _validate_column(frame[column], str(column), root) for column in frame.columns}
     return pd.DataFrame(_with_comparable_labels(columns), index=frame.index).reset_index(drop=True)
 
 
 def _with_comparable_labels(columns: dict[str, pd.Series]) -> dict[str, pd.Series]:
-    """Make `label` and `label_clean` both text where one is: CSV gives back 7 for "7" in a column of such names."""
+    """Convert `label` and `label_clean` to text if one of them is text: CSV turns a column of "7" into integers."""
     both = [column for column in ("label", "label_clean") if column in columns]
     if len({columns[column].dtype for column in both}) < 2:
         return columns
     return columns | {column: columns[column].astype("str") for column in both}
 
 
-def _checked_column(values: pd.Series, column: str, root: str | Path | None) -> pd.Series:
+def _validate_column(values: pd.Series, column: str, root: str | Path | None) -> pd.Series:
     if not is_known_column(column):
         return values
-    _refuse_missing(values, column)
+    _check_missing(values, column)
     if column == "path":
-        return _paths(values, root)
+        return _absolute_paths(values, root)
     if column == "split":
         return _splits(values)
-    return _names(values, column) if is_name_column(column) else _truths(values, column)
+    return _labels(values, column) if is_label_column(column) else _booleans(values, column)
 
 
 def _row(values: pd.Series, position: int) -> str:
     return f"{values.index.name or 'row'} {values.index[position]}"
 
 
-def _refuse_missing(values: pd.Series, column: str) -> None:
-    # Compared one by one, for a list in a cell compares item by item.
+def _check_missing(values: pd.Series, column: str) -> None:
+    # Cells are compared one by one, since a cell that holds a list would be compared element by element.
     is_empty = np.array([isinstance(value, str) and value == "" for value in values], dtype=bool)
     missing = np.flatnonzero(values.isna().to_numpy(dtype=bool) | is_empty)
     if len(missing):
@@ -75,17 +77,17 @@ def _refuse_missing(values: pd.Series, column: str) -> None:
         raise InputError(f"{_row(values, missing[0])} has no {column}{more}; every row needs one")
 
 
-def _paths(values: pd.Series, root: str | Path | None) -> pd.Series:
+def _absolute_paths(values: pd.Series, root: str | Path | None) -> pd.Series:
     folder = os.path.abspath(root) if root is not None else os.getcwd()
     for position, path in enumerate(values):
         if not isinstance(path, (str, os.PathLike)):
-            raise InputError(f"{_row(values, position)}: path {path!r} is no text; a path is a file's name")
-        require_utf8(os.fspath(path), _row(values, position))
+            raise InputError(f"{_row(values, position)}: path {path!r} is not text; give the name of a file")
+        check_utf8(os.fspath(path), _row(values, position))
     return pd.Series([os.path.normpath(os.path.join(folder, path)) for path in values], index=values.index)
 
 
-def require_utf8(path: str, where: str) -> None:
-    """Refuse the name of a file that is no text, which Python holds as lone surrogates and no table can hold."""
+def check_utf8(path: str, where: str) -> None:
+    """Raise InputError if a file name is not UTF-8: Python decodes it to lone surrogates, which no table can hold."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -93,38 +95,34 @@ def require_utf8(path: str, where: str) -> None:
 
 
 def _splits(values: pd.Series) -> pd.Series:
-    wrong = np.flatnonzero([not isinstance(value, str) or value not in SPLITS for value in values])
-    if len(wrong):
-        raise InputError(f"{_row(values, wrong[0])}: split is {values.iloc[wrong[0]]!r}; it can be train, val or test")
+    invalid = np.flatnonzero([not isinstance(value, str) or value not in SPLITS for value in values])
+    if len(invalid):
+        row, value = _row(values, invalid[0]), values.iloc[invalid[0]]
+        raise InputError(f"{row}: split is {value!r}; it can be train, val or test")
     return values.astype("str")
 
 
-def _truths(values: pd.Series, column: str) -> pd.Series:
+def _booleans(values: pd.Series, column: str) -> pd.Series:
     given = values.tolist()
-    known = [TRUTHS.get(str(value).lower()) for value in given]
-    if None in known:
-        position = known.index(None)
+    booleans = [BOOLEANS.get(str(value).lower()) for value in given]
+    if None in booleans:
+        position = booleans.index(None)
         raise InputError(
             f"{_row(values, position)}: {column} is {given[position]!r}; it can be true or false, else rename it"
         )
-    return pd.Series(known, index=values.index, dtype=bool)
+    return pd.Series(booleans, index=values.index, dtype=bool)
 
 
-def _names(values: pd.Series, column: str) -> pd.Series:
-    """All integers or all text: a mixture has no order, and fractions are no names."""
+def _labels(values: pd.Series, column: str) -> pd.Series:
+    """Convert to all text or all int64: mixed values cannot be sorted, and fractions are not labels."""
     objects = values.tolist()
     if pd.api.types.is_float_dtype(values):
         objects = [int(value) if value.is_integer() else value for value in objects]
     is_text = not objects or isinstance(objects[0], str)
     for position, value in enumerate(objects):
-        if not (isinstance(value, str) if is_text else _is_int64(value)):
+        if not (isinstance(value, str) if is_text else is_integer(value) and INT64.min <= value <= INT64.max):
             raise InputError(
                 f"{_row(values, position)}: {column} is {value!r}; "
-                f"a {column} is text or an integer of 64 bits, alike in all rows"
+                f"a {column} is text or a 64-bit integer, the same type in all rows"
             )
     return pd.Series(objects, index=values.index, dtype="str" if is_text else np.int64)
-
-
-def _is_int64(value: object) -> bool:
-    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    return is_integer and INT64.min <= value <= INT64.max  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""From image files of every kind to upright 8-bit RGB or grey images."""
+"""Decoding image files of all kinds to upright 8-bit RGB or grayscale images."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError, one_line
+
+WHITE_UINT16 = 65535.0
 
 
 def read_image(path: str | Path, channels: int = 3) -> Image.Image:
-    """Read an image file, turned upright as its EXIF data say.
+    """Read an image file and rotate it upright according to its EXIF data.
 
-    Palettes, 1-bit, 16-bit, 32-bit, transparent and CMYK images are converted as :func:`convert_image` does; of an
-    animation the first picture is read.
+    Images with palettes, with 1, 16 or 32 bits per channel, transparent images and CMYK images are converted as by
+    :func:`convert_image`; of an animation the first frame is read.
 
     Args:
-        path: the file.
-        channels: 3 for RGB, 1 for grey.
+        path: The file.
+        channels: 3 for RGB, 1 for grayscale.
 
     Returns:
-        An image of mode RGB or L, decoded.
+        A decoded image of mode RGB or L.
 
     Raises:
-        InputError: no such file, not an image, broken, or so large that it must be a mistake or an attack (above about
-            179 million pixels; told from the header, before any memory is taken).
+        InputError: The file does not exist, is not an image, is damaged, or has more than about 179 million pixels,
+            which is taken for a mistake or an attack; the header tells, before memory is allocated.
 
     Example:
         >>> import tempfile
@@ -36,7 +38,7 @@ def read_image(path: str | Path, channels: int = 3) -> Image.Image:
         >>> image.mode, image.size
         ('RGB', (4, 2))
     """
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for without end
+    if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe might not end
         raise InputError(f"{path}: not a file but a directory or a pipe")
     try:
         with Image.open(path) as image:
@@ -48,32 +50,31 @@ def read_image(path: str | Path, channels: int = 3) -> Image.Image:
         raise InputError(f"{path}: not an image of a known kind") from None
     except Image.DecompressionBombError as error:
         raise InputError(f"{path}: image too large ({error})") from None
-    except Exception as error:  # decoders raise whatever a broken file drives them to
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise InputError(f"{path}: broken image ({reason})") from None
+    except Exception as error:  # decoders raise many types of errors on damaged files
+        raise InputError(f"{path}: broken image ({one_line(error)})") from None
 
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
         ImageOps.exif_transpose(image, in_place=True)
-    except Exception:  # the picture is sound though what is written about it is not
+    except Exception:  # the pixels are valid even if the EXIF data are not
         return image
     return image
 
 
 def convert_image(image: Image.Image, channels: int = 3) -> Image.Image:
-    """Bring a PIL image of any mode to RGB or grey.
+    """Convert a PIL image of any mode to RGB or grayscale.
 
-    What is transparent lies on white. White in 16-bit grey is 65,535. The range of 32-bit grey is stated in no file, so
-    white is the smallest of 65,535 and 2^31 - 1 (whole numbers) or of 1, 255, 65,535 and 2^32 - 1 (fractions) that no
-    pixel exceeds.
+    Transparent images are put on a white background. White is 65,535 in 16-bit grayscale. Files do not state the range
+    of 32-bit grayscale, so white is the smallest value that no pixel exceeds among 65,535 and 2^31 - 1 for integers, or
+    among 1, 255, 65,535 and 2^32 - 1 for floating-point numbers.
 
     Args:
-        image: of any mode that PIL can turn into RGB.
-        channels: 3 for RGB, 1 for grey.
+        image: An image of any mode that PIL can convert to RGB.
+        channels: 3 for RGB, 1 for grayscale.
 
     Returns:
-        An image of mode RGB or L: the same one if nothing is to be done.
+        An image of mode RGB or L; the same object if nothing has to be converted.
 
     Example:
         >>> convert_image(Image.new("LA", (1, 1), (0, 0))).getpixel((0, 0))
@@ -81,25 +82,25 @@ def convert_image(image: Image.Image, channels: int = 3) -> Image.Image:
     """
     mode = "L" if channels == 1 else "RGB"
     if image.mode.startswith("I;16"):
-        image = _eight_bit(image, (65535.0,))
+        image = _to_8_bit(image, (WHITE_UINT16,))
     elif image.mode == "I":
-        image = _eight_bit(image, (65535.0, 2.0**31 - 1))
+        image = _to_8_bit(image, (WHITE_UINT16, 2.0**31 - 1))
     elif image.mode == "F":
-        image = _eight_bit(image, (1.0, 255.0, 65535.0, 2.0**32 - 1))
-    elif image.mode == "La":  # PIL knows but one way from there
+        image = _to_8_bit(image, (1.0, 255.0, WHITE_UINT16, 2.0**32 - 1))
+    elif image.mode == "La":  # PIL can convert premultiplied alpha to LA only
         image = _on_white(image.convert("LA"))
     elif image.has_transparency_data:
         image = _on_white(image)
     return image if image.mode == mode else image.convert(mode)
 
 
-def _eight_bit(image: Image.Image, whites: tuple[float, ...]) -> Image.Image:
+def _to_8_bit(image: Image.Image, whites: tuple[float, ...]) -> Image.Image:
     values = np.nan_to_num(np.asarray(image, dtype=np.float64), posinf=whites[-1])
     largest = values.max(initial=0.0)
     white = next((white for white in whites if largest <= white), largest)
-    grey = np.rint(values.clip(0, white) * (255 / white)).astype(np.uint8)
-    grey[values == image.info.get("transparency")] = 255
-    return Image.fromarray(grey)
+    pixels = np.rint(values.clip(0, white) * (255 / white)).astype(np.uint8)
+    pixels[values == image.info.get("transparency")] = 255
+    return Image.fromarray(pixels)
 
 
 def _on_white(image: Image.Image) -> Image.Image:

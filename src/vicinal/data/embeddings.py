@@ -1,4 +1,4 @@
-"""Embeddings in files, together with the table of what they are embeddings of."""
+"""Files of embeddings with the table of the images that they belong to."""
 
 from __future__ import annotations
 
@@ -11,22 +11,17 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vicinal.data.checks import check_embeddings
+from vicinal.data.parquet_files import EMBEDDING, open_parquet, read_parquet, to_arrow, write_arrow
 from vicinal.data.table import Table
-from vicinal.data.table_files import (
-    EMBEDDING,
-    arrow_table,
-    opened_parquet,
-    read_csv,
-    read_parquet,
-    write_arrow,
-    write_table,
-)
-from vicinal.errors import InputError
-from vicinal.files import write_bytes
+from vicinal.data.table_files import read_csv, write_table
+from vicinal.utils.arrays import Floats
+from vicinal.utils.errors import InputError
+from vicinal.utils.files import write_bytes
 
-TABLE_SUFFIX = ".table.csv"  # not .csv, which may well be the user's own
-MODEL = b"vicinal_model"  # key in the schema of a Parquet file for the fingerprint of the model
-LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+TABLE_SUFFIX = ".table.csv"  # not .csv, since a file of that name may be the user's own
+FINGERPRINT_KEY = b"vicinal_model"  # in the metadata of a Parquet file's schema
+IS_LIST_TYPE = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
 def save_embeddings(
@@ -35,15 +30,16 @@ def save_embeddings(
     """Write embeddings and their table.
 
     Args:
-        path: `.parquet`: one file, the table's columns and `embedding`, a list of float32; or `.npy`: the vectors, with
-            the table beside it (`vectors.table.csv` for `vectors.npy`).
-        vectors: `[n, d]`, stored as float32.
-        table: `n` rows.
-        fingerprint: of the model that made the vectors, if it is known; a `.npy` file has no place for it.
+        path: `.parquet` for one file with the columns of the table and `embedding`, a list of float32; or `.npy` for
+            the embeddings alone, with the table in a file beside it (`vectors.table.csv` for `vectors.npy`).
+        vectors: `[n, dim]`, stored as float32.
+        table: The table, with n rows.
+        fingerprint: The fingerprint of the model that computed the embeddings, if known; a `.npy` file cannot hold it.
 
     Raises:
-        InputError: vectors of another shape, too few or too many, or not finite (with the row); another ending.
-        OSError: a file cannot be written.
+        InputError: The shape is different, the embeddings are not finite or not one per row, or the name ends
+            otherwise.
+        OSError: A file cannot be written.
 
     Example:
         >>> import tempfile
@@ -55,53 +51,54 @@ def save_embeddings(
         ([[1.0, 0.0], [0.0, 1.0]], ['cat', 'dog'])
     """
     path = Path(path)
-    vectors = checked_vectors(vectors, len(table), "vectors")
+    vectors = check_embeddings(vectors, len(table), "vectors")
     if path.suffix.lower() == ".parquet":
-        write_arrow(path, _with_fingerprint(_with_vectors(path, table, vectors), fingerprint))
+        write_arrow(path, _with_fingerprint(_arrow_table(path, table, vectors), fingerprint))
     elif path.suffix.lower() == ".npy":
         _write_npy(path, vectors, table)
     else:
         raise InputError(f"{path}: embeddings are written to a file ending in .parquet or .npy")
 
 
-def load_embeddings(path: str | Path) -> tuple[npt.NDArray[np.float32], Table]:
-    """Read embeddings and their table, as :func:`save_embeddings` writes them.
+def load_embeddings(path: str | Path) -> tuple[Floats, Table]:
+    """Read embeddings and their table from a file that :func:`save_embeddings` wrote, or one of the same form.
 
-    The table of `vectors.npy` is `vectors.table.csv` or, if there is none, `vectors.csv`; without either it has no
-    columns.
+    The table of `vectors.npy` is `vectors.table.csv` or, if that does not exist, `vectors.csv`; without either, it has
+    no columns.
 
     Returns:
-        Vectors `[n, d]`, float32, and a table of `n` rows.
+        The embeddings `[n, dim]`, float32, and the table with n rows.
 
     Raises:
-        InputError: no such file, no embeddings in it, not one a row of the table, or not finite (with the row).
+        InputError: The file does not exist or holds no embeddings, or they are not finite or not one per row.
     """
-    path = _existing(path)
+    path = _embeddings_file(path)
     if path.suffix.lower() == ".npy":
         return _load_npy(path)
     frame = read_parquet(path)
-    return checked_vectors(_embedding_column(path), len(frame), str(path)), Table(frame, path.parent)
+    return check_embeddings(_embedding_column(path), len(frame), str(path)), Table(frame, path.parent)
 
 
-def load_vectors(path: str | Path) -> npt.NDArray[np.float32]:
-    """Read embeddings alone, `[n, d]`, from a .npy or .parquet file; no table that is there counts.
+def load_vectors(path: str | Path) -> Floats:
+    """Read the embeddings `[n, dim]` from a .npy or .parquet file without any table.
 
     Raises:
-        InputError: no such file, no embeddings in it, or not finite (with the row).
+        InputError: The file does not exist or holds no embeddings, or they are not finite.
     """
-    path = _existing(path)
+    path = _embeddings_file(path)
     vectors = _read_npy(path) if path.suffix.lower() == ".npy" else _embedding_column(path)
-    return checked_vectors(vectors, len(vectors), str(path))
+    return check_embeddings(vectors, len(vectors), str(path))
 
 
 def load_labels(path: str | Path) -> Table:
-    """Read the labels of embeddings that lie elsewhere.
+    """Read the labels of embeddings from a file of their own.
 
     Args:
-        path: a .csv or .parquet table with a column `label`, and any others; or a .npy file, one integer or text a row.
+        path: A .csv or .parquet table with a column `label` and any others; or a .npy file with one integer or text
+            per row.
 
     Raises:
-        InputError: no such file, another kind of file, or no labels in it.
+        InputError: The file does not exist, is of another type or holds no labels.
 
     Example:
         >>> import tempfile
@@ -113,57 +110,43 @@ def load_labels(path: str | Path) -> Table:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    if path.suffix.lower() in (".csv", ".parquet"):
-        return Table.load(path, path_column=None)
+    if path.suffix.lower() == ".csv":
+        return Table.from_csv(path, path_column=None)
+    if path.suffix.lower() == ".parquet":
+        return Table.from_parquet(path, path_column=None)
     if path.suffix.lower() != ".npy":
         raise InputError(f"{path}: labels are read from a file ending in .csv, .parquet or .npy")
     labels = _read_npy(path)
     if labels.ndim != 1 or labels.dtype.kind not in "iuU" or not len(labels):
-        raise InputError(f"{path}: {labels.dtype} {list(labels.shape)}; labels are integers or text, one a row")
+        raise InputError(f"{path}: {labels.dtype} {list(labels.shape)}; labels are integers or text, one per row")
     return Table(pd.DataFrame({"label": labels}))
 
 
-def fingerprint_of(path: str | Path) -> str | None:
-    """The fingerprint of the model that made a file's embeddings; None where the file does not say.
+def read_fingerprint(path: str | Path) -> str | None:
+    """Read the fingerprint of the model that computed the embeddings in a file; None if the file does not hold it.
 
-    A `.npy` file never says, and a Parquet file no longer does once another program has written it anew.
+    A `.npy` file cannot hold it, and other programs do not keep it when they write a Parquet file.
 
     Raises:
-        InputError: no such file, or one that ends in .parquet and is none.
+        InputError: The file does not exist, or its name ends in .parquet and it is not a Parquet file.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_embeddings(f"{folder}/vectors.parquet", np.eye(2), Table(pd.DataFrame(index=range(2))), "0123abcd")
-        ...     fingerprint_of(f"{folder}/vectors.parquet")
+        ...     read_fingerprint(f"{folder}/vectors.parquet")
         '0123abcd'
     """
     path = Path(path)
     if path.suffix.lower() != ".parquet":
         return None
-    with opened_parquet(path) as file:
-        stored = (file.schema_arrow.metadata or {}).get(MODEL)
+    with open_parquet(path) as file:
+        stored = (file.schema_arrow.metadata or {}).get(FINGERPRINT_KEY)
     return None if stored is None else stored.decode(errors="replace")
 
 
-def checked_vectors(vectors: npt.NDArray[np.floating], rows: int, where: str) -> npt.NDArray[np.float32]:
-    """The vectors as float32 `[rows, d]`; an InputError that begins with `where` if they are no embeddings."""
-    vectors = np.asarray(vectors)
-    if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or not vectors.size:
-        shape = list(vectors.shape)
-        raise InputError(f"{where}: {vectors.dtype} {shape}; embeddings are real numbers [rows, dimensions]")
-    if len(vectors) != rows:
-        raise InputError(f"{where}: {len(vectors)} embeddings for a table of {rows} rows; there must be one a row")
-    vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-    broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-    if len(broken):
-        others = f" (and {len(broken) - 1} other rows)" if len(broken) > 1 else ""
-        raise InputError(f"{where}: the embedding of row {broken[0]}{others} is not finite; every number must be")
-    return vectors
-
-
-def _existing(path: str | Path) -> Path:
-    """The path of a file that may hold embeddings."""
+def _embeddings_file(path: str | Path) -> Path:
+    """Check that a file exists and may hold embeddings."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such file")
@@ -172,27 +155,27 @@ def _existing(path: str | Path) -> Path:
     return path
 
 
-def _with_vectors(path: Path, table: Table, vectors: npt.NDArray[np.float32]) -> pa.Table:
+def _arrow_table(path: Path, table: Table, vectors: Floats) -> pa.Table:
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
     frame = table.frame.drop(columns=EMBEDDING, errors="ignore")
     if not len(frame.columns):
         return pa.table({EMBEDDING: column})
-    return arrow_table(path, frame).append_column(EMBEDDING, column)
+    return to_arrow(path, frame).append_column(EMBEDDING, column)
 
 
 def _with_fingerprint(table: pa.Table, fingerprint: str | None) -> pa.Table:
     if fingerprint is None:
         return table
-    return table.replace_schema_metadata({**(table.schema.metadata or {}), MODEL: fingerprint.encode()})
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), FINGERPRINT_KEY: fingerprint.encode()})
 
 
 def _embedding_column(path: Path) -> npt.NDArray[np.floating]:
-    with opened_parquet(path) as file:
+    with open_parquet(path) as file:
         names = file.schema_arrow.names
         if EMBEDDING not in names:
             raise InputError(f"{path}: no column {EMBEDDING!r}; its columns are {', '.join(names)}")
         column = file.read([EMBEDDING])[EMBEDDING].combine_chunks()
-        if not any(is_list(column.type) for is_list in LISTS) or column.null_count:
+        if not any(is_list(column.type) for is_list in IS_LIST_TYPE) or column.null_count:
             raise InputError(
                 f"{path}: {EMBEDDING} is {column.type} with {column.null_count} empty; it must be lists of numbers"
             )
@@ -202,29 +185,30 @@ def _embedding_column(path: Path) -> npt.NDArray[np.floating]:
         return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), *lengths)
 
 
-def _write_npy(path: Path, vectors: npt.NDArray[np.float32], table: Table) -> None:
+def _write_npy(path: Path, vectors: Floats, table: Table) -> None:
     buffer = BytesIO()
     np.save(buffer, vectors)
-    beside = path.with_suffix(TABLE_SUFFIX)
+    table_path = path.with_suffix(TABLE_SUFFIX)
     if len(table.frame.columns):
-        write_table(beside, table.frame)
+        write_table(table_path, table.frame)
     else:
-        beside.unlink(missing_ok=True)
+        table_path.unlink(missing_ok=True)
     write_bytes(path, buffer.getvalue())
 
 
-def _load_npy(path: Path) -> tuple[npt.NDArray[np.float32], Table]:
+def _load_npy(path: Path) -> tuple[Floats, Table]:
     vectors = _read_npy(path)
-    for beside in (path.with_suffix(TABLE_SUFFIX), path.with_suffix(".csv")):
-        if beside.is_file():
-            frame = read_csv(beside)
-            return checked_vectors(vectors, len(frame), f"{path} with {beside.name}"), Table(frame, path.parent)
-    return checked_vectors(vectors, len(vectors), str(path)), Table(pd.DataFrame(index=range(len(vectors))))
+    for table_path in (path.with_suffix(TABLE_SUFFIX), path.with_suffix(".csv")):
+        if table_path.is_file():
+            frame = read_csv(table_path)
+            source = f"{path} with {table_path.name}"
+            return check_embeddings(vectors, len(frame), source), Table(frame, path.parent)
+    return check_embeddings(vectors, len(vectors), str(path)), Table(pd.DataFrame(index=range(len(vectors))))
 
 
 def _read_npy(path: Path) -> npt.NDArray[np.floating]:
     try:
-        # Mapping takes no memory for rows that only the header claims; the copy outlives the file.
+        # A memory map allocates nothing for rows that only the header claims; the copy stays valid without the file.
         with np.errstate(over="raise"):
             return np.array(np.lib.format.open_memmap(path, mode="r"))
     except (ValueError, OSError, EOFError, ArithmeticError) as error:

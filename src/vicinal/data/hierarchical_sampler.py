@@ -1,64 +1,57 @@
-"""Batches of parts, each part from one super-label: classes that are alike meet in one batch."""
+"""Hierarchical batches: similar classes, those of one coarse class, come together in a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from vicinal.console import log
-from vicinal.data.samplers import (
-    ClassBalancedSampler,
-    Rows,
-    balanced_batches,
-    dealt,
-    drawn_quotas,
-    rows_by_class,
-    share,
-)
-from vicinal.errors import InputError
+from vicinal.data.balanced_batches import assign_to_batches, balanced_batches, draw_quotas, rows_by_class
+from vicinal.data.samplers import ClassBalancedBatchSampler
+from vicinal.utils.arrays import Integers
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
 
 
-class HierarchicalBatchSampler(ClassBalancedSampler):
-    """Batches of `coarse_per_batch` parts, each of classes of one super-label: balanced hierarchical sampling.
+class HierarchicalBatchSampler(ClassBalancedBatchSampler):
+    """Balanced hierarchical sampling: a batch consists of sub-batches, each with classes of one coarse class.
 
-    "Supervised Metric Learning to Rank for Retrieval via Contextual Similarity Optimization" (Liao, Tsiligkaridis,
-    Kulis, ICML 2023), H.3. In an epoch as many images are drawn as there are (H.3's are longer: 655 batches on SOP,
-    where these are 465). All parts of the epoch are laid out super-label by super-label, each giving as many as
-    its images say, so that every image is seen equally often in the long run, and are dealt round robin to the batches.
-    A super-label that holds more than its share of the images comes more than once to a batch, as evenly as can be and
-    as often as it has classes for different parts: no class comes twice to a batch. Within a part all is as in
-    a batch of :class:`ClassBalancedSampler`.
+    Reference: "Supervised Metric Learning to Rank for Retrieval via Contextual Similarity Optimization" (Liao,
+    Tsiligkaridis, Kulis, ICML 2023), Appendix H.3. Here an epoch has as many images as the dataset (theirs are longer:
+    655 batches on SOP, where these are 465). The number of sub-batches of a coarse class in an epoch is proportional to
+    its number of images, so that every image is drawn equally often in the long run. They are assigned to the batches
+    in turn: a coarse class with more than its part of the images comes to a batch several times, as evenly as possible,
+    but no more often than it has different classes for. No class comes to a batch twice. Within a sub-batch, the rules
+    of :class:`ClassBalancedBatchSampler` hold.
 
-    A super-label with fewer classes than a part takes is joined to the next smallest, until together they can fill one:
-    their parts are mixed, but no image is left out and none is seen more often than others.
+    A coarse class with fewer classes than a sub-batch is merged with the next smallest one, until together they can
+    fill a sub-batch. No image is left out for that, and none is drawn more often than others.
 
     Args:
-        labels: of the images, `[n]`, integers or names.
-        coarse: super-labels of the images, `[n]`, integers or names; one a class.
-        batch: images in a batch, over all processes.
-        per_class: images of each class in a batch.
-        coarse_per_batch: parts in a batch.
-        classes_with_fewer: what becomes of classes with fewer than `per_class` images: `leave_out`, or `replace`: they
-            are drawn with replacement.
-        seed: not negative; the batches are a function of it and of the epoch.
-        rank: number of this process.
-        world: number of processes; each gets whole classes, as many as every other, and together they get the batches
-            that one process would.
-        names: of the classes, in sorted order of their labels, for messages; by default the labels themselves.
+        labels: The labels of the images, `[n]`, integers or names.
+        coarse_labels: The coarse labels of the images, `[n]`, integers or names; all images of a class have the same.
+        batch_size: Images per batch, over all processes.
+        samples_per_class: Images of each class in a batch.
+        coarse_classes_per_batch: Sub-batches per batch.
+        small_classes: What to do with classes of fewer than `samples_per_class` images: `drop` them, or draw their
+            images with replacement (`replace`).
+        seed: The seed of the random order, which also depends on the epoch; not negative.
+        rank: The number of this process.
+        world_size: The number of processes; each gets an equal number of whole classes of every batch.
+        class_names: The names of the classes for messages, in sorted order of the labels; by default the labels.
 
     Raises:
-        InputError: a class of two super-labels, fewer super-labels than a batch has parts or only one, parts that are
-            not made of whole classes, or what :class:`ClassBalancedSampler` refuses.
+        InputError: A class has two coarse labels, there is one coarse class only or fewer than sub-batches, sub-batches
+            do not consist of whole classes, or as :class:`ClassBalancedBatchSampler`.
 
     Attributes:
-        joined: the super-labels whose parts are mixed, as tuples of those that share theirs.
+        merged_coarse_classes: The names of the coarse classes that are merged, as tuples.
 
     Example:
         >>> labels, coarse = [0, 0, 1, 1, 2, 2, 3, 3], ["cat", "cat", "cat", "cat", "dog", "dog", "dog", "dog"]
-        >>> sampler = HierarchicalBatchSampler(labels, coarse, batch=4, per_class=2)
+        >>> sampler = HierarchicalBatchSampler(labels, coarse, batch_size=4, samples_per_class=2)
         >>> [sorted({coarse[row] for row in batch}) for batch in sampler]
         [['cat', 'dog'], ['cat', 'dog']]
     """
@@ -66,140 +59,162 @@ class HierarchicalBatchSampler(ClassBalancedSampler):
     def __init__(
         self,
         labels: npt.ArrayLike,
-        coarse: npt.ArrayLike,
-        batch: int,
-        per_class: int,
-        coarse_per_batch: int = 2,
-        classes_with_fewer: Literal["leave_out", "replace"] = "leave_out",
+        coarse_labels: npt.ArrayLike,
+        batch_size: int,
+        samples_per_class: int,
+        coarse_classes_per_batch: int = 2,
+        *,
+        small_classes: Literal["drop", "replace"] = "drop",
         seed: int = 0,
         rank: int = 0,
-        world: int = 1,
-        names: Sequence[object] | None = None,
+        world_size: int = 1,
+        class_names: Sequence[object] | None = None,
     ) -> None:
-        fine, above = np.asarray(labels), np.asarray(coarse)
-        _check_hierarchy(fine, above, names)
-        super().__init__(fine, batch, per_class, classes_with_fewer, seed, rank, world, names)
-        self.coarse_per_batch = coarse_per_batch
-        self._refuse_broken_parts()
-        found, self._classes_of = rows_by_class(above[[rows[0] for rows in self.members]])
-        self._super_labels: list[tuple[object, ...]] = [(name,) for name in found]
-        self._join_small_ones()
-        self.joined = [each for each in self._super_labels if len(each) > 1]
-        self._refuse_too_few_super_labels(len(found))
-        self._tell_of_joined_ones()
+        fine, coarse = np.asarray(labels), np.asarray(coarse_labels)
+        _check_hierarchy(fine, coarse, class_names)
+        super().__init__(
+            fine,
+            batch_size,
+            samples_per_class,
+            small_classes=small_classes,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            class_names=class_names,
+        )
+        self.coarse_classes_per_batch = coarse_classes_per_batch
+        self._check_sub_batches()
+        names, classes = rows_by_class(coarse[[rows[0] for rows in self.members]])
+        self._coarse_names, self._coarse_members = _merge_small(
+            [(name,) for name in names], classes, self.classes_per_sub_batch
+        )
+        self.merged_coarse_classes = [names for names in self._coarse_names if len(names) > 1]
+        self._check_number_of_coarse_classes(len(names))
+        self._log_merged_coarse_classes()
 
     @property
-    def classes_a_part(self) -> int:
-        """How many classes a part of a batch holds."""
-        return self.classes_a_batch // self.coarse_per_batch
+    def classes_per_sub_batch(self) -> int:
+        """The number of classes in a sub-batch."""
+        return self.classes_per_batch // self.coarse_classes_per_batch
 
-    def _refuse_broken_parts(self) -> None:
-        if self.coarse_per_batch < 1 or self.classes_a_batch % self.coarse_per_batch:
+    def _check_sub_batches(self) -> None:
+        if self.coarse_classes_per_batch < 1 or self.classes_per_batch % self.coarse_classes_per_batch:
             raise InputError(
-                f"batch is {self.batch}, per_class {self.per_class}, coarse_per_batch {self.coarse_per_batch}; "
-                "batch must be a multiple of per_class times coarse_per_batch"
+                f"batch_size is {self.batch_size}, samples_per_class {self.samples_per_class}, "
+                f"coarse_classes_per_batch {self.coarse_classes_per_batch}; batch_size must be a multiple of "
+                "samples_per_class times coarse_classes_per_batch"
             )
 
-    def _refuse_too_few_super_labels(self, found: int) -> None:
-        if found == 1:
+    def _check_number_of_coarse_classes(self, number: int) -> None:
+        if number == 1:
             raise InputError(
-                f"there is only one super-label ({self._super_labels[0][0]}); draw classes whatever their super-label: "
-                "ClassBalancedSampler, or in a recipe coarse_per_batch: 0"
+                f"there is only one coarse class ({self._coarse_names[0][0]}); use batches without coarse classes: "
+                "ClassBalancedBatchSampler, or in a recipe coarse_classes_per_batch: 0"
             )
-        left, least = len(self._super_labels), max(2, self.coarse_per_batch)
-        if found < least:
-            wanted = f"coarse_per_batch is {self.coarse_per_batch}"
-            raise InputError(f"{wanted}, but there are only {found} super-labels; take a smaller one")
-        if left < least:
+        left, needed = len(self._coarse_names), max(2, self.coarse_classes_per_batch)
+        if number < needed:
+            wanted = f"coarse_classes_per_batch is {self.coarse_classes_per_batch}"
+            raise InputError(f"{wanted}, but there are only {number} coarse classes; take fewer")
+        if left < needed:
             raise InputError(
-                f"the {found} super-labels make only {left} of the {least} that it takes, as each must have the "
-                f"{self.classes_a_part} classes of a part and smaller ones are joined; take a smaller batch"
+                f"{needed} coarse classes are needed, but {left} is left of {number}, since those of fewer than the "
+                f"{self.classes_per_sub_batch} classes of a sub-batch are merged; take a smaller batch"
             )
 
-    def _join_small_ones(self) -> None:
-        """Join the super-label of fewest classes to the next smallest until each fills a part."""
-        pairs = sorted(zip(self._super_labels, self._classes_of, strict=True), key=lambda pair: len(pair[1]))
-        while len(pairs) > 1 and len(pairs[0][1]) < self.classes_a_part:
-            (name, classes), (other, others), *rest = pairs
-            pairs = sorted([(name + other, np.concatenate([classes, others])), *rest], key=lambda pair: len(pair[1]))
-        self._super_labels, self._classes_of = [name for name, _ in pairs], [classes for _, classes in pairs]
-
-    def _tell_of_joined_ones(self) -> None:
-        if self.joined and self.rank == 0:
-            some = "; ".join(" + ".join(map(str, each)) for each in self.joined[:8])
-            log(
-                f"super-labels with fewer than {self.classes_a_part} classes, a part of a batch, are joined to others: "
-                f"{some}{'; ...' if len(self.joined) > 8 else ''}"
+    def _log_merged_coarse_classes(self) -> None:
+        merged = self.merged_coarse_classes
+        if merged and self.rank == 0:
+            first = "; ".join(" + ".join(map(str, names)) for names in merged[:8]) + (
+                "; ..." if len(merged) > 8 else ""
             )
+            log(f"coarse classes with fewer than {self.classes_per_sub_batch} classes are merged: {first}")
 
-    def __iter__(self) -> Iterator[list[int]]:
-        rng = np.random.default_rng([self.seed, self.epoch])
-        super_labels = self._super_label_of_parts(rng)
-        parts = np.empty((*super_labels.shape, self.classes_a_part * self.per_class), np.int64)
-        for super_label, classes in enumerate(self._classes_of):
-            where = super_labels == super_label
-            if where.any():
-                parts[where] = self._parts([self.members[each] for each in classes], where.sum(axis=1), rng)
-        yield from share(parts.reshape(len(self), self.batch), self.rank, self.world)
+    def _draw_batches(self, rng: np.random.Generator) -> Integers:
+        coarse = self._draw_coarse_classes(rng)
+        sub_batches = np.empty((*coarse.shape, self.classes_per_sub_batch * self.samples_per_class), np.int64)
+        for coarse_class, classes in enumerate(self._coarse_members):
+            chosen = coarse == coarse_class
+            if chosen.any():
+                members = [self.members[each] for each in classes]
+                sub_batches[chosen] = self._draw_sub_batches(members, chosen.sum(axis=1), rng)
+        return sub_batches.reshape(len(self), self.batch_size)
 
-    def _super_label_of_parts(self, rng: np.random.Generator) -> Rows:
-        """Which super-label each part of each batch is of, `[batches, coarse_per_batch]`."""
-        sizes = np.array([sum(len(self.members[each]) for each in classes) for classes in self._classes_of])
-        at_once = np.array([len(classes) // self.classes_a_part for classes in self._classes_of])
-        quotas = drawn_quotas(sizes, at_once * len(self), self.coarse_per_batch * len(self), rng)
+    def _draw_coarse_classes(self, rng: np.random.Generator) -> Integers:
+        """The coarse class of each sub-batch of each batch, `[batches, coarse_classes_per_batch]`."""
+        sizes = np.array([sum(len(self.members[each]) for each in classes) for classes in self._coarse_members])
+        max_per_batch = np.array([len(classes) // self.classes_per_sub_batch for classes in self._coarse_members])
+        quotas = draw_quotas(sizes, max_per_batch * len(self), self.coarse_classes_per_batch * len(self), rng)
         order = rng.permutation(len(quotas))
-        owners = np.repeat(order, quotas[order])
-        return owners[dealt(owners, len(self), rng)]
+        coarse_classes = np.repeat(order, quotas[order])
+        return coarse_classes[assign_to_batches(coarse_classes, len(self), rng)]
 
-    def _parts(self, members: Sequence[Rows], times: Rows, rng: np.random.Generator) -> Rows:
-        """The parts of one super-label, batch by batch, `[sum(times), images of a part]`.
+    def _draw_sub_batches(self, members: Sequence[Integers], times: Integers, rng: np.random.Generator) -> Integers:
+        """Draw the sub-batches of one coarse class, batch by batch, `[sum(times), images]`.
 
-        A super-label that comes more than once to a batch is divided into as many sections of classes, and every batch
-        takes another section for each part, so that no class is in both.
+        If the coarse class comes to a batch several times, its classes are divided into as many sections, and each
+        sub-batch of the batch is drawn from another section, so that no class is in two of them.
 
         Args:
-            members: rows of each of its classes.
-            times: how often it comes to each batch, `[batches]`: either the most often or once less.
-            rng: where the order comes from.
+            members: The rows of each class.
+            times: How often the coarse class comes to each batch, `[batches]`: the maximum or one less.
+            rng: The random generator.
         """
-        most = int(times.max())
-        sections = _sections(members, most, rng)
+        num_sections = int(times.max())
+        sections = _divide_into_sections(members, num_sections, rng)
         sizes = np.array([sum(map(len, section)) for section in sections])
-        quotas = drawn_quotas(sizes, np.full(most, len(times)), int(times.sum()), rng)
-        section_of_parts = _turns(quotas, times, rng)
-        parts = np.empty((len(section_of_parts), self.classes_a_part * self.per_class), np.int64)
+        quotas = draw_quotas(sizes, np.full(num_sections, len(times)), int(times.sum()), rng)
+        section_of = _assign_sections(quotas, times, rng)
+        sub_batches = np.empty((len(section_of), self.classes_per_sub_batch * self.samples_per_class), np.int64)
         for number, section in enumerate(sections):
-            parts[section_of_parts == number] = balanced_batches(
-                section, int(quotas[number]), self.classes_a_part, self.per_class, rng
+            sub_batches[section_of == number] = balanced_batches(
+                section, int(quotas[number]), self.classes_per_sub_batch, self.samples_per_class, rng
             )
-        return parts
+        return sub_batches
 
 
 def _check_hierarchy(
-    labels: npt.NDArray[np.generic], coarse: npt.NDArray[np.generic], names: Sequence[object] | None
+    labels: npt.NDArray[np.generic], coarse_labels: npt.NDArray[np.generic], class_names: Sequence[object] | None
 ) -> None:
-    if coarse.shape != labels.shape:
-        raise InputError(f"{len(labels)} labels and {len(coarse)} super-labels; give one of each an image")
+    if coarse_labels.shape != labels.shape:
+        raise InputError(f"{len(labels)} labels and {len(coarse_labels)} coarse labels; give one of each per image")
     found, members = rows_by_class(labels)
-    for name, rows in zip(names or found, members, strict=True):
-        above = np.unique(coarse[rows]).tolist()
-        if len(above) > 1:
-            raise InputError(f"class {str(name)!r} has the super-labels {above[0]} and {above[1]}; a class has one")
+    for name, rows in zip(class_names or found, members, strict=True):
+        coarse = np.unique(coarse_labels[rows]).tolist()
+        if len(coarse) > 1:
+            raise InputError(f"class {str(name)!r} has the coarse labels {coarse[0]} and {coarse[1]}; a class has one")
 
 
-def _sections(members: Sequence[Rows], number: int, rng: np.random.Generator) -> list[list[Rows]]:
-    """Divide classes at random into sections of about as many images and, but for one, as many classes."""
+Names = tuple[object, ...]
+
+
+def _merge_small(
+    names: Sequence[Names], classes: Sequence[Integers], min_classes: int
+) -> tuple[list[Names], list[Integers]]:
+    """Merge the coarse class with the fewest classes with the next smallest one until each has `min_classes`."""
+    pairs = sorted(zip(names, classes, strict=True), key=lambda pair: len(pair[1]))
+    while len(pairs) > 1 and len(pairs[0][1]) < min_classes:
+        (first_names, first), (second_names, second), *rest = pairs
+        merged = (first_names + second_names, np.concatenate([first, second]))
+        pairs = sorted([merged, *rest], key=lambda pair: len(pair[1]))
+    return [name for name, _ in pairs], [members for _, members in pairs]
+
+
+def _divide_into_sections(
+    members: Sequence[Integers], num_sections: int, rng: np.random.Generator
+) -> list[list[Integers]]:
+    """Divide classes at random into sections with about as many images and, but for one, as many classes."""
     by_size = sorted((members[each] for each in rng.permutation(len(members))), key=len, reverse=True)
-    strips = -(-len(members) // number)
-    section_of = np.concatenate([rng.permutation(number) for _ in range(strips)])
+    num_rounds = -(-len(members) // num_sections)
+    section_of = np.concatenate([rng.permutation(num_sections) for _ in range(num_rounds)])
     return [
-        [rows for rows, section in zip(by_size, section_of, strict=False) if section == each] for each in range(number)
+        [rows for rows, section in zip(by_size, section_of, strict=False) if section == number]
+        for number in range(num_sections)
     ]
 
 
-def _turns(quotas: Rows, times: Rows, rng: np.random.Generator) -> Rows:
-    """The section of each part, batch by batch: all sections or, at random, all but one; each as often as its quota."""
-    taken = np.ones((len(times), len(quotas)), bool)
+def _assign_sections(quotas: Integers, times: Integers, rng: np.random.Generator) -> Integers:
+    """The section of each sub-batch, batch by batch: all or, at random, all but one; each as often as its quota."""
+    used = np.ones((len(times), len(quotas)), bool)
     absences = np.repeat(np.arange(len(quotas)), len(times) - quotas)
-    taken[times < len(quotas), rng.permutation(absences)] = False
-    return np.nonzero(taken)[1]
+    used[times < len(quotas), rng.permutation(absences)] = False
+    return np.nonzero(used)[1]

@@ -1,4 +1,4 @@
-"""Images as a network sees them: the rows of a table, read, transformed and put into batches."""
+"""Images for networks: the rows of a table are read, transformed and collated into batches."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
-from vicinal.console import log, track
-from vicinal.data.decoding import convert_image, read_image
+from vicinal.data.decoding import read_image
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
-from vicinal.errors import InputError
-from vicinal.seeds import mixed_seed
+from vicinal.utils.console import log, track
+from vicinal.utils.errors import InputError
+from vicinal.utils.seeds import derive_seed
 
 Batch = dict[str, torch.Tensor]
 
 
 class UnreadableImageError(InputError):
-    """An image cannot be read; one line, though torch puts a whole traceback before what a loading process raises."""
+    """An image cannot be read. The message is one line, although a DataLoader prepends the traceback of its worker."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message.rstrip().splitlines()[-1].removeprefix(f"{__name__}.{type(self).__name__}: "))
 
 
 class ImageDataset:
-    """The images of a table, ready to be read.
+    """The images of a table.
 
     Args:
-        table: with paths.
-        transform: how images become tensors; its `channels` also say whether they are read as RGB or grey.
-        cache: decode every image now and keep it in memory: a byte a pixel if grey, four if RGB.
-        on_error: `raise` at an image that cannot be read; or `skip`: read every image now, and leave those out.
+        table: A table with paths.
+        transform: The transform of the images; its `channels` also determine whether they are read as RGB or grayscale.
+        cache: Decode all images now and keep them in memory, with one byte per pixel for grayscale and four for RGB.
+        on_error: What to do with an image that cannot be read: `raise` an error; or `skip` it, for which all images are
+            read now.
 
     Raises:
-        InputError: an image cannot be read, with row and path; or none can.
+        InputError: An image cannot be read, with its row and path; or none can.
 
     Attributes:
-        table: the rows that can be read; the numbers of rows elsewhere in this class refer to it.
-        skipped: the rows of the given table that were left out.
+        table: The rows that can be read. Row numbers elsewhere in this class refer to it.
+        skipped: The rows of the original table that were skipped.
 
     Example:
         >>> import pandas as pd, tempfile
@@ -51,7 +52,7 @@ class ImageDataset:
         ...     Image.new("L", (9, 9)).save(f"{folder}/a.png")
         ...     table = Table(pd.DataFrame({"path": ["a.png", "lost.png"]}), root=folder)
         ...     dataset = ImageDataset(table, ImageTransform(size=8), on_error="skip")
-        ...     batch = TestBatches(dataset, batch=4)[0]
+        ...     batch = TestBatches(dataset, batch_size=4)[0]
         >>> dataset.skipped, batch["images"].shape, batch["rows"]
         ([1], torch.Size([1, 3, 8, 8]), tensor([0]))
     """
@@ -71,16 +72,16 @@ class ImageDataset:
         self._paths = table.paths
         self._images: list[Image.Image] | None = None
         if cache or on_error == "skip":
-            self._read_all(cache, skip=on_error == "skip")
+            self._read_all(keep=cache, skip=on_error == "skip")
 
     def __len__(self) -> int:
         return len(self.table)
 
     def read(self, row: int) -> Image.Image:
-        """The decoded image of a row, of mode RGB or L; do not change it, it may be kept for the next call.
+        """Read the image of a row, of mode RGB or L. Do not modify it, since it may be cached.
 
         Raises:
-            UnreadableImageError: it cannot be read, with row and path.
+            UnreadableImageError: The image cannot be read, with its row and path.
         """
         if self._images is not None:
             return self._images[row]
@@ -104,14 +105,14 @@ class ImageDataset:
                     if isinstance(result, InputError) and not skip:
                         raise result
                     results.append(result)
-            except BaseException:  # an unreadable image, or Ctrl-C: do not read all the others first
+            except BaseException:  # an unreadable image, or Ctrl-C: do not read the remaining images first
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        self._leave_out({row: result for row, result in enumerate(results) if isinstance(result, InputError)})
+        self._skip({row: result for row, result in enumerate(results) if isinstance(result, InputError)})
         if keep:
             self._images = [result for result in results if isinstance(result, Image.Image)]
 
-    def _leave_out(self, errors: dict[int, InputError]) -> None:
+    def _skip(self, errors: dict[int, InputError]) -> None:
         if not errors:
             return
         first = next(iter(errors.values()))
@@ -124,73 +125,70 @@ class ImageDataset:
 
 
 class TrainBatches(Dataset[Batch]):
-    """The batches of one epoch, in their training view; item `i` is the `i`-th.
+    """The batches of one epoch with the transform for training; item `i` is batch `i`.
 
-    An item is a function of `seed` and `i` alone, whichever process makes it and whatever was made before: a run can go
-    on in the midst of an epoch, and any number of loading processes gives the same batches. The training loop reads
-    them by `DataLoader(batches, batch_size=None, sampler=range(first, len(batches)))`.
+    An item depends on `seed` and `i` only, not on the process that loads it or on other items. So a run can be resumed
+    in the middle of an epoch, and any number of workers gives the same batches. The training loop reads them by
+    `DataLoader(batches, batch_size=None, sampler=range(first, len(batches)))`.
 
     Args:
-        dataset: the images, with labels.
-        plan: the rows of each batch, as a sampler of :mod:`vicinal.data.samplers` yields them.
-        seed: of the random views; put run, epoch and process in.
+        dataset: The images, with labels.
+        batches: The rows of each batch, as a sampler of :mod:`vicinal.data.samplers` yields them.
+        seed: The seeds of the random transforms, such as those of run, epoch and process.
 
     An item is a dictionary of `images` float32 `[b, channels, size, size]`, `labels` int64 `[b]`, `rows` int64 `[b]`.
     """
 
-    def __init__(self, dataset: ImageDataset, plan: Sequence[Sequence[int]], seed: tuple[int, ...]) -> None:
+    def __init__(self, dataset: ImageDataset, batches: Sequence[Sequence[int]], seed: tuple[int, ...]) -> None:
         self.dataset = dataset
-        self.plan = plan
+        self.batches = batches
         self.seed = seed
-        self.view = dataset.transform.train()
+        self.transform = dataset.transform.train()
         self.labels = torch.from_numpy(dataset.table.labels)
 
     def __len__(self) -> int:
-        return len(self.plan)
+        return len(self.batches)
 
     def __getitem__(self, index: int) -> Batch:
-        rows = self.plan[index]
+        rows = self.batches[index]
         with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed, which would also touch the generators of the accelerators.
-            torch.default_generator.manual_seed(mixed_seed(*self.seed, index % len(self)))
-            images = _stacked(self.dataset, rows, self.view)
-        numbers = torch.tensor(rows)
-        return {"images": images, "labels": self.labels[numbers], "rows": numbers}
+            # Not torch.manual_seed, which would also seed the generators of the accelerators.
+            torch.default_generator.manual_seed(derive_seed(*self.seed, index % len(self)))
+            images = _load_images(self.dataset, rows, self.transform)
+        indices = torch.tensor(rows)
+        return {"images": images, "labels": self.labels[indices], "rows": indices}
 
 
 class TestBatches(Dataset[Batch]):
-    """All images in the order of the table, in their test view; the last batch may be smaller.
+    """All images in the order of the table with the transform for testing; the last batch may be smaller.
 
     Args:
-        dataset: the images.
-        batch: how many make a batch.
+        dataset: The images.
+        batch_size: Images per batch.
 
     An item is a dictionary of `images` float32 `[b, channels, size, size]`, `rows` int64 `[b]` and, if the table has
     labels, `labels` int64 `[b]`.
     """
 
-    __test__ = False  # no test case, whatever its name makes pytest think
+    __test__ = False  # pytest would collect the class because of its name
 
-    def __init__(self, dataset: ImageDataset, batch: int) -> None:
-        if batch < 1:
-            raise InputError(f"batch is {batch}; it must be at least 1")
+    def __init__(self, dataset: ImageDataset, batch_size: int) -> None:
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}; it must be at least 1")
         self.dataset = dataset
-        self.batch = batch
-        self.view = dataset.transform.test()
+        self.batch_size = batch_size
+        self.transform = dataset.transform.test()
         self.labels = torch.from_numpy(dataset.table.labels) if dataset.table.has("label") else None
 
     def __len__(self) -> int:
-        return -(-len(self.dataset) // self.batch)
+        return -(-len(self.dataset) // self.batch_size)
 
     def __getitem__(self, index: int) -> Batch:
-        first = range(len(self))[index] * self.batch
-        rows = range(first, min(first + self.batch, len(self.dataset)))
-        item = {"images": _stacked(self.dataset, rows, self.view), "rows": torch.tensor(rows)}
+        first = range(len(self))[index] * self.batch_size
+        rows = range(first, min(first + self.batch_size, len(self.dataset)))
+        item = {"images": _load_images(self.dataset, rows, self.transform), "rows": torch.tensor(rows)}
         return item if self.labels is None else {**item, "labels": self.labels[first : rows.stop]}
 
 
-def _stacked(dataset: ImageDataset, rows: Sequence[int], view: nn.Module) -> torch.Tensor:
-    return torch.stack([view(dataset.read(row)) for row in rows])
-
-
-__all__ = ["Batch", "ImageDataset", "ImageTransform", "TestBatches", "TrainBatches", "convert_image", "read_image"]
+def _load_images(dataset: ImageDataset, rows: Sequence[int], transform: nn.Module) -> torch.Tensor:
+    return torch.stack([transform(dataset.read(row)) for row in rows])

@@ -1,23 +1,20 @@
-"""Which rows noise alters, a function of the table, a share and a seed; and the columns that tell of it."""
+"""What all kinds of noise share: the rows they alter, their random generators, and the columns that record them."""
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
-import pandas as pd
 
 from vicinal.data.columns import is_coarse_column
 from vicinal.data.table import Table
-from vicinal.errors import InputError
+from vicinal.utils.arrays import Integers
+from vicinal.utils.errors import InputError
 
-Rows = npt.NDArray[np.int64]
 
-
-def training_rows(table: Table) -> Rows:
-    """The rows of the split `train`; all in a table without splits.
+def training_rows(table: Table) -> Integers:
+    """The rows of the split `train`, or all rows of a table without splits.
 
     Raises:
-        InputError: there are none.
+        InputError: There are none.
     """
     is_training = (table.frame["split"] == "train").to_numpy() if table.has("split") else np.ones(len(table), bool)
     if not is_training.any():
@@ -25,48 +22,47 @@ def training_rows(table: Table) -> Rows:
     return np.flatnonzero(is_training)
 
 
-def generator(seed: int, kind: str) -> np.random.Generator:
-    """One for each kind of noise, so that two kinds choose their rows without regard to each other."""
+def noise_generator(seed: int, kind: str) -> np.random.Generator:
+    """The random generator of one kind of noise; different kinds choose their rows independently."""
     if seed < 0:
         raise InputError(f"seed is {seed}; it must not be negative")
     return np.random.default_rng([seed, *kind.encode()])
 
 
-def chosen(number: int, share: float, rng: np.random.Generator) -> Rows:
-    """A share of 0, ..., number - 1; a larger share begins with those of a smaller one."""
-    require_share(share)
-    return rng.permutation(number)[: round(share * number)]
+def choose_rows(num_rows: int, fraction: float, rng: np.random.Generator) -> Integers:
+    """Choose a fraction of the rows 0, ..., num_rows - 1. The rows of a smaller fraction come first in a larger one."""
+    check_noise_fraction(fraction)
+    return rng.permutation(num_rows)[: round(fraction * num_rows)]
 
 
-def require_share(share: float) -> None:
-    if not 0 <= share <= 1:
-        raise InputError(f"the share of noise is {share}; it must be from 0 to 1")
+def check_noise_fraction(fraction: float) -> None:
+    if not 0 <= fraction <= 1:
+        raise InputError(f"the fraction of noise is {fraction}; it must be from 0 to 1")
 
 
-def marked(frame: pd.DataFrame, column: str, rows: Rows) -> Table:
-    """The table of a frame, with a column that is true for these rows and where it was so before."""
-    marks = frame[column].to_numpy(bool, copy=True) if column in frame else np.zeros(len(frame), bool)
+def mark_rows(table: Table, column: str, rows: Integers) -> Table:
+    """Set a boolean column to true in some rows, and to false elsewhere if the table does not have it yet."""
+    marks = table.frame[column].to_numpy(bool, copy=True) if table.has(column) else np.zeros(len(table), bool)
     marks[rows] = True
-    return Table._of(frame.assign(**{column: marks}))
+    return Table._from_valid(table.frame.assign(**{column: marks}))
 
 
-def relabelled(table: Table, rows: Rows, altered: Rows, wrong: Rows) -> Table:
-    """The table, with other labels in some of its training rows, and with the columns that every label noise leaves.
+def relabel(table: Table, rows: Integers, altered: Integers, new_labels: Integers) -> Table:
+    """Replace the labels of some training rows, with the coarse labels that belong to them.
 
-    `label_clean` keeps what the labels of all rows were before the first noise of any kind; `noisy_label` is true in
-    the rows that were altered.
+    The column `label_clean` keeps the labels before the first noise of any kind; `noisy_label` is true in altered rows.
 
     Args:
-        table: the images, with labels.
-        rows: the training rows, `[n]`.
-        altered: which of these get another label, `[a]`, positions from 0 to n - 1.
-        wrong: their new labels, `[a]`, codes of training classes. With the label come the coarse labels of the class
-            (of its first training image).
+        table: The images, with labels.
+        rows: The training rows, `[n]`.
+        altered: Which of these get a new label, `[a]`: positions from 0 to n - 1.
+        new_labels: The new labels, `[a]`, as codes of training classes. The coarse labels are those of the first
+            training image of the class.
     """
     first_of_class = rows[np.unique(table.take(rows).labels, return_index=True)[1]]
     source = np.arange(len(table))
-    source[rows[altered]] = first_of_class[wrong]
+    source[rows[altered]] = first_of_class[new_labels]
     frame = table.frame if table.has("label_clean") else table.frame.assign(label_clean=table.frame["label"])
     columns = ["label", *filter(is_coarse_column, frame.columns)]
     frame = frame.assign(**{column: frame[column].iloc[source].array for column in columns})
-    return marked(frame, "noisy_label", rows[altered])
+    return mark_rows(Table._from_valid(frame), "noisy_label", rows[altered])

@@ -1,272 +1,188 @@
-"""Which images make a batch: balanced over classes, or plainly at random."""
+"""Batch samplers: random batches, and batches balanced over classes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
-from itertools import pairwise
-from operator import index
-from typing import Literal, SupportsIndex
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from vicinal.console import log
-from vicinal.errors import InputError
+from vicinal.data.balanced_batches import balanced_batches, rows_by_class
+from vicinal.utils.arrays import Integers
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
 
-Rows = npt.NDArray[np.int64]
 
+class EpochBatchSampler(ABC):
+    """Base class of batch samplers whose batches depend on a seed and the epoch only.
 
-class RandomBatchSampler:
-    """Batches of images in random order, each at most once an epoch; what fills no whole batch is left for another.
+    Iteration yields the rows of this process in each batch of the epoch. Together the processes get the batches that
+    one process would get.
 
     Args:
-        labels_or_n: the labels `[n]`, or their number.
-        batch: images in a batch, over all processes.
-        seed: not negative; order is a function of it and of the epoch.
-        rank: number of this process.
-        world: number of processes; each gets its part of every batch.
+        batch_size: Images per batch, over all processes.
+        seed: The seed of the random order; not negative.
+        rank: The number of this process.
+        world_size: The number of processes.
 
     Raises:
-        InputError: a batch that is larger than the dataset or that the processes cannot share evenly.
-
-    Example:
-        >>> [len(batch) for batch in RandomBatchSampler(10, batch=4)]
-        [4, 4]
+        InputError: The seed or rank is out of range.
     """
 
-    def __init__(
-        self, labels_or_n: Sized | SupportsIndex, batch: int, seed: int = 0, rank: int = 0, world: int = 1
-    ) -> None:
-        self.images = len(labels_or_n) if isinstance(labels_or_n, Sized) else index(labels_or_n)
-        self.batch, self.seed, self.rank, self.world = batch, seed, rank, world
+    def __init__(self, batch_size: int, seed: int, rank: int, world_size: int) -> None:
+        if not 0 <= rank < world_size or seed < 0:
+            raise InputError(
+                f"rank is {rank} of {world_size}, seed {seed}; rank must be from 0 to {world_size - 1}, seed not "
+                "negative"
+            )
+        self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
         self.epoch = 0
-        _check_shares(batch, seed, rank, world)
-        if batch > self.images:
-            raise InputError(f"batch is {batch}, but there are {self.images} images; take a smaller batch")
 
+    @abstractmethod
     def __len__(self) -> int:
-        return self.images // self.batch
+        """The number of batches in an epoch."""
+
+    @abstractmethod
+    def _draw_batches(self, rng: np.random.Generator) -> Integers:
+        """The rows of all batches of an epoch, `[batches, batch_size]`."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration gives."""
+        """Set the epoch of the next iteration."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.images)
-        batches = order[: len(self) * self.batch].reshape(len(self), self.batch)
-        yield from share(batches, self.rank, self.world)
+        batches = self._draw_batches(np.random.default_rng([self.seed, self.epoch]))
+        local_size = self.batch_size // self.world_size
+        yield from batches[:, self.rank * local_size : (self.rank + 1) * local_size].tolist()
 
 
-class ClassBalancedSampler:
-    """Batches of `per_class` images of each of `batch / per_class` classes.
-
-    In an epoch as many images are drawn as there are. A class is drawn in proportion to its images, so that
-    every image is seen equally often in the long run, but at most once a batch: a class that holds
-    more than its share of a batch is seen less. Within a class, no image comes again before all have come, but to
-    fill up its last group.
+class RandomBatchSampler(EpochBatchSampler):
+    """Batches of images in random order. Each image comes at most once per epoch; an incomplete last batch is dropped.
 
     Args:
-        labels: of the images, `[n]`, integers or names.
-        batch: images in a batch, over all processes.
-        per_class: images of each class in a batch.
-        classes_with_fewer: what becomes of classes with fewer than `per_class` images: `leave_out`, or `replace`: they
-            are drawn with replacement.
-        seed: not negative; the batches are a function of it and of the epoch.
-        rank: number of this process.
-        world: number of processes; each gets whole classes, as many as every other, and together they get the batches
-            that one process would.
-        names: of the classes, in sorted order of their labels, for messages; by default the labels themselves.
+        num_images: The number of images.
+        batch_size: Images per batch, over all processes.
+        seed: The seed of the random order, which also depends on the epoch; not negative.
+        rank: The number of this process.
+        world_size: The number of processes; each gets an equal part of every batch.
 
     Raises:
-        InputError: a batch that is not made of whole classes, that needs more classes than there are, or that the
-            processes cannot share evenly.
-
-    Attributes:
-        left_out: names of the classes that are left out.
-        with_replacement: names of the classes that are drawn with replacement.
+        InputError: A batch is larger than the dataset or cannot be divided evenly among the processes.
 
     Example:
-        >>> sampler = ClassBalancedSampler(labels=[0, 0, 1, 1, 2, 2, 2, 3], batch=4, per_class=2)
-        >>> sampler.left_out, len(sampler)
+        >>> [len(batch) for batch in RandomBatchSampler(10, batch_size=4)]
+        [4, 4]
+    """
+
+    def __init__(self, num_images: int, batch_size: int, *, seed: int = 0, rank: int = 0, world_size: int = 1) -> None:
+        _check_divisible("batch_size", batch_size, world_size)
+        super().__init__(batch_size, seed, rank, world_size)
+        if batch_size > num_images:
+            raise InputError(f"batch_size is {batch_size}, but there are {num_images} images; take a smaller batch")
+        self.num_images = num_images
+
+    def __len__(self) -> int:
+        return self.num_images // self.batch_size
+
+    def _draw_batches(self, rng: np.random.Generator) -> Integers:
+        return rng.permutation(self.num_images)[: len(self) * self.batch_size].reshape(len(self), self.batch_size)
+
+
+class ClassBalancedBatchSampler(EpochBatchSampler):
+    """Batches of `samples_per_class` images of each of `batch_size / samples_per_class` classes.
+
+    An epoch has as many images as the dataset. A class is drawn in proportion to its number of images, so that every
+    image is drawn equally often in the long run, but at most once per batch: a class with more than its part of the
+    images is drawn less often. Within a class, no image is repeated before all have been drawn, except to complete the
+    last group.
+
+    Args:
+        labels: The labels of the images, `[n]`, integers or names.
+        batch_size: Images per batch, over all processes.
+        samples_per_class: Images of each class in a batch.
+        small_classes: What to do with classes of fewer than `samples_per_class` images: `drop` them, or draw their
+            images with replacement (`replace`).
+        seed: The seed of the random order, which also depends on the epoch; not negative.
+        rank: The number of this process.
+        world_size: The number of processes; each gets an equal number of whole classes of every batch.
+        class_names: The names of the classes for messages, in sorted order of the labels; by default the labels.
+
+    Raises:
+        InputError: A batch does not consist of whole classes, needs more classes than there are, or cannot be divided
+            evenly among the processes.
+
+    Attributes:
+        dropped_classes: The names of the classes that are dropped.
+        replaced_classes: The names of the classes whose images are drawn with replacement.
+
+    Example:
+        >>> sampler = ClassBalancedBatchSampler(labels=[0, 0, 1, 1, 2, 2, 2, 3], batch_size=4, samples_per_class=2)
+        >>> sampler.dropped_classes, len(sampler)
         ([3], 1)
     """
 
     def __init__(
         self,
         labels: npt.ArrayLike,
-        batch: int,
-        per_class: int,
-        classes_with_fewer: Literal["leave_out", "replace"] = "leave_out",
+        batch_size: int,
+        samples_per_class: int,
+        *,
+        small_classes: Literal["drop", "replace"] = "drop",
         seed: int = 0,
         rank: int = 0,
-        world: int = 1,
-        names: Sequence[object] | None = None,
+        world_size: int = 1,
+        class_names: Sequence[object] | None = None,
     ) -> None:
-        self.batch, self.per_class, self.seed, self.rank, self.world = batch, per_class, seed, rank, world
-        self.epoch = 0
-        if per_class < 1 or batch % per_class:
-            raise InputError(f"batch is {batch}, per_class {per_class}; batch must be a multiple of per_class")
-        if classes_with_fewer not in ("leave_out", "replace"):
-            raise InputError(f"classes_with_fewer is {classes_with_fewer!r}; it can be leave_out or replace")
-        _check_shares(self.classes_a_batch, seed, rank, world, "the classes of a batch")
+        if samples_per_class < 1 or batch_size % samples_per_class:
+            raise InputError(
+                f"batch_size is {batch_size}, samples_per_class {samples_per_class}; batch_size must be a multiple of "
+                "samples_per_class"
+            )
+        if small_classes not in ("drop", "replace"):
+            raise InputError(f"small_classes is {small_classes!r}; it can be drop or replace")
+        _check_divisible("classes per batch", batch_size // samples_per_class, world_size)
+        super().__init__(batch_size, seed, rank, world_size)
+        self.samples_per_class = samples_per_class
         found, members = rows_by_class(np.asarray(labels))
-        small = [name for name, rows in zip(names or found, members, strict=True) if len(rows) < per_class]
-        leave_out = classes_with_fewer == "leave_out"
-        self.left_out = small if leave_out else []
-        self.with_replacement = [] if leave_out else small
-        self.members = [rows for rows in members if len(rows) >= per_class or not leave_out]
-        self._tell_of_small_classes()
-        self._refuse_too_few_classes()
+        names = class_names or found
+        small = [name for name, rows in zip(names, members, strict=True) if len(rows) < samples_per_class]
+        drop = small_classes == "drop"
+        self.dropped_classes, self.replaced_classes = (small, []) if drop else ([], small)
+        self.members = [rows for rows in members if len(rows) >= samples_per_class or not drop]
+        self._log_small_classes()
+        self._check_number_of_classes()
 
     @property
-    def classes_a_batch(self) -> int:
-        """How many classes a batch holds, over all processes."""
-        return self.batch // self.per_class
+    def classes_per_batch(self) -> int:
+        """The number of classes in a batch, over all processes."""
+        return self.batch_size // self.samples_per_class
 
-    def _tell_of_small_classes(self) -> None:
-        small = self.left_out or self.with_replacement
+    def _log_small_classes(self) -> None:
+        small = self.dropped_classes or self.replaced_classes
         if small and self.rank == 0:
-            done = "left out" if self.left_out else "drawn with replacement"
-            some = ", ".join(map(str, small[:8])) + (", ..." if len(small) > 8 else "")
-            log(f"{len(small)} classes with fewer than {self.per_class} images are {done}: {some}")
+            action = "left out" if self.dropped_classes else "drawn with replacement"
+            first = ", ".join(map(str, small[:8])) + (", ..." if len(small) > 8 else "")
+            log(f"{len(small)} classes with fewer than {self.samples_per_class} images are {action}: {first}")
 
-    def _refuse_too_few_classes(self) -> None:
-        if len(self.members) < self.classes_a_batch:
-            left_out = (
-                f" ({len(self.left_out)} with fewer than {self.per_class} images left out)" if self.left_out else ""
-            )
+    def _check_number_of_classes(self) -> None:
+        if len(self.members) < self.classes_per_batch:
+            number = len(self.dropped_classes)
+            dropped = f" ({number} with fewer than {self.samples_per_class} images left out)" if number else ""
             raise InputError(
-                f"batch is {self.batch}, per_class {self.per_class}: that takes {self.classes_a_batch} classes, but "
-                f"there are {len(self.members)}{left_out}; take a smaller batch or more images per class"
+                f"batch_size is {self.batch_size}, samples_per_class {self.samples_per_class}: that takes "
+                f"{self.classes_per_batch} classes, but there are {len(self.members)}{dropped}; take a smaller batch "
+                "or more images per class"
             )
 
     def __len__(self) -> int:
-        return max(1, sum(map(len, self.members)) // self.batch)
+        return max(1, sum(map(len, self.members)) // self.batch_size)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration gives."""
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[list[int]]:
-        rng = np.random.default_rng([self.seed, self.epoch])
-        batches = balanced_batches(self.members, len(self), self.classes_a_batch, self.per_class, rng)
-        yield from share(batches, self.rank, self.world)
+    def _draw_batches(self, rng: np.random.Generator) -> Integers:
+        return balanced_batches(self.members, len(self), self.classes_per_batch, self.samples_per_class, rng)
 
 
-def _check_shares(items: int, seed: int, rank: int, world: int, what: str = "batch") -> None:
-    if items < 1 or world < 1 or items % world:
-        raise InputError(f"{what}: {items} cannot be shared evenly by {world} processes")
-    if not 0 <= rank < world or seed < 0:
-        raise InputError(
-            f"rank is {rank} of {world}, seed {seed}; rank must be from 0 to {world - 1}, seed not negative"
-        )
-
-
-def share(batches: Rows, rank: int, world: int) -> list[list[int]]:
-    """The part that a process gets of every batch `[batches, images]`."""
-    part = batches.shape[1] // world
-    return batches[:, rank * part : (rank + 1) * part].tolist()
-
-
-def rows_by_class(labels: npt.NDArray[np.generic]) -> tuple[list[object], list[Rows]]:
-    """The classes in sorted order, and the rows of each."""
-    if not len(labels):
-        raise InputError("there are no labels, so no batch can be made; give at least one image")
-    found, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    rows = np.argsort(codes, kind="stable")
-    return found.tolist(), np.split(rows, np.cumsum(counts)[:-1])
-
-
-def balanced_batches(
-    members: Sequence[Rows], batches: int, classes_a_batch: int, per_class: int, rng: np.random.Generator
-) -> Rows:
-    """Batches in which no class comes twice, each class in as many as its size says.
-
-    Args:
-        members: rows of each class; at least `classes_a_batch` classes.
-        batches: how many batches.
-        classes_a_batch: classes in each.
-        per_class: images of each class.
-        rng: where the order comes from.
-
-    Returns:
-        Rows `[batches, classes_a_batch * per_class]`, class by class.
-    """
-    sizes = np.array([len(rows) for rows in members])
-    quotas = drawn_quotas(sizes, np.full(len(sizes), batches), batches * classes_a_batch, rng)
-    classes = rng.permutation(np.flatnonzero(quotas))
-    groups = np.concatenate([_groups(members[c], quotas[c], per_class, rng) for c in classes])
-    owners = np.repeat(classes, quotas[classes])
-    return groups[dealt(owners, batches, rng)].reshape(batches, -1)
-
-
-def drawn_quotas(sizes: Rows, limits: Rows, total: int, rng: np.random.Generator) -> Rows:
-    """What each gives to the sum `total`: as its size, at most its limit; what the limits cut off goes to the others.
-
-    Args:
-        sizes: of each, positive.
-        limits: of each; their sum is at least `total`.
-        total: sum of the quotas.
-        rng: decides what is rounded up; a quota is in the mean what it would be without rounding.
-    """
-    assert 0 < total <= limits.sum(), (limits, total)
-    shares = np.minimum(sizes * (total / sizes.sum()), limits)
-    while not np.isclose(shares.sum(), total, rtol=1e-9):
-        free = shares < limits
-        shares[free] *= (total - limits[~free].sum()) / shares[free].sum()
-        shares = np.minimum(shares, limits)
-    return _rounded(shares, total, rng)
-
-
-def _rounded(shares: npt.NDArray[np.float64], total: int, rng: np.random.Generator) -> Rows:
-    """Round each up or down at random to the sum `total`, true to its value in the mean (systematic sampling)."""
-    quotas = np.floor(shares).astype(np.int64)
-    order = rng.permutation(len(shares))
-    edges = np.cumsum((shares - quotas)[order])
-    raised = total - quotas.sum()
-    points = (np.arange(raised) + rng.random()) * (edges[-1] / max(raised, 1))
-    quotas[order[np.searchsorted(edges, points)]] += 1
-    return quotas
-
-
-def _groups(rows: Rows, quota: int, per_class: int, rng: np.random.Generator) -> Rows:
-    """`quota` groups of the class, `[quota, per_class]`: pass after pass over all its images, in new orders."""
-    passes = -(-quota // -(-len(rows) // per_class))
-    return np.concatenate([_one_pass(rng.permutation(rows), per_class, rng) for _ in range(passes)])[:quota]
-
-
-def _one_pass(rows: Rows, per_class: int, rng: np.random.Generator) -> Rows:
-    if len(rows) < per_class:
-        return np.resize(rows, (1, per_class))
-    missing = -len(rows) % per_class
-    already = rows[: len(rows) - len(rows) % per_class]  # none of these is in the group that is filled up
-    return np.concatenate([rows, rng.choice(already, missing, replace=False)]).reshape(-1, per_class)
-
-
-def dealt(owners: Rows, batches: int, rng: np.random.Generator) -> Rows:
-    """The cards of each batch, such that no owner comes to a batch twice that could come to another.
-
-    The cards lie owner by owner, and each round deals one to every batch, in random order. An owner can
-    come again to a batch only where it runs over from one round into the next; there, the batches that have least of it
-    come first. So an owner of at most as many cards as there are batches comes to none of them twice.
-
-    Args:
-        owners: of each card, `[batches * cards a batch]`; equal owners lie side by side.
-        batches: how many batches.
-        rng: where the order comes from.
-
-    Returns:
-        Positions in `owners`, `[batches, cards a batch]`.
-    """
-    rounds = owners.reshape(-1, batches)
-    order = rng.permutation(batches)
-    orders, held = [order], np.zeros(batches, np.int64)
-    for before, after in pairwise(rounds):
-        # What each batch holds of the owner that runs over, who may have taken up whole rounds before.
-        held = held * (before[0] == after[0]) + np.bincount(order[before == after[0]], minlength=batches)
-        order = rng.permutation(batches)
-        first = order[np.argsort(held[order], kind="stable")][: (after == after[0]).sum()]
-        order = np.concatenate([first, rng.permutation(np.setdiff1d(order, first))])
-        orders.append(order)
-    slots = np.argsort(np.stack(orders), axis=1).T
-    return slots + np.arange(len(rounds)) * batches
+def _check_divisible(what: str, number: int, world_size: int) -> None:
+    if number < 1 or world_size < 1 or number % world_size:
+        raise InputError(f"{what}: {number} cannot be divided evenly among {world_size} processes")

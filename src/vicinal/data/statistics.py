@@ -1,4 +1,4 @@
-"""What is in a table, in numbers."""
+"""Counts of the images and classes in a table."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from vicinal.data.columns import SPLITS, is_coarse_column
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts of a table or of one of its splits; printing it gives a block of text.
+    """Counts of a table or of one of its splits. `print` shows them as a table of text.
 
     Attributes:
-        images: rows.
-        classes: distinct labels, 0 without labels.
-        smallest: images of the smallest class.
-        median: median of images per class.
-        largest: images of the largest class.
-        coarse: column of coarse labels -> distinct labels in it.
-        noise: `wrong_labels` -> share of the rows whose `label` is not their `label_clean`, from 0 to 1;
-            `foreign_images` -> share of those whose `noisy_image` is true; only where the table has these columns.
-        splits: split -> its own statistics, for the splits that are there.
+        num_images: Number of rows.
+        num_classes: Number of distinct labels; 0 without labels.
+        min_per_class: Images of the smallest class.
+        median_per_class: Median of the images per class.
+        max_per_class: Images of the largest class.
+        coarse: Number of distinct labels in each column of coarse labels.
+        noise: `noisy_labels`: the fraction of rows whose `label` differs from their `label_clean`; `foreign_images`:
+            the fraction of rows whose `noisy_image` is true. Each is there if the table has the columns.
+        splits: The statistics of each split of the table.
 
     Example:
         >>> from vicinal.data import Table
@@ -35,11 +35,11 @@ class Statistics:
         all         3        2               1     1.5    2
     """
 
-    images: int
-    classes: int = 0
-    smallest: int = 0
-    median: float = 0.0
-    largest: int = 0
+    num_images: int
+    num_classes: int = 0
+    min_per_class: int = 0
+    median_per_class: float = 0.0
+    max_per_class: int = 0
     coarse: dict[str, int] = field(default_factory=dict)
     noise: dict[str, float] = field(default_factory=dict)
     splits: dict[str, Statistics] = field(default_factory=dict)
@@ -57,33 +57,41 @@ class Statistics:
         return "\n".join(lines)
 
     def _cells(self, name: str) -> list[str]:
-        sizes = (f"{self.classes:,}", f"{self.smallest:,}", f"{self.median:g}", f"{self.largest:,}")
+        per_class = (f"{self.min_per_class:,}", f"{self.median_per_class:g}", f"{self.max_per_class:,}")
+        sizes = (f"{self.num_classes:,}", *per_class) if self.num_classes else "----"
         coarse = (f"{number:,}" for number in self.coarse.values())
-        noise = (f"{share:.1%}" for share in self.noise.values())
-        return [name, f"{self.images:,}", *(sizes if self.classes else "----"), *coarse, *noise]
+        noise = (f"{fraction:.1%}" for fraction in self.noise.values())
+        return [name, f"{self.num_images:,}", *sizes, *coarse, *noise]
 
 
-def statistics_of(frame: pd.DataFrame) -> Statistics:
-    """Count the frame of a table, whole and by split."""
-    splits = {split: frame[frame["split"] == split] for split in SPLITS} if "split" in frame else {}
-    return _counted(frame, {split: _counted(part, {}) for split, part in splits.items() if len(part)})
+def compute_statistics(frame: pd.DataFrame) -> Statistics:
+    """Count the rows of a table's frame, as a whole and for each split."""
+    parts = {split: frame[frame["split"] == split] for split in SPLITS} if "split" in frame else {}
+    return _count(frame, {split: _count(part, {}) for split, part in parts.items() if len(part)})
 
 
-def _counted(frame: pd.DataFrame, splits: dict[str, Statistics]) -> Statistics:
+def _count(frame: pd.DataFrame, splits: dict[str, Statistics]) -> Statistics:
     coarse = {column: frame[column].nunique() for column in frame.columns if is_coarse_column(column)}
     noise = _noise(frame) if len(frame) else {}
     if "label" not in frame or not len(frame):
         return Statistics(len(frame), coarse=coarse, noise=noise, splits=splits)
     sizes = frame["label"].value_counts().to_numpy()
     return Statistics(
-        len(frame), len(sizes), int(sizes.min()), float(np.median(sizes)), int(sizes.max()), coarse, noise, splits
+        num_images=len(frame),
+        num_classes=len(sizes),
+        min_per_class=int(sizes.min()),
+        median_per_class=float(np.median(sizes)),
+        max_per_class=int(sizes.max()),
+        coarse=coarse,
+        noise=noise,
+        splits=splits,
     )
 
 
 def _noise(frame: pd.DataFrame) -> dict[str, float]:
-    shares = {}
+    fractions = {}
     if {"label", "label_clean"} <= set(frame.columns):
-        shares["wrong_labels"] = float((frame["label"] != frame["label_clean"]).mean())
+        fractions["noisy_labels"] = float((frame["label"] != frame["label_clean"]).mean())
     if "noisy_image" in frame:
-        shares["foreign_images"] = float(frame["noisy_image"].mean())
-    return shares
+        fractions["foreign_images"] = float(frame["noisy_image"].mean())
+    return fractions

@@ -1,4 +1,4 @@
-"""A dataset is a table: one row an image, whatever it came from."""
+"""The table that describes a dataset: one row per image, independent of where the images come from."""
 
 from __future__ import annotations
 
@@ -10,36 +10,43 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from vicinal.console import log
-from vicinal.data.columns import SPLITS, checked_frame
-from vicinal.data.folders import folder_frame
-from vicinal.data.splits import shared_classes, splits_by_list, splits_by_share, warn_of_shared_classes
-from vicinal.data.statistics import Statistics, statistics_of
-from vicinal.data.table_files import read_csv, read_parquet, renamed, write_table
-from vicinal.errors import InputError
+from vicinal.data.columns import SPLITS, validate_frame
+from vicinal.data.folders import read_folder
+from vicinal.data.splits import shared_classes, splits_by_fraction, splits_by_list, warn_of_shared_classes
+from vicinal.data.statistics import Statistics, compute_statistics
+from vicinal.data.table_files import read_csv, write_table
+from vicinal.utils.arrays import Integers
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
 
 
 class Table:
-    """Images and what is known of them, one row an image.
+    """A dataset of images, with one row per image.
 
-    Known columns, none of them compulsory until it is used: `path`, `label` (text or integer), `coarse`, `coarse_2`,
-    ... (labels of ever larger groups), `split` (`train`, `val` or `test`), `is_query` and `is_gallery` (protocols with
-    separate sides), `group` (camera or sequence: matches within it are ignored), `noisy_label`, `noisy_image` and
-    `label_clean` (what was altered by :func:`~vicinal.data.add_noise`, and what the labels were before). Other columns
-    are carried along. A table is not changed once made; every method that alters it gives a new one.
+    These columns have a meaning; each is needed only where it is used. Other columns are kept unchanged.
+
+    - `path`: the file of the image.
+    - `label`: the class, text or integer.
+    - `coarse`, `coarse_2`, ...: coarse labels, of ever larger groups of classes.
+    - `split`: `train`, `val` or `test`.
+    - `is_query`, `is_gallery`: booleans, for protocols with separate queries and gallery.
+    - `group`: camera or sequence; matches within a group are ignored.
+    - `noisy_label`, `noisy_image`, `label_clean`: what :func:`~vicinal.data.add_noise` altered, and the label before.
+
+    A table is immutable: methods that change rows or columns return a new one.
 
     Args:
-        frame: the columns; its index names rows in errors and is then replaced by 0, 1, 2, ...
-        root: folder that relative paths start from; the current folder by default.
+        frame: The columns. Errors name rows by its index, which is then replaced by 0, 1, 2, ...
+        root: The folder that relative paths start from; by default the working directory.
 
     Raises:
-        InputError: a missing or impossible value, with its row.
+        InputError: A value is missing or invalid; the message names the row.
 
     Warns:
-        UserWarning: two splits share a class.
+        UserWarning: A class is in two splits.
 
     Attributes:
-        frame: the data, with rows numbered from 0 and absolute paths.
+        frame: The data, with rows numbered from 0 and absolute paths.
 
     Example:
         >>> table = Table(pd.DataFrame({"path": ["a.png", "b.png", "c.png"], "label": ["cat", "dog", "cat"]}))
@@ -52,21 +59,21 @@ class Table:
     frame: pd.DataFrame
 
     def __init__(self, frame: pd.DataFrame, root: str | Path | None = None) -> None:
-        self.frame = checked_frame(frame, root)
+        self.frame = validate_frame(frame, root)
         warn_of_shared_classes(self.frame, stacklevel=2)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Table:
-        """Read a folder of class folders.
+        """Create the table of a folder with one folder of images per class.
 
-        `folder/cat/1.jpg` has the label `cat`; `folder/animal/cat/1.jpg` the label `animal/cat` and the coarse label
-        `animal`, and so on; images right in `folder` have no label. Folders `train`, `val` and `test` at the top give
-        the split. Hidden files and files that are no images are passed over.
+        The image `folder/cat/1.jpg` gets the label `cat`; `folder/animal/cat/1.jpg` gets the label `animal/cat` and the
+        coarse label `animal`, and so on. Images directly in `folder` have no label. Folders `train`, `val` and `test`
+        at the top level give the split. Hidden files and files of other types are skipped.
 
         Raises:
-            InputError: no such folder, no image in it, or images at different depths.
+            InputError: The folder does not exist or holds no image, or images are at different depths.
         """
-        return cls(folder_frame(folder))
+        return cls(read_folder(folder))
 
     @classmethod
     def from_csv(
@@ -76,20 +83,20 @@ class Table:
         path_column: str | None = "path",
         label_column: str | None = "label",
     ) -> Table:
-        """Read a CSV file (UTF-8, commas) whose first line names the columns.
+        """Read a CSV file (UTF-8, separated by commas) whose first line names the columns.
 
-        CSV knows no types: names (labels and the like) that are all whole numbers become integers, though they may have
-        been text, as after :meth:`from_folder` on folders `7`, `8`, ...; `007` stays text. Parquet keeps types.
+        CSV has no types: a label column of integers only becomes an integer column, even if it was text before, as
+        after :meth:`from_folder` on folders `7`, `8`, ...; `007` stays text. Parquet keeps types.
 
         Args:
-            path: the file.
-            root: folder that relative paths start from; that of the file by default.
-            path_column: the column with the paths; None where there need be none.
-            label_column: the column with the labels; None where there need be none.
+            path: The file.
+            root: The folder that relative paths start from; by default the folder of the file.
+            path_column: The column of image paths; None if the table needs none.
+            label_column: The column of labels; None if the table needs none.
 
         Raises:
-            InputError: no such file or column, a line with too few or too many fields or a missing value (with the
-                line's number).
+            InputError: The file or a column does not exist, a line has too few or too many fields, or a value is
+                missing; the message names the line.
         """
         return cls._from_file(Path(path), read_csv(Path(path)), root, path_column, label_column)
 
@@ -101,7 +108,9 @@ class Table:
         path_column: str | None = "path",
         label_column: str | None = "label",
     ) -> Table:
-        """Read a Parquet file; arguments and errors as in :meth:`from_csv`. A column of embeddings is passed over."""
+        """Read a Parquet file, without its embeddings. Arguments and errors are those of :meth:`from_csv`."""
+        from vicinal.data.parquet_files import read_parquet  # imports pyarrow
+
         return cls._from_file(Path(path), read_parquet(Path(path)), root, path_column, label_column)
 
     @classmethod
@@ -112,8 +121,8 @@ class Table:
         path_column: str | None = "path",
         label_column: str | None = "label",
     ) -> Table:
-        """Take a data frame; the rest is as in :meth:`from_csv`, but `root` is by default the current folder."""
-        return cls(renamed(frame, path_column, label_column, "data frame"), root)
+        """Create a table from a data frame. Arguments as in :meth:`from_csv`; `root` is the working directory."""
+        return cls(_rename_columns(frame, path_column, label_column, "data frame"), root)
 
     @classmethod
     def _from_file(
@@ -124,54 +133,15 @@ class Table:
         path_column: str | None,
         label_column: str | None,
     ) -> Table:
-        frame = renamed(frame, path_column, label_column, path)
+        frame = _rename_columns(frame, path_column, label_column, path)
         try:
             return cls(frame, path.parent if root is None else root)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 
     @classmethod
-    def load(
-        cls,
-        source: str | Path,
-        root: str | Path | None = None,
-        path_column: str | None = "path",
-        label_column: str | None = "label",
-    ) -> Table:
-        """Read a table from wherever it is.
-
-        Args:
-            source: a folder, a .csv or .parquet file, or the name of a benchmark (`digits`, `glyphs`, `omniglot`,
-                `in_shop`, `vehicle_id` with `_medium` or `_small`, `roxford`, `rparis`; write `./digits` for a folder
-                of that name).
-            root: for a file, the folder that relative paths start from; for a benchmark, the folder that keeps it.
-            path_column: the column with the paths, in a file.
-            label_column: the column with the labels, in a file.
-
-        Raises:
-            InputError: nothing of the kind is there, or it does not make a table.
-        """
-        # Benchmarks make tables, so this module cannot import them before it is there itself.
-        from vicinal.data.benchmarks import BENCHMARKS
-
-        path = Path(source)
-        if isinstance(source, str) and source in BENCHMARKS:
-            return BENCHMARKS[source](root)
-        suffix = path.suffix.lower()
-        if suffix in (".csv", ".parquet") and not path.is_dir():
-            read = cls.from_csv if suffix == ".csv" else cls.from_parquet
-            return read(path, root, path_column, label_column)
-        if not path.is_dir():
-            raise InputError(
-                f"{source}: no such folder, no .csv or .parquet file and no benchmark ({', '.join(BENCHMARKS)})"
-            )
-        if root is not None:
-            raise InputError(f"{source}: a folder of images takes no root ({root}); its paths start from itself")
-        return cls.from_folder(path)
-
-    @classmethod
-    def _of(cls, frame: pd.DataFrame) -> Table:
-        """A table of rows that have been checked before."""
+    def _from_valid(cls, frame: pd.DataFrame) -> Table:
+        """Create a table of rows that have been validated before."""
         table = cls.__new__(cls)
         table.frame = frame.reset_index(drop=True)
         return table
@@ -191,75 +161,75 @@ class Table:
 
     @cached_property
     def paths(self) -> list[str]:
-        """The images' absolute paths.
+        """The absolute paths of the images.
 
         Raises:
-            InputError: the table has no paths.
+            InputError: The table has no paths.
         """
-        self._require("path", "the images' files")
+        self._check_column("path", "the images' files")
         return self.frame["path"].tolist()
 
     @cached_property
     def classes(self) -> list[str] | list[int]:
-        """The names of the classes, sorted; a code in :attr:`labels` is a position here.
+        """The names of the classes, sorted. The codes in :attr:`labels` are positions in this list.
 
         Raises:
-            InputError: the table has no labels.
+            InputError: The table has no labels.
         """
-        self._require("label", "the images' classes")
+        self._check_column("label", "the images' classes")
         return sorted(self.frame["label"].unique().tolist())
 
     @cached_property
-    def labels(self) -> npt.NDArray[np.int64]:
-        """The classes as codes 0 to C - 1, `[rows]`, in the order of :attr:`classes`.
+    def labels(self) -> Integers:
+        """The class of each row as a code from 0 to C - 1, `[rows]`, in the order of :attr:`classes`.
 
         Raises:
-            InputError: the table has no labels.
+            InputError: The table has no labels.
         """
-        self._require("label", "the images' classes")
+        self._check_column("label", "the images' classes")
         return self.codes("label")
 
     @cached_property
-    def class_counts(self) -> npt.NDArray[np.int64]:
-        """Images of each class, `[C]`, in the order of :attr:`classes`.
+    def class_counts(self) -> Integers:
+        """The number of images of each class, `[C]`, in the order of :attr:`classes`.
 
         Raises:
-            InputError: the table has no labels.
+            InputError: The table has no labels.
         """
         return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
 
     @cached_property
     def splits(self) -> list[str]:
-        """The splits that are there, in the order train, val, test; none without a column `split`."""
-        there = set(self.frame["split"]) if self.has("split") else set()
-        return [split for split in SPLITS if split in there]
+        """The splits in the table, in the order train, val, test; empty if there is no column `split`."""
+        found = set(self.frame["split"]) if self.has("split") else set()
+        return [split for split in SPLITS if split in found]
 
-    def codes(self, column: str) -> npt.NDArray[np.int64]:
+    def codes(self, column: str) -> Integers:
         """The values of a column as codes 0, 1, ... in sorted order, `[rows]`.
 
         Raises:
-            InputError: no such column.
+            InputError: The table does not have the column.
         """
-        self._require(column, "values to number")
+        self._check_column(column, "values to number")
         return pd.factorize(self.frame[column], sort=True)[0].astype(np.int64)
 
-    def _require(self, column: str, what: str) -> None:
+    def _check_column(self, column: str, content: str) -> None:
         if column not in self.frame:
-            have = ", ".join(self.frame.columns) or "none"
-            raise InputError(f"the table has no column {column!r} ({what}); its columns are {have}")
+            columns = ", ".join(self.frame.columns) or "none"
+            raise InputError(f"the table has no column {column!r} ({content}); its columns are {columns}")
 
     def statistics(self) -> Statistics:
-        """Count images and classes, whole and by split, and the wrong labels and foreign images put in on purpose."""
-        return statistics_of(self.frame)
+        """Count images and classes, and noisy labels and foreign images, in the whole table and in each split."""
+        return compute_statistics(self.frame)
 
     def take(self, rows: npt.ArrayLike) -> Table:
-        """The given rows, in the given order.
+        """Select rows, in the given order.
 
         Args:
-            rows: row numbers `[n]`, or a mask `[rows]` of truths.
+            rows: Row numbers `[n]`, or a boolean mask `[rows]`.
 
         Raises:
-            InputError: a row number that is not there.
+            InputError: A row number is out of range.
         """
         positions = np.asarray(rows)
         if positions.dtype == bool and positions.shape == (len(self),):
@@ -267,79 +237,95 @@ class Table:
         positions = positions.astype(np.int64) if positions.size == 0 else positions
         if positions.ndim != 1 or positions.dtype.kind not in "iu":
             raise InputError(f"rows are {positions.dtype} {list(positions.shape)}; give a list of row numbers")
-        wrong = positions[(positions < 0) | (positions >= len(self))]
-        if len(wrong):
-            raise InputError(f"no row {wrong[0]}; the table has {len(self)}, numbered from 0")
-        return self._of(self.frame.iloc[positions])
+        invalid = positions[(positions < 0) | (positions >= len(self))]
+        if len(invalid):
+            raise InputError(f"no row {invalid[0]}; the table has {len(self)}, numbered from 0")
+        return self._from_valid(self.frame.iloc[positions])
 
     def subset(self, split: str) -> Table:
-        """The rows of one split.
+        """Select the rows of one split.
 
         Raises:
-            InputError: no rows are of that split.
+            InputError: The table has no rows of that split.
         """
         if split not in self.splits:
-            have = f"its splits are {', '.join(self.splits)}" if self.splits else "it has no column 'split'"
-            raise InputError(f"the table has no split {split!r}; {have}")
-        return self._of(self.frame[self.frame["split"] == split])
+            known = f"its splits are {', '.join(self.splits)}" if self.splits else "it has no column 'split'"
+            raise InputError(f"the table has no split {split!r}; {known}")
+        return self._from_valid(self.frame[self.frame["split"] == split])
 
     def split_classes(
         self,
-        shares: Mapping[str, float] | None = None,
+        fractions: Mapping[str, float] | None = None,
         classes: Mapping[str, Sequence[str | int]] | None = None,
         column: str | None = None,
         seed: int = 0,
     ) -> Table:
-        """Give each class to one split; rows of classes given to none are left out, and their number is logged.
+        """Assign each class to one split. Rows of classes without a split are dropped; their number is logged.
 
         Args:
-            shares: split -> share of the classes, drawn with `seed`.
-            classes: split -> names of its classes, in the place of shares.
-            column: what is dealt out: the names in this column (`coarse`: whole groups of classes) instead of `label`.
-                Without shares and classes, the column itself holds the splits' names.
-            seed: for shares.
+            fractions: The fraction of the classes for each split; which ones is random.
+            classes: The names of the classes of each split, instead of fractions.
+            column: The column whose values are assigned to splits instead of `label`, such as `coarse` for whole groups
+                of classes. Without fractions and classes, the column itself holds the names of the splits.
+            seed: The seed for fractions.
 
         Raises:
-            InputError: unknown class, column or split, impossible shares, or a class in two splits.
+            InputError: A class, column or split is unknown, the fractions are invalid, or a class is in two splits.
 
         Example:
             >>> table = Table(pd.DataFrame({"label": ["a", "b", "c", "d"]}))
-            >>> table.split_classes(shares={"train": 0.5, "test": 0.5}, seed=1).splits
+            >>> table.split_classes(fractions={"train": 0.5, "test": 0.5}, seed=1).splits
             ['train', 'test']
             >>> table.split_classes(classes={"train": ["a", "b"], "test": ["c"]}).frame["split"].tolist()
             ['train', 'train', 'test']
         """
-        if (shares is not None) + (classes is not None) > 1 or (shares, classes, column) == (None, None, None):
-            raise InputError("split_classes takes either shares or classes, or a column that holds the splits")
-        self._require(column or "label", "to be split")
+        if (fractions is not None) + (classes is not None) > 1 or (fractions, classes, column) == (None, None, None):
+            raise InputError("split_classes takes either fractions or classes, or a column that holds the splits")
+        self._check_column(column or "label", "to be split")
         values = self.frame[column or "label"]
         names = sorted(values.dropna().unique().tolist(), key=str)
-        if shares is not None:
-            assigned = splits_by_share(names, shares, seed)
+        if fractions is not None:
+            split_of = splits_by_fraction(names, fractions, seed)
         elif classes is not None:
-            assigned = splits_by_list(names, classes)
+            split_of = splits_by_list(names, classes)
         else:
-            assigned = {name: name for name in names}
-        return self._with_splits(values.map(assigned.get))
+            split_of = {name: name for name in names}
+        return self._with_splits(values.map(split_of.get))
 
     def _with_splits(self, splits: pd.Series) -> Table:
         chosen = splits.notna()
         if not chosen.all():
             log(f"left out {(~chosen).sum():,} images of classes that were given to no split")
-        with_splits = checked_frame(self.frame.assign(split=splits)[chosen], None)
-        shared = shared_classes(with_splits)
+        frame = validate_frame(self.frame.assign(split=splits)[chosen])
+        shared = shared_classes(frame)
         if shared:
-            name, where = next(iter(shared.items()))
-            raise InputError(f"class {str(name)!r} would be in {' and '.join(where)}; one class belongs in one split")
-        return self._of(with_splits)
+            name, both = next(iter(shared.items()))
+            raise InputError(f"class {str(name)!r} would be in {' and '.join(both)}; one class belongs in one split")
+        return self._from_valid(frame)
 
     def save(self, path: str | Path) -> None:
-        """Write the table to a .csv or .parquet file, atomically; paths are absolute.
+        """Write the table atomically to a .csv or .parquet file, with absolute paths.
 
-        Text labels that are all whole numbers come back from CSV as integers; Parquet keeps types.
+        Text labels that are all integers are read back from CSV as integers; Parquet keeps types.
 
         Raises:
-            InputError: the file's name ends otherwise, or Parquet cannot hold a column, as when it mixes types.
-            OSError: it cannot be written.
+            InputError: The name ends otherwise, or Parquet cannot hold a column, such as one of mixed types.
+            OSError: The file cannot be written.
         """
         write_table(Path(path), self.frame)
+
+
+def _rename_columns(
+    frame: pd.DataFrame, path_column: str | None, label_column: str | None, source: str | Path
+) -> pd.DataFrame:
+    """Rename the columns of paths and labels to `path` and `label`, in place of columns that had these names."""
+    for standard, column in (("path", path_column), ("label", label_column)):
+        if column is None or (column == standard and standard in frame):
+            continue
+        if column not in frame:
+            raise InputError(
+                f"{source}: no column {column!r}; the columns are {', '.join(map(str, frame.columns)) or 'none'} "
+                f"(say {standard}_column=... to name another, or None for a table without)"
+            )
+        frame = frame.drop(columns=standard, errors="ignore").rename(columns={column: standard})
+    return frame

@@ -1,50 +1,61 @@
-"""How well neighbours share a class: `evaluate` takes embeddings and the table of what they are."""
+"""Evaluation: metrics of embeddings and a table of labels, their confidence intervals, and one table of results."""
 
-from vicinal.evaluation.breakdown import metrics_by
-from vicinal.evaluation.clustering import Clustering, cluster, cluster_metrics
-from vicinal.evaluation.comparison import Comparison, compare
-from vicinal.evaluation.hierarchy import coarse_columns
-from vicinal.evaluation.metrics import metric_of
-from vicinal.evaluation.models_compared import ModelsCompared, compare_models
-from vicinal.evaluation.protocol import evaluate, evaluate_arrays, wrong_labels
-from vicinal.evaluation.ranking import Ranks, Relevance, level_ranks, positive_ranks
-from vicinal.evaluation.result import Evaluation
-from vicinal.evaluation.revisited import all_difficulties, evaluate_revisited
-from vicinal.evaluation.runs_averaged import RunsAveraged, average_runs
-from vicinal.evaluation.scorecard import Scorecard
-from vicinal.evaluation.uncertainty import Difference, Interval, Summary, interval, over_runs, paired
-from vicinal.evaluation.vehicle_id import RepeatedEvaluation, evaluate_vehicle_id
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vicinal.utils.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from vicinal.evaluation.arrays import evaluate_arrays
+    from vicinal.evaluation.averaging import average_runs, summarize_runs
+    from vicinal.evaluation.bootstrap import confidence_intervals
+    from vicinal.evaluation.breakdown import metrics_by
+    from vicinal.evaluation.clustering import Clustering, cluster, cluster_metrics
+    from vicinal.evaluation.comparison import compare_models, compare_reranking, tabulate
+    from vicinal.evaluation.hierarchy import coarse_columns
+    from vicinal.evaluation.metrics import metric_by_name
+    from vicinal.evaluation.paired import paired_differences
+    from vicinal.evaluation.protocol import count_noisy_labels, evaluate, query_gallery_rows
+    from vicinal.evaluation.ranking import level_ranks, positive_ranks
+    from vicinal.evaluation.ranks import Ranks
+    from vicinal.evaluation.relevance import Relevance
+    from vicinal.evaluation.resampling import Resampling, count_query_classes
+    from vicinal.evaluation.result import Evaluation
+    from vicinal.evaluation.results_table import ResultsTable
+    from vicinal.evaluation.revisited import evaluate_revisited, evaluate_revisited_table, merge_difficulties
+    from vicinal.evaluation.vehicle_id import evaluate_vehicle_id
 
 __all__ = [
     "Clustering",
-    "Comparison",
-    "Difference",
     "Evaluation",
-    "Interval",
-    "ModelsCompared",
     "Ranks",
     "Relevance",
-    "RepeatedEvaluation",
-    "RunsAveraged",
-    "Scorecard",
-    "Summary",
-    "all_difficulties",
+    "Resampling",
+    "ResultsTable",
     "average_runs",
     "cluster",
     "cluster_metrics",
     "coarse_columns",
-    "compare",
     "compare_models",
+    "compare_reranking",
+    "confidence_intervals",
+    "count_noisy_labels",
+    "count_query_classes",
     "evaluate",
     "evaluate_arrays",
     "evaluate_revisited",
+    "evaluate_revisited_table",
     "evaluate_vehicle_id",
-    "interval",
     "level_ranks",
-    "metric_of",
+    "merge_difficulties",
+    "metric_by_name",
     "metrics_by",
-    "over_runs",
-    "paired",
+    "paired_differences",
     "positive_ranks",
-    "wrong_labels",
+    "query_gallery_rows",
+    "summarize_runs",
+    "tabulate",
 ]
+
+__getattr__, __dir__ = lazy_imports(__name__)

@@ -1,4 +1,4 @@
-"""How well k-means finds the classes again: NMI, AMI and pairwise F1 of clusters and labels."""
+"""How well k-means finds the classes: NMI, AMI and pairwise F1 of clusters and labels."""
 
 from __future__ import annotations
 
@@ -6,34 +6,30 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-import faiss as faiss_with_stubs
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from vicinal.arguments import is_whole
 from vicinal.data.table import Table
-from vicinal.errors import InputError
-from vicinal.evaluation.adjusted_information import adjusted_mutual_information
+from vicinal.evaluation.mutual_information import adjusted_mutual_information
 from vicinal.retrieval.scores import Array, UnitVectors
-
-faiss: Any = faiss_with_stubs  # its type stubs lack the Python-side arguments of most classes
+from vicinal.utils.arguments import is_integer
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.errors import InputError
 
 FAISS, SCIKIT_LEARN = "faiss", "scikit-learn"
 
-Integers = npt.NDArray[np.int64]
 
-
-@dataclass(frozen=True, eq=False)  # arrays have no one truth to compare by
+@dataclass(frozen=True, eq=False)  # arrays have no single truth value to compare by
 class Clustering:
     """Clusters of embeddings, compared with the classes.
 
     Attributes:
-        metrics: `NMI` -> normalised mutual information, divided by the mean of the two entropies; `AMI` -> the same,
-            adjusted so that clusters drawn by chance have 0; `F1` -> of pairs of images: those of one cluster are
-            found, those of one class are to be found. NMI rises with the number of clusters whatever they hold, so that
-            it tells little where classes are small; AMI does not.
-        clusters: int64 [rows], the cluster of each embedding. Where embeddings are equal some may stay empty.
+        metrics: `NMI` -> normalized mutual information, divided by the mean of the two entropies; `AMI` -> the same,
+            adjusted so that random clusters have 0; `F1` -> the pairwise F-score: pairs of images in one cluster are
+            retrieved, pairs of one class are relevant. NMI rises with the number of clusters whatever they hold, so
+            that it says little where classes are small; AMI does not.
+        clusters: int64 [rows], the cluster of each embedding. Where embeddings are equal, some clusters may be empty.
         seed: of the first centers.
         method: `faiss` or `scikit-learn`.
     """
@@ -51,29 +47,28 @@ class Clustering:
 def cluster(
     embeddings: Array,
     table: Table,
-    clusters: int | None = None,
+    num_clusters: int | None = None,
     *,
     method: str = FAISS,
-    iterations: int = 20,
+    max_iterations: int = 20,
     seed: int = 0,
 ) -> Clustering:
     """Cluster unit vectors by k-means and compare the clusters with the classes.
 
     Args:
         embeddings: float [rows, dim].
-        table: one row an embedding, with labels. All rows are clustered, queries and gallery alike.
-        clusters: how many; by default as many as there are classes.
-        method: `faiss` (first centers drawn from the embeddings; for many clusters the faster) or `scikit-learn`
+        table: one row per embedding, with labels. All rows are clustered, queries and gallery alike.
+        num_clusters: None: as many as there are classes.
+        method: `faiss` (the first centers are random embeddings; faster for many clusters) or `scikit-learn`
             (k-means++ and Lloyd's algorithm).
-        iterations: at most.
+        max_iterations: the maximum number of iterations.
         seed: of the first centers.
 
     Raises:
-        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, another method, a number of
+        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an unknown method, a number of
             clusters that is not from 1 to the number of embeddings, less than one iteration, or an impossible seed.
 
     Example:
-        >>> import pandas as pd
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
         >>> embeddings = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]], dtype=np.float32)
         >>> print(cluster(embeddings, table, method="scikit-learn"))
@@ -83,28 +78,29 @@ def cluster(
         F1    100.00 %
     """
     if method not in (FAISS, SCIKIT_LEARN):
-        raise InputError(f"there is no method {method!r} of clustering; use {FAISS} or {SCIKIT_LEARN}")
+        raise InputError(f"there is no clustering method {method!r}; use {FAISS} or {SCIKIT_LEARN}")
     if len(embeddings) != len(table):
         raise InputError(f"{len(embeddings)} embeddings, but table of {len(table)} rows; there must be one row each")
-    count = len(table.classes) if clusters is None else clusters
-    if not (is_whole(count) and 1 <= count <= len(table)):
-        raise InputError(f"{count} clusters of {len(table)} embeddings are impossible; use 1 to {len(table)}")
-    if not (is_whole(iterations) and iterations >= 1):
-        raise InputError(f"iterations = {iterations} is impossible; use iterations >= 1")
-    if not (is_whole(seed) and 0 <= seed < 2**31):
-        raise InputError(f"seed is {seed}; it must be a whole number from 0 to 2**31 - 1")
+    num_clusters = len(table.classes) if num_clusters is None else num_clusters
+    if not (is_integer(num_clusters) and 1 <= num_clusters <= len(table)):
+        raise InputError(f"{num_clusters} clusters of {len(table)} embeddings are impossible; use 1 to {len(table)}")
+    if not (is_integer(max_iterations) and max_iterations >= 1):
+        raise InputError(f"max_iterations = {max_iterations} is impossible; use an integer from 1 up")
+    if not (is_integer(seed) and 0 <= seed < 2**31):
+        raise InputError(f"seed = {seed} is impossible; use an integer from 0 to 2**31 - 1")
     vectors = UnitVectors(embeddings, "embedding", device="cpu")
     unit = vectors.block(0, len(vectors)).numpy()
-    found = (_by_faiss if method == FAISS else _by_scikit_learn)(unit, int(count), int(iterations), int(seed))
-    return Clustering(cluster_metrics(table.labels, found), found, int(seed), method)
+    find_clusters = _faiss_clusters if method == FAISS else _scikit_learn_clusters
+    clusters = find_clusters(unit, int(num_clusters), int(max_iterations), int(seed))
+    return Clustering(cluster_metrics(table.labels, clusters), clusters, int(seed), method)
 
 
 def cluster_metrics(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> dict[str, float]:
-    """NMI, AMI and pairwise F1 of clusters found by any means.
+    """NMI, AMI and pairwise F1 of clusters that were found by any method.
 
     Args:
         labels: [n], the class of each image: integers, text or other names.
-        clusters: [n], its cluster.
+        clusters: [n], the cluster of each image.
 
     Raises:
         InputError: other numbers of labels and clusters, none at all, or a missing one (None, NaN).
@@ -118,18 +114,23 @@ def cluster_metrics(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> dict[str,
     names, numbers = np.asarray(labels), np.asarray(clusters)
     if names.ndim != 1 or names.shape != numbers.shape or not len(names):
         shapes = f"{list(names.shape)} and {list(numbers.shape)}"
-        raise InputError(f"labels and clusters have the shapes {shapes}; there must be one of each an image: [n]")
-    classes, found = _codes(names, "label"), _codes(numbers, "cluster")
-    sizes = _sizes(classes, found)
+        raise InputError(f"labels and clusters have the shapes {shapes}; there must be one of each per image: [n]")
+    class_codes, cluster_codes = _codes(names, "label"), _codes(numbers, "cluster")
+    pairs = class_codes * (cluster_codes.max() + 1) + cluster_codes
+    sizes = (
+        np.bincount(class_codes),
+        np.bincount(cluster_codes),
+        np.unique(pairs, return_counts=True)[1].astype(np.int64),
+    )
     return {
-        "NMI": float(normalized_mutual_info_score(classes, found)),
+        "NMI": float(normalized_mutual_info_score(class_codes, cluster_codes)),
         "AMI": adjusted_mutual_information(*sizes),
         "F1": _pairwise_f1(*sizes),
     }
 
 
 def _codes(names: npt.NDArray[Any], what: str) -> Integers:
-    """Numbers 0, 1, ... in the place of names of any kind."""
+    """Number names of any kind: 0, 1, ..."""
     codes = pd.factorize(names, sort=True)[0].astype(np.int64)
     if codes.min() < 0:
         row = int(codes.argmin())
@@ -137,36 +138,34 @@ def _codes(names: npt.NDArray[Any], what: str) -> Integers:
     return codes
 
 
-def _sizes(classes: Integers, clusters: Integers) -> tuple[Integers, Integers, Integers]:
-    """How many images each class has, each cluster, and each class and cluster have in common."""
-    both = np.unique(classes * (clusters.max() + 1) + clusters, return_counts=True)[1]
-    return np.bincount(classes), np.bincount(clusters), both.astype(np.int64)
+def _pairwise_f1(classes: Integers, clusters: Integers, overlaps: Integers) -> float:
+    """2 x pairs of one class and one cluster / (pairs of one class + pairs of one cluster); 1 where there are none."""
+    num_pairs = [int((sizes * (sizes - 1) // 2).sum()) for sizes in (classes, clusters, overlaps)]
+    total = num_pairs[0] + num_pairs[1]
+    return 2 * num_pairs[2] / total if total else 1.0
 
 
-def _pairwise_f1(classes: Integers, clusters: Integers, both: Integers) -> float:
-    """F1 = 2 x both / (pairs of one class + pairs of one cluster); 1 where there are no such pairs at all."""
-    of_classes, of_clusters, of_both = (int((counts * (counts - 1) // 2).sum()) for counts in (classes, clusters, both))
-    return 2 * of_both / (of_classes + of_clusters) if of_classes + of_clusters else 1.0
+def _faiss_clusters(unit: Floats, num_clusters: int, max_iterations: int, seed: int) -> Integers:
+    import faiss as faiss_with_stubs
 
-
-def _by_faiss(unit: npt.NDArray[np.float32], clusters: int, iterations: int, seed: int) -> Integers:
+    faiss: Any = faiss_with_stubs  # its type stubs lack the Python-side arguments of most classes
     means = faiss.Kmeans(
         unit.shape[1],
-        clusters,
-        niter=iterations,
+        num_clusters,
+        niter=max_iterations,
         seed=seed,
-        min_points_per_centroid=1,  # classes may be small; and all embeddings take part, however many
-        max_points_per_centroid=len(unit),
+        min_points_per_centroid=1,  # classes may be small
+        max_points_per_centroid=len(unit),  # all embeddings take part, however many there are
     )
     means.train(unit)
     return np.asarray(means.index.search(unit, 1)[1][:, 0], dtype=np.int64)
 
 
-def _by_scikit_learn(unit: npt.NDArray[np.float32], clusters: int, iterations: int, seed: int) -> Integers:
+def _scikit_learn_clusters(unit: Floats, num_clusters: int, max_iterations: int, seed: int) -> Integers:
     from sklearn.cluster import KMeans  # takes a second to import
     from sklearn.exceptions import ConvergenceWarning
 
-    means = KMeans(clusters, n_init=1, max_iter=iterations, random_state=seed)
+    means = KMeans(num_clusters, n_init=1, max_iter=max_iterations, random_state=seed)
     with warnings.catch_warnings():  # of fewer distinct embeddings than clusters, as after a collapse
         warnings.simplefilter("ignore", ConvergenceWarning)
         return np.asarray(means.fit_predict(unit), dtype=np.int64)

@@ -1,41 +1,42 @@
-"""What an evaluation found: the metrics, and the scores of the single queries that they are means of."""
+"""The result of an evaluation: the metrics, and the scores of the single queries that they are means of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import pandas as pd
 
-from vicinal.arguments import is_whole
-from vicinal.errors import InputError
+from vicinal.evaluation.results_table import ResultsTable
+from vicinal.utils.arguments import is_integer
+from vicinal.utils.arrays import Doubles, Integers
+from vicinal.utils.errors import InputError
 
-Integers = npt.NDArray[np.int64]
-Scores = npt.NDArray[np.float64]
 
-
-@dataclass(frozen=True, eq=False)  # arrays have no one truth to compare by
+@dataclass(frozen=True, eq=False)  # arrays have no single truth value to compare by
 class Evaluation:
-    """The metrics of one evaluation.
+    """The metrics of one evaluation, and the scores of every query.
 
     Attributes:
-        metrics: `recall@1`, ..., `mAP@R`, `R-precision`, `mAP` and what else was asked for -> mean over the queries
-            with a positive, from 0 to 1. At coarse levels `coarse/recall@1`, ..., `coarse_2/mAP`: means over the
-            queries with a positive at that level, among them those of a fine class of one image.
-        protocol: `leave-one-out`, `query/gallery`, or `revisited, easy` and the like.
-        queries: how many queries there are.
-        gallery: how many gallery images there are.
-        without_positive: queries without any image to be found, at the level of the labels; they count in none of its
-            metrics.
-        per_query: name -> float64 [queries], NaN where there is no positive.
-        query_rows: int64 [queries], the row of each query in what was evaluated.
-        ties: how many positives (at the level of the labels) have exactly the score of an image that is none for the
-            query. Equal scores rank in the order of the gallery, so that results can be reproduced; but where there are
-            many, they are an accident of that order. Printed if there is more than one for a hundred queries.
-        first_ranks: int64 [queries], the rank of each query's first positive, at the level of the labels, counted
-            from 1; 0 where there is none.
+        metrics: `recall@1`, ..., `mAP@R`, `R-precision`, `mAP` and the metrics that were asked for -> mean over the
+            queries with a positive, from 0 to 1. At coarse levels `coarse/recall@1`, ..., `coarse_2/mAP`: means over
+            the queries with a positive at that level, which may be the only image of its class.
+        protocol: `leave-one-out`, `query/gallery`, `revisited, easy` and the like.
+        num_queries: the number of queries.
+        num_gallery: the number of gallery images.
+        num_without_positive: the number of queries without a positive at the level of the labels; they count in none of
+            its metrics.
+        per_query: metric -> float64 [queries], NaN for queries without a positive.
+        query_indices: int64 [queries], the row of each query in the table or array that was evaluated.
+        num_ties: the number of positives (at the level of the labels) that have exactly the score of an image that is
+            no positive. Equal scores rank in the order of the gallery, so that results are reproducible; but the ranks
+            of many tied positives mean little. Printed if there is more than one per hundred queries.
+        first_positive_ranks: int64 [queries], the rank of the first positive of each query at the level of the labels,
+            counted from 1; 0 for queries without a positive.
+        repetitions: the evaluations that this one is the mean of, such as those with other random galleries.
+        stage: `plain`, or `reranked` or `refined`.
+        method: the re-ranking or refinement, with its parameters; None without.
 
     Example:
         >>> from vicinal.evaluation import evaluate_arrays
@@ -51,59 +52,73 @@ class Evaluation:
 
     metrics: dict[str, float]
     protocol: str
-    queries: int
-    gallery: int
-    without_positive: int
-    per_query: dict[str, Scores] = field(repr=False)
-    query_rows: Integers = field(repr=False)
-    ties: int = 0
-    first_ranks: Integers = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
+    num_queries: int
+    num_gallery: int
+    num_without_positive: int
+    per_query: dict[str, Doubles] = field(repr=False)
+    query_indices: Integers = field(repr=False)
+    num_ties: int = 0
+    first_positive_ranks: Integers = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
+    repetitions: tuple[Evaluation, ...] = field(default=(), repr=False)
+    stage: str = "plain"
+    method: str | None = None
 
     @classmethod
-    def of_queries(
+    def from_queries(
         cls,
-        per_query: Mapping[str, Scores],
-        protocol: str,
-        query_rows: Integers,
-        gallery: int,
+        per_query: Mapping[str, Doubles],
         *,
-        ties: int,
-        first_ranks: Integers,
+        protocol: str,
+        query_indices: Integers,
+        num_gallery: int,
+        num_ties: int,
+        first_positive_ranks: Integers,
+        stage: str = "plain",
+        method: str | None = None,
     ) -> Evaluation:
-        """Average the scores of single queries.
-
-        Args:
-            per_query: name -> float64 [queries], NaN where there is no positive, at least one number in each.
-            protocol: who searched whom.
-            query_rows: int64 [queries], the row of each query in what was evaluated.
-            gallery: how many gallery images there are.
-            ties: how many positives are tied with other images.
-            first_ranks: int64 [queries], from 1 on; 0 where there is no positive.
+        """Average the scores of single queries; the arguments are attributes of the class.
 
         Example:
             >>> scores = {"mAP": np.array([1.0, 0.5, np.nan])}
-            >>> ranks = np.array([1, 2, 0])
-            >>> found = Evaluation.of_queries(scores, "leave-one-out", np.arange(3), 3, ties=0, first_ranks=ranks)
-            >>> found.metrics, found.without_positive
+            >>> found = Evaluation.from_queries(scores, protocol="leave-one-out", query_indices=np.arange(3),
+            ...                                 num_gallery=3, num_ties=0, first_positive_ranks=np.array([1, 2, 0]))
+            >>> found.metrics, found.num_without_positive
             ({'mAP': 0.75}, 1)
         """
-        metrics = {name: float(np.nanmean(values)) for name, values in per_query.items()}
-        without = int((first_ranks == 0).sum())
-        return cls(metrics, protocol, len(query_rows), gallery, without, dict(per_query), query_rows, ties, first_ranks)
+        return cls(
+            metrics={name: float(np.nanmean(values)) for name, values in per_query.items()},
+            protocol=protocol,
+            num_queries=len(query_indices),
+            num_gallery=num_gallery,
+            num_without_positive=int((first_positive_ranks == 0).sum()),
+            per_query=dict(per_query),
+            query_indices=query_indices,
+            num_ties=num_ties,
+            first_positive_ranks=first_positive_ranks,
+            stage=stage,
+            method=method,
+        )
 
-    def cmc(self, most: int) -> Scores:
-        """The cumulative matching characteristic: for k = 1 to `most`, the share of queries with a positive in first k.
+    @property
+    def std(self) -> dict[str, float]:
+        """The sample standard deviation of each metric over the repetitions, with n - 1; empty without repetitions."""
+        if not self.repetitions:
+            return {}
+        return {name: float(np.std([each.metrics[name] for each in self.repetitions], ddof=1)) for name in self.metrics}
+
+    def cmc(self, max_k: int) -> Doubles:
+        """The cumulative matching characteristic: the fraction of queries with a positive among the first k.
 
         Its value at k is recall@k. Queries without a positive do not count.
 
         Args:
-            most: the last k.
+            max_k: the last k.
 
         Returns:
-            float64 [most].
+            float64 [max_k], for k = 1 to `max_k`.
 
         Raises:
-            InputError: `most` is not from 1 to the number of gallery images, or the first ranks are not there.
+            InputError: `max_k` is not from 1 to the number of gallery images, or `first_positive_ranks` is empty.
 
         Example:
             >>> from vicinal.evaluation import evaluate_arrays
@@ -111,60 +126,46 @@ class Evaluation:
             >>> evaluate_arrays(np.eye(4), labels, np.eye(4)[[2, 0, 1, 3]], labels[[0, 0, 2, 2]]).cmc(3)
             array([0.5 , 0.75, 1.  ])
         """
-        if not (is_whole(most) and 1 <= most <= self.gallery):
-            raise InputError(f"CMC up to {most} is impossible with {self.gallery} gallery images; use 1 to that")
-        ranks = self.first_ranks[self.first_ranks > 0]
+        if not (is_integer(max_k) and 1 <= max_k <= self.num_gallery):
+            raise InputError(f"CMC up to {max_k} is impossible with {self.num_gallery} gallery images; use 1 to that")
+        ranks = self.first_positive_ranks[self.first_positive_ranks > 0]
         if not len(ranks):
-            raise InputError(
-                "CMC takes the rank of each query's first positive, and this evaluation has no first_ranks"
-            )
-        within = np.bincount(ranks[ranks <= most], minlength=most + 1)[1:]
-        return np.cumsum(within) / len(ranks)
+            raise InputError("CMC needs the rank of the first positive of each query: first_positive_ranks is empty")
+        hits = np.bincount(ranks[ranks <= max_k], minlength=max_k + 1)[1:]
+        return np.cumsum(hits) / len(ranks)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything but the single queries, ready for JSON."""
-        return {
-            "protocol": self.protocol,
-            "queries": self.queries,
-            "gallery": self.gallery,
-            "without_positive": self.without_positive,
-            "ties": self.ties,
-            "metrics": dict(self.metrics),
-        }
+    def to_results(
+        self,
+        model: str = "",
+        *,
+        intervals: pd.DataFrame | None = None,
+        differences: pd.DataFrame | None = None,
+        groups: pd.DataFrame | None = None,
+    ) -> ResultsTable:
+        """The metrics as a table of results.
+
+        Args:
+            model: the name of what was evaluated.
+            intervals: columns `low` and `high`, as :func:`~vicinal.evaluation.confidence_intervals` returns them.
+            differences: as :func:`~vicinal.evaluation.paired_differences` returns them.
+            groups: as :func:`~vicinal.evaluation.metrics_by` returns them.
+        """
+        metrics = pd.DataFrame({"value": pd.Series(self.metrics, dtype="float64")})
+        for more in (pd.Series(self.std, name="std", dtype="float64"), intervals, differences):
+            metrics = metrics if more is None else metrics.join(more)
+        return ResultsTable.from_metrics(
+            metrics,
+            groups,
+            model=model,
+            stage=self.stage,
+            method=self.method,
+            protocol=self.protocol,
+            num_repeats=len(self.repetitions) or None,
+            num_queries=self.num_queries,
+            num_without_positive=self.num_without_positive,
+            num_gallery=self.num_gallery,
+            num_ties=self.num_ties,
+        )
 
     def __str__(self) -> str:
-        width = max(len(name) for name in self.metrics)
-        lines = [headline(self.protocol, self.queries, self.gallery, self.without_positive, self.ties)]
-        lines += [f"{name:<{width}}   {100 * value:6.2f} %" for name, value in self.metrics.items()]
-        return "\n".join(lines)
-
-
-def common_metrics(evaluations: Iterable[Evaluation]) -> list[str]:
-    """The metrics that all evaluations have, in the first one's order."""
-    first, *others = evaluations
-    return [name for name in first.metrics if all(name in other.metrics for other in others)]
-
-
-def headline(protocol: str, queries: int, gallery: int, without_positive: int, ties: int) -> str:
-    """The first line of a printed evaluation: its protocol and sizes, and what to be wary of.
-
-    Example:
-        >>> headline("leave-one-out", 1000, 1000, without_positive=3, ties=0)
-        'leave-one-out: 1,000 queries, 1,000 gallery images (3 queries without a positive left out)'
-    """
-    line = f"{protocol}: {queries:,} queries, {gallery:,} gallery images"
-    if without_positive:
-        line += f" ({without_positive:,} queries without a positive left out)"
-    if many_ties(ties, queries):
-        line += f" ({ties:,} positives tied with other images)"
-    return line
-
-
-def many_ties(ties: int, queries: int) -> bool:
-    """Whether more positives are tied than chance brings about, with the digits of float32.
-
-    Example:
-        >>> many_ties(10, queries=1000), many_ties(11, queries=1000)
-        (False, True)
-    """
-    return 100 * ties > queries
+        return str(self.to_results())

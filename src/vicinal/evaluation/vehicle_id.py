@@ -1,133 +1,80 @@
-"""VehicleID's protocol: one image of each class, drawn by chance, makes the gallery; repeated and averaged."""
+"""The protocol of VehicleID: one random image of each class is the gallery; repeated and averaged."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from vicinal.arguments import is_whole
 from vicinal.data.table import Table
-from vicinal.errors import InputError
 from vicinal.evaluation.protocol import evaluate
-from vicinal.evaluation.result import Evaluation, headline
+from vicinal.evaluation.result import Evaluation
 from vicinal.retrieval.scores import Array
-
-COUNTS = ("queries", "gallery", "without_positive", "ties")
-
-
-@dataclass(frozen=True)
-class RepeatedEvaluation:
-    """Evaluations of the same embeddings with other galleries.
-
-    Attributes:
-        metrics: name -> mean over the repetitions.
-        deviations: name -> their sample standard deviation, with n - 1.
-        repetitions: the evaluations themselves.
-    """
-
-    metrics: dict[str, float]
-    deviations: dict[str, float]
-    repetitions: list[Evaluation] = field(repr=False)
-
-    def averaged(self) -> Evaluation:
-        """All repetitions as one evaluation: the mean metrics, and of each image the mean over when it was a query.
-
-        So that there are scores of single queries, to draw for intervals and to compare models by. There is no one
-        first rank.
-        """
-        columns = {
-            name: pd.concat([pd.Series(run.per_query[name], run.query_rows) for run in self.repetitions])
-            for name in self.metrics
-        }
-        scores = pd.DataFrame({name: each.groupby(level=0).mean() for name, each in columns.items()})
-        facts = self.to_dict()
-        return Evaluation(
-            dict(self.metrics), facts["protocol"], len(scores), facts["gallery"], facts["without_positive"],
-            {name: scores[name].to_numpy() for name in self.metrics}, scores.index.to_numpy(), facts["ties"],
-        )  # fmt: skip
-
-    def to_dict(self) -> dict[str, Any]:
-        """Means and deviations, ready for JSON; queries without a positive and ties are the most of any repetition."""
-        return {
-            "protocol": f"one random gallery image a class, {len(self.repetitions)} times",
-            **{name: max(getattr(run, name) for run in self.repetitions) for name in COUNTS},
-            "metrics": dict(self.metrics),
-            "deviations": dict(self.deviations),
-        }
-
-    def __str__(self) -> str:
-        facts, width = self.to_dict(), max(map(len, self.metrics))
-        lines = [headline(facts["protocol"], *(facts[name] for name in COUNTS))]
-        lines += [
-            f"{name:<{width}}   {100 * value:6.2f} % ± {100 * self.deviations[name]:.2f}"
-            for name, value in self.metrics.items()
-        ]
-        return "\n".join(lines)
+from vicinal.utils.arguments import is_integer
+from vicinal.utils.arrays import Booleans, Integers
+from vicinal.utils.errors import InputError
 
 
 def evaluate_vehicle_id(
     embeddings: Array,
     table: Table,
-    repeats: int = 10,
+    recall_at: Sequence[int] | None = None,
+    *,
+    num_repeats: int = 10,
     seed: int = 0,
-    recall_at: Sequence[int] = (1, 5),
-    chunk: int | None = None,
-) -> RepeatedEvaluation:
-    """Score by the protocol of VehicleID (Liu et al., "Deep Relative Distance Learning", CVPR 2016).
+    chunk_size: int | None = None,
+) -> Evaluation:
+    """Evaluate by the protocol of VehicleID (Liu et al., "Deep Relative Distance Learning", CVPR 2016).
 
-    Of every class one image, drawn by chance, is put in the gallery; all others are queries. So each query has one
-    image to find, recall@k is CMC at rank k, and all mean precisions are the reciprocal rank or a part of it. The whole
-    is repeated with new draws.
+    One random image of every class is put in the gallery, all others are queries. So each query has one positive,
+    recall@k is CMC at rank k, and mAP is the mean reciprocal rank. This is repeated with other random galleries.
 
     Args:
         embeddings: float [rows, dim].
-        table: the classes of one test set (800, 1,600 or 2,400 vehicles), with labels. Its own columns `is_query` and
-            `is_gallery`, if it has any, do not count.
-        repeats: how often, at least twice.
-        seed: of the draws.
-        recall_at: the k of each recall@k.
-        chunk: queries a block, as in :func:`~vicinal.evaluation.evaluate`.
+        table: the classes of one test set (800, 1,600 or 2,400 vehicles), with labels. Its columns `is_query` and
+            `is_gallery`, if it has any, are ignored.
+        recall_at: the k of each recall@k; None: 1 and 5.
+        num_repeats: the number of random galleries, at least two.
+        seed: of the random galleries.
+        chunk_size: as in :func:`~vicinal.evaluation.evaluate`.
+
+    Returns:
+        The mean of all repetitions, which are its attribute `repetitions`. The score of each image is the mean over the
+        repetitions in which it was a query, so that confidence intervals and comparisons are possible; there is no
+        single first rank. `num_without_positive` and `num_ties` are the maximum of all repetitions.
 
     Raises:
-        InputError: fewer than two repeats, a seed below 0, no class of two images, or as `evaluate`.
+        InputError: fewer than two repeats, an impossible seed, no class of two images, or as `evaluate`.
 
     Example:
-        >>> import pandas as pd
         >>> table = Table(pd.DataFrame({"label": [7, 7, 7, 8, 8]}))
-        >>> evaluate_vehicle_id(np.eye(2)[[0, 0, 0, 1, 1]], table, recall_at=[1]).metrics["recall@1"]
-        1.0
+        >>> print(evaluate_vehicle_id(np.eye(2)[[0, 0, 0, 1, 1]], table, recall_at=[1]))
+        one random gallery image per class, 10 times: 5 queries, 2 gallery images
+        recall@1      100.00 % ± 0.00
+        mAP@R         100.00 % ± 0.00
+        R-precision   100.00 % ± 0.00
+        mAP           100.00 % ± 0.00
     """
-    if not (is_whole(repeats) and repeats >= 2):
-        raise InputError(f"repeats is {repeats}; it must be a whole number, at least 2")
-    if not (is_whole(seed) and seed >= 0):
-        raise InputError(f"seed is {seed}; it must be a whole number from 0 up")
+    if not (is_integer(num_repeats) and num_repeats >= 2):
+        raise InputError(f"num_repeats = {num_repeats} is impossible; use an integer from 2 up")
+    if not (is_integer(seed) and seed >= 0):
+        raise InputError(f"seed = {seed} is impossible; use an integer from 0 up")
     if len(table) and table.class_counts.max() < 2:
-        raise InputError("every class has one image, which goes to the gallery; queries take classes of two or more")
-    runs = [
-        evaluate(embeddings, _with_gallery(table, np.random.default_rng([seed, number])), recall_at, chunk)
-        for number in range(repeats)
-    ]
-    values = {name: np.array([run.metrics[name] for run in runs]) for name in runs[0].metrics}
-    means = {name: float(each.mean()) for name, each in values.items()}
-    return RepeatedEvaluation(means, {name: float(each.std(ddof=1)) for name, each in values.items()}, runs)
+        raise InputError("every class has one image, which goes to the gallery; queries need classes of two or more")
+    recall_at = (1, 5) if recall_at is None else recall_at
+    repetitions = []
+    for number in range(num_repeats):
+        divided = _with_gallery(table, np.random.default_rng([seed, number]))
+        repetitions.append(evaluate(embeddings, divided, recall_at, chunk_size=chunk_size))
+    return _mean(repetitions)
 
 
-def _with_gallery(table: Table, rng: np.random.Generator) -> Table:
-    is_gallery = one_of_each(table.labels, rng)
-    needed = [column for column in ("label", "group") if table.has(column)]  # paths would be checked every time
-    return Table(table.frame[needed].assign(is_query=~is_gallery, is_gallery=is_gallery))
-
-
-def one_of_each(labels: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Choose one row of every class, each with the same chance.
+def one_per_class(labels: Integers, rng: np.random.Generator) -> Booleans:
+    """Choose one random row of every class.
 
     Example:
-        >>> chosen = one_of_each(np.array([0, 0, 1, 1, 1]), np.random.default_rng(0))
+        >>> chosen = one_per_class(np.array([0, 0, 1, 1, 1]), np.random.default_rng(0))
         >>> chosen[:2].sum(), chosen[2:].sum()
         (np.int64(1), np.int64(1))
     """
@@ -136,3 +83,26 @@ def one_of_each(labels: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.
     chosen = np.zeros(len(labels), dtype=bool)
     chosen[shuffled[firsts]] = True
     return chosen
+
+
+def _with_gallery(table: Table, rng: np.random.Generator) -> Table:
+    is_gallery = one_per_class(table.labels, rng)
+    needed = [column for column in ("label", "group") if table.has(column)]  # paths would be checked every time
+    return Table(table.frame[needed].assign(is_query=~is_gallery, is_gallery=is_gallery))
+
+
+def _mean(repetitions: Sequence[Evaluation]) -> Evaluation:
+    frames = [pd.DataFrame(each.per_query, index=each.query_indices) for each in repetitions]
+    scores = pd.concat(frames).groupby(level=0).mean()
+    metrics = {name: float(np.mean([each.metrics[name] for each in repetitions])) for name in repetitions[0].metrics}
+    return Evaluation(
+        metrics=metrics,
+        protocol=f"one random gallery image per class, {len(repetitions)} times",
+        num_queries=len(scores),
+        num_gallery=repetitions[0].num_gallery,
+        num_without_positive=max(each.num_without_positive for each in repetitions),
+        per_query={name: scores[name].to_numpy() for name in metrics},
+        query_indices=scores.index.to_numpy(),
+        num_ties=max(each.num_ties for each in repetitions),
+        repetitions=tuple(repetitions),
+    )

@@ -1,10 +1,10 @@
-"""Losses: functions of similarities between anchors and references."""
+"""Losses of embeddings and labels, for deep metric learning."""
 
 from vicinal.losses.base import Loss, PairLoss, RowLoss, WeightedSum
 from vicinal.losses.binned_ap import FastAPLoss, SoftBinAPLoss
+from vicinal.losses.center_based import CenterBasedLoss
 from vicinal.losses.center_contrastive import CenterContrastiveLoss, ClusterContrastLoss
 from vicinal.losses.center_softmax import NormSoftmaxLoss
-from vicinal.losses.centers import CenterBasedLoss
 from vicinal.losses.contextual import ContextualLoss
 from vicinal.losses.cross_entropy import CenterLoss, CrossEntropyLoss
 from vicinal.losses.histogram import HistogramLoss

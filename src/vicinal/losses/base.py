@@ -1,8 +1,8 @@
-"""What a loss is: a value of embeddings and labels that adds, scales, and says its parts.
+"""Base classes of losses.
 
-Three classes are enough for most of the library. :class:`Loss` is the public face. :class:`PairLoss` adds a miner and
-tiles. :class:`RowLoss` is a sum or mean over anchors of a function of one row of similarities, so that a new loss is a
-single short method.
+:class:`Loss` is the interface: a function of embeddings and labels that can be added and scaled. :class:`PairLoss` has
+a miner and is computed in tiles. :class:`RowLoss` is a sum or mean over anchors of a function of one row of
+similarities, so a new loss is one short method.
 """
 
 from __future__ import annotations
@@ -16,30 +16,33 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from vicinal import distributed
-from vicinal.errors import InputError
 from vicinal.mining import Miner
-from vicinal.similarity import Relation, Rows, Source
-from vicinal.tiles import RowTerms, check_tile_rows, sum_over_rows, values_of_rows
+from vicinal.similarity.checks import Relation
+from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity.rows import Rows
+from vicinal.similarity.tiles import check_tile_rows, sum_over_rows, values_of_rows
+from vicinal.utils import distributed
+from vicinal.utils.errors import InputError
 
 Reduction = Literal["sum", "anchors", "contributing", "pairs", "violating"]
-"""What a loss is divided by. Each loss offers some of these, and its docstring says which one is the paper's."""
+"""What a loss is averaged over. Each loss has some of these; its docstring says which one is the paper's."""
 
 
 class Loss(nn.Module, ABC):
-    """The loss, a function of embeddings and labels.
+    """A function of embeddings and labels.
 
-    Losses compose: `0.8 * A() + 0.2 * B()` is a loss too.
+    Losses can be combined: `0.8 * A() + 0.2 * B()` is a loss too. A new loss overrides :meth:`value`, or :meth:`parts`
+    if it has several terms.
 
     Attributes:
-        of_similarities: whether it sees nothing of the embeddings but their similarities, whatever these are of.
-        of_lengths: whether it sees the embeddings as they are; other losses see their directions only.
-        takes_references: whether it can compare embeddings with others than those of the batch.
+        uses_only_similarities: whether the loss is a function of the similarities alone.
+        uses_norms: whether the loss depends on the norms of the embeddings; other losses L2-normalise them.
+        supports_references: whether the loss can compare embeddings with references other than their batch.
     """
 
-    of_similarities: ClassVar[bool] = False
-    of_lengths: ClassVar[bool] = False
-    takes_references: ClassVar[bool] = True
+    uses_only_similarities: ClassVar[bool] = False
+    uses_norms: ClassVar[bool] = False
+    supports_references: ClassVar[bool] = True
 
     def forward(
         self,
@@ -53,39 +56,41 @@ class Loss(nn.Module, ABC):
         positive: Tensor | None = None,
         negative: Tensor | None = None,
     ) -> Tensor:
-        """The loss of a batch, against itself or against references.
+        """Compute the loss of a batch that is compared with itself, or with references.
 
-        Computed in at least float32, also under autocast.
+        The computation is in at least float32, also under autocast.
 
         Args:
-            embeddings: float [n, d] of any length; they are L2-normalised here.
-            labels: int [n], any integers; equal ones make a positive pair, unequal ones a negative pair.
-            references: float [c, d], what the anchors are compared with: a memory, the embeddings of all processes.
-                Default: the batch itself.
+            embeddings: float [n, d], of any length: they are L2-normalised here.
+            labels: int [n], any integers. Two embeddings of equal labels are a positive pair, others a negative pair.
+            references: float [c, d], what the embeddings are compared with, such as a memory or the embeddings of all
+                processes. Default: the batch itself.
             reference_labels: int [c].
-            offset: anchor i is reference `offset + i` and no pair of itself; None: no anchor is among the references.
-            relation: says which pairs are positive, bool [rows, columns], from labels [rows, ...] and reference
-                labels [columns, ...] of any type and shape, such as several labels an image; the others are negative.
-            positive: bool [n, c], the positive pairs; instead of labels.
-            negative: bool [n, c], the negative pairs. Default: all that are not positive.
+            offset: embedding i is reference `offset + i`, which is not a pair. None: no embedding is among the
+                references.
+            relation: function of labels [rows, ...] and reference labels [columns, ...], of any type and shape, that
+                returns which pairs are positive, bool [rows, columns]; all others are negative. For example for images
+                with several labels each.
+            positive: bool [n, c], the positive pairs, in place of labels.
+            negative: bool [n, c], the negative pairs. Default: all pairs that are not positive.
 
         Returns:
             A scalar, the sum of :meth:`parts`.
 
         Raises:
-            InputError: shapes, types or the offset do not fit together.
+            InputError: Shapes, types or the offset do not match.
 
         Example:
             >>> import torch
             >>> from vicinal.losses import ContrastiveLoss
             >>> embeddings = torch.eye(3)
-            >>> tags = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 1]])  # the first two share a tag
+            >>> tags = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 1]])  # the first two have a tag in common
             >>> ContrastiveLoss()(embeddings, tags, relation=lambda a, b: (a[:, None] * b).any(dim=-1))
             tensor(0.9000)
             >>> ContrastiveLoss()(embeddings, torch.tensor([7, 7, 9]))
             tensor(0.9000)
         """
-        parts = self.parts(
+        source = PairSource.from_batch(
             embeddings,
             labels,
             references,
@@ -95,53 +100,33 @@ class Loss(nn.Module, ABC):
             positive=positive,
             negative=negative,
         )
-        return torch.stack(list(parts.values())).sum()
+        return torch.stack(list(self.parts(source).values())).sum()
 
-    def parts(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None = None,
-        references: Tensor | None = None,
-        reference_labels: Tensor | None = None,
-        offset: int | None = None,
-        *,
-        relation: Relation | None = None,
-        positive: Tensor | None = None,
-        negative: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """The weighted terms that add up to the loss, by name, for logs. Arguments as in :meth:`forward`."""
-        return self.parts_of(
-            Source.of(
-                embeddings,
-                labels,
-                references,
-                reference_labels,
-                offset,
-                relation=relation,
-                positive=positive,
-                negative=negative,
-            )
-        )
+    def parts(self, source: PairSource) -> dict[str, Tensor]:
+        """Compute the weighted terms that add up to the loss, by name, for example for logging.
 
-    def parts_of(self, source: Source) -> dict[str, Tensor]:
-        """As :meth:`parts`, of anchors and references that are normalised already."""
+        In a distributed training loop of your own, backpropagate the sum of
+        `loss.parts(PairSource.from_distributed_batch(embeddings, labels))`.
+        """
         with torch.autocast(source.anchors.device.type, enabled=False):
-            return self._parts(source)
+            return {type(self).__name__: self.value(source) + zero_loss(source).detach()}
 
-    def values(self, source: Source) -> Tensor:
-        """The value of each anchor, [n], without gradient: how hard a sample is for the loss.
+    def value(self, source: PairSource) -> Tensor:
+        """Compute a loss of one term, a scalar; :func:`zero_loss` if nothing can be compared."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def anchor_values(self, source: PairSource) -> Tensor:
+        """Compute the loss of each anchor, [n], without gradient: how hard a sample is for the loss.
 
         Raises:
-            InputError: the loss is of the batch as a whole.
+            InputError: the loss is not a sum over anchors.
         """
-        with torch.no_grad(), torch.autocast(source.anchors.device.type, enabled=False):
-            return self._values(source)
+        with torch.autocast(source.anchors.device.type, enabled=False):
+            return self._anchor_values(source)
 
-    def _values(self, source: Source) -> Tensor:
-        raise InputError(f"{type(self).__name__} is of the whole batch; a loss with a value for each sample is wanted")
-
-    @abstractmethod
-    def _parts(self, source: Source) -> dict[str, Tensor]: ...
+    def _anchor_values(self, source: PairSource) -> Tensor:
+        raise InputError(f"{type(self).__name__} has no value for each sample, and one is needed; give another loss")
 
     def extra_repr(self) -> str:
         """The constructor's arguments, for `print`."""
@@ -152,7 +137,7 @@ class Loss(nn.Module, ABC):
         return WeightedSum([self, other], [1.0, 1.0]) if isinstance(other, Loss) else NotImplemented
 
     def __radd__(self, other: object) -> Loss:
-        return self if other == 0 else NotImplemented  # as `sum` starts with 0
+        return self if other == 0 else NotImplemented  # `sum` starts with 0
 
     def __sub__(self, other: Loss) -> WeightedSum:
         return WeightedSum([self, other], [1.0, -1.0]) if isinstance(other, Loss) else NotImplemented
@@ -170,50 +155,50 @@ class Loss(nn.Module, ABC):
 
 
 class WeightedSum(Loss):
-    """A weighted sum of losses, what `+` and `*` make.
+    """A weighted sum of losses; what `+` and `*` return.
 
     Args:
         losses: the terms.
-        weights: one number for each term.
+        weights: one number per term.
 
     Raises:
-        InputError: as many weights as losses are needed, at least one.
+        InputError: there is no loss, or the numbers of losses and weights differ.
 
     Example:
         >>> from vicinal.losses import MultiSimilarityLoss
+        >>> from vicinal.similarity import PairSource
         >>> loss = 0.5 * MultiSimilarityLoss() + 2 * MultiSimilarityLoss(miner=None)
-        >>> embeddings, labels = torch.eye(4), torch.tensor([0, 0, 1, 1])
-        >>> list(loss.parts(embeddings, labels))
+        >>> list(loss.parts(PairSource.from_batch(torch.eye(4), torch.tensor([0, 0, 1, 1]))))
         ['MultiSimilarityLoss', 'MultiSimilarityLoss_2']
     """
 
     def __init__(self, losses: Sequence[Loss], weights: Sequence[float]) -> None:
         super().__init__()
         if len(losses) != len(weights) or not losses:
-            raise InputError(f"WeightedSum: {len(losses)} losses and {len(weights)} weights; give one weight a loss")
+            raise InputError(f"WeightedSum: {len(losses)} losses and {len(weights)} weights; give one weight per loss")
         terms = [pair for loss, weight in zip(losses, weights, strict=True) for pair in _flat(loss, float(weight))]
         self.losses = nn.ModuleList(loss for loss, _ in terms)
         self.weights = [weight for _, weight in terms]
 
-    def _parts(self, source: Source) -> dict[str, Tensor]:
+    def parts(self, source: PairSource) -> dict[str, Tensor]:
         parts: dict[str, Tensor] = {}
         for loss, weight in zip(self.losses, self.weights, strict=True):
-            for name, value in cast(Loss, loss)._parts(source).items():
+            for name, value in cast(Loss, loss).parts(source).items():
                 parts[_unused(name, parts)] = weight * value
         return parts
 
-    def _values(self, source: Source) -> Tensor:
+    def _anchor_values(self, source: PairSource) -> Tensor:
         terms = zip(self.losses, self.weights, strict=True)
-        return torch.stack([weight * cast(Loss, loss)._values(source) for loss, weight in terms]).sum(dim=0)
+        return torch.stack([weight * cast(Loss, loss)._anchor_values(source) for loss, weight in terms]).sum(dim=0)
 
 
-def terms_of(loss: Loss) -> list[Loss]:
-    """The losses that a sum is of, or the loss itself."""
+def loss_terms(loss: Loss) -> list[Loss]:
+    """The losses of a weighted sum, or the loss itself."""
     return [cast(Loss, term) for term in loss.losses] if isinstance(loss, WeightedSum) else [loss]
 
 
 def _flat(loss: Loss, weight: float) -> list[tuple[Loss, float]]:
-    """Sums of sums become one sum, so that its parts carry the names of the losses."""
+    """Turn sums of sums into one sum, so that its parts are named after the losses."""
     if not isinstance(loss, WeightedSum):
         return [(loss, weight)]
     return [(cast(Loss, term), weight * inner) for term, inner in zip(loss.losses, loss.weights, strict=True)]
@@ -224,16 +209,26 @@ def _unused(name: str, taken: dict[str, Tensor]) -> str:
     return name if count == 0 else f"{name}_{count + 1}"
 
 
+def zero_loss(source: PairSource) -> Tensor:
+    """0 with a zero gradient; NaN if an embedding has a NaN or an infinity.
+
+    Comparisons with NaN, such as a miner's, are false, so without this a broken embedding would look like one without
+    pairs.
+    """
+    zero = 0 * source.anchors.sum()
+    return zero if source.references is source.anchors else zero + 0 * source.references.sum()
+
+
 class PairLoss(Loss):
-    """A loss of the pairs that a miner leaves, seen tile by tile.
+    """A loss of the pairs that a miner selects, computed tile by tile.
 
     Args:
-        miner: chooses pairs before the loss sees them; None keeps all.
-        tile_rows: anchors handled at a time; memory grows with `tile_rows` x references. Default: chosen from the
+        miner: selects the pairs; None keeps all.
+        tile_rows: number of anchors in a tile; memory grows with `tile_rows` x references. Default: chosen from the
             sizes. Value and gradient do not depend on it.
     """
 
-    of_similarities = True
+    uses_only_similarities = True
     calls: Tensor
 
     def __init__(self, miner: Miner | None = None, tile_rows: int | None = None) -> None:
@@ -244,49 +239,30 @@ class PairLoss(Loss):
         self.miner = miner
         self.tile_rows = tile_rows
         if miner is not None and miner.is_random:
-            # Part of the state, so that a continued training draws what an uninterrupted one would have drawn.
+            # Part of the state, so that a resumed training draws the same numbers as an uninterrupted one.
             self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
-    @abstractmethod
-    def value(self, source: Source) -> Tensor:
-        """The loss of at least one anchor against at least one reference."""
-
-    def sums(self, source: Source, row_terms: RowTerms) -> tuple[Tensor, ...]:
-        """The sums over anchors of terms of the rows that the miner leaves."""
-        return sum_over_rows(source, row_terms, list(self.parameters()), self.tile_rows, self.miner)
-
-    def _parts(self, source: Source) -> dict[str, Tensor]:
-        zero = zero_or_nan(source)
-        if len(source) == 0 or source.columns == 0:
-            return {type(self).__name__: zero}
-        if self.miner is not None and self.miner.is_random:
-            self.calls += 1
-            source = replace(source, call=self.calls.clone())
-        return {type(self).__name__: self.value(source) + zero.detach()}
-
-
-def zero_or_nan(source: Source) -> Tensor:
-    """0 with a zero gradient, or NaN where an embedding is broken.
-
-    Comparisons, such as a miner's, are false for NaN and would make a broken embedding look like no pair at all.
-    """
-    zero = 0 * source.anchors.sum()
-    return zero if source.references is source.anchors else zero + 0 * source.references.sum()
+    def count_call(self, source: PairSource) -> PairSource:
+        """Count a call of a loss with a random miner, and return the source with the number of calls."""
+        if self.miner is None or not self.miner.is_random:
+            return source
+        self.calls += 1
+        return replace(source, num_calls=self.calls.clone())
 
 
 class RowLoss(PairLoss):
     """A sum or mean over anchors of a function of one row of similarities.
 
-    A new loss is one method, :meth:`row_values`. The reductions it offers:
+    A new loss is one method, :meth:`row_values`. Its reductions are:
 
     - "sum": the sum over anchors.
-    - "anchors": the mean over all anchors, also those with no pair left, which add 0.
-    - "contributing": the mean over the anchors that have the pairs it takes to contribute.
+    - "anchors": the mean over all anchors; those without pairs contribute 0.
+    - "contributing": the mean over the anchors that have the pairs they need to contribute.
 
     Args:
-        miner: chooses pairs before the loss sees them; None keeps all.
+        miner: selects the pairs; None keeps all.
         reduction: see above.
-        tile_rows: anchors handled at a time; memory grows with `tile_rows` x references. Default: chosen from the
+        tile_rows: number of anchors in a tile; memory grows with `tile_rows` x references. Default: chosen from the
             sizes. Value and gradient do not depend on it.
     """
 
@@ -297,42 +273,46 @@ class RowLoss(PairLoss):
     ) -> None:
         super().__init__(miner, tile_rows)
         if reduction not in self.reductions:
-            offered = " or ".join(f'"{name}"' for name in self.reductions)
-            raise InputError(f"{type(self).__name__}: reduction = {reduction!r} must be {offered}")
+            allowed = " or ".join(f'"{name}"' for name in self.reductions)
+            raise InputError(f"{type(self).__name__}: reduction = {reduction!r} must be {allowed}")
         self.reduction = reduction
 
     @abstractmethod
     def row_values(self, rows: Rows) -> Tensor:
-        """One value an anchor, [rows]; 0 with a zero gradient for an anchor without pairs."""
+        """Compute one value per anchor, [rows]; 0 with a zero gradient for an anchor without pairs."""
 
     def contributes(self, rows: Rows) -> Tensor:
-        """Whether an anchor has the pairs that it takes to contribute, bool [rows]."""
+        """Whether an anchor has the pairs that it needs to contribute, bool [rows]."""
         return rows.has_positives | rows.has_negatives
 
     def row_terms(self, rows: Rows) -> tuple[Tensor, ...]:
-        """What is summed over anchors before :meth:`reduce`: values first, then what they are divided by, if anything.
-
-        Here the values of :meth:`row_values`, and for the mean over contributing anchors whether each is one.
-        """
+        """Compute what is summed over anchors before :meth:`reduce`: first values, then counts to divide by, if any."""
         values = self.row_values(rows)
         return (values, self.contributes(rows)) if self.reduction == "contributing" else (values,)
 
-    def reduce(self, sums: Sequence[Tensor], source: Source) -> Tensor:
-        """The loss from the sums over anchors of :meth:`row_terms`."""
+    def reduce(self, sums: Sequence[Tensor], source: PairSource) -> Tensor:
+        """Compute the loss from the sums over anchors of :meth:`row_terms`."""
         if self.reduction == "sum":
-            # The mean over processes is to be the sum over all of them.
-            return sums[0] * (distributed.world_size() if source.shared else 1)
-        return sums[0] / source.mean_length if self.reduction == "anchors" else mean_over(sums[0], sums[1], source)
+            # The mean over processes must be the sum over the anchors of all of them.
+            return sums[0] * (distributed.world_size() if source.is_distributed else 1)
+        if self.reduction == "anchors":
+            return sums[0] / source.mean_num_anchors
+        return mean_over(sums[0], sums[1], source)
 
-    def value(self, source: Source) -> Tensor:
-        return self.reduce(self.sums(source, self.row_terms), source)
+    def value(self, source: PairSource) -> Tensor:
+        if source.is_empty:
+            return zero_loss(source)
+        source = self.count_call(source)
+        sums = sum_over_rows(source, self.row_terms, list(self.parameters()), self.tile_rows, self.miner)
+        return self.reduce(sums, source)
 
-    def _values(self, source: Source) -> Tensor:
+    def _anchor_values(self, source: PairSource) -> Tensor:
         return values_of_rows(source, self.row_values, self.tile_rows, self.miner)
 
 
-def mean_over(total: Tensor, count: Tensor, source: Source) -> Tensor:
-    """A sum over these anchors divided by a count, over those of all processes; 0 if nothing was counted."""
+def mean_over(total: Tensor, count: Tensor, source: PairSource) -> Tensor:
+    """Divide a sum over the anchors of a source by a count, over the anchors of all processes; 0 if the count is 0."""
     count = count.to(total.dtype)
-    # The mean over processes of `sum / mean count` is the sum over all anchors by the count of all.
-    return total / (distributed.mean(count) if source.shared else count).clamp_min(1 / distributed.world_size())
+    # The mean over processes of `sum / mean count` is the sum over all anchors divided by the count over all.
+    count = distributed.all_reduce_mean(count) if source.is_distributed else count
+    return total / count.clamp_min(1 / distributed.world_size())

@@ -1,4 +1,4 @@
-"""Average precision from histograms of similarities: the losses FastAP and SoftBinAP."""
+"""Average precision from histograms of similarities: FastAP and SoftBinAP."""
 
 from __future__ import annotations
 
@@ -7,58 +7,57 @@ import math
 import torch
 from torch import Tensor
 
-from vicinal.arguments import check_at_least_one
-from vicinal.errors import InputError
 from vicinal.losses.base import Reduction
 from vicinal.losses.ranking import RankingLoss
-from vicinal.losses.row_functions import count_positives, fill_absent
+from vicinal.losses.row_functions import count_positives, replace_padding
 from vicinal.losses.soft_histogram import soft_histogram
 from vicinal.mining import Miner
-from vicinal.similarity import Rows
+from vicinal.similarity.rows import Rows
+from vicinal.utils.arguments import check_positive_integer
+from vicinal.utils.errors import InputError
 
-SMALLEST = 1e-30
-"""Less than any count; division by 0 would leave NaN in the gradient even where its result is not used."""
+MIN_COUNT = 1e-30
+"""Less than any count; a division by 0 would leave NaN in the gradient even where its result is not used."""
 
 
 class BinnedAPLoss(RankingLoss):
-    """The formula of the two losses below, which differ in their nodes.
+    """The formula of FastAP and SoftBinAP.
 
     Attributes:
-        bins: number of intervals between nodes over the similarities -1 to 1.
+        bins: number of intervals between the nodes, from similarity -1 to 1.
     """
 
     bins: int
 
-    def shortfall(self, rows: Rows) -> Tensor:
-        positives = soft_histogram(fill_absent(rows.positives, -math.inf), self.bins)
-        of_negatives = _from_above(soft_histogram(rows.negatives, self.bins))
-        of_all = of_negatives + _from_above(positives)
-        imprecision = torch.where(of_all > 0, of_negatives / of_all.clamp_min(SMALLEST), 1.0)
-        return (positives * imprecision).sum(dim=1) / count_positives(rows.positives).clamp_min(1)
+    def ranking_error(self, rows: Rows) -> Tensor:
+        positives = soft_histogram(replace_padding(rows.positives, -math.inf), self.bins)
+        num_negatives = _cumulative(soft_histogram(rows.negatives, self.bins))
+        num_pairs = num_negatives + _cumulative(positives)
+        error = torch.where(num_pairs > 0, num_negatives / num_pairs.clamp_min(MIN_COUNT), 1.0)
+        return (positives * error).sum(dim=1) / count_positives(rows.positives).clamp_min(1)
 
 
-def _from_above(histogram: Tensor) -> Tensor:
-    """What each node and all nodes of higher similarity have."""
+def _cumulative(histogram: Tensor) -> Tensor:
+    """The sum over each node and all nodes of higher similarity."""
     return histogram.flip(1).cumsum(1).flip(1)
 
 
 class FastAPLoss(BinnedAPLoss):
-    """FastAP loss: 1 less the average precision of each query, from histograms of its similarities,
+    """FastAP loss: 1 minus the average precision of each query, from histograms of its similarities,
 
         1/P sum_r h+_r H+_r / H_r
 
-    with nodes r from similarity 1 down to -1, h+_r what the P positives have at a node by linear assignment to the two
-    nearest ones, H+_r its sum up to the node, and H_r that of positives and negatives. A query without a positive does
-    not count.
+    with nodes r from similarity 1 down to -1, the histogram h+ of the P positives by linear assignment to the two
+    nearest nodes, its cumulative sum H+, and that of positives and negatives, H. Queries without positives are ignored.
 
-    Reference: Cakir et al., "Deep Metric Learning to Rank", CVPR 2019, Eq. (5) to (8), whose histograms over squared
-    distances from 0 to 4 are these.
+    Reference: Cakir et al., "Deep Metric Learning to Rank", CVPR 2019, Eq. (5) to (8). Its histograms over squared
+    distances from 0 to 4 are the same.
 
     Args:
-        bins: intervals between the nodes, of which there is one more. The published code has 10.
-        miner: chooses pairs before the loss sees them; None keeps all.
+        bins: number of intervals between the nodes. The published code uses 10.
+        miner: selects the pairs; None keeps all.
         reduction: "contributing", the mean over the queries that have a positive; "anchors", the mean over all; "sum".
-        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
         InputError: bins is below 1.
@@ -77,7 +76,7 @@ class FastAPLoss(BinnedAPLoss):
         tile_rows: int | None = None,
     ) -> None:
         super().__init__(miner, reduction, tile_rows)
-        check_at_least_one(self, bins=bins)
+        check_positive_integer(self, bins=bins)
         self.bins = bins
 
 
@@ -88,10 +87,10 @@ class SoftBinAPLoss(BinnedAPLoss):
     2019, Eq. (6) to (10). There the query is one of its own positives; here it is not.
 
     Args:
-        nodes: the paper's M, at least 2; the intervals between them are one fewer.
-        miner: chooses pairs before the loss sees them; None keeps all.
+        nodes: number of nodes, the paper's M, at least 2.
+        miner: selects the pairs; None keeps all.
         reduction: "contributing", the mean over the queries that have a positive; "anchors", the mean over all; "sum".
-        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
         InputError: nodes is below 2.

@@ -1,4 +1,4 @@
-"""Center contrastive learning: the joint loss of CCL, and cluster contrast with centers that follow their classes."""
+"""Center contrastive loss (CCL), and cluster contrast with centers that are moving averages."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vicinal import distributed
-from vicinal.arguments import check_not_negative
-from vicinal.center_tiles import CenterRows
-from vicinal.errors import InputError
 from vicinal.losses.center_softmax import CenterSoftmaxLoss
 from vicinal.losses.margin_softmax import CosFaceLoss
-from vicinal.similarity import Source, normalize
+from vicinal.similarity.class_centers import CenterRows
+from vicinal.similarity.normalize import normalize
+from vicinal.similarity.pair_source import PairSource
+from vicinal.utils import distributed
+from vicinal.utils.arguments import check_nonnegative
+from vicinal.utils.errors import InputError
 
 
 class CenterContrastiveLoss(CosFaceLoss):
@@ -21,29 +22,29 @@ class CenterContrastiveLoss(CosFaceLoss):
 
         -log( exp(s (c_y x_i - m) + 2 lambda c_y x_i) / (exp(s (c_y x_i - m)) + sum_j exp(s c_j x_i)) )
 
-    with the centers c_j of the other classes, all vectors of length 1, s the scale, m the margin and lambda the center
-    weight. It is large-margin contrastive learning against centers plus lambda |x_i - c_y|^2, less the constant
-    2 lambda: so its value may be negative. Label smoothing concerns the softmax and not the center term.
+    with the centers c_j of the other classes, all vectors of norm 1, s the scale, m the margin and lambda the center
+    weight. It is large-margin contrastive learning against centers plus lambda |x_i - c_y|^2 minus the constant
+    2 lambda, so its value may be negative. Label smoothing applies to the softmax, not to the center term.
 
-    With `center_weight=0` it is :class:`CosFaceLoss`, without margin too :class:`NormSoftmaxLoss`.
+    With `center_weight=0` it is :class:`CosFaceLoss`, and with `margin=0` too it is :class:`NormSoftmaxLoss`.
 
     Reference: Cai et al., "Center Contrastive Loss for Metric Learning", 2023, Eq. (5), with its scale and label
-    smoothing; lambda 0.5 to 2 and margin 0 to 0.4, with wrong labels lambda 2 without margin.
+    smoothing; lambda 0.5 to 2 and margin 0 to 0.4, with label noise lambda 2 and no margin.
 
     Args:
-        num_classes: classes of the training set; None: a recipe's trainer says.
-        dim: dimension of the embeddings; None: a recipe's trainer says.
-        scale: factor of the similarities, positive.
-        margin: taken from the similarity to the own class.
-        center_weight: lambda, not negative.
-        label_smoothing: share of the target probability that goes to the other classes in equal parts, from 0 to 1.
-        stop_gradient: the centers learn from the center term alone, as in cluster contrast (the paper's Table 1).
-        sampled_share: share of the classes that a batch is compared with; see :class:`CenterSoftmaxLoss`.
-        seed: of their draws.
-        sharded: divide the centers among processes; see :class:`CenterSoftmaxLoss`.
+        num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
+        dim: dimension of the embeddings; None: the trainer of a recipe sets it.
+        scale: positive factor of the similarities.
+        margin: subtracted from the similarity to the own class.
+        center_weight: the paper's lambda, not negative.
+        label_smoothing: fraction of the target probability that is divided evenly among the other classes, in [0, 1].
+        stop_gradient: whether the centers learn only from the center term (the paper's Table 1).
+        sample_rate: fraction of the classes that a batch is compared with; see :class:`CenterSoftmaxLoss`.
+        seed: of the sampling.
+        sharded: whether the centers are divided among the processes; see :class:`CenterSoftmaxLoss`.
 
     Raises:
-        InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
+        InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
         >>> import torch
@@ -63,55 +64,64 @@ class CenterContrastiveLoss(CosFaceLoss):
         center_weight: float = 1.0,
         label_smoothing: float = 0.1,
         stop_gradient: bool = False,
-        sampled_share: float = 1.0,
+        sample_rate: float = 1.0,
         seed: int = 0,
         sharded: bool = False,
     ) -> None:
-        super().__init__(num_classes, dim, scale, margin, label_smoothing, sampled_share, seed, sharded)
-        check_not_negative(self, center_weight=center_weight)
+        super().__init__(
+            num_classes,
+            dim,
+            scale,
+            margin,
+            label_smoothing=label_smoothing,
+            sample_rate=sample_rate,
+            seed=seed,
+            sharded=sharded,
+        )
+        check_nonnegative(self, center_weight=center_weight)
         self.center_weight = center_weight
         self.stop_gradient = stop_gradient
 
     def row_values(self, rows: CenterRows) -> Tensor:
         return super().row_values(rows) - 2 * self.center_weight * rows.own[:, 0]
 
-    def value(self, source: Source) -> Tensor:
+    def mean_value(self, source: PairSource) -> Tensor:
         if not self.stop_gradient:
-            return super().value(source)
+            return super().mean_value(source)
         value = self._mean_against(self._created().detach(), source)
         center_term = -2 * self.center_weight * self._own_similarity(source).mean()
-        return value + (center_term - center_term.detach())  # its value is in the first already, its gradient is not
+        return value + (center_term - center_term.detach())  # adds only its gradient: its value is in `value`
 
-    def _own_similarity(self, source: Source) -> Tensor:
-        """Of each anchor, taken as it is, to the center of its class; 0 where another process holds that, [n]."""
-        places, held = self._places(self._labels(source))
-        own = normalize(self._created().to(source.anchors.dtype)[places])
-        return torch.where(held, torch.linalg.vecdot(source.anchors.detach(), own), 0.0)
+    def _own_similarity(self, source: PairSource) -> Tensor:
+        """Similarity of each detached anchor to the center of its class; 0 where another process holds that, [n]."""
+        index, is_local = self._locate(self._labels(source))
+        own = normalize(self._created().to(source.anchors.dtype)[index])
+        return torch.where(is_local, torch.linalg.vecdot(source.anchors.detach(), own), 0.0)
 
 
 class ClusterContrastLoss(CenterSoftmaxLoss):
-    """Cluster contrast: normalised softmax against centers that are no parameters but follow their classes.
+    """Cluster contrast: normalised softmax over centers that are moving averages of the embeddings of their classes.
 
-    After each call in training the center of every class of the batch moves,
+    After each call in training the center of every class of the batch is updated,
 
         c_y <- normalise(momentum c_y + (1 - momentum) x_y),
 
-    x_y the mean of the class's unit embeddings in the batch, over all processes. The center does not see its own
-    batch's embeddings before they are compared with it.
+    where x_y is the mean of the class's normalised embeddings in the batch, over all processes. A batch is compared
+    with the centers before they are updated.
 
     Reference: Dai et al., "Cluster Contrast for Unsupervised Person Re-Identification", ACCV 2022, with its momentum
     and temperature 0.05 as 1 / scale, as written in Cai et al., "Center Contrastive Loss for Metric Learning", 2023,
-    Eq. (14). There one embedding after the other moves its center; the mean does not depend on their order.
+    Eq. (14). There each embedding in turn updates its center; the mean does not depend on their order.
 
     Args:
-        num_classes: classes of the training set; None: a recipe's trainer says.
-        dim: dimension of the embeddings; None: a recipe's trainer says.
-        scale: factor of the similarities, positive.
-        momentum: share of a center that stays, from 0 to 1.
-        label_smoothing: share of the target probability that goes to the other classes in equal parts, from 0 to 1.
+        num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
+        dim: dimension of the embeddings; None: the trainer of a recipe sets it.
+        scale: positive factor of the similarities.
+        momentum: weight of the previous center, in [0, 1].
+        label_smoothing: fraction of the target probability that is divided evenly among the other classes, in [0, 1].
 
     Raises:
-        InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
+        InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
         >>> import torch
@@ -141,16 +151,16 @@ class ClusterContrastLoss(CenterSoftmaxLoss):
             raise InputError(f"ClusterContrastLoss: momentum = {momentum} must be from 0 to 1")
         self.momentum = momentum
 
-    def value(self, source: Source) -> Tensor:
-        value = super().value(source)
+    def mean_value(self, source: PairSource) -> Tensor:
+        value = super().mean_value(source)
         if self.training:
-            if distributed.world_size() > 1 and not source.shared:
-                self._check_same_everywhere(source)  # or the processes' centers would part
-            self._follow(source.among_references())
+            if distributed.world_size() > 1 and not source.is_distributed:
+                self._check_same_everywhere(source)  # otherwise the processes' centers would diverge
+            self._update_centers(source.references_as_batch())
         return value
 
     @torch.no_grad()
-    def _follow(self, batch: Source) -> None:
+    def _update_centers(self, batch: PairSource) -> None:
         centers, labels = self._created(), self._labels(batch).long()
         sums = torch.zeros_like(centers).index_add_(0, labels, batch.anchors.to(centers))
         counts = torch.zeros_like(centers[:, 0]).index_add_(0, labels, torch.ones_like(labels, dtype=centers.dtype))

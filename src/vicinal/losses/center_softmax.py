@@ -1,37 +1,39 @@
-"""Losses that are minus the logarithm of a softmax over class centers: what they share, and NormSoftmax."""
+"""CenterSoftmaxLoss: the negative log-likelihood of a softmax over class centers, and NormSoftmax."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from vicinal import distributed
-from vicinal.arguments import check_positive, check_seed
-from vicinal.center_tiles import CenterRows, Centers, sum_over_anchors, values_of_anchors
-from vicinal.errors import InputError
-from vicinal.losses.centers import CenterBasedLoss
+from vicinal.losses.center_based import CenterBasedLoss
 from vicinal.losses.row_functions import softplus
-from vicinal.seeds import mixed_seed
-from vicinal.similarity import Source
+from vicinal.similarity.center_sum import sum_over_anchors, values_of_anchors
+from vicinal.similarity.class_centers import CenterRows, ClassCenters
+from vicinal.similarity.pair_source import PairSource
+from vicinal.utils import distributed
+from vicinal.utils.arguments import check_positive, check_seed
+from vicinal.utils.errors import InputError
+from vicinal.utils.seeds import derive_seed
 
 
 class CenterSoftmaxLoss(CenterBasedLoss):
-    """The mean over all anchors of minus the logarithm of a softmax over classes.
+    """The mean over all anchors of the negative log-likelihood of a softmax over classes.
 
-    A new loss is one method, :meth:`positive_logit`: what stands in the exponent of an anchor's own class. In those of
-    the other classes stands scale x cosine.
+    A new loss is one method, :meth:`positive_logit`: the logit of an anchor's own class. The logits of other classes
+    are scale x cosine.
 
     Args:
-        num_classes: classes of the training set; None: a recipe's trainer says.
-        dim: dimension of the embeddings; None: a recipe's trainer says.
-        scale: factor of the similarities, positive.
-        label_smoothing: share of the target probability that goes to the other classes in equal parts, from 0 to 1.
-        sampled_share: share of all classes that a batch is compared with, though no fewer than it has samples: its
-            own and others drawn at random; the softmax is over these. Partial FC (An et al., "Partial FC: Training 10
-            Million Identities on a Single Machine", 2021), there 0.1. 1: all classes.
-        seed: of the draws.
-        sharded: each of several processes holds the centers of a part of the classes; value and gradient stay those
-            of all classes.
+        num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
+        dim: dimension of the embeddings; None: the trainer of a recipe sets it.
+        scale: positive factor of the similarities.
+        label_smoothing: fraction of the target probability that is divided evenly among the other classes, in [0, 1].
+        sample_rate: fraction of all classes that a batch is compared with, or as many as it has samples, if these are
+            more: its own classes and random others; the softmax is over these. Partial FC (An et al., "Partial FC:
+            Training 10 Million Identities on a Single Machine", 2021), where it is 0.1. 1: all classes.
+        seed: of the sampling.
+        sharded: whether each process holds the centers of only some classes; value and gradient remain those of all
+            classes.
+        centers_per_class: number of centers of each class.
     """
 
     calls: Tensor
@@ -42,7 +44,7 @@ class CenterSoftmaxLoss(CenterBasedLoss):
         dim: int | None = None,
         scale: float = 20.0,
         label_smoothing: float = 0.0,
-        sampled_share: float = 1.0,
+        sample_rate: float = 1.0,
         seed: int = 0,
         sharded: bool = False,
         centers_per_class: int = 1,
@@ -50,83 +52,83 @@ class CenterSoftmaxLoss(CenterBasedLoss):
         super().__init__(num_classes, dim, centers_per_class, sharded)
         check_positive(self, scale=scale)
         check_seed(self, seed)
-        for name, value, lowest in (("label_smoothing", label_smoothing, 0.0), ("sampled_share", sampled_share, 1e-9)):
+        for name, value, lowest in (("label_smoothing", label_smoothing, 0.0), ("sample_rate", sample_rate, 1e-9)):
             if not lowest <= value <= 1:
                 raise InputError(f"{type(self).__name__}: {name} = {value} must be from 0 to 1")
         self.scale, self.label_smoothing = scale, label_smoothing
-        self.sampled_share, self.seed = sampled_share, seed
-        if sampled_share < 1:
+        self.sample_rate, self.seed = sample_rate, seed
+        if sample_rate < 1:
             self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def positive_logit(self, own: Tensor) -> Tensor:
-        """The exponent of an anchor's own class, [rows], from its similarities [rows, centers_per_class]."""
+        """Compute the logit of an anchor's own class, [rows], from its similarities [rows, centers_per_class]."""
         return self.scale * own[:, 0]
 
     def row_values(self, rows: CenterRows) -> Tensor:
-        """One value an anchor, [rows]."""
+        """Compute one value per anchor, [rows]."""
         positive = self.positive_logit(rows.own)
         value = softplus(rows.others - positive)
-        if self.label_smoothing == 0 or rows.classes == 1:
+        if self.label_smoothing == 0 or rows.num_classes == 1:
             return value
-        # Of the target probability a share moves from one's own exponent to the mean of the others.
-        others = (rows.classes * rows.mean - self.scale * rows.own[:, 0]) / (rows.classes - 1)
-        return value + self.label_smoothing * (positive - others)
+        # A fraction of the target probability moves from the own class to the mean of the others.
+        mean_other = (rows.num_classes * rows.mean - self.scale * rows.own[:, 0]) / (rows.num_classes - 1)
+        return value + self.label_smoothing * (positive - mean_other)
 
-    def value(self, source: Source) -> Tensor:
+    def mean_value(self, source: PairSource) -> Tensor:
         return self._mean_against(self._created(), source)
 
-    def _mean_against(self, centers: Tensor, source: Source) -> Tensor:
-        """The mean over all anchors of their values, by centers that learn or not."""
-        compared = self._compared(centers, source)
-        if self.sampled_share < 1 and self.training:
+    def _mean_against(self, centers: Tensor, source: PairSource) -> Tensor:
+        """The mean loss over all anchors with these centers, which may be detached."""
+        selected = self._selected(centers, source)
+        if self.sample_rate < 1 and self.training:
             self.calls += 1
-        return sum_over_anchors(source.anchors, self._labels(source), compared, self.row_values) / len(source)
+        return sum_over_anchors(source.anchors, self._labels(source), selected, self.row_values) / len(source)
 
-    def _values(self, source: Source) -> Tensor:
-        compared = self._anchors(source)  # those of all processes, where centers are divided among them
-        if not len(compared):
-            return compared.anchors.new_zeros(0)
-        centers = self._compared(self._created().detach(), compared)
-        values = values_of_anchors(compared.anchors, self._labels(compared), centers, self.row_values)
-        return values if len(compared) == len(source) else values[source.offset :][: len(source)]
+    def _anchor_values(self, source: PairSource) -> Tensor:
+        anchors = self._anchors(source)
+        if not len(anchors):
+            return anchors.anchors.new_zeros(0)
+        centers = self._selected(self._created().detach(), anchors)
+        values = values_of_anchors(anchors.anchors, self._labels(anchors), centers, self.row_values)
+        # Where centers are sharded, the values are those of the anchors of all processes.
+        return values if len(anchors) == len(source) else values[source.offset :][: len(source)]
 
-    @staticmethod
-    def _labels(source: Source) -> Tensor:
-        assert source.labels is not None
-        return source.labels
-
-    def _compared(self, centers: Tensor, source: Source) -> Centers:
+    def _selected(self, centers: Tensor, source: PairSource) -> ClassCenters:
         """The centers that a batch is compared with."""
-        ids = self._sampled(source) if self.sampled_share < 1 else None
+        ids = self._sampled(source) if self.sample_rate < 1 else None
         if ids is not None:
-            centers = centers[_columns(ids, self.centers_per_class)]
-        of_all: list[int] = []
-        if self.is_divided:
-            first = self._first_class()
-            here = len(centers) // self.centers_per_class
-            ids = torch.arange(first, first + here, device=centers.device) if ids is None else ids + first
-            of_all = [self._number(classes, len(source)) for classes in self.classes_of_all()]
-        smoothed = self.label_smoothing > 0
-        return Centers(
-            centers, self.scale, self.centers_per_class, wants_mean=smoothed, ids=ids, classes_of_all=tuple(of_all)
+            k = self.centers_per_class
+            centers = centers[(ids[:, None] * k + torch.arange(k, device=ids.device)).flatten()]
+        classes_per_process: list[int] = []
+        if self.is_sharded:
+            first, num_local = self._first_class(), len(centers) // self.centers_per_class
+            local = torch.arange(num_local, device=centers.device) if ids is None else ids
+            ids = local + first
+            classes_per_process = [self._num_sampled(classes, len(source)) for classes in self.classes_per_process()]
+        return ClassCenters(
+            centers,
+            self.scale,
+            self.centers_per_class,
+            needs_mean=self.label_smoothing > 0,
+            class_ids=ids,
+            classes_per_process=tuple(classes_per_process),
         )
 
-    def _number(self, classes: int, anchors: int) -> int:
-        """How many of the classes of a process are compared with: their share, and all that a batch may be of."""
-        if self.sampled_share == 1:
-            return classes
-        return min(classes, max(round(self.sampled_share * classes), anchors, 2))
+    def _num_sampled(self, num_classes: int, num_anchors: int) -> int:
+        """How many of the classes of a process are selected: at least as many as there are anchors, if possible."""
+        if self.sample_rate == 1:
+            return num_classes
+        return min(num_classes, max(round(self.sample_rate * num_classes), num_anchors, 2))
 
-    def _sampled(self, source: Source) -> Tensor:
-        """The classes of this process that are compared with, ascending: those of the batch, and random others."""
-        here = len(self._created()) // self.centers_per_class
-        generator = torch.Generator().manual_seed(
-            mixed_seed(self.seed, int(self.calls), distributed.rank() if self.is_divided else 0)
-        )
-        places, held = self._places(self._labels(source))
-        order = torch.rand(here, generator=generator).to(places.device)
-        order.index_put_((places,), held.to(order), accumulate=True)  # 1 and more: first
-        return order.topk(self._number(here, len(places))).indices.sort().values
+    def _sampled(self, source: PairSource) -> Tensor:
+        """The selected classes of this process, ascending: those of the batch, and random others."""
+        num_local = len(self._created()) // self.centers_per_class
+        rank = distributed.rank() if self.is_sharded else 0
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, int(self.calls), rank))
+        index, is_local = self._locate(self._labels(source))
+        priority = torch.rand(num_local, generator=generator).to(index.device)
+        priority.index_put_((index,), is_local.to(priority), accumulate=True)  # classes of the batch have 1 and more
+        return priority.topk(self._num_sampled(num_local, len(index))).indices.sort().values
 
 
 class NormSoftmaxLoss(CenterSoftmaxLoss):
@@ -140,16 +142,16 @@ class NormSoftmaxLoss(CenterSoftmaxLoss):
     its temperature 0.05 as 1 / scale; Cai et al., "Center Contrastive Loss for Metric Learning", 2023, Eq. (8).
 
     Args:
-        num_classes: classes of the training set; None: a recipe's trainer says.
-        dim: dimension of the embeddings; None: a recipe's trainer says.
-        scale: factor of the similarities, positive.
-        label_smoothing: share of the target probability that goes to the other classes in equal parts, from 0 to 1.
-        sampled_share: share of the classes that a batch is compared with; see :class:`CenterSoftmaxLoss`.
-        seed: of their draws.
-        sharded: divide the centers among processes; see :class:`CenterSoftmaxLoss`.
+        num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
+        dim: dimension of the embeddings; None: the trainer of a recipe sets it.
+        scale: positive factor of the similarities.
+        label_smoothing: fraction of the target probability that is divided evenly among the other classes, in [0, 1].
+        sample_rate: fraction of the classes that a batch is compared with; see :class:`CenterSoftmaxLoss`.
+        seed: of the sampling.
+        sharded: whether the centers are divided among the processes; see :class:`CenterSoftmaxLoss`.
 
     Raises:
-        InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
+        InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
         >>> import torch
@@ -166,13 +168,8 @@ class NormSoftmaxLoss(CenterSoftmaxLoss):
         dim: int | None = None,
         scale: float = 20.0,
         label_smoothing: float = 0.0,
-        sampled_share: float = 1.0,
+        sample_rate: float = 1.0,
         seed: int = 0,
         sharded: bool = False,
     ) -> None:
-        super().__init__(num_classes, dim, scale, label_smoothing, sampled_share, seed, sharded)
-
-
-def _columns(ids: Tensor, per_class: int) -> Tensor:
-    """Where the centers of some classes are among all."""
-    return (ids[:, None] * per_class + torch.arange(per_class, device=ids.device)).flatten()
+        super().__init__(num_classes, dim, scale, label_smoothing, sample_rate=sample_rate, seed=seed, sharded=sharded)

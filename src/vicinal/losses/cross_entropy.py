@@ -1,4 +1,4 @@
-"""Softmax cross-entropy with a linear classifier, and center loss beside it: losses of embeddings of any length."""
+"""Cross-entropy of a linear classifier, and center loss: losses of embeddings that are not normalised."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from vicinal.arguments import check_not_negative
-from vicinal.center_tiles import Centers
 from vicinal.losses.center_softmax import CenterSoftmaxLoss
-from vicinal.similarity import Source
+from vicinal.similarity.class_centers import ClassCenters
+from vicinal.similarity.pair_source import PairSource
+from vicinal.utils.arguments import check_nonnegative
 
 
 class CrossEntropyLoss(CenterSoftmaxLoss):
@@ -18,22 +18,22 @@ class CrossEntropyLoss(CenterSoftmaxLoss):
 
         -log( exp(w_y x_i + b_y) / sum_j exp(w_j x_i + b_j) )
 
-    with a weight w_j and a bias b_j for each class, and embeddings as they are: this loss does not normalise them, and
-    a recipe's model does not in training with it (:attr:`vicinal.Embedder.keeps_length`).
+    with a weight w_j and a bias b_j for each class. The loss does not normalise embeddings, nor does the model of a
+    recipe when it is trained with this loss (:attr:`vicinal.Embedder.normalize_in_training`).
 
     Reference: Cai et al., "Center Contrastive Loss for Metric Learning", 2023, Eq. (6).
 
     Args:
-        num_classes: classes of the training set; None: a recipe's trainer says.
-        dim: dimension of the embeddings; None: a recipe's trainer says.
-        label_smoothing: share of the target probability that goes to the other classes in equal parts, from 0 to 1.
+        num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
+        dim: dimension of the embeddings; None: the trainer of a recipe sets it.
+        label_smoothing: fraction of the target probability that is divided evenly among the other classes, in [0, 1].
 
     Attributes:
         centers: the weights, float [num_classes, dim].
         bias: float [num_classes].
 
     Raises:
-        InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
+        InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
         >>> import torch
@@ -44,49 +44,48 @@ class CrossEntropyLoss(CenterSoftmaxLoss):
         tensor(0.3133)
     """
 
-    of_lengths: ClassVar[bool] = True
+    uses_norms: ClassVar[bool] = True
     bias: nn.Parameter | None
 
     def __init__(self, num_classes: int | None = None, dim: int | None = None, label_smoothing: float = 0.0) -> None:
         super().__init__(num_classes, dim, 1.0, label_smoothing)
 
-    def create(self, num_classes: int, dim: int) -> None:
-        super().create(num_classes, dim)
+    def create_centers(self, num_classes: int, dim: int) -> None:
+        super().create_centers(num_classes, dim)
         self.bias = nn.Parameter(torch.zeros(num_classes))
 
-    def _anchors(self, source: Source) -> Source:
-        source = super()._anchors(source)
-        return source.as_they_are()
+    def _anchors(self, source: PairSource) -> PairSource:
+        return super()._anchors(source).without_normalization()
 
-    def _compared(self, centers: Tensor, source: Source) -> Centers:
+    def _selected(self, centers: Tensor, source: PairSource) -> ClassCenters:
         assert self.bias is not None
-        return Centers(centers, self.scale, bias=self.bias, wants_mean=self.label_smoothing > 0)
+        return ClassCenters(centers, self.scale, bias=self.bias, needs_mean=self.label_smoothing > 0)
 
 
 class CenterLoss(CrossEntropyLoss):
-    """Center loss: cross-entropy of a linear classifier, and beside it centers that embeddings are drawn to,
+    """Center loss: cross-entropy of a linear classifier plus the squared distance of embeddings to class centers,
 
         cross-entropy + center_weight x mean_i |x_i - c_y|^2
 
-    with the class y of anchor i and embeddings as they are, not normalised; see :class:`CrossEntropyLoss`.
+    with the class y of anchor i. Embeddings are not normalised; see :class:`CrossEntropyLoss`.
 
     Reference: Wen et al., "A Discriminative Feature Learning Approach for Deep Face Recognition", ECCV 2016, Eq. (5),
-    whose lambda = 0.003 is of half the squares, as written in Cai et al., "Center Contrastive Loss for Metric
-    Learning", 2023, Eq. (7). There centers move by the mean difference to their embeddings, here by the gradient.
+    whose lambda = 0.003 is for half the squares, as written in Cai et al., "Center Contrastive Loss for Metric
+    Learning", 2023, Eq. (7). There centers move by the mean difference to their embeddings, here by gradient descent.
 
     Args:
-        num_classes: classes of the training set; None: a recipe's trainer says.
-        dim: dimension of the embeddings; None: a recipe's trainer says.
-        center_weight: not negative.
-        label_smoothing: share of the target probability that goes to the other classes in equal parts, from 0 to 1.
+        num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
+        dim: dimension of the embeddings; None: the trainer of a recipe sets it.
+        center_weight: weight of the squared distance, not negative.
+        label_smoothing: fraction of the target probability that is divided evenly among the other classes, in [0, 1].
 
     Attributes:
         centers: the classifier's weights, float [num_classes, dim].
         bias: its biases, float [num_classes].
-        means: the centers that embeddings are drawn to, float [num_classes, dim].
+        means: the class centers, float [num_classes, dim].
 
     Raises:
-        InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
+        InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
         >>> import torch
@@ -107,20 +106,20 @@ class CenterLoss(CrossEntropyLoss):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(num_classes, dim, label_smoothing)
-        check_not_negative(self, center_weight=center_weight)
+        check_nonnegative(self, center_weight=center_weight)
         self.center_weight = center_weight
 
-    def create(self, num_classes: int, dim: int) -> None:
-        super().create(num_classes, dim)
+    def create_centers(self, num_classes: int, dim: int) -> None:
+        super().create_centers(num_classes, dim)
         self.means = nn.Parameter(torch.zeros(num_classes, dim))
 
-    def value(self, source: Source) -> Tensor:
-        return super().value(source) + self._center_terms(source).mean()
+    def mean_value(self, source: PairSource) -> Tensor:
+        return super().mean_value(source) + self._center_terms(source).mean()
 
-    def _values(self, source: Source) -> Tensor:
-        return super()._values(source) + self._center_terms(self._anchors(source)).detach()
+    def _anchor_values(self, source: PairSource) -> Tensor:
+        return super()._anchor_values(source) + self._center_terms(self._anchors(source)).detach()
 
-    def _center_terms(self, source: Source) -> Tensor:
+    def _center_terms(self, source: PairSource) -> Tensor:
         assert self.means is not None
         own = self.means.to(source.anchors.dtype)[self._labels(source).long()]
         return self.center_weight * (source.anchors - own).square().sum(dim=1)

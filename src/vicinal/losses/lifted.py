@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vicinal.arguments import check_finite, check_positive
 from vicinal.losses.base import Reduction, RowLoss
 from vicinal.losses.row_functions import log_sum_exp, softplus, zero_if_empty
 from vicinal.mining import Miner
-from vicinal.similarity import Rows
+from vicinal.similarity.rows import Rows
+from vicinal.utils.arguments import check_finite, check_positive
 
 
 class LiftedStructureLoss(RowLoss):
@@ -16,7 +16,7 @@ class LiftedStructureLoss(RowLoss):
 
         [ log sum_P exp(margin - S_ik) + log sum_N exp(S_ik) ]+
 
-    An anchor without positives or without negatives adds 0.
+    An anchor without positives or without negatives contributes 0.
 
     Reference: Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR 2019,
     Eq. (6): the generalised form of Hermans et al., 2017, of Song et al., "Deep Metric Learning via Lifted Structured
@@ -24,10 +24,10 @@ class LiftedStructureLoss(RowLoss):
 
     Args:
         margin: the paper's lambda.
-        miner: chooses pairs before the loss sees them; None keeps all.
+        miner: selects the pairs; None keeps all.
         reduction: "sum", the paper's; "anchors", the mean over all anchors; "contributing", over those with positives
             and negatives.
-        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
         InputError: margin is not finite.
@@ -58,21 +58,21 @@ class LiftedStructureLoss(RowLoss):
 
 
 class LiftedStructureStarLoss(RowLoss):
-    """LiftedStruct*, the lifted structure loss made to look at hard pairs: the mean over all anchors i of
+    """LiftedStruct*, the lifted structure loss with larger weights for hard pairs: the mean over all anchors i of
 
         1/alpha log sum_P exp(-alpha S_ik) + 1/beta log sum_N exp(beta S_ik)
 
-    A half without a pair adds 0.
+    The logarithm of an empty sum is replaced by 0.
 
     Reference: Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR 2019,
     Eq. (16), with its constants.
 
     Args:
-        alpha: steepness for positives, positive.
-        beta: steepness for negatives, positive.
-        miner: chooses pairs before the loss sees them; None keeps all.
+        alpha: positive factor of the similarities of positives.
+        beta: positive factor of the similarities of negatives.
+        miner: selects the pairs; None keeps all.
         reduction: "anchors", the paper's mean over all anchors; "contributing", over those with a pair; "sum".
-        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
         InputError: alpha or beta is not positive.
@@ -102,8 +102,8 @@ class LiftedStructureStarLoss(RowLoss):
 
 
 class BinLiftedLoss(RowLoss):
-    """BinLifted: pair weights that are the mean of those of a binomial deviance and of LiftedStruct*. It is the mean
-    over all anchors i of half of
+    """BinLifted, whose pair weights are the mean of those of binomial deviance and LiftedStruct*: the mean over all
+    anchors i of half of
 
         1/alpha (sum_P log(1 + exp(alpha (base - S_ik))) + log sum_P exp(-alpha S_ik))
         + 1/beta (sum_N log(1 + exp(beta (S_ik - base))) + log sum_N exp(beta S_ik))
@@ -113,12 +113,12 @@ class BinLiftedLoss(RowLoss):
     number of pairs there, unlike in Eq. (9)) and the constants of its experiments.
 
     Args:
-        alpha: steepness for positives, positive.
-        beta: steepness for negatives, positive.
-        base: the similarity lambda around which pairs are weighed.
-        miner: chooses pairs before the loss sees them; None keeps all.
+        alpha: positive factor of the similarities of positives.
+        beta: positive factor of the similarities of negatives.
+        base: the paper's lambda, a similarity.
+        miner: selects the pairs; None keeps all.
         reduction: "anchors", the mean over all anchors as in Eq. (16); "contributing", over those with a pair; "sum".
-        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
         InputError: alpha or beta is not positive, or base is not finite.

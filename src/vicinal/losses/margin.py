@@ -1,4 +1,4 @@
-"""The margin loss: distances above or below a boundary that is learned."""
+"""The margin loss, with a learned boundary between positive and negative distances."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from vicinal.arguments import check_at_least_one, check_not_negative, check_positive
-from vicinal.errors import InputError
 from vicinal.losses.base import Reduction, RowLoss
 from vicinal.losses.row_functions import count_above_zero, count_negatives, count_positives, euclidean_distance
 from vicinal.mining import DistanceWeightedMiner, Miner
-from vicinal.similarity import Rows, Source, can_look
+from vicinal.similarity.checks import can_read_values
+from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity.rows import Rows
+from vicinal.utils.arguments import check_nonnegative, check_positive, check_positive_integer
+from vicinal.utils.errors import InputError
 
 
 class MarginLoss(RowLoss):
@@ -21,25 +23,26 @@ class MarginLoss(RowLoss):
 
         [margin + D_ap - beta]+  for a positive pair,  [margin - D_an + beta]+  for a negative pair
 
-    and `nu * beta` for each anchor that has a pair, averaged over the pairs that violate. beta is a parameter of the
-    loss and learned with the network, one for all classes or one for each.
+    and `nu * beta` for each anchor that has a pair, averaged over the pairs with a loss above 0. beta is a parameter of
+    the loss that is learned with the network, one for all classes or one per class.
 
     Reference: Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, Eq. (4) and (5), with the paper's
     margin, initial beta and distance-weighted sampling of as many negatives as positives.
 
     Args:
         margin: the paper's alpha, a distance.
-        beta: where the boundary starts, a distance.
+        beta: initial boundary, a distance.
         learn_beta: whether beta is learned.
-        num_classes: one beta for each class; labels must then be 0 ... num_classes - 1. None: one beta.
+        num_classes: number of classes that each have their own beta; labels must then be 0 ... num_classes - 1. None:
+            one beta for all classes.
         nu: weight of the regularisation that keeps beta low.
-        miner: chooses pairs; the paper's distance-weighted sampling by default, None keeps all pairs.
+        miner: selects the pairs; the paper's distance-weighted sampling by default, None keeps all pairs.
         reduction: "violating", the authors' mean over pairs with a loss above 0; "pairs", over all pairs; "anchors",
-            the sum by the number of anchors; "sum".
-        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+            the sum divided by the number of anchors; "sum".
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
-        InputError: an argument is impossible, or a label is outside 0 ... num_classes - 1.
+        InputError: an argument is out of range, or a label is not in 0 ... num_classes - 1.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.6, 0.8]])
@@ -64,9 +67,9 @@ class MarginLoss(RowLoss):
         tile_rows: int | None = None,
     ) -> None:
         super().__init__(miner, reduction, tile_rows)
-        check_not_negative(self, margin=margin, nu=nu)
+        check_nonnegative(self, margin=margin, nu=nu)
         check_positive(self, beta=beta)
-        check_at_least_one(self, num_classes=num_classes)
+        check_positive_integer(self, num_classes=num_classes)
         self.margin = margin
         self.nu = nu
         self.num_classes = num_classes
@@ -86,7 +89,7 @@ class MarginLoss(RowLoss):
         return values, count_positives(rows.positives) + count_negatives(rows.negatives)
 
     def _pair_values(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-        """The losses of positive and of negative pairs, and each anchor's regularisation."""
+        """The losses of positive and of negative pairs, and the regularisation term of each anchor."""
         beta = self._beta(rows)
         distances = euclidean_distance(rows.positives)
         positives = (self.margin + distances - beta).relu().masked_fill(rows.positives == math.inf, 0.0)
@@ -100,15 +103,15 @@ class MarginLoss(RowLoss):
         assert rows.labels is not None
         return beta[rows.labels.long()][:, None]
 
-    def value(self, source: Source) -> Tensor:
+    def value(self, source: PairSource) -> Tensor:
         if self.num_classes is not None:
             self._check_classes(source.labels, self.num_classes)
         return super().value(source)
 
     def _check_classes(self, labels: Tensor | None, num_classes: int) -> None:
         if labels is None or labels.ndim != 1 or labels.is_floating_point():
-            raise InputError("MarginLoss: a beta for each class needs one int label for each embedding")
-        if can_look(labels) and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+            raise InputError("MarginLoss: one beta per class needs one int label per embedding")
+        if can_read_values(labels) and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
             raise InputError(
                 f"MarginLoss: labels from {int(labels.min())} to {int(labels.max())} are not all in "
                 f"0 ... {num_classes - 1} (num_classes = {num_classes})"

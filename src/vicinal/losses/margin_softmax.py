@@ -1,4 +1,4 @@
-"""Softmax over class centers with a margin for one's own class: CosFace and ArcFace."""
+"""Softmax over class centers with a margin for the own class: CosFace and ArcFace."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from vicinal.arguments import check_finite
-from vicinal.errors import InputError
 from vicinal.losses.center_softmax import CenterSoftmaxLoss
+from vicinal.utils.arguments import check_finite
+from vicinal.utils.errors import InputError
 
-SMALLEST_SQUARED_SINE = 1e-14
-"""Below, the sine is taken as 0: its slope would be infinite."""
+MIN_SQUARED_SINE = 1e-14
+"""Below it the sine is taken as 0, as its derivative would be infinite."""
 
 
 class CosFaceLoss(CenterSoftmaxLoss):
@@ -26,17 +26,17 @@ class CosFaceLoss(CenterSoftmaxLoss):
     scale and margin.
 
     Args:
-        num_classes: classes of the training set; None: a recipe's trainer says.
-        dim: dimension of the embeddings; None: a recipe's trainer says.
-        scale: factor of the similarities, positive.
-        margin: taken from the similarity to the own class.
-        label_smoothing: share of the target probability that goes to the other classes in equal parts, from 0 to 1.
-        sampled_share: share of the classes that a batch is compared with; see :class:`CenterSoftmaxLoss`.
-        seed: of their draws.
-        sharded: divide the centers among processes; see :class:`CenterSoftmaxLoss`.
+        num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
+        dim: dimension of the embeddings; None: the trainer of a recipe sets it.
+        scale: positive factor of the similarities.
+        margin: subtracted from the similarity to the own class.
+        label_smoothing: fraction of the target probability that is divided evenly among the other classes, in [0, 1].
+        sample_rate: fraction of the classes that a batch is compared with; see :class:`CenterSoftmaxLoss`.
+        seed: of the sampling.
+        sharded: whether the centers are divided among the processes; see :class:`CenterSoftmaxLoss`.
 
     Raises:
-        InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
+        InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
         >>> import torch
@@ -54,11 +54,11 @@ class CosFaceLoss(CenterSoftmaxLoss):
         scale: float = 64.0,
         margin: float = 0.35,
         label_smoothing: float = 0.0,
-        sampled_share: float = 1.0,
+        sample_rate: float = 1.0,
         seed: int = 0,
         sharded: bool = False,
     ) -> None:
-        super().__init__(num_classes, dim, scale, label_smoothing, sampled_share, seed, sharded)
+        super().__init__(num_classes, dim, scale, label_smoothing, sample_rate=sample_rate, seed=seed, sharded=sharded)
         check_finite(self, margin=margin)
         self.margin = margin
 
@@ -67,28 +67,28 @@ class CosFaceLoss(CenterSoftmaxLoss):
 
 
 class ArcFaceLoss(CosFaceLoss):
-    """ArcFace: CosFace with the margin on the angle; in the exponent of the own class stands
+    """ArcFace: CosFace with the margin added to the angle; the logit of the own class is
 
         scale cos(theta + margin),  theta the angle between x_i and c_y,
 
-    and where theta + margin is beyond pi, so that the cosine would rise again, scale (cos theta - margin sin margin).
+    and where theta + margin > pi, so that the cosine would increase again, scale (cos theta - margin sin margin).
 
     Reference: Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019, Eq. (3), with
-    its scale and margin; the part beyond pi is that of the authors' code.
+    its scale and margin; the part beyond pi is from the authors' code.
 
     Args:
-        num_classes: classes of the training set; None: a recipe's trainer says.
-        dim: dimension of the embeddings; None: a recipe's trainer says.
-        scale: factor of the similarities, positive.
-        margin: added to the angle, radians; 0.5 is 28.6 degrees.
-        label_smoothing: share of the target probability that goes to the other classes in equal parts, from 0 to 1.
-        sampled_share: share of the classes that a batch is compared with; see :class:`CenterSoftmaxLoss`.
-        seed: of their draws.
-        sharded: divide the centers among processes; see :class:`CenterSoftmaxLoss`.
+        num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
+        dim: dimension of the embeddings; None: the trainer of a recipe sets it.
+        scale: positive factor of the similarities.
+        margin: added to the angle, in radians; 0.5 is 28.6 degrees.
+        label_smoothing: fraction of the target probability that is divided evenly among the other classes, in [0, 1].
+        sample_rate: fraction of the classes that a batch is compared with; see :class:`CenterSoftmaxLoss`.
+        seed: of the sampling.
+        sharded: whether the centers are divided among the processes; see :class:`CenterSoftmaxLoss`.
 
     Raises:
-        InputError: an argument is impossible, such as a margin outside [0, pi]; when called, as
-            :class:`~vicinal.losses.centers.CenterBasedLoss`.
+        InputError: an argument is out of range, such as a margin outside [0, pi]; see also
+            :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
         >>> import torch
@@ -106,18 +106,27 @@ class ArcFaceLoss(CosFaceLoss):
         scale: float = 64.0,
         margin: float = 0.5,
         label_smoothing: float = 0.0,
-        sampled_share: float = 1.0,
+        sample_rate: float = 1.0,
         seed: int = 0,
         sharded: bool = False,
     ) -> None:
-        super().__init__(num_classes, dim, scale, margin, label_smoothing, sampled_share, seed, sharded)
+        super().__init__(
+            num_classes,
+            dim,
+            scale,
+            margin,
+            label_smoothing=label_smoothing,
+            sample_rate=sample_rate,
+            seed=seed,
+            sharded=sharded,
+        )
         if not 0 <= margin <= math.pi:
             raise InputError(f"ArcFaceLoss: margin = {margin} must be an angle from 0 to pi")
 
     def positive_logit(self, own: Tensor) -> Tensor:
         cosine = own[:, 0]
         squared = 1 - cosine.square()
-        sine = torch.where(squared > SMALLEST_SQUARED_SINE, squared.clamp_min(SMALLEST_SQUARED_SINE).sqrt(), 0.0)
+        sine = torch.where(squared > MIN_SQUARED_SINE, squared.clamp_min(MIN_SQUARED_SINE).sqrt(), 0.0)
         beyond = cosine < -math.cos(self.margin)
         turned = cosine * math.cos(self.margin) - sine * math.sin(self.margin)
         return self.scale * torch.where(beyond, cosine - self.margin * math.sin(self.margin), turned)

@@ -1,4 +1,4 @@
-"""Losses that weigh a pair by its own similarity, alone or also by others': contrastive, binomial and the like."""
+"""Pair losses: contrastive, binomial deviance, multi-similarity and circle loss."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vicinal.arguments import check_finite, check_positive
 from vicinal.losses.base import Reduction, RowLoss, mean_over
 from vicinal.losses.row_functions import (
     count_above_zero,
     count_negatives,
     count_positives,
-    fill_absent,
     log_one_plus_sum_exp,
     log_sum_exp,
+    replace_padding,
     softplus,
     zero_if_empty,
 )
 from vicinal.mining import Miner, MultiSimilarityMiner
-from vicinal.similarity import Rows, Source
+from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity.rows import Rows
+from vicinal.utils.arguments import check_finite, check_positive
 
 
 class ContrastiveLoss(RowLoss):
-    """Contrastive loss on similarities: positives below a margin and negatives above another, each half averaged over
-    the pairs that violate its margin,
+    """Contrastive loss on similarities, with a margin for positives and another for negatives,
 
         mean_P [positive_margin - S_ij]+  +  mean_N [S_ij - negative_margin]+
 
-    A half without a violating pair is 0.
+    Each mean is over the pairs that violate its margin, and 0 if there are none.
 
     Reference: Liao et al., "Supervised Metric Learning to Rank for Retrieval via Contextual Similarity Optimization",
-    ICML 2023, Eq. (29); positive margin 0.9 alone, 0.75 beside the similarity regulariser. Eq. (4) of Wang et al.,
-    "Multi-Similarity Loss", CVPR 2019, where a positive pair adds -S_ij whatever it is, is
+    ICML 2023, Eq. (29); positive margin 0.9 alone, 0.75 with the similarity regulariser. Eq. (4) of Wang et al.,
+    "Multi-Similarity Loss", CVPR 2019, where every positive pair contributes -S_ij, is
     `ContrastiveLoss(positive_margin=None, reduction="sum")`.
 
     Args:
-        positive_margin: similarity that positives should reach; None: a positive pair adds -S_ij.
+        positive_margin: similarity that positives should reach; None: a positive pair contributes -S_ij.
         negative_margin: similarity that negatives should stay below.
-        miner: chooses pairs before the loss sees them; None keeps all.
-        reduction: "violating", the mean of Eq. (29) for each half; "pairs", the mean of each half over all its pairs;
-            "sum", that of Eq. (4); "anchors", the sum over all pairs by the number of anchors.
-        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+        miner: selects the pairs; None keeps all.
+        reduction: "violating", the two means of Eq. (29); "pairs", two means over all positive and all negative pairs;
+            "sum", the sum of Eq. (4); "anchors", the sum over all pairs divided by the number of anchors.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
         InputError: a margin is not finite.
@@ -79,11 +79,11 @@ class ContrastiveLoss(RowLoss):
         positives, negatives = self._pair_values(rows)
         counts: tuple[Tensor, Tensor] = count_positives(rows.positives), count_negatives(rows.negatives)
         if self.reduction == "violating":
-            every_positive = self.positive_margin is None
-            counts = counts[0] if every_positive else count_above_zero(positives), count_above_zero(negatives)
+            no_margin = self.positive_margin is None
+            counts = counts[0] if no_margin else count_above_zero(positives), count_above_zero(negatives)
         return positives.sum(dim=1), negatives.sum(dim=1), *counts
 
-    def reduce(self, sums: Sequence[Tensor], source: Source) -> Tensor:
+    def reduce(self, sums: Sequence[Tensor], source: PairSource) -> Tensor:
         if self.reduction in ("sum", "anchors"):
             return super().reduce(sums, source)
         return mean_over(sums[0], sums[2], source) + mean_over(sums[1], sums[3], source)
@@ -91,7 +91,7 @@ class ContrastiveLoss(RowLoss):
     def _pair_values(self, rows: Rows) -> tuple[Tensor, Tensor]:
         negatives = (rows.negatives - self.negative_margin).relu_()
         if self.positive_margin is None:
-            return -fill_absent(rows.positives, 0.0), negatives
+            return -replace_padding(rows.positives, 0.0), negatives
         return (self.positive_margin - rows.positives).relu_(), negatives
 
 
@@ -100,19 +100,19 @@ class BinomialDevianceLoss(RowLoss):
 
         1/P_i sum_P log(1 + exp(alpha (base - S_ij)))  +  1/N_i sum_N log(1 + exp(beta (S_ij - base)))
 
-    with P_i and N_i the numbers of the anchor's positive and negative pairs.
+    where P_i and N_i are the numbers of positive and negative pairs of the anchor.
 
     Reference: Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR 2019,
     Eq. (9), with the constants of its experiments. Introduced by Yi et al., "Deep Metric Learning for Practical Person
-    Re-Identification", 2014; other code uses `base=0.5`.
+    Re-Identification", 2014; other implementations use `base=0.5`.
 
     Args:
-        alpha: steepness for positives, positive.
-        beta: steepness for negatives, positive.
-        base: the similarity lambda around which pairs are weighed.
-        miner: chooses pairs before the loss sees them; None keeps all.
+        alpha: positive factor of the similarities of positives.
+        beta: positive factor of the similarities of negatives.
+        base: the paper's lambda, a similarity.
+        miner: selects the pairs; None keeps all.
         reduction: "sum", the paper's; "anchors", the mean over all anchors; "contributing", over those with a pair.
-        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
         InputError: alpha or beta is not positive, or base is not finite.
@@ -142,9 +142,8 @@ class BinomialDevianceLoss(RowLoss):
     def row_values(self, rows: Rows) -> Tensor:
         positives = softplus(self.alpha * (self.base - rows.positives)).sum(dim=1)
         negatives = softplus(self.beta * (rows.negatives - self.base)).sum(dim=1)
-        return positives / count_positives(rows.positives).clamp_min(1) + negatives / count_negatives(
-            rows.negatives
-        ).clamp_min(1)
+        num_positives, num_negatives = count_positives(rows.positives), count_negatives(rows.negatives)
+        return positives / num_positives.clamp_min(1) + negatives / num_negatives.clamp_min(1)
 
 
 class MultiSimilarityLoss(RowLoss):
@@ -152,21 +151,21 @@ class MultiSimilarityLoss(RowLoss):
 
         1/alpha log(1 + sum_P exp(-alpha (S_ik - base))) + 1/beta log(1 + sum_N exp(beta (S_ik - base)))
 
-    where P and N are the positive and negative pairs that the miner leaves.
+    where P and N are the positive and negative pairs that the miner selects.
 
     Reference: Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR 2019,
     Eq. (15), with the paper's values as defaults. The authors' published code and other libraries use `base=0.5`
     (and `beta=40` in one configuration).
 
     Args:
-        alpha: steepness for positives, positive.
-        beta: steepness for negatives, positive.
-        base: the similarity lambda around which pairs are weighed.
+        alpha: positive factor of the similarities of positives.
+        beta: positive factor of the similarities of negatives.
+        base: the paper's lambda, a similarity.
         miner: the paper's pair mining by default; None is the "MS weighting" of its Table 2.
         reduction: "anchors", the paper's mean over all anchors; "contributing", over those with a pair; "sum".
-        plus_one: False leaves out the 1 in both logarithms, so that pairs pull however good they are: Context Refiner,
-            Eq. (4), which has no miner. A side without a pair is 0.
-        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+        plus_one: False removes the 1 from both logarithms, so that even perfect pairs have a gradient: Context Refiner,
+            Eq. (4), which has no miner. The logarithm of an empty sum is then replaced by 0.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
         InputError: alpha or beta is not positive, or base is not finite.
@@ -211,18 +210,18 @@ class CircleLoss(RowLoss):
 
         log(1 + sum_N exp(scale a_n (s_n - margin)) sum_P exp(-scale a_p (s_p - 1 + margin)))
 
-    where the weights `a_n = [s_n + margin]+` and `a_p = [1 + margin - s_p]+` carry no gradient.
+    where the weights `a_n = [s_n + margin]+` and `a_p = [1 + margin - s_p]+` have no gradient.
 
     Reference: Sun et al., "Circle Loss: A Unified Perspective of Pair Similarity Optimization", CVPR 2020, Eq. (6) to
     (8), with its values for fine-grained retrieval (margin 0.4, scale 80; 0.25 and 256 for faces). The paper's formula
-    is that of one anchor.
+    is for one anchor.
 
     Args:
         margin: the paper's m.
         scale: the paper's gamma, positive.
-        miner: chooses pairs before the loss sees them; None keeps all.
+        miner: selects the pairs; None keeps all.
         reduction: "anchors", the mean over all anchors; "contributing", over those with positives and negatives; "sum".
-        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
         InputError: scale is not positive, or margin is not finite.
@@ -248,12 +247,12 @@ class CircleLoss(RowLoss):
         self.scale = scale
 
     def row_values(self, rows: Rows) -> Tensor:
-        # The floor keeps the product with the infinity that stands for no pair from being 0 times infinity.
-        floor = torch.finfo(rows.negatives.dtype).tiny
-        hardness = (rows.negatives.detach() + self.margin).clamp_min_(floor)
-        negatives = log_sum_exp(hardness * (rows.negatives - self.margin), self.scale)
-        hardness = (1 + self.margin - rows.positives.detach()).clamp_min(floor)
-        positives = log_sum_exp(hardness * (rows.positives - 1 + self.margin), -self.scale)
+        # Positive weights, because 0 times the infinity of the padding would be NaN.
+        tiny = torch.finfo(rows.negatives.dtype).tiny
+        weights = (rows.negatives.detach() + self.margin).clamp_min_(tiny)
+        negatives = log_sum_exp(weights * (rows.negatives - self.margin), self.scale)
+        weights = (1 + self.margin - rows.positives.detach()).clamp_min(tiny)
+        positives = log_sum_exp(weights * (rows.positives - 1 + self.margin), -self.scale)
         return softplus(negatives + positives)
 
     def contributes(self, rows: Rows) -> Tensor:

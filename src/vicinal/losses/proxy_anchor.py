@@ -1,4 +1,4 @@
-"""Proxy Anchor: class centers as anchors, against all samples of the batch."""
+"""Proxy Anchor: class centers as anchors that are compared with all samples of the batch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vicinal.arguments import check_finite, check_positive
-from vicinal.center_tiles import TILE_ELEMENTS, CenterTiles, leave_out
-from vicinal.losses.centers import CenterBasedLoss
+from vicinal.losses.center_based import CenterBasedLoss
 from vicinal.losses.row_functions import softplus
-from vicinal.similarity import Source, normalize
-from vicinal.tiles import refuse_second_derivative
+from vicinal.similarity.center_tiles import TILE_ELEMENTS, CenterTiles, mask_own_class
+from vicinal.similarity.normalize import normalize
+from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity.tiles import refuse_second_derivative
+from vicinal.utils.arguments import check_finite, check_positive
 
 
 class ProxyAnchorLoss(CenterBasedLoss):
@@ -22,20 +23,20 @@ class ProxyAnchorLoss(CenterBasedLoss):
         1/|P+| sum_{p in P+} log(1 + sum_{x in p} exp(-alpha (cos(x, c_p) - margin)))
           + 1/|P| sum_{p in P} log(1 + sum_{x not in p} exp(alpha (cos(x, c_p) + margin)))
 
-    over all classes P and those of the batch, P+, the sums over the samples x of the batch.
+    where P are all classes and P+ those of the batch, and the inner sums are over the samples x of the batch.
 
-    Over several processes each of them compares the samples of all with all centers.
+    In distributed training each process compares the samples of all processes with all centers.
 
     Reference: Kim et al., "Proxy Anchor Loss for Deep Metric Learning", CVPR 2020, Eq. (4), with its values.
 
     Args:
-        num_classes: classes of the training set; None: a recipe's trainer says.
-        dim: dimension of the embeddings; None: a recipe's trainer says.
-        alpha: factor of the similarities, positive.
+        num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
+        dim: dimension of the embeddings; None: the trainer of a recipe sets it.
+        alpha: positive factor of the similarities.
         margin: the paper's delta.
 
     Raises:
-        InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
+        InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
         >>> import torch
@@ -54,43 +55,43 @@ class ProxyAnchorLoss(CenterBasedLoss):
         check_finite(self, margin=margin)
         self.alpha, self.margin = alpha, margin
 
-    def value(self, source: Source) -> Tensor:
-        batch = source.among_references()
-        assert batch.labels is not None
-        anchors, labels = batch.anchors, batch.labels.long()
+    def mean_value(self, source: PairSource) -> Tensor:
+        batch = source.references_as_batch()
+        anchors, labels = batch.anchors, self._labels(batch).long()
         centers = self._created().to(anchors.dtype)
         if torch.compiler.is_compiling():
             units = normalize(centers)
             own = torch.linalg.vecdot(anchors, units[labels])
-            exponents = self.alpha * (anchors @ units.T + self.margin)
-            exponents = exponents.scatter(1, labels[:, None], -math.inf)
-            return self._of_own(own, labels) + softplus(exponents.logsumexp(dim=0)).mean()
+            logits = self.alpha * (anchors @ units.T + self.margin)
+            logits = logits.scatter(1, labels[:, None], -math.inf)
+            return self.positive_term(own, labels) + softplus(logits.logsumexp(dim=0)).mean()
         if torch.is_grad_enabled():
             return _ProxyAnchor.apply(self, labels, anchors, centers)
         return _Pass(self, labels, anchors, centers).total
 
-    def _of_own(self, own: Tensor, labels: Tensor) -> Tensor:
-        """The first half, from the similarities of samples to the centers of their classes, [n]."""
+    def positive_term(self, own: Tensor, labels: Tensor) -> Tensor:
+        """The first of the two terms, from the similarities of samples to the centers of their classes, [n]."""
         assert self.num_classes is not None
         exponents = -self.alpha * (own - self.margin)
-        none = own.new_zeros(self.num_classes)
-        # The 1 in the logarithm is an exponential of 0, which is why the largest exponent is 0 at least.
-        largest = none.scatter_reduce(0, labels, exponents.detach(), "amax")
-        sums = none.index_add(0, labels, (exponents - largest[labels]).exp())
-        present = none.index_add(0, labels, torch.ones_like(own)) > 0
+        zeros = own.new_zeros(self.num_classes)
+        # The 1 in the logarithm is the exponential of 0, so the largest exponent is at least 0.
+        largest = zeros.scatter_reduce(0, labels, exponents.detach(), "amax")
+        sums = zeros.index_add(0, labels, (exponents - largest[labels]).exp())
+        present = zeros.index_add(0, labels, torch.ones_like(own)) > 0
         return ((sums + (-largest).exp()).log() + largest).sum() / present.sum()
 
 
 class _ProxyAnchor(torch.autograd.Function):
-    """The gradients are formed in forward and handed over in backward."""
+    """Computes the gradients in forward and returns them in backward."""
 
     @staticmethod
     def forward(ctx: Any, loss: ProxyAnchorLoss, labels: Tensor, anchors: Tensor, centers: Tensor) -> Tensor:
         ctx.loss, ctx.labels = loss, labels
-        done = _Pass(loss, labels, anchors, centers, ctx.needs_input_grad[3] if any(ctx.needs_input_grad) else None)
-        ctx.gradients = done.gradients
+        grad_centers = ctx.needs_input_grad[3] if any(ctx.needs_input_grad) else None
+        result = _Pass(loss, labels, anchors, centers, grad_centers)
+        ctx.gradients = result.gradients
         ctx.save_for_backward(anchors, centers)
-        return done.total
+        return result.total
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -98,60 +99,68 @@ class _ProxyAnchor(torch.autograd.Function):
         anchors, centers = ctx.saved_tensors
         with torch.autocast(upstream[0].device.type, enabled=False):
             gradients, ctx.gradients = ctx.gradients, None
-            if gradients is None:  # a second pass over the same graph
+            if gradients is None:  # a second backward pass through the same graph
                 gradients = _Pass(ctx.loss, ctx.labels, anchors, centers, ctx.needs_input_grad[3]).gradients
         assert gradients is not None
         return None, None, *(None if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients)
 
 
 class _Pass:
-    """One pass over the centers in tiles, each with all samples: the value, and with it the gradient.
+    """One pass over the centers in tiles, each compared with all samples.
+
+    Args:
+        loss: the loss.
+        labels: int [n].
+        anchors: float [n, d].
+        centers: float [c, d].
+        grad_centers: whether the gradient includes that of the centers; None: no gradient is computed.
 
     Attributes:
         total: the loss.
-        gradients: by anchors and centers; None unless wanted.
+        gradients: with respect to anchors and centers; None unless computed.
     """
 
     def __init__(
-        self, loss: ProxyAnchorLoss, labels: Tensor, anchors: Tensor, centers: Tensor, by_centers: bool | None = None
+        self, loss: ProxyAnchorLoss, labels: Tensor, anchors: Tensor, centers: Tensor, grad_centers: bool | None = None
     ) -> None:
         self.loss, self.labels, self.anchors, centers = loss, labels, anchors.detach(), centers.detach()
         size = max(1, TILE_ELEMENTS // max(anchors.shape))
         self.tiles = CenterTiles(centers, normalized=True, size=size)
-        self.by_anchors = None if by_centers is None else torch.zeros_like(self.anchors)
-        self.by_centers = torch.empty_like(centers) if by_centers else None
+        self.grad_anchors = None if grad_centers is None else torch.zeros_like(self.anchors)
+        self.grad_centers = torch.empty_like(centers) if grad_centers else None
         with torch.no_grad():
-            others = sum((self._of_tile(span) for span in self.tiles), start=anchors.new_zeros(()))
-        self.total = others / len(centers) + self._of_own(centers)
-        self.gradients = None if by_centers is None else (self.by_anchors, self.by_centers)
+            negative_sum = sum((self._negative_term(span) for span in self.tiles), start=anchors.new_zeros(()))
+        self.total = negative_sum / len(centers) + self._positive_term(centers)
+        self.gradients = None if grad_centers is None else (self.grad_anchors, self.grad_centers)
 
-    def _of_tile(self, span: slice) -> Tensor:
-        """The sum over the centers of a tile of the second half; its gradient is added."""
+    def _negative_term(self, span: slice) -> Tensor:
+        """The sum over the centers of a tile of the second term; adds its gradient."""
         units, alpha = self.tiles.units(span), self.loss.alpha
-        exponents = alpha * (self.anchors @ units.T + self.loss.margin)
-        leave_out(exponents, self.labels - span.start, torch.ones_like(self.labels, dtype=torch.bool))
-        shift = exponents.amax(dim=0).clamp_min_(torch.finfo(exponents.dtype).min)
-        exponentials = exponents.sub_(shift).exp_()
+        logits = alpha * (self.anchors @ units.T + self.loss.margin)
+        mask_own_class(logits, self.labels - span.start, torch.ones_like(self.labels, dtype=torch.bool))
+        shift = logits.amax(dim=0).clamp_min_(torch.finfo(logits.dtype).min)
+        exponentials = logits.sub_(shift).exp_()
         sums = exponentials.sum(dim=0)
         log_sums = sums.log() + shift
-        if self.by_anchors is not None:
-            # Of log(1 + sum), through the sum.
+        if self.grad_anchors is not None:
+            # The derivative of log(1 + sum) with respect to an exponential.
             weights = alpha / self.tiles.vectors.shape[0] * log_sums.sigmoid() / sums.clamp_min(1e-30)
-            self.by_anchors.addmm_(exponentials, units * weights[:, None])
-            if self.by_centers is not None:
-                gradient = self.by_centers[span]
+            self.grad_anchors.addmm_(exponentials, units * weights[:, None])
+            if self.grad_centers is not None:
+                gradient = self.grad_centers[span]
                 torch.mm(exponentials.T, self.anchors, out=gradient).mul_(weights[:, None])
-                self.tiles.by_vectors(gradient, units, span)
+                self.tiles.normalize_backward(gradient, units, span)
         return softplus(log_sums).sum()
 
-    def _of_own(self, centers: Tensor) -> Tensor:
-        wanted = self.by_anchors is not None
-        anchors, own = (x.detach().requires_grad_(wanted) for x in (self.anchors, centers[self.labels]))
-        with torch.set_grad_enabled(wanted):
-            value = self.loss._of_own(torch.linalg.vecdot(anchors, normalize(own)), self.labels)
-        if self.by_anchors is not None:
-            by_anchors, by_own = torch.autograd.grad(value, (anchors, own))
-            self.by_anchors += by_anchors
-            if self.by_centers is not None:
-                self.by_centers.index_add_(0, self.labels, by_own)
+    def _positive_term(self, centers: Tensor) -> Tensor:
+        """The first term; adds its gradient."""
+        needs_grad = self.grad_anchors is not None
+        anchors, own = (x.detach().requires_grad_(needs_grad) for x in (self.anchors, centers[self.labels]))
+        with torch.set_grad_enabled(needs_grad):
+            value = self.loss.positive_term(torch.linalg.vecdot(anchors, normalize(own)), self.labels)
+        if self.grad_anchors is not None:
+            grad_anchors, grad_own = torch.autograd.grad(value, (anchors, own))
+            self.grad_anchors += grad_anchors
+            if self.grad_centers is not None:
+                self.grad_centers.index_add_(0, self.labels, grad_own)
         return value.detach()

@@ -1,13 +1,13 @@
-"""ProxyNCA and ProxyNCA++: neighbourhood components with a proxy, that is a center, for each class."""
+"""ProxyNCA and ProxyNCA++: neighbourhood component analysis with a proxy, a center, for each class."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from vicinal.arguments import check_positive
-from vicinal.center_tiles import CenterRows
-from vicinal.errors import InputError
 from vicinal.losses.center_softmax import CenterSoftmaxLoss
+from vicinal.similarity.class_centers import CenterRows
+from vicinal.utils.arguments import check_positive
+from vicinal.utils.errors import InputError
 
 
 class ProxyNCALoss(CenterSoftmaxLoss):
@@ -15,25 +15,25 @@ class ProxyNCALoss(CenterSoftmaxLoss):
 
         -log( exp(scale cos(x_i, c_y)) / sum_{j != y} exp(scale cos(x_i, c_j)) )
 
-    with the own class not in the sum, so that the value may be negative. Squared distances of unit vectors are
-    2 - 2 cos, so the paper's exponents are those of scale 2; its authors scale vectors to length 3, which is scale 18.
+    without the own class in the sum, so that the value may be negative. Squared distances of unit vectors are
+    2 - 2 cos, so the paper's exponents have scale 2; its authors scale vectors to norm 3, which is scale 18.
 
     Reference: Movshovitz-Attias et al., "No Fuss Distance Metric Learning using Proxies", ICCV 2017, Eq. (6); Cai et
-    al., "Center Contrastive Loss for Metric Learning", 2023, Eq. (9). Other libraries have the own class in the sum,
-    which is :class:`~vicinal.losses.NormSoftmaxLoss`.
+    al., "Center Contrastive Loss for Metric Learning", 2023, Eq. (9). Other libraries include the own class in the
+    sum, which is :class:`~vicinal.losses.NormSoftmaxLoss`.
 
     Args:
-        num_classes: classes of the training set; None: a recipe's trainer says.
-        dim: dimension of the embeddings; None: a recipe's trainer says.
-        scale: factor of the similarities, positive.
-        sampled_share: share of the classes that a batch is compared with; see
+        num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
+        dim: dimension of the embeddings; None: the trainer of a recipe sets it.
+        scale: positive factor of the similarities.
+        sample_rate: fraction of the classes that a batch is compared with; see
             :class:`~vicinal.losses.center_softmax.CenterSoftmaxLoss`.
-        seed: of their draws.
-        sharded: divide the centers among processes; see there.
+        seed: of the sampling.
+        sharded: whether the centers are divided among the processes; see there.
 
     Raises:
-        InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`, and
-            with one class alone, which has no other.
+        InputError: an argument is out of range, or, when called, there is only one class; see also
+            :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
         >>> import torch
@@ -49,15 +49,15 @@ class ProxyNCALoss(CenterSoftmaxLoss):
         num_classes: int | None = None,
         dim: int | None = None,
         scale: float = 2.0,
-        sampled_share: float = 1.0,
+        sample_rate: float = 1.0,
         seed: int = 0,
         sharded: bool = False,
     ) -> None:
-        super().__init__(num_classes, dim, scale, 0.0, sampled_share, seed, sharded)
+        super().__init__(num_classes, dim, scale, sample_rate=sample_rate, seed=seed, sharded=sharded)
 
     def row_values(self, rows: CenterRows) -> Tensor:
-        if rows.classes == 1:
-            raise InputError("ProxyNCALoss: the only class has no others to be told from; give at least two classes")
+        if rows.num_classes == 1:
+            raise InputError("ProxyNCALoss: one class cannot be told from others; give at least two classes")
         return rows.others - self.positive_logit(rows.own)
 
 
@@ -66,24 +66,24 @@ class ProxyNCAPlusPlusLoss(CenterSoftmaxLoss):
 
         -log( exp(-|x_i - c_y|^2 / temperature) / sum_j exp(-|x_i - c_j|^2 / temperature) )
 
-    over all classes, one's own among them; all vectors have length 1, so it is normalised softmax with a scale of
+    over all classes including the own one; all vectors have norm 1, so it is normalised softmax with a scale of
     2 / temperature.
 
     Reference: Teh et al., "ProxyNCA++: Revisiting and Revitalizing Proxy Neighborhood Component Analysis", ECCV 2020,
-    Eq. (7), with its temperature. Its faster proxies are `optimizer.factors.loss` of a recipe, its pooling and
-    balanced batches those of the model and the sampler.
+    Eq. (7), with its temperature. Its larger learning rate of proxies is `optimizer.factors.loss` of a recipe, its
+    pooling and balanced batches are settings of the model and the sampler.
 
     Args:
-        num_classes: classes of the training set; None: a recipe's trainer says.
-        dim: dimension of the embeddings; None: a recipe's trainer says.
+        num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
+        dim: dimension of the embeddings; None: the trainer of a recipe sets it.
         temperature: positive.
-        sampled_share: share of the classes that a batch is compared with; see
+        sample_rate: fraction of the classes that a batch is compared with; see
             :class:`~vicinal.losses.center_softmax.CenterSoftmaxLoss`.
-        seed: of their draws.
-        sharded: divide the centers among processes; see there.
+        seed: of the sampling.
+        sharded: whether the centers are divided among the processes; see there.
 
     Raises:
-        InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
+        InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
         >>> import torch
@@ -99,10 +99,10 @@ class ProxyNCAPlusPlusLoss(CenterSoftmaxLoss):
         num_classes: int | None = None,
         dim: int | None = None,
         temperature: float = 1 / 9,
-        sampled_share: float = 1.0,
+        sample_rate: float = 1.0,
         seed: int = 0,
         sharded: bool = False,
     ) -> None:
         check_positive(self, temperature=temperature)
-        super().__init__(num_classes, dim, 2 / temperature, 0.0, sampled_share, seed, sharded)
+        super().__init__(num_classes, dim, 2 / temperature, sample_rate=sample_rate, seed=seed, sharded=sharded)
         self.temperature = temperature

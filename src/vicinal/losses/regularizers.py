@@ -1,22 +1,22 @@
-"""What is added to a loss to shape the space of embeddings as a whole."""
+"""Regularisers that are added to a loss."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from vicinal import distributed
-from vicinal.arguments import check_finite
-from vicinal.losses.base import Loss, zero_or_nan
-from vicinal.similarity import Source
+from vicinal.losses.base import Loss, zero_loss
+from vicinal.similarity.pair_source import PairSource
+from vicinal.utils import distributed
+from vicinal.utils.arguments import check_finite
 
 
 class SimilarityRegularizer(Loss):
-    """Similarity regulariser: draws the mean similarity of all pairs, a sample with itself included, to a target,
+    """Similarity regulariser: moves the mean similarity of all pairs, including i = j, towards a target,
 
         (target - 1/n^2 sum over all i, j of S_ij)^2
 
-    so that the embeddings use the whole space. It goes with any loss: `loss + 0.1 * SimilarityRegularizer()`. Labels
-    do not matter, and time and memory grow with the batch alone: it takes no more than the sum of the embeddings. With
+    so that the embeddings use the whole space. It can be added to any loss: `loss + 0.1 * SimilarityRegularizer()`.
+    Labels are not used. Time and memory are linear in the batch, because only the sum of the embeddings is needed. With
     references the mean is over all anchors and references.
 
     Reference: Liao et al., "Supervised Metric Learning to Rank for Retrieval via Contextual Similarity Optimization",
@@ -24,7 +24,7 @@ class SimilarityRegularizer(Loss):
     Table 6, as `0.9 * loss + 0.1 * SimilarityRegularizer()`.
 
     Args:
-        target: the mean similarity wanted.
+        target: the desired mean similarity.
 
     Raises:
         InputError: target is not finite.
@@ -36,18 +36,17 @@ class SimilarityRegularizer(Loss):
         tensor(0.0342)
     """
 
-    of_similarities = True
+    uses_only_similarities = True
 
     def __init__(self, target: float = 0.3) -> None:
         super().__init__()
         check_finite(self, target=target)
         self.target = target
 
-    def _parts(self, source: Source) -> dict[str, Tensor]:
-        name = type(self).__name__
-        if len(source) == 0 or source.columns == 0:
-            return {name: zero_or_nan(source)}
+    def value(self, source: PairSource) -> Tensor:
+        if source.is_empty:
+            return zero_loss(source)
         mean = source.mean_similarity()
-        if source.shared:  # the mean over processes, with the gradient of this process's part of it
-            mean = distributed.mean(mean.detach()) + (mean - mean.detach())
-        return {name: (self.target - mean).square()}
+        if source.is_distributed:  # the mean over processes, with the gradient of this process's part
+            mean = distributed.all_reduce_mean(mean.detach()) + (mean - mean.detach())
+        return (self.target - mean).square()

@@ -1,7 +1,7 @@
-"""Functions of a row's similarities that losses are made of: smooth maxima, counts, distances.
+"""Functions of the similarities in a row that losses are composed of: smooth maxima, counts, distances.
 
-In all of them a place without a pair, +inf among positives and -inf among negatives, adds nothing to the value and has
-a zero gradient. They are differentiable once.
+In all of them padding, +inf among positives and -inf among negatives, contributes nothing to the value and has a zero
+gradient. They are differentiable once.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-SMALLEST_TEMPERATURE = 1e-30
-"""The reciprocals of smaller ones are infinite; beyond this nothing changes any more."""
+MIN_TEMPERATURE = 1e-30
+"""Smaller temperatures are raised to this one: their reciprocals would be infinite, and results would be the same."""
 
 
 def log_sum_exp(similarity: Tensor, scale: float) -> Tensor:
-    """`log sum_k exp(scale * s_k)` over each row, [rows]; -inf with a zero gradient for a row without a pair.
+    """`log sum_k exp(scale * s_k)` over each row, [rows]; -inf with a zero gradient for a row without pairs.
 
     Args:
         similarity: float [rows, columns].
-        scale: positive for negative pairs and negative for positive ones, so that where there is no pair the
-            exponent is -inf.
+        scale: positive for negative pairs and negative for positive pairs, so that the exponents of padding are -inf.
 
     Example:
         >>> log_sum_exp(torch.tensor([[1.0, 1.0, -math.inf], [-math.inf, -math.inf, -math.inf]]), 2.0)
@@ -34,7 +33,7 @@ def log_sum_exp(similarity: Tensor, scale: float) -> Tensor:
         exponents = similarity * scale
         shift = exponents.detach().amax(dim=1, keepdim=True).clamp_min(torch.finfo(exponents.dtype).min)
         total = (exponents - shift).exp().sum(dim=1)
-        # The floor is for empty rows, whose logarithm would have an infinite gradient.
+        # The minimum is for empty rows, where the logarithm would have an infinite gradient.
         value = total.clamp_min(0.5).log() + shift[:, 0]
         return torch.where(total > 0, value, -math.inf)
     return _LogSumExp.apply(similarity, scale)
@@ -48,7 +47,7 @@ class _LogSumExp(torch.autograd.Function):
         exponents = similarity * scale
         largest = exponents.amax(dim=1)
         empty = largest == -math.inf
-        exponents[:, 0].masked_fill_(empty, 0.0)  # the softmax of nothing would be NaN
+        exponents[:, 0].masked_fill_(empty, 0.0)  # the softmax of an empty row would be NaN
         softmax = exponents.softmax(dim=1)
         ctx.save_for_backward(softmax, empty)
         ctx.scale = scale
@@ -63,11 +62,11 @@ class _LogSumExp(torch.autograd.Function):
 
 def softplus(x: Tensor) -> Tensor:
     """`log(1 + exp(x))`, exact for all x; 0 with a zero gradient for -inf."""
-    return F.softplus(x, threshold=40.0)  # from where on it is x in float64 too
+    return F.softplus(x, threshold=40.0)  # from 40 on it equals x even in float64
 
 
 def log_one_plus_sum_exp(similarity: Tensor, scale: float, base: float = 0.0) -> Tensor:
-    """`log(1 + sum_k exp(scale * (s_k - base)))` over each row, [rows]; 0 for a row without a pair.
+    """`log(1 + sum_k exp(scale * (s_k - base)))` over each row, [rows]; 0 for a row without pairs.
 
     Example:
         >>> log_one_plus_sum_exp(torch.tensor([[1.0, -math.inf]]), 2.0, base=1.0)
@@ -77,35 +76,35 @@ def log_one_plus_sum_exp(similarity: Tensor, scale: float, base: float = 0.0) ->
 
 
 def zero_if_empty(log_sums: Tensor) -> Tensor:
-    """Results of :func:`log_sum_exp` with 0 for -inf, which would leave NaN in a gradient even where it is left out."""
+    """Replace -inf by 0 in results of :func:`log_sum_exp`; -inf leaves NaN in gradients even where it is masked."""
     return torch.where(log_sums > -math.inf, log_sums, 0.0)
 
 
-def fill_absent(positives: Tensor, value: float) -> Tensor:
-    """The similarities of positives with another value than +inf where there is no pair."""
+def replace_padding(positives: Tensor, value: float) -> Tensor:
+    """Replace the padding of positives, +inf, by another value."""
     return torch.where(positives < math.inf, positives, value)
 
 
 def count_positives(positives: Tensor) -> Tensor:
-    """How many positives an anchor has, [rows], in the type of the similarities."""
+    """The number of positives of each anchor, [rows], in the type of the similarities."""
     return (positives.detach() < math.inf).sum(dim=1).to(positives.dtype)
 
 
 def count_negatives(negatives: Tensor) -> Tensor:
-    """How many negatives an anchor has, [rows], in the type of the similarities."""
+    """The number of negatives of each anchor, [rows], in the type of the similarities."""
     return (negatives.detach() > -math.inf).sum(dim=1).to(negatives.dtype)
 
 
 def count_above_zero(hinges: Tensor) -> Tensor:
-    """How many entries of each row of non-negative numbers are above zero, [rows], in their type."""
+    """The number of positive entries in each row of non-negative numbers, [rows], in their type."""
     return hinges.detach().sign().sum(dim=1)
 
 
 def euclidean_distance(similarity: Tensor) -> Tensor:
-    """Distance of two vectors of length 1 from their cosine similarity, `sqrt(2 - 2 s)`; +inf for -inf.
+    """The distance of two unit vectors from their cosine similarity, `sqrt(2 - 2 s)`; +inf for -inf.
 
-    Below the square root of the number type's precision the distance stays constant: there similarities no longer
-    tell vectors apart, and the gradient would be infinite.
+    Below the square root of the type's precision the distance is constant: similarities there do not distinguish
+    vectors, and the gradient would be infinite.
 
     Example:
         >>> euclidean_distance(torch.tensor([0.5, -1.0]))
@@ -114,24 +113,24 @@ def euclidean_distance(similarity: Tensor) -> Tensor:
     return (2 - 2 * similarity).clamp_min(torch.finfo(similarity.dtype).eps).sqrt()
 
 
-def cut_sigmoid(x: Tensor, temperature: float) -> Tensor:
-    """`sigmoid(x / temperature)`, but exactly 0 below what matters beside 1; overwrites x where it has no gradient.
+def flushed_sigmoid(x: Tensor, temperature: float) -> Tensor:
+    """`sigmoid(x / temperature)`, flushed to exactly 0 where it is negligible; overwrites x if x needs no gradient.
 
-    Products of such numbers would be denormal ones, with which processors are many times slower.
+    Products of such tiny numbers would be denormal, with which processors are many times slower.
 
     Example:
-        >>> cut_sigmoid(torch.tensor([-1.0, 0.0, 1.0]), temperature=0.01)
+        >>> flushed_sigmoid(torch.tensor([-1.0, 0.0, 1.0]), temperature=0.01)
         tensor([0.0000, 0.5000, 1.0000])
     """
     lowest = math.log(torch.finfo(x.dtype).tiny) / 3
-    factor = 1 / max(temperature, SMALLEST_TEMPERATURE)
+    factor = 1 / max(temperature, MIN_TEMPERATURE)
     if x.requires_grad:
         return F.threshold(x * factor, lowest, -math.inf).sigmoid()
     return torch.threshold_(x.mul_(factor), lowest, -math.inf).sigmoid_()
 
 
 def zero_with_gradient(similarity: Tensor, gradient: Tensor) -> Tensor:
-    """0 for each row, [rows], whose gradient by the similarities is the given one.
+    """0 for each row, [rows], with the given gradient with respect to the similarities.
 
     Example:
         >>> similarity = torch.tensor([[0.5, -math.inf]], requires_grad=True)

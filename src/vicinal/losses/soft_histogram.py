@@ -1,7 +1,7 @@
-"""Histograms of similarities whose counts have a gradient: each similarity is shared by the two nodes beside it.
+"""Histograms of similarities that are differentiable: each similarity is divided between the two nodes next to it.
 
-The nodes lie from -1 to 1 at equal distances, both ends included; a similarity's shares fall linearly with its distance
-from the nodes.
+The nodes are equidistant from -1 to 1, both ends included. The parts of a similarity decrease linearly with its
+distance from the nodes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch.autograd.function import once_differentiable
 
 
 def soft_histogram(similarity: Tensor, bins: int) -> Tensor:
-    """What each row has at each node, [rows, bins + 1]; differentiable once.
+    """The histogram of each row, [rows, bins + 1]; differentiable once.
 
     Args:
-        similarity: float [rows, columns], in [-1, 1], or -inf for none.
+        similarity: float [rows, columns], in [-1, 1], or -inf, which is not counted.
         bins: number of intervals between nodes.
 
     Example:
@@ -43,9 +43,9 @@ class _SoftHistogram(torch.autograd.Function):
 
 
 def node_counts(similarity: Tensor, bins: int) -> Tensor:
-    """As :func:`soft_histogram`, without gradient."""
+    """The same as :func:`soft_histogram`, without gradient."""
     position = _position(similarity, bins)
-    columns = _whole(position)
+    columns = _floor(position)
     upper = position.frac()
     lower = 1 - upper
     nodes = similarity.new_zeros(len(similarity), bins + 4)
@@ -54,22 +54,22 @@ def node_counts(similarity: Tensor, bins: int) -> Tensor:
 
 
 def slopes_at(similarity: Tensor, slopes: Tensor) -> Tensor:
-    """For each similarity the slope between the two nodes beside it, [rows, columns]; 0 for none.
+    """For each similarity the slope between the two nodes next to it, [rows, columns]; 0 for -inf.
 
     Args:
         similarity: float [rows, columns].
         slopes: float [bins], for all rows, or [rows, bins].
     """
-    columns = _whole(_position(similarity.detach(), slopes.shape[-1]))
+    columns = _floor(_position(similarity.detach(), slopes.shape[-1]))
     return F.pad(slopes, (2, 2)).expand(len(columns), -1).gather(1, columns)
 
 
 def _position(similarity: Tensor, bins: int) -> Tensor:
-    """How many bins a similarity lies above -1, and 2 more; 0 where there is no pair."""
+    """The distance of each similarity from -1 in bins, plus 2; 0 for padding."""
     position = (similarity * (bins / 2)).add_(bins / 2 + 2)
-    # A broken embedding makes the loss NaN elsewhere; here it must not become a column.
+    # A NaN, which makes the loss NaN elsewhere, must not become a column index.
     return torch.threshold_(position, 1.5, 0.0).nan_to_num_(0.0)
 
 
-def _whole(position: Tensor) -> Tensor:
-    return position.int().long()  # quicker than at once
+def _floor(position: Tensor) -> Tensor:
+    return position.int().long()  # faster than .long() alone

@@ -1,42 +1,43 @@
-"""SoftTriple: several centers a class."""
+"""SoftTriple: a softmax over classes with several centers each."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from vicinal.arguments import check_at_least_one, check_finite, check_not_negative, check_positive
-from vicinal.center_tiles import Centers
 from vicinal.losses.center_softmax import CenterSoftmaxLoss
-from vicinal.similarity import Source, at_least_float32, normalize
+from vicinal.similarity.class_centers import ClassCenters
+from vicinal.similarity.normalize import at_least_float32, normalize
+from vicinal.similarity.pair_source import PairSource
+from vicinal.utils.arguments import check_finite, check_nonnegative, check_positive, check_positive_integer
 
-SMALLEST_SQUARED_DISTANCE = 1e-5
-"""As in the authors' code; it bounds the slope of the distance between two centers that are the same."""
+MIN_SQUARED_DISTANCE = 1e-5
+"""As in the authors' code; it bounds the gradient of the distance between two equal centers."""
 
 
 class SoftTripleLoss(CenterSoftmaxLoss):
-    """SoftTriple loss: normalised softmax with a margin over classes of several centers, the mean over all anchors of
+    """SoftTriple loss: normalised softmax with a margin over classes with several centers, the mean over all anchors of
 
         -log( exp(scale (S_iy - margin)) / (exp(scale (S_iy - margin)) + sum_{j != y} exp(scale S_ij)) )
 
     where the similarity to a class is a soft maximum over its centers, `S_ij = sum_k p_k cos(x_i, c_jk)` with
-    `p = softmax(cos(x_i, c_jk) / gamma)`. Added is regularizer x the mean distance between centers of a class, halved,
-    so that centers that are not needed become one.
+    `p = softmax(cos(x_i, c_jk) / gamma)`. The regularisation term, regularizer x half the mean distance between the
+    centers of a class, merges centers that are not needed.
 
     Reference: Qian et al., "SoftTriple Loss: Deep Metric Learning Without Triplet Sampling", ICCV 2019, Eq. (9), (10)
     and (13), with the values of its experiments.
 
     Args:
-        num_classes: classes of the training set; None: a recipe's trainer says.
-        dim: dimension of the embeddings; None: a recipe's trainer says.
-        centers_per_class: K.
+        num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
+        dim: dimension of the embeddings; None: the trainer of a recipe sets it.
+        centers_per_class: the paper's K.
         scale: the paper's lambda, positive.
-        gamma: temperature of the weights of a class's centers, positive.
+        gamma: temperature of the weights of the centers of a class, positive.
         margin: the paper's delta.
-        regularizer: the paper's tau, weight of the distance between centers of a class; 0: none.
+        regularizer: the paper's tau, weight of the distance between the centers of a class; 0: none.
 
     Raises:
-        InputError: an argument is impossible; when called, as :class:`~vicinal.losses.centers.CenterBasedLoss`.
+        InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
         >>> import torch
@@ -58,31 +59,31 @@ class SoftTripleLoss(CenterSoftmaxLoss):
         margin: float = 0.01,
         regularizer: float = 0.2,
     ) -> None:
-        check_at_least_one(self, centers_per_class=centers_per_class)
+        check_positive_integer(self, centers_per_class=centers_per_class)
         super().__init__(num_classes, dim, scale, centers_per_class=centers_per_class)
         check_positive(self, gamma=gamma)
         check_finite(self, margin=margin)
-        check_not_negative(self, regularizer=regularizer)
+        check_nonnegative(self, regularizer=regularizer)
         self.gamma, self.margin, self.regularizer = gamma, margin, regularizer
 
     def positive_logit(self, own: Tensor) -> Tensor:
         weights = (own / self.gamma).softmax(dim=1)
         return self.scale * ((weights * own).sum(dim=1) - self.margin)
 
-    def value(self, source: Source) -> Tensor:
-        value = super().value(source)
+    def mean_value(self, source: PairSource) -> Tensor:
+        value = super().mean_value(source)
         return value + self.regularizer * self._half_mean_distance() if self.regularizer else value
 
-    def _compared(self, centers: Tensor, source: Source) -> Centers:
-        return Centers(centers, self.scale, self.centers_per_class, self.gamma)
+    def _selected(self, centers: Tensor, source: PairSource) -> ClassCenters:
+        return ClassCenters(centers, self.scale, self.centers_per_class, self.gamma)
 
     def _half_mean_distance(self) -> Tensor:
-        """Half of the mean distance of two centers of a class; 0 with one center a class."""
+        """Half of the mean distance of two centers of a class; 0 with one center per class."""
         k, centers = self.centers_per_class, at_least_float32(self._created())
         if k == 1:
             return centers.new_zeros(())
         units = normalize(centers).view(-1, k, centers.shape[1])
         cosines = torch.bmm(units, units.mT)
         first, second = torch.triu_indices(k, k, 1, device=centers.device)
-        distances = (2 - 2 * cosines[:, first, second]).clamp_min(SMALLEST_SQUARED_DISTANCE).sqrt()
+        distances = (2 - 2 * cosines[:, first, second]).clamp_min(MIN_SQUARED_DISTANCE).sqrt()
         return distances.mean() / 2

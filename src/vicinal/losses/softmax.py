@@ -1,4 +1,4 @@
-"""Losses that are minus the logarithm of a softmax over an anchor's row: N-pairs, NT-Xent, NCA, SupCon."""
+"""Negative log-likelihoods of a softmax over an anchor's row: N-pairs, NT-Xent, NCA, SupCon."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vicinal.arguments import check_positive
 from vicinal.losses.base import Reduction, RowLoss
-from vicinal.losses.row_functions import count_positives, fill_absent, log_sum_exp, softplus, zero_if_empty
+from vicinal.losses.row_functions import count_positives, log_sum_exp, replace_padding, softplus, zero_if_empty
 from vicinal.mining import Miner
-from vicinal.similarity import Rows
+from vicinal.similarity.rows import Rows
+from vicinal.utils.arguments import check_positive
 
 
 class NTXentLoss(RowLoss):
@@ -20,17 +20,17 @@ class NTXentLoss(RowLoss):
 
         -log( exp(S_ij / temperature) / (exp(S_ij / temperature) + sum_N exp(S_ik / temperature)) )
 
-    with the negatives k of anchor i. An anchor may have several positives; each is set against the negatives alone.
+    with the negatives k of anchor i. An anchor may have several positives; each is compared only with the negatives.
 
     Reference: Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020, Eq. (1),
     where each anchor has one positive.
 
     Args:
-        temperature: positive; 0.1 is the value the paper finds best.
-        miner: chooses pairs before the loss sees them; None keeps all.
+        temperature: positive; the paper's best value by default.
+        miner: selects the pairs; None keeps all.
         reduction: "pairs", the paper's mean over positive pairs; "anchors", the mean over all anchors of the mean over
             their positives; "contributing", the same over the anchors that have a positive; "sum", over pairs.
-        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
         InputError: temperature is not positive.
@@ -75,20 +75,20 @@ class NPairsLoss(NTXentLoss):
 
         log(1 + sum_N exp(scale (S_ik - S_ij)))
 
-    with the negatives k of anchor i. The paper's own batch, one anchor and one positive of each class, where the other
-    classes' positives are the negatives, is `NPairsLoss()(anchors, labels, positives, labels)`; a batch compared with
-    itself is its generalisation to any number of samples of a class.
+    with the negatives k of anchor i. The paper's batch has one anchor and one positive per class, and the negatives are
+    the positives of other classes: `NPairsLoss()(anchors, labels, positives, labels)`. A batch that is compared with
+    itself generalises this to any number of samples per class.
 
     Reference: Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NIPS 2016, Eq. (8), on
     cosine similarities as in Wang et al., "Multi-Similarity Loss", CVPR 2019, supplement. Sohn's embeddings are not
-    normalised; `scale` takes the place of their squared length.
+    normalised; `scale` replaces their squared norm.
 
     Args:
-        scale: factor of the similarities, positive.
-        miner: chooses pairs before the loss sees them; None keeps all.
+        scale: positive factor of the similarities.
+        miner: selects the pairs; None keeps all.
         reduction: "pairs", the paper's mean over pairs; "anchors", the mean over all anchors of the mean over their
             positives; "contributing", the same over the anchors that have a positive; "sum", over pairs.
-        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
         InputError: scale is not positive.
@@ -115,17 +115,17 @@ class NCALoss(RowLoss):
 
         log( sum_P exp(scale S_ij) / sum_{k != i} exp(scale S_ik) )
 
-    An anchor without positives adds 0. Computed from logarithms, so no softmax underflows.
+    An anchor without positives contributes 0. The computation is in logarithms, so that no softmax underflows.
 
     Reference: Goldberger et al., "Neighbourhood Components Analysis", NIPS 2004, as written in Wang et al.,
-    "Multi-Similarity Loss", CVPR 2019, supplement, Eq. (1). With squared distances instead of similarities, as in the
-    first, it is the same with `scale=2`.
+    "Multi-Similarity Loss", CVPR 2019, supplement, Eq. (1). The original has squared distances in place of
+    similarities, which is the same as `scale=2`.
 
     Args:
-        scale: factor of the similarities, positive.
-        miner: chooses pairs before the loss sees them; None keeps all.
+        scale: positive factor of the similarities.
+        miner: selects the pairs; None keeps all.
         reduction: "sum", the paper's; "anchors", the mean over all anchors; "contributing", over those with a positive.
-        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
         InputError: scale is not positive.
@@ -148,7 +148,7 @@ class NCALoss(RowLoss):
         self.scale = scale
 
     def row_values(self, rows: Rows) -> Tensor:
-        positives = log_sum_exp(fill_absent(rows.positives, -math.inf), self.scale)
+        positives = log_sum_exp(replace_padding(rows.positives, -math.inf), self.scale)
         negatives = log_sum_exp(rows.negatives, self.scale)
         return torch.where(rows.has_positives, softplus(negatives - zero_if_empty(positives)), 0.0)
 
@@ -161,16 +161,16 @@ class SupConLoss(RowLoss):
 
         -1/P_i sum_P log( exp(S_ij / temperature) / sum_{k != i} exp(S_ik / temperature) )
 
-    with the P_i positives j of the anchor. An anchor without positives adds 0.
+    with the P_i positives j of the anchor. An anchor without positives contributes 0.
 
     Reference: Khosla et al., "Supervised Contrastive Learning", NeurIPS 2020, Eq. (2). Their code takes the mean over
     anchors (`reduction="anchors"`).
 
     Args:
         temperature: positive; the paper's 0.1 by default.
-        miner: chooses pairs before the loss sees them; None keeps all.
+        miner: selects the pairs; None keeps all.
         reduction: "sum", the paper's; "anchors", the mean over all anchors; "contributing", over those with a positive.
-        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
         InputError: temperature is not positive.
@@ -194,11 +194,11 @@ class SupConLoss(RowLoss):
 
     def row_values(self, rows: Rows) -> Tensor:
         scale = 1 / self.temperature
-        positives = zero_if_empty(log_sum_exp(fill_absent(rows.positives, -math.inf), scale))
-        everything = positives + softplus(log_sum_exp(rows.negatives, scale) - positives)
+        positives = zero_if_empty(log_sum_exp(replace_padding(rows.positives, -math.inf), scale))
+        log_denominator = positives + softplus(log_sum_exp(rows.negatives, scale) - positives)
         count = count_positives(rows.positives).clamp_min(1)
-        mean_positive = scale * fill_absent(rows.positives, 0.0).sum(dim=1) / count
-        return torch.where(rows.has_positives, everything - mean_positive, 0.0)
+        mean_positive = scale * replace_padding(rows.positives, 0.0).sum(dim=1) / count
+        return torch.where(rows.has_positives, log_denominator - mean_positive, 0.0)
 
     def contributes(self, rows: Rows) -> Tensor:
         return rows.has_positives

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vicinal.arguments import check_finite
-from vicinal.errors import InputError
 from vicinal.losses.base import Reduction, RowLoss
 from vicinal.losses.row_functions import count_negatives, count_positives, softplus
 from vicinal.mining import Miner
-from vicinal.similarity import Rows
+from vicinal.similarity.rows import Rows
+from vicinal.utils.arguments import check_finite
+from vicinal.utils.errors import InputError
 
 Triplets = Literal["all", "semi-hard"]
 
@@ -26,7 +26,8 @@ class TripletLoss(RowLoss):
 
     - All triplets: `TripletLoss()`.
     - Each anchor's hardest positive and negative ("batch hard"): `TripletLoss(miner=HardestMiner())`.
-    - Semi-hard, the negative less similar than the positive but within the margin: `TripletLoss(triplets="semi-hard")`.
+    - Semi-hard, the negative less similar than the positive, by less than the margin:
+      `TripletLoss(triplets="semi-hard")`.
     - Distance-weighted negatives: `TripletLoss(miner=DistanceWeightedMiner())`.
 
     Reference: Schroff et al., "FaceNet", CVPR 2015, whose margin of 0.2 on squared distances is 0.1 on similarities, in
@@ -36,14 +37,14 @@ class TripletLoss(RowLoss):
     Args:
         margin: by how much positives should be more similar than negatives.
         triplets: "all", or the "semi-hard" ones, in which `S_ap - margin < S_an < S_ap`.
-        soft: `log(1 + exp(S_an - S_ap + margin))` in place of the hinge.
-        miner: chooses pairs before the loss sees them; None keeps all.
-        reduction: "pairs", the mean over all triplets that were chosen; "violating", over those with a loss above 0, as
-            other libraries do; "anchors", their sum by the number of anchors; "sum".
-        tile_rows: anchors handled at a time; see :class:`~vicinal.losses.base.RowLoss`.
+        soft: whether the hinge is replaced by `log(1 + exp(S_an - S_ap + margin))`.
+        miner: selects the pairs; None keeps all.
+        reduction: "pairs", the mean over all selected triplets; "violating", over those with a loss above 0, as in
+            other libraries; "anchors", their sum divided by the number of anchors; "sum".
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
 
     Raises:
-        InputError: margin is not finite, or triplets is none of the two.
+        InputError: margin is not finite, or triplets is neither "all" nor "semi-hard".
 
     Example:
         >>> import torch
@@ -83,42 +84,42 @@ class TripletLoss(RowLoss):
         return sums, count_positives(rows.positives) * count_negatives(rows.negatives)
 
     def _sums(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Each anchor's sum over its triplets, and how many of them have a loss above zero."""
+        """The sum over the triplets of each anchor, and the number of triplets with a loss above zero."""
         sums, violating, *_ = _sum_over_triplets(
             rows.positives, rows.negatives, self.margin, self.soft, self.triplets == "semi-hard"
         )
         return sums, violating
 
 
-# An operator of its own: memory does not grow with the number of triplets, nor does torch.compile look inside, which
-# would hold them all at once.
+# A custom operator: memory does not grow with the number of triplets, and torch.compile does not trace it, which would
+# hold all triplets at once.
 @torch.library.custom_op("vicinal::sum_over_triplets", mutates_args=())
 def _sum_over_triplets(
     positives: Tensor, negatives: Tensor, margin: float, soft: bool, semi_hard: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """For each anchor the sum of its losses and the number of those above zero, and the sum's two gradients."""
+    """The sum of the losses of each anchor, the number of losses above zero, and the two gradients of the sum."""
     total, violating = positives.new_zeros(len(positives)), positives.new_zeros(len(positives))
-    by_positives, by_negatives = torch.zeros_like(positives), torch.zeros_like(negatives)
-    most = int(count_positives(positives).amax())  # on a GPU this waits for it, for columns are work
-    hardest = positives.topk(most, dim=1, largest=False)
-    for k in range(most):
+    grad_positives, grad_negatives = torch.zeros_like(positives), torch.zeros_like(negatives)
+    max_positives = int(count_positives(positives).amax())  # synchronises with a GPU, as fewer columns are less work
+    hardest = positives.topk(max_positives, dim=1, largest=False)
+    for k in range(max_positives):
         losses, slopes = _hinges(negatives - hardest.values[:, k, None], margin, soft, semi_hard)
         total += losses.sum(dim=1)
         violating += losses.sign().sum(dim=1)
-        by_negatives += slopes
-        by_positives.scatter_(1, hardest.indices[:, k, None], -slopes.sum(dim=1, keepdim=True))
-    return total, violating, by_positives, by_negatives
+        grad_negatives += slopes
+        grad_positives.scatter_(1, hardest.indices[:, k, None], -slopes.sum(dim=1, keepdim=True))
+    return total, violating, grad_positives, grad_negatives
 
 
 def _hinges(differences: Tensor, margin: float, soft: bool, semi_hard: bool) -> tuple[Tensor, Tensor]:
-    """Losses and their slopes from `S_an - S_ap`."""
+    """The losses of triplets and their derivatives, from `S_an - S_ap`."""
     violations = differences + margin
     losses = softplus(violations) if soft else violations.relu()
     slopes = violations.sigmoid() if soft else losses.sign()
     if not semi_hard:
         return losses, slopes
-    chosen = ((differences < 0) & (violations > 0)).to(losses.dtype)
-    return losses * chosen, slopes * chosen
+    selected = ((differences < 0) & (violations > 0)).to(losses.dtype)
+    return losses * selected, slopes * selected
 
 
 @_sum_over_triplets.register_fake
@@ -129,16 +130,16 @@ def _(
     return rows, torch.empty_like(rows), torch.empty_like(positives), torch.empty_like(negatives)
 
 
-def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*output[2:])
     ctx.set_materialize_grads(False)
 
 
-def _scale_gradients(ctx: Any, upstream: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, upstream: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     if upstream is None:
         return None, None, None, None, None
-    by_positives, by_negatives = ctx.saved_tensors
-    return by_positives * upstream[:, None], by_negatives * upstream[:, None], None, None, None
+    grad_positives, grad_negatives = ctx.saved_tensors
+    return grad_positives * upstream[:, None], grad_negatives * upstream[:, None], None, None, None
 
 
-_sum_over_triplets.register_autograd(_scale_gradients, setup_context=_keep_gradients)
+_sum_over_triplets.register_autograd(_backward, setup_context=_save_gradients)

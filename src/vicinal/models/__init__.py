@@ -1,10 +1,20 @@
-"""Models, each carried in one folder: the embedder, with its preprocessing, and the refiner of its embeddings."""
+"""Models that are saved as folders: the embedder with its image transform, and the refiner of its embeddings."""
 
-from vicinal.models.descriptors import multi_scale
-from vicinal.models.embedder import Embedder
-from vicinal.models.initializations import create_backbone, default_transform
-from vicinal.models.pooling import AvgMaxPool, AvgPool, ClassToken, GeM, MaxPool, PoolingName, build_pooling
-from vicinal.models.refiner import ContextRefiner
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vicinal.utils.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from vicinal.models.embedder import Embedder
+    from vicinal.models.initializations import create_backbone, default_transform
+    from vicinal.models.multi_scale import embed_multi_scale
+    from vicinal.models.pooling import AvgMaxPool, AvgPool, ClassToken, GeM, MaxPool, PoolingName, build_pooling
+    from vicinal.models.refiner import ContextRefiner
+else:
+    __getattr__, __dir__ = lazy_imports(__name__)
+
 
 __all__ = [
     "AvgMaxPool",
@@ -18,5 +28,5 @@ __all__ = [
     "build_pooling",
     "create_backbone",
     "default_transform",
-    "multi_scale",
+    "embed_multi_scale",
 ]

@@ -1,4 +1,4 @@
-"""What an embedder has to know of a timm backbone, which the many architectures say in different ways."""
+"""Properties of timm backbones that architectures expose in different ways."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from typing import Any
 
 from torch import nn
 
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError
 
 
 def has_class_token(backbone: nn.Module) -> bool:
-    """Whether a transformer has a token for the whole image."""
+    """Whether a transformer has a class token."""
     registers = getattr(backbone, "num_reg_tokens", None) or 0
-    return getattr(backbone, "cls_token", None) is not None or prefix_tokens(backbone) > registers
+    return getattr(backbone, "cls_token", None) is not None or num_prefix_tokens(backbone) > registers
 
 
-def prefix_tokens(backbone: nn.Module) -> int:
-    """How many tokens stand before those of the patches; 0 for other networks."""
+def num_prefix_tokens(backbone: nn.Module) -> int:
+    """The number of tokens before the patch tokens; 0 for networks other than transformers."""
     number = getattr(backbone, "num_prefix_tokens", None)
-    if number is None:  # a few models have a class token and do not count it
+    if number is None:  # a few models do not count their class token
         return int(getattr(backbone, "cls_token", None) is not None)
     return int(number)
 
 
 def num_features(backbone: Any) -> int:
-    """Channels of the last map or tokens."""
+    """The number of channels of the last feature map or tokens."""
     return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)
 
 
 def check_patches(backbone: nn.Module, name: str, size: int) -> None:
-    """Raise InputError when images of `size` pixels cannot be cut into the backbone's patches."""
+    """Raise InputError if images of `size` pixels cannot be divided into the backbone's patches."""
     embed = getattr(backbone, "patch_embed", None)
-    patch = getattr(embed, "patch_size", None)
-    if patch and not getattr(embed, "dynamic_img_pad", False) and any(size % side for side in patch):
+    patch_size = getattr(embed, "patch_size", None)
+    if patch_size and not getattr(embed, "dynamic_img_pad", False) and any(size % side for side in patch_size):
         raise InputError(
-            f"transform.size is {size}; {name} cuts images into {patch[0]} px, so make it a multiple of that"
+            f"transform.size is {size}; {name} cuts images into {patch_size[0]} px, so make it a multiple of that"
         )

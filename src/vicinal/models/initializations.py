@@ -1,4 +1,4 @@
-"""Where a backbone's starting weights come from: its published ones, a local file, or chance."""
+"""Creating backbones with initial weights: timm's pretrained ones, those of a local file, or random ones."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from timm.models import get_pretrained_cfg, load_pretrained, load_state_dict, mo
 from torch import nn
 
 from vicinal.data.transforms import ImageTransform
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError, one_line
 
 WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
-# What create_backbone itself decides, and every way timm has of fetching weights or configs from elsewhere.
+# The arguments that create_backbone sets itself, and all that make timm fetch weights or configurations.
 RESERVED_ARGS = frozenset(
     {
         "model_name",
@@ -41,7 +41,7 @@ RESERVED_ARGS = frozenset(
     }
 )
 
-# Layers that come after pooling; a backbone without its classifier has none of them.
+# Layers after pooling, which a backbone without classifier does not have.
 CLASSIFIER_LAYERS = frozenset({"head", "head_dist", "fc", "classifier", "last_linear", "fc_norm", "attn_pool"})
 
 
@@ -52,23 +52,23 @@ def create_backbone(
     image_size: int | None = None,
     backbone_args: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """A timm model without pooling and classifier, with its starting weights.
+    """Create a timm model without pooling and classifier, with its initial weights.
 
     Args:
         name: Any timm model, ``resnet50``, or with the tag of its weights, ``vit_base_patch16_clip_224.openai``.
         pretrained: True: timm's weights, downloaded once; False: random; else a local file of weights
-            (``.safetensors``, ``.pth``, ``.pt`` or ``.bin``) in any format timm reads for this model. First
-            convolution and position embeddings are fitted to `channels` and `image_size`; a classifier is ignored.
-        channels: Channels of the images.
-        image_size: Side in pixels, for models built for one size, such as most transformers.
-        backbone_args: Passed on to ``timm.create_model``, such as ``{"channels": [16, 32, 64, 128]}`` for the widths
-            of a small ResNet, ``drop_path_rate`` or ``img_size``.
+            (``.safetensors``, ``.pth``, ``.pt`` or ``.bin``) in any format that timm reads for this model. The first
+            convolution and position embeddings are adapted to `channels` and `image_size`; a classifier is ignored.
+        channels: The number of channels of the images.
+        image_size: The side in pixels, for models with a fixed input size, such as most transformers.
+        backbone_args: More arguments of ``timm.create_model``, such as ``{"channels": [16, 32, 64, 128]}`` for the
+            widths of a small ResNet, ``drop_path_rate`` or ``img_size``.
 
     Returns:
         The model, on the CPU, in training mode; [n, channels, H, W] -> maps or tokens.
 
     Raises:
-        InputError: no such model, argument or file; weights that do not belong to the model or cannot be had.
+        InputError: The model, an argument or the file is unknown, or the weights do not fit or cannot be loaded.
 
     Example:
         >>> backbone = create_backbone("test_resnet", pretrained=False, channels=1)
@@ -87,16 +87,16 @@ def create_backbone(
 
 
 def check_backbone_name(name: str) -> None:
-    """Refuse what is no registered timm model, naming the nearest.
+    """Check that a name is that of a timm model.
 
     Raises:
-        InputError: there is no such model, or no such tag of it.
+        InputError: The model or its tag is unknown; the message names similar ones.
 
     Example:
         >>> check_backbone_name("resnet50")
         >>> check_backbone_name("resnet5O")
         Traceback (most recent call last):
-        vicinal.errors.InputError: backbone: timm has no model 'resnet5O'; nearest: resnet50, resnet51q, resnet50t
+        vicinal.utils.errors.InputError: backbone: timm has no model 'resnet5O'; nearest: resnet50, resnet51q, resnet50t
     """
     if not isinstance(name, str) or not re.fullmatch(r"\w+(\.\w+)?", name):
         raise InputError(f"backbone: {name!r} is not the name of a timm model, such as 'resnet50'")
@@ -111,10 +111,10 @@ def check_backbone_name(name: str) -> None:
 
 
 def default_transform(name: str) -> ImageTransform:
-    """The preprocessing a timm model's published weights were trained with: size, resize, mean, std, interpolation.
+    """The transform for which a timm model's pretrained weights were trained: size, resize, mean, std, interpolation.
 
     Args:
-        name: A registered timm model. Change what you need with ``dataclasses.replace``.
+        name: A timm model. Use ``dataclasses.replace`` to change the result.
 
     Example:
         >>> default_transform("vit_base_patch16_clip_224.openai").mean
@@ -133,12 +133,12 @@ def default_transform(name: str) -> ImageTransform:
 
 
 def read_weights(path: str | Path) -> dict[str, Any]:
-    """Read a file of weights as a state dict; of a pickle nothing but tensors and plain values is ever built.
+    """Read a file of weights as a state dict; from a pickle only tensors and plain values are loaded.
 
-    Wrapping (``state_dict``, ``model`` and their averaged variants) and the prefix ``module.`` are taken off.
+    Outer keys (``state_dict``, ``model`` and their averaged variants) and the prefix ``module.`` are removed.
 
     Raises:
-        InputError: no such file, a file of another kind, truncated, or one that would run code.
+        InputError: The file does not exist, is of another type, is truncated, or would run code.
     """
     if not isinstance(path, (str, Path)):
         raise InputError(f"pretrained is {path!r}; give a weights file, true or false")
@@ -149,17 +149,11 @@ def read_weights(path: str | Path) -> dict[str, Any]:
         raise InputError(f"pretrained: {path} does not end in one of {', '.join(WEIGHT_SUFFIXES)}")
     try:
         state = load_state_dict(str(path), weights_only=True)
-    except Exception as error:  # whatever the readers of foreign bytes stumble over
+    except Exception as error:  # the readers raise many types of errors on damaged files
         raise InputError(f"pretrained: {path} cannot be read as weights: {one_line(error)}") from error
     if not state or not all(isinstance(value, (torch.Tensor, Mapping)) for value in state.values()):
         raise InputError(f"pretrained: {path} does not hold named tensors")
     return state
-
-
-def one_line(error: BaseException | str, limit: int = 400) -> str:
-    """The message of an error from a library, on one line and not endless."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _check_args(backbone_args: Mapping[str, Any]) -> None:
@@ -178,7 +172,7 @@ def _create(
         raise InputError(f"backbone {name} has no published weights; use pretrained=false or a local file")
     try:
         return timm.create_model(name, pretrained=pretrained, **arguments)
-    except Exception as error:  # timm checks few arguments itself: a wrong one fails wherever it is first used
+    except Exception as error:  # timm checks few arguments; an invalid one raises an error where it is first used
         if not pretrained or isinstance(error, TypeError):
             how = f"with backbone_args {backbone_args}" if backbone_args else "without its pooling and classifier"
             raise InputError(f"backbone: {name} cannot be built {how}: {one_line(error)}") from error
@@ -189,22 +183,22 @@ def _create(
 
 
 def _load(backbone: nn.Module, name: str, channels: int, state: dict[str, Any], path: Path) -> None:
-    """Load a state dict the way timm loads a download, but refuse what timm only logs."""
+    """Load a state dict as timm loads a download, but raise an error where timm only logs a warning."""
     missing: list[str] = []
     unexpected: list[str] = []
 
-    def note(_: nn.Module, keys: Any) -> None:
+    def record(_: nn.Module, keys: Any) -> None:
         missing.extend(keys.missing_keys)
         unexpected.extend(keys.unexpected_keys)
 
-    hook = backbone.register_load_state_dict_post_hook(note)  # type: ignore[no-untyped-call]
-    # Where a model file knows foreign formats or resizes position embeddings, timm names the function so.
+    hook = backbone.register_load_state_dict_post_hook(record)  # type: ignore[no-untyped-call]
+    # The function with which timm converts other formats and resizes position embeddings, if the model has one.
     converter = getattr(sys.modules[model_entrypoint(name).__module__], "checkpoint_filter_fn", None)
-    published: Any = backbone.pretrained_cfg
-    source = dict(published, state_dict=state, source="", custom_load=False)
+    pretrained_cfg: Any = backbone.pretrained_cfg
+    source = dict(pretrained_cfg, state_dict=state, source="", custom_load=False)
     try:
         load_pretrained(backbone, source, num_classes=0, in_chans=channels, filter_fn=converter)
-    except Exception as error:  # a state dict of another model fails wherever the converter first looks
+    except Exception as error:  # the converter raises many types of errors for other models
         raise InputError(f"pretrained: {path} does not fit {name}: {one_line(error)}") from error
     finally:
         hook.remove()
@@ -212,8 +206,8 @@ def _load(backbone: nn.Module, name: str, channels: int, state: dict[str, Any], 
 
 
 def _check_keys(missing: list[str], unexpected: list[str], what: str) -> None:
-    # Weights with the last norm after pooling (fc_norm) have none before it, where a backbone without pooling has
-    # its own; timm starts that norm afresh, from a download too.
+    # Weights of a model whose last norm is after pooling (fc_norm) have none before it, unlike a backbone without
+    # pooling; timm initializes that norm anew, for downloaded weights too.
     if any(key.startswith("fc_norm.") for key in unexpected):
         missing = [key for key in missing if not key.startswith("norm.")]
     unexpected = [key for key in unexpected if key.split(".")[0] not in CLASSIFIER_LAYERS]

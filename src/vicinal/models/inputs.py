@@ -1,4 +1,4 @@
-"""What an embedder can be asked to embed, brought into batches of image tensors."""
+"""The kinds of images that an embedder takes, as batches of tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vicinal.data.decoding import convert_image
 from vicinal.data.images import ImageDataset, TestBatches
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError
 
 Images: TypeAlias = (
     Table | ImageDataset | Sequence[str | os.PathLike[str]] | Sequence[Image.Image] | Sequence[Tensor] | Tensor
@@ -26,43 +26,43 @@ Images: TypeAlias = (
 def image_batches(
     source: Images,
     transform: ImageTransform,
-    batch: int = 64,
-    workers: int = 0,
+    batch_size: int = 64,
+    num_workers: int = 0,
     on_error: Literal["raise", "skip"] = "raise",
     pin_memory: bool = False,
 ) -> tuple[Iterable[Tensor], int]:
-    """The batches of a source and how many there are.
+    """Divide images of any kind into batches of transformed tensors.
 
     Args:
-        source: A table; a dataset of images (its cache is used); a list of paths or of PIL images; transformed images
-            as one tensor [n, C, H, W] or a list of [C, H, W].
-        transform: Its test view is taken of everything but tensors.
-        batch: Images a batch.
-        workers: Processes that read files.
-        on_error: What is done about a file that cannot be read; `skip` leaves it out.
-        pin_memory: Put what is read into page-locked memory, from where an accelerator copies faster.
+        source: A table; an image dataset, whose cache is used; a list of paths or of PIL images; or transformed images
+            as one tensor [n, C, H, W] or a list of tensors [C, H, W].
+        transform: The transform, whose version for testing is applied to everything but tensors.
+        batch_size: Images per batch.
+        num_workers: Processes that read files.
+        on_error: Raise an error at a file that cannot be read, or skip it.
+        pin_memory: Read images into page-locked memory, which is copied to an accelerator faster.
 
     Returns:
-        Batches float [b, C, H, W], and their number.
+        The batches, float [b, C, H, W], and their number.
 
     Raises:
-        InputError: `source` is none of these, or its images do not go with `transform`.
+        InputError: `source` is none of these, or its images do not fit `transform`.
 
     Example:
-        >>> batches, number = image_batches([Image.new("L", (9, 9))] * 3, ImageTransform(size=8), batch=2)
-        >>> number, [images.shape[0] for images in batches]
+        >>> batches, num_batches = image_batches([Image.new("L", (9, 9))] * 3, ImageTransform(size=8), batch_size=2)
+        >>> num_batches, [images.shape[0] for images in batches]
         (2, [2, 1])
     """
-    if not isinstance(batch, int) or batch < 1:
-        raise InputError(f"batch is {batch!r}; it must be at least 1")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size is {batch_size!r}; it must be at least 1")
     given: Any = source
     if isinstance(given, Tensor) or _all_are(given, Tensor):
-        tensors = _checked_tensors(given, transform)
-        return torch.split(tensors, batch), -(-len(tensors) // batch)
+        tensors = _check_tensors(given, transform)
+        return torch.split(tensors, batch_size), -(-len(tensors) // batch_size)
     if _all_are(given, Image.Image):
-        return _picture_batches(given, transform, batch), -(-len(given) // batch)
-    batches = TestBatches(_dataset(given, transform, on_error), batch)
-    loader = DataLoader(batches, batch_size=None, num_workers=workers, pin_memory=pin_memory)
+        return _transform_batches(given, transform, batch_size), -(-len(given) // batch_size)
+    batches = TestBatches(_dataset(given, transform, on_error), batch_size)
+    loader = DataLoader(batches, batch_size=None, num_workers=num_workers, pin_memory=pin_memory)
     return (item["images"] for item in loader), len(batches)
 
 
@@ -80,28 +80,26 @@ def _dataset(source: Any, transform: ImageTransform, on_error: Literal["raise", 
             raise InputError(
                 f"cannot embed {type(source).__name__}; give a Table, a list of paths, of PIL images or of tensors"
             )
-        # As objects, for pandas' own text holds no name that is not UTF-8, which the table refuses by name.
+        # As objects, since pandas' string type cannot hold a name that is not UTF-8, which the table reports.
         source = Table(pd.DataFrame({"path": [os.fspath(path) for path in source]}, dtype=object))
     return ImageDataset(source, transform, on_error=on_error)
 
 
-def _picture_batches(pictures: Sequence[Image.Image], transform: ImageTransform, batch: int) -> Iterator[Tensor]:
-    view = transform.test()
-    for first in range(0, len(pictures), batch):
-        chunk = pictures[first : first + batch]
-        yield torch.stack(
-            [view(_plain_picture(picture, row, transform.channels)) for row, picture in enumerate(chunk, first)]
-        )
+def _transform_batches(images: Sequence[Image.Image], transform: ImageTransform, batch_size: int) -> Iterator[Tensor]:
+    to_tensor = transform.test()
+    for start in range(0, len(images), batch_size):
+        batch = enumerate(images[start : start + batch_size], start)
+        yield torch.stack([to_tensor(_convert(image, row, transform.channels)) for row, image in batch])
 
 
-def _plain_picture(picture: Image.Image, row: int, channels: int) -> Image.Image:
+def _convert(image: Image.Image, row: int, channels: int) -> Image.Image:
     try:
-        return convert_image(ImageOps.exif_transpose(picture), channels)
-    except Exception as error:  # PIL decodes a file only now; decoders raise whatever a broken one drives them to
+        return convert_image(ImageOps.exif_transpose(image), channels)
+    except Exception as error:  # PIL decodes a file only now, and decoders raise many types of errors
         raise InputError(f"image {row}: broken ({str(error) or type(error).__name__})") from error
 
 
-def _checked_tensors(source: Tensor | Sequence[Tensor], transform: ImageTransform) -> Tensor:
+def _check_tensors(source: Tensor | Sequence[Tensor], transform: ImageTransform) -> Tensor:
     if not isinstance(source, Tensor):
         shapes = {tuple(tensor.shape) for tensor in source}
         if len(shapes) > 1:

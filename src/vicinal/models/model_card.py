@@ -1,24 +1,24 @@
-"""The model card: what a saved model is, for people and for the Hugging Face hub."""
+"""Model cards: the README of a saved model, with the metadata of the Hugging Face hub."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, ModelCardData
 
 EMBEDDER_TEXT = """
 # {name}
 
-An image embedder trained with Vicinal: images of the same class lie next to each other, also of classes never seen
-in training. It maps an image to {dim} numbers of length 1; compare two by their dot product.
+An image embedder trained with Vicinal. It maps an image to an L2-normalized embedding of {dim} dimensions; images of
+the same class have similar embeddings, also for classes that were not in the training set. The dot product of two
+embeddings is their cosine similarity.
 
 | | |
 |---|---|
 | backbone | `{backbone}` (timm) |
 | pooling | {pooling} |
-| normalisation before the linear layer | {norm} |
+| normalization before the linear layer | {norm} |
 | images | {size} px, {channels} channels |
 
 ## Use
@@ -34,15 +34,15 @@ vectors = model.embed(["a.jpg", "b.jpg"])
 REFINER_TEXT = """
 # {name}
 
-A context refiner trained with Vicinal: it moves finished embeddings of images, each by what lies around it, before
-they are compared. It maps {dim} numbers of length 1 to as many.
+A context refiner trained with Vicinal. It moves each embedding of {dim} dimensions according to its nearest neighbors
+before embeddings are compared.
 
 | | |
 |---|---|
 | for embeddings of | {model} |
 | dimensions | {dim} |
-| blocks | {depth}, of {heads} heads |
-| an embedding looks at | {looks_at} |
+| blocks | {depth}, with {num_heads} heads |
+| attends to | {attends_to} |
 | parameters | {parameters:,} |
 
 ## Use
@@ -62,11 +62,11 @@ refined = refine(refiner, vectors)  # embeddings of that model, [n, {dim}]
 
 
 def embedder_card(name: str, config: Mapping[str, Any]) -> str:
-    """An embedder's card as Markdown with the hub's front matter.
+    """The card of an embedder: Markdown with the front matter of the hub.
 
     Args:
-        name: What the model is called.
-        config: The content of the model's `config.json`; its `metrics` and `recipe` are shown.
+        name: The name of the model.
+        config: The content of the model's `config.json`; the card shows its `metrics` and `recipe`.
 
     Example:
         >>> transform = {"size": 64, "channels": 1}
@@ -86,44 +86,29 @@ def embedder_card(name: str, config: Mapping[str, Any]) -> str:
 
 
 def refiner_card(name: str, config: Mapping[str, Any]) -> str:
-    """A context refiner's card, as :func:`embedder_card`.
+    """The card of a context refiner, as :func:`embedder_card`.
 
     Example:
-        >>> card = refiner_card("birds", {"dim": 512, "depth": 8, "heads": 8, "neighbors": 8, "context": "neighbors",
-        ...                               "model_fingerprint": None, "metrics": {}, "recipe": {}})
+        >>> card = refiner_card("birds", {"dim": 512, "depth": 8, "num_heads": 8, "neighbors": 8,
+        ...                               "context": "neighbors", "model_fingerprint": None, "metrics": {},
+        ...                               "recipe": {}})
         >>> [line for line in card.splitlines() if "parameters" in line]
         ['| parameters | 8,388,608 |']
     """
-    fingerprint, neighbors = config["model_fingerprint"], f"its {config['neighbors']} nearest neighbours"
+    fingerprint, neighbors = config["model_fingerprint"], f"the {config['neighbors']} nearest neighbors"
     text = REFINER_TEXT.format(
         name=name,
         model="a model that was not recorded" if fingerprint is None else f"the model with fingerprint `{fingerprint}`",
-        looks_at=neighbors if config["context"] == "neighbors" else "itself, not at neighbours",
+        attends_to=neighbors if config["context"] == "neighbors" else "the embedding itself, not its neighbors",
         parameters=4 * config["dim"] ** 2 * config["depth"],
-        **{key: config[key] for key in ("dim", "depth", "heads")},
+        **{key: config[key] for key in ("dim", "depth", "num_heads")},
     )
     return _card(name, text, config, "feature-extraction", ["context-refiner"])
 
 
-def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    """The numbers in a nested mapping, by path.
-
-    Example:
-        >>> flat_numbers({"test": {"recall@1": 0.5, "note": "x"}, "epoch": 3})
-        [('test/recall@1', 0.5), ('epoch', 3)]
-    """
-    found: list[tuple[str, float]] = []
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found += flat_numbers(value, f"{prefix}{key}/")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            found.append((f"{prefix}{key}", value))
-    return found
-
-
 def _card(name: str, text: str, config: Mapping[str, Any], task: str, tags: Sequence[str]) -> str:
-    """The card of any model: the hub's front matter, the text, metrics and recipe where there are some."""
-    metrics = dict(flat_numbers(config["metrics"]))
+    """The card of any model: front matter, text, and metrics and recipe if there are any."""
+    metrics = dict(_flatten_numbers(config["metrics"]))
     if metrics:
         rows = "".join(f"| {metric} | {value:.4f} |\n" for metric, value in metrics.items())
         text += f"\n## Metrics\n\n| metric | value |\n|---|---|\n{rows}"
@@ -132,7 +117,18 @@ def _card(name: str, text: str, config: Mapping[str, Any], task: str, tags: Sequ
     return f"---\n{_front_matter(name, task, tags, metrics)}\n---\n{text}"
 
 
+def _flatten_numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers in a nested mapping, with their paths such as `test/recall@1`."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flatten_numbers(value, f"{prefix}{key}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield f"{prefix}{key}", value
+
+
 def _front_matter(name: str, task: str, tags: Sequence[str], metrics: Mapping[str, float]) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
     results = [
         EvalResult(
             task_type=task,

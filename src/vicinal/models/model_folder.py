@@ -1,4 +1,4 @@
-"""The folder a saved model is: `model.safetensors`, `config.json`, `README.md`. Written whole, read with suspicion."""
+"""The folder of a saved model: `model.safetensors`, `config.json`, `README.md`. Its content is not trusted."""
 
 from __future__ import annotations
 
@@ -10,37 +10,35 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from huggingface_hub import snapshot_download
 from torch import Tensor
 
-from vicinal.errors import InputError
-from vicinal.files import replacing_folder, write_bytes
-from vicinal.models.initializations import one_line
 from vicinal.models.model_format import FORMATS, ModelFormat
+from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.files import replace_folder, write_bytes
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 CARD = "README.md"
 VERSION = 1
 
-# Far above any real config, far below what a parser would choke on.
+# Much more than any real configuration, and much less than what would be a problem for the parser.
 MAX_CONFIG_BYTES = 10_000_000
 
 
 def write(
     folder: str | Path, model_format: ModelFormat, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Write a model folder, atomically, in the place of a former one.
+    """Write a model folder atomically; a saved model that was there is replaced.
 
     Args:
-        folder: Where; must not exist, be empty or be a saved model of this format with nothing else in it.
-        model_format: What kind of model it is.
-        config: JSON values, the keys those of the format.
+        folder: The folder; it must not exist, be empty, or hold a saved model of the same kind and nothing else.
+        model_format: The kind of model.
+        config: The configuration, JSON values with the keys of the format.
         tensors: Weights and buffers by name.
 
     Raises:
-        InputError: `folder` holds something else, or `config` is not JSON.
-        OSError: it cannot be written, as on a full disk; what was there stays.
+        InputError: The folder holds other files, or the configuration is not JSON or exceeds a limit.
+        OSError: The folder cannot be written, such as on a full disk; it is unchanged then.
     """
     folder = Path(folder)
     _check_replaceable(folder, model_format)
@@ -48,23 +46,23 @@ def write(
         text = json.dumps({"format": model_format.name, "version": VERSION, **config}, indent=2, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"the model's config, recipe and metrics must be JSON values: {one_line(error)}") from error
-    _check_numbers(folder / CONFIG, config, model_format)
+    _check_limits(folder / CONFIG, config, model_format)
     card = model_format.card(folder.resolve().name, config)
-    # Cloned because safetensors refuses tensors that share memory, contiguous because it stores nothing else.
-    plain = {
+    # safetensors refuses tensors that share memory or are not contiguous.
+    copies = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
-    with replacing_folder(folder) as new:
-        write_bytes(new / WEIGHTS, safetensors.torch.save(plain, metadata={"format": "pt"}))
+    with replace_folder(folder) as new:
+        write_bytes(new / WEIGHTS, safetensors.torch.save(copies, metadata={"format": "pt"}))
         write_bytes(new / CONFIG, (text + "\n").encode())
         write_bytes(new / CARD, card.encode())
 
 
-def locate(source: str | Path, revision: str | None = None) -> Path:
-    """The folder of a saved model: a local one, else the download of that name from the Hugging Face hub.
+def find_folder(source: str | Path, revision: str | None = None) -> Path:
+    """The local folder of a saved model, downloaded from the Hugging Face hub if it is the name of a model there.
 
     Raises:
-        InputError: there is neither.
+        InputError: There is no such folder or model.
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
@@ -73,59 +71,63 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
         raise InputError(f"model: {source} is a file; give the folder that holds {CONFIG} and {WEIGHTS}")
     if isinstance(source, Path) or source.count("/") != 1:
         raise InputError(f"model: there is no folder {source}")
+    from huggingface_hub import snapshot_download
+
     try:
         return Path(snapshot_download(source, revision=revision, allow_patterns=[CONFIG, WEIGHTS, CARD]))
-    except Exception as error:  # the network has many ways to fail
+    except Exception as error:  # networks fail in many ways
         raise InputError(f"model: no folder {source} here, and none from the hub: {one_line(error)}") from error
 
 
 def read_config(folder: Path, model_format: ModelFormat) -> dict[str, Any]:
-    """The config of a saved model, without `format` and `version`; its keys and their kinds are checked.
+    """Read the configuration of a saved model, without `format` and `version`, and check its keys, types and limits.
 
     Raises:
-        InputError: it is missing, not JSON, not of this format, of another version, or a key of it is missing, unknown
-            or wrong.
+        InputError: It is missing, not JSON, of another format or version, or a key is missing, unknown or invalid.
     """
     path = folder / CONFIG
     if not path.is_file():
         raise InputError(f"model: {folder} has no {CONFIG}; is it the folder of a saved Vicinal model?")
-    config, found = _read_ours(path, model_format)
+    config = _read_json(path)
+    found = _pop_format(path, config, model_format)
     if found is not model_format:
-        raise InputError(f"model: {folder} is {found.noun}, not {model_format.noun}; {found.use}")
+        raise InputError(f"model: {folder} is {found.noun}, not {model_format.noun}; {found.usage}")
     version = config.pop("version", None)
     if version != VERSION or isinstance(version, bool):
         raise InputError(f"{path}: version is {version!r}; this Vicinal reads version {VERSION}")
-    _check_keys(path, config, model_format)
-    _check_numbers(path, config, model_format)
+    _check_types(path, config, model_format)
+    _check_limits(path, config, model_format)
     return config
 
 
-def _read_ours(path: Path, wanted: ModelFormat) -> tuple[dict[str, Any], ModelFormat]:
-    """The config without its `format`, and that; it may be another than the wanted one."""
+def _read_json(path: Path) -> Any:
     if path.stat().st_size > MAX_CONFIG_BYTES:
         raise InputError(f"{path}: {path.stat().st_size:,} bytes is too large for a config")
     try:
-        config = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {one_line(error)}") from error
+
+
+def _pop_format(path: Path, config: Any, expected: ModelFormat) -> ModelFormat:
+    """Remove `format` from a configuration and return the format of that name, which may not be the expected one."""
     name = config.pop("format", None) if isinstance(config, dict) else None
-    for known in FORMATS:
-        if known.name == name:
-            return config, known
-    raise InputError(f'{path}: not the config of a Vicinal model ("format" is not "{wanted.name}")')
+    if not isinstance(name, str) or name not in FORMATS:
+        raise InputError(f'{path}: not the config of a Vicinal model ("format" is not "{expected.name}")')
+    return FORMATS[name]
 
 
 def read_tensors(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a saved model, which must be exactly the expected ones in name, shape and kind.
+    """Read the tensors of a saved model, which must have exactly the expected names, shapes and kinds of data types.
 
-    The header is compared before any tensor is read; pickled weights are never opened.
+    The header is checked before any tensor is read. Pickled weights are never opened.
 
     Args:
-        folder: A saved model.
-        expected: What the config calls for; meta tensors suffice.
+        folder: The folder of the model.
+        expected: The tensors that the configuration requires; meta tensors suffice.
 
     Raises:
-        InputError: the file is missing, truncated or holds other tensors.
+        InputError: The file is missing, truncated, or holds other tensors.
     """
     path = folder / WEIGHTS
     if not path.is_file():
@@ -146,23 +148,23 @@ def read_tensors(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tens
     return tensors
 
 
-def _check_keys(path: Path, config: Mapping[str, Any], model_format: ModelFormat) -> None:
-    known = model_format.kinds
-    for key in (*known, *config):
+def _check_types(path: Path, config: Mapping[str, Any], model_format: ModelFormat) -> None:
+    types = model_format.types
+    for key in (*types, *config):
         if key not in config:
             raise InputError(f"{path}: {key} is missing")
-        if key not in known:
-            raise InputError(f"{path}: unknown key {key!r}; the keys are {', '.join(known)}")
-        value, kinds = config[key], known[key]
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise InputError(f"{path}: {key} is {one_line(repr(value), 80)}; it must be {kinds[0].__name__}")
+        if key not in types:
+            raise InputError(f"{path}: unknown key {key!r}; the keys are {', '.join(types)}")
+        value = config[key]
+        if not isinstance(value, types[key]) or (isinstance(value, bool) and bool not in types[key]):
+            raise InputError(f"{path}: {key} is {one_line(repr(value), 80)}; it must be {types[key][0].__name__}")
 
 
-def _check_numbers(path: Path, config: Mapping[str, Any], model_format: ModelFormat) -> None:
-    for key, largest in model_format.largest.items():
+def _check_limits(path: Path, config: Mapping[str, Any], model_format: ModelFormat) -> None:
+    for key, limit in model_format.limits.items():
         for number in _numbers(config[key]):
-            if not abs(number) <= largest:  # so that NaN is refused as well
-                raise InputError(f"{path}: {key}: {number} is too large; at most {largest:,}")
+            if not abs(number) <= limit:  # also refuses NaN
+                raise InputError(f"{path}: {key}: {number} is too large; at most {limit:,}")
 
 
 def _numbers(value: object) -> Iterator[float]:
@@ -174,11 +176,10 @@ def _numbers(value: object) -> Iterator[float]:
 
 
 def _check_names(path: Path, names: set[str], expected: Mapping[str, Tensor]) -> None:
-    for wrong, kind in ((expected.keys() - names, "lacks"), (names - expected.keys(), "has the unknown")):
-        if wrong:
-            first = min(wrong)
-            more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            raise InputError(f"{path}: {kind} tensor {first}{more}; it does not go with {CONFIG}")
+    for different, verb in ((expected.keys() - names, "lacks"), (names - expected.keys(), "has the unknown")):
+        if different:
+            more = f" and {len(different) - 1} more" if len(different) > 1 else ""
+            raise InputError(f"{path}: {verb} tensor {min(different)}{more}; it does not go with {CONFIG}")
 
 
 def _check_shape(path: Path, name: str, shape: list[int], expected: Tensor) -> None:
@@ -192,12 +193,12 @@ def _check_replaceable(folder: Path, model_format: ModelFormat) -> None:
     if not folder.is_dir():
         raise InputError(f"cannot save a model to {folder}: it is a file; give a folder")
     names = sorted(entry.name for entry in folder.iterdir())
-    foreign = [name for name in names if name not in (WEIGHTS, CONFIG, CARD)]
-    if foreign or (names and CONFIG not in names):
-        raise InputError(f"cannot save a model to {folder}: it holds {(foreign or names)[0]}; give a folder of its own")
+    others = [name for name in names if name not in (WEIGHTS, CONFIG, CARD)]
+    if others or (names and CONFIG not in names):
+        raise InputError(f"cannot save a model to {folder}: it holds {(others or names)[0]}; give a folder of its own")
     if names:
         try:
-            _, found = _read_ours(folder / CONFIG, model_format)
+            found = _pop_format(folder / CONFIG, _read_json(folder / CONFIG), model_format)
         except (InputError, OSError) as error:
             raise InputError(f"cannot save a model to {folder}: {error}; give a folder of its own") from error
         if found is not model_format:

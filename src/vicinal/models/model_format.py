@@ -1,4 +1,4 @@
-"""The kinds of models that have a folder: how each is called, what its config holds, what its card says."""
+"""The kinds of saved models, with the types and limits of their configurations."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from typing import Any
 
 from vicinal.models.model_card import embedder_card, refiner_card
 
-# No number of layers, channels or pixels is above this; to build a billion layers would take hours before it failed.
+# Limits of the numbers in a configuration: building a network of a billion layers would take hours before it failed.
 MAX_NUMBER = 16_384
 MAX_DIM = 65_536
 MAX_DEPTH = 1_000
 
-OF_ALL: dict[str, tuple[type, ...]] = {"recipe": (dict,), "metrics": (dict,)}
+COMMON_TYPES: dict[str, tuple[type, ...]] = {"recipe": (dict,), "metrics": (dict,)}
 
 
 @dataclass(frozen=True)
 class ModelFormat:
-    """A kind of model, as its folder knows it.
+    """A kind of saved model.
 
     Args:
-        name: the config's `format`.
-        noun: what such a model is called.
-        use: where it is taken, for who gave it elsewhere.
-        kinds: types of the config's values by key, the one to name first.
-        largest: the largest number, also of those inside lists and mappings, by key.
-        card: the model card, from the model's name and its config.
+        name: The value of `format` in the configuration.
+        noun: The kind of model in messages.
+        usage: How to use such a model, for messages where another kind was expected.
+        types: The types of each value of the configuration; messages name the first one.
+        limits: The largest absolute value of a number, also inside lists and mappings, for some keys.
+        card: A function that creates the model card from the name of the model and its configuration.
     """
 
     name: str
     noun: str
-    use: str
-    kinds: Mapping[str, tuple[type, ...]]
-    largest: Mapping[str, int]
+    usage: str
+    types: Mapping[str, tuple[type, ...]]
+    limits: Mapping[str, int]
     card: Callable[[str, Mapping[str, Any]], str]
 
 
 EMBEDDER = ModelFormat(
     name="vicinal-embedder",
     noun="an embedder",
-    use="give it with --model, or load it with Embedder.from_pretrained",
-    kinds={
+    usage="give it with --model, or load it with Embedder.from_pretrained",
+    types={
         "backbone": (str,),
         "backbone_args": (dict,),
         "pooling": (str,),
@@ -53,28 +53,28 @@ EMBEDDER = ModelFormat(
         "projector": (int, type(None)),
         "freeze_batch_norm": (bool,),
         "transform": (dict,),
-        **OF_ALL,
+        **COMMON_TYPES,
     },
-    largest={"backbone_args": MAX_NUMBER, "transform": MAX_NUMBER},
+    limits={"backbone_args": MAX_NUMBER, "transform": MAX_NUMBER},
     card=embedder_card,
 )
 
 REFINER = ModelFormat(
     name="vicinal-refiner",
     noun="a context refiner",
-    use="give it with --refiner, or load it with ContextRefiner.from_pretrained",
-    kinds={
+    usage="give it with --refiner, or load it with ContextRefiner.from_pretrained",
+    types={
         "dim": (int,),
         "depth": (int,),
-        "heads": (int,),
+        "num_heads": (int,),
         "neighbors": (int,),
         "dropout": (int, float),
         "context": (str,),
         "model_fingerprint": (str, type(None)),
-        **OF_ALL,
+        **COMMON_TYPES,
     },
-    largest={"dim": MAX_DIM, "depth": MAX_DEPTH, "heads": MAX_NUMBER, "neighbors": MAX_NUMBER},
+    limits={"dim": MAX_DIM, "depth": MAX_DEPTH, "num_heads": MAX_NUMBER, "neighbors": MAX_NUMBER},
     card=refiner_card,
 )
 
-FORMATS = (EMBEDDER, REFINER)
+FORMATS = {model_format.name: model_format for model_format in (EMBEDDER, REFINER)}

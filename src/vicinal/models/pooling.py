@@ -1,4 +1,4 @@
-"""Pooling: from a map of local features, or a transformer's tokens, to one vector an image."""
+"""Pooling of a feature map, or of a transformer's tokens, to one vector per image."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError
 
 PoolingName = Literal["avg", "max", "gem", "avg+max", "token"]
 
@@ -41,8 +41,8 @@ class MaxPool(nn.Module):
 class AvgMaxPool(nn.Module):
     """Mean over positions plus maximum over positions.
 
-    The two are added, as in the published code of Proxy-Anchor and its followers (Kim et al., CVPR 2020), so the
-    width stays C and a head fits all map poolings alike.
+    The two are added, as in the published code of Proxy-Anchor (Kim et al., CVPR 2020), so that the number of channels
+    is the same as for the other poolings.
 
     Example:
         >>> AvgMaxPool()(torch.tensor([[[[1.0, 3.0], [5.0, 7.0]]]]))
@@ -55,17 +55,17 @@ class AvgMaxPool(nn.Module):
 
 
 class GeM(nn.Module):
-    """Generalised mean over positions: ``(mean_x max(x, eps)^p)^(1/p)``, one exponent for all channels.
+    """Generalized mean over positions: ``(mean_x max(x, eps)^p)^(1/p)``, with one exponent for all channels.
 
-    p = 1 is the mean of the positive parts, p -> infinity the maximum. Computed in float32 at least and relative to
-    the largest value, so that no power overflows, whatever the precision of the maps.
+    p = 1 is the mean of the positive parts, p -> infinity the maximum. It is computed in at least float32 and relative
+    to the largest value, so that no power overflows, regardless of the precision of the maps.
 
     Reference: Radenovic, Tolias, Chum, "Fine-tuning CNN image retrieval with no human annotation", TPAMI 2018, Eq. 3.
 
     Args:
-        p: Exponent, or where a learned one starts; above 0.
-        learned: Train the exponent together with the head.
-        eps: Smallest activation that counts; above 0.
+        p: Exponent, or the initial value of a learned one; above 0.
+        learned: Learn the exponent.
+        eps: Lower bound of the activations; above 0.
 
     Raises:
         InputError: `p` or `eps` is not a finite number above 0.
@@ -89,17 +89,17 @@ class GeM(nn.Module):
             self.register_buffer("p", torch.tensor(float(p)), persistent=False)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps [n, C, H, W] -> vectors [n, C], in the precision of the maps."""
+        """Maps [n, C, H, W] -> vectors [n, C], in the data type of the maps."""
         with torch.autocast(maps.device.type, enabled=False):
             exact = maps.to(torch.promote_types(maps.dtype, torch.float32)).clamp(min=self.eps)
             p = self.p.to(exact.dtype)
-            # GeM(c x) = c GeM(x): dividing by a constant and multiplying by it again changes neither value nor gradient
+            # GeM(c x) = c GeM(x), so dividing and multiplying by a constant changes neither value nor gradient.
             largest = exact.detach().amax(dim=(-2, -1))
             mean = (exact / largest[..., None, None]).pow(p).mean(dim=(-2, -1))
             return (largest * mean.pow(1 / p)).to(maps.dtype)
 
     def extra_repr(self) -> str:
-        """What `print` shows between the brackets."""
+        """The arguments, for `repr`."""
         return f"p={self.p.item():.4g}, learned={isinstance(self.p, nn.Parameter)}, eps={self.eps:g}"
 
 
@@ -117,7 +117,7 @@ class ClassToken(nn.Module):
 
 
 def build_pooling(name: PoolingName, p: float = 3.0, learned_p: bool = False) -> nn.Module:
-    """The pooling module of that name.
+    """Create the pooling module of a name.
 
     Args:
         name: ``avg``, ``max``, ``gem``, ``avg+max`` (their sum), or ``token`` (class token).
@@ -125,7 +125,7 @@ def build_pooling(name: PoolingName, p: float = 3.0, learned_p: bool = False) ->
         learned_p: Learn the exponent of ``gem``.
 
     Raises:
-        InputError: there is no such pooling, or `learned_p` is asked of one that has no exponent.
+        InputError: The name is unknown, or `learned_p` is set for a pooling without exponent.
 
     Example:
         >>> build_pooling("gem", p=4.0)
@@ -147,28 +147,28 @@ def build_pooling(name: PoolingName, p: float = 3.0, learned_p: bool = False) ->
     raise InputError(f"pooling: {name!r} is unknown; choose avg, max, gem, avg+max or token")
 
 
-def feature_maps(features: Tensor, channels: int, channels_last: bool = False, prefix_tokens: int = 0) -> Tensor:
-    """A backbone's output as maps: transformers' patch tokens become a map one position wide.
+def to_feature_maps(features: Tensor, channels: int, channels_last: bool = False, num_prefix_tokens: int = 0) -> Tensor:
+    """Convert the output of a backbone to feature maps; the patch tokens of transformers become a map of width 1.
 
     Args:
-        features: [n, C, H, W], [n, H, W, C] where `channels_last`, or tokens [n, L, C].
+        features: [n, C, H, W]; [n, H, W, C] if `channels_last`; or tokens [n, L, C].
         channels: C.
-        channels_last: Maps carry their channels in the last dimension.
-        prefix_tokens: How many tokens stand before the patch tokens (class token, registers); they are left out.
+        channels_last: Whether the channels are the last dimension of feature maps.
+        num_prefix_tokens: The number of tokens before the patch tokens (class token, registers), which are removed.
 
     Returns:
-        Maps [n, C, H, W]; of tokens [n, C, L - prefix_tokens, 1].
+        Maps [n, C, H, W]; for tokens [n, C, L - num_prefix_tokens, 1].
 
     Raises:
-        InputError: the features are neither maps nor tokens of that many channels.
+        InputError: The features are neither maps nor tokens with that number of channels.
 
     Example:
-        >>> feature_maps(torch.zeros(2, 5, 8), channels=8, prefix_tokens=1).shape
+        >>> to_feature_maps(torch.zeros(2, 5, 8), channels=8, num_prefix_tokens=1).shape
         torch.Size([2, 8, 4, 1])
     """
     maps = features
     if features.ndim == 3:
-        maps = features[:, prefix_tokens:].transpose(1, 2).unsqueeze(-1)
+        maps = features[:, num_prefix_tokens:].transpose(1, 2).unsqueeze(-1)
     elif channels_last and features.ndim == 4:
         maps = features.permute(0, 3, 1, 2)
     if maps.ndim != 4 or maps.shape[1] != channels:

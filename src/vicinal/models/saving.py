@@ -1,4 +1,4 @@
-"""What all models that have a folder share: saving, loading, uploading, fingerprints."""
+"""The base class of models that are saved as folders: saving, loading, uploading, fingerprints."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from huggingface_hub import HfApi
 from torch import Tensor, nn
 
-from vicinal.errors import InputError
 from vicinal.models import model_folder
-from vicinal.models.initializations import one_line
 from vicinal.models.model_format import ModelFormat
+from vicinal.utils.errors import InputError, one_line
 
 Model = TypeVar("Model", bound="SavedModel")
 
 
 class SavedModel(nn.Module, ABC):
-    """A model that is saved as a folder. Its kinds say what their config holds and how they are built from one.
+    """A model that is saved as a folder. Subclasses define its configuration and how it is created from one.
 
     Attributes:
-        recipe: How the model was trained, JSON values; empty if unknown.
-        metrics: How good it was found, JSON values; empty if unknown.
+        recipe: How the model was trained, as JSON values; empty if unknown.
+        metrics: The metrics of the model, as JSON values; empty if unknown.
     """
 
     model_format: ClassVar[ModelFormat]
@@ -38,16 +36,16 @@ class SavedModel(nn.Module, ABC):
         self.metrics: dict[str, Any] = {}
 
     @abstractmethod
-    def _described(self) -> dict[str, Any]:
-        """The config without recipe and metrics: with the weights, all that decides what the model gives."""
+    def _get_config(self) -> dict[str, Any]:
+        """The configuration without recipe and metrics. It and the weights determine the outputs of the model."""
 
     @classmethod
     @abstractmethod
     def _from_config(cls: type[Model], config: Mapping[str, Any]) -> Model:
-        """Build a model of a config whose keys and types are checked; its weights do not matter."""
+        """Create a model with any weights from a configuration whose keys and types are checked."""
 
     def fingerprint(self) -> str:
-        """A short hash of config and weights: two models with the same one give the same vectors.
+        """A short hash of configuration and weights; models with equal fingerprints have equal outputs.
 
         Example:
             >>> from vicinal import Embedder
@@ -55,7 +53,7 @@ class SavedModel(nn.Module, ABC):
             >>> len(model.fingerprint())
             16
         """
-        digest = hashlib.sha256(json.dumps(self._described(), sort_keys=True, default=str).encode())
+        digest = hashlib.sha256(json.dumps(self._get_config(), sort_keys=True, default=str).encode())
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -69,18 +67,18 @@ class SavedModel(nn.Module, ABC):
     ) -> None:
         """Save the model as a folder: `model.safetensors`, `config.json`, `README.md` (a model card).
 
-        The folder is replaced as a whole or, if anything fails, left as it was. Weights keep their dtype, which must be
-        the same for all.
+        The folder is replaced as a whole; if anything fails, it is unchanged. Weights keep their data type, which must
+        be the same for all.
 
         Args:
-            folder: Where; a folder that holds anything but a saved model of the same kind is refused.
-            recipe: How the model was trained, JSON values; None: what `self.recipe` says.
-            metrics: How good it was found, JSON values; None: what `self.metrics` says.
+            folder: The folder. A folder that holds anything but a saved model of the same kind is refused.
+            recipe: How the model was trained, as JSON values; by default `self.recipe`.
+            metrics: The metrics of the model, as JSON values; by default `self.metrics`.
 
         Raises:
-            InputError: the folder holds something else, recipe or metrics are not JSON values, a number is larger than
-                loading allows, or weights are of different dtypes.
-            OSError: it cannot be written, as on a full disk.
+            InputError: The folder holds other files, recipe or metrics are not JSON values, a number exceeds the limit
+                for loading, or weights have different data types.
+            OSError: The folder cannot be written, such as on a full disk.
 
         Example:
             >>> from vicinal import Embedder
@@ -91,40 +89,40 @@ class SavedModel(nn.Module, ABC):
             {'recall@1': 0.9}
         """
         config = {
-            **self._described(),
+            **self._get_config(),
             "recipe": dict(self.recipe if recipe is None else recipe),
             "metrics": dict(self.metrics if metrics is None else metrics),
         }
-        _weights_dtype(dict(self.named_parameters()))
+        _common_dtype(dict(self.named_parameters()))
         model_folder.write(folder, self.model_format, config, self.state_dict())
 
     @classmethod
     def from_pretrained(cls: type[Model], source: str | Path, revision: str | None = None) -> Model:
-        """Load a saved model, in evaluation mode, on the CPU, in the dtype that it was saved in.
+        """Load a saved model in evaluation mode, on the CPU, with the data type that it was saved with.
 
-        Nothing is unpickled, no code from the folder is run, and no other weights are downloaded. The tensors' names
-        and shapes are held against the config before memory is taken for either.
+        Nothing is unpickled, no code in the folder is executed, and no other weights are downloaded. Names and shapes
+        of the tensors are compared with the configuration before memory is allocated.
 
         Args:
             source: A folder that `save_pretrained` wrote, or the name of such a model on the Hugging Face hub.
-            revision: Branch, tag or commit on the hub.
+            revision: A branch, tag or commit on the hub.
 
         Raises:
-            InputError: there is no such model, it is of another kind, or its files are not whole or do not go together;
-                with file and key.
+            InputError: There is no such model, it is of another kind, or its files are damaged or do not fit; the
+                message names file and key.
         """
-        folder = model_folder.locate(source, revision)
+        folder = model_folder.find_folder(source, revision)
         config = model_folder.read_config(folder, cls.model_format)
         with torch.random.fork_rng(devices=[]):
             try:
                 with torch.device("meta"):
-                    plan = cls._from_config(config)
+                    expected = cls._from_config(config).state_dict()
             except InputError as error:
                 raise InputError(f"{folder / model_folder.CONFIG}: {error}") from error
-            tensors = model_folder.read_tensors(folder, plan.state_dict())
+            tensors = model_folder.read_tensors(folder, expected)
             model = cls._from_config(config)
         weights = {name: tensors[name] for name, _ in model.named_parameters()}
-        model.to(_weights_dtype(weights, f"{folder / model_folder.WEIGHTS}: "))
+        model.to(_common_dtype(weights, f"{folder / model_folder.WEIGHTS}: "))
         model.load_state_dict(tensors)
         model.recipe, model.metrics = config["recipe"], config["metrics"]
         return model.eval()
@@ -133,16 +131,18 @@ class SavedModel(nn.Module, ABC):
         """Upload the folder that `save_pretrained` writes to the Hugging Face hub.
 
         Args:
-            name: `owner/model`; made if missing.
-            private: Make it private, if it is made now.
-            token: Of the hub; None: the one stored by `hf auth login`.
+            name: `owner/model`; the repository is created if it does not exist.
+            private: Whether a new repository is private.
+            token: The token for the hub; by default the one stored by `hf auth login`.
 
         Returns:
-            The address of the commit.
+            The URL of the commit.
 
         Raises:
-            InputError: the hub cannot be reached or refuses.
+            InputError: The hub cannot be reached or refuses the upload.
         """
+        from huggingface_hub import HfApi
+
         hub = HfApi(token=token)
         with tempfile.TemporaryDirectory() as parent:
             folder = Path(parent) / name.rpartition("/")[2]
@@ -154,29 +154,31 @@ class SavedModel(nn.Module, ABC):
                 raise InputError(f"cannot upload to {name!r} on the Hugging Face hub: {one_line(error)}") from error
 
 
-def _weights_dtype(weights: Mapping[str, Tensor], where: str = "") -> torch.dtype:
-    """The one dtype of all weights; a model of several could not tell which one its inputs are to have."""
+def _common_dtype(weights: Mapping[str, Tensor], source: str = "") -> torch.dtype:
+    """The data type of all weights; with several it would be undefined which one the inputs must have."""
     names = {tensor.dtype: name for name, tensor in weights.items()}
     if len(names) > 1:
         several = ", ".join(f"{name} is {dtype}" for dtype, name in names.items())
-        raise InputError(f"{where}weights of different dtypes ({several}); bring the model to one, as by model.float()")
+        raise InputError(
+            f"{source}weights of different dtypes ({several}); bring the model to one, as by model.float()"
+        )
     if not names:
-        raise InputError(f"{where}the model has no weights; there is nothing to save")
+        raise InputError(f"{source}the model has no weights; there is nothing to save")
     return next(iter(names))
 
 
-def check_same_model(known: str | None, given: str | None, what: str, remedy: str) -> None:
-    """Refuse the embeddings of another model; None is a model nobody knows.
+def check_same_model(expected: str | None, given: str | None, owner: str, remedy: str) -> None:
+    """Check that embeddings are of the expected model; a fingerprint of None means that the model is unknown.
 
     Args:
-        known: fingerprint of the right model.
-        given: of the one that made the embeddings.
-        what: was made with the former, such as "the index was built with".
-        remedy: what to do.
+        expected: The fingerprint of the expected model.
+        given: The fingerprint of the model that computed the embeddings.
+        owner: The start of the message, such as "the index was built with".
+        remedy: What to do instead.
 
     Raises:
-        InputError: both are known and differ.
+        InputError: Both models are known and differ.
     """
-    if None not in (known, given) and known != given:
-        right, wrong = (one_line(str(each), 80) for each in (known, given))
-        raise InputError(f"{what} embeddings of the model {right}, not of {wrong}; {remedy}")
+    if None not in (expected, given) and expected != given:
+        right, wrong = (one_line(str(each), 80) for each in (expected, given))
+        raise InputError(f"{owner} embeddings of the model {right}, not of {wrong}; {remedy}")

@@ -1,1 +1,1 @@
-"""Pictures of what was learned."""
+"""Pictures, and the self-contained HTML page about an evaluation."""

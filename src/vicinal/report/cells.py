@@ -1,4 +1,4 @@
-"""Images in frames, laid out in cells: what the pictures of queries and their neighbours are made of."""
+"""Images in frames, in the cells of a grid: the parts of pictures of queries and their neighbours."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 
-from vicinal.data.images import read_image
+from vicinal.data.decoding import read_image
 from vicinal.report.drawing import DPI, EMPTY, INK, PALE, RIGHT, UNKNOWN, WRONG
 
-CELL_INCHES, THUMBNAIL = 1.15, 256  # size of an image on the page; its longer side in pixels
+CELL_INCHES, MAX_SIDE = 1.15, 256  # size of a cell; the longer side of an image, in pixels
 IMAGE, GAP, LINE = 1.0, 0.16, 0.17  # in cells: an image, the space beside it, a line of text
-LABEL_CHARACTERS = 15
+MAX_LABEL_LENGTH = 15
 
 Item = Mapping[str, Any]
-"""An image: its `path` (a file, or a PIL image) and `label`; either may be None, NaN or absent where unknown."""
+"""An image: its `path` (a file, or a PIL image) and `label`; either is None, NaN or absent if it is unknown."""
 
 
 def canvas(rows: int, columns: float, title: str | None = None, lines: int = 2) -> tuple[Figure, Axes]:
-    """A figure whose one pair of axes counts in cells, downward; below each row of images are lines of text."""
+    """A figure with one pair of axes, whose unit is the cell and whose y axis points down.
+
+    Args:
+        rows: of cells.
+        columns: of cells.
+        title: a line above them.
+        lines: of text below each row of cells.
+    """
     width = columns * (IMAGE + GAP) + 2 * GAP
     top = -2.6 * LINE if title else -GAP
     bottom = rows * (IMAGE + lines * LINE + GAP)
@@ -39,7 +46,7 @@ def canvas(rows: int, columns: float, title: str | None = None, lines: int = 2) 
 
 
 def cell(axes: Axes, item: Item, left: float, top: float, color: str, caption: str) -> None:
-    """One image in its frame, the caption and the label below it."""
+    """Draw an image in its frame, with the caption and the label below it."""
     unknown = _is_unknown(item.get("path"))
     image = Image.new("RGB", (1, 1), EMPTY) if unknown else _thumbnail(item["path"])
     width, height = (IMAGE * side / max(image.size) for side in image.size)
@@ -59,23 +66,23 @@ def cell(axes: Axes, item: Item, left: float, top: float, color: str, caption: s
 def _thumbnail(image: str | Path | Image.Image) -> Image.Image:
     picture = image if isinstance(image, Image.Image) else read_image(image)
     picture = picture.convert("RGB")
-    picture.thumbnail((THUMBNAIL, THUMBNAIL))
+    picture.thumbnail((MAX_SIDE, MAX_SIDE))
     return picture
 
 
-def verdict(wanted: object, found: object) -> tuple[str, str]:
-    """Color and mark of a neighbour; the mark is for those who cannot tell green from red."""
-    if _is_unknown(wanted) or _is_unknown(found):
+def verdict(query_label: object, label: object) -> tuple[str, str]:
+    """Color and mark of a neighbour; the mark is for readers who cannot tell green from red."""
+    if _is_unknown(query_label) or _is_unknown(label):
         return UNKNOWN, ""
-    return (RIGHT, " ✓") if str(wanted) == str(found) else (WRONG, " ✗")
+    return (RIGHT, " ✓") if str(query_label) == str(label) else (WRONG, " ✗")
 
 
 def _is_unknown(value: object) -> bool:
-    return value is None or value is pd.NA or value != value  # the last is NaN, as tables have it
+    return value is None or value is pd.NA or value != value  # NaN differs from itself
 
 
 def short(label: object) -> str:
-    """The label, its end kept where it is too long: nested classes differ there."""
+    """The label; of a label that is too long the end is kept, because nested classes differ there."""
     text = "" if _is_unknown(label) else str(label)
-    text = text if len(text) <= LABEL_CHARACTERS else "…" + text[1 - LABEL_CHARACTERS :]
+    text = text if len(text) <= MAX_LABEL_LENGTH else "…" + text[1 - MAX_LABEL_LENGTH :]
     return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, axes, and writing the file."""
+"""Colours, axes and files of all pictures."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
 
-from vicinal.errors import InputError
-from vicinal.files import write_bytes
+from vicinal.utils.errors import InputError
+from vicinal.utils.files import write_bytes
 
 RIGHT, WRONG, UNKNOWN, QUERY = "#1a9850", "#d73027", "#9aa0a6", "#30343b"
 INK, PALE, EMPTY = "#24272c", "#6b7178", "#eceef0"
 DPI = 150
-COLORS: tuple[str, ...] = (  # all dark enough for thin lines on white
+COLORS: tuple[str, ...] = (  # dark enough for thin lines on white
     *map(str, TABLEAU_COLORS.values()),
     *("#1a237e", "#00574b", "#8d0f2e", "#b8860b", "#4a2c8f", "#3f6b00", "#c2185b", "#000000", "#0097e6", "#a0522d"),
 )
 
-QUIET: dict[str, Any] = {"frameon": False, "fontsize": 8, "labelcolor": INK, "borderaxespad": 0.0}  # legends
+QUIET: dict[str, Any] = {"frameon": False, "fontsize": 8, "labelcolor": INK, "borderaxespad": 0.0}  # of legends
 
 
 def tidy(axes: Axes, name: str) -> None:
-    """Quiet axes with a name beside them."""
+    """Remove clutter from the axes, and name the y axis."""
     axes.set_ylabel(name, color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e4e6e9", linewidth=0.8)
@@ -34,7 +34,7 @@ def tidy(axes: Axes, name: str) -> None:
 
 
 def picture_format(path: Path) -> str:
-    """The format that the suffix says.
+    """The format that a file's suffix stands for.
 
     Raises:
         InputError: an unknown suffix.
@@ -46,17 +46,17 @@ def picture_format(path: Path) -> str:
 
 
 def write_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format that the suffix says, as a whole or not at all.
+    """Write a figure in the format of the file's suffix; the file is written as a whole or not at all.
 
     Raises:
-        InputError: an unknown suffix, or a picture larger than its format can be.
+        InputError: an unknown suffix, or a picture that is too large for its format.
         OSError: the picture cannot be written.
     """
     canvas, form = FigureCanvasAgg(figure), picture_format(path)
     buffer = BytesIO()
     try:
         figure.savefig(buffer, format=form, facecolor="white")
-    except (ValueError, OSError) as error:  # as the libraries say that a picture is too large for its format
+    except (ValueError, OSError) as error:  # raised for a picture that is too large for its format
         width, height = canvas.get_width_height()
         raise InputError(
             f"{path}: a picture of {width} x {height} pixels cannot be written as {form} ({error}); "

@@ -1,4 +1,4 @@
-"""Pictures for people: queries with their neighbours, and how training went."""
+"""Pictures of queries with their neighbours, and of the course of training."""
 
 from __future__ import annotations
 
@@ -9,34 +9,31 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vicinal.errors import InputError
 from vicinal.report.cells import GAP, IMAGE, LINE, Item, canvas, cell, verdict
 from vicinal.report.drawing import DPI, INK, QUERY, tidy, write_figure
+from vicinal.utils.errors import InputError
 
-MOST_ROWS = 50  # of a grid; more would make a picture that few programs open
+MAX_ROWS = 50  # of a grid; few programs open larger pictures
 
 
 def neighbor_grid(
-    queries: Sequence[Item],
-    neighbors: Sequence[Sequence[Item]],
-    out_path: str | Path,
-    title: str | None = None,
+    queries: Sequence[Item], neighbors: Sequence[Sequence[Item]], path: str | Path, title: str | None = None
 ) -> None:
-    """Draw each query with its neighbours in a row: green frame for the same label, red for another, grey for unknown.
+    """Draw each query in a row with its neighbours: green frame for the same label, red for another, grey if unknown.
 
-    Labels are compared as text, so that the class 5 of a benchmark is that of a folder `5`. Of more than 50 queries the
+    Labels are compared as text, so that class 5 of a benchmark equals a folder named `5`. Of more than 50 queries the
     first 50 are drawn, and the title says so.
 
     Args:
-        queries: a row each: `path` (a file, or a PIL image; where it is unknown, a grey field stands for the image)
-            and `label` (both None, NaN or absent where unknown).
+        queries: for each query its `path` (a file, or a PIL image; if it is unknown, a grey field is drawn) and its
+            `label`; both are None, NaN or absent if they are unknown.
         neighbors: for each query its neighbours, best first: `path`, `label` and `score`.
-        out_path: the picture; its suffix says the format (png, jpg, webp, pdf, svg).
+        path: the picture; its suffix is the format (png, jpg, webp, pdf, svg).
         title: a line above the picture.
 
     Raises:
-        InputError: no queries, other numbers of queries and lists, an image that cannot be read, an unknown suffix, or
-            a picture larger than its format can be.
+        InputError: no queries, different numbers of queries and lists, an image that cannot be read, an unknown suffix,
+            or a picture that is too large for its format.
         OSError: the picture cannot be written.
 
     Example:
@@ -50,10 +47,10 @@ def neighbor_grid(
         'PNG'
     """
     if not queries or len(queries) != len(neighbors):
-        raise InputError(f"{len(queries)} queries and {len(neighbors)} lists of neighbours; give one list a query")
-    if len(queries) > MOST_ROWS:
-        title = " - ".join(filter(None, [title, f"the first {MOST_ROWS} of {len(queries):,} queries"]))
-        queries, neighbors = queries[:MOST_ROWS], neighbors[:MOST_ROWS]
+        raise InputError(f"{len(queries)} queries and {len(neighbors)} lists of neighbours; give one list per query")
+    if len(queries) > MAX_ROWS:
+        title = " - ".join(filter(None, [title, f"the first {MAX_ROWS} of {len(queries):,} queries"]))
+        queries, neighbors = queries[:MAX_ROWS], neighbors[:MAX_ROWS]
     figure, axes = canvas(len(queries), 1 + max(len(row) for row in neighbors), title)
     step = IMAGE + 2 * LINE + GAP
     for row, (query, found) in enumerate(zip(queries, neighbors, strict=True)):
@@ -61,16 +58,16 @@ def neighbor_grid(
         for rank, item in enumerate(found, 1):
             color, mark = verdict(query.get("label"), item.get("label"))
             cell(axes, item, rank * (IMAGE + GAP) + GAP, row * step, color, f"{item['score']:.2f}{mark}")
-    write_figure(figure, Path(out_path))
+    write_figure(figure, Path(path))
 
 
-def learning_curves(log: pd.DataFrame, metrics: pd.DataFrame, out_path: str | Path) -> None:
+def learning_curves(log: pd.DataFrame, metrics: pd.DataFrame, path: str | Path) -> None:
     """Draw the training loss and the validation recall over the steps.
 
     Args:
         log: columns `step` and `loss`.
-        metrics: columns `step` and `recall@...`, a line each; may have no rows.
-        out_path: the picture; its suffix says the format.
+        metrics: columns `step` and `recall@...`, one curve per column; may have no rows.
+        path: the picture; its suffix is the format.
 
     Raises:
         InputError: a column is missing, or an unknown suffix.
@@ -92,7 +89,7 @@ def learning_curves(log: pd.DataFrame, metrics: pd.DataFrame, out_path: str | Pa
     if recalls:
         _recall_panel(panels[1], metrics, recalls)
     panels[-1].set_xlabel("step", color=INK)
-    write_figure(figure, Path(out_path))
+    write_figure(figure, Path(path))
 
 
 def _loss_panel(axes: Axes, log: pd.DataFrame) -> None:

@@ -1,4 +1,4 @@
-"""What each block of a context refiner brings, as numbers and as a picture."""
+"""How much each block of a context refiner improves retrieval, drawn."""
 
 from __future__ import annotations
 
@@ -7,100 +7,61 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from vicinal.data import Table
-from vicinal.errors import InputError
-from vicinal.evaluation import evaluate
+from vicinal.analysis.refiner import metrics_by_depth
+from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
-from vicinal.report.compared import compared, one_set
 from vicinal.report.drawing import COLORS, DPI, INK, PALE, QUIET, picture_format, tidy, write_figure
-from vicinal.retrieval.refine import Refinement
 from vicinal.retrieval.scores import Array
+from vicinal.utils.errors import InputError
 
-METRICS = ("recall@1", "mAP@R")  # those that are drawn
-
-
-def metrics_at_depths(refiner: ContextRefiner, embeddings: Array, table: Table) -> list[dict[str, float]]:
-    """The scores of the embeddings after each block, e^0 to e^T, from one search for their neighbours.
-
-    They are those of :func:`~vicinal.evaluation.evaluate` with ``rerank=Refinement(refiner, depth=t)``: the context is
-    searched among all that is evaluated, queries and gallery together.
-
-    Reference: Context Refiner, section 4.4 and Fig. 3.
-
-    Args:
-        refiner: trained on embeddings of the same model.
-        embeddings: float [rows, dim].
-        table: one row an embedding, with labels, and perhaps queries and gallery.
-
-    Returns:
-        depth + 1 times the metrics by name, `recall@1`, `mAP@R` and so on, from 0 to 1; the first are those of the
-        embeddings as they were.
-
-    Raises:
-        InputError: another dimension or number of rows, no rows, or as :func:`~vicinal.evaluation.evaluate`.
-
-    Example:
-        >>> import numpy as np, pandas as pd
-        >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
-        >>> embeddings = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
-        >>> refiner = ContextRefiner(dim=2, depth=2, heads=1)
-        >>> [metrics["recall@1"] for metrics in metrics_at_depths(refiner, embeddings, table)]
-        [1.0, 1.0, 1.0]
-    """
-    vectors, evaluated, _ = compared(refiner, embeddings, table)
-    metrics = [evaluate(embeddings, table).metrics]
-    neighbors = Refinement(refiner).neighbors_of_queries(one_set(vectors))
-    for depth in range(1, refiner.depth + 1):
-        refined = Refinement(refiner, depth=depth).refined(vectors, vectors, neighbors)
-        metrics.append(evaluate(torch.from_numpy(refined).to(vectors.device), evaluated).metrics)
-    return metrics
+METRICS = ("recall@1", "mAP@R")
 
 
 def depth_curve(refiner: ContextRefiner, embeddings: Array, table: Table, path: str | Path) -> None:
-    """Draw what recall@1 and mAP@R gain over the base with every block; `vicinal refine` ends with this picture.
+    """Draw the gain in recall@1 and mAP@R after each block; `vicinal refine` ends with this picture.
 
-    The numbers are those of :func:`metrics_at_depths`; :func:`depth_curves` draws several sets or refiners in one
-    picture.
+    The numbers are those of :func:`~vicinal.analysis.refiner.metrics_by_depth`. :func:`depth_curves` draws several
+    tables or refiners in one picture.
 
     Args:
         refiner: trained on embeddings of the same model.
         embeddings: float [rows, dim].
-        table: one row an embedding, with labels.
-        path: the picture; its suffix says the format (png, jpg, webp, pdf, svg).
+        table: one row per embedding, with labels.
+        path: the picture; its suffix is the format (png, jpg, webp, pdf, svg).
 
     Raises:
-        InputError: as :func:`metrics_at_depths`, or an unknown suffix.
+        InputError: as :func:`~vicinal.analysis.refiner.metrics_by_depth`, or an unknown suffix.
         OSError: the picture cannot be written.
 
     Example:
         >>> import tempfile
         >>> import numpy as np, pandas as pd
-        >>> table, refiner = Table(pd.DataFrame({"label": [0, 0, 1, 1]})), ContextRefiner(4, depth=2, heads=1)
+        >>> table, refiner = Table(pd.DataFrame({"label": [0, 0, 1, 1]})), ContextRefiner(4, depth=2, num_heads=1)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     depth_curve(refiner, np.eye(4), table, f"{folder}/depths.png")
     """
-    picture_format(Path(path))  # before the work
-    depth_curves({"": metrics_at_depths(refiner, embeddings, table)}, path)
+    picture_format(Path(path))  # fails before the evaluation
+    depth_curves({"": metrics_by_depth(refiner, embeddings, table)}, path)
 
 
 def depth_curves(curves: Mapping[str, Sequence[Mapping[str, float]]], path: str | Path) -> None:
-    """Draw what recall@1 and mAP@R gain over the base with every block, a curve each in one picture.
+    """Draw several curves of the gain in recall@1 and mAP@R after each block.
 
-    The legend says from where to where, and the depth that is best if it is not the last.
+    The legend names the first and the last value of each curve, and the best depth if it is not the last one.
 
     Reference: Context Refiner, Fig. 3.
 
     Args:
-        curves: name -> the metrics at each depth, from 0 on, as :func:`metrics_at_depths` gives them; a name may be "".
-        path: the picture; its suffix says the format.
+        curves: name -> the metrics at each depth from 0 on, as :func:`~vicinal.analysis.refiner.metrics_by_depth`
+            returns them; a name may be "".
+        path: the picture; its suffix is the format.
 
     Raises:
-        InputError: no curves, one without numbers or without one of the two metrics, or an unknown suffix.
+        InputError: no curves, a curve without values or without one of the two metrics, or an unknown suffix.
         OSError: the picture cannot be written.
 
     Example:
@@ -118,16 +79,16 @@ def depth_curves(curves: Mapping[str, Sequence[Mapping[str, float]]], path: str 
 
 def _check_curves(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
     if not curves or not all(len(curve) for curve in curves.values()):
-        raise InputError("nothing to draw; give at least one curve, and each the metrics at one depth or more")
+        raise InputError("nothing to draw; give at least one curve, each with the metrics of at least one depth")
     for name, curve in curves.items():
         for depth, metrics in enumerate(curve):
             for metric in METRICS:
                 if metric not in metrics:
-                    raise InputError(f"curve {name!r} has no {metric} at depth {depth}; give those of all depths")
+                    raise InputError(f"curve {name!r} has no {metric} at depth {depth}; every depth needs it")
 
 
 def _gain_panel(axes: Axes, metric: str, curves: Mapping[str, Sequence[float]]) -> None:
-    """Percent at each depth, drawn as what is gained over depth 0."""
+    """Percentages at each depth, drawn as the gain over depth 0."""
     tidy(axes, "points gained over the base")
     axes.axhline(0, color=PALE, linewidth=0.9, linestyle="--")
     for (name, curve), color in zip(curves.items(), itertools.cycle(COLORS), strict=False):

@@ -1,24 +1,28 @@
-"""Finding neighbours: exactly (`top_k`), re-ranked (`rerank`), or with an `Index` kept for many searches."""
+"""Nearest neighbours: exact search (`top_k`), re-ranking, refinement, and an `Index` that is kept for many searches."""
 
-from vicinal.retrieval.contextual_reranking import ContextualReranking
-from vicinal.retrieval.expansion import DatabaseAugmentation, NeighborAverage, QueryExpansion
-from vicinal.retrieval.in_turn import InTurn
-from vicinal.retrieval.index import Index
-from vicinal.retrieval.neighbors import Neighbors, top_k
-from vicinal.retrieval.reciprocal_reranking import ReciprocalReranking
-from vicinal.retrieval.refine import Refinement, refine
-from vicinal.retrieval.rerank import Reranking, rerank
-from vicinal.retrieval.search import Found, find
-from vicinal.retrieval.structure import Matches
-from vicinal.retrieval.whitening import PCAWhitening
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vicinal.utils.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from vicinal.retrieval.index.index import Index
+    from vicinal.retrieval.neighbors import Neighbors, top_k
+    from vicinal.retrieval.refinement import Refinement, refine
+    from vicinal.retrieval.reranking.base import Reranking
+    from vicinal.retrieval.reranking.contextual import ContextualReranking
+    from vicinal.retrieval.reranking.expansion import DatabaseAugmentation, NeighborAverage, QueryExpansion
+    from vicinal.retrieval.reranking.reciprocal import ReciprocalReranking
+    from vicinal.retrieval.reranking.rerank import rerank
+    from vicinal.retrieval.reranking.sequential import SequentialReranking
+    from vicinal.retrieval.search import SearchResult, search_images
+    from vicinal.retrieval.whitening import PCAWhitening
 
 __all__ = [
     "ContextualReranking",
     "DatabaseAugmentation",
-    "Found",
-    "InTurn",
     "Index",
-    "Matches",
     "NeighborAverage",
     "Neighbors",
     "PCAWhitening",
@@ -26,8 +30,12 @@ __all__ = [
     "ReciprocalReranking",
     "Refinement",
     "Reranking",
-    "find",
+    "SearchResult",
+    "SequentialReranking",
     "refine",
     "rerank",
+    "search_images",
     "top_k",
 ]
+
+__getattr__, __dir__ = lazy_imports(__name__)

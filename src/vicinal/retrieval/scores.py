@@ -1,8 +1,8 @@
-"""Similarity scores of many vectors with many, a block at a time, bit for bit the same whatever the blocks.
+"""Cosine similarities of many vectors with many, computed in blocks, bit for bit the same whatever the block sizes.
 
-A matrix product may add the terms of one entry in another order when the shapes change, so that equal vectors get
+A matrix product may add the terms of one entry in a different order when the shapes change, so that equal vectors get
 scores that differ in the last bit. Blocks are therefore padded with zeros to whole multiples of a fixed tile: the score
-of two vectors then depends on nothing but these two, equal vectors tie, and no result changes with the size of a block.
+of two vectors then depends on these two vectors only, equal vectors tie, and no result depends on the block size.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vicinal.arguments import is_whole
-from vicinal.errors import InputError
+from vicinal.utils.arguments import is_integer
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.errors import InputError
 
-SCORE_BYTES = 64 * 2**20  # default size of the one block of scores that is held at a time
+SCORE_BYTES = 64 * 2**20  # default size of the one block of scores that is held in memory at a time
 TILE_ROWS, TILE_COLUMNS = 64, 256  # blocks are padded to multiples of these
 BLOCK_ROWS = 4096  # gallery vectors in one matrix product: 8 MB at 512 dimensions
 
@@ -27,19 +28,18 @@ Array = npt.NDArray[np.generic] | Tensor
 
 
 class UnitVectors:
-    """Vectors read as float32 rows of length one, converted block by block so that no second copy of all is made.
+    """Vectors that are read as float32 rows of length 1, block by block, so that no second copy of all is made.
 
-    Every vector is divided by its length, whatever the others are; a zero vector stays zero and has score 0 with
-    everything.
+    Every vector is divided by its own length; a zero vector stays zero and has similarity 0 to every vector.
 
     Args:
-        array: float [n, dim], numpy (a memory map too) or torch, of any float precision.
+        array: float [n, dim], a numpy array (also a memory map) or a tensor, of any float precision.
         name: what error messages call one row, such as ``"query"``.
-        rows: int64 [m], the rows of `array` that are meant; all by default.
-        device: where the products are computed; by default where `array` lies.
+        rows: int64 [m], the rows of `array` to use; None uses all.
+        device: where products are computed; None computes them where `array` lies.
 
     Raises:
-        InputError: not a matrix of numbers, or a row holds NaN or infinity.
+        InputError: `array` is not a matrix of numbers, or a row contains NaN or infinity.
 
     Example:
         >>> UnitVectors(np.array([[3.0, 4.0]]), "query").block(0, 1)
@@ -50,7 +50,7 @@ class UnitVectors:
         self,
         array: Array,
         name: str,
-        rows: npt.NDArray[np.int64] | None = None,
+        rows: Integers | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         self._data = _as_tensor(array, name)
@@ -63,25 +63,26 @@ class UnitVectors:
 
     @property
     def dim(self) -> int:
+        """Number of dimensions."""
         return self._data.shape[1]
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Rows `start` to `stop` as unit float32 [stop - start, dim] on the device."""
+        """Return rows `start` to `stop` as unit vectors, float32 [stop - start, dim] on the device."""
         return self._unit(self._data[start:stop] if self._rows is None else self._data[self._rows[start:stop]])
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        """The given rows as unit float32 [rows, dim] on the device."""
-        places = torch.from_numpy(rows)
-        return self._unit(self._data[places if self._rows is None else self._rows[places]])
+    def take(self, rows: Integers) -> Tensor:
+        """Return the given rows as unit vectors, float32 [rows, dim] on the device."""
+        indices = torch.from_numpy(rows)
+        return self._unit(self._data[indices if self._rows is None else self._rows[indices]])
 
-    def subset(self, rows: npt.NDArray[np.int64]) -> UnitVectors:
-        """The given rows as vectors of their own, without a copy."""
+    def subset(self, rows: Integers) -> UnitVectors:
+        """Return the given rows as `UnitVectors` of their own, without a copy."""
         subset = copy(self)
         subset._rows = torch.from_numpy(rows if self._rows is None else self._rows.numpy()[rows])
         return subset
 
     def _unit(self, rows: Tensor) -> Tensor:
-        # Entries of at most 1, so that their squares neither overflow nor vanish, nor float64 itself in float32.
+        # Scaled entries are at most 1: their squares neither overflow nor vanish, nor does float64 overflow float32.
         rows = _scaled(rows) if rows.dtype == torch.float64 else rows
         return F.normalize(_scaled(rows.to(self.device, torch.float32)), dim=1)
 
@@ -98,12 +99,12 @@ def _scaled(vectors: Tensor) -> Tensor:
     return vectors / vectors.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(vectors.dtype).tiny)
 
 
-class ScoreBlock:
-    """The buffer that holds the scores of up to `rows` queries with up to `columns` gallery vectors.
+class ScoreBuffer:
+    """A reused buffer for the scores of up to `rows` queries with up to `columns` gallery vectors.
 
     Example:
         >>> vectors = UnitVectors(np.eye(3, dtype=np.float32), "vector")
-        >>> ScoreBlock(2, 3, torch.device("cpu")).fill(vectors.block(1, 3), vectors, 0, 3)
+        >>> ScoreBuffer(2, 3, torch.device("cpu")).fill(vectors.block(1, 3), vectors, 0, 3)
         tensor([[0., 1., 0.],
                 [0., 0., 1.]])
     """
@@ -112,28 +113,30 @@ class ScoreBlock:
         self._buffer = torch.empty(round_up(rows, TILE_ROWS), round_up(columns, TILE_COLUMNS), device=device)
 
     def fill(self, queries: Tensor, gallery: UnitVectors, start: int, stop: int) -> Tensor:
-        """Scores float32 [queries, stop - start] with gallery rows `start` to `stop`, valid until the next call."""
+        """Return scores with gallery rows `start` to `stop`, float32 [queries, stop - start].
+
+        The result is valid until the next call.
+        """
         padded = _pad(queries, TILE_ROWS)
         for first in range(start, stop, BLOCK_ROWS):
             block = _pad(gallery.block(first, min(first + BLOCK_ROWS, stop)), TILE_COLUMNS)
-            place = slice(first - start, first - start + len(block))
-            torch.mm(padded, block.T, out=self._buffer[: len(padded), place])
+            columns = slice(first - start, first - start + len(block))
+            torch.mm(padded, block.T, out=self._buffer[: len(padded), columns])
         return self._buffer[: len(queries), : stop - start]
 
     def product(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        """Scores float32 [queries, gallery] of two blocks of unit vectors, bit for bit those of :meth:`fill`.
+        """Return scores of two blocks of unit vectors, float32 [queries, gallery], bit for bit those of :meth:`fill`.
 
-        For those who need a block of the gallery more than once, or single rows of it. Valid until the next call.
+        It serves callers that need a block of the gallery more than once, or single rows of it. The result is valid
+        until the next call.
         """
         left, right = _pad(queries, TILE_ROWS), _pad(gallery, TILE_COLUMNS)
         torch.mm(left, right.T, out=self._buffer[: len(left), : len(right)])
         return self._buffer[: len(queries), : len(gallery)]
 
 
-def pair_scores(
-    queries: UnitVectors, gallery: UnitVectors, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float32]:
-    """Scores of some pairs only, bit for bit those of :class:`ScoreBlock`.
+def pair_scores(queries: UnitVectors, gallery: UnitVectors, rows: Integers, columns: Integers) -> Floats:
+    """Return the scores of selected pairs, bit for bit those of :class:`ScoreBuffer`.
 
     Args:
         queries: [q, dim].
@@ -152,32 +155,26 @@ def pair_scores(
     scores = np.empty(len(rows), dtype=np.float32)
     present = np.unique(rows)
     for first in range(0, len(present), TILE_ROWS):
-        some = present[first : first + TILE_ROWS]
-        place = slice(np.searchsorted(rows, some[0], "left"), np.searchsorted(rows, some[-1], "right"))
-        scores[place] = _tile_scores(queries.take(some), gallery, np.searchsorted(some, rows[place]), columns[place])
+        tile = present[first : first + TILE_ROWS]
+        pairs = slice(np.searchsorted(rows, tile[0], "left"), np.searchsorted(rows, tile[-1], "right"))
+        scores[pairs] = _tile_scores(queries.take(tile), gallery, np.searchsorted(tile, rows[pairs]), columns[pairs])
     return scores
 
 
-def _tile_scores(
-    queries: Tensor, gallery: UnitVectors, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float32]:
-    """Scores of pairs of a few queries, from products with the gallery vectors that occur in them."""
+def _tile_scores(queries: Tensor, gallery: UnitVectors, rows: Integers, columns: Integers) -> Floats:
+    """Return the scores of pairs of a few queries, from products with the gallery vectors that occur in them."""
     scores = np.empty(len(rows), dtype=np.float32)
     padded = _pad(queries, TILE_ROWS)
-    present, places = np.unique(columns, return_inverse=True)
+    present, positions = np.unique(columns, return_inverse=True)
     for start in range(0, len(present), BLOCK_ROWS):
         block = _pad(gallery.take(present[start : start + BLOCK_ROWS]), TILE_COLUMNS)
-        here = np.flatnonzero((places >= start) & (places < start + BLOCK_ROWS))
-        scores[here] = torch.mm(padded, block.T).cpu().numpy()[rows[here], places[here] - start]
+        pairs = np.flatnonzero((positions >= start) & (positions < start + BLOCK_ROWS))
+        scores[pairs] = torch.mm(padded, block.T).cpu().numpy()[rows[pairs], positions[pairs] - start]
     return scores
 
 
 def check_same_dim(queries: UnitVectors, gallery: UnitVectors) -> None:
-    """Refuse vectors that cannot be compared.
-
-    Raises:
-        InputError: the dimensions differ.
-    """
+    """Raise InputError when the dimensions of queries and gallery differ."""
     if queries.dim != gallery.dim:
         raise InputError(
             f"queries have {queries.dim} dimensions, the gallery has {gallery.dim}; "
@@ -185,38 +182,24 @@ def check_same_dim(queries: UnitVectors, gallery: UnitVectors) -> None:
         )
 
 
-def check_chunk(chunk: int | None) -> None:
-    """Refuse an impossible number of queries a block; None is for the default.
-
-    Raises:
-        InputError: it is no whole number, or below 1.
-    """
-    if chunk is not None and not (is_whole(chunk) and chunk >= 1):
-        raise InputError(f"chunk = {chunk!r} is impossible; use chunk >= 1, a whole number, or None for the default")
+def check_chunk_size(chunk_size: int | None) -> None:
+    """Raise InputError unless `chunk_size` is an integer of at least 1, or None for the default."""
+    if chunk_size is not None and not (is_integer(chunk_size) and chunk_size >= 1):
+        raise InputError(f"chunk_size = {chunk_size!r} is impossible; use an integer >= 1, or None for the default")
 
 
-def check_exclude(exclude: npt.NDArray[np.int64], gallery: int) -> None:
-    """Refuse gallery rows to leave out that are not there; negative ones stand for none.
-
-    Raises:
-        InputError: a row is beyond the gallery.
-    """
-    if (exclude >= gallery).any():
-        raise InputError(f"exclude names gallery row {exclude.max()}; the gallery has {gallery} rows")
-
-
-def rows_within_budget(columns: int, least: int, most: int) -> int:
-    """How many rows of `columns` scores fit the memory budget: at least `least`, at most `most`."""
-    return max(least, min(most, SCORE_BYTES // (4 * max(columns, 1))))
+def rows_within_budget(columns: int, min_rows: int, max_rows: int) -> int:
+    """Return how many rows of `columns` scores fit into the memory budget, between `min_rows` and `max_rows`."""
+    return max(min_rows, min(max_rows, SCORE_BYTES // (4 * max(columns, 1))))
 
 
 def round_up(count: int, multiple: int) -> int:
-    """The first multiple that is not below `count`."""
+    """Return the smallest multiple of `multiple` that is not below `count`."""
     return -(-count // multiple) * multiple
 
 
-def holds_numbers(array: Array) -> bool:
-    """Whether the array is of real numbers."""
+def is_numeric(array: Array) -> bool:
+    """Return whether the array holds real numbers."""
     if isinstance(array, Tensor):
         return not (array.is_complex() or array.dtype == torch.bool)
     return array.dtype.kind in "fiu"
@@ -224,7 +207,7 @@ def holds_numbers(array: Array) -> bool:
 
 def _as_tensor(array: Array, name: str) -> Tensor:
     array = array.detach() if isinstance(array, Tensor) else np.asarray(array)
-    if not holds_numbers(array):
+    if not is_numeric(array):
         raise InputError(f"{name} embeddings are of type {array.dtype}; expected floating-point numbers")
     tensor = array if isinstance(array, Tensor) else _share_memory(array)
     if tensor.ndim != 2 or tensor.shape[1] == 0:
@@ -233,11 +216,11 @@ def _as_tensor(array: Array, name: str) -> Tensor:
 
 
 def _share_memory(array: npt.NDArray[np.generic]) -> Tensor:
-    """A tensor on the array's memory where torch can (a read-only map too), else on a native float copy."""
+    """Return a tensor on the array's memory where torch supports it (also read-only), else on a native float copy."""
     known = array.dtype.kind == "f" and array.dtype.isnative and array.dtype.itemsize <= 8
     wide = array.dtype.kind == "f" and array.dtype.itemsize > 4
     array = np.ascontiguousarray(array if known else array.astype(np.float64 if wide else np.float32))
-    with warnings.catch_warnings():  # of writes to read-only memory, which never happen here
+    with warnings.catch_warnings():  # torch warns of writes to read-only memory, which never happen here
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)
 

@@ -1,4 +1,4 @@
-"""From queries to found images, with all that is known of both, for people, machines and pictures."""
+"""Searching an index for queries of a table: results with paths and labels, for people, JSON and pictures."""
 
 from __future__ import annotations
 
@@ -6,94 +6,95 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
-from vicinal.retrieval.index import Index
+from vicinal.retrieval.index.index import Index
+from vicinal.utils.arrays import Floats
 
-Facts = dict[str, Any]
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Found:
-    """A query and what was found for it.
+class SearchResult:
+    """A query and its matches in an index.
 
     Attributes:
-        query: what is known of the query: its id, path and label, if any.
-        matches: best first; id, score (cosine similarity), path and label of each.
+        query: `id`, `path` and `label` of the query, those that are known.
+        matches: best first; `id` and `score` (cosine similarity) of each, and `path` and `label` where they are known.
     """
 
-    query: Facts
-    matches: list[Facts]
+    query: Record
+    matches: list[Record]
 
-    def to_dict(self) -> Facts:
-        """Plain values, ready for JSON."""
+    def to_dict(self) -> Record:
+        """Return plain values, ready for JSON."""
         return {"query": self.query, "matches": self.matches}
 
     def __str__(self) -> str:
-        lines = [_name(self.query, "query")]
+        lines = [_describe(self.query, "query")]
         for rank, match in enumerate(self.matches, start=1):
-            lines.append(f"{rank:4d}  {match['score']:.4f}  {_name(match, 'id ' + str(match['id']))}")
+            lines.append(f"{rank:4d}  {match['score']:.4f}  {_describe(match, 'id ' + str(match['id']))}")
         return "\n".join(lines)
 
 
-def find(
+def search_images(
     index: Index,
-    vectors: npt.NDArray[np.float32],
+    vectors: Floats,
     table: Table,
     k: int,
-    leave_out_itself: bool = False,
+    exclude_self: bool = False,
     refiner: ContextRefiner | None = None,
-) -> list[Found]:
-    """Search for every vector and say what was found.
+) -> list[SearchResult]:
+    """Search an index for every row of a table.
 
     Args:
-        index: where to search.
-        vectors: float32 [q, d].
-        table: q rows, what is known of the queries.
-        k: how many matches each query gets.
-        leave_out_itself: leave out matches with the query's own path; k others are left unless the index holds fewer.
-        refiner: the one that the index was built with, if it was built with one. A query whose path is in the index
-            does not look at its own embedding, left out or not; a path that is there again counts as a duplicate.
+        index: the index to search.
+        vectors: float32 [q, d], the queries.
+        table: one row per query.
+        k: number of matches per query.
+        exclude_self: whether to leave out matches that have the query's own path; there are k others unless the index
+            has fewer.
+        refiner: the refiner that the index was built with, if any. The embedding of a query whose path is in the index
+            is not among the neighbours by which the query is refined, whether its match is left out or not; another
+            image of the same path counts as a duplicate.
 
     Raises:
-        InputError: k is larger than the index, vectors of another dimension, or another refiner.
+        InputError: k is larger than the index, vectors have a different dimension, or the refiner is not the index's.
 
     Example:
         >>> table = Table(pd.DataFrame({"path": ["a.png", "b.png"], "label": ["cat", "dog"]}))
         >>> vectors = np.eye(2, dtype=np.float32)
-        >>> find(Index.build(vectors, table), vectors, table, k=1)[0].matches[0]["label"]
+        >>> search_images(Index.build(vectors, table), vectors, table, k=1)[0].matches[0]["label"]
         'cat'
     """
-    # A query in the index is one match more than wanted; an index that holds only k cannot give it.
-    wanted = min(k + 1, max(k, len(index))) if leave_out_itself else k
-    itself = None if refiner is None or not table.has("path") else index.ids_of(table.paths)
-    result = index.search(vectors, wanted, refiner, itself)
-    facts = _facts(table.frame)
-    items = {item["id"]: item for item in _facts(index.lookup(np.unique(result.ids)))}
-    found = []
-    for query, ids, scores in zip(facts, result.ids, result.scores, strict=True):
-        matches = [{**items[i], "score": float(score)} for i, score in zip(ids.tolist(), scores, strict=True)]
-        if leave_out_itself:
+    # A query that is in the index takes one match more; an index of only k images cannot give it.
+    num_matches = min(k + 1, max(k, len(index))) if exclude_self else k
+    query_ids = None if refiner is None or not table.has("path") else index.metadata.ids_by_path(table.paths)
+    neighbors = index.search(vectors, num_matches, refiner, query_ids)
+    known = {record["id"]: record for record in _records(index.metadata.lookup(np.unique(neighbors.ids)))}
+    results = []
+    for query, ids, scores in zip(_records(table.frame), neighbors.ids, neighbors.scores, strict=True):
+        matches = [{**known[i], "score": float(score)} for i, score in zip(ids.tolist(), scores, strict=True)]
+        if exclude_self:
             matches = [match for match in matches if "path" not in match or match["path"] != query.get("path")]
-        found.append(Found(query, matches[:k]))
-    return found
+        results.append(SearchResult(query, matches[:k]))
+    return results
 
 
-def _facts(frame: pd.DataFrame) -> list[Facts]:
-    """Id, path and label of every row, those that there are, as plain values."""
-    rows: list[Facts] = [{} for _ in range(len(frame))]
+def _records(frame: pd.DataFrame) -> list[Record]:
+    """Return `id`, `path` and `label` of every row as plain values, without those that are missing."""
+    records: list[Record] = [{} for _ in range(len(frame))]
     for column in ("id", "path", "label"):
         if column in frame:
-            known = frame[column].notna().tolist()
-            for facts, value, there in zip(rows, frame[column].tolist(), known, strict=True):
-                if there:
-                    facts[column] = value.item() if isinstance(value, np.generic) else value
-    return rows
+            present = frame[column].notna().tolist()
+            for record, value, is_present in zip(records, frame[column].tolist(), present, strict=True):
+                if is_present:
+                    record[column] = value.item() if isinstance(value, np.generic) else value
+    return records
 
 
-def _name(facts: Facts, otherwise: str) -> str:
-    label = f"{facts['label']}  " if "label" in facts else ""
-    return label + str(facts.get("path", otherwise))
+def _describe(record: Record, default: str) -> str:
+    label = f"{record['label']}  " if "label" in record else ""
+    return label + str(record.get("path", default))

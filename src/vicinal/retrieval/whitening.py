@@ -1,9 +1,8 @@
-"""PCA whitening: embeddings turned and stretched so that over a training set no direction counts more than another."""
+"""PCA whitening: embeddings are rotated and scaled to the same variance in all directions over a training set."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,35 +12,33 @@ import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vicinal.arguments import is_number, is_whole
-from vicinal.errors import InputError
-from vicinal.files import write_bytes
-from vicinal.retrieval.scores import BLOCK_ROWS, Array, holds_numbers
+from vicinal.retrieval.scores import BLOCK_ROWS, Array, is_numeric
+from vicinal.utils.arguments import is_integer, is_number
+from vicinal.utils.arrays import Doubles, Floats
+from vicinal.utils.errors import InputError
+from vicinal.utils.files import write_bytes
 
 FORMAT = "vicinal-whitening"
-TENSORS = {"mean": 1, "directions": 2, "variances": 1}  # each with its number of axes
+TENSORS = {"mean": 1, "components": 2, "explained_variance": 1}  # each with its number of axes
 
-LEAST = np.finfo(np.float64).tiny / np.finfo(np.float64).eps  # variances below it have lost digits
-
-Floats = npt.NDArray[np.float64]
+MIN_VARIANCE = np.finfo(np.float64).tiny / np.finfo(np.float64).eps  # variances below have lost digits
 
 
-@dataclass(frozen=True, eq=False)  # arrays have no one truth to compare by
+@dataclass(frozen=True, eq=False)  # comparing arrays does not give a single boolean
 class PCAWhitening:
     """Whitening by principal components (Jégou & Chum, "Negative evidences and co-occurences in image retrieval: the
     benefit of PCA and whitening", ECCV 2012).
 
-    A vector x becomes (x - mean) · direction / sqrt(variance) for each of the directions, the one of largest variance
-    first, and is brought to length 1. Vectors are taken as they are, so give those to learn from and those to whiten of
-    the same kind, such as of length 1.
+    A vector x becomes ``(x - mean) @ components.T / sqrt(explained_variance)`` and is then scaled to length 1. Vectors
+    are taken as they are, so fit and apply must be given vectors of the same kind, such as of length 1.
 
     Attributes:
-        mean: float64 [dim].
-        directions: float64 [kept, dim], rows of length 1, at right angles to each other.
-        variances: float64 [kept], falling, with the shrinkage in them.
+        mean: float64 [dim of the vectors].
+        components: float64 [dim, dim of the vectors], orthonormal rows, that of the largest variance first.
+        explained_variance: float64 [dim], descending, after shrinkage.
 
     Example:
         >>> vectors = np.random.default_rng(0).standard_normal((500, 3)) * [5.0, 1.0, 0.1]
@@ -52,47 +49,47 @@ class PCAWhitening:
                [0., 0., 1.]])
     """
 
-    mean: Floats
-    directions: Floats
-    variances: Floats
+    mean: Doubles
+    components: Doubles
+    explained_variance: Doubles
 
     @classmethod
     def fit(cls, vectors: Array, dim: int | None = None, shrinkage: float = 0.0) -> PCAWhitening:
-        """Learn from the vectors of a training set.
+        """Learn a whitening from the vectors of a training set.
 
         Args:
-            vectors: float [n, d], numpy or torch, of any precision; read in blocks, twice.
-            dim: how many directions are kept; None: all.
-            shrinkage: from 0 to 1: so much of the covariance is replaced by the same variance in all directions
-                (Ledoit & Wolf, "A well-conditioned estimator for large-dimensional covariance matrices", 2004). What
-                was rarely seen is stretched less; at 1 nothing is stretched, only turned.
+            vectors: float [n, d], numpy or torch, of any precision; they are read in blocks, twice.
+            dim: number of components to keep; None keeps all.
+            shrinkage: from 0 to 1, the fraction of the covariance that is replaced by equal variance in all directions
+                (Ledoit & Wolf, "A well-conditioned estimator for large-dimensional covariance matrices", 2004).
+                Directions of small variance are then amplified less; at 1 vectors are rotated only.
 
         Raises:
-            InputError: no matrix of numbers, NaN or infinity, fewer than two vectors, an impossible dim or shrinkage,
-                a direction in which the vectors do not differ, or numbers too large to square.
+            InputError: `vectors` is not a matrix of finite numbers, has fewer than two rows, a direction without
+                variance, or numbers too large to square; or `dim` or `shrinkage` is impossible.
         """
         matrix = _matrix(vectors)
         rows, width = matrix.shape
         if rows < 2:
-            raise InputError(f"{rows} vectors to learn a whitening from; it takes at least two")
-        if dim is not None and not (is_whole(dim) and 1 <= dim <= width):
-            raise InputError(f"dim is {dim}; it must be a whole number from 1 to {width}")
+            raise InputError(f"{rows} vectors to learn a whitening from; at least two are needed")
+        if dim is not None and not (is_integer(dim) and 1 <= dim <= width):
+            raise InputError(f"dim is {dim}; it must be an integer from 1 to {width}")
         if not (is_number(shrinkage) and 0 <= shrinkage <= 1):
             raise InputError(f"shrinkage is {shrinkage!r}; it must be from 0 to 1")
         mean, covariance = _moments(matrix)
         variances, columns = np.linalg.eigh(covariance)
         kept = slice(None, -(width if dim is None else dim) - 1, -1)
         shrunk = (1 - shrinkage) * variances.clip(0) + shrinkage * np.trace(covariance) / width
-        _check_spread(shrunk[kept], rows, width)
-        return cls(mean, _with_signs(columns.T[kept]), shrunk[kept].copy())
+        _check_variances(shrunk[kept], rows, width)
+        return cls(mean, _fix_signs(columns.T[kept]), shrunk[kept].copy())
 
     @property
     def dim(self) -> int:
-        """Numbers in a whitened vector."""
-        return len(self.variances)
+        """Number of dimensions of a whitened vector."""
+        return len(self.explained_variance)
 
     def fingerprint(self) -> str:
-        """A short hash of its numbers: two whitenings with the same one do the same.
+        """Return a short hash of the arrays: two whitenings with the same hash give the same vectors.
 
         Example:
             >>> len(PCAWhitening.fit(np.random.default_rng(0).standard_normal((9, 2))).fingerprint())
@@ -100,18 +97,18 @@ class PCAWhitening:
         """
         return hashlib.sha256(b"".join(getattr(self, name).tobytes() for name in TENSORS)).hexdigest()[:16]
 
-    def apply(self, vectors: Array, normalize: bool = True) -> npt.NDArray[np.float32]:
+    def apply(self, vectors: Array, normalize: bool = True) -> Floats:
         """Whiten vectors.
 
         Args:
-            vectors: float [n, d], numpy or torch, of any precision; read in blocks.
-            normalize: bring them to length 1 afterwards; one that is the mean stays zero.
+            vectors: float [n, d], numpy or torch, of any precision; they are read in blocks.
+            normalize: whether to scale the result to length 1; a vector that equals the mean becomes zero.
 
         Returns:
             float32 [n, dim].
 
         Raises:
-            InputError: no matrix of numbers, another dimension, NaN or infinity, or a result too large for its type.
+            InputError: `vectors` is not a matrix of finite numbers, has a different dimension, or is too large.
         """
         matrix = _matrix(vectors)
         if matrix.shape[1] != len(self.mean):
@@ -119,20 +116,21 @@ class PCAWhitening:
                 f"vectors have {matrix.shape[1]} dimensions, the whitening was learned on {len(self.mean)}; "
                 "both must be of one model"
             )
-        whitened, stretched = np.empty((len(matrix), self.dim), np.float32), self.directions.T / self.variances**0.5
+        whitened = np.empty((len(matrix), self.dim), np.float32)
+        scaled = self.components.T / self.explained_variance**0.5
         for start, block in _blocks(matrix):
             with np.errstate(over="ignore", invalid="ignore"):
-                values = (block - self.mean) @ stretched
+                values = (block - self.mean) @ scaled
             _check_size(values, np.float64 if normalize else np.float32, start)
             whitened[start : start + len(block)] = _unit(values) if normalize else values
         return whitened
 
     def save(self, path: str | Path) -> None:
-        """Write to a .safetensors file, atomically.
+        """Write the whitening to a .safetensors file, atomically.
 
         Raises:
-            InputError: another ending.
-            OSError: it cannot be written.
+            InputError: the path does not end in .safetensors.
+            OSError: the file cannot be written.
 
         Example:
             >>> import tempfile
@@ -147,23 +145,26 @@ class PCAWhitening:
 
     @classmethod
     def load(cls, path: str | Path) -> PCAWhitening:
-        """Read what :meth:`save` wrote; nothing is unpickled.
+        """Read a file that :meth:`save` wrote; nothing is unpickled.
 
         Raises:
-            InputError: no such file, or not a whole one of a whitening.
+            InputError: there is no such file, or it is not a complete file of a whitening.
         """
         path = _checked_path(path)
         try:
-            data = path.read_bytes()
-            tensors, described = safetensors.numpy.load(data), _metadata(data)
+            with safe_open(path, "numpy") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is not a dict
+                metadata = file.metadata() or {}
+        except FileNotFoundError:
+            raise InputError(f"{path}: no such file") from None
         except OSError as error:
-            raise InputError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path}: not a whole .safetensors file ({error})") from None
-        if described.get("format") != FORMAT:
+            raise InputError(f"{path}: it cannot be read ({error})") from None
+        except (SafetensorError, ValueError, TypeError) as error:
+            raise InputError(f"{path}: not a complete .safetensors file ({error})") from None
+        if metadata.get("format") != FORMAT:
             raise InputError(f"{path}: not a whitening: its format is not {FORMAT!r}")
-        if not _fit_together(tensors):
-            raise InputError(f"{path}: damaged: its tensors do not make a whitening; learn it again")
+        if not _is_valid(tensors):
+            raise InputError(f"{path}: damaged: its tensors are not those of a whitening; learn it again")
         return cls(**tensors)
 
 
@@ -171,67 +172,67 @@ def _matrix(vectors: Array) -> npt.NDArray[np.generic] | Tensor:
     matrix = vectors.detach() if isinstance(vectors, Tensor) else np.asarray(vectors)
     if matrix.ndim != 2 or not matrix.shape[1]:
         raise InputError(f"vectors have shape {list(matrix.shape)}; expected [rows, dimensions]")
-    if not holds_numbers(matrix):
+    if not is_numeric(matrix):
         raise InputError(f"vectors are of type {matrix.dtype}; expected floating-point numbers")
     return matrix
 
 
-def _blocks(matrix: npt.NDArray[np.generic] | Tensor) -> Iterator[tuple[int, Floats]]:
-    """The rows as float64, some at a time, each block with the number of its first row."""
+def _blocks(matrix: npt.NDArray[np.generic] | Tensor) -> Iterator[tuple[int, Doubles]]:
+    """Yield the rows as float64 in blocks, each with the number of its first row."""
     for start in range(0, len(matrix), BLOCK_ROWS):
-        some = matrix[start : start + BLOCK_ROWS]
-        block = some.to("cpu", torch.float64).numpy() if isinstance(some, Tensor) else some.astype(np.float64)
+        rows = matrix[start : start + BLOCK_ROWS]
+        block = rows.to("cpu", torch.float64).numpy() if isinstance(rows, Tensor) else rows.astype(np.float64)
         broken = np.flatnonzero(~np.isfinite(block).all(axis=1))
         if len(broken):
             raise InputError(f"vector {start + broken[0]} holds NaN or infinity; every vector must be finite")
         yield start, block
 
 
-def _moments(matrix: npt.NDArray[np.generic] | Tensor) -> tuple[Floats, Floats]:
-    """Mean and unbiased covariance; the second pass is about the mean, so that no digits cancel out."""
+def _moments(matrix: npt.NDArray[np.generic] | Tensor) -> tuple[Doubles, Doubles]:
+    """Return mean and unbiased covariance, in two passes so that no digits cancel out."""
     rows, width = matrix.shape
     mean, products = np.zeros(width), np.zeros((width, width))
     with np.errstate(over="ignore", invalid="ignore"):
         for _, block in _blocks(matrix):
             mean += block.sum(axis=0) / rows
         for _, block in _blocks(matrix):
-            centred = block - mean
-            products += centred.T @ centred
+            centered = block - mean
+            products += centered.T @ centered
         if not np.isfinite(np.abs(products).sum()):
-            raise InputError("the vectors hold numbers too large to square; bring them to length 1, here and to whiten")
+            raise InputError("the vectors hold numbers too large to square; scale them to length 1, here and to whiten")
     return mean, products / (rows - 1)
 
 
-def _check_size(values: Floats, kind: type[np.floating[Any]], start: int) -> None:
+def _check_size(values: Doubles, kind: type[np.floating[Any]], start: int) -> None:
     large = np.flatnonzero(~(np.abs(values) <= np.finfo(kind).max).all(axis=1))
     if len(large):
         raise InputError(
-            f"vector {start + large[0]} is too large to whiten; give vectors like those that were learned from"
+            f"vector {start + large[0]} is too large to whiten; give vectors like those of the training set"
         )
 
 
-def _check_spread(variances: Floats, rows: int, width: int) -> None:
-    least = max(LEAST, variances[0] * width * np.finfo(np.float64).eps)
-    flat = int((variances <= least).sum())
+def _check_variances(variances: Doubles, rows: int, width: int) -> None:
+    smallest = max(MIN_VARIANCE, variances[0] * width * np.finfo(np.float64).eps)
+    flat = int((variances <= smallest).sum())
+    if flat == len(variances):
+        raise InputError(f"the {rows} vectors are all equal, or differ by less than 1e-146; there is nothing to whiten")
     if flat:
         raise InputError(
             f"in {flat} of {len(variances)} directions the {rows} vectors do not differ; "
             f"use dim <= {len(variances) - flat}, more vectors, or shrinkage above 0"
-            if flat < len(variances)
-            else f"the {rows} vectors are all the same, or differ by less than 1e-146; there is nothing to whiten"
         )
 
 
-def _with_signs(directions: Floats) -> Floats:
-    """Each direction turned so that its largest number is positive: the same on every machine."""
-    largest = np.take_along_axis(directions, np.abs(directions).argmax(axis=1)[:, None], axis=1)
-    return np.ascontiguousarray(directions * np.where(largest < 0, -1.0, 1.0))
+def _fix_signs(components: Doubles) -> Doubles:
+    """Choose the sign of each component so that its largest number is positive: the same on every machine."""
+    largest = np.take_along_axis(components, np.abs(components).argmax(axis=1)[:, None], axis=1)
+    return np.ascontiguousarray(components * np.where(largest < 0, -1.0, 1.0))
 
 
-def _unit(values: Floats) -> Floats:
+def _unit(values: Doubles) -> Doubles:
     largest = np.abs(values).max(axis=1, keepdims=True)
-    scaled = np.divide(values, largest, out=np.zeros_like(values), where=largest > 0)  # whose squares neither overflow
-    lengths = np.linalg.norm(scaled, axis=1, keepdims=True)  # nor vanish
+    scaled = np.divide(values, largest, out=np.zeros_like(values), where=largest > 0)  # squares are then in range
+    lengths = np.linalg.norm(scaled, axis=1, keepdims=True)
     return np.divide(scaled, lengths, out=scaled, where=lengths > 0)
 
 
@@ -242,19 +243,11 @@ def _checked_path(path: str | Path) -> Path:
     return path
 
 
-def _metadata(data: bytes) -> dict[str, str]:
-    """What a .safetensors file says of itself: in the JSON at its head, whose length is its first eight bytes."""
-    head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    described: dict[str, str] = head.get("__metadata__", {})
-    return described
-
-
-def _fit_together(tensors: dict[str, npt.NDArray[np.generic]]) -> bool:
+def _is_valid(tensors: dict[str, npt.NDArray[np.generic]]) -> bool:
+    """Return whether the tensors have the names, types and shapes of a whitening, finite values and variances > 0."""
     if {name: tensor.ndim for name, tensor in tensors.items()} != TENSORS:
         return False
     if any(tensor.dtype != np.float64 or not np.isfinite(tensor).all() for tensor in tensors.values()):
         return False
-    wanted = (len(tensors["variances"]), len(tensors["mean"]))
-    return (
-        tensors["directions"].shape == wanted and min(wanted) > 0 and bool(np.greater(tensors["variances"], 0.0).all())
-    )
+    variances, shape = tensors["explained_variance"], (len(tensors["explained_variance"]), len(tensors["mean"]))
+    return tensors["components"].shape == shape and min(shape) > 0 and bool(np.greater(variances, 0.0).all())

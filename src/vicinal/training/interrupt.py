@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM ask a run to stop after its step; a second Ctrl-C stops it at once."""
+"""The first Ctrl-C or SIGTERM stops a run after its step; the second stops it at once."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any
 
 
 class StopRequest:
-    """While this context is open, the first SIGINT or SIGTERM sets `asked` instead of ending the process."""
+    """While this context is open, the first SIGINT or SIGTERM sets `requested` instead of ending the process."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self._former: dict[int, Any] = {}
+        self.requested = False
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():  # only it may set handlers
+        if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._former[number] = signal.signal(number, self._ask)
+                self._previous[number] = signal.signal(number, self._request)
         return self
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._former.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
 
 def ignore_interrupts(worker: int) -> None:
-    """For processes that load data: signals to a group reach them too, and only the trainer is to answer."""
+    """Ignore signals in the workers of a data loader: they reach the whole group, and the trainer handles them."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

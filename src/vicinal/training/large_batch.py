@@ -19,10 +19,10 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError
 
 
-def embed_in_micro_batches(model: nn.Module, images: Tensor, micro_batch: int | None) -> Tensor:
+def embed_in_micro_batches(model: nn.Module, images: Tensor, micro_batch_size: int | None) -> Tensor:
     """Embed a batch in the memory of a micro-batch, for a loss that has the gradient of the whole batch.
 
     The images are embedded micro-batch by micro-batch, without a graph. When the gradient by the embeddings comes back
@@ -45,13 +45,15 @@ def embed_in_micro_batches(model: nn.Module, images: Tensor, micro_batch: int | 
     Args:
         model: from images [m, ...] to embeddings [m, d].
         images: [n, ...], on any device; each micro-batch is moved to the model's.
-        micro_batch: images a pass, m; the last may have fewer. None, or n and more: one pass, with an ordinary graph.
+        micro_batch_size: images a pass, m; the last may have fewer. None, or n and more: one pass, with an ordinary
+            graph.
 
     Returns:
         [n, d], on the model's device.
 
     Raises:
-        InputError: micro_batch is no whole number from 1 up, the model is wrapped by DistributedDataParallel or gives
+        InputError: micro_batch_size is no whole number from 1 up, the model is wrapped by DistributedDataParallel or
+        gives
             no tensor.
 
     Example:
@@ -59,25 +61,25 @@ def embed_in_micro_batches(model: nn.Module, images: Tensor, micro_batch: int | 
         >>> model, loss = nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.1)), MarginLoss()
         >>> optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
         >>> images, labels = torch.randn(100, 8), torch.arange(100) // 4
-        >>> embeddings = embed_in_micro_batches(model, images, micro_batch=16)
+        >>> embeddings = embed_in_micro_batches(model, images, micro_batch_size=16)
         >>> loss(embeddings, labels).backward()
         >>> optimizer.step()
     """
-    _check(model, micro_batch)
+    _check(model, micro_batch_size)
     device = next((parameter.device for parameter in model.parameters()), images.device)
-    if micro_batch is None or len(images) <= micro_batch:
+    if micro_batch_size is None or len(images) <= micro_batch_size:
         return model(images.to(device, non_blocking=True))
-    _warn_of_batch_norm(model, micro_batch, len(images))
+    _warn_of_batch_norm(model, micro_batch_size, len(images))
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    forward = _Forward(model, list(trained), micro_batch, device)
+    forward = _Forward(model, list(trained), micro_batch_size, device)
     return cast(Tensor, _TwoStages.apply(forward, images, *trained.values()))
 
 
 class _Forward:
     """A forward pass over the micro-batches of a batch, and all that it takes to do it again."""
 
-    def __init__(self, model: nn.Module, trained: list[str], micro_batch: int, device: torch.device) -> None:
-        self.model, self.trained, self.micro_batch, self.device = model, trained, micro_batch, device
+    def __init__(self, model: nn.Module, trained: list[str], micro_batch_size: int, device: torch.device) -> None:
+        self.model, self.trained, self.micro_batch_size, self.device = model, trained, micro_batch_size, device
         self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         self.modes = {module: module.training for module in model.modules()}
         self.random = _random_states(device)
@@ -89,7 +91,7 @@ class _Forward:
         """The embeddings of all images."""
         with self.autocast:
             # Copied: an embedding may be a part of something larger, as a class token is, which is not to be kept.
-            parts = (_tensor(self.model(self._moved(part))) for part in torch.split(images, self.micro_batch))
+            parts = (_tensor(self.model(self._moved(part))) for part in torch.split(images, self.micro_batch_size))
             return torch.cat([part.clone() for part in parts])
 
     def again(self, images: Tensor, gradient: Tensor, parameters: list[Tensor]) -> None:
@@ -102,7 +104,7 @@ class _Forward:
         tensors = {**dict(zip(self.trained, parameters, strict=True)), **buffers}
         with torch.enable_grad(), _kept_random_states(self.device), _in_modes(self.modes):
             _set_random_states(self.random, self.device)
-            parts = (torch.split(tensor, self.micro_batch) for tensor in (images, gradient))
+            parts = (torch.split(tensor, self.micro_batch_size) for tensor in (images, gradient))
             for part, upstream in zip(*parts, strict=True):
                 with self.autocast:
                     embeddings = functional_call(self.model, tensors, (self._moved(part),))
@@ -173,9 +175,11 @@ def _kept_random_states(device: torch.device) -> Iterator[None]:
         _set_random_states(states, device)
 
 
-def _check(model: nn.Module, micro_batch: object) -> None:
-    if micro_batch is not None and (type(micro_batch) is not int or micro_batch < 1):  # True is an int too
-        raise InputError(f"micro_batch = {micro_batch!r} must be a whole number, at least 1, or None")
+def _check(model: nn.Module, micro_batch_size: object) -> None:
+    if micro_batch_size is not None and (
+        type(micro_batch_size) is not int or micro_batch_size < 1
+    ):  # True is an int too
+        raise InputError(f"micro_batch_size = {micro_batch_size!r} must be a whole number, at least 1, or None")
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise InputError(
             "embed_in_micro_batches: call it inside the module that DistributedDataParallel wraps, with the bare model"
@@ -185,13 +189,14 @@ def _check(model: nn.Module, micro_batch: object) -> None:
 _warned: WeakSet[nn.Module] = WeakSet()
 
 
-def _warn_of_batch_norm(model: nn.Module, micro_batch: int, batch: int) -> None:
+def _warn_of_batch_norm(model: nn.Module, micro_batch_size: int, batch_size: int) -> None:
     norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
     if model in _warned or not any(norm.training or norm.running_mean is None for norm in norms):
         return
     _warned.add(model)
     warnings.warn(
-        f"batch normalisation in training sees {micro_batch} images at a time and not all {batch}: the gradient is not "
+        f"batch normalisation in training sees {micro_batch_size} images at a time and not all {batch_size}: the "
+        "gradient is not "
         "that of the whole batch; freeze it as Embedder(freeze_batch_norm=True) does, in a recipe by "
         "model.freeze_batch_norm",
         stacklevel=3,

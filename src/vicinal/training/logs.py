@@ -1,31 +1,26 @@
-"""Logs of a run: CSV files for reading, TensorBoard for watching; both continue cleanly after a kill."""
+"""The logs of a run, in CSV files and for TensorBoard; both are continued without duplicates when a run is resumed."""
 
 from __future__ import annotations
 
 import csv
 import io
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import pandas as pd
 from torch.utils.tensorboard import SummaryWriter
 
-from vicinal.files import write_bytes
-from vicinal.training.run import RunFolder
-
-
-def read_log(path: Path) -> pd.DataFrame:
-    """The lines of a log; none if it has not been written."""
-    return pd.read_csv(path) if path.exists() else pd.DataFrame({"step": [], "loss": []})
+from vicinal.utils.files import write_bytes
+from vicinal.utils.run_folder import RunFolder
 
 
 class CsvLog:
-    """Appends lines to a CSV file.
+    """A CSV file to which rows are appended.
 
     Args:
         path: the file.
-        column: "step" or "epoch"; lines that are later in it than `last` will be made again and are removed.
-        last: where the run continues from; None starts anew.
+        column: "step" or "epoch"; rows with a value above `last` are removed, as the resumed run writes them again.
+        last: the step or epoch from which the run is resumed; None starts a new file.
     """
 
     def __init__(self, path: Path, column: str, last: int | None) -> None:
@@ -41,12 +36,12 @@ class CsvLog:
             lines = list(csv.reader(file))
         self.columns = lines[0] if lines else []
         # A killed process may have left half a line at the end.
-        whole = [line for line in lines[1:] if len(line) == len(self.columns)]
-        kept = [line for line in whole if float(line[self.columns.index(column)]) <= last]
+        complete = [line for line in lines[1:] if len(line) == len(self.columns)]
+        kept = [line for line in complete if float(line[self.columns.index(column)]) <= last]
         write_bytes(self.path, _lines(self.columns, *kept).encode())
 
     def write(self, values: Mapping[str, float]) -> None:
-        """Append one line; the first one sets the columns."""
+        """Append one row; the first one defines the columns."""
         text = ""
         if not self.columns:
             self.columns = list(values)
@@ -65,13 +60,32 @@ def _lines(*rows: list[str]) -> str:
     return buffer.getvalue()
 
 
+class Throughput:
+    """The number of images per second."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Start a new count."""
+        self.count, self.since = 0, time.monotonic()
+
+    def add(self, count: int) -> None:
+        """Count more images."""
+        self.count += count
+
+    def per_second(self) -> float:
+        """Images per second since the last restart."""
+        return self.count / (time.monotonic() - self.since)
+
+
 class RunLog:
     """The two logs of a run, in CSV and TensorBoard.
 
     Args:
         run: the run's folder.
-        step: steps that the run continues after; 0 starts anew.
-        epoch: epochs that it has finished, with their evaluations.
+        step: number of steps after which the run is resumed; 0 for a new run.
+        epoch: number of finished epochs.
     """
 
     def __init__(self, run: RunFolder, step: int, epoch: int) -> None:
@@ -80,7 +94,7 @@ class RunLog:
         self._board = SummaryWriter(str(run.tensorboard), purge_step=step + 1 if step else None)
 
     def step(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
-        """Log what happened in a training step."""
+        """Log the values of a training step."""
         self._write(self._steps, "train", step, epoch, values)
 
     def metrics(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
@@ -93,5 +107,5 @@ class RunLog:
             self._board.add_scalar(f"{group}/{name}", value, step)
 
     def close(self) -> None:
-        """Write out what is buffered."""
+        """Write buffered values."""
         self._board.close()

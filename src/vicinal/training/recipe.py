@@ -1,59 +1,54 @@
-"""The recipe: every setting of a training run."""
+"""The recipe of an embedder: every setting of its training."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 import jsonargparse
 
-from vicinal.errors import InputError
-from vicinal.losses import Loss
 from vicinal.models import Embedder, default_transform
-from vicinal.training.config import Config, empty_parser
-from vicinal.training.settings import Settings
+from vicinal.training.base_recipe import BaseRecipe
+from vicinal.training.settings import TrainingSettings
+from vicinal.utils.errors import InputError
 
 
-class Recipe(Config):
-    """A training run described completely: data, transform, model, loss, optimiser, schedule and the rest.
+class Recipe(BaseRecipe):
+    """The recipe of a training run: data, transform, model, loss, optimizer, schedule and all other settings.
 
     Attributes:
-        settings: all but model and loss.
+        settings: all settings except those of the model and the loss.
         model: arguments of :class:`~vicinal.models.Embedder`.
-        config: the whole recipe as plain nested values, every default filled in.
+        config: the recipe as plain nested values, with every default filled in.
 
     Example:
         >>> recipe = Recipe.load(overrides=["--data.source=digits", "--optimizer.lr=0.01", "--loss.alpha=4"])
-        >>> recipe.settings.optimizer.lr, recipe.loss().alpha
+        >>> recipe.settings.optimizer.lr, recipe.create_loss().alpha
         (0.01, 4.0)
     """
 
     verb = "train"
+    settings_class = TrainingSettings
+    first_settings = frozenset({"data", "transform"})
+    model_class, model_key = Embedder, "model"
+    fixed_arguments = frozenset({"transform"})
+    default_loss: ClassVar = {"class_path": "MultiSimilarityLoss"}
 
-    def __init__(self, parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
-        super().__init__(parser, namespace)
-        self.model: dict[str, Any] = namespace.model.as_dict()
-        objects = parser.instantiate(namespace)
-        self.settings = Settings(**{name: objects[name] for name in Settings.__dataclass_fields__})
-
-    @staticmethod
-    def parser() -> jsonargparse.ArgumentParser:
-        parser = empty_parser()
-        parser.add_class_arguments(Settings, None, as_group=False)
-        parser.add_class_arguments(Embedder, "model", skip={"transform"}, instantiate=False)
-        parser.add_subclass_arguments(Loss, "loss", default={"class_path": "MultiSimilarityLoss"})
-        return parser
+    settings: TrainingSettings
 
     @classmethod
-    def _expect(cls, parser: jsonargparse.ArgumentParser, arguments: list[str]) -> None:
-        """Make size, mean, std and interpolation by default what the chosen backbone's weights were trained with."""
+    def _set_defaults(cls, parser: jsonargparse.ArgumentParser, arguments: list[str]) -> None:
+        """Set the defaults of size, mean, std and interpolation to those of the backbone's weights."""
         namespace = parser.parse_args(arguments)
-        expected = default_transform(namespace.model.backbone)
-        parser.set_defaults({"transform.size": expected.size, "transform.interpolation": expected.interpolation})
-        if namespace.transform.channels == len(expected.mean):
-            parser.set_defaults({"transform.mean": expected.mean, "transform.std": expected.std})
+        try:
+            default = default_transform(namespace.model.backbone)
+        except InputError as error:
+            raise InputError(f"model.{error}") from None
+        parser.set_defaults({"transform.size": default.size, "transform.interpolation": default.interpolation})
+        if namespace.transform.channels == len(default.mean):
+            parser.set_defaults({"transform.mean": default.mean, "transform.std": default.std})
 
-    def embedder(self) -> Embedder:
-        """A new model with initial weights from the global generator."""
+    def create_embedder(self) -> Embedder:
+        """Create the model, with initial weights from the global random generator."""
         try:
             return Embedder(**self.model, transform=self.settings.transform)
         except InputError as error:

@@ -2,61 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 import jsonargparse
 import torch
 
-from vicinal.errors import InputError
-from vicinal.losses import Loss
 from vicinal.models import ContextRefiner
-from vicinal.training.config import Config, empty_parser
-from vicinal.training.loop_settings import require
+from vicinal.training.base_recipe import BaseRecipe
+from vicinal.training.base_settings import require
 from vicinal.training.refiner_settings import RefinerSettings
+from vicinal.utils.errors import InputError
 
 
-class RefinerRecipe(Config):
-    """The training of a context refiner described completely.
+class RefinerRecipe(BaseRecipe):
+    """The recipe of a context refiner's training.
 
     Attributes:
-        settings: all but refiner and loss.
-        arguments: of :class:`~vicinal.models.ContextRefiner`, without `dim`.
-        config: the whole recipe as plain nested values, every default filled in.
+        settings: all settings except those of the refiner and the loss.
+        model: arguments of :class:`~vicinal.models.ContextRefiner`, without `dim`.
+        config: the recipe as plain nested values, with every default filled in.
 
     Example:
         >>> recipe = RefinerRecipe.load(overrides=["--embeddings=e.parquet", "--refiner.depth=4", "--loss=MarginLoss"])
-        >>> recipe.settings.embeddings, recipe.refiner(dim=64).depth
+        >>> recipe.settings.embeddings, recipe.create_refiner(dim=64).depth
         ('e.parquet', 4)
     """
 
     verb = "refine"
+    settings_class = RefinerSettings
+    first_settings = frozenset({"embeddings", "run"})
+    model_class, model_key = ContextRefiner, "refiner"
+    fixed_arguments = frozenset({"dim"})
+    default_loss: ClassVar = {"class_path": "MultiSimilarityLoss", "init_args": {"base": 0.5}}
+
+    settings: RefinerSettings
 
     def __init__(self, parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
         super().__init__(parser, namespace)
-        self.arguments: dict[str, Any] = namespace.refiner.as_dict()
-        objects = parser.instantiate(namespace)
-        self.settings = RefinerSettings(**{name: objects[name] for name in RefinerSettings.__dataclass_fields__})
         self._check_refiner()
 
-    @staticmethod
-    def parser() -> jsonargparse.ArgumentParser:
-        parser = empty_parser()
-        parser.add_class_arguments(RefinerSettings, None, as_group=False)
-        parser.add_class_arguments(ContextRefiner, "refiner", skip={"dim"}, instantiate=False)
-        default = {"class_path": "MultiSimilarityLoss", "init_args": {"base": 0.5}}
-        parser.add_subclass_arguments(Loss, "loss", default=default)
-        return parser
-
-    def refiner(self, dim: int) -> ContextRefiner:
-        """A new refiner with initial weights from the global generator."""
+    def create_refiner(self, dim: int) -> ContextRefiner:
+        """Create the refiner, with initial weights from the global random generator."""
         try:
-            return ContextRefiner(dim, **self.arguments)
+            return ContextRefiner(dim, **self.model)
         except InputError as error:
             raise InputError(str(error).replace("ContextRefiner: ", "refiner.", 1)) from None
 
     def _check_refiner(self) -> None:
-        """Raise InputError at the first argument that suits no dimension, or with which there is nothing to train."""
+        """Raise InputError if an argument is invalid for every dimension, or leaves nothing to train."""
         with torch.device("meta"):
-            self.refiner(dim=max(1, self.arguments["heads"]))
-        some = self.arguments["neighbors"] > 0 or self.arguments["context"] == "itself"
-        require(some, "refiner.neighbors", self.arguments["neighbors"], "at least 1: without any there is no training")
+            self.create_refiner(dim=max(1, self.model["num_heads"]))
+        trainable = self.model["neighbors"] > 0 or self.model["context"] == "self"
+        require(
+            trainable, "refiner.neighbors", self.model["neighbors"], "at least 1: without neighbors nothing is trained"
+        )

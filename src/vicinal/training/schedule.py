@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -1,153 +1,155 @@
-"""Training an embedder: images in, a model folder out."""
+"""Training of an embedder, from images to a model folder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from vicinal import distributed
-from vicinal.console import log
 from vicinal.data import ImageDataset, Table, TrainBatches
 from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
-from vicinal.training.class_centers import save_centers, start_from_means, start_from_run
-from vicinal.training.filter_report import FilterReport, known_wrong
+from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
+from vicinal.training.class_centers import copy_centers_from_run, save_centers, set_centers_to_class_means
+from vicinal.training.create_module import create_training_module
 from vicinal.training.interrupt import ignore_interrupts
-from vicinal.training.loop import Batch, Loop, Parts
 from vicinal.training.recipe import Recipe
-from vicinal.training.run import RunFolder
-from vicinal.training.setup import loading_processes, make_sampler, make_system
+from vicinal.training.selection_report import SelectionReport, known_noisy
+from vicinal.training.settings import TrainingSettings
+from vicinal.training.training_data import create_sampler, num_workers
+from vicinal.utils import distributed
+from vicinal.utils.arrays import Floats
+from vicinal.utils.console import log
+from vicinal.utils.run_folder import RunFolder
 
 
-class Trainer(Loop):
-    """Runs a recipe on a table.
+class Trainer(BaseTrainer):
+    """Trains an embedder by a recipe on a table.
 
     Args:
         recipe: all settings.
         table: images, labels and splits.
-        run: where everything is written; a checkpoint there is continued from.
+        run: the run's folder; training resumes from a checkpoint in it.
     """
 
     verb = "train"
+    settings: TrainingSettings
 
     def __init__(self, recipe: Recipe, table: Table, run: RunFolder) -> None:
-        self.recipe = recipe
-        self.settings = recipe.settings
-        self.table = table
-        super().__init__(recipe.settings, run, some_unused=self.settings.freeze_backbone_epochs > 0)
+        self.recipe, self.table = recipe, table
+        super().__init__(recipe.settings, run, find_unused_parameters=recipe.settings.freeze_backbone_epochs > 0)
         training = self.table.subset("train")
-        self._build(training)  # first, for it finds mistakes in no time and reading images takes some
+        self._create_module(training)  # before images are read, because it finds mistakes at once
         self.images = self._dataset("train")
-        if self.images.table.classes != training.classes:  # of a class no image could be read
-            self._build(self.images.table)
+        if self.images.table.classes != training.classes:  # none of a class's images could be read
+            self._create_module(self.images.table)
         self.val_images = self._dataset("val") if "val" in table.splits else None
-        # Of what a filter does, since the last line of the log and since the epoch began.
-        wrong = known_wrong(self.images.table)
-        self.filtering, self.filtering_of_epoch = FilterReport(wrong), FilterReport(wrong)
-        self._restart_clock()
-        self.sampler = make_sampler(self.settings, self.images.table)
+        noisy = known_noisy(self.images.table)
+        self.step_selection, self.epoch_selection = SelectionReport(noisy), SelectionReport(noisy)
+        self.sampler = create_sampler(self.settings, self.images.table)
 
     def _dataset(self, split: str) -> ImageDataset:
         data = self.settings.data
         return ImageDataset(self.table.subset(split), self.settings.transform, cache=data.cache, on_error=data.on_error)
 
-    def _build(self, training: Table) -> None:
-        """Everything that learns, for the classes of the training images."""
-        system = make_system(self.recipe, len(training.classes), len(training), fresh=not self.run.last.exists())
-        self.bare, self.embedder, self.loss = system, system.embedder, system.loss
-        self._wrap(system, system.parameter_groups())
+    def _create_module(self, training: Table) -> None:
+        """Create model, loss and optimizer for the classes of the training images."""
+        self.bare_module = create_training_module(
+            self.recipe, len(training.classes), len(training), resumed=self.run.last.exists()
+        )
+        self.embedder, self.loss = self.bare_module.embedder, self.bare_module.loss
+        self.parameter_groups = self.bare_module.parameter_groups()
+        self.engine.setup(self.bare_module, self.parameter_groups)
 
-    # The steps --------------------------------------------------------------------------------------------------
+    # The steps ------------------------------------------------------------------------------------------------------
 
     def _plan(self) -> list[list[int]]:
         self.sampler.set_epoch(self.progress.epoch)
         return list(self.sampler)
 
-    def _load_batches(self, plan: list[list[int]], done: int) -> Iterator[Batch]:
+    def _load_batches(self, plan: list[list[int]], start: int) -> Iterator[Batch]:
         seed = (self.settings.seed, self.progress.epoch, distributed.rank())
         loader = DataLoader(
             TrainBatches(self.images, plan, seed),
             batch_size=None,
-            sampler=range(done, len(plan)),
-            num_workers=loading_processes(self.settings.data),
+            sampler=range(start, len(plan)),
+            num_workers=num_workers(self.settings.data),
             worker_init_fn=ignore_interrupts,
-            pin_memory=self.fabric.device.type == "cuda",
+            pin_memory=self.engine.fabric.device.type == "cuda",
         )
         return iter(loader)
 
-    def _parts(self, batch: Batch) -> Parts:
-        parts: Parts = self.system(batch["images"], batch["labels"])
-        if self.bare.kept is not None:
-            for report in (self.filtering, self.filtering_of_epoch):
-                report.add(self.bare.kept, batch["rows"])
-        return parts
+    def _loss_terms(self, batch: Batch) -> LossTerms:
+        terms: LossTerms = self.module(batch["images"], batch["labels"])
+        if self.bare_module.selected is not None:
+            for report in (self.step_selection, self.epoch_selection):
+                report.add(self.bare_module.selected, batch["rows"])
+        return terms
 
-    def _name(self, row: int) -> str:
+    def _sample_name(self, row: int) -> str:
         return str(self.images.table.paths[row])
 
-    # Around the steps -------------------------------------------------------------------------------------------
+    # Around the steps -----------------------------------------------------------------------------------------------
 
-    def _prepare_epoch(self) -> None:
+    def _on_epoch_start(self) -> None:
         frozen = self.progress.epoch < self.settings.freeze_backbone_epochs
-        for parameter in self.groups["backbone"]:
+        for parameter in self.parameter_groups["backbone"]:
             parameter.requires_grad_(not frozen)
-        self.system.train()
+        self.module.train()
         if frozen:
-            for embedder in self.bare.embedders:
+            for embedder in self.bare_module.embedders:
                 embedder.backbone.eval()
-        self.bare.start_epoch(self.progress.epoch)
+        self.bare_module.start_epoch(self.progress.epoch)
 
-    def _end_epoch(self) -> None:
-        if self.bare.kept is not None:
-            log(str(self.filtering_of_epoch))
-            self.filtering_of_epoch.reset()
+    def _on_epoch_end(self) -> None:
+        if self.bare_module.selected is not None:
+            log(str(self.epoch_selection))
+            self.epoch_selection.reset()
 
     def _evaluate(self) -> dict[str, float] | None:
         if self.val_images is None:
             return None
         return evaluate(self._embed(self.val_images, self.embedder), self.val_images.table).metrics
 
-    def _embed(self, images: ImageDataset, embedder: Embedder) -> npt.NDArray[np.float32]:
-        return embedder.embed(images, batch=self.settings.micro_batch or self.settings.batch, progress=False)
+    def _embed(self, images: ImageDataset, embedder: Embedder) -> Floats:
+        batch_size = self.settings.micro_batch_size or self.settings.batch_size
+        return embedder.embed(images, batch_size=batch_size, progress=False)
 
-    def _more_values(self) -> dict[str, float]:
-        return self.filtering.values() if self.bare.kept is not None else {}
+    def _extra_log_values(self) -> dict[str, float]:
+        return self.step_selection.values() if self.bare_module.selected is not None else {}
 
-    def _restart_clock(self) -> None:
-        super()._restart_clock()
-        self.filtering.reset()
+    def _restart_counts(self) -> None:
+        super()._restart_counts()
+        self.step_selection.reset()
 
-    # State ------------------------------------------------------------------------------------------------------
+    # Start, checkpoints, end ----------------------------------------------------------------------------------------
 
     def _write_start(self) -> None:
         self.table.save(self.run.table)
         self.recipe.save(self.run.recipe)
 
-    def _begin(self) -> None:
-        """Put class centers where the recipe wants them to start; they are random already."""
-        start, training = self.settings.centers, self.images.table
-        for embedder, loss in zip(self.bare.embedders, self.bare.losses(), strict=True):
-            if start == "class_means":
-                vectors = self._embed(self.images, embedder) if self.fabric.is_global_zero else None
-                vectors = distributed.from_first(vectors)
+    def _on_start(self) -> None:
+        """Set the class centers to their initial values, unless these are random."""
+        centers, training = self.settings.centers, self.images.table
+        for embedder, loss in zip(self.bare_module.embedders, self.bare_module.losses, strict=True):
+            if centers == "class_means":
+                vectors = self._embed(self.images, embedder) if self.is_main_process else None
+                vectors = distributed.broadcast_object(vectors)
                 assert vectors is not None
-                torch.manual_seed(self.settings.seed)  # several centers a class part at random, alike everywhere
-                start_from_means(loss, vectors, training.labels)
-            elif start != "random":
-                start_from_run(loss, start, training.classes)
+                torch.manual_seed(self.settings.seed)  # several centers per class diverge in the same way everywhere
+                set_centers_to_class_means(loss, vectors, training.labels)
+            elif centers != "random":
+                copy_centers_from_run(loss, centers, training.classes)
 
-    def _more_state(self) -> dict[str, Any]:
-        return {"filtering": distributed.total(self.filtering_of_epoch.counts)}
+    def _extra_state(self) -> dict[str, Any]:
+        return {"epoch_selection": distributed.all_reduce_sum(self.epoch_selection.counts)}
 
-    def _load_more_state(self, state: dict[str, Any]) -> None:
-        self.filtering_of_epoch.counts = state["filtering"] / distributed.world_size()
+    def _load_extra_state(self, state: dict[str, Any]) -> None:
+        self.epoch_selection.counts = state["epoch_selection"] / distributed.world_size()
 
     def _write_model(self, metrics: Mapping[str, float]) -> None:
         save_centers(self.run.centers, self.loss, self.images.table.classes)
-        if self.fabric.is_global_zero:
+        if self.is_main_process:
             self.embedder.save_pretrained(self.run.model, recipe=self.recipe.config, metrics=metrics)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from vicinal.data.benchmarks.cache import cache_folder, prepare_folder, prepared_table
-from vicinal.errors import InputError
+from vicinal.data.benchmarks.cache import cache_folder, prepare_folder, prepare_table
+from vicinal.utils.errors import InputError
 
 
 def write(folder: Path) -> pd.DataFrame:
@@ -26,9 +26,9 @@ def test_where_benchmarks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_images_are_written_once(tmp_path: Path) -> None:
-    table = prepared_table(tmp_path / "deep" / "set", write)
+    table = prepare_table(tmp_path / "deep" / "set", write)
     assert table.paths == [str(tmp_path / "deep" / "set" / "a.png")]
-    again = prepared_table(tmp_path / "deep" / "set", lambda folder: pytest.fail("written again"))
+    again = prepare_table(tmp_path / "deep" / "set", lambda folder: pytest.fail("written again"))
     assert again.frame.equals(table.frame)
 
 
@@ -38,9 +38,9 @@ def test_an_interrupted_preparation_is_not_taken_for_whole(tmp_path: Path) -> No
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepared_table(tmp_path / "set", killed)
+        prepare_table(tmp_path / "set", killed)
     assert not (tmp_path / "set").exists()
-    assert len(prepared_table(tmp_path / "set", write)) == 1
+    assert len(prepare_table(tmp_path / "set", write)) == 1
 
 
 def test_many_at_once_prepare_once(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "mine.txt").write_text("keep")
     with pytest.raises(InputError, match="set: would be filled with a benchmark but is not empty; choose another root"):
-        prepared_table(tmp_path / "set", write)
+        prepare_table(tmp_path / "set", write)
     assert (tmp_path / "set" / "mine.txt").read_text() == "keep"
 
 
@@ -69,4 +69,4 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"cannot be written \(.*\); choose another root, or another folder by VICINAL_DATA"
     ):
-        prepared_table(tmp_path / "file" / "set", write)
+        prepare_table(tmp_path / "file" / "set", write)

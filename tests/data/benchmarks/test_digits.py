@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from vicinal.data import Table, digits
+from vicinal.data import digits, load_table
 
 
 def test_digits_are_scikit_learns_in_full_contrast(tmp_path: Path) -> None:
@@ -19,4 +19,4 @@ def test_digits_are_scikit_learns_in_full_contrast(tmp_path: Path) -> None:
         with Image.open(table.paths[row]) as image:
             assert image.mode == "L"
             assert np.array_equal(np.asarray(image), np.rint(data.images[row] * 255 / 16))
-    assert Table.load("digits", root=tmp_path).frame.equals(table.frame)
+    assert load_table("digits", root=tmp_path).frame.equals(table.frame)

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from vicinal.data import Table, glyphs
-from vicinal.data.benchmarks.glyphs import _drawings, _font_files
-from vicinal.errors import InputError
+from vicinal.data.benchmarks.glyphs import _font_files, _templates
+from vicinal.utils.errors import InputError
 
 
 def pixels(table: Table) -> np.ndarray:
@@ -16,10 +16,15 @@ def pixels(table: Table) -> np.ndarray:
 
 
 def test_classes_images_and_splits(tmp_path: Path) -> None:
-    table = glyphs(tmp_path, classes=20, per_class=3, size=16)
+    table = glyphs(tmp_path, num_classes=20, samples_per_class=3, size=16)
     statistics = table.statistics()
-    assert (statistics.images, statistics.classes, statistics.smallest, statistics.largest) == (60, 20, 3, 3)
-    assert {split: part.classes for split, part in statistics.splits.items()} == {"train": 10, "val": 2, "test": 8}
+    assert (statistics.num_images, statistics.num_classes, statistics.min_per_class, statistics.max_per_class) == (
+        60,
+        20,
+        3,
+        3,
+    )
+    assert {split: part.num_classes for split, part in statistics.splits.items()} == {"train": 10, "val": 2, "test": 8}
     assert table.frame.groupby("label")["split"].nunique().max() == 1
     assert table.frame["label"][0] == "U+0030/DejaVuSans"
     assert table.frame["coarse"][0] == "U+0030"
@@ -38,7 +43,7 @@ def test_images_are_a_function_of_the_seed(tmp_path: Path) -> None:
 
 
 def test_images_of_a_class_are_more_alike_than_others(tmp_path: Path) -> None:
-    table = glyphs(tmp_path, classes=10, per_class=10, size=24)
+    table = glyphs(tmp_path, num_classes=10, samples_per_class=10, size=24)
     images = pixels(table).reshape(100, -1).astype(float)
     distances = ((images[:, None] - images[None]) ** 2).sum(-1)
     np.fill_diagonal(distances, np.inf)
@@ -49,7 +54,7 @@ def test_images_of_a_class_are_more_alike_than_others(tmp_path: Path) -> None:
 def test_fonts_follow_one_another_and_what_looks_alike_counts_once() -> None:
     first, second = _font_files()[:2]
     latin, greek, narrow_space, z = ord("A"), 0x391, 0x200B, ord("z")
-    drawings = _drawings([(first, [latin, greek, narrow_space, z]), (second, [latin])])
+    drawings = _templates([(first, [latin, greek, narrow_space, z]), (second, [latin])])
     assert [(code, font) for code, font, _ in drawings] == [
         ("U+0041", "DejaVuSans"),
         ("U+007A", "DejaVuSans"),
@@ -60,8 +65,8 @@ def test_fonts_follow_one_another_and_what_looks_alike_counts_once() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"classes": 1}, "glyphs: classes is 1; it must be at least 2"),
-        ({"per_class": 0}, "glyphs: per_class is 0; it must be at least 1"),
+        ({"num_classes": 1}, "glyphs: num_classes is 1; it must be at least 2"),
+        ({"samples_per_class": 0}, "glyphs: samples_per_class is 0; it must be at least 1"),
         ({"size": 2}, "glyphs: size is 2; it must be at least 4"),
         ({"seed": -1}, "glyphs: seed is -1; it must be at least 0"),
     ],
@@ -72,6 +77,6 @@ def test_impossible_numbers(tmp_path: Path, arguments: dict[str, int], message: 
 
 
 def test_more_classes_than_characters(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"glyphs: classes is 1000000; the fonts of matplotlib give \d+ at most"):
-        glyphs(tmp_path, classes=1_000_000)
+    with pytest.raises(InputError, match=r"glyphs: num_classes is 1000000; the fonts of matplotlib give \d+ at most"):
+        glyphs(tmp_path, num_classes=1_000_000)
     assert [path.name for path in (tmp_path / "glyphs").iterdir() if path.is_dir()] == []

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vicinal.data import Table, in_shop
-from vicinal.errors import InputError
+from vicinal.data import in_shop, load_table
+from vicinal.utils.errors import InputError
 
 LIST = """6
 image_name                         item_id      evaluation_status
@@ -32,7 +32,7 @@ def test_the_published_list(folder: Path) -> None:
     assert table.frame["is_query"].tolist() == [False, False, True, False, True, False]
     assert table.frame["is_gallery"].tolist() == [False, False, False, True, False, True]
     assert table.paths[3] == str(folder / "img/MEN/Tees/id_00000007/01_4_full.jpg")
-    assert Table.load("in_shop", root=folder.parent).paths == table.paths
+    assert load_table("in_shop", root=folder.parent).paths == table.paths
 
 
 def test_the_folders_as_published(folder: Path) -> None:
@@ -48,8 +48,8 @@ def test_the_folders_as_published(folder: Path) -> None:
     [
         ("6\n", "7\n", "names 7 images in its first line, but has 6; download it again"),
         ("   query\n", "   val\n", "line 5: 'val'; an image is for train, query or gallery"),
-        ("   query\n", "\n", "line 5: 2 cells where there must be 3"),
-        ("6\n", "", "line 1: 3 cells where there must be 1"),
+        ("   query\n", "\n", "line 5: 2 fields where there must be 3"),
+        ("6\n", "", "line 1: 3 fields where there must be 1"),
         (LIST[LIST.index("img") :], "", "names no image"),
         (LIST, "", "names no image"),
     ],

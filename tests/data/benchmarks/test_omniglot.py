@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vicinal.data import Table, omniglot
-from vicinal.errors import InputError
+from vicinal.data import Table, load_table, omniglot
+from vicinal.utils.errors import InputError
 
 SMALL1, SMALL2 = "images_background_small1", "images_background_small2"
 OFFICIAL = Path(os.environ.get("VICINAL_OMNIGLOT") or Path(__file__).parents[4] / "shared" / "data" / "omniglot")
@@ -59,7 +59,7 @@ def test_archives_are_unpacked_into_the_root_once(source: Path) -> None:
     check(omniglot(source))
     for archive in source.glob("*.zip"):
         archive.unlink()
-    table = Table.load("omniglot", root=source)
+    table = load_table("omniglot", root=source)
     check(table)
     assert all(path.startswith(str(source / "omniglot")) for path in table.paths)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from vicinal.data.benchmarks.plain_pickle import read_plain_pickle
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError
 
 
 def written(path: Path, data: bytes) -> Path:
@@ -64,7 +64,7 @@ def test_arrays_of_texts_and_of_objects_are_lists(tmp_path: Path, protocol: int)
     assert found[0]["easy"].tolist() == [0, 1]
 
 
-def test_what_stands_in_several_places_is_made_plain_once(tmp_path: Path) -> None:
+def test_shared_values_are_converted_once(tmp_path: Path) -> None:
     value: list[Any] = [np.arange(3)]
     for _ in range(60):  # 2**60 values, if each were followed
         value = [value, value]
@@ -176,9 +176,9 @@ def test_arrays_that_lie(tmp_path: Path, shape: bytes, kind: bytes, raw: bytes) 
 
 
 @pytest.mark.parametrize("put", [b"r\x00\x00\x10\x00", b"p1048576\n", b"r\x0a\x00\x00\x00"])
-def test_places_beyond_the_file_take_no_memory(tmp_path: Path, put: bytes) -> None:
-    """Memory is taken for all places up to the one named: 34 GB for eight bytes."""
-    with pytest.raises(InputError, match=r"it keeps a value at place \d+, with \d+ bytes in all"):
+def test_memo_indices_beyond_the_file_allocate_no_memory(tmp_path: Path, put: bytes) -> None:
+    """The unpickler allocates memory for all indices up to the largest: 34 GB for eight bytes."""
+    with pytest.raises(InputError, match=r"it stores a value at memo index \d+, with \d+ bytes in all"):
         read_plain_pickle(written(tmp_path / "data.pkl", b"N" + put + b"."))
 
 
@@ -203,12 +203,12 @@ def test_broken_files(tmp_path: Path, data: bytes) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_values_within_themselves_and_codes(tmp_path: Path) -> None:
+def test_recursive_values_and_encodings(tmp_path: Path) -> None:
     value: list[Any] = []
     value.append(value)
     with pytest.raises(InputError, match="not a pickle of plain data"):
         through(tmp_path, value)
-    with pytest.raises(InputError, match=r"it asks for the code 'utf-16'"):
+    with pytest.raises(InputError, match=r"it asks for the encoding 'utf-16'"):
         read_plain_pickle(written(tmp_path / "data.pkl", b"c_codecs\nencode\n(Va\nVutf-16\ntR."))
     with pytest.raises(InputError, match=r"lost\.pkl: no such file"):
         read_plain_pickle(tmp_path / "lost.pkl")

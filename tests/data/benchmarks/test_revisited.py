@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vicinal.data import GroundTruth, Table, revisited_truth, roxford, rparis
-from vicinal.errors import InputError
+from vicinal.data import GroundTruth, Table, load_table, revisited_ground_truth, roxford, rparis
+from vicinal.utils.errors import InputError
 
 BOXES = [[2, 3, 12, 18], [0.6, 1.4, 20.0, 10.0]]
 
@@ -42,8 +42,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_the_published_file(root: Path) -> None:
-    truth = revisited_truth("roxford", root)
-    assert truth != revisited_truth("roxford", root)  # by identity, for arrays have no one truth
+    truth = revisited_ground_truth("roxford", root)
+    assert truth != revisited_ground_truth("roxford", root)  # by identity, for arrays have no one truth
     assert truth.images[0] == "christ_church_000179"
     assert truth.queries == ["all_souls_000013", "oxford_002416"]
     assert truth.boxes == [(2.0, 3.0, 12.0, 18.0), (0.6, 1.4, 20.0, 10.0)]
@@ -54,13 +54,13 @@ def test_the_published_file(root: Path) -> None:
 
 
 def test_json_says_the_same_and_comes_first(root: Path) -> None:
-    truth = revisited_truth("roxford", root)
+    truth = revisited_ground_truth("roxford", root)
     path = root / "roxford5k" / "gnd_roxford5k.json"
     path.write_text(json.dumps(truth.to_dict()))
-    again = revisited_truth("roxford", root)
+    again = revisited_ground_truth("roxford", root)
     assert again.to_dict() == truth.to_dict()
     path.write_text(json.dumps({**truth.to_dict(), "imlist": ["a", "b", "c"]}))
-    assert revisited_truth("roxford", root).images == ["a", "b", "c"]
+    assert revisited_ground_truth("roxford", root).images == ["a", "b", "c"]
 
 
 def test_the_table_has_the_gallery_and_then_cropped_queries(root: Path) -> None:
@@ -73,7 +73,7 @@ def test_the_table_has_the_gallery_and_then_cropped_queries(root: Path) -> None:
     ):
         with Image.open(path) as image:
             np.testing.assert_array_equal(np.asarray(image), pixels(seed)[top:bottom, left:right])
-    assert Table.load("roxford", root=root).paths == table.paths
+    assert load_table("roxford", root=root).paths == table.paths
 
 
 def test_queries_are_cropped_once_and_anew_when_boxes_change(root: Path) -> None:
@@ -137,7 +137,7 @@ def test_missing_files_are_named_with_what_to_do(tmp_path: Path) -> None:
     ):
         rparis(tmp_path)
     with pytest.raises(InputError, match="oxford5k: no revisited benchmark; there are roxford and rparis"):
-        revisited_truth("oxford5k", tmp_path)
+        revisited_ground_truth("oxford5k", tmp_path)
 
 
 def changed(place: str, value: object) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vicinal.data import Table, vehicle_id
-from vicinal.errors import InputError
+from vicinal.data import load_table, vehicle_id
+from vicinal.utils.errors import InputError
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_the_published_lists(lists: Path, size: str, vehicles: list[int]) -> Non
     assert table.paths[0] == str(lists.parent / "image" / "0000007.jpg")
     assert table.subset("test").paths[1] == str(lists.parent / "image" / "0000011.jpg")
     name = "vehicle_id" if size == "large" else f"vehicle_id_{size}"
-    assert Table.load(name, root=root).paths == table.paths
+    assert load_table(name, root=root).paths == table.paths
 
 
 def test_bad_input(lists: Path, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_bad_input(lists: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"line 1: '9{40}'; .* the vehicle's number, of up to 18 digits"):
         vehicle_id(root, "small")
     (lists / "test_list_800.txt").write_text("\n0000001\n")
-    with pytest.raises(InputError, match=r"test_list_800\.txt, line 2: 1 cells where there must be 2"):
+    with pytest.raises(InputError, match=r"test_list_800\.txt, line 2: 1 fields where there must be 2"):
         vehicle_id(root, "small")
     (lists / "test_list_800.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match=r"test_list_800\.txt: not UTF-8 text"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from vicinal.data import Table
-from vicinal.evaluation import Evaluation, evaluate
+from vicinal.evaluation import Evaluation, ResultsTable, evaluate
+from vicinal.report.page.evaluated import EvaluatedEmbeddings
 
 VOID = {"img", "input", "br", "meta", "link", "hr"}
 
@@ -41,6 +43,34 @@ def case_of(vectors: object, labels: object, **columns: object) -> Case:
     array = np.asarray(vectors, dtype=np.float32)
     table = Table(pd.DataFrame({"label": labels, **columns}))
     return Case(array, table, evaluate(array, table, recall_at=[1]))
+
+
+def with_interval(evaluation: Evaluation, name: str = "recall@1", low: float = 0.9, high: float = 0.95) -> ResultsTable:
+    """The results of an evaluation, with a confidence interval of one metric."""
+    intervals = pd.DataFrame({"low": [low], "high": [high]}, index=[name])
+    return replace(evaluation.to_results(intervals=intervals), confidence_level=0.95)
+
+
+Bounds = dict[str, tuple[float, float]]
+
+
+def results_of(
+    sets: dict[str, EvaluatedEmbeddings],
+    intervals: dict[str, Bounds] | None = None,
+    differences: dict[str, Bounds] | None = None,
+    confidence_level: float = 0.95,
+) -> ResultsTable:
+    """The results of all sets, with the given intervals of values and of differences."""
+    tables = []
+    for name, each in sets.items():
+        low_high = frame_of((intervals or {}).get(name, {}), "low", "high")
+        apart = frame_of((differences or {}).get(name, {}), "difference_low", "difference_high")
+        tables.append(each.evaluation.to_results(name, intervals=low_high, differences=apart))
+    return replace(ResultsTable.concat(tables), confidence_level=confidence_level)
+
+
+def frame_of(bounds: Bounds, *columns: str) -> pd.DataFrame:
+    return pd.DataFrame.from_dict(bounds, orient="index", columns=list(columns), dtype=float)
 
 
 class Page(HTMLParser):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.report.page.browser import Browser, browser, chromium
-from tests.report.page.cases import digits_case
+from tests.report.page.cases import digits_case, results_of, with_interval
 from tests.report.page.test_single import write_run
 from vicinal.evaluation import evaluate
-from vicinal.report.page import EvaluatedSet, write_comparison_page, write_page
+from vicinal.report.page import EvaluatedEmbeddings, write_comparison_page, write_page
 
 DECODED = """Promise.all([...document.querySelectorAll("img[data-image]")].map((image) =>
   image.decode().then(() => image.naturalWidth > 0)))"""
@@ -82,10 +82,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     case = digits_case(tmp_path_factory.mktemp("digits"))
     noisy = (case.vectors + np.random.default_rng(0).normal(0, 6, case.vectors.shape)).astype(np.float32)
     run = write_run(folder / "run")
-    write_page(folder / "one.html", *case, run=run, intervals={"recall@1": (0.9, 0.99)})
-    other = EvaluatedSet(noisy, case.table, evaluate(noisy, case.table))
-    sets = {"plain": EvaluatedSet(*case, run=run), "noisy": other}
-    write_comparison_page(folder / "two.html", sets, differences={"noisy": {"mAP": (-0.3, -0.1), "recall@1": (-1, 1)}})
+    write_page(folder / "one.html", *case, run=run, results=with_interval(case.evaluation))
+    other = EvaluatedEmbeddings(noisy, case.table, evaluate(noisy, case.table))
+    sets = {"plain": EvaluatedEmbeddings(*case, run=run), "noisy": other}
+    apart = {"noisy": {"mAP": (-0.3, -0.1), "recall@1": (-1.0, 1.0)}}
+    write_comparison_page(folder / "two.html", sets, results=results_of(sets, differences=apart))
     return {name: folder / f"{name}.html" for name in ("one", "two")}
 
 

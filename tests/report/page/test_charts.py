@@ -7,8 +7,8 @@ import pytest
 
 from vicinal.report.page.charts import (
     HEIGHT,
-    MOST_LISTED,
-    MOST_POINTS,
+    MAX_LISTED,
+    MAX_POINTS,
     WIDTH,
     Line,
     bins_table,
@@ -34,7 +34,7 @@ def test_thinned_keeps_both_ends_and_leaves_out_what_is_not_finite() -> None:
     x = np.arange(10_000.0)
     y = np.where(x == 5, np.nan, x)
     thin = thinned(x, y)
-    assert len(thin[0]) == MOST_POINTS
+    assert len(thin[0]) == MAX_POINTS
     assert (thin[0][0], thin[0][-1]) == (0, 9999)
     assert np.isfinite(thin).all()
 
@@ -110,7 +110,7 @@ def test_counts_have_no_ticks_between_whole_numbers() -> None:
 def test_numbers_of_lines_are_few_and_end_where_they_end() -> None:
     lines = [Line("a", np.arange(500.0), np.arange(500.0)), Line("b", np.zeros(1), np.zeros(1), faint=True)]
     made = points_table("What", lines, "step", "loss")
-    assert made.count("<tr>") == MOST_LISTED + 1
+    assert made.count("<tr>") == MAX_LISTED + 1
     assert '"number">499<' in made
 
 

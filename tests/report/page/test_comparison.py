@@ -5,25 +5,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.report.page.cases import Case, Page, case_of, digits_case
+from tests.report.page.cases import Case, Page, case_of, digits_case, results_of
 from tests.report.page.test_single import write_run
+from vicinal.analysis import query_changes
 from vicinal.data import Table
-from vicinal.errors import InputError
 from vicinal.evaluation import evaluate
-from vicinal.evaluation.result import common_metrics
-from vicinal.report.page.changes import changes
+from vicinal.evaluation.paired import common_metrics
 from vicinal.report.page.comparison import write_comparison_page
 from vicinal.report.page.differences import apart
-from vicinal.report.page.evaluated import EvaluatedSet
+from vicinal.report.page.evaluated import EvaluatedEmbeddings
+from vicinal.utils.errors import InputError
 
 
 @pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EvaluatedSet]:
+def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EvaluatedEmbeddings]:
     case = digits_case(tmp_path_factory.mktemp("digits"))
     noise = np.random.default_rng(0).normal(0, 6, case.vectors.shape)
     return {
-        "noisy <b>": EvaluatedSet(*noised(case, noise)),
-        "plain": EvaluatedSet(*case, intervals={"mAP": (0.5, 0.6)}),
+        "noisy <b>": EvaluatedEmbeddings(*noised(case, noise)),
+        "plain": EvaluatedEmbeddings(*case),
     }
 
 
@@ -32,9 +32,9 @@ def noised(case: Case, noise: np.ndarray) -> Case:
     return Case(vectors, case.table, evaluate(vectors, case.table))
 
 
-def test_differences_come_first(sets: dict[str, EvaluatedSet], tmp_path) -> None:
-    differences = {"plain": {"recall@1": (0.01, 0.2)}}
-    write_comparison_page(tmp_path / "page.html", sets, differences=differences)
+def test_differences_come_first(sets: dict[str, EvaluatedEmbeddings], tmp_path) -> None:
+    results = results_of(sets, {"plain": {"mAP": (0.5, 0.6)}}, {"plain": {"recall@1": (0.01, 0.2)}})
+    write_comparison_page(tmp_path / "page.html", sets, results=results)
     page = Page(tmp_path / "page.html")
     assert page.sections == ["metrics", "changes", "similarities", "data"]
     assert page.unclosed == []
@@ -43,42 +43,31 @@ def test_differences_come_first(sets: dict[str, EvaluatedSet], tmp_path) -> None
     assert "+1.00 to +20.00" in page.words
     assert "50.00 to 60.00 %" in page.words
     assert "noisy <b>" in page.words
-    shared = common_metrics(each.evaluation for each in sets.values())
+    shared = common_metrics(*(each.evaluation for each in sets.values()))
     assert page.words.count("★") == len(shared) + 1  # and the caption
 
 
-def test_queries_that_changed(sets: dict[str, EvaluatedSet], tmp_path) -> None:
-    changed = changes(*sets.values())
-    scores = [each.evaluation.per_query["mAP@R"] for each in sets.values()]
-    assert changed.difference == pytest.approx(scores[1] - scores[0])
+def test_queries_that_changed(sets: dict[str, EvaluatedEmbeddings], tmp_path) -> None:
+    before, after = sets.values()
+    differences = query_changes(before.evaluation, before.table, after.evaluation, after.table)["difference"]
     write_comparison_page(tmp_path / "page.html", sets)
     page = Page(tmp_path / "page.html")
-    better, worse = (changed.difference > 0).sum(), (changed.difference < 0).sum()
+    better, worse = (differences > 0).sum(), (differences < 0).sum()
     assert f"{better} of 200 queries got better, {worse} worse" in page.words
-    assert f"{100 * changed.difference.max():+.1f}" in page.words
+    assert f"{100 * differences.max():+.1f}" in page.words
     assert len([item for item in page.all("li") if "data-row" in item]) == min(better, 10) + min(worse, 10)
-
-
-def test_queries_are_matched_by_path(sets: dict[str, EvaluatedSet]) -> None:
-    first = sets["plain"]
-    rows = np.arange(200)[::-1][:150]
-    table = first.table.take(rows)
-    part = EvaluatedSet(first.vectors[rows], table, evaluate(first.vectors[rows], table))
-    changed = changes(first, part)
-    assert (changed.before + changed.after == 199).all()
-    assert len(changed.before) == 150
-    assert [first.table.paths[at] for at in changed.before] == [table.paths[at] for at in changed.after]
 
 
 def test_sets_without_common_queries(tmp_path) -> None:
     sets = {
-        name: EvaluatedSet(*case_of(np.eye(4)[[0, 0, 1, 1]], [f"{name}{at}" for at in (0, 0, 1, 1)])) for name in "ab"
+        name: EvaluatedEmbeddings(*case_of(np.eye(4)[[0, 0, 1, 1]], [f"{name}{at}" for at in (0, 0, 1, 1)]))
+        for name in "ab"
     }
     write_comparison_page(tmp_path / "page.html", sets)
     assert "The sets share no queries." in Page(tmp_path / "page.html").words
 
 
-def test_settings_that_differ(sets: dict[str, EvaluatedSet], tmp_path: Path) -> None:
+def test_settings_that_differ(sets: dict[str, EvaluatedEmbeddings], tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name) for name in ("a", "b")]
     (runs[1] / "recipe.yaml").write_text("loss: {margin: 0.2, scale: 3}\n")
     with_runs = {name: each._replace(run=run) for (name, each), run in zip(sets.items(), runs, strict=True)}
@@ -89,7 +78,7 @@ def test_settings_that_differ(sets: dict[str, EvaluatedSet], tmp_path: Path) -> 
     assert "loss.margin0.10.2" in page.words
 
 
-def test_settings_are_of_known_recipes_alone(sets: dict[str, EvaluatedSet], tmp_path: Path) -> None:
+def test_settings_are_of_known_recipes_alone(sets: dict[str, EvaluatedEmbeddings], tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name) for name in "ab"]
     with_runs = {name: each._replace(run=run) for (name, each), run in zip(sets.items(), runs, strict=True)}
     write_comparison_page(tmp_path / "page.html", {**with_runs, "without": sets["plain"]})
@@ -100,14 +89,15 @@ def test_settings_are_of_known_recipes_alone(sets: dict[str, EvaluatedSet], tmp_
 
 @pytest.mark.parametrize("without_paths", [False, True])
 def test_sets_of_other_queries_have_no_differences(
-    sets: dict[str, EvaluatedSet], tmp_path, without_paths: bool
+    sets: dict[str, EvaluatedEmbeddings], tmp_path, without_paths: bool
 ) -> None:
     first = sets["plain"]
     if without_paths:
         first = first._replace(table=Table(first.table.frame.drop(columns="path")))
-    small = EvaluatedSet(first.vectors[:150], first.table.take(np.arange(150)), first.evaluation)
+    small = EvaluatedEmbeddings(first.vectors[:150], first.table.take(np.arange(150)), first.evaluation)
     small = small._replace(evaluation=evaluate(small.vectors, small.table))
-    write_comparison_page(tmp_path / "page.html", {"all": first, "part": small})
+    both = {"all": first, "part": small}
+    write_comparison_page(tmp_path / "page.html", both, results=results_of(both, {"all": {"mAP": (0.5, 0.6)}}))
     words = Page(tmp_path / "page.html").words
     assert "No difference of part to all: 150 queries against 200." in words
     assert "★" not in words
@@ -116,13 +106,13 @@ def test_sets_of_other_queries_have_no_differences(
     assert "Small numbers are 95 % intervals." in words  # those of the values
 
 
-def test_why_sets_are_apart(sets: dict[str, EvaluatedSet]) -> None:
+def test_why_sets_are_apart(sets: dict[str, EvaluatedEmbeddings]) -> None:
     first = sets["plain"]
     frame = first.table.frame
 
-    def other(**columns: object) -> EvaluatedSet:
+    def other(**columns: object) -> EvaluatedEmbeddings:
         table = Table(frame.assign(**columns))
-        return EvaluatedSet(first.vectors, table, evaluate(first.vectors, table))
+        return EvaluatedEmbeddings(first.vectors, table, evaluate(first.vectors, table))
 
     moved = other(path=frame["path"].str.replace("digits", "moved"))
     assert apart(first, sets["noisy <b>"]) is None
@@ -136,49 +126,53 @@ def test_why_sets_are_apart(sets: dict[str, EvaluatedSet]) -> None:
     )
 
 
-def test_without_intervals_there_is_no_word_of_them(sets: dict[str, EvaluatedSet], tmp_path) -> None:
-    bare = {name: each._replace(intervals=None) for name, each in sets.items()}
-    write_comparison_page(tmp_path / "page.html", bare)
+def test_without_intervals_there_is_no_word_of_them(sets: dict[str, EvaluatedEmbeddings], tmp_path) -> None:
+    write_comparison_page(tmp_path / "page.html", sets)
     words = Page(tmp_path / "page.html").words
     assert "plain − noisy <b>" in words
     assert "★" in words
     for word in ("interval", "chance may explain", "▲", "▼", "not clear", "too narrow"):
         assert word not in words
-    write_comparison_page(tmp_path / "page.html", bare, differences={"plain": {"mAP": (0.1, 0.2)}})
+    results = results_of(sets, differences={"plain": {"mAP": (0.1, 0.2)}})
+    write_comparison_page(tmp_path / "page.html", sets, results=results)
     words = Page(tmp_path / "page.html").words
     assert "chance may explain" in words
     assert "The queries are of 10 classes; with fewer than 20 the intervals are too narrow." in words
 
 
-def test_names_of_sets_do_not_name_the_home_folder(sets: dict[str, EvaluatedSet], tmp_path, monkeypatch) -> None:
+def test_names_of_sets_do_not_name_the_home_folder(sets: dict[str, EvaluatedEmbeddings], tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     inside = {f"{tmp_path}/{at}.parquet": each for at, each in enumerate(sets.values())}
-    differences = {f"{tmp_path}/1.parquet": {"mAP": (0.1, 0.2)}}
-    write_comparison_page(tmp_path / "page.html", inside, title=f"{tmp_path}/both", differences=differences)
+    results = results_of(inside, differences={f"{tmp_path}/1.parquet": {"mAP": (0.1, 0.2)}})
+    write_comparison_page(tmp_path / "page.html", inside, title=f"{tmp_path}/both", results=results)
     page = Page(tmp_path / "page.html")
     assert str(tmp_path) not in page.source
     assert "~/1.parquet − ~/0.parquet" in page.words
     assert "+10.00 to +20.00" in page.words
 
 
-def test_three_sets_are_held_against_the_first(sets: dict[str, EvaluatedSet], tmp_path) -> None:
+def test_three_sets_are_held_against_the_first(sets: dict[str, EvaluatedEmbeddings], tmp_path) -> None:
     write_comparison_page(tmp_path / "page.html", {**sets, "third": sets["plain"]})
     page = Page(tmp_path / "page.html")
     assert "third − noisy <b>" in page.words
     assert "third against noisy <b>" in page.words
 
 
-def test_bad_input(sets: dict[str, EvaluatedSet], tmp_path) -> None:
+def test_bad_input(sets: dict[str, EvaluatedEmbeddings], tmp_path) -> None:
     with pytest.raises(InputError, match="1 evaluated sets; a comparison needs two"):
         write_comparison_page(tmp_path / "page.html", {"plain": sets["plain"]})
-    with pytest.raises(InputError, match="differences of 'other', which is not compared"):
-        write_comparison_page(tmp_path / "page.html", sets, differences={"other": {}})
+    for some in ({**sets, "other": sets["plain"]}, {"plain": sets["plain"]}):
+        with pytest.raises(InputError, match="is not both in the sets and in the results"):
+            write_comparison_page(tmp_path / "page.html", sets, results=results_of(some))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_differences_are_clear_where_the_interval_leaves_out_zero(sets: dict[str, EvaluatedSet], tmp_path) -> None:
+def test_differences_are_clear_where_the_interval_leaves_out_zero(
+    sets: dict[str, EvaluatedEmbeddings], tmp_path
+) -> None:
     ends = {"recall@1": (0.01, 0.2), "recall@2": (-0.2, -0.01), "mAP": (-0.1, 0.1)}
-    write_comparison_page(tmp_path / "page.html", sets, differences={"plain": ends}, level=0.9)
+    results = results_of(sets, differences={"plain": ends}, confidence_level=0.9)
+    write_comparison_page(tmp_path / "page.html", sets, results=results)
     words = Page(tmp_path / "page.html").words
     assert [words.count(word) for word in ("▲ better", "▼ worse", "not clear")] == [1, 1, 1]
     assert "90 % intervals" in words

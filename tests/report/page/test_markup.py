@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from vicinal.report.page.document import document, script_json
+from vicinal.report.page.document import document
 from vicinal.report.page.markup import Markup, element, joined, percent, section, table
 
 HOSTILE = [
@@ -29,12 +29,14 @@ def test_text_never_becomes_markup(text: str) -> None:
 
 def test_only_markup_is_taken_as_it_is() -> None:
     assert element("p", element("b", "<")) == "<p><b>&lt;</b></p>"
-    assert element("p", Markup("<b>") + "<") == "<p>&lt;b&gt;&lt;</p>"  # a sum is plain text again
+    assert element("p", Markup("<b>") + "<") == "<p><b>&lt;</p>"
+    assert element("p", title=Markup('"<')) == '<p title="&#34;&lt;"></p>'  # an attribute holds no markup
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "\u2028 line", "<!--", "é – 文"])
 def test_data_cannot_end_the_script(text: str) -> None:
-    made = script_json({text: [text]})
+    whole = document("", "", {}, {text: [text]}).decode()
+    made = whole.split('id="page-data">')[1].split("</script>")[0]
     assert not set("<>&\u2028\u2029") & set(made)
     assert json.loads(made) == {text: [text]}
 

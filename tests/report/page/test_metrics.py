@@ -1,18 +1,31 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.report.page.cases import case_of
-from vicinal.evaluation.uncertainty import query_classes
+from vicinal.evaluation import Evaluation, ResultsTable, count_query_classes
 from vicinal.report.page.metrics import BAR_WIDTH, bar, meaning, metrics_section
 
 
 @pytest.mark.parametrize(
     "name",
-    ["recall@1", "recall@10", "found@5", "precision@10", "mAP@R", "mAP@1000", "mAP", "R-precision", "MRR", "AMI"],
+    [
+        "recall@1",
+        "recall@10",
+        "positives_recall@5",
+        "precision@10",
+        "mAP@R",
+        "mAP@1000",
+        "mAP",
+        "R-precision",
+        "MRR",
+        "AMI",
+    ],
 )
 def test_every_metric_has_a_meaning(name: str) -> None:
     assert meaning(name)
@@ -40,16 +53,22 @@ def test_clusters_are_of_all_images(name: str) -> None:
     assert meaning(name).startswith("of all images, not of queries: ")
 
 
+def results_of(evaluation: Evaluation, intervals: bool = True) -> ResultsTable:
+    """With an interval of mAP on request."""
+    ends = pd.DataFrame({"low": [0.1], "high": [0.3]}, index=["mAP"])
+    return replace(evaluation.to_results(intervals=ends if intervals else None), confidence_level=0.9)
+
+
 @pytest.mark.parametrize(("intervals", "classes", "said"), [(True, 19, 1), (True, 20, 0), (False, 19, 0)])
 def test_intervals_of_few_classes_are_said_to_be_too_narrow(intervals: bool, classes: int, said: int) -> None:
     found = case_of(np.eye(2)[[0, 0]], list("aa")).evaluation
-    content = metrics_section(found, {"mAP": (0.1, 0.3)} if intervals else None, 0.95, classes).content
+    content = metrics_section(results_of(found, intervals), classes).content
     assert content.count("The queries are of 19 classes; with fewer than 20 the intervals are too narrow.") == said
 
 
 def test_classes_with_nothing_to_find_do_not_count() -> None:
     case = case_of(np.eye(5), list("aabbc"))
-    assert query_classes(case.table, case.evaluation) == 2
+    assert count_query_classes(case.evaluation, case.table) == 2
 
 
 def test_bar_is_as_long_as_the_value() -> None:
@@ -60,11 +79,12 @@ def test_bar_is_as_long_as_the_value() -> None:
 
 
 def test_cards_are_the_first_that_is_read() -> None:
-    section = metrics_section(case_of(np.eye(2)[[0, 0, 1, 1]], list("aabb")).evaluation, {"mAP": (0.1, 0.3)}, 0.9, 20)
+    section = metrics_section(results_of(case_of(np.eye(2)[[0, 0, 1, 1]], list("aabb")).evaluation), 20)
     assert [re.search(r"<strong>([^<]+)", card)[1] for card in section.content.split('class="card"')[1:]] == [
         "100.00 %"
     ] * 4
     assert section.content.count("10.00 to 30.00 %") == 2
     assert "90 % interval" in section.content
     assert "too narrow" not in section.content
-    assert "No confidence" in metrics_section(case_of(np.eye(2)[[0, 0]], list("aa")).evaluation, None, 0.9, 1).content
+    bare = results_of(case_of(np.eye(2)[[0, 0]], list("aa")).evaluation, intervals=False)
+    assert "No confidence" in metrics_section(bare, 1).content

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -11,17 +12,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.report.page.cases import Case, Page, case_of, digits_case
+from tests.report.page.cases import Case, Page, case_of, digits_case, with_interval
 from vicinal.data import Table
-from vicinal.errors import InputError
 from vicinal.evaluation import evaluate, evaluate_arrays
-from vicinal.report.page import pictures as module
+from vicinal.report.page import thumbnails as module
 from vicinal.report.page.comparison import write_comparison_page
 from vicinal.report.page.document import SCRIPTS
-from vicinal.report.page.evaluated import EvaluatedSet
+from vicinal.report.page.evaluated import EvaluatedEmbeddings
 from vicinal.report.page.run import read_run, settings
 from vicinal.report.page.single import write_page
 from vicinal.report.page.training import curves_section
+from vicinal.utils.errors import InputError
+from vicinal.utils.run_log import empty_log
 
 SECTIONS = ["metrics", "queries", "map", "classes", "confusions", "similarities", "hubs"]
 SECTIONS += ["duplicates", "label-errors", "data", "curves", "recipe"]
@@ -47,8 +49,8 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Case:
 @pytest.fixture(scope="module")
 def written(digits: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
-    intervals = {"recall@1": (0.9, 0.95)}
-    write_page(folder / "report.html", *digits, run=write_run(folder / "run"), intervals=intervals, map_images=60)
+    results = with_interval(digits.evaluation)
+    write_page(folder / "report.html", *digits, run=write_run(folder / "run"), results=results, map_images=60)
     return folder / "report.html"
 
 
@@ -132,7 +134,7 @@ def test_map_data_fit_together(page: Page, digits: Case) -> None:
 
 def test_same_input_same_page(written: Path, digits: Case, tmp_path) -> None:
     run = written.parent / "run"
-    write_page(tmp_path / "again.html", *digits, run=run, intervals={"recall@1": (0.9, 0.95)}, map_images=60)
+    write_page(tmp_path / "again.html", *digits, run=run, results=with_interval(digits.evaluation), map_images=60)
     assert (tmp_path / "again.html").read_bytes() == written.read_bytes()
 
 
@@ -208,7 +210,7 @@ def test_rows_that_are_neither_query_nor_gallery_are_not_counted(digits: Case, t
     assert "10 classes of 9 to " in words
     assert "120" in words.split("What was evaluated")[1][:120]
     assert "200" not in words.split("What was evaluated")[1][:120]
-    each = EvaluatedSet(digits.vectors, table, evaluation)
+    each = EvaluatedEmbeddings(digits.vectors, table, evaluation)
     write_comparison_page(tmp_path / "two.html", {"a": each, "b": each})
     assert "200" not in Page(tmp_path / "two.html").words.split("Images of a")[1][:120]
 
@@ -244,7 +246,7 @@ def test_a_recipe_that_is_not_unicode_is_named(tmp_path) -> None:
 def test_losses_beyond_all_bounds_have_a_chart(digits: Case, tmp_path) -> None:
     run = write_run(tmp_path / "run")
     (run / "log.csv").write_text("step,loss\n1,1e308\n2,-1e308\n3,1\n")
-    chart = curves_section({"run": read_run(run)._replace(metrics=None)})
+    chart = curves_section({"run": replace(read_run(run), metrics=empty_log())})
     assert chart is not None
     assert "Training loss" in chart.content
 
@@ -284,7 +286,7 @@ def test_queries_and_gallery(digits: Case, tmp_path) -> None:
     assert set(page.data["map"]["right"]) == {-1}
 
 
-def test_evaluation_of_arrays_needs_to_know_the_gallery(digits: Case, tmp_path) -> None:
+def test_evaluation_of_other_queries_is_refused(digits: Case, tmp_path) -> None:
     found = evaluate_arrays(digits.vectors[:9], np.arange(9) % 3, digits.vectors[9:30], np.arange(21) % 3)
     with pytest.raises(InputError, match="columns is_query, is_gallery"):
         write_page(tmp_path / "page.html", digits.vectors, digits.table, found)
@@ -292,20 +294,21 @@ def test_evaluation_of_arrays_needs_to_know_the_gallery(digits: Case, tmp_path) 
 
 
 def test_page_keeps_to_its_size(digits: Case, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(module, "BUDGET", 30_000)
+    monkeypatch.setattr(module, "MAX_BYTES", 30_000)
     write_page(tmp_path / "page.html", *digits)
     assert sum(len(image["src"]) for image in Page(tmp_path / "page.html").data["images"]) <= 30_000
 
 
 def test_runs_are_read_as_far_as_they_are_there(tmp_path) -> None:
     run = read_run(write_run(tmp_path / "run"))
-    assert run.log is not None
     assert len(run.log) == 9
+    assert len(run.metrics) == 2
     assert run.table is not None
     for name in ("recipe.yaml", "log.csv", "metrics.csv", "table.parquet"):
         (tmp_path / "run" / name).unlink()
     (tmp_path / "run" / "log.csv").touch()
-    assert read_run(tmp_path / "run") == (None, None, None, None)
+    run = read_run(tmp_path / "run")
+    assert (run.recipe, len(run.log), len(run.metrics), run.table) == (None, 0, 0, None)
     with pytest.raises(InputError, match="nothing: no such run"):
         read_run(tmp_path / "nothing")
 

@@ -1,4 +1,4 @@
-"""Data sets to measure with, one a file; each is a function from a folder that keeps it to a table."""
+"""Benchmark datasets. Each is a function from the folder that holds its files to a table."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,7 @@ from vicinal.data.benchmarks.digits import digits
 from vicinal.data.benchmarks.glyphs import glyphs
 from vicinal.data.benchmarks.in_shop import in_shop
 from vicinal.data.benchmarks.omniglot import omniglot
-from vicinal.data.benchmarks.revisited import GroundTruth, revisited_truth, roxford, rparis
+from vicinal.data.benchmarks.revisited import GroundTruth, revisited_ground_truth, roxford, rparis
 from vicinal.data.benchmarks.vehicle_id import vehicle_id, vehicle_id_medium, vehicle_id_small
 from vicinal.data.table import Table
 
@@ -30,7 +30,7 @@ __all__ = [
     "glyphs",
     "in_shop",
     "omniglot",
-    "revisited_truth",
+    "revisited_ground_truth",
     "roxford",
     "rparis",
     "vehicle_id",

@@ -1,4 +1,4 @@
-"""Where benchmarks keep their images: made once, whole or not at all."""
+"""The folder of benchmark datasets. Files in it are written once and atomically."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from pathlib import Path
 import pandas as pd
 from filelock import FileLock
 
-from vicinal.console import log
 from vicinal.data.table import Table
 from vicinal.data.table_files import write_table
-from vicinal.errors import InputError
-from vicinal.files import replacing_folder
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+from vicinal.utils.files import replace_folder
 
 TABLE = "table.csv"
 
 
 def cache_folder(root: str | Path | None = None) -> Path:
-    """The folder that keeps all benchmarks: `root`, else the environment's VICINAL_DATA, else ~/.cache/vicinal."""
+    """The folder of all benchmarks: `root`, else the environment variable VICINAL_DATA, else ~/.cache/vicinal."""
     return Path(root or os.environ.get("VICINAL_DATA") or Path.home() / ".cache" / "vicinal")
 
 
 def writable_root(root: Path, benchmark: str) -> Path:
-    """The root itself, or the default folder where it, or the benchmark's folder in it, must not be written."""
-    return root if _may_write(root) and _may_write(root / benchmark) else cache_folder()
+    """The root, or the default folder if the root or the folder of the benchmark in it is not writable."""
+    return root if _is_writable(root) and _is_writable(root / benchmark) else cache_folder()
 
 
-def _may_write(folder: Path) -> bool:
-    """A folder without a write bit is meant to stay as it is, even if the superuser could write it."""
+def _is_writable(folder: Path) -> bool:
+    """Whether the folder, or its first existing parent, has a write permission; it also binds the superuser."""
     while not folder.exists():
         folder = folder.absolute().parent
     return bool(folder.stat().st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)) and os.access(folder, os.W_OK)
 
 
-def prepared_table(folder: Path, write: Callable[[Path], pd.DataFrame]) -> Table:
-    """The table of a benchmark, whose images are written at the first call.
+def prepare_table(folder: Path, write: Callable[[Path], pd.DataFrame]) -> Table:
+    """The table of a benchmark whose images are written on the first call.
 
     Args:
-        folder: where the images are or will be.
-        write: writes the images into the folder it is given and returns their table, with paths relative to it.
+        folder: The folder of the images.
+        write: A function that writes the images into the given folder and returns their table, with relative paths.
 
     Raises:
-        InputError: the folder holds something else, or cannot be written.
+        InputError: The folder holds other files or cannot be written.
     """
 
     def fill(new: Path) -> None:
@@ -55,36 +55,37 @@ def prepared_table(folder: Path, write: Callable[[Path], pd.DataFrame]) -> Table
     return Table.from_csv(folder / TABLE)
 
 
-def prepare_folder(folder: Path, mark: str, fill: Callable[[Path], None]) -> None:
-    """Fill a folder once, though several processes ask for it together or one is killed midway.
+def prepare_folder(folder: Path, marker: str, fill: Callable[[Path], None]) -> None:
+    """Fill a folder once and atomically, even if several processes call this at the same time or one is killed.
 
     Args:
-        folder: the folder.
-        mark: a file or folder that is in it when it is whole.
-        fill: writes the content into the empty folder it is given.
+        folder: The folder.
+        marker: A file or folder in it that exists when it is complete.
+        fill: A function that writes the content into the given empty folder.
 
     Raises:
-        InputError: the folder holds something else, or cannot be written.
+        InputError: The folder holds other files or cannot be written.
     """
-    if (folder / mark).exists():
+    if (folder / marker).exists():
         return
-    with _writing(folder), FileLock(_made(folder.parent) / f".{folder.name}.lock"):
-        if (folder / mark).exists():
+    with _write_errors(folder), FileLock(_create(folder.parent) / f".{folder.name}.lock"):
+        if (folder / marker).exists():
             return
         if folder.exists() and any(folder.iterdir()):
             raise InputError(f"{folder}: would be filled with a benchmark but is not empty; choose another root")
         log(f"preparing {folder}")
-        with replacing_folder(folder) as new:
+        with replace_folder(folder) as new:
             fill(new)
 
 
-def _made(folder: Path) -> Path:
+def _create(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _write_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of writing into an InputError."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Handwritten digits: 1,797 real images of 8 x 8 pixels that come with scikit-learn."""
+"""Handwritten digits: 1,797 images of 8 x 8 pixels that are part of scikit-learn."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from vicinal.data.benchmarks.cache import cache_folder, prepared_table
+from vicinal.data.benchmarks.cache import cache_folder, prepare_table
 from vicinal.data.table import Table
 
-GREY_LEVELS = 16
+MAX_PIXEL = 16
 
 
 def digits(root: str | Path | None = None) -> Table:
-    """The test part of UCI's "Optical Recognition of Handwritten Digits" (Alpaydin & Kaynak, 1998), without download.
+    """The test set of UCI's "Optical Recognition of Handwritten Digits" (Alpaydin & Kaynak, 1998), without download.
 
-    Labels are the integers 0 to 9; the split is by class: 0-4 train, 5-9 test.
+    Labels are the integers 0 to 9. Classes 0-4 are the split train, 5-9 test.
 
     Args:
-        root: folder that keeps benchmarks; by default VICINAL_DATA of the environment, else ~/.cache/vicinal.
+        root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal.
 
     Example:
         >>> import tempfile
@@ -29,11 +29,11 @@ def digits(root: str | Path | None = None) -> Table:
         >>> len(table), table.subset("test").classes
         (1797, [5, 6, 7, 8, 9])
     """
-    return prepared_table(cache_folder(root) / "digits", _write)
+    return prepare_table(cache_folder(root) / "digits", _write)
 
 
 def _write(folder: Path) -> pd.DataFrame:
-    from sklearn.datasets import load_digits  # takes a second to import, and only the first call needs it
+    from sklearn.datasets import load_digits  # takes a second to import
 
     data = load_digits()
     frame = pd.DataFrame({"label": data.target.astype(np.int64)})
@@ -42,5 +42,5 @@ def _write(folder: Path) -> pd.DataFrame:
     for label in frame["label"].unique():
         (folder / str(label)).mkdir()
     for path, image in zip(frame["path"], data.images, strict=True):
-        Image.fromarray(np.rint(image * (255 / GREY_LEVELS)).astype(np.uint8)).save(folder / path)
+        Image.fromarray(np.rint(image * (255 / MAX_PIXEL)).astype(np.uint8)).save(folder / path)
     return frame

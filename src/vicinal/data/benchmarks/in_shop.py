@@ -1,4 +1,4 @@
-"""In-Shop Clothes Retrieval, a part of DeepFashion: photographs of clothes, with queries and gallery apart."""
+"""In-Shop Clothes Retrieval, a part of DeepFashion: photographs of clothes, with separate queries and gallery."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from pathlib import Path
 import pandas as pd
 
 from vicinal.data.benchmarks.cache import cache_folder
-from vicinal.data.benchmarks.lists import list_rows
+from vicinal.data.benchmarks.lists import read_list
 from vicinal.data.table import Table
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError
 
 LIST = "list_eval_partition.txt"
 STATUS = ("train", "query", "gallery")
 
 
 def in_shop(root: str | Path | None = None) -> Table:
-    """Items as classes (Liu et al., "DeepFashion", CVPR 2016): 25,882 for training; 14,218 queries, 12,612 to be found.
+    """In-Shop (Liu et al., "DeepFashion", CVPR 2016): 25,882 training images, 14,218 queries, 12,612 gallery images.
 
-    The published list says of each image whether it is for training, a query or in the gallery; the last two are the
-    split `test`, and are marked in `is_query` and `is_gallery`.
+    The classes are the items. The published list assigns each image to training, queries or gallery; the last two are
+    the split `test`, with the columns `is_query` and `is_gallery`.
 
     Args:
-        root: folder that keeps benchmarks; by default VICINAL_DATA of the environment, else ~/.cache/vicinal. In it
-            `in_shop` has `list_eval_partition.txt`, right there or in `Eval/` as published, and the folder `img`, right
-            there or in `Img/`.
+        root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal. Its
+            folder `in_shop` holds `list_eval_partition.txt`, directly or in `Eval/` as published, and the folder `img`,
+            directly or in `Img/`.
 
     Raises:
-        InputError: a file is missing, or a line of the list is not as published.
+        InputError: A file is missing, or a line of the list is not as published.
     """
     folder = cache_folder(root) / "in_shop"
     path = next((path for path in (folder / LIST, folder / "Eval" / LIST) if path.is_file()), None)
@@ -41,8 +41,8 @@ def in_shop(root: str | Path | None = None) -> Table:
 
 
 def _frame(path: Path) -> pd.DataFrame:
-    """The list after its two first lines: how many images there are, and the names of the columns."""
-    (_, number), _, *rows = list_rows(path, (1, 3), 2)
+    """Read the list, whose first two lines hold the number of images and the names of the columns."""
+    (_, number), _, *rows = read_list(path, (1, 3), 2)
     for line, (_, _, status) in rows:
         if status not in STATUS:
             raise InputError(f"{path}, line {line}: {status!r}; an image is for train, query or gallery")

@@ -1,4 +1,4 @@
-"""PKU VehicleID: photographs of vehicles by surveillance cameras, with test sets of three sizes."""
+"""PKU VehicleID: images of vehicles from surveillance cameras, with test sets of three sizes."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Literal
 import pandas as pd
 
 from vicinal.data.benchmarks.cache import cache_folder
-from vicinal.data.benchmarks.lists import list_rows
+from vicinal.data.benchmarks.lists import read_list
 from vicinal.data.table import Table
-from vicinal.errors import InputError
+from vicinal.utils.errors import InputError
 
-VEHICLES = {"small": 800, "medium": 1600, "large": 2400}
+NUM_VEHICLES = {"small": 800, "medium": 1600, "large": 2400}
 
 
 def vehicle_id(root: str | Path | None = None, size: Literal["small", "medium", "large"] = "large") -> Table:
-    """Vehicles as classes (Liu et al., "Deep Relative Distance Learning", CVPR 2016), with one of the test sets.
+    """VehicleID (Liu et al., "Deep Relative Distance Learning", CVPR 2016): vehicles are classes.
 
-    The queries and the gallery of the published protocol are drawn by chance, so they are no part of the table:
-    evaluate the split `test` by :func:`~vicinal.evaluation.vehicle_id.evaluate_vehicle_id`.
+    The published protocol has three test sets, and draws queries and gallery at random, so they are not in the table:
+    evaluate the split `test` with :func:`~vicinal.evaluation.vehicle_id.evaluate_vehicle_id`.
 
     Args:
-        root: folder that keeps benchmarks; by default VICINAL_DATA of the environment, else ~/.cache/vicinal. In it
-            `vehicle_id` has the published folders `image` and `train_test_split`.
-        size: of the test set: `small` has 800 vehicles, `medium` 1,600, `large` 2,400.
+        root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal. Its
+            folder `vehicle_id` holds the published folders `image` and `train_test_split`.
+        size: The test set: `small` has 800 vehicles, `medium` 1,600, `large` 2,400.
 
     Raises:
-        InputError: another size, a file is missing, or a line of a list is not as published.
+        InputError: The size is unknown, a file is missing, or a line of a list is not as published.
     """
-    if size not in VEHICLES:
-        raise InputError(f"vehicle_id: size is {size!r}; it can be {', '.join(VEHICLES)}")
+    if size not in NUM_VEHICLES:
+        raise InputError(f"vehicle_id: size is {size!r}; it can be {', '.join(NUM_VEHICLES)}")
     folder = cache_folder(root) / "vehicle_id"
     lists = folder / "train_test_split"
     if not lists.is_dir():
@@ -40,15 +40,15 @@ def vehicle_id(root: str | Path | None = None, size: Literal["small", "medium", 
             f"{folder}: no folder train_test_split; ask for VehicleID at "
             "https://www.pkuml.org/resources/pku-vehicleid.html and put it there, or give the folder above as root"
         )
-    parts = {"train": "train_list.txt", "test": f"test_list_{VEHICLES[size]}.txt"}
+    parts = {"train": "train_list.txt", "test": f"test_list_{NUM_VEHICLES[size]}.txt"}
     frames = [_frame(lists / name).assign(split=split) for split, name in parts.items()]
     return Table(pd.concat(frames, ignore_index=True), folder / "image")
 
 
 def _frame(path: Path) -> pd.DataFrame:
-    rows = list_rows(path, (2,))
+    rows = read_list(path, (2,))
     for line, (_, vehicle) in rows:
-        if not re.fullmatch("[0-9]{1,18}", vehicle):  # of 64 bits; and Python reads no number of any length
+        if not re.fullmatch("[0-9]{1,18}", vehicle):  # a 64-bit integer; Python refuses to parse very long ones
             raise InputError(
                 f"{path}, line {line}: {vehicle[:40]!r}; a line is the image's name and the vehicle's number, "
                 "of up to 18 digits"

@@ -1,19 +1,19 @@
-"""What was evaluated, and all data of the run: images, classes, and how large classes are."""
+"""What was evaluated, and all data of the run: images, classes and class sizes."""
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from vicinal.data.statistics import Statistics
 from vicinal.data.table import Table
-from vicinal.evaluation.protocol import Evaluation
+from vicinal.evaluation.protocol import query_gallery_rows
+from vicinal.evaluation.result import Evaluation
 from vicinal.report.page.charts import bins_table, histogram_chart
 from vicinal.report.page.markup import Markup, Section, counted, facts, figure, percent, section, table
 from vicinal.report.page.run import Run
-from vicinal.report.page.search import gallery_rows
+from vicinal.utils.arrays import Integers
 
-SIZE_BINS = 40
+MAX_BINS = 40  # of class sizes
 
 
 def summary(evaluation: Evaluation) -> str:
@@ -24,32 +24,30 @@ def summary(evaluation: Evaluation) -> str:
         >>> summary(evaluate_arrays(np.eye(2), [0, 1], np.eye(2), [0, 1], recall_at=[1]))
         'query/gallery: 2 queries, 2 gallery images'
     """
-    return f"{evaluation.protocol}: {evaluation.queries:,} queries, {evaluation.gallery:,} gallery images"
+    return f"{evaluation.protocol}: {evaluation.num_queries:,} queries, {evaluation.num_gallery:,} gallery images"
 
 
-def evaluated_images(table: Table, evaluation: Evaluation) -> Table:
+def evaluated_images(table: Table) -> Table:
     """The rows that are queries or gallery images.
 
     Example:
         >>> import pandas as pd
-        >>> from vicinal.evaluation import evaluate
         >>> sides = {"is_query": [True, False, False], "is_gallery": [False, True, False]}
-        >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog"], **sides}))
-        >>> len(evaluated_images(table, evaluate(np.eye(3), table, recall_at=[1])))
+        >>> len(evaluated_images(Table(pd.DataFrame({"label": ["cat", "cat", "dog"], **sides}))))
         2
     """
-    return table.take(np.union1d(evaluation.query_rows, gallery_rows(table, evaluation)))
+    return table.take(np.union1d(*query_gallery_rows(table)))
 
 
 def data_section(evaluated: Table, evaluation: Evaluation, run: Run) -> Section:
-    """Images and classes of what was evaluated and, of a run, of every split."""
-    part = evaluated_images(evaluated, evaluation)
+    """Images and classes of what was evaluated and of every split of the run."""
+    part = evaluated_images(evaluated)
     known = [
         ("Protocol", evaluation.protocol),
-        ("Queries", f"{evaluation.queries:,}"),
-        ("Gallery images", f"{evaluation.gallery:,}"),
-        ("Queries with nothing to find, not counted", f"{evaluation.without_positive:,}"),
-        ("Right images tied with others", f"{evaluation.ties:,}"),
+        ("Queries", f"{evaluation.num_queries:,}"),
+        ("Gallery images", f"{evaluation.num_gallery:,}"),
+        ("Queries with nothing to find, not counted", f"{evaluation.num_without_positive:,}"),
+        ("Right images tied with others", f"{evaluation.num_ties:,}"),
     ]
     parts: list[object] = [facts(known), statistics_table("What was evaluated", part.statistics())]
     if run.table is not None:
@@ -59,7 +57,7 @@ def data_section(evaluated: Table, evaluation: Evaluation, run: Run) -> Section:
 
 
 def statistics_table(caption: str, statistics: Statistics) -> Markup:
-    """A line a split and, unless there is one split, one for all."""
+    """One row per split and, if there are several, one for all of them."""
     extra = [name.replace("_", " ") for name in (*statistics.coarse, *statistics.noise)]
     columns = ["split", "images", "classes", "smallest class", "median class", "largest class", *extra]
     splits = list(statistics.splits.items())
@@ -67,9 +65,9 @@ def statistics_table(caption: str, statistics: Statistics) -> Markup:
     return table(caption, columns, lines, range(1, len(columns)))
 
 
-def sizes_figure(counts: npt.NDArray[np.int64]) -> Markup:
-    """How many classes there are of each size."""
-    width = max(-(-int(np.ptp(counts) + 1) // SIZE_BINS), 1)
+def sizes_figure(counts: Integers) -> Markup:
+    """A histogram of the class sizes."""
+    width = max(-(-int(np.ptp(counts) + 1) // MAX_BINS), 1)
     edges = np.arange(counts.min(), counts.max() + width + 1, width).astype(np.float64)
     groups = {"classes": np.histogram(counts, edges)[0].astype(np.float64)}
     sizes = f"{counts.min():,} to {counts.max():,} images, {np.median(counts):g} in the middle"
@@ -79,6 +77,7 @@ def sizes_figure(counts: npt.NDArray[np.int64]) -> Markup:
 
 
 def _statistics_row(name: str, part: Statistics) -> list[str]:
-    sizes = [f"{part.classes:,}", f"{part.smallest:,}", f"{part.median:g}", f"{part.largest:,}"]
+    per_class = [f"{part.min_per_class:,}", f"{part.median_per_class:g}", f"{part.max_per_class:,}"]
+    sizes = [f"{part.num_classes:,}", *per_class] if part.num_classes else "––––"
     coarse = [f"{number:,}" for number in part.coarse.values()]
-    return [name, f"{part.images:,}", *(sizes if part.classes else "––––"), *coarse, *map(percent, part.noise.values())]
+    return [name, f"{part.num_images:,}", *sizes, *coarse, *map(percent, part.noise.values())]

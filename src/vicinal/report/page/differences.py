@@ -5,48 +5,59 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePath
 
-import numpy as np
-import numpy.typing as npt
+import pandas as pd
 
 from vicinal.data.table import Table
-from vicinal.evaluation.result import common_metrics
-from vicinal.evaluation.uncertainty import query_classes
-from vicinal.report.page.evaluated import EvaluatedSet
+from vicinal.evaluation.paired import common_metrics
+from vicinal.evaluation.protocol import query_gallery_rows
+from vicinal.evaluation.resampling import count_query_classes
+from vicinal.evaluation.results_table import ResultsTable
+from vicinal.report.page.evaluated import EvaluatedEmbeddings
 from vicinal.report.page.markup import Markup, Section, element, note, percent, section, table
-from vicinal.report.page.metrics import Intervals, few_classes, interval_text, named
-from vicinal.report.page.search import gallery_rows
+from vicinal.report.page.metrics import bounds, few_classes, interval_text, named
+from vicinal.utils.arrays import Integers
 
 BEST = "★"
 
-Differences = Mapping[str, Intervals]
 
-
-def differences_section(sets: Mapping[str, EvaluatedSet], differences: Differences, level: float) -> Section:
+def differences_section(sets: Mapping[str, EvaluatedEmbeddings], results: ResultsTable) -> Section:
     """Every metric that all sets have; below each value its interval.
 
     Sets that were not evaluated on what the first one was have no differences to it, and then no value is the best.
+
+    Args:
+        sets: name -> what is compared.
+        results: the metrics of all sets, with intervals of values and differences where they are known.
     """
     first, *others = sets
     reasons = {name: apart(sets[first], sets[name]) for name in others}
     alike = [name for name in others if reasons[name] is None]
+    starred = alike == others
+    rows = {name: results.overall(name) for name in sets}
     columns = ["metric", *sets, *(f"{name} − {first}" for name in alike)]
     lines = [
         [
             named(metric),
-            *_values(sets, metric, starred=alike == others),
-            *(_difference(sets, first, name, metric, differences) for name in alike),
+            *_values([each.loc[metric] for each in rows.values()], starred),
+            *(_difference(rows[first].loc[metric], rows[name].loc[metric]) for name in alike),
         ]
-        for metric in common_metrics(each.evaluation for each in sets.values())
+        for metric in common_metrics(*(each.evaluation for each in sets.values()))
     ]
     whole = table("Every metric", columns, lines, range(1, len(columns)))
     remarks = [f"No difference of {name} to {first}: {reason}." for name, reason in reasons.items() if reason]
-    if any(each.intervals for each in sets.values()) or any(differences.get(name) for name in alike):
+    has_intervals = any(each["low"].notna().any() for each in rows.values())
+    has_tested = any(rows[name]["difference_low"].notna().any() for name in alike)
+    if has_intervals or has_tested:
         remarks += _few_classes(sets)
-    lead = _lead(sets, {name: differences.get(name, {}) for name in alike}, level, starred=alike == others)
+    lead = "Means over the queries" + (f", {BEST} at the best of each line" if starred else "")
+    lead += f", and differences to {first} in percentage points. " if alike else ". "
+    if has_intervals or has_tested:
+        lead += f"Small numbers are {100 * (results.confidence_level or 0):g} % intervals"
+        lead += "; where that of a difference holds 0, chance may explain it." if has_tested else "."
     return section("metrics", "Differences", lead, *map(note, remarks), whole)
 
 
-def apart(first: EvaluatedSet, other: EvaluatedSet) -> str | None:
+def apart(first: EvaluatedEmbeddings, other: EvaluatedEmbeddings) -> str | None:
     """Why metrics of two sets cannot be compared; None where protocol, queries and gallery are the same.
 
     Images are the same if the names of their files are, as in a set that was moved, and their labels.
@@ -57,7 +68,7 @@ def apart(first: EvaluatedSet, other: EvaluatedSet) -> str | None:
         >>> from vicinal.evaluation import evaluate
         >>> tables = [Table(pd.DataFrame({"label": ["cat"] * images})) for images in (3, 4)]
         >>> vectors = [np.eye(4)[:3], np.eye(4)]
-        >>> apart(*(EvaluatedSet(*each, evaluate(*each)) for each in zip(vectors, tables)))
+        >>> apart(*(EvaluatedEmbeddings(*each, evaluate(*each)) for each in zip(vectors, tables)))
         '4 queries against 3'
     """
     before, after = first.evaluation, other.evaluation
@@ -65,8 +76,8 @@ def apart(first: EvaluatedSet, other: EvaluatedSet) -> str | None:
         return f"its protocol is {after.protocol}, not {before.protocol}"
     by_name = first.table.has("path") and other.table.has("path")
     sides = {
-        "queries": (before.query_rows, after.query_rows),
-        "gallery images": (gallery_rows(first.table, before), gallery_rows(other.table, after)),
+        "queries": (before.query_indices, after.query_indices),
+        "gallery images": (query_gallery_rows(first.table)[1], query_gallery_rows(other.table)[1]),
     }
     for what, (ours, theirs) in sides.items():
         if len(ours) != len(theirs):
@@ -76,48 +87,37 @@ def apart(first: EvaluatedSet, other: EvaluatedSet) -> str | None:
     return None
 
 
-def _images(images: Table, rows: npt.NDArray[np.int64], by_name: bool) -> list[tuple[str, str]]:
+def _images(images: Table, rows: Integers, by_name: bool) -> list[tuple[str, str]]:
     """What makes images the same: names and labels, in an order of their own."""
     labels = images.frame["label"].astype(str).tolist()
     names = [PurePath(path).name for path in images.paths] if by_name else [str(row) for row in range(len(images))]
     return sorted((names[row], labels[row]) for row in rows.tolist())
 
 
-def _lead(sets: Mapping[str, EvaluatedSet], differences: Differences, level: float, starred: bool) -> str:
-    lead = "Means over the queries" + (f", {BEST} at the best of each line" if starred else "")
-    lead += f", and differences to {next(iter(sets))} in percentage points. " if differences else ". "
-    if not any(differences.values()) and not any(each.intervals for each in sets.values()):
-        return lead
-    lead += f"Small numbers are {100 * level:g} % intervals"
-    return lead + ("; where that of a difference holds 0, chance may explain it." if any(differences.values()) else ".")
+def _few_classes(sets: Mapping[str, EvaluatedEmbeddings]) -> list[str]:
+    fewest = min(count_query_classes(each.evaluation, each.table) for each in sets.values())
+    return [remark] if (remark := few_classes(fewest)) else []
 
 
-def _few_classes(sets: Mapping[str, EvaluatedSet]) -> list[str]:
-    least = min(query_classes(each.table, each.evaluation) for each in sets.values())
-    return [remark] if (remark := few_classes(least)) else []
-
-
-def _values(sets: Mapping[str, EvaluatedSet], metric: str, starred: bool) -> list[Markup]:
-    values = [each.evaluation.metrics[metric] for each in sets.values()]
+def _values(rows: list[pd.Series], starred: bool) -> list[Markup]:
+    values = [row.value for row in rows]
     highest = max(values) if starred and len(set(values)) > 1 else None
-    ends = [(each.intervals or {}).get(metric) for each in sets.values()]
-    return [_value(value, each, value == highest) for value, each in zip(values, ends, strict=True)]
+    return [_value(row, row.value == highest) for row in rows]
 
 
-def _value(value: float, ends: tuple[float, float] | None, best: bool) -> Markup:
+def _value(row: pd.Series, best: bool) -> Markup:
+    ends = bounds(row)
     small = [] if ends is None else [element("br"), element("small", interval_text(ends))]
-    return element("span", f"{BEST} " if best else "", percent(value), *small, class_="best" if best else None)
+    return element("span", f"{BEST} " if best else "", percent(row.value), *small, class_="best" if best else None)
 
 
-def _difference(
-    sets: Mapping[str, EvaluatedSet], first: str, name: str, metric: str, differences: Differences
-) -> Markup:
-    change = 100 * (sets[name].evaluation.metrics[metric] - sets[first].evaluation.metrics[metric])
-    ends = differences.get(name, {}).get(metric)
+def _difference(first: pd.Series, other: pd.Series) -> Markup:
+    change = f"{100 * (other.value - first.value):+.2f}"
+    ends = bounds(other, "difference_")
     if ends is None:
-        return element("span", f"{change:+.2f}")
+        return element("span", change)
     low, high = (100 * end for end in ends)
     text = f"{low:+.2f} to {high:+.2f}"
     word, kind = ("▲ better", "right") if low > 0 else ("▼ worse", "wrong") if high < 0 else ("not clear", "open")
     verdict = element("span", word, class_=f"verdict {kind}")
-    return element("span", f"{change:+.2f} ", verdict, element("br"), element("small", text))
+    return element("span", f"{change} ", verdict, element("br"), element("small", text))

@@ -1,4 +1,4 @@
-"""One of the sets that a page compares."""
+"""What a page compares."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vicinal.data.table import Table
-from vicinal.evaluation.protocol import Evaluation
-from vicinal.report.page.metrics import Intervals
+from vicinal.evaluation.result import Evaluation
 from vicinal.retrieval.scores import Array
 
 
-class EvaluatedSet(NamedTuple):
-    """What is compared.
+class EvaluatedEmbeddings(NamedTuple):
+    """Embeddings with their table and evaluation.
 
     Attributes:
         vectors: float [rows, dim].
-        table: one row a vector, with labels.
+        table: one row per embedding, with labels.
         evaluation: of both.
-        run: the folder of the run they come from, if they do.
-        intervals: metric -> its confidence interval, from 0 to 1.
+        run: the folder of the run that they come from, if there is one.
     """
 
     vectors: Array
     table: Table
     evaluation: Evaluation
     run: str | Path | None = None
-    intervals: Intervals | None = None

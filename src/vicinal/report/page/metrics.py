@@ -1,18 +1,20 @@
-"""The answer: every metric with its interval, what it means, and where it lies between 0 and 100 %."""
+"""Every metric with its interval, its meaning, and a bar between 0 and 100 %."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
-from vicinal.evaluation.protocol import Evaluation
-from vicinal.evaluation.uncertainty import FEW_CLASSES
+import pandas as pd
+
+from vicinal.evaluation.resampling import MIN_CLASSES
+from vicinal.evaluation.results_table import ResultsTable
 from vicinal.report.page.markup import Markup, Section, counted, element, joined, note, percent, section, table
 
 HEADLINES = ("recall@1", "R-precision", "mAP@R", "mAP")
 MEANINGS = {
     "recall@": "queries with an image of their class among the first {}",
     "precision@": "of the first {} images, those of the query's class",
-    "found@": "of the images of the query's class, those among the first {}",
+    "positives_recall@": "of the images of the query's class, those among the first {}",
     "mAP@": "average precision of the first {} images",
     "recall@1": "queries whose nearest image is of their class",
     "mAP@R": "as R-precision, and the earlier the hits stand the more they count",
@@ -32,17 +34,22 @@ DIFFICULTIES = {  # of the revisited Oxford and Paris, whose queries have no cla
 SOUGHT = {"mAP": "average precision of the whole ranking: precision at each sought image, averaged"}
 BAR_WIDTH, BAR_HEIGHT = 160, 16
 
-Intervals = Mapping[str, tuple[float, float]]
 
+def metrics_section(results: ResultsTable, num_classes: int) -> Section:
+    """The headlines as cards, then every metric.
 
-def metrics_section(evaluation: Evaluation, intervals: Intervals | None, level: float, classes: int) -> Section:
-    """The headlines as cards, then every metric; `classes` is of how many the queries are."""
-    known = intervals or {}
-    headlines = [name for name in HEADLINES if name in evaluation.metrics] or list(evaluation.metrics)[:4]
-    cards = [_card(name, evaluation.metrics[name], known.get(name), level) for name in headlines]
-    columns = ["metric", "value", *([f"{100 * level:g} % interval"] if known else []), "from 0 to 100 %"]
-    lines = [_line(name, value, known.get(name), bool(known)) for name, value in evaluation.metrics.items()]
-    remark = few_classes(classes) if known else "No confidence intervals were given."
+    Args:
+        results: of one model.
+        num_classes: the number of classes of the queries.
+    """
+    rows = results.overall()
+    names = [name for name in HEADLINES if name in rows.index] or list(rows.index[:4])
+    has_intervals = bool(rows["low"].notna().any())
+    level = f"{100 * (results.confidence_level or 0):g} % interval"
+    cards = [_card(name, row, level) for name, row in zip(names, rows.loc[names].itertuples(), strict=True)]
+    columns = ["metric", "value", *([level] if has_intervals else []), "from 0 to 100 %"]
+    lines = [_line(str(row.Index), row, has_intervals) for row in rows.itertuples()]
+    remark = few_classes(num_classes) if has_intervals else "No confidence intervals were given."
     return section(
         "metrics",
         "Metrics",
@@ -54,20 +61,20 @@ def metrics_section(evaluation: Evaluation, intervals: Intervals | None, level: 
 
 
 def few_classes(classes: int) -> str | None:
-    """What is to be said of intervals of few classes; None where there are enough.
+    """A remark on intervals of few classes; None if there are enough.
 
     Example:
         >>> few_classes(20), few_classes(3)
         (None, 'The queries are of 3 classes; with fewer than 20 the intervals are too narrow.')
     """
-    if classes >= FEW_CLASSES:
+    if classes >= MIN_CLASSES:
         return None
     number = counted(classes, "class", "classes")
-    return f"The queries are of {number}; with fewer than {FEW_CLASSES} the intervals are too narrow."
+    return f"The queries are of {number}; with fewer than {MIN_CLASSES} the intervals are too narrow."
 
 
 def meaning(name: str) -> str:
-    """What a metric says, in plain words; nothing for one that is not known.
+    """What a metric measures, in plain words; an empty text for an unknown one.
 
     Example:
         >>> meaning("coarse/recall@8")
@@ -87,8 +94,14 @@ def named(name: str) -> Markup:
     return joined([name, element("small", meaning(name), class_="meaning")])
 
 
+def bounds(row: Any, name: str = "") -> tuple[float, float] | None:
+    """The confidence interval in a row of results, or that of its difference; None where there is none."""
+    low, high = getattr(row, f"{name}low"), getattr(row, f"{name}high")
+    return None if pd.isna(low) else (low, high)
+
+
 def interval_text(ends: tuple[float, float] | None) -> str:
-    """Both ends in percent; a dash for none."""
+    """Both ends in percent; a dash if there are none."""
     return "–" if ends is None else f"{100 * ends[0]:.2f} to {100 * ends[1]:.2f} %"
 
 
@@ -108,18 +121,19 @@ def bar(value: float, ends: tuple[float, float] | None = None) -> Markup:
     )
 
 
-def _inside(share: float) -> float:
-    return BAR_WIDTH * min(max(share, 0.0), 1.0) if share == share else 0.0
+def _inside(fraction: float) -> float:
+    return BAR_WIDTH * min(max(fraction, 0.0), 1.0) if fraction == fraction else 0.0
 
 
-def _card(name: str, value: float, ends: tuple[float, float] | None, level: float) -> Markup:
+def _card(name: str, row: Any, level: str) -> Markup:
+    ends = bounds(row)
     interval = None if ends is None else element("span", interval_text(ends), class_="ends")
-    of = None if ends is None else element("small", f"{100 * level:g} % interval")
+    of = None if ends is None else element("small", level)
     return element(
-        "li", element("span", name, class_="name"), element("strong", percent(value)), interval, of, class_="card"
+        "li", element("span", name, class_="name"), element("strong", percent(row.value)), interval, of, class_="card"
     )
 
 
-def _line(name: str, value: float, ends: tuple[float, float] | None, with_intervals: bool) -> list[object]:
-    interval = [interval_text(ends)] if with_intervals else []
-    return [named(name), percent(value), *interval, bar(value, ends)]
+def _line(name: str, row: Any, has_intervals: bool) -> list[object]:
+    interval = [interval_text(bounds(row))] if has_intervals else []
+    return [named(name), percent(row.value), *interval, bar(row.value, bounds(row))]

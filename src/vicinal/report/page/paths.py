@@ -1,4 +1,4 @@
-"""Paths as a page shows them: a page is passed on, and is not to tell where its author keeps files."""
+"""Paths as a page shows them: a page is passed on, and must not reveal where its author keeps files."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pathlib import Path, PurePath
 
 
 def without_home(text: str) -> str:
-    """The text with the home folder as `~`, wherever a path in it begins with it.
+    """Replace the home folder by `~`, wherever a path in the text begins with it.
 
     Example:
         >>> without_home(f"source: {Path.home()}/birds")
         'source: ~/birds'
     """
     home = str(Path.home())
-    if len(home) < 2:  # the root
+    if len(home) < 2:  # the root folder
         return text
     return re.sub(rf"(?<![\w./~-]){re.escape(home)}(?![\w-]|\.\w)", "~", text)
 
 
-def shown_paths(paths: Sequence[str | None]) -> list[str | None]:
-    """Paths relative to the folder that all are in; None stays None.
+def relative_paths(paths: Sequence[str | None]) -> list[str | None]:
+    """Make paths relative to the folder that all of them are in; None stays None.
 
     Example:
-        >>> shown_paths(["/data/birds/a/1.jpg", None, "/data/birds/b/1.jpg"])
+        >>> relative_paths(["/data/birds/a/1.jpg", None, "/data/birds/b/1.jpg"])
         ['a/1.jpg', None, 'b/1.jpg']
     """
     short = [path and without_home(path) for path in paths]

@@ -1,59 +1,58 @@
-"""What a page says of a run: its recipe, how training went, and all its data."""
+"""What a page shows of a run: its recipe, its logs, and all its data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
 
 from vicinal.data.table import Table
-from vicinal.errors import InputError
 from vicinal.report.page.paths import without_home
+from vicinal.utils.errors import InputError
+from vicinal.utils.run_folder import RunFolder
+from vicinal.utils.run_log import empty_log, read_log
 
-# The layout of a run's folder is training's, which stands above pictures and may not be imported here.
-RECIPE, LOG, METRICS, TABLE = "recipe.yaml", "log.csv", "metrics.csv", "table.parquet"
 
-
-class Run(NamedTuple):
-    """What a run's folder says, as far as it is there.
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The contents of a run's folder, as far as they are there.
 
     Attributes:
-        recipe: the text of its recipe, its author's home folder as `~`.
-        log: a line every few steps.
-        metrics: a line an evaluation.
-        table: all its images, of every split.
+        recipe: the text of the recipe, in which the home folder is written `~`.
+        log: one row per logged training step.
+        metrics: one row per evaluation.
+        table: all images, of every split.
     """
 
     recipe: str | None = None
-    log: pd.DataFrame | None = None
-    metrics: pd.DataFrame | None = None
+    log: pd.DataFrame = field(default_factory=empty_log)
+    metrics: pd.DataFrame = field(default_factory=empty_log)
     table: Table | None = None
 
 
-def read_run(folder: str | Path) -> Run:
-    """Read a run's folder; files that are not there, or empty, are None.
+def read_run(path: str | Path) -> Run:
+    """Read a run's folder; files may be missing.
 
     Raises:
         InputError: no such folder, or a file in it that cannot be read.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such run; give the folder of a run")
-    recipe, table = folder / RECIPE, folder / TABLE
+    folder = RunFolder(Path(path))
+    if not folder.path.is_dir():
+        raise InputError(f"{folder.path}: no such run; give the folder of a run")
     return Run(
-        _read_recipe(recipe) if recipe.is_file() else None,
-        _read_log(folder / LOG),
-        _read_log(folder / METRICS),
-        Table.from_parquet(table, path_column=None, label_column=None) if table.is_file() else None,
+        _read_recipe(folder.recipe) if folder.recipe.is_file() else None,
+        read_log(folder.log),
+        read_log(folder.metrics),
+        Table.from_parquet(folder.table, path_column=None, label_column=None) if folder.table.is_file() else None,
     )
 
 
 def settings(recipe: str | None) -> dict[str, str]:
-    """The settings of a recipe, flat, with dots between the levels.
+    """The settings of a recipe by their names with dots, such as `loss.margin`.
 
     Example:
         >>> settings("{loss: {margin: 0.1}, epochs: 3}")
@@ -64,11 +63,6 @@ def settings(recipe: str | None) -> dict[str, str]:
     except yaml.YAMLError:
         return {}
     return _flat(read) if isinstance(read, Mapping) else {}
-
-
-def numbers(frame: pd.DataFrame, column: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """A column as float64; what is no number, as in a line that a killed process left, is NaN."""
-    return pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64)
 
 
 def _flat(values: Mapping[Any, Any], before: str = "") -> dict[str, str]:
@@ -88,13 +82,3 @@ def _read_recipe(path: Path) -> str:
         return without_home(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: byte {error.start} is not UTF-8; save the recipe as UTF-8 text") from None
-
-
-def _read_log(path: Path) -> pd.DataFrame | None:
-    if not path.is_file() or not path.stat().st_size:
-        return None
-    try:
-        frame = pd.read_csv(path, on_bad_lines="skip")
-    except (ValueError, UnicodeError) as error:
-        raise InputError(f"{path}: not a log of a run ({str(error).splitlines()[0]})") from None
-    return frame if len(frame) and "step" in frame else None

@@ -1,108 +1,108 @@
-"""A page of an evaluated set: one HTML file that holds all it shows."""
+"""The page of one evaluated set: one HTML file that contains everything it shows."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from vicinal.analysis import pair_similarities, query_neighbors
+from vicinal.analysis.neighbors import check_evaluation
+from vicinal.analysis.projection import MAX_MAP_IMAGES
 from vicinal.data.table import Table
-from vicinal.evaluation.protocol import Evaluation
-from vicinal.evaluation.uncertainty import query_classes
-from vicinal.files import write_bytes
-from vicinal.report.page.cells import Cells
+from vicinal.evaluation.resampling import count_query_classes
+from vicinal.evaluation.result import Evaluation
+from vicinal.evaluation.results_table import ResultsTable
 from vicinal.report.page.classes import classes_section
 from vicinal.report.page.confusions import confusions_section
 from vicinal.report.page.data import data_section, summary
 from vicinal.report.page.document import document
 from vicinal.report.page.duplicates import duplicates_section
+from vicinal.report.page.frames import ImageFrames
 from vicinal.report.page.hubs import hubs_section
 from vicinal.report.page.label_errors import label_errors_section
-from vicinal.report.page.map import MAP_IMAGES
-from vicinal.report.page.map_section import mapped
+from vicinal.report.page.map import map_section
 from vicinal.report.page.markup import Section
-from vicinal.report.page.metrics import Intervals, metrics_section
-from vicinal.report.page.pairs import pair_similarities
+from vicinal.report.page.metrics import metrics_section
 from vicinal.report.page.paths import without_home
-from vicinal.report.page.pictures import Pictures
 from vicinal.report.page.queries import queries_section
 from vicinal.report.page.run import Run, read_run
-from vicinal.report.page.search import neighborhood, with_positives
 from vicinal.report.page.similarities import similarities_section
+from vicinal.report.page.thumbnails import Thumbnails
 from vicinal.report.page.training import curves_section, recipe_section
 from vicinal.retrieval.scores import Array
+from vicinal.utils.files import write_bytes
 
 
 def write_page(
     path: str | Path,
-    vectors: Array,
+    embeddings: Array,
     table: Table,
     evaluation: Evaluation,
     *,
     title: str = "Evaluation",
     run: str | Path | None = None,
-    intervals: Intervals | None = None,
-    level: float = 0.95,
-    map_images: int = MAP_IMAGES,
+    results: ResultsTable | None = None,
+    map_images: int = MAX_MAP_IMAGES,
     seed: int = 0,
 ) -> None:
     """Write a page that opens from disk without a network: numbers, charts, queries with neighbours, and a map.
 
-    It has metrics, the worst and best queries, a t-SNE map that can be moved and zoomed, recall per class, confusions,
-    similarities of pairs of one class and of two, hubs, duplicates and probable label errors, statistics of the data,
-    and the learning curves and recipe of a run. Of many images some are shown, and the text says of how many.
-    Neighbours are those by cosine similarity, without re-ranking.
+    The page has metrics, the worst and best queries, a t-SNE map that can be moved and zoomed, recall per class,
+    confusions, similarities of pairs, hubs, duplicates and probable label errors, statistics of the data, and the
+    learning curves and recipe of a run. It shows a part of many images, and says so. Neighbours are the nearest by
+    cosine similarity, without re-ranking.
 
     Args:
-        path: of the file, such as `report.html`; replaced as a whole.
-        vectors: float [rows, dim].
-        table: one row a vector, with labels; without paths the page has no images.
-        evaluation: of both, as :func:`~vicinal.evaluation.evaluate` gives it.
+        path: the file, such as `report.html`; it is replaced as a whole.
+        embeddings: float [rows, dim].
+        table: one row per embedding, with labels; without paths the page has no images.
+        evaluation: of both, as :func:`~vicinal.evaluation.evaluate` returns it.
         title: of the page.
-        run: the folder of the run they come from, for its recipe, its curves and its data.
-        intervals: metric -> its confidence interval, from 0 to 1.
-        level: the confidence of the intervals, which the page names.
-        map_images: at most so many images are on the map; 0: there is no map.
-        seed: of everything drawn by chance.
+        run: the folder of the run that the embeddings come from, for its recipe, its curves and its data.
+        results: the metrics of the evaluation with their confidence intervals, as
+            :func:`~vicinal.evaluation.tabulate` returns them; None: without intervals.
+        map_images: the number of images on the map; 0: there is no map.
+        seed: of all random choices.
 
     Raises:
-        InputError: vectors, table and evaluation do not belong together, or the run cannot be read.
+        InputError: embeddings, table and evaluation do not belong together, or the run cannot be read.
         OSError: the file cannot be written.
 
     Example:
         >>> import tempfile
         >>> import numpy as np, pandas as pd
         >>> from vicinal.evaluation import evaluate
-        >>> vectors, table = np.eye(2)[[0, 0, 1, 1]], Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
+        >>> embeddings, table = np.eye(2)[[0, 0, 1, 1]], Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_page(f"{folder}/report.html", vectors, table, evaluate(vectors, table, recall_at=[1]))
+        ...     write_page(f"{folder}/report.html", embeddings, table, evaluate(embeddings, table))
         ...     Path(f"{folder}/report.html").read_text(encoding="utf-8")[:15]
         '<!doctype html>'
     """
     title = without_home(title)
-    record = Run() if run is None else read_run(run)
-    found = neighborhood(vectors, table, evaluation)
-    counting = with_positives(found, evaluation)
-    cells = Cells(Pictures(), table)
-    on_map, map_data = mapped(vectors, cells, counting, map_images, seed)
-    pairs = pair_similarities(vectors, table, found.queries, found.gallery, seed=seed)
+    training = Run() if run is None else read_run(run)
+    neighbors = query_neighbors(embeddings, table)
+    check_evaluation(evaluation, table)
+    thumbnails = Thumbnails()
+    frames = ImageFrames(thumbnails, table)
+    on_map, map_data = map_section(embeddings, frames, neighbors, map_images, seed)
     groups: dict[str, list[Section | None]] = {
         "Results": [
-            metrics_section(evaluation, intervals, level, query_classes(table, evaluation)),
-            queries_section(cells, counting, evaluation, seed),
+            metrics_section(results or evaluation.to_results(), count_query_classes(evaluation, table)),
+            queries_section(frames, neighbors, evaluation, seed),
             on_map,
         ],
         "What goes wrong": [
             classes_section(table, evaluation),
-            confusions_section(cells, counting),
-            similarities_section(pairs),
-            hubs_section(cells, found),
+            confusions_section(frames, neighbors),
+            similarities_section(pair_similarities(embeddings, table, seed=seed)),
+            hubs_section(frames, neighbors),
         ],
         "Data": [
-            duplicates_section(cells, found),
-            label_errors_section(cells, counting),
-            data_section(table, evaluation, record),
+            duplicates_section(frames, neighbors),
+            label_errors_section(frames, neighbors),
+            data_section(table, evaluation, training),
         ],
-        "Training": [curves_section({"run": record}), recipe_section(record)],
+        "Training": [curves_section({"run": training}), recipe_section(training)],
     }
-    images = cells.pictures.encoded()
-    summed = " · ".join([summary(evaluation), *cells.pictures.notes()])
-    write_bytes(path, document(title, summed, groups, {"map": map_data, "images": images}))
+    images = thumbnails.encoded()
+    line = " · ".join([summary(evaluation), *thumbnails.notes()])
+    write_bytes(path, document(title, line, groups, {"map": map_data, "images": images}))

@@ -1,0 +1,59 @@
+"""Samples of images in which classes are represented."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from vicinal.utils.arrays import Integers
+
+MIN_CLASSES = 40  # of a sample, where there are as many
+
+
+def round_robin(rows: Integers, labels: Integers) -> Integers:
+    """Reorder rows so that classes take turns: the first row of every class, then the second of every class, ...
+
+    Args:
+        rows: int64 [n].
+        labels: int64 [all], the class of every row.
+
+    Example:
+        >>> round_robin(np.array([0, 1, 2]), np.array([5, 5, 6]))
+        array([0, 2, 1])
+    """
+    return rows[np.argsort(_turns(rows, labels), kind="stable")]
+
+
+def sample_classes(rows: Integers, labels: Integers, max_rows: int, seed: int = 0) -> Integers:
+    """Draw whole classes at random until there are enough rows; of very large classes, a part of each.
+
+    Args:
+        rows: int64 [n].
+        labels: int64 [all], the class of every row.
+        max_rows: the size of the sample.
+        seed: of the random generator.
+
+    Returns:
+        int64 [min(n, max_rows)], ascending; of at least 40 classes where there are as many.
+
+    Example:
+        >>> labels = np.array([0, 0, 1, 1, 2, 2])
+        >>> rows = sample_classes(np.arange(6), labels, max_rows=4)
+        >>> np.unique(labels[rows], return_counts=True)[1]
+        array([2, 2])
+    """
+    if len(rows) <= max_rows:
+        return np.sort(rows)
+    generator = np.random.default_rng(seed)
+    shuffled = generator.permutation(rows)
+    classes = generator.permutation(np.unique(labels[rows]))
+    rank = np.empty(int(labels.max()) + 1, dtype=np.int64)
+    rank[classes] = np.arange(len(classes))
+    per_class = -(-max_rows // min(len(classes), MIN_CLASSES))
+    candidates = shuffled[_turns(shuffled, labels) < per_class]
+    return np.sort(candidates[np.argsort(rank[labels[candidates]], kind="stable")][:max_rows])
+
+
+def _turns(rows: Integers, labels: Integers) -> Integers:
+    """The number of earlier rows of the same class."""
+    return pd.Series(labels[rows]).groupby(labels[rows]).cumcount().to_numpy(dtype=np.int64)

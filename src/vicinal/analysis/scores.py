@@ -1,0 +1,99 @@
+"""Scores of single queries and of classes: where retrieval works and where it does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from vicinal.analysis.neighbors import QueryNeighbors, check_evaluation
+from vicinal.data.table import Table
+from vicinal.evaluation.breakdown import metrics_by
+from vicinal.evaluation.result import Evaluation
+
+
+def query_metric(evaluation: Evaluation) -> str:
+    """The metric by which queries are sorted: mAP@R, otherwise mAP, otherwise the first one there is."""
+    return next((name for name in ("mAP@R", "mAP") if name in evaluation.per_query), next(iter(evaluation.per_query)))
+
+
+def recall_metric(evaluation: Evaluation) -> str:
+    """The recall@k with the smallest k, or :func:`query_metric` if there is none."""
+    ks = [int(name[7:]) for name in evaluation.per_query if name.startswith("recall@") and name[7:].isdigit()]
+    return f"recall@{min(ks)}" if ks else query_metric(evaluation)
+
+
+def class_scores(evaluation: Evaluation, table: Table) -> pd.DataFrame:
+    """Average the metrics over the queries of each class, the weakest class first.
+
+    Args:
+        evaluation: of this table.
+        table: with labels.
+
+    Returns:
+        One row per class with a query that can find something, sorted by recall@1 (the recall@k with the smallest k
+        that was evaluated), then by mAP@R. Columns: `label`; `num_queries`, those that can find something; every metric
+        of the evaluation that is a mean over queries, from 0 to 1.
+
+    Raises:
+        InputError: the evaluation is of other queries than those of the table.
+
+    Example:
+        >>> from vicinal.evaluation import evaluate
+        >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog", "emu"]}))
+        >>> result = evaluate(np.eye(5)[[0, 0, 1, 2, 2]], table, recall_at=[1])
+        >>> class_scores(result, table)[["label", "num_queries", "recall@1"]]
+          label  num_queries  recall@1
+        0   dog            2       0.0
+        1   cat            2       1.0
+    """
+    check_evaluation(evaluation, table)
+    recall, score = recall_metric(evaluation), query_metric(evaluation)
+    scores = metrics_by(evaluation, table).dropna(subset=[recall, score]).reset_index()
+    scores["num_queries"] -= scores.pop("num_without_positive")
+    return scores.sort_values(
+        [recall, score, "num_queries"], ascending=[True, True, False], kind="stable", ignore_index=True
+    )
+
+
+def queries_by_score(neighbors: QueryNeighbors, evaluation: Evaluation, *, ascending: bool = True) -> pd.DataFrame:
+    """Sort the queries that can find something by their score.
+
+    Queries of equal score are sorted by the similarity of their nearest image. With the worst first, the most similar
+    one comes first: a confident mistake. With the best first, the least similar one does: a hard query that succeeds.
+
+    Args:
+        neighbors: the nearest neighbours of each query.
+        evaluation: of the same embeddings and table.
+        ascending: whether the worst query comes first.
+
+    Returns:
+        One row per query: `row`, its row in the table; `label`; `score`, its mAP@R, or the metric of
+        :func:`query_metric`; `similarity`, that of its nearest image.
+
+    Raises:
+        InputError: the evaluation is of other queries than those of the table.
+
+    Example:
+        >>> from vicinal.analysis import query_neighbors
+        >>> from vicinal.evaluation import evaluate
+        >>> embeddings = np.array([[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.1, 0.9]])
+        >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
+        >>> found = queries_by_score(query_neighbors(embeddings, table), evaluate(embeddings, table))
+        >>> found[["row", "label", "score"]].head(1)
+           row label  score
+        0    2   dog    0.0
+    """
+    check_evaluation(evaluation, neighbors.table)
+    neighbors = neighbors.with_positives()
+    scores = evaluation.per_query[query_metric(evaluation)]
+    frame = pd.DataFrame(
+        {
+            "row": neighbors.queries,
+            "label": neighbors.table.frame["label"].iloc[neighbors.queries].to_numpy(),
+            "score": scores[np.searchsorted(evaluation.query_indices, neighbors.queries)],
+            "similarity": neighbors.similarities[:, 0].astype(np.float64),
+        }
+    )
+    return frame.sort_values(
+        ["score", "similarity"], ascending=[ascending, not ascending], kind="stable", ignore_index=True
+    )

@@ -1,0 +1,1 @@
+"""The command `vicinal`: it parses, calls a workflow, and prints."""

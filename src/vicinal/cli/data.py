@@ -1,0 +1,45 @@
+"""`vicinal data`: statistics, splits and noise of a dataset."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
+from vicinal.cli.inputs import IMAGES, add_json, check_files, check_source
+from vicinal.utils.console import log
+
+
+def add_data(parser: Parser) -> None:
+    """Add the flags of `vicinal data`: they are the keys of the group `data` of a recipe."""
+    from vicinal.data.settings import DataSettings, NoiseSettings
+
+    parser.add_argument("source", help=IMAGES)
+    add_settings(parser, DataSettings, skip=("source", "noise", "cache", "num_workers", "on_error"))
+    parser.add_argument(
+        "--seed", type=integer_from(0), default=0, metavar="INT", help="seed of the splits and the noise (default: 0)"
+    )
+    parser.add_argument("--out", metavar="FILE", help="save the table of paths, labels and splits as .csv or .parquet")
+    add_json(parser)
+    noise = parser.add_argument_group("noise, added to the split train or to a table without splits")
+    add_settings(noise, NoiseSettings, prefix="noise.")
+
+
+def data(arguments: Arguments) -> None:
+    """Show statistics of a dataset; split its classes, add noise, and save it as a table."""
+    from vicinal.data.settings import DataSettings, NoiseSettings
+
+    settings = read_settings(DataSettings, arguments, noise=read_settings(NoiseSettings, arguments, "noise."))
+    check_source(settings.source)
+    check_files(settings.root)
+    from vicinal.data import add_noise, load_table
+
+    label_column = getattr(arguments, "label_column", None)  # labels are optional unless their column is named
+    table = load_table(arguments.source, settings.root, settings.path_column, label_column)
+    if settings.fractions or settings.classes or settings.split_column:
+        table = table.split_classes(settings.fractions, settings.classes, settings.split_column, arguments.seed)
+    table = add_noise(table, settings.noise, arguments.seed)
+    if arguments.out:
+        table.save(arguments.out)
+        log(f"wrote {arguments.out}")
+    statistics = table.statistics()
+    print_result(asdict(statistics) if arguments.json else str(statistics))

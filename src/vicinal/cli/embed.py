@@ -1,0 +1,73 @@
+"""`vicinal embed` and `vicinal whiten`: embeddings of images, and whitening learned from them."""
+
+from __future__ import annotations
+
+from vicinal.cli.flags import Arguments, Parser, integer_from, print_result
+from vicinal.cli.inputs import (
+    SOURCE,
+    add_embedding,
+    add_refiner,
+    check_refiner,
+    check_source,
+    load_refiner,
+    read_embedding,
+)
+from vicinal.utils.console import log
+
+
+def add_embed(parser: Parser) -> None:
+    """Add the flags of `vicinal embed`."""
+    parser.add_argument("source", help=SOURCE)
+    parser.add_argument(
+        "--out", required=True, metavar="FILE", help=".parquet, or .npy with a .table.csv of paths and labels"
+    )
+    add_refiner(parser, "refines every embedding by its nearest neighbors among the others")
+    add_embedding(parser)
+
+
+def embed(arguments: Arguments) -> None:
+    """Embed images, and save the vectors with their paths and labels."""
+    check_source(arguments.source)
+    from vicinal.data import save_embeddings
+
+    refiner = load_refiner(arguments)
+    embedded = read_embedding(arguments).embed(arguments.source, arguments.split)
+    vectors, fingerprint = embedded.vectors, embedded.fingerprint
+    if refiner is not None:
+        from vicinal.retrieval import refine
+
+        check_refiner(refiner, embedded)
+        vectors = refine(refiner, embedded.vectors)
+        fingerprint = None if fingerprint is None else f"{fingerprint}+{refiner.fingerprint()}"
+    save_embeddings(arguments.out, vectors, embedded.table, fingerprint)
+    log("{} embeddings of {} dimensions".format(*vectors.shape))
+    print_result(arguments.out)
+
+
+def add_whiten(parser: Parser) -> None:
+    """Add the flags of `vicinal whiten`."""
+    parser.add_argument("source", help=f"the training images: {SOURCE}")
+    parser.add_argument("--out", required=True, metavar="FILE", help=".safetensors file for --whitening of other verbs")
+    parser.add_argument(
+        "--dim",
+        type=integer_from(1),
+        metavar="INT",
+        help="dimension of whitened vectors (default: the dimension before)",
+    )
+    parser.add_argument(
+        "--shrinkage", type=float, default=0.0, metavar="FLOAT",
+        help="from 0 to 1: how much the scaling of directions of low variance is reduced (default: 0)",
+    )  # fmt: skip
+    add_embedding(parser, whitening=False)
+
+
+def whiten(arguments: Arguments) -> None:
+    """Learn PCA whitening from the embeddings of training images, for --whitening of other verbs."""
+    check_source(arguments.source)
+    from vicinal.retrieval import PCAWhitening
+
+    embedded = read_embedding(arguments).embed(arguments.source, arguments.split)
+    whitening = PCAWhitening.fit(embedded.vectors, arguments.dim, arguments.shrinkage)
+    whitening.save(arguments.out)
+    log(f"whitening to {whitening.dim} dimensions, learned from {len(embedded.vectors):,} embeddings")
+    print_result(arguments.out)

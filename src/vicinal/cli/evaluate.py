@@ -1,0 +1,282 @@
+"""`vicinal evaluate` and `vicinal report`: metrics of embeddings, as a table or as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
+from vicinal.cli.inputs import (
+    IMAGES,
+    SOURCE,
+    add_embedding,
+    add_json,
+    add_refiner,
+    check_files,
+    check_refiner,
+    check_source,
+    load_refiner,
+    read_embedding,
+)
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from vicinal.models import ContextRefiner
+    from vicinal.retrieval import Reranking
+    from vicinal.workflows.evaluation_settings import EvaluationSettings
+    from vicinal.workflows.sources import EmbeddedTable
+
+RERANKINGS = {
+    "contextual": "ContextualReranking",
+    "reciprocal": "ReciprocalReranking",
+    "query-expansion": "QueryExpansion",
+    "database-augmentation": "DatabaseAugmentation",
+    "neighbor-average": "NeighborAverage",
+}
+# Their modules import torch, so help does not read the options from the classes; a test compares the two.
+RERANKING_OPTIONS: dict[str, tuple[type, str]] = {
+    "k": (int, "contextual: size of a neighborhood, with the image itself (default: 16)"),
+    "beta": (float, "contextual: weight of shared neighbors, from 0 to below 1 (default: 0.1)"),
+    "epsilon": (float, "contextual: how much farther than the k-th an image may be and still be a neighbor "
+                "(default: 0)"),
+    "k1": (int, "reciprocal: number of candidate neighbors (default: 20)"),
+    "k2": (int, "reciprocal: number of images that are averaged, at most k1 (default: 6)"),
+    "lam": (float, "reciprocal: weight of the original distance, from 1e-30 to 1 (default: 0.3)"),
+    "n": (int, "query-expansion, database-augmentation, neighbor-average: number of neighbors added "
+          "(default: 10; 8 for the last)"),
+    "alpha": (float, "the same: exponent of the neighbors' weights (default: 3; 0 for the last)"),
+}  # fmt: skip
+
+
+def add_evaluate(parser: Parser) -> None:
+    """Add the flags of `vicinal evaluate`."""
+    from vicinal.workflows.evaluation_settings import EvaluationSettings
+
+    _add_sources(parser)
+    combined = parser.add_mutually_exclusive_group()
+    combined.add_argument("--compare", action="store_true", help="compare the sources with the first one, on the same "
+                          "images: differences, their intervals, p-values")  # fmt: skip
+    combined.add_argument("--average", action="store_true", help="the sources are runs of one recipe, such as of "
+                          "several seeds: mean, standard deviation and interval of each metric")  # fmt: skip
+    add_settings(parser, EvaluationSettings, skip=("intervals", "root"))
+    parser.add_argument(
+        "--intervals", nargs="?", const="classes", choices=["classes", "queries"],
+        help="bootstrap confidence intervals: resample classes (what --intervals alone means), which tells how the "
+        "model performs on other classes, or queries. --compare always has them",
+    )  # fmt: skip
+    parser.add_argument("--per_query", metavar="FILE", help="write the metrics of every query, with its path and "
+                        "label, to a .csv or .parquet file")  # fmt: skip
+    _add_refinement(parser)
+    _add_reranking(parser)
+    add_embedding(parser)
+    printed = parser.add_mutually_exclusive_group()
+    add_json(printed)
+    printed.add_argument("--csv", action="store_true", help="print the table of results as CSV, values from 0 to 1")
+
+
+def add_report(parser: Parser) -> None:
+    """Add the flags of `vicinal report`."""
+    from vicinal.workflows.evaluation_settings import EvaluationSettings
+
+    _add_sources(parser)
+    parser.add_argument("--out", metavar="PAGE", help="the page (default: report.html in the run, or else here)")
+    parser.add_argument("--title", help="title of the page (default: the name of the source)")
+    parser.add_argument("--map_images", type=integer_from(0), metavar="INT",
+                        help="maximum number of images on the map (default: 2000)")  # fmt: skip
+    add_settings(parser, EvaluationSettings, skip=("intervals", "root", "group_by", "clusters", "protocol"))
+    parser.add_argument("--intervals", choices=["classes", "queries", "none"], default="classes",
+                        help="what is resampled for confidence intervals (default: classes)")  # fmt: skip
+    add_embedding(parser)
+
+
+def evaluate(arguments: Arguments) -> None:
+    """Evaluate how well images of one class find each other: recall@k, mAP@R, R-precision, mAP and more."""
+    _check_combination(arguments)
+    _check_sources(arguments)
+    from vicinal.workflows.evaluate import evaluate_sources, tabulate_sources, write_per_query
+
+    settings, make_reranking = _settings(arguments), _make_reranking(arguments)
+    sources = _embedded(arguments)
+    combine: Literal["compare", "average"] | None = (
+        "compare" if arguments.compare else "average" if arguments.average else None
+    )
+    evaluated = evaluate_sources(sources, settings, make_reranking, combine)
+    if arguments.per_query:
+        write_per_query(arguments.per_query, evaluated[0].final, evaluated[0].table)
+        log(f"wrote {arguments.per_query}")
+    results = tabulate_sources(evaluated, settings, combine)
+    if arguments.json:
+        print_result(results.to_json())
+    else:
+        print_result(results.to_csv().rstrip() if arguments.csv else str(results))
+
+
+def report(arguments: Arguments) -> None:
+    """Write a page about evaluated images, or several sources side by side: one HTML file that opens from disk."""
+    if len(arguments.sources) > 1 and arguments.map_images is not None:
+        raise InputError("--map_images is for the page of one source; a comparison has no map")
+    _check_sources(arguments)
+    from vicinal.workflows.report import default_page, write_report
+
+    settings = _settings(arguments)
+    sources = _embedded(arguments)
+    out = arguments.out or default_page(arguments.sources)
+    write_report(out, sources, settings, arguments.title, arguments.map_images)
+    print_result(str(out))
+
+
+def _add_sources(parser: Parser) -> None:
+    parser.add_argument("sources", nargs="*", metavar="source", help=f"{SOURCE}; with --images: a model")
+    parser.add_argument("--images", metavar="SOURCE", help=f"evaluate on these images: {IMAGES}. The sources are then "
+                        "runs, model folders, or models on the Hugging Face Hub")  # fmt: skip
+    parser.add_argument("--embeddings", metavar="FILE", help="instead of a source: a .npy or .parquet file")
+    parser.add_argument("--labels", metavar="FILE", help="labels of these embeddings: a .csv or .parquet table with "
+                        "a column label (and coarse, group, is_query, is_gallery, ...), or a .npy file")  # fmt: skip
+
+
+def _add_refinement(parser: Parser) -> None:
+    group = parser.add_argument_group("refinement", "metrics before and after refinement")
+    add_refiner(group, "refines every embedding by its nearest neighbors, before --rerank")
+    group.add_argument(
+        "--context", choices=["everything", "gallery"],
+        help="the images among which a refiner finds neighbors: everything (the default), queries and gallery "
+        "together; or gallery, as when queries come one by one to an index. They differ where queries and gallery do",
+    )  # fmt: skip
+
+
+def _add_reranking(parser: Parser) -> None:
+    group = parser.add_argument_group("re-ranking", "metrics before and after re-ranking")
+    group.add_argument(
+        "--rerank", choices=RERANKINGS,
+        help="contextual and reciprocal: images that share neighbors with the query are ranked higher; "
+        "query-expansion: search again with the mean of each query and its neighbors; "
+        "database-augmentation: search among the means of each gallery image and its neighbors; "
+        "neighbor-average: both",
+    )  # fmt: skip
+    for option, (kind, text) in RERANKING_OPTIONS.items():
+        group.add_argument(f"--rerank.{option}", type=kind, metavar=kind.__name__.upper(), help=text)
+
+
+def _settings(arguments: Arguments) -> EvaluationSettings:
+    from vicinal.workflows.evaluation_settings import EvaluationSettings
+
+    intervals = None if arguments.intervals == "none" else arguments.intervals
+    settings = read_settings(EvaluationSettings, arguments, intervals=intervals)
+    if arguments.images is not None:
+        return replace(settings, protocol=settings.protocol_of(arguments.images))
+    return settings
+
+
+def _make_reranking(arguments: Arguments) -> Callable[[EmbeddedTable], Reranking] | None:
+    """The function that makes the re-ranking and refinement of the flags for some embeddings, or None without any."""
+    if arguments.context and arguments.refiner is None:
+        raise InputError("--context is about a refiner; give --refiner too")
+    reranking, refiner = _reranking(arguments), load_refiner(arguments)
+    if refiner is not None:
+        return partial(_refinement, refiner, arguments.context or "everything", reranking)
+    return None if reranking is None else lambda _: reranking
+
+
+def _refinement(
+    refiner: ContextRefiner, context: Literal["everything", "gallery"], reranking: Any, embedded: EmbeddedTable
+) -> Reranking:
+    from vicinal.retrieval import Refinement, SequentialReranking
+
+    check_refiner(refiner, embedded)
+    refinement = Refinement(refiner, context)
+    return refinement if reranking is None else SequentialReranking(refinement, reranking)
+
+
+def _reranking(arguments: Arguments) -> Any:
+    options = {name: getattr(arguments, f"rerank.{name}") for name in RERANKING_OPTIONS}
+    options = {name: value for name, value in options.items() if value is not None}
+    if arguments.rerank is None:
+        if options:
+            raise InputError(f"--rerank.{next(iter(options))} is an option of a re-ranking; give --rerank too")
+        return None
+    from vicinal import retrieval
+
+    kind = getattr(retrieval, RERANKINGS[arguments.rerank])
+    known = [field.name for field in fields(kind)]
+    for name in options:
+        if name not in known:
+            raise InputError(f"--rerank.{name} is not an option of {arguments.rerank}; its options: {', '.join(known)}")
+    return kind(**options)
+
+
+def _check_combination(arguments: Arguments) -> None:
+    """Raise InputError if flags exclude each other, before anything is computed."""
+    combined, reranked = arguments.compare or arguments.average, arguments.rerank or arguments.refiner
+    several = len(arguments.sources) > 1
+    for given, is_impossible, message in (
+        (combined, not several, "--compare and --average need several sources; name two or more"),
+        (arguments.per_query, several or reranked, "--per_query is for one source without re-ranking; name one, "
+         "without --rerank and --refiner"),
+        (hasattr(arguments, "group_by"), combined or reranked, "--group_by is for single sources without re-ranking; "
+         "leave out --compare, --average, --rerank and --refiner"),
+        (hasattr(arguments, "clusters"), reranked, "--clusters is about embeddings without re-ranking; leave out "
+         "--rerank and --refiner"),
+        (arguments.intervals, arguments.average, "--average has intervals of its own; leave out --intervals"),
+    ):  # fmt: skip
+        if given and is_impossible:
+            raise InputError(message)
+    if arguments.per_query and not arguments.per_query.lower().endswith((".csv", ".parquet")):
+        raise InputError(f"--per_query {arguments.per_query}: name a file ending in .csv or .parquet")
+
+
+def _check_sources(arguments: Arguments) -> None:
+    """Raise InputError if the sources of the flags contradict each other or do not exist."""
+    sources, model = arguments.sources, getattr(arguments, "model", None)
+    if arguments.embeddings or arguments.labels:
+        if not (arguments.embeddings and arguments.labels):
+            raise InputError("--embeddings and --labels belong together: a file of vectors, and one of their labels")
+        if sources or arguments.images:
+            raise InputError("--embeddings and --labels replace a source; leave out the source")
+        return check_files(arguments.embeddings, arguments.labels)
+    if not sources:
+        raise InputError("no source: name one (before flags that take several values), or give --embeddings, --labels")
+    for name in sources:
+        if sources.count(name) > 1:
+            raise InputError(f"{name} is named twice; name every source once")
+    if arguments.images is None:
+        for name in sources:
+            check_source(name)
+    elif model is not None:
+        raise InputError("with --images the sources are the models; leave out --model")
+    check_source(arguments.images)
+
+
+def _embedded(arguments: Arguments) -> dict[str, EmbeddedTable]:
+    """Name -> embeddings of every source."""
+    from vicinal.workflows.source_kind import source_kind
+
+    reader, split = read_embedding(arguments, query_gallery_only=True), arguments.split
+    if arguments.embeddings:
+        embedded = reader.embed_with_labels(arguments.embeddings, arguments.labels, split)
+        sources = {arguments.embeddings: embedded}
+    elif arguments.images is None:
+        sources = {name: reader.embed(name, split) for name in arguments.sources}
+    elif source_kind(arguments.images) == "embeddings":
+        raise InputError(f"{arguments.images} holds embeddings, not images; name it as a source")
+    else:
+        sources = {name: replace(reader, model=name).embed(arguments.images, split) for name in arguments.sources}
+    for name, embedded in sources.items():
+        _check_labels(name, embedded)
+    return sources
+
+
+def _check_labels(name: str, embedded: EmbeddedTable) -> None:
+    """Raise InputError for embeddings without labels; log if training images or noisy labels are evaluated."""
+    from vicinal.evaluation import count_noisy_labels
+
+    table = embedded.table
+    if not table.has("label") and not table.has("is_query"):
+        raise InputError(f"{name} has no labels; give them with --embeddings {name} --labels FILE")
+    if table.has("split") and "train" in table.splits and len(table.splits) > 1 and not table.has("is_query"):
+        log(f"{name}: images of all splits are evaluated, training images too; --split test evaluates the test images")
+    num_noisy, num_labels = count_noisy_labels(table)
+    if num_noisy:
+        log(f"{name}: {num_noisy:,} of the {num_labels:,} evaluated labels were made noisy on purpose (noisy_label)")

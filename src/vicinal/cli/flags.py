@@ -1,0 +1,137 @@
+"""Flags: the parser of a verb, and flags generated from dataclasses of settings and their docstrings."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, Field, fields
+from functools import partial
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import docstring_parser
+import yaml
+
+from vicinal.utils.console import is_main_process
+
+Settings = TypeVar("Settings")
+Arguments = argparse.Namespace
+Flags = argparse._ActionsContainer
+"""A parser, or a group of its flags."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports errors in one line and takes no abbreviated flags."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        sys.exit(fail(self.prog, f"{message}; `{self.prog} --help` explains", 2))
+
+    def reject(self, word: str) -> NoReturn:
+        """Report an unknown argument, with the flag that is most like it."""
+        near = difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, n=1)
+        self.error(f"unknown argument {word}" + (f", did you mean {near[0]}?" if near else ""))
+
+
+def fail(name: str, message: str, status: int) -> int:
+    """Print an error in one line, and return the exit status."""
+    # Every process prints its errors: the one that failed need not be the main one.
+    print(f"{name}: error: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def print_result(result: Any) -> None:
+    """Print a result to stdout: text as it is, anything else as JSON."""
+    import json
+
+    if is_main_process():
+        print(result if isinstance(result, str) else json.dumps(result, indent=2))
+
+
+def with_underscores(word: str) -> str:
+    """A word of the command line with underscores in place of the dashes in a flag's name.
+
+    Example:
+        >>> with_underscores("--data.on-error=skip-it"), with_underscores("-k"), with_underscores("my-photos")
+        ('--data.on_error=skip-it', '-k', 'my-photos')
+    """
+    name, equals, value = word.partition("=")
+    return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word
+
+
+def integer_from(minimum: int) -> Callable[[str], int]:
+    """The type of a flag for integers that are not below a minimum."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"{text} is not an integer from {minimum} up")
+        return int(text)
+
+    return read
+
+
+def add_settings(flags: Flags, settings: type, skip: Collection[str] = (), prefix: str = "") -> None:
+    """Add one flag per field of a dataclass, with the field's name, type and default and its help in the docstring.
+
+    Args:
+        flags: the parser, or a group of it.
+        settings: the dataclass.
+        skip: the fields that get no flag.
+        prefix: the beginning of the flags' names, such as `noise.`.
+    """
+    types = get_type_hints(settings)
+    texts = {each.arg_name: each.description for each in docstring_parser.parse(settings.__doc__ or "").params}
+    for field in fields(settings):
+        if field.name not in skip:
+            text = _help_text(texts[field.name] or "", field)
+            flags.add_argument(
+                f"--{prefix}{field.name}", default=argparse.SUPPRESS, help=text, **_reading(types[field.name])
+            )
+
+
+def read_settings(settings: type[Settings], arguments: Arguments, prefix: str = "", **values: Any) -> Settings:
+    """Create a dataclass of settings from the flags that were given, and from further values."""
+    names = [field.name for field in fields(settings)]  # type: ignore[arg-type]
+    given = {name: getattr(arguments, f"{prefix}{name}") for name in names if hasattr(arguments, f"{prefix}{name}")}
+    return settings(**{**given, **values})
+
+
+def _reading(kind: Any) -> dict[str, Any]:
+    """The options with which argparse reads values of a type."""
+    full = kind
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(each for each in get_args(kind) if each is not NoneType)
+    if kind is bool:
+        return {"action": "store_true"}
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind)}
+    if get_origin(kind) is dict:
+        return {"type": partial(_read_yaml, full), "metavar": "YAML"}
+    if get_origin(kind) in (list, tuple, Sequence):
+        kind = get_args(kind)[0]
+        return {"type": kind, "metavar": kind.__name__.upper(), "nargs": "+"}
+    return {"type": kind, "metavar": kind.__name__.upper()}
+
+
+def _read_yaml(kind: Any, text: str) -> Any:
+    from vicinal.training.recipe_schema import Setting
+
+    with suppress(yaml.YAMLError):
+        value = yaml.safe_load(text)
+        if Setting(kind).accepts(value):
+            return value
+    raise argparse.ArgumentTypeError(f"{text} must be {Setting(kind)}")
+
+
+def _help_text(text: str, field: Field[Any]) -> str:
+    """The description of a field with its default; None is what a flag means that is not given."""
+    text = text.rstrip(".").replace("%", "%%")
+    if field.default is None:
+        return text.replace("None", "the default")
+    is_shown = field.default is not False and field.default not in (MISSING, ())
+    return f"{text} (default: {field.default})" if is_shown else text

@@ -1,0 +1,87 @@
+"""The inputs that verbs share: embedding sources, models and refiners."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vicinal.cli.flags import Arguments, Flags, Parser, add_settings, read_settings
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from vicinal.models import ContextRefiner
+    from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader
+
+BENCHMARKS = (
+    "digits", "glyphs", "omniglot", "in_shop", "vehicle_id", "vehicle_id_medium", "vehicle_id_small", "roxford",
+    "rparis",
+)  # fmt: skip
+IMAGES = (
+    "a folder with one folder of images per class, a .csv or .parquet table with the columns path and label, "
+    f"or a benchmark: {', '.join(BENCHMARKS)}"
+)
+SOURCE = f"a run folder, a file of embeddings (.parquet or .npy), the folder of an index, or images: {IMAGES}"
+
+
+def check_source(source: str | None) -> None:
+    """Raise InputError if a source does not exist; before anything slow is imported."""
+    if source is not None and source not in BENCHMARKS and not Path(source).exists():
+        kind = "file" if Path(source).suffix else "folder, no file"
+        raise InputError(f"{source}: no such {kind} and no benchmark ({', '.join(BENCHMARKS)})")
+
+
+def check_files(*paths: str | None) -> None:
+    """Raise InputError if a file or folder does not exist; before anything slow is imported."""
+    for path in paths:
+        if path is not None and not Path(path).exists():
+            raise InputError(f"{path}: no such file or folder")
+
+
+def add_json(flags: Flags) -> None:
+    """Add the flag for results as JSON."""
+    flags.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def add_embedding(parser: Parser, split: bool = True, whitening: bool = True) -> None:
+    """Add the flags about embedding images."""
+    from vicinal.workflows.embedding_options import EmbeddingOptions
+
+    group = parser.add_argument_group("embedding of images")
+    if split:
+        group.add_argument("--split", help="use only the images of this split, such as test")
+    add_settings(group, EmbeddingOptions, skip=() if whitening else ("whitening",))
+
+
+def add_refiner(flags: Flags, purpose: str) -> None:
+    """Add the flag for a refiner."""
+    text = "a trained context refiner, the folder of `vicinal refine` or a model on the Hugging Face Hub"
+    flags.add_argument("--refiner", help=f"{text}; {purpose}")
+
+
+def read_embedding(arguments: Arguments, **options: Any) -> EmbeddingReader:
+    """The reader of embedding sources, by the flags about embedding images."""
+    from vicinal.workflows.sources import EmbeddingReader
+
+    return read_settings(EmbeddingReader, arguments, **options)
+
+
+def load_refiner(arguments: Arguments) -> ContextRefiner | None:
+    """The refiner of the flags, or None without one."""
+    if arguments.refiner is None:
+        return None
+    from vicinal.workflows.models import load_refiner, usable_device
+
+    return load_refiner(arguments.refiner).to(usable_device(getattr(arguments, "device", None)))
+
+
+def check_refiner(refiner: ContextRefiner | None, embedded: EmbeddedTable) -> None:
+    """Raise InputError if the refiner is for embeddings of another model; log if the model is unknown."""
+    if refiner is None:
+        return
+    refiner.check_model(embedded.fingerprint)
+    if embedded.fingerprint is None and refiner.model_fingerprint is not None:
+        log(
+            f"the model of the embeddings in {embedded.origin} is unknown; "
+            f"the refiner is for those of {refiner.model_fingerprint}"
+        )

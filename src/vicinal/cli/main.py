@@ -1,0 +1,116 @@
+"""The command `vicinal`: its verbs, and how errors become exit statuses.
+
+Results go to stdout, messages and progress to stderr. Exit status: 0 success, 1 failure, 2 invalid input, with one line
+that says what is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+
+from vicinal.cli.data import add_data, data
+from vicinal.cli.embed import add_embed, add_whiten, embed, whiten
+from vicinal.cli.evaluate import add_evaluate, add_report, evaluate, report
+from vicinal.cli.flags import Arguments, Parser, fail, print_result, with_underscores
+from vicinal.cli.search import add_index, add_search, index, search
+from vicinal.cli.train import add_recipe, refine, train
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError, TrainingStoppedError
+
+# Threads that spin while they wait for a core that another process uses can slow training thirtyfold. OpenMP reads
+# this when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+VERBS: dict[Callable[[Arguments], None], Callable[[Parser], None]] = {
+    data: add_data,
+    train: add_recipe,
+    evaluate: add_evaluate,
+    report: add_report,
+    embed: add_embed,
+    refine: add_recipe,
+    whiten: add_whiten,
+    index: add_index,
+    search: add_search,
+}
+WITH_RECIPE = (train, refine)  # arguments that are not flags of these verbs are settings
+WITH_SOURCES = (evaluate, report)  # sources may come after flags
+
+EXAMPLE = """\
+Flags are spelled as the parameters in Python and the keys of recipes; --batch-size is the same as --batch_size.
+
+from a folder of images to searched neighbors:
+  vicinal train --data.source photos/ --out run
+  vicinal evaluate run --split test
+  vicinal report run --split test
+  vicinal index gallery --source photos/ --model run
+  vicinal search gallery picture.jpg --model run --grid found.png
+
+`vicinal VERB --help` explains each verb."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    arguments, rest = parse([with_underscores(word) for word in (sys.argv[1:] if argv is None else argv)])
+    if arguments.version:
+        from vicinal import __version__
+
+        print_result(__version__)
+    elif "verb" not in arguments:
+        print_result(arguments.parser.format_help().rstrip())
+    else:
+        return _run(arguments, rest)
+    return 0
+
+
+def parse(words: Sequence[str]) -> tuple[Arguments, list[str]]:
+    """Parse the command line, and return what the flags of the verb do not cover separately."""
+    parser = Parser(prog="vicinal", description="Deep metric learning and image retrieval.", epilog=EXAMPLE)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.set_defaults(parser=parser)
+    parser.add_argument("--version", action="store_true", help="print the version")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=Parser)
+    for verb, add_flags in VERBS.items():
+        text = (verb.__doc__ or "").strip()
+        verb_parser = verbs.add_parser(verb.__name__, help=text, description=text, add_help=verb not in WITH_RECIPE)
+        verb_parser.set_defaults(verb=verb, parser=verb_parser)
+        if verb.__name__ in words[:1]:  # the flags of the others are not needed
+            add_flags(verb_parser)
+    arguments, rest = parser.parse_known_args(words)
+    if rest and arguments.parser is parser:
+        parser.reject(rest[0])
+    return arguments, rest
+
+
+def _run(arguments: Arguments, rest: list[str]) -> int:
+    """Run a verb; errors that a user can cause become one line and an exit status."""
+    name = arguments.parser.prog
+    arguments.rest = rest
+    if arguments.verb in WITH_SOURCES and not any(word.startswith("-") for word in rest):
+        arguments.sources += rest
+    elif rest and arguments.verb not in WITH_RECIPE:
+        arguments.parser.reject(rest[0])
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: log(f"{name}: warning: {message}")
+            arguments.verb(arguments)
+    except InputError as error:
+        return fail(name, str(error), 2)
+    except BrokenPipeError:  # the reader of the output has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        return fail(name, f"{error.filename or 'a file'}: {error.strerror or error}", 1)
+    except TrainingStoppedError as error:
+        return fail(name, str(error), error.exit_status)
+    except KeyboardInterrupt:
+        return fail(name, "interrupted", 130)
+    except RuntimeError as error:
+        from vicinal.utils import distributed
+
+        if distributed.world_size() == 1:
+            raise
+        return fail(name, f"another process of the run failed ({str(error).splitlines()[0]})", 1)
+    return 0

@@ -1,0 +1,133 @@
+"""`vicinal index` and `vicinal search`: an index of embeddings, and its nearest images to queries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vicinal.cli.flags import Arguments, Parser, integer_from, print_result
+from vicinal.cli.inputs import (
+    SOURCE,
+    add_embedding,
+    add_json,
+    add_refiner,
+    check_files,
+    check_refiner,
+    check_source,
+    load_refiner,
+    read_embedding,
+)
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from vicinal.models import ContextRefiner
+    from vicinal.retrieval import Index
+    from vicinal.workflows.sources import EmbeddedTable
+
+
+def add_index(parser: Parser) -> None:
+    """Add the flags of `vicinal index`."""
+    parser.add_argument("index", help="the folder of the index")
+    parser.add_argument("--source", help=f"build the index, a new one if there is one, from {SOURCE}")
+    parser.add_argument("--add", metavar="SOURCE", help="add images to the index; sources as for --source")
+    parser.add_argument(
+        "--delete", nargs="+", type=integer_from(0), metavar="ID", help="delete these ids from the index"
+    )
+    parser.add_argument(
+        "--kind", choices=["auto", "exact", "hnsw", "ivfpq"],
+        help="exact compares with every image; hnsw is faster and nearly exact; ivfpq is small and approximate; "
+        "auto (the default) is exact up to 100,000 images, then hnsw",
+    )  # fmt: skip
+    add_refiner(parser, "refines every embedding by its nearest neighbors; an index that is built with a refiner needs "
+                "it for every --add and search too")  # fmt: skip
+    add_embedding(parser)
+    add_json(parser)
+
+
+def add_search(parser: Parser) -> None:
+    """Add the flags of `vicinal search`."""
+    parser.add_argument("index", help="the folder of the index")
+    parser.add_argument("queries", nargs="+", help="images, folders of images, tables, or one file of embeddings")
+    parser.add_argument(
+        "-k", type=integer_from(1), default=10, metavar="INT", help="number of matches per query (default: 10)"
+    )
+    parser.add_argument("--exclude_self", action="store_true", help="leave out the match with the query's own path")
+    parser.add_argument("--grid", metavar="PICTURE", help="draw queries and matches, such as found.png")
+    add_refiner(parser, "that of the index, if it was built with one: refines every query by its nearest neighbors in "
+                "the index")  # fmt: skip
+    add_embedding(parser, split=False)
+    add_json(parser)
+
+
+def index(arguments: Arguments) -> None:
+    """Build an index, add images to it or delete some, and show what it holds."""
+    has_images = arguments.source or arguments.add
+    for given, needed, message in (
+        (arguments.kind, arguments.source, "--kind is about building an index; give --source too"),
+        (arguments.split, has_images, "--split selects images of a source; give --source or --add too"),
+        (arguments.refiner, has_images, "--refiner refines images that are added; give --source or --add too"),
+    ):
+        if given and not needed:
+            raise InputError(message)
+    check_source(arguments.source)
+    check_source(arguments.add)
+    check_files(None if arguments.source else arguments.index)
+    changed = _change(arguments, load_refiner(arguments))
+    facts = changed.describe()
+    print_result(facts if arguments.json else "\n".join(f"{name:20s} {value}" for name, value in facts.items()))
+
+
+def _change(arguments: Arguments, refiner: ContextRefiner | None) -> Index:
+    """The index, after the changes that the flags ask for."""
+    from vicinal.retrieval import Index
+
+    reader = read_embedding(arguments)
+    if arguments.source:
+        embedded = reader.embed(arguments.source, arguments.split)
+        check_refiner(refiner, embedded)
+        index = Index.build(
+            embedded.vectors,
+            embedded.table,
+            arguments.kind or "auto",
+            model_fingerprint=embedded.fingerprint,
+            refiner=refiner,
+        )
+    else:
+        index = Index.load(arguments.index)
+    if arguments.add:
+        index.check_refiner(refiner)
+        embedded = reader.embed(arguments.add, arguments.split)
+        _check_models(index, refiner, embedded)
+        index.add(embedded.vectors, embedded.table, refiner)
+    if arguments.delete:
+        index.delete(arguments.delete)
+    if arguments.source or arguments.add or arguments.delete:
+        index.save(arguments.index)
+    return index
+
+
+def search(arguments: Arguments) -> None:
+    """Find the nearest images in an index, for images, folders of images, or embeddings."""
+    check_files(arguments.index)
+    for source in arguments.queries:
+        check_source(source)
+    from vicinal.retrieval import Index, search_images
+
+    index, refiner = Index.load(arguments.index), load_refiner(arguments)
+    index.check_refiner(refiner)
+    found = []
+    for queries in read_embedding(arguments).embed_sources(arguments.queries):
+        _check_models(index, refiner, queries)
+        found += search_images(index, queries.vectors, queries.table, arguments.k, arguments.exclude_self, refiner)
+    if arguments.grid:
+        from vicinal.report.plots import neighbor_grid
+
+        neighbor_grid([each.query for each in found], [each.matches for each in found], arguments.grid)
+        log(f"drew {arguments.grid}")
+    print_result([each.to_dict() for each in found] if arguments.json else "\n\n".join(map(str, found)))
+
+
+def _check_models(index: Index, refiner: ContextRefiner | None, embedded: EmbeddedTable) -> None:
+    """Raise InputError if embeddings are of another model than those of the index or the refiner."""
+    index.check_model(embedded.fingerprint)
+    check_refiner(refiner, embedded)

@@ -1,0 +1,187 @@
+"""`vicinal train` and `vicinal refine`: training by a recipe, and resuming it."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vicinal.cli.flags import Arguments, Parser, print_result
+from vicinal.cli.inputs import check_files, check_source
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from vicinal.training.base_recipe import AnyRecipe
+
+
+class Help(NamedTuple):
+    """What `--help` shows beside the flags: the settings that matter most, each with its default, and examples."""
+
+    settings: dict[str, tuple[str, str]]
+    examples: tuple[str, ...]
+
+
+LOSS = ("MultiSimilarityLoss", "a class of vicinal.losses; its arguments are --loss.margin and the like")
+METRIC = "decides which weights are best, on classes that are not trained on"
+
+# Recipes need torch, so help does not read the defaults from them; a test compares the two.
+TRAIN_HELP = Help(
+    {
+        "data.source": ("", "folder with one folder of images per class, .csv or .parquet table, or benchmark"),
+        "data.fractions": ("", "fraction of the classes per split, such as '{train: 0.6, val: 0.2, test: 0.2}'"),
+        "model.backbone": ("resnet50", "name of a model in timm"),
+        "model.pretrained": ("true", "start from pretrained weights"),
+        "model.dim": ("512", "dimension of the embeddings"),
+        "transform.size": ("224", "side of the images in pixels; the default depends on the backbone"),
+        "loss": LOSS,
+        "batch_size": ("128", "images per batch"),
+        "samples_per_class": ("4", "images per class in a batch; 0 draws images at random"),
+        "epochs": ("30", "passes over the training images"),
+        "optimizer.lr": ("0.0001", "learning rate"),
+        "validation.metric": ("recall@1", METRIC),
+        "precision": ("32", "32, bf16-mixed or 16-mixed"),
+        "devices": ("1", "number of GPUs or processes"),
+    },
+    (
+        "vicinal train --data.source photos/ --out run",
+        "vicinal train recipe.yaml --out run --epochs 20 --optimizer.lr 0.001",
+    ),
+)
+REFINE_HELP = Help(
+    {
+        "embeddings": ("", "file of embeddings of labelled images, as `vicinal embed` writes it"),
+        "run": ("", "instead of embeddings: folder of a training run, whose images are embedded"),
+        "val_fraction": ("0.2", "fraction of the classes for validation, if there is no split val"),
+        "embedder_fraction": ("0.0", "with run: fraction of the classes on which a new embedder is trained"),
+        "refiner.depth": ("8", "number of blocks"),
+        "refiner.num_heads": ("4", "number of attention heads"),
+        "refiner.neighbors": ("8", "number of neighbors that an embedding attends to"),
+        "augmentation.noise": ("1.0", "norm of the noise added to training embeddings"),
+        "loss": LOSS,
+        "batch_size": ("128", "embeddings per batch"),
+        "epochs": ("15", "passes over the training embeddings"),
+        "optimizer.lr": ("0.0003", "learning rate"),
+        "validation.metric": ("mAP@R", METRIC),
+    },
+    (
+        "vicinal refine --embeddings embeddings.parquet --out refiner",
+        "vicinal refine --run run --out refiner --refiner.neighbors 16",
+    ),
+)
+
+
+class RecipeHelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help with one line per setting."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28, width=120)
+
+
+def add_recipe(parser: Parser) -> None:
+    """Add the flags of `vicinal train` and `vicinal refine`; all other flags are settings."""
+    parser.description = (
+        f"{parser.description}\n\nRECIPE is a YAML file of settings. Settings on the command line override it, and all "
+        "others have their defaults."
+    )
+    parser.usage = f"{parser.prog} [RECIPE] --out RUN [--resume] [--SETTING VALUE ...]"
+    parser.formatter_class = RecipeHelpFormatter
+    parser.add_argument("--out", metavar="RUN", help="the run's folder; it must be new, or hold the run to resume")
+    parser.add_argument("--resume", action="store_true", help="continue the run in RUN where it was stopped or killed")
+    parser.add_argument("-h", "--help", action="store_true", help="show this help")
+    parser.add_argument("--help_all", action="store_true", help="show all settings")
+
+
+def train(arguments: Arguments) -> None:
+    """Train an embedding model on labelled images; the run folder holds the model, its recipe and its logs."""
+    if _show_help(arguments, TRAIN_HELP, "Recipe"):
+        return
+    from vicinal.training.settings import TrainingSettings
+
+    given = _check_settings(arguments, TrainingSettings, "model")
+    if not arguments.resume:  # a run keeps what it needs
+        check_source(given.get("data", {}).get("source"))
+    from vicinal.training.recipe import Recipe
+
+    recipe = _load_recipe(arguments, Recipe)
+    from vicinal.training import resume, train
+
+    run = resume(arguments.out, recipe) if recipe is None or arguments.resume else train(recipe, arguments.out)
+    log(f"the model is in {run.model}; evaluate it with: vicinal evaluate {shlex.quote(str(run.path))} [--split test]")
+    print_result(str(run.model))
+
+
+def refine(arguments: Arguments) -> None:
+    """Train a context refiner, which refines embeddings by their nearest neighbors, on finished embeddings."""
+    if _show_help(arguments, REFINE_HELP, "RefinerRecipe"):
+        return
+    from vicinal.training.refiner_settings import RefinerSettings
+
+    given = _check_settings(arguments, RefinerSettings, "refiner")
+    if not arguments.resume:
+        check_files(given.get("embeddings"))
+    from vicinal.training.refiner_recipe import RefinerRecipe
+
+    recipe, out = _load_recipe(arguments, RefinerRecipe), arguments.out
+    from vicinal.workflows.refine import resume_refiner, train_refiner
+
+    run = resume_refiner(out, recipe) if recipe is None or arguments.resume else train_refiner(recipe, out)
+    embedder = run.embedder if run.embedder.is_dir() else "RUN"
+    command = f"vicinal evaluate {embedder} --refiner {shlex.quote(str(run.path))}"
+    log(f"the refiner is in {run.model}; evaluate it with: {command}")
+    print_result(str(run.model))
+
+
+def _show_help(arguments: Arguments, shown: Help, recipe: str) -> bool:
+    """Print the help that the command line asks for, if any, and return whether it does."""
+    if arguments.help:
+        settings = arguments.parser.add_argument_group("settings that matter most")
+        for key, (default, text) in shown.settings.items():
+            settings.add_argument(f"--{key}", metavar="", help=f"{text} (default: {default})" if default else text)
+        examples = "".join(f"\n  {example}" for example in shown.examples)
+        arguments.parser.epilog = f"`{arguments.parser.prog} --help_all` shows all settings.\n\nexamples:{examples}"
+        print_result(arguments.parser.format_help().rstrip())
+    elif arguments.help_all:
+        from vicinal import training
+
+        print_result(f"{arguments.parser.format_help()}\n{getattr(training, recipe).help().rstrip()}")
+    elif any(word.partition("=")[0].endswith(".help") for word in arguments.rest):
+        from vicinal import training
+
+        getattr(training, recipe).parser().parse_args(arguments.rest)  # such as --loss.help MarginLoss; exits
+    else:
+        return False
+    return True
+
+
+def _check_settings(arguments: Arguments, settings: type, model: str) -> dict[str, Any]:
+    """The settings that were given, nested; raises InputError for what is wrong, before anything slow is imported.
+
+    Args:
+        arguments: the flags, and in `rest` the path of the recipe and the settings.
+        settings: the dataclass of the recipe's settings.
+        model: the key of the model, whose settings are checked later, as those of the loss.
+    """
+    from vicinal.training.recipe_check import RecipeCheck
+    from vicinal.training.recipe_file import RecipeFile
+    from vicinal.training.recipe_schema import Setting, settings_schema
+
+    path, overrides = _recipe_and_overrides(arguments)
+    file = None if path is None else RecipeFile.read(path)
+    schema = {**settings_schema(settings), model: Setting(), "loss": Setting()}
+    check = RecipeCheck(schema, arguments.verb.__name__, file, overrides)
+    check.check_keys()
+    if arguments.out is None:
+        raise InputError("--out is missing: name the run's folder, such as --out run")
+    return check.given
+
+
+def _recipe_and_overrides(arguments: Arguments) -> tuple[str | None, list[str]]:
+    words: list[str] = arguments.rest
+    return (None, words) if not words or words[0].startswith("-") else (words[0], words[1:])
+
+
+def _load_recipe(arguments: Arguments, kind: type[AnyRecipe]) -> AnyRecipe | None:
+    """The recipe that was given; None where a run is resumed without one."""
+    path, overrides = _recipe_and_overrides(arguments)
+    return None if arguments.resume and path is None and not overrides else kind.load(path, overrides)

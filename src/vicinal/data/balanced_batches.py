@@ -1,0 +1,126 @@
+"""How class-balanced batches are drawn: how often each class comes, in which batches, and with which images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from vicinal.utils.arrays import Doubles, Integers
+from vicinal.utils.errors import InputError
+
+
+def rows_by_class(labels: npt.NDArray[np.generic]) -> tuple[list[object], list[Integers]]:
+    """The classes in sorted order, and the rows of each."""
+    if not len(labels):
+        raise InputError("there are no labels, so no batch can be made; give at least one image")
+    classes, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    rows = np.argsort(codes, kind="stable")
+    return classes.tolist(), np.split(rows, np.cumsum(counts)[:-1])
+
+
+def balanced_batches(
+    members: Sequence[Integers],
+    num_batches: int,
+    classes_per_batch: int,
+    samples_per_class: int,
+    rng: np.random.Generator,
+) -> Integers:
+    """Draw batches of distinct classes, in which each class comes as often as its number of images requires.
+
+    Args:
+        members: The rows of each class; at least `classes_per_batch` classes.
+        num_batches: The number of batches.
+        classes_per_batch: The number of classes in each batch.
+        samples_per_class: The number of images of each class in a batch.
+        rng: The random generator.
+
+    Returns:
+        Rows `[num_batches, classes_per_batch * samples_per_class]`, class by class.
+    """
+    sizes = np.array([len(rows) for rows in members])
+    limits = np.full(len(sizes), num_batches)
+    quotas = draw_quotas(sizes, limits, num_batches * classes_per_batch, rng)
+    classes = rng.permutation(np.flatnonzero(quotas))
+    groups = np.concatenate([_draw_groups(members[c], quotas[c], samples_per_class, rng) for c in classes])
+    class_of_group = np.repeat(classes, quotas[classes])
+    return groups[assign_to_batches(class_of_group, num_batches, rng)].reshape(num_batches, -1)
+
+
+def draw_quotas(sizes: Integers, limits: Integers, total: int, rng: np.random.Generator) -> Integers:
+    """Divide `total` among items in proportion to their sizes, but give none more than its limit.
+
+    What exceeds a limit is divided among the others.
+
+    Args:
+        sizes: The size of each item, positive.
+        limits: The largest quota of each item; their sum is at least `total`.
+        total: The sum of the quotas.
+        rng: The random generator; quotas are rounded at random so that their expectation is exact.
+    """
+    assert 0 < total <= limits.sum(), (limits, total)
+    quotas = np.minimum(sizes * (total / sizes.sum()), limits)
+    while not np.isclose(quotas.sum(), total, rtol=1e-9):
+        free = quotas < limits
+        quotas[free] *= (total - limits[~free].sum()) / quotas[free].sum()
+        quotas = np.minimum(quotas, limits)
+    return _round_at_random(quotas, total, rng)
+
+
+def _round_at_random(values: Doubles, total: int, rng: np.random.Generator) -> Integers:
+    """Round each value up or down to the sum `total`, exact in expectation (systematic sampling)."""
+    rounded = np.floor(values).astype(np.int64)
+    order = rng.permutation(len(values))
+    edges = np.cumsum((values - rounded)[order])
+    num_raised = total - rounded.sum()
+    points = (np.arange(num_raised) + rng.random()) * (edges[-1] / max(num_raised, 1))
+    rounded[order[np.searchsorted(edges, points)]] += 1
+    return rounded
+
+
+def _draw_groups(rows: Integers, num_groups: int, samples_per_class: int, rng: np.random.Generator) -> Integers:
+    """Draw groups of a class, `[num_groups, samples_per_class]`, in passes over all its images in random order."""
+    num_passes = -(-num_groups // -(-len(rows) // samples_per_class))
+    passes = [_divide_into_groups(rng.permutation(rows), samples_per_class, rng) for _ in range(num_passes)]
+    return np.concatenate(passes)[:num_groups]
+
+
+def _divide_into_groups(rows: Integers, samples_per_class: int, rng: np.random.Generator) -> Integers:
+    if len(rows) < samples_per_class:
+        return np.resize(rows, (1, samples_per_class))
+    num_missing = -len(rows) % samples_per_class
+    others = rows[: len(rows) - len(rows) % samples_per_class]  # the rows that are not in the incomplete group
+    return np.concatenate([rows, rng.choice(others, num_missing, replace=False)]).reshape(-1, samples_per_class)
+
+
+def assign_to_batches(keys: Integers, num_batches: int, rng: np.random.Generator) -> Integers:
+    """Assign items to batches of equal size so that items of one key are in different batches as far as possible.
+
+    The items, ordered by key, are assigned in rounds: each round gives one item to every batch, in random order. A key
+    can come to a batch twice only if its items continue into the next round; there, the batches that have the fewest of
+    them come first. So a key with at most as many items as there are batches comes to no batch twice.
+
+    Args:
+        keys: The key of each item, `[num_batches * items_per_batch]`; equal keys are adjacent.
+        num_batches: The number of batches.
+        rng: The random generator.
+
+    Returns:
+        Positions in `keys`, `[num_batches, items_per_batch]`.
+    """
+    rounds = keys.reshape(-1, num_batches)
+    order = rng.permutation(num_batches)
+    orders, counts = [order], np.zeros(num_batches, np.int64)
+    for previous, current in pairwise(rounds):
+        # How many items each batch has of the key that continues, which may have filled whole rounds before.
+        counts = counts * (previous[0] == current[0]) + np.bincount(
+            order[previous == current[0]], minlength=num_batches
+        )
+        order = rng.permutation(num_batches)
+        first = order[np.argsort(counts[order], kind="stable")][: (current == current[0]).sum()]
+        order = np.concatenate([first, rng.permutation(np.setdiff1d(order, first))])
+        orders.append(order)
+    positions = np.argsort(np.stack(orders), axis=1).T
+    return positions + np.arange(len(rounds)) * num_batches

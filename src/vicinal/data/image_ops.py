@@ -1,0 +1,122 @@
+"""The operations of the image transforms, as modules on PIL images."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+from torchvision.transforms import v2
+
+from vicinal.data.transforms import ImageTransform
+
+# Images with a larger aspect ratio are cropped before they are resized.
+MAX_ASPECT_RATIO = 8
+
+
+def build_train_transform(transform: ImageTransform) -> nn.Module:
+    """The random transform for training: PIL image -> float32 `[channels, size, size]`."""
+    mode = v2.InterpolationMode(transform.interpolation)
+    steps: list[nn.Module] = [
+        v2.RandomResizedCrop(transform.size, transform.scale, transform.ratio, interpolation=mode)
+    ]
+    if transform.rotation:
+        steps.insert(0, RandomRotation(transform.rotation, transform.interpolation))
+    if transform.flip:
+        steps.append(v2.RandomHorizontalFlip(transform.flip))
+    if transform.color_jitter:
+        saturation = transform.color_jitter if transform.channels == 3 else 0.0
+        steps.append(v2.ColorJitter(transform.color_jitter, transform.color_jitter, saturation))
+    return v2.Compose([*steps, ToNormalizedTensor(transform)])
+
+
+def build_test_transform(transform: ImageTransform) -> nn.Module:
+    """The transform for testing: PIL image -> float32 `[channels, size, size]`."""
+    resize = round(transform.size / 0.875) if transform.resize is None else transform.resize
+    crop = ResizeCenterCrop(resize, transform.size, v2.InterpolationMode(transform.interpolation))
+    return v2.Compose([crop, ToNormalizedTensor(transform)])
+
+
+def build_whole_image_transform(transform: ImageTransform, max_size: int) -> nn.Module:
+    """The whole image, with its longer side reduced to `max_size`: PIL image -> float32 `[channels, height, width]`."""
+    return v2.Compose([LimitSize(max_size), ToNormalizedTensor(transform)])
+
+
+class ToNormalizedTensor(nn.Module):
+    """PIL image -> float32 `[channels, height, width]` with values `(pixel / 255 - mean) / std`.
+
+    It takes two operations; the three transforms of torchvision for it take longer than the crop of a small image.
+    """
+
+    def __init__(self, transform: ImageTransform) -> None:
+        super().__init__()
+        self.channels = transform.channels
+        self.mean = 255 * torch.tensor(transform.mean, dtype=torch.float32).view(-1, 1, 1)
+        self.std = 255 * torch.tensor(transform.std, dtype=torch.float32).view(-1, 1, 1)
+
+    def forward(self, image: Image.Image) -> torch.Tensor:
+        pixels = torch.from_numpy(np.array(image)).view(image.height, image.width, self.channels)
+        return (pixels.permute(2, 0, 1).contiguous() - self.mean).div_(self.std)
+
+
+class LimitSize(nn.Module):
+    """Reduce an image, with its aspect ratio, until its longer side is at most `max_size`; never enlarge it."""
+
+    def __init__(self, max_size: int) -> None:
+        super().__init__()
+        self.max_size = max_size
+
+    def forward(self, image: Image.Image) -> Image.Image:
+        reduced = image.copy()  # `thumbnail` works in place, and the image may be cached
+        reduced.thumbnail((self.max_size, self.max_size), Image.Resampling.LANCZOS)
+        return reduced
+
+
+class ResizeCenterCrop(nn.Module):
+    """Resize the shorter side to `resize` and crop the center, a square of `size`.
+
+    Of an image with a large aspect ratio only the region of the crop is resized; resizing a whole image of 1 x 60,000
+    pixels would take gigabytes.
+    """
+
+    def __init__(self, resize: int, size: int, interpolation: v2.InterpolationMode) -> None:
+        super().__init__()
+        self.resize, self.size = resize, size
+        self.whole = nn.Sequential(v2.Resize(resize, interpolation=interpolation), v2.CenterCrop(size))
+        self.resample = Image.Resampling[interpolation.name]
+
+    def forward(self, image: Image.Image) -> Image.Image:
+        if max(image.size) <= MAX_ASPECT_RATIO * min(image.size):
+            resized: Image.Image = self.whole(image)
+            return resized
+        # PIL holds the box in float32, too coarse for such a long side, so the image is first cropped to whole pixels.
+        (left, right, x0, x1), (top, bottom, y0, y1) = (self._span(length, min(image.size)) for length in image.size)
+        region = image.crop((left, top, right, bottom))
+        return region.resize((self.size, self.size), self.resample, (x0 - left, y0 - top, x1 - left, y1 - top))
+
+    def _span(self, length: int, shorter: int) -> tuple[int, int, float, float]:
+        """Along one side: first and last pixel that the interpolation needs, and start and end of the crop."""
+        resized = int(self.resize * length / shorter)
+        scale = length / resized
+        start = round((resized - self.size) / 2) * scale
+        end = min(start + self.size * scale, length)
+        support = 2 * max(scale, 1.0)  # of bicubic interpolation, the widest
+        return max(math.floor(start - support), 0), min(math.ceil(end + support), length), start, end
+
+
+class RandomRotation(nn.Module):
+    """Rotate an image about its center by a random angle; the corners get the mean color of its border, not black."""
+
+    def __init__(self, degrees: float, interpolation: str) -> None:
+        super().__init__()
+        self.degrees = degrees
+        self.resample = Image.Resampling[interpolation.upper()]
+
+    def forward(self, image: Image.Image) -> Image.Image:
+        angle = float(torch.empty(()).uniform_(-self.degrees, self.degrees))
+        pixels = np.asarray(image)
+        border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+        color = tuple(np.rint(border.mean(axis=0, keepdims=border.ndim == 1)).astype(int).tolist())
+        return image.rotate(angle, self.resample, fillcolor=color)

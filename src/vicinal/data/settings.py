@@ -1,0 +1,102 @@
+"""The settings of a dataset: the group `data` of a recipe. Importing this module loads neither pandas nor torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vicinal.utils.errors import InputError
+
+
+@dataclass(frozen=True)
+class NoiseSettings:
+    """Noise added to the training split on purpose, and limits of its size, to measure how robust a method is.
+
+    Args:
+        random_labels: fraction of the training images that get the label of another class, chosen at random.
+        confused_labels: fraction of the training images of the classes in `confusions` that get the label of a class
+            that theirs is confused with.
+        confusions: a CSV file with the columns `label` and `confused_with`, one pair of training classes per line; or
+            a mapping such as {cat: [lynx, dog]}.
+        open_set_labels: fraction of the training images whose classes are dissolved into small clusters, each under the
+            label of a remaining class.
+        open_set_cluster_size: mean number of images per such cluster.
+        foreign: images of none of the classes: a folder, a .csv or .parquet table, or a benchmark.
+        foreign_fraction: fraction of the training images that are replaced by foreign ones; their labels stay.
+        foreign_root: folder that relative paths of that table start from, or that holds the files of that benchmark.
+        classes: train on the first classes only, in sorted order of their names: a fraction of the classes up to 1,
+            a number of classes above 1; null: all.
+
+    Raises:
+        InputError: a value is out of range, or a setting is given without the one that it belongs to.
+    """
+
+    random_labels: float = 0.0
+    confused_labels: float = 0.0
+    confusions: dict[str, str | int | list[str | int]] | str | None = None
+    open_set_labels: float = 0.0
+    open_set_cluster_size: float = 2.0
+    foreign: str | None = None
+    foreign_fraction: float = 0.0
+    foreign_root: str | None = None
+    classes: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("random_labels", "confused_labels", "open_set_labels", "foreign_fraction"):
+            self._check(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
+        self._check("classes", self.classes is None or self.classes > 0, "above 0 or null")
+        fits = (self.foreign is None) == (self.foreign_fraction == 0)
+        self._check("foreign_fraction", fits, "above 0 with data.noise.foreign, else 0")
+        fits = self.foreign_root is None or self.foreign is not None
+        self._check("foreign_root", fits, "null without data.noise.foreign")
+        fits = (self.confusions is None) == (self.confused_labels == 0)
+        self._check("confused_labels", fits, "above 0 with data.noise.confusions, else 0")
+        self._check("open_set_cluster_size", 1 <= self.open_set_cluster_size < math.inf, "1 or more")
+        fits = self.open_set_labels > 0 or self.open_set_cluster_size == NoiseSettings.open_set_cluster_size
+        self._check("open_set_cluster_size", fits, "left alone unless data.noise.open_set_labels is above 0")
+
+    def _check(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise InputError(f"data.noise.{name} = {getattr(self, name)} must be {expected}")
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Where the images come from and how their classes are divided into splits.
+
+    Args:
+        source: a folder with one folder of images per class, a .csv or .parquet table with the columns `path` and
+            `label`, or a benchmark: digits, omniglot, glyphs.
+        root: folder that relative paths of a table start from (default: the table's own), or that holds a benchmark.
+        path_column: name of the table's column with the image paths.
+        label_column: name of the table's column with the labels.
+        fractions: fraction of the classes for each split, such as {train: 0.6, val: 0.2, test: 0.2}. Default: the
+            splits of the source, or else the fractions of this example.
+        classes: names of the classes of each split, such as {train: [cat, dog], test: [owl]}.
+        split_column: name of a column that holds the split of each class; with fractions or classes, the column whose
+            values are assigned to splits instead of labels, such as coarse.
+        noise: noise added to the training split on purpose, and limits of its size.
+        cache: keep all decoded images in memory.
+        num_workers: processes that read and transform images. Default: none with `cache`, else one per core, at most 8.
+        on_error: "raise" stops at an unreadable image, "skip" leaves it out and counts it.
+
+    Raises:
+        InputError: a value is out of range.
+    """
+
+    source: str | None = None
+    root: str | None = None
+    path_column: str = "path"
+    label_column: str = "label"
+    fractions: dict[str, float] | None = None
+    classes: dict[str, list[str | int]] | None = None
+    split_column: str | None = None
+    noise: NoiseSettings = field(default_factory=NoiseSettings)
+    cache: bool = False
+    num_workers: int | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+
+    def __post_init__(self) -> None:
+        if self.num_workers is not None and self.num_workers < 0:
+            raise InputError(f"data.num_workers = {self.num_workers} must be 0 or more")

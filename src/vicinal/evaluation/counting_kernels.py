@@ -1,0 +1,242 @@
+"""Compiled kernels that count how many scores rank before each positive, in about a nanosecond per score.
+
+The range of the scores of a query's positives is divided into intervals. Scores are counted by interval, without a
+branch, so that the time depends neither on the number of positives nor on their ranks; only scores in an interval that
+holds a positive are compared with it. The kernels release the interpreter lock, so that plain threads divide the rows.
+
+Importing this module imports numba. :mod:`~vicinal.evaluation.counting` imports it when counting begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numba
+import numpy as np
+
+from vicinal.evaluation.counting import LANES, MASKED, RankCounts, Tile
+from vicinal.utils.arrays import Booleans, Floats, Integers, ShortIntegers
+
+PADDING = 16  # so that rows whose length is a power of two do not compete for the same cache lines
+MIN_INTERVALS, MAX_INTERVALS = 64, 4096  # of one query
+INTERVALS_PER_POSITIVE = 16
+FINEST_SCALE = 2**20  # intervals per unit of score where all positives have the same score
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """Compile a function when it is first called, without the interpreter lock, and cache the code on disk if possible.
+
+    The code is not cached if neither the folder of the package nor that of the user can be written.
+    """
+    try:
+        return cast(Function, numba.njit(cache=True, nogil=True)(function))
+    except RuntimeError:
+        return cast(Function, numba.njit(nogil=True)(function))
+
+
+class Workspace(NamedTuple):
+    """The memory that counting in one row of scores takes; it is used again for the next row.
+
+    Attributes:
+        row: float32 [length], the scores.
+        intervals: int32 [length], the interval of each score.
+        candidates: int32 [length + 1], the positions of the scores that have to be compared with positives.
+        totals: int32 [4, intervals], how many scores are in each interval, in four counters.
+        holds_positive: int32 [intervals], 1 for an interval that holds a positive, else 0.
+        bounds: int32 [2, intervals], where the positives of an interval begin and end.
+        num_ahead: int32 [intervals], how many scores are in the intervals before that hold no positive.
+    """
+
+    row: Floats
+    intervals: ShortIntegers
+    candidates: ShortIntegers
+    totals: ShortIntegers
+    holds_positive: ShortIntegers
+    bounds: ShortIntegers
+    num_ahead: ShortIntegers
+
+
+class QueryCounts(NamedTuple):
+    """The slots of one query in :class:`~vicinal.evaluation.counting.RankCounts`."""
+
+    scores: Floats
+    rows: ShortIntegers
+    num_before: ShortIntegers
+    is_tied: Booleans
+
+
+@compiled
+def count_rows(tile: Tile, counts: RankCounts, begin: int, end: int) -> None:
+    """Count in the rows `begin` to `end` of a tile, which are queries."""
+    workspace = _workspace(tile.scores.shape[1])
+    for row in range(begin, end):
+        if counts.positives.counts[tile.start + row]:
+            _copy(tile.scores[row], workspace.row)
+            _count(workspace, tile.start + row, tile.first_row, counts)
+
+
+@compiled
+def count_columns(tile: Tile, counts: RankCounts, begin: int, end: int) -> None:
+    """Count in the columns `begin` to `end` of a tile; several are copied together, since memory is read by lines."""
+    scores = tile.scores
+    workspace = _workspace(scores.shape[0])
+    columns = np.empty((LANES, scores.shape[0] + PADDING), dtype=np.float32)
+    for left in range(begin, end, LANES):
+        right = min(left + LANES, end)
+        for row in range(scores.shape[0]):
+            for column in range(left, right):
+                columns[column - left, row] = scores[row, column]
+        for column in range(left, right):
+            if counts.positives.counts[tile.start + column]:
+                _copy(columns[column - left], workspace.row)
+                _count(workspace, tile.start + column, tile.first_row, counts)
+
+
+@compiled
+def _copy(scores: Floats, row: Floats) -> None:
+    """Fill a row with the first scores; an assignment of slices would take seconds to compile."""
+    for position in range(len(row)):
+        row[position] = scores[position]
+
+
+@compiled
+def _workspace(length: int) -> Workspace:
+    return Workspace(
+        np.empty(length, np.float32),
+        np.empty(length, np.int32),
+        np.empty(length + 1, np.int32),
+        np.zeros((4, MAX_INTERVALS + 1), np.int32),
+        np.zeros(MAX_INTERVALS + 1, np.int32),
+        np.empty((2, MAX_INTERVALS + 1), np.int32),
+        np.empty(MAX_INTERVALS + 1, np.int32),
+    )
+
+
+@compiled
+def _count(workspace: Workspace, query: int, first_row: int, counts: RankCounts) -> None:
+    """Count in the row of scores in the workspace, which is changed."""
+    row, intervals, bounds = workspace.row, workspace.intervals, workspace.bounds
+    positives = _query_counts(counts, query)
+    count = len(positives.scores)
+    _mask(row, first_row, counts.rows_by_label[counts.begin[query] : counts.end[query]])
+    # Clearing the counters of many intervals takes time of its own.
+    last = min(max(MIN_INTERVALS, min(INTERVALS_PER_POSITIVE * count, len(row) // 2)), MAX_INTERVALS)
+    scale = _scale(positives.scores[0], positives.scores[count - 1], last)
+    _find_intervals(row, positives.scores[0], scale, last, intervals)
+    positive_intervals = np.empty(count, np.int32)
+    _find_intervals(positives.scores, positives.scores[0], scale, last, positive_intervals)
+    for position in range(count - 1, -1, -1):
+        bounds[0, positive_intervals[position]] = position
+    for position in range(count):
+        bounds[1, positive_intervals[position]] = position + 1
+        workspace.holds_positive[positive_intervals[position]] = 1
+    workspace.totals[:, : last + 1] = 0
+    num_candidates = _distribute(workspace)
+    _credit_intervals(workspace, positive_intervals, positives.num_before, last)
+    for number in range(num_candidates):
+        position = workspace.candidates[number]
+        interval = intervals[position]
+        _compare(row[position], first_row + position, bounds[0, interval], bounds[1, interval], positives)
+
+
+@compiled
+def _query_counts(counts: RankCounts, query: int) -> QueryCounts:
+    first = counts.positives.first[query]
+    end = first + counts.positives.counts[query]
+    return QueryCounts(
+        counts.positives.scores[first:end],
+        counts.positives.rows[first:end],
+        counts.num_before[first + query : end + query + 1],
+        counts.is_tied[first:end],
+    )
+
+
+@compiled
+def _find_intervals(
+    scores: Floats, highest: np.float32, scale: np.float32, last: int, intervals: ShortIntegers
+) -> None:
+    """Write the interval of each score: 0 above the highest positive, and never a later one for a higher score."""
+    zero, one, limit = np.float32(0), np.float32(1), np.float32(last)
+    for position in range(len(scores)):
+        intervals[position] = np.int32(max(zero, min(limit, (highest - scores[position]) * scale + one)))
+
+
+@compiled
+def _mask(row: Floats, first_row: int, same_label: Integers) -> None:
+    """Mask the gallery rows that have the label of the query."""
+    position = np.searchsorted(same_label, first_row)
+    while position < len(same_label) and same_label[position] < first_row + len(row):
+        row[same_label[position] - first_row] = np.float32(MASKED)
+        position += 1
+
+
+@compiled
+def _scale(highest: np.float32, lowest: np.float32, intervals: int) -> np.float32:
+    """Intervals per unit of score, so that the scores of the positives take all intervals but three."""
+    if highest > lowest:
+        scale = np.float32(np.float32(intervals - 2) / (highest - lowest))
+        if np.isfinite(scale):
+            return scale
+    return np.float32(FINEST_SCALE)
+
+
+@compiled
+def _distribute(workspace: Workspace) -> int:
+    """Count scores by interval, and list the positions of those whose interval holds a positive; return their number.
+
+    Four counters take turns: adjacent scores are often in one interval, and must not wait for each other.
+    """
+    intervals, totals = workspace.intervals, workspace.totals
+    candidates, holds_positive = workspace.candidates, workspace.holds_positive
+    found = np.uint32(0)
+    unrolled = len(intervals) // 4 * 4
+    for position in range(0, unrolled, 4):
+        for lane in range(4):
+            interval = np.uint32(intervals[position + lane])
+            totals[lane, interval] += 1
+            candidates[found] = position + lane
+            found += np.uint32(holds_positive[interval])
+    for position in range(unrolled, len(intervals)):
+        interval = np.uint32(intervals[position])
+        totals[0, interval] += 1
+        candidates[found] = position
+        found += np.uint32(holds_positive[interval])
+    return int(found)
+
+
+@compiled
+def _credit_intervals(
+    workspace: Workspace, positive_intervals: ShortIntegers, num_before: ShortIntegers, last: int
+) -> None:
+    """Credit the scores between the intervals of positives to the next positive, and reset `holds_positive`."""
+    totals, holds_positive, num_ahead = workspace.totals, workspace.holds_positive, workspace.num_ahead
+    total = np.int32(0)
+    for interval in range(last + 1):
+        num_ahead[interval] = total
+        here = totals[0, interval] + totals[1, interval] + totals[2, interval] + totals[3, interval]
+        total += here * (1 - holds_positive[interval])
+    num_before[0] += num_ahead[positive_intervals[0]]
+    for position in range(1, len(positive_intervals)):
+        num_before[position] += num_ahead[positive_intervals[position]] - num_ahead[positive_intervals[position - 1]]
+    for position in range(len(positive_intervals)):
+        holds_positive[positive_intervals[position]] = 0
+
+
+@compiled
+def _compare(score: np.float32, row: int, low: int, high: int, positives: QueryCounts) -> None:
+    """Credit one score to the first positive that it ranks before, which is one from `low` to `high`."""
+    scores = positives.scores
+    while low < high:
+        middle = (low + high) // 2
+        if scores[middle] > score or (scores[middle] == score and positives.rows[middle] < row):
+            low = middle + 1
+        else:
+            high = middle
+    positives.num_before[low] += 1
+    if low < len(scores) and scores[low] == score:
+        positives.is_tied[low] = True
+    elif low > 0 and scores[low - 1] == score:
+        positives.is_tied[low - 1] = True

@@ -1,0 +1,88 @@
+"""The contextual loss by dense matrices: for neighbourhoods of any size, for all variants, and for GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from vicinal.losses.contextual.matrices import DenseMatrix
+from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
+from vicinal.losses.contextual.variants import Variant, contextual_similarity, similarity_of_kth, slack
+
+
+def dense_loss(similarity: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant) -> Tensor:
+    """Eq. (5), the mean over all n^2 pairs of `(y - w)^2`, where i = j contributes 0; differentiable once.
+
+    Args:
+        similarity: float [n, n]; its diagonal is overwritten.
+        positive: bool [n, n], the y.
+        known: bool [n, n], pairs whose y is known; others contribute 0. None: all, and y is symmetric.
+        k: number of neighbours of a sample, including itself.
+        variant: definition of contextual similarity.
+    """
+    similarity = similarity.fill_diagonal_(1.0)
+    if variant.correct_gradient:
+        negative = ~positive if known is None else known & ~positive
+        similarity = _CorrectGradient.apply(similarity, positive, negative)
+    if variant.has_matrix_form:
+        return _DenseLoss.apply(similarity, positive, known, k, variant)
+    return _error(contextual_similarity(similarity, k, variant), positive, known).square().sum() / len(positive) ** 2
+
+
+def _error(w: Tensor, positive: Tensor, known: Tensor | None) -> Tensor:
+    """The difference w - y, 0 where it does not count."""
+    error = (w - positive.to(w.dtype)).fill_diagonal_(0.0)
+    return error if known is None else error.masked_fill_(~known, 0.0)
+
+
+class _DenseLoss(torch.autograd.Function):
+    """Computes the gradient with the value, from the same matrices."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, similarity: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant
+    ) -> Tensor:
+        near, close = (
+            DenseMatrix((similarity >= kth - slack(variant.epsilon, kth.dtype)).to(kth.dtype))
+            for kth in similarity_of_kth(similarity, k)
+        )
+        contextual = ContextualSimilarity(Neighborhoods(near, close), variant)
+        error = DenseMatrix(_error(contextual.w().values, positive, known))
+        value = error.sum_of_squares() / len(positive) ** 2
+        if ctx.needs_input_grad[0]:
+            grad_w = (error + error.T).half() if variant.expansion and known is not None else error
+            ctx.save_for_backward(_gradient(contextual, grad_w).mul_(4 * variant.alpha / len(positive) ** 2))
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * upstream, None, None, None, None
+
+
+def _gradient(contextual: ContextualSimilarity[DenseMatrix], grad_w: DenseMatrix) -> Tensor:
+    entries, grad_common, grad_rows = contextual.gradient(grad_w)
+    total = entries.values
+    if grad_common is not None and grad_rows is not None:
+        total.addmm_(grad_common.values, contextual.near.values).add_(grad_rows[:, None])
+    return total
+
+
+class _CorrectGradient(torch.autograd.Function):
+    """Eq. (10): removes the gradient that would push a positive pair apart or pull a negative pair together."""
+
+    @staticmethod
+    def forward(ctx: Any, similarity: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        ctx.save_for_backward(positive, negative)
+        return similarity.view_as(similarity)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        positive, negative = ctx.saved_tensors
+        wrong = (positive & (upstream > 0)) | (negative & (upstream < 0))
+        return upstream.masked_fill(wrong, 0.0), None, None

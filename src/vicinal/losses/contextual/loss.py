@@ -1,0 +1,210 @@
+"""ContextualLoss: the constructor, the choice between dense and sparse matrices, and positive pairs of a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from vicinal.losses.base import Loss, zero_loss
+from vicinal.losses.contextual.dense import dense_loss
+from vicinal.losses.contextual.sparse import find_neighborhoods, sparse_loss
+from vicinal.losses.contextual.variants import Variant
+from vicinal.similarity.checks import can_read_values
+from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity.pairs import MaskedPairs
+from vicinal.utils.arguments import check_nonnegative, check_positive
+from vicinal.utils.errors import InputError
+
+MIN_SPARSE_SAMPLES = 256
+"""Number of samples up to which dense matrices are faster however small the neighbourhoods are."""
+MAX_DENSITY = 1 / 40
+"""Fraction of all samples, as neighbours or as a class, from which on dense matrices are faster."""
+
+
+class ContextualLoss(Loss):
+    """Contextual loss: the mean squared difference of contextual similarity w and equality of classes y,
+
+        1/n^2 sum over i != j of (y_ij - w_ij)^2
+
+    Contextual similarity is the fraction of its neighbours that a sample has in common with another. The neighbours N_i
+    are the k nearest samples, including the sample itself, and those whose squared distance is at most epsilon larger;
+
+        w1_ij = 1/2 (|N_i and N_j| / |N_i|  +  |neither in N_i nor in N_j| / |not in N_i|)   if j is in N_i, else 0
+        w2_i  = mean of w1_p over those p that are among the k/2 nearest of i, and i among theirs
+        w_ij  = (w2_ij + w2_ji) / 2
+
+    The loss is 0 when the k - 1 nearest of every sample are the other samples of its class, by a margin of epsilon. The
+    gradient of a sample depends on the neighbours of its neighbours, so that label noise has less influence than in
+    pair losses. Membership in a neighbourhood is a step function; alpha replaces its gradient.
+
+    The computation is exact at any size. Where neighbourhoods and classes are small, as neighbourhoods are after the
+    first epochs, time grows only with the search for neighbours, and memory with the batch; otherwise, and on a GPU, it
+    multiplies dense matrices, and holds about a dozen of them.
+
+    A batch should have k samples per class. With references, which must contain the embeddings (offset), it is the loss
+    of all references as one batch, and k must be given. In distributed training each process computes the loss of the
+    whole batch.
+
+    Reference: Liao et al., "Supervised Metric Learning to Rank for Retrieval via Contextual Similarity Optimization",
+    ICML 2023, Eq. (1) to (5). The full loss of Eq. (6) is `0.8 * ContextualLoss() + 0.2 * ContrastiveLoss(0.75, 0.6) +
+    0.1 * SimilarityRegularizer(0.3)`. The arguments after alpha are its ablations (Table 1 and 5, Fig. 16 and 17).
+
+    Args:
+        k: number of neighbours of a sample, including itself, at least 2; None: the number of samples per class in the
+            batch, which synchronises with a GPU.
+        epsilon: by how much larger a squared distance may be than the k-th, not negative.
+        alpha: replaces the gradient of a step.
+        theta: "step", or "sigmoid" with its own gradient (Eq. 21).
+        temperature: of the sigmoid of squared distances; the paper gives none.
+        conjunction: "product" or "min" of two memberships, for membership in both.
+        complement: whether common non-neighbours count too; otherwise w1 is the fraction of common neighbours alone.
+        intersection: step 2; without it w1 is whether j is in N_i.
+        expansion: step 3; without it w is w1. Without both, the loss is L1 of Eq. (32).
+        detach_sizes: whether the sizes in w1 have no gradient.
+        detach_expansion_size: whether the number of those p has no gradient.
+        correct_gradient: whether the gradient that would push a positive pair apart or pull a negative pair together is
+            removed (Eq. 10).
+
+    Raises:
+        InputError: an argument is out of range; when called: k is None and classes have different sizes or there are
+            references, or the references do not contain the embeddings.
+
+    Example:
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.6, 0.8]])
+        >>> ContextualLoss()(embeddings, torch.tensor([7, 7, 9, 9]))
+        tensor(0.1541)
+    """
+
+    uses_only_similarities = True
+
+    def __init__(
+        self,
+        k: int | None = None,
+        epsilon: float = 0.05,
+        alpha: float = 10.0,
+        *,
+        theta: Literal["step", "sigmoid"] = "step",
+        temperature: float = 0.1,
+        conjunction: Literal["product", "min"] = "product",
+        complement: bool = True,
+        intersection: bool = True,
+        expansion: bool = True,
+        detach_sizes: bool = True,
+        detach_expansion_size: bool = False,
+        correct_gradient: bool = False,
+    ) -> None:
+        super().__init__()
+        check_nonnegative(self, epsilon=epsilon)
+        check_positive(self, alpha=alpha, temperature=temperature)
+        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 2):
+            raise InputError(f"ContextualLoss: k = {k} must be at least 2, a whole number: a sample is its own nearest")
+        if theta not in ("step", "sigmoid"):
+            raise InputError(f'ContextualLoss: theta = {theta!r} must be "step" or "sigmoid"')
+        if conjunction not in ("product", "min"):
+            raise InputError(f'ContextualLoss: conjunction = {conjunction!r} must be "product" or "min"')
+        self.k = k
+        self.variant = Variant(
+            epsilon=epsilon,
+            alpha=alpha,
+            theta=theta,
+            temperature=temperature,
+            conjunction=conjunction,
+            complement=complement,
+            intersection=intersection,
+            expansion=expansion,
+            detach_sizes=detach_sizes,
+            detach_expansion_size=detach_expansion_size,
+            correct_gradient=correct_gradient,
+        )
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in {"k": self.k, **asdict(self.variant)}.items())
+
+    def value(self, source: PairSource) -> Tensor:
+        if self.k is None and source.has_own_references:
+            raise InputError("ContextualLoss: with references classes have any number of samples; give k")
+        source = source.references_as_batch()
+        if len(source) < 2:
+            return zero_loss(source)
+        k = min(self.k or _class_size(source), len(source))
+        if self._may_be_sparse(source):
+            neighborhoods = find_neighborhoods(
+                source.anchors.detach(), k, self.variant.epsilon, MAX_DENSITY * len(source)
+            )
+            if neighborhoods is not None:
+                assert source.labels is not None
+                return sparse_loss(source.anchors, source.labels, neighborhoods, self.variant)
+        return self._dense(source, k)
+
+    def _dense(self, source: PairSource, k: int) -> Tensor:
+        positive, known = _positive_and_known(source)
+
+        def loss(anchors: Tensor) -> Tensor:
+            similarity = source.with_anchors(anchors).similarity(slice(0, len(source)))
+            return dense_loss(similarity, positive, known, k, self.variant)
+
+        return _WithGradient.apply(loss, source.anchors)
+
+    def _may_be_sparse(self, source: PairSource) -> bool:
+        # On a GPU products of dense matrices are fast, and the search for neighbours would synchronise with it.
+        is_plain = type(source) is PairSource and source.is_by_label and can_read_values(source.anchors)
+        if not is_plain or not self.variant.has_matrix_form or self.variant.correct_gradient:
+            return False
+        if len(source) <= MIN_SPARSE_SAMPLES:
+            return False
+        return float(_class_sizes(source).square().sum()) <= MAX_DENSITY * len(source) ** 2
+
+
+class _WithGradient(torch.autograd.Function):
+    """Computes the gradient of a function with its value, so that autocast in the backward pass does not change it."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[[Tensor], Tensor], vectors: Tensor) -> Tensor:
+        needs_grad = ctx.needs_input_grad[1]
+        with torch.set_grad_enabled(needs_grad):
+            leaf = vectors.detach().requires_grad_(needs_grad)
+            value = function(leaf)
+        if needs_grad:
+            ctx.save_for_backward(*torch.autograd.grad(value, leaf))
+        return value.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[None, Tensor]:
+        (gradient,) = ctx.saved_tensors
+        return None, gradient * upstream
+
+
+def _positive_and_known(source: PairSource) -> tuple[Tensor, Tensor | None]:
+    """Which pairs are positive, and for which pairs that is known, bool [n, n] each; None: for all."""
+    if source.is_by_label:
+        assert source.labels is not None
+        return source.labels[:, None] == source.labels, None
+    pairs = source.pairs(slice(0, len(source)))
+    assert isinstance(pairs, MaskedPairs)
+    return pairs.positive, pairs.positive | pairs.negative
+
+
+def _class_sizes(source: PairSource) -> Tensor:
+    assert source.labels is not None
+    sizes: Tensor = source.labels.unique(return_counts=True)[1]  # type: ignore[no-untyped-call]
+    return sizes
+
+
+def _class_size(source: PairSource) -> int:
+    """The number of samples of each class, which must be the same for all classes."""
+    sizes = _class_sizes(source) if source.is_by_label else 1 + _positive_and_known(source)[0].sum(dim=1)
+    smallest, largest = int(sizes.min()), int(sizes.max())
+    if smallest != largest:
+        raise InputError(
+            f"ContextualLoss: the classes of the batch have {smallest} to {largest} samples; give k, or batches "
+            "with the same number of samples of each class"
+        )
+    if smallest < 2:
+        raise InputError("ContextualLoss: no class of the batch has two samples; give k, or batches of more per class")
+    return smallest

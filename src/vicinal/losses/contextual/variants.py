@@ -1,0 +1,122 @@
+"""Contextual similarity as in the paper, with autograd: for smooth memberships, the sigmoid and the minimum.
+
+For steps and products value and gradient are computed in `matrix_form`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+MAX_MINIMA = 2**22
+"""Number of minima of two memberships that are computed at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """The definition of contextual similarity. The fields are arguments of `ContextualLoss`."""
+
+    epsilon: float
+    alpha: float
+    theta: Literal["step", "sigmoid"]
+    temperature: float
+    conjunction: Literal["product", "min"]
+    complement: bool
+    intersection: bool
+    expansion: bool
+    detach_sizes: bool
+    detach_expansion_size: bool
+    correct_gradient: bool
+
+    @property
+    def has_matrix_form(self) -> bool:
+        """Whether value and gradient are products of matrices."""
+        return self.theta == "step" and self.conjunction == "product"
+
+
+def contextual_similarity(similarity: Tensor, k: int, variant: Variant) -> Tensor:
+    """Eq. (1) to (4): `w`, float [n, n], from similarities [n, n] whose diagonal is 1."""
+    kth_near, kth_close = similarity_of_kth(similarity, k)
+    near, far = _neighborhood(similarity, kth_near, variant)
+    w1 = _and(near, _agreement(near, far, variant), variant) if variant.intersection else near
+    return _expanded(w1, _neighborhood(similarity, kth_close, variant)[0], variant) if variant.expansion else w1
+
+
+def similarity_of_kth(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The similarity of each row to its k-th nearest, including the row's own sample, and to its k // 2-th, [rows, 1]
+    each.
+    """
+    nearest = similarity.detach().topk(k, dim=1).values.clamp_max_(1.0)
+    return nearest[:, k - 1 :], nearest[:, k // 2 - 1 : k // 2]
+
+
+def slack(epsilon: float, dtype: torch.dtype) -> float:
+    """By how much less similar than the k-th a neighbour may be."""
+    # Half the squared distance of unit vectors is 1 - s. Matrix products of different shapes round differently, and
+    # similarities that differ by no more than that are ties.
+    return epsilon / 2 + 16 * torch.finfo(dtype).eps
+
+
+def _neighborhood(similarity: Tensor, kth: Tensor, variant: Variant) -> tuple[Tensor, Tensor]:
+    """Eq. (2) or (21): how much each column is a neighbour of its row, and how much it is not."""
+    if variant.theta == "sigmoid":
+        margin = (similarity - kth + variant.epsilon / 2) * (2 / variant.temperature)
+        return margin.sigmoid(), (-margin).sigmoid()
+    near = _Step.apply(similarity - (kth - slack(variant.epsilon, kth.dtype)), 2 * variant.alpha)
+    return near, 1 - near
+
+
+def _agreement(near: Tensor, far: Tensor, variant: Variant) -> Tensor:
+    """Eq. (3) without its first factor: the fractions of neighbours, and of non-neighbours, in common with a column."""
+    fraction = _fraction_in_common(near, variant)
+    return (fraction + _fraction_in_common(far, variant)) / 2 if variant.complement else fraction
+
+
+def _fraction_in_common(members: Tensor, variant: Variant) -> Tensor:
+    """The fraction of a row's members that are members of a column's row too; 1 for a row without members."""
+    sizes = members.sum(dim=1, keepdim=True)
+    common = members @ members.T if variant.conjunction == "product" else _sums_of_minima(members)
+    is_empty = sizes.detach() == 0
+    sizes = sizes.detach() if variant.detach_sizes else sizes
+    return (common + is_empty) / sizes.masked_fill(is_empty, 1.0)
+
+
+def _sums_of_minima(members: Tensor) -> Tensor:
+    """For each two rows of [n, n] the sum of the minima of their entries, [n, n]; some rows at a time."""
+    parts = torch.split(members, max(1, MAX_MINIMA // members.numel()))
+    return torch.cat([checkpoint(_minima_with, part, members, use_reentrant=False) for part in parts])
+
+
+def _minima_with(part: Tensor, members: Tensor) -> Tensor:
+    return torch.minimum(part[:, None], members).sum(dim=2)
+
+
+def _expanded(w1: Tensor, close: Tensor, variant: Variant) -> Tensor:
+    """Eq. (4): the average over close reciprocal neighbours, made symmetric."""
+    reciprocal = _and(close, close.T, variant)
+    sizes = reciprocal.sum(dim=1, keepdim=True)
+    w2 = reciprocal @ w1 / (sizes.detach() if variant.detach_expansion_size else sizes)
+    return (w2 + w2.T) / 2
+
+
+def _and(a: Tensor, b: Tensor, variant: Variant) -> Tensor:
+    return a * b if variant.conjunction == "product" else torch.minimum(a, b)
+
+
+class _Step(torch.autograd.Function):
+    """Eq. (1): 1 from 0 on, else 0, with a constant in place of its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, slope: float) -> Tensor:
+        ctx.slope = slope
+        return (x >= 0).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        return upstream * ctx.slope, None

@@ -1,0 +1,167 @@
+"""Multi-scale descriptors: each image is embedded at several scales, and the embeddings are averaged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vicinal.data.image_ops import build_whole_image_transform
+from vicinal.data.images import ImageDataset
+from vicinal.data.transforms import ImageTransform
+from vicinal.models.embedder import Embedder, Precision
+from vicinal.models.inputs import Images, image_batches
+from vicinal.utils.arguments import is_integer
+from vicinal.utils.arrays import Floats
+from vicinal.utils.console import track
+from vicinal.utils.errors import InputError
+
+SCALES = (1.0, 2**0.5, 2**-0.5)
+
+
+@dataclass(frozen=True)
+class WholeImageTransform(ImageTransform):
+    """A transform that, in tests, takes the whole image instead of its center.
+
+    Args:
+        max_size: the maximum length of the longer side, to which larger images are reduced; none are enlarged.
+
+    Example:
+        >>> from PIL import Image
+        >>> WholeImageTransform(channels=1, max_size=20).test()(Image.new("L", (80, 60))).shape
+        torch.Size([1, 15, 20])
+    """
+
+    max_size: int = 1024
+
+    def test(self) -> nn.Module:
+        """The whole image: PIL image -> float32 `[channels, height, width]`."""
+        return build_whole_image_transform(self, self.max_size)
+
+
+def embed_multi_scale(
+    model: Embedder,
+    source: Images,
+    scales: Sequence[float] = SCALES,
+    max_size: int | None = None,
+    batch_size: int = 64,
+    num_workers: int = 0,
+    precision: Precision = "32",
+    device: str | torch.device | None = None,
+    progress: bool = True,
+    on_error: Literal["raise", "skip"] = "raise",
+) -> Floats:
+    """Embed images at several scales; the descriptor is the L2-normalized mean of the embeddings.
+
+    Reference: the protocol of ROxford and RParis (Radenovic et al., "Fine-tuning CNN Image Retrieval with No Human
+    Annotation", TPAMI 2019, with the plain mean; used by Recall@k Surrogate) takes whole images of at most 1,024
+    pixels, at scales 1, sqrt 2 and 1 / sqrt 2, resized bilinearly as tensors. For backbones with patches, sides are
+    rounded to whole patches.
+
+    Args:
+        model: An embedder whose backbone takes images of different sizes. A vision transformer does if it is created
+            with `backbone_args={"dynamic_img_size": True}`.
+        source: The images, as in :meth:`Embedder.embed`.
+        scales: Factors of the sides of the images.
+        max_size: Embed whole images, one at a time regardless of `batch_size`, whose longer side is first reduced to
+            this many pixels if it is longer; None: embed the square that the model's transform crops.
+        batch_size: Images per batch.
+        num_workers: Processes that read files.
+        precision: As in :meth:`Embedder.embed`.
+        device: The device to which the model is moved first; None: do not move it.
+        progress: Show a progress bar.
+        on_error: Raise an error at a file that cannot be read, or skip it.
+
+    Returns:
+        float32 [n, dim], L2-normalized, in the order of `source`.
+
+    Raises:
+        InputError: A scale or `max_size` is invalid, the backbone takes images of one size only, an image is too small
+            for a scale, or as :meth:`Embedder.embed`.
+
+    Example:
+        >>> from PIL import Image
+        >>> model = Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=32))
+        >>> embed_multi_scale(model, [Image.new("RGB", (80, 60))], max_size=64).shape
+        (1, 8)
+    """
+    _check(model, scales, max_size)
+    if max_size is None:
+        batches, num_batches = image_batches(source, model.transform, batch_size, num_workers, on_error)
+    else:
+        batches, num_batches = _whole_images(model, source, max_size, num_workers, on_error)
+    patch_size = _patch_size(model.backbone)
+    parts = [np.empty((0, model.dim), np.float32)]
+    for images in track(batches, "embedding", total=num_batches, show=progress):
+        scaled = (_resize(images, scale, patch_size) for scale in scales)
+        vectors = [
+            model.embed(each, batch_size=len(each), precision=precision, device=device, progress=False)
+            for each in scaled
+        ]
+        parts.append(normalized_mean(vectors))
+    return np.concatenate(parts)
+
+
+def normalized_mean(vectors: Sequence[Floats]) -> Floats:
+    """The mean of arrays of embeddings, with L2-normalized rows; a row stays zero if its embeddings cancel out.
+
+    Example:
+        >>> normalized_mean([np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32)])
+        array([[1., 0.],
+               [0., 1.]], dtype=float32)
+    """
+    mean = np.mean(vectors, axis=0, dtype=np.float64)
+    lengths = np.linalg.norm(mean, axis=1, keepdims=True)
+    return np.divide(mean, lengths, out=np.zeros_like(mean), where=lengths > 0).astype(np.float32)
+
+
+def _check(model: Embedder, scales: Sequence[float], max_size: int | None) -> None:
+    if not len(scales):
+        raise InputError("scales are empty; give at least one, such as 1.0")
+    for scale in scales:
+        if not 0 < scale < math.inf:
+            raise InputError(f"scale {scale} is impossible; a scale is a number above 0")
+    if max_size is not None and not (is_integer(max_size) and max_size >= 1):
+        raise InputError(f"max_size is {max_size}; it must be an integer of pixels, at least 1")
+    is_fixed_size = getattr(getattr(model.backbone, "patch_embed", None), "strict_img_size", False)
+    if is_fixed_size and (max_size is not None or set(scales) != {1}):
+        raise InputError(
+            f"{model.config['backbone']} takes images of {model.transform.size} pixels only; make the model with "
+            "backbone_args={'dynamic_img_size': True}, if this backbone knows it, or use one scale, 1"
+        )
+
+
+def _whole_images(
+    model: Embedder, source: Images, max_size: int, num_workers: int, on_error: Literal["raise", "skip"]
+) -> tuple[Iterable[Tensor], int]:
+    """Batches of one whole image each, and their number."""
+    if isinstance(source, Tensor) or (isinstance(source, (list, tuple)) and any(isinstance(s, Tensor) for s in source)):
+        raise InputError("max_size is for images that are read and transformed; tensors already have their size")
+    if isinstance(source, ImageDataset):
+        source = source.table  # the transform of the dataset would crop the center
+    transform = WholeImageTransform(**{**asdict(model.transform), "max_size": max_size})
+    return image_batches(source, transform, batch_size=1, num_workers=num_workers, on_error=on_error)
+
+
+def _patch_size(backbone: nn.Module) -> tuple[int, ...]:
+    """The sides of the backbone's patches; (1, 1) if it takes images of any size."""
+    embed = getattr(backbone, "patch_embed", None)
+    patch_size = getattr(embed, "patch_size", None)
+    return (1, 1) if patch_size is None or getattr(embed, "dynamic_img_pad", False) else tuple(patch_size)
+
+
+def _resize(images: Tensor, scale: float, patch_size: tuple[int, ...]) -> Tensor:
+    """Multiply the sides of images [n, C, H, W], rounded down as published or to the nearest whole patches."""
+    sides = tuple(images.shape[-2:])
+    if patch_size == (1, 1):
+        if min(sides) * scale < 1:
+            raise InputError(f"an image of {sides[1]} x {sides[0]} pixels is too small for scale {scale:g}")
+        return images if scale == 1 else F.interpolate(images, scale_factor=scale, mode="bilinear")
+    size = tuple(max(1, round(side * scale / patch)) * patch for side, patch in zip(sides, patch_size, strict=True))
+    return images if size == sides else F.interpolate(images, size=size, mode="bilinear")

@@ -1,0 +1,88 @@
+"""Images in frames: queries with their neighbours, each a button that enlarges the image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vicinal.analysis import QueryNeighbors
+from vicinal.data.table import Table
+from vicinal.report.page.markup import Markup, element
+from vicinal.report.page.thumbnails import Thumbnails
+
+RIGHT, WRONG = "✓", "✗"  # marks for readers who cannot tell green from red
+KEY = (
+    f"Solid green frames and {RIGHT}: of the query's class. Dashed red frames and {WRONG}: of another. "
+    "The numbers are cosine similarities. A click enlarges; arrow keys go on to the next image."
+)
+MAX_NEIGHBORS = 8  # shown of a query
+
+
+class ImageFrames:
+    """Makes the frames of the images of one table.
+
+    Args:
+        thumbnails: collects the images.
+        table: with labels, and perhaps paths; without paths a frame shows the row's number in place of an image.
+    """
+
+    def __init__(self, thumbnails: Thumbnails, table: Table) -> None:
+        self.thumbnails, self.table = thumbnails, table
+        self.labels: list[str] = [str(label) for label in table.frame["label"].tolist()]
+
+    def frame(self, row: int, kind: str, mark: str, text: str) -> Markup:
+        """An image in its frame, as an item of a list.
+
+        Args:
+            row: of the table.
+            kind: "query", "right", "wrong" or "plain", the colour of the frame.
+            mark: a few characters below the image.
+            text: describes the image to screen readers, and beside the enlarged image.
+        """
+        number = self.thumbnails.number(self.table, row)
+        parts = [
+            self._picture(row, number, text),
+            element("span", mark, class_="mark"),
+            element("span", self.labels[row], class_="label", title=self.labels[row], dir="auto"),
+        ]
+        return element(
+            "li", element("button", *parts, type="button", class_=f"cell {kind}", data_view=number, data_note=text)
+        )
+
+    def _picture(self, row: int, number: int, text: str) -> Markup:
+        if not self.table.has("path"):
+            return element("span", f"row {row:,}", class_="nothing")
+        image = element("img", data_image=number, alt=f"{text}, class {self.labels[row]}")
+        return element("span", image, class_="picture")
+
+    def query(self, row: int) -> Markup:
+        """The frame of a query."""
+        return self.frame(row, "query", "query", "query")
+
+    def neighbor(self, query: int, row: int, rank: int, similarity: float) -> Markup:
+        """The frame of a neighbour, which shows whether it is of the query's class."""
+        kind, mark = ("right", RIGHT) if self.labels[query] == self.labels[row] else ("wrong", WRONG)
+        text = f"neighbour {rank}, {kind}, similarity {similarity:.3f}"
+        return self.frame(row, kind, f"{mark} {similarity:.2f}", text)
+
+    def ranking(self, neighbors: QueryNeighbors, query: int, max_neighbors: int = MAX_NEIGHBORS) -> Markup:
+        """A list of a query, given by its row, and its nearest neighbours."""
+        at = neighbors.index(query)
+        rows = neighbors.neighbors[at, :max_neighbors].tolist()
+        similarities = neighbors.similarities[at, :max_neighbors].tolist()
+        nearest = zip(rows, range(1, len(rows) + 1), similarities, strict=True)
+        return frame_list([self.query(query), *(self.neighbor(query, *each) for each in nearest)])
+
+
+def frame_list(frames: Iterable[Markup]) -> Markup:
+    """Frames beside each other."""
+    return element("ul", *frames, class_="cells")
+
+
+def entry(text: object, *content: Markup) -> Markup:
+    """A line of text and lists of frames below it, through which the viewer goes from image to image."""
+    return element("li", element("p", text, dir="auto"), *content, data_row=True)
+
+
+def entry_list(entries: Iterable[Markup], *, side_by_side: bool = False) -> Markup:
+    """Entries below each other, or as many beside each other as there is room for."""
+    return element("ul", *entries, class_="rows beside" if side_by_side else "rows")

@@ -1,0 +1,131 @@
+"""The thumbnails of a page: every image is stored once and referred to by its number, within a budget of bytes."""
+
+from __future__ import annotations
+
+import base64
+import os
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from typing import Any
+
+from PIL import Image, ImageOps
+
+from vicinal.data.decoding import read_image
+from vicinal.data.table import Table
+from vicinal.report.page.markup import counted
+from vicinal.report.page.paths import relative_paths
+from vicinal.utils.errors import InputError
+
+LARGE, SMALL = 320, 96  # longer side in pixels: of images that can be enlarged, and of images on the map only
+MAX_BYTES = 11 * 2**20  # of all thumbnails in base 64, so that a page stays below 15 MB
+QUALITY, MIN_SIDE = 75, 16
+NUM_THREADS = 4
+
+
+class Thumbnails:
+    """Collects the images that a page shows and numbers them from 0, in the order in which they are first shown.
+
+    Two images are the same if their paths are equal; without paths, if they are the same row of the same table.
+
+    Attributes:
+        num_unreadable: the images that could not be read when they were encoded.
+
+    Example:
+        >>> import pandas as pd
+        >>> thumbnails, table = Thumbnails(), Table(pd.DataFrame({"label": ["a", "b"]}))
+        >>> [thumbnails.number(table, row) for row in (1, 0, 1)]
+        [0, 1, 0]
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+        self._images: list[dict[str, Any]] = []
+        self._paths: list[str | None] = []
+        self._sizes: list[int] = []
+        self.num_unreadable = 0
+
+    def number(self, table: Table, row: int, size: int = LARGE) -> int:
+        """The number of a row's image; its thumbnail has the largest size that is asked for."""
+        key = table.paths[row] if table.has("path") else (id(table), row)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._images)
+            self._paths.append(table.paths[row] if table.has("path") else None)
+            self._images.append({"label": str(table.frame["label"].iloc[row]), "file": f"row {row}"})
+            self._sizes.append(size)
+        number = self._numbers[key]
+        self._sizes[number] = max(self._sizes[number], size)
+        return number
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def encoded(self, budget: int | None = None) -> list[dict[str, Any]]:
+        """Encode all images.
+
+        Args:
+            budget: bytes for all thumbnails, which are made smaller until they fit; by default :data:`MAX_BYTES`.
+
+        Returns:
+            For each image its `label`, its `file` (the path within the folder that all images are in) and `src` (WebP
+            in base 64, or None if there is no image that can be read).
+        """
+        budget = MAX_BYTES if budget is None else budget
+        with ThreadPoolExecutor(NUM_THREADS) as pool:
+            thumbnails = list(pool.map(self._read, range(len(self))))
+            self.num_unreadable = sum(
+                path is not None and thumbnail is None for path, thumbnail in zip(self._paths, thumbnails, strict=True)
+            )
+            sources, scale = _sources(pool, thumbnails, 1.0), 1.0
+            while (size := sum(map(len, filter(None, sources)))) > budget and scale * LARGE > MIN_SIDE:
+                scale *= 0.95 * min((budget / size) ** 0.5, 1.0)
+                sources = _sources(pool, thumbnails, scale)
+        names = relative_paths(self._paths)
+        return [
+            {**image, "file": name or image["file"], "src": source}
+            for image, name, source in zip(self._images, names, sources, strict=True)
+        ]
+
+    def notes(self) -> list[str]:
+        """A remark about the images that could not be read, if there are any."""
+        count = self.num_unreadable
+        return [f"{counted(count, 'image')} could not be read, and the page has frames in their place"] if count else []
+
+    def _read(self, number: int) -> Image.Image | None:
+        path, size = self._paths[number], self._sizes[number]
+        return None if path is None else _thumbnail(path, size)
+
+
+def _thumbnail(path: str, size: int) -> Image.Image | None:
+    """The image in at most `size` x `size` pixels; None if it cannot be read."""
+    try:
+        image = _small_jpeg(path, size) or read_image(path)
+    except InputError:
+        return None
+    image.thumbnail((size, size))
+    return image
+
+
+def _small_jpeg(path: str, size: int) -> Image.Image | None:
+    """A colour JPEG decoded at a fraction of its size, many times faster; None for any other image."""
+    if not os.path.isfile(path):  # opening a pipe would block forever
+        return None
+    try:
+        with Image.open(path) as image:
+            if image.format != "JPEG" or image.mode != "RGB":
+                return None
+            image.draft("RGB", (2 * size, 2 * size))
+            return ImageOps.exif_transpose(image)
+    except Exception:  # read_image reports what is wrong with the file, or can read it
+        return None
+
+
+def _sources(pool: ThreadPoolExecutor, thumbnails: list[Image.Image | None], scale: float) -> list[str | None]:
+    return list(pool.map(lambda thumbnail: None if thumbnail is None else _source(thumbnail, scale), thumbnails))
+
+
+def _source(thumbnail: Image.Image, scale: float) -> str:
+    if scale < 1:
+        thumbnail = thumbnail.resize([max(1, round(scale * side)) for side in thumbnail.size])
+    buffer = BytesIO()
+    thumbnail.save(buffer, "WEBP", quality=QUALITY, icc_profile=None, exif=b"", xmp=b"")  # pixels alone
+    return base64.b64encode(buffer.getvalue()).decode("ascii")

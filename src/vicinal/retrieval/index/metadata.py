@@ -1,0 +1,138 @@
+"""The metadata of an index: one row per image, from tables that need not have the same columns."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from pandas.api.extensions import ExtensionDtype
+
+from vicinal.data.table import Table
+from vicinal.utils.arrays import Integers
+from vicinal.utils.errors import InputError
+
+TABLE_ID = "id_of_table"  # what a table's own column `id` is called in the index
+# types of columns that would otherwise become floats or objects where values are missing
+NULLABLE: dict[str, ExtensionDtype] = {"b": pd.BooleanDtype(), "i": pd.Int64Dtype(), "u": pd.UInt64Dtype()}
+
+
+class Metadata:
+    """One row per image that can be found, in ascending order of ids. Instances do not change.
+
+    Args:
+        frame: a column `id`, and the columns of the images' tables.
+
+    Example:
+        >>> metadata = Metadata(pd.DataFrame({"id": [3, 7], "path": ["a.png", "b.png"]}))
+        >>> metadata.lookup([7])["path"].tolist(), metadata.ids_by_path(["b.png", "c.png"])
+        (['b.png'], array([ 7, -1]))
+    """
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self.frame = frame
+
+    @classmethod
+    def from_table(cls, table: Table, ids: Integers) -> Metadata:
+        """Take the columns of a table; its own column `id`, if it has one, is renamed to `id_of_table`.
+
+        Raises:
+            InputError: the table has both columns.
+        """
+        if table.has("id") and table.has(TABLE_ID):
+            raise InputError(f"the table has both columns 'id' and {TABLE_ID!r}, as which 'id' would be kept; drop one")
+        frame = table.frame.rename(columns={"id": TABLE_ID})
+        frame.insert(0, "id", ids)
+        return cls(frame)
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    @property
+    def ids(self) -> Integers:
+        """The ids, int64 [images]."""
+        return self.frame["id"].to_numpy()
+
+    @cached_property
+    def _id_by_path(self) -> pd.Series:
+        return self.frame.dropna(subset="path").drop_duplicates("path").set_index("path")["id"]
+
+    def ids_by_path(self, paths: list[str]) -> Integers:
+        """Return the id of the image at each path, int64 [n]: the first of several, -1 where there is none."""
+        if "path" not in self.frame:
+            return np.full(len(paths), -1)
+        return self._id_by_path.reindex(paths, fill_value=-1).to_numpy(dtype=np.int64)
+
+    def lookup(self, ids: npt.ArrayLike) -> pd.DataFrame:
+        """Return the rows of these ids, in their order; an unknown id raises InputError."""
+        return self.frame.iloc[self.positions(ids)].reset_index(drop=True)
+
+    def without(self, ids: npt.ArrayLike) -> Metadata:
+        """Return the metadata of the images without these ids; an unknown id raises InputError."""
+        return Metadata(self.frame.drop(index=self.frame.index[self.positions(ids)]).reset_index(drop=True))
+
+    def concat(self, other: Metadata) -> Metadata:
+        """Return the rows of both; a column that one of them lacks is missing in its rows.
+
+        Raises:
+            InputError: a column has values of a different kind in both.
+
+        Example:
+            >>> old, new = pd.DataFrame({"id": [0], "label": [7]}), pd.DataFrame({"id": [1], "label": ["cow"]})
+            >>> Metadata(old).concat(Metadata(new)).frame
+               id label
+            0   0     7
+            1   1   cow
+        """
+        old, new = self.frame, other.frame
+        shared = old.columns.intersection(new.columns).drop("id")
+        pairs = {column: _with_common_type(column, old[column], new[column]) for column in shared}
+        old = old.assign(**{column: pair[0] for column, pair in pairs.items()})
+        new = new.assign(**{column: pair[1] for column, pair in pairs.items()})
+        parts = [
+            mine.assign(**{column: _nullable(mine[column]) for column in mine.columns.difference(others.columns)})
+            for mine, others in ((old, new), (new, old))
+        ]
+        return Metadata(pd.concat(parts, ignore_index=True))
+
+    def positions(self, ids: npt.ArrayLike) -> Integers:
+        """Return the rows of these ids, int64 [n].
+
+        Raises:
+            InputError: there is no image with one of the ids.
+        """
+        wanted = np.asarray(ids, dtype=np.int64).ravel()
+        unknown = wanted[~np.isin(wanted, self.ids)]
+        if len(unknown):
+            raise InputError(f"the index has no id {unknown[0]}; it was never given or is deleted")
+        return np.searchsorted(self.ids, wanted).astype(np.int64)
+
+
+def _with_common_type(column: str, old: pd.Series, new: pd.Series) -> tuple[pd.Series, pd.Series]:
+    """Return both parts of a column in types that can be concatenated."""
+    kinds = _kind(old), _kind(new)
+    if kinds[0] == "empty":
+        return old.astype(_nullable(new).dtype), new
+    if kinds[1] == "empty":
+        return old, new.astype(_nullable(old).dtype)
+    if set(kinds) == {"integer", "string"}:
+        return _as_text(old), _as_text(new)
+    if kinds[0] != kinds[1] and set(kinds) != {"integer", "floating"}:
+        raise InputError(
+            f"column {column!r} is {kinds[1]} in the new rows, {kinds[0]} in the index; both must have the same type"
+        )
+    return old, new
+
+
+def _kind(column: pd.Series) -> str:
+    """Return the kind of the values: integer, floating, boolean, string, ..., or empty where all are missing."""
+    return pd.api.types.infer_dtype(column.dropna().astype(object))
+
+
+def _nullable(column: pd.Series) -> pd.Series:
+    return column.astype(NULLABLE[column.dtype.kind]) if column.dtype.kind in NULLABLE else column
+
+
+def _as_text(column: pd.Series) -> pd.Series:
+    return column.map(str, na_action="ignore").astype("str")

@@ -1,0 +1,197 @@
+"""Refinement: every embedding is moved by its nearest neighbours before embeddings are compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from vicinal.models.modes import eval_mode
+from vicinal.models.refiner import ContextRefiner
+from vicinal.retrieval.query_gallery import QueryGallery
+from vicinal.retrieval.reranking.base import RerankedScores, Reranking
+from vicinal.retrieval.scores import Array, UnitVectors, check_chunk_size, check_same_dim
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.errors import InputError
+
+MAX_GATHERED_VALUES = 2**22  # of neighbours and attention heads in memory at a time; more would not fit into caches
+
+
+def refine(
+    refiner: ContextRefiner,
+    embeddings: Array,
+    gallery: Array | None = None,
+    *,
+    neighbors: int | None = None,
+    depth: int | None = None,
+    chunk_size: int | None = None,
+) -> Floats:
+    """Refine embeddings, each by its nearest neighbours: Context Refiner, Algorithm 2.
+
+    Args:
+        refiner: a refiner trained on embeddings of the same model; the computation runs on its device.
+        embeddings: float [n, dim], numpy or torch, of any precision.
+        gallery: float [g, dim], among which neighbours are searched; None searches among the other embeddings.
+        neighbors: number of neighbours; None takes the refiner's own number. All are taken where there are fewer.
+        depth: number of blocks; None applies all.
+        chunk_size: number of embeddings at a time; None takes so many that about 32 MB are needed in addition to
+            embeddings and result. (The search for neighbours takes about 64 MB.)
+
+    Returns:
+        float32 [n, dim], of length 1.
+
+    Raises:
+        InputError: an embedding contains NaN or infinity or has a different dimension, or a number is impossible.
+
+    Example:
+        >>> refine(ContextRefiner(dim=4, num_heads=2), np.eye(4)[[0, 0, 1]])  # an untrained refiner is the identity
+        array([[1., 0., 0., 0.],
+               [1., 0., 0., 0.],
+               [0., 1., 0., 0.]], dtype=float32)
+    """
+    check_chunk_size(chunk_size)
+    method = Refinement(refiner, "gallery", depth, neighbors)
+    device = next(refiner.parameters()).device
+    vectors = UnitVectors(embeddings, "embedding", device=device)
+    refiner.check_dim(vectors.dim)  # before the search, which takes longest
+    if gallery is None:
+        query_gallery = QueryGallery.leave_one_out(vectors, chunk_size)
+    else:
+        others = UnitVectors(gallery, "gallery vector", device=device)
+        query_gallery = QueryGallery(vectors, others, np.full(len(vectors), -1), chunk_size)
+    return method.refine_queries(query_gallery)
+
+
+@dataclass(frozen=True)
+class Refinement(Reranking):
+    """Refines the embeddings of queries and gallery and searches again: Context Refiner, Algorithm 2.
+
+    The context of an image is its nearest neighbours without itself; other images of the same embedding may be among
+    them. Where one set searches itself (leave-one-out), neighbours are searched among all other images, whatever
+    `context` is.
+
+    Args:
+        refiner: a refiner trained on embeddings of the same model.
+        context: where neighbours are searched if queries and gallery are separate: "everything", among queries and
+            gallery together, as in the paper, so that the result of a query depends on the other queries; or "gallery",
+            as in an index, whose gallery was refined before and whose queries come one by one.
+        depth: number of blocks; None applies all.
+        neighbors: number of neighbours; None takes the refiner's own number. All are taken where there are fewer. A
+            refiner of the context "self" takes none.
+
+    Raises:
+        InputError: `context` is unknown or a number impossible; when applied: embeddings have a different dimension.
+
+    Example:
+        >>> from vicinal.retrieval import rerank
+        >>> vectors, method = np.eye(4)[[0, 0, 1, 2]], Refinement(ContextRefiner(dim=4, num_heads=2))
+        >>> rerank(vectors, vectors, 1, method, exclude_self=np.arange(4)).ids.ravel()
+        array([1, 0, 0, 0])
+    """
+
+    refiner: ContextRefiner
+    context: Literal["everything", "gallery"] = "everything"
+    depth: int | None = None
+    neighbors: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.context not in ("everything", "gallery"):
+            raise InputError(f"Refinement: context = {self.context!r} must be everything or gallery")
+        if self.neighbors is not None and (self.neighbors != 0 or isinstance(self.neighbors, bool)):
+            self._check_counts("neighbors")
+        if self.neighbors is not None and self.refiner.context == "self":
+            raise InputError(f"Refinement: neighbors = {self.neighbors}, but this refiner looks at itself alone")
+        if self.depth is not None:
+            self.refiner.check_depth(self.depth)
+
+    @property
+    def num_neighbors(self) -> int:
+        if self.refiner.context == "self":
+            return 0
+        return self.refiner.neighbors if self.neighbors is None else self.neighbors
+
+    @property
+    def stage(self) -> str:
+        return "refined"
+
+    def apply(self, query_gallery: QueryGallery) -> RerankedScores:
+        self.refiner.check_dim(query_gallery.queries.dim)  # before the search, which takes longest
+        if query_gallery.is_leave_one_out:
+            refined = self._unit(self.refine_queries(query_gallery))
+            return RerankedScores(refined, refined)
+        is_outside = query_gallery.exclude_self < 0
+        outside = query_gallery.queries.subset(np.flatnonzero(is_outside))
+        if self.context == "gallery":
+            refined = self._refine_by_gallery(query_gallery.gallery, outside, query_gallery.chunk_size)
+        else:
+            refined = self._refine_together(query_gallery.gallery, outside, query_gallery.chunk_size)
+        size = len(query_gallery.gallery)  # behind the gallery are the queries outside of it
+        query_rows = np.where(is_outside, size + is_outside.cumsum() - 1, query_gallery.exclude_self)
+        return RerankedScores(refined.subset(query_rows), refined.subset(np.arange(size)))
+
+    def _refine_by_gallery(self, gallery: UnitVectors, outside: UnitVectors, chunk_size: int | None) -> UnitVectors:
+        """Refine the gallery, and the queries outside of it, by neighbours from the gallery."""
+        searches = (
+            QueryGallery.leave_one_out(gallery, chunk_size),
+            QueryGallery(outside, gallery, np.full(len(outside), -1), chunk_size),
+        )
+        return self._unit(np.concatenate([self.refine_queries(search) for search in searches]))
+
+    def _refine_together(self, gallery: UnitVectors, outside: UnitVectors, chunk_size: int | None) -> UnitVectors:
+        """Refine the gallery, and the queries outside of it, by neighbours from both."""
+        everything = UnitVectors(
+            torch.cat([vectors.block(0, len(vectors)) for vectors in (gallery, outside)]), "embedding"
+        )
+        return self._unit(self.refine_queries(QueryGallery.leave_one_out(everything, chunk_size)))
+
+    def refine_queries(self, query_gallery: QueryGallery) -> Floats:
+        """Refine the queries by their nearest gallery images, float32 [q, dim]."""
+        context = self.find_context(query_gallery)
+        return self.refine_vectors(query_gallery.queries, query_gallery.gallery, context, query_gallery.chunk_size)
+
+    def find_context(self, query_gallery: QueryGallery) -> Integers:
+        """Return the gallery rows of each query's neighbours, int64 [queries, k], as many as there are."""
+        k = min(self.num_neighbors, query_gallery.max_neighbors)
+        return query_gallery.query_neighbors(k).ids if k else np.empty((len(query_gallery.queries), 0), np.int64)
+
+    def refine_vectors(
+        self, vectors: UnitVectors, gallery: UnitVectors, context: Integers, chunk_size: int | None = None
+    ) -> Floats:
+        """Refine vectors by neighbours that are known.
+
+        Args:
+            vectors: [n, dim].
+            gallery: [g, dim].
+            context: int64 [n, k], the gallery rows of each vector's neighbours.
+            chunk_size: number of vectors at a time; None takes so many that about 32 MB are needed.
+
+        Returns:
+            float32 [n, dim], of length 1.
+
+        Raises:
+            InputError: the dimensions differ.
+        """
+        check_same_dim(vectors, gallery)
+        self.refiner.check_dim(vectors.dim)
+        k, weight = context.shape[1], next(self.refiner.parameters())
+        rows = chunk_size or max(1, MAX_GATHERED_VALUES // (vectors.dim * (k + 2 * self.refiner.num_heads)))
+        refined = np.empty((len(vectors), vectors.dim), np.float32)
+        with eval_mode(self.refiner), torch.inference_mode():
+            for start in range(0, len(vectors), rows):
+                chunk = slice(start, min(start + rows, len(vectors)))
+                embeddings = vectors.block(start, chunk.stop).to(weight)
+                if self.refiner.context == "self":
+                    neighbors = embeddings[:, None]
+                else:
+                    neighbors = gallery.take(context[chunk].ravel()).view(len(embeddings), k, vectors.dim).to(weight)
+                refined[chunk] = self.refiner(embeddings, neighbors, self.depth).float().cpu().numpy()
+        return refined
+
+    def _unit(self, refined: Floats) -> UnitVectors:
+        return UnitVectors(refined, "refined embedding", device=next(self.refiner.parameters()).device)
+
+    def __repr__(self) -> str:
+        depth = self.refiner.depth if self.depth is None else self.depth
+        return f"Refinement(depth={depth}, neighbors={self.num_neighbors}, context={self.context!r})"

@@ -1,0 +1,13 @@
+"""Anchors, references and their pairs: what every loss computes from.
+
+:class:`PairSource` holds the normalised anchors and references of a batch and its positive and negative pairs. A
+distributed training loop of your own builds one with :meth:`PairSource.from_distributed_batch` and passes it to
+`Loss.parts`.
+"""
+
+from vicinal.similarity.checks import Relation
+from vicinal.similarity.normalize import normalize
+from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity.rows import Rows
+
+__all__ = ["PairSource", "Relation", "Rows", "normalize"]

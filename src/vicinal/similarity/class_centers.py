@@ -1,0 +1,114 @@
+"""Class centers, and what a center-based loss gets for each anchor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vicinal.similarity.normalize import normalize
+
+
+class CenterRows(NamedTuple):
+    """What a center-based loss gets for some anchors.
+
+    Attributes:
+        own: float [rows, centers_per_class], similarities to the centers of the anchor's own class.
+        others: float [rows], log-sum-exp of scale x similarity over all other classes; -inf where there is none.
+        mean: float [rows], mean of scale x similarity over all classes; 0 unless it was asked for.
+        num_classes: number of classes.
+    """
+
+    own: Tensor
+    others: Tensor
+    mean: Tensor
+    num_classes: int
+
+
+RowValues = Callable[[CenterRows], Tensor]
+"""Computes one value per anchor, [rows], differentiable."""
+
+
+@dataclass(frozen=True)
+class ClassCenters:
+    """Class centers, and how the similarity of an anchor to a class is computed.
+
+    Attributes:
+        vectors: float [num_classes x centers_per_class, d], in the order of classes; of a shard its own.
+        scale: factor of the similarities in the exponentials.
+        centers_per_class: number of centers of each class.
+        temperature: of the softmax that weights several centers of a class.
+        bias: float [num_classes], added to the products; neither anchors nor centers are then normalised.
+        needs_mean: whether the loss needs `CenterRows.mean`, which requires one center per class.
+        class_ids: int [classes here], the labels of the classes of `vectors`, ascending; None: 0, 1, 2, ...
+        classes_per_process: number of classes that each process holds, the same tuple on all of them; empty: this
+            process holds all classes.
+    """
+
+    vectors: Tensor
+    scale: float
+    centers_per_class: int = 1
+    temperature: float = 1.0
+    bias: Tensor | None = None
+    needs_mean: bool = False
+    class_ids: Tensor | None = None
+    classes_per_process: tuple[int, ...] = ()
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether other processes hold centers of other classes."""
+        return len(self.classes_per_process) > 0
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes of all processes."""
+        return sum(self.classes_per_process) or len(self.vectors) // self.centers_per_class
+
+    @property
+    def max_centers(self) -> int:
+        """Largest number of centers of a process; the same on all of them, so that they use blocks of equal size."""
+        return max(self.classes_per_process, default=0) * self.centers_per_class or len(self.vectors)
+
+    def parameters(self, dtype: torch.dtype) -> list[Tensor]:
+        """Vectors and, where there is one, bias, in the type that is computed in."""
+        return [part.to(dtype) for part in (self.vectors, self.bias) if part is not None]
+
+    def locate(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The index of each label's class among the classes held here, and whether it is held here, both [rows]."""
+        if self.class_ids is None:
+            return labels.long(), torch.ones_like(labels, dtype=torch.bool)
+        index = torch.searchsorted(self.class_ids, labels.long()).clamp_max(len(self.class_ids) - 1)
+        return index, self.class_ids[index] == labels
+
+    def own_similarity(self, anchors: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
+        """Similarities [rows, centers_per_class] of anchors to the centers of their classes.
+
+        Args:
+            anchors: float [rows, d].
+            own: float [rows x centers_per_class, d], not normalised.
+            bias: float [rows], or None.
+        """
+        units = own if bias is not None else normalize(own)
+        similarity = torch.linalg.vecdot(anchors[:, None], units.view(len(anchors), self.centers_per_class, -1))
+        return similarity if bias is None else similarity + bias[:, None]
+
+
+def dense_center_rows(
+    anchors: Tensor, labels: Tensor, centers: ClassCenters, vectors: Tensor, bias: Tensor | None = None
+) -> CenterRows:
+    """Compute the rows from the whole similarity matrix, with autograd."""
+    similarity = anchors @ (vectors if bias is not None else normalize(vectors)).T
+    logits = centers.scale * (similarity if bias is None else similarity + bias)
+    by_class = logits.view(len(logits), -1, centers.centers_per_class)
+    if centers.centers_per_class > 1:
+        weights = (by_class / (centers.scale * centers.temperature)).softmax(dim=2)
+        logits = (weights * by_class).sum(dim=2)
+    index, _ = centers.locate(labels)
+    own = torch.take_along_dim(by_class, index[:, None, None], dim=1)[:, 0] / centers.scale
+    is_own = torch.arange(centers.num_classes, device=labels.device) == index[:, None]
+    others = logits.masked_fill(is_own, -math.inf).logsumexp(dim=1)
+    return CenterRows(own, others, logits.mean(dim=1), centers.num_classes)

@@ -1,0 +1,163 @@
+"""A pair source whose anchors and references are mixtures of two vectors each; only their similarities are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vicinal.similarity.pair_source import PairSource
+from vicinal.utils import distributed
+from vicinal.utils.errors import InputError
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Convex combinations `coefficient * x_first + (1 - coefficient) * x_second` of the rows x of a tensor.
+
+    A row itself is a mixture with `first == second`.
+
+    Attributes:
+        first: int [m].
+        second: int [m].
+        coefficient: float [m], in [0, 1].
+    """
+
+    first: Tensor
+    second: Tensor
+    coefficient: Tensor
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def __getitem__(self, selected: slice | Tensor) -> Mixture:
+        return Mixture(self.first[selected], self.second[selected], self.coefficient[selected])
+
+    def to(self, dtype: torch.dtype) -> Mixture:
+        """Return the mixture with coefficients of another type."""
+        return replace(self, coefficient=self.coefficient.to(dtype))
+
+    def without_unused_rows(self) -> tuple[Tensor, Mixture]:
+        """Return the rows that are mixed, ascending, and the same mixture of these rows alone."""
+        rows, inverse = torch.cat([self.first, self.second]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        first, second = inverse.view(2, -1)
+        return rows, replace(self, first=first, second=second)
+
+    def mix_rows(self, x: Tensor) -> Tensor:
+        """Mix the rows of [n, ...]: [m, ...]."""
+        return torch.lerp(x[self.second], x[self.first], self.coefficient[:, None])
+
+    def mix_columns(self, x: Tensor) -> Tensor:
+        """Mix the columns of [rows, n]: [rows, m]."""
+        return torch.lerp(x.index_select(1, self.second), x.index_select(1, self.first), self.coefficient)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over all m mixtures of the rows of [n, ...]: [...]."""
+        weights = x.new_zeros(len(x)).index_add_(0, self.first, self.coefficient)
+        return weights.index_add_(0, self.second, 1 - self.coefficient) @ x
+
+    def mix_rows_backward(self, gradient: Tensor, n: int) -> Tensor:
+        """The gradient of :meth:`mix_rows` with respect to its argument, [n, ...], from that of its result."""
+        total = gradient.new_zeros(n, *gradient.shape[1:])
+        total.index_add_(0, self.first, gradient * self.coefficient[:, None])
+        return total.index_add_(0, self.second, gradient * (1 - self.coefficient)[:, None])
+
+    def mix_columns_backward(self, gradient: Tensor, n: int) -> Tensor:
+        """The gradient of :meth:`mix_columns` with respect to its argument, [rows, n], from that of its result."""
+        total = gradient.new_zeros(len(gradient), n)
+        total.index_add_(1, self.first, gradient * self.coefficient)
+        return total.index_add_(1, self.second, gradient * (1 - self.coefficient))
+
+
+class MixedExamples(NamedTuple):
+    """Vectors [n, d], their labels [n], and m mixtures of them. Both rows of a mixture have the same label."""
+
+    vectors: Tensor
+    labels: Tensor
+    mixture: Mixture
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedPairSource(PairSource):
+    """A pair source of mixtures of the vectors in `anchors` and of those in `references`.
+
+    Attributes:
+        anchor_mixture: the anchors. Neighbouring ones should have vectors in common.
+        reference_mixture: the references.
+        total_anchors: number of anchors of all processes together.
+    """
+
+    anchor_mixture: Mixture
+    reference_mixture: Mixture
+    total_anchors: int
+
+    allows_sparse_gradient: ClassVar[bool] = False
+
+    @classmethod
+    def from_examples(
+        cls,
+        source: PairSource,
+        anchors: MixedExamples,
+        references: MixedExamples,
+        offset: int | None,
+        total_anchors: int,
+    ) -> MixedPairSource:
+        """Mix the anchors and the references of a source; mixed anchor i is mixed reference `offset + i`."""
+        return cls(
+            anchors=anchors.vectors,
+            references=references.vectors,
+            labels=anchors.labels[anchors.mixture.first],
+            reference_labels=references.labels[references.mixture.first],
+            offset=offset,
+            is_distributed=source.is_distributed,
+            num_calls=source.num_calls,
+            anchor_mixture=anchors.mixture.to(anchors.vectors.dtype),
+            reference_mixture=references.mixture.to(references.vectors.dtype),
+            total_anchors=total_anchors,
+        )
+
+    def __len__(self) -> int:
+        return len(self.anchor_mixture)
+
+    @property
+    def num_references(self) -> int:
+        return len(self.reference_mixture)
+
+    @property
+    def mean_num_anchors(self) -> float:
+        return self.total_anchors / distributed.world_size() if self.is_distributed else len(self)
+
+    def references_as_batch(self) -> PairSource:
+        if self.offset is None:
+            return super().references_as_batch()
+        if self.anchors.requires_grad and not self.references.requires_grad:
+            raise InputError("mixtures of references without gradient cannot be trained on; give them undetached")
+        return replace(
+            self,
+            anchors=self.references,
+            labels=self.reference_labels,
+            anchor_mixture=self.reference_mixture,
+            total_anchors=self.num_references,
+            offset=0,
+            is_distributed=False,
+        )
+
+    def mean_similarity(self) -> Tensor:
+        anchors, references = self.anchor_mixture.sum(self.anchors), self.reference_mixture.sum(self.references)
+        return anchors @ references / (self.mean_num_anchors * self.num_references)
+
+    def similarity(self, span: slice) -> Tensor:
+        rows, mixture = self.anchor_mixture[span].without_unused_rows()
+        return self.reference_mixture.mix_columns(mixture.mix_rows(self.anchors[rows] @ self.references.T))
+
+    def add_gradient(self, totals: Sequence[Tensor], span: slice, grad_similarity: Tensor) -> None:
+        rows, mixture = self.anchor_mixture[span].without_unused_rows()
+        gradient = self.reference_mixture.mix_columns_backward(grad_similarity, len(self.references))
+        gradient = mixture.mix_rows_backward(gradient, len(rows))
+        if self.anchors.requires_grad:
+            totals[0].index_add_(0, rows, gradient @ self.references.detach())
+        if self.references.requires_grad:
+            totals[-1].addmm_(gradient.T, self.anchors[rows].detach())

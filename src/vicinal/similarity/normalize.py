@@ -1,0 +1,58 @@
+"""L2 normalisation, exact for vectors of any length, and the floating-point type that losses compute in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+MIN_NORM = 1e-12
+
+
+def normalize(vectors: Tensor) -> Tensor:
+    """L2-normalise the rows of a float tensor [n, d] without overflow or underflow; a zero row stays zero.
+
+    Rows are first divided by their largest absolute entry, so that squares of very large or very small entries neither
+    overflow nor underflow. Rows whose entries are all below 1e-12 are divided by 1e-12 instead of their norm, which
+    bounds the gradient.
+
+    Example:
+        >>> normalize(torch.tensor([[3.0, 4.0], [0.0, 0.0], [3e30, 4e30]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000],
+                [0.6000, 0.8000]])
+    """
+    return _unit_rows(vectors)[0] if torch.compiler.is_compiling() else _Normalize.apply(vectors)
+
+
+def _unit_rows(vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The normalised rows, and the two numbers that each was divided by in turn."""
+    largest = vectors.detach().abs().amax(dim=-1, keepdim=True)
+    scaled = vectors / largest.clamp_min(MIN_NORM)
+    norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True).masked_fill(largest < MIN_NORM, 1.0)
+    return scaled / norm, largest, norm
+
+
+class _Normalize(torch.autograd.Function):
+    """Saves only the result for the backward pass, which then has fewer steps than that of the separate operations."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        unit, largest, norm = _unit_rows(vectors)
+        ctx.save_for_backward(unit, largest, norm)
+        return unit
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> Tensor:
+        unit, largest, norm = ctx.saved_tensors
+        with torch.autocast(unit.device.type, enabled=False):  # backward may run under autocast
+            along = torch.linalg.vecdot(unit, upstream)[..., None].masked_fill(largest < MIN_NORM, 0.0)
+        return torch.addcmul(upstream, unit, along, value=-1).div_(norm).div_(largest.clamp_min(MIN_NORM))
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Convert a tensor to float32, unless it is float64."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()

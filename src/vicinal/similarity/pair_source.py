@@ -1,0 +1,308 @@
+"""Anchors, references, and which of their pairs are positive and negative: the input of every loss.
+
+A :class:`PairSource` gives its similarities for any span of anchors, as :class:`~vicinal.similarity.rows.Rows`.
+:func:`vicinal.similarity.tiles.sum_over_rows` goes over a whole source tile by tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from vicinal.similarity.checks import (
+    Relation,
+    can_read_values,
+    check_embeddings,
+    check_labels,
+    check_masks,
+    check_offset_labels,
+    check_references,
+)
+from vicinal.similarity.normalize import at_least_float32, normalize
+from vicinal.similarity.pairs import ClassColumns, ClassPairs, MaskedPairs, Pairs
+from vicinal.similarity.rows import Rows
+from vicinal.utils import distributed
+from vicinal.utils.errors import InputError
+
+
+@dataclass(frozen=True)
+class PairSource:
+    """L2-normalised anchors and references, and which of their pairs are positive and negative.
+
+    Use :meth:`from_batch` or :meth:`from_distributed_batch`, which check and normalise.
+
+    Attributes:
+        anchors: float [n, d].
+        references: float [c, d]; the same tensor as `anchors` where a batch is compared with itself.
+        labels: int [n], or [n, ...] with a relation; None with masks.
+        reference_labels: the same for the references.
+        offset: anchor i is reference `offset + i`; None: no anchor is among the references.
+        relation: computes which pairs are positive, all others are negative; None: the pairs of equal labels.
+        masks: the positive and the negative pairs, bool [n, c] each, in place of labels.
+        is_distributed: whether the anchors are this process's part of a batch and the references all of it.
+        num_calls: how often the loss was called, which changes its random choices; an int64 scalar, or None.
+        unnormalized: the anchors before normalisation, float [n, d] in at least float32, where they are known.
+    """
+
+    anchors: Tensor
+    references: Tensor
+    labels: Tensor | None
+    reference_labels: Tensor | None
+    offset: int | None
+    relation: Relation | None = None
+    masks: tuple[Tensor, Tensor] | None = None
+    is_distributed: bool = False
+    num_calls: Tensor | None = None
+    unnormalized: Tensor | None = None
+
+    allows_sparse_gradient: ClassVar[bool] = True
+
+    @classmethod
+    def from_batch(
+        cls,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        references: Tensor | None = None,
+        reference_labels: Tensor | None = None,
+        offset: int | None = None,
+        *,
+        relation: Relation | None = None,
+        positive: Tensor | None = None,
+        negative: Tensor | None = None,
+    ) -> PairSource:
+        """Check and normalise a batch. For the arguments see :meth:`vicinal.losses.Loss.forward`.
+
+        Raises:
+            InputError: Shapes, types or the offset do not match.
+
+        Example:
+            >>> source = PairSource.from_batch(torch.eye(3), torch.tensor([7, 7, 9]))
+            >>> len(source), source.num_references, source.offset
+            (3, 3, 0)
+        """
+        check_embeddings("embeddings", embeddings)
+        unnormalized = at_least_float32(embeddings)
+        if references is None:
+            if reference_labels is not None or offset is not None:
+                raise InputError("reference_labels and offset describe references, and no references are given")
+            anchors = normalize(unnormalized)
+            source = cls(anchors, anchors, labels, labels, 0, relation, unnormalized=unnormalized)
+        else:
+            check_references(embeddings, references, offset)
+            dtype = torch.promote_types(embeddings.dtype, references.dtype)
+            anchors, references = (normalize(at_least_float32(x.to(dtype))) for x in (embeddings, references))
+            source = cls(anchors, references, labels, reference_labels, offset, relation, unnormalized=unnormalized)
+        if positive is not None:
+            return source._with_masks(positive, negative)
+        if negative is not None:
+            raise InputError("negative is given without positive; give both masks, or labels")
+        source._check_labels()
+        return source
+
+    @classmethod
+    def from_distributed_batch(cls, embeddings: Tensor, labels: Tensor) -> PairSource:
+        """Compare this process's part of a batch with the parts of all processes, gathered with their gradients.
+
+        The mean over processes of a loss and of its gradients is then that of the whole batch in one process.
+
+        Args:
+            embeddings: float [n, d], with the same n on every process.
+            labels: int [n].
+
+        Raises:
+            InputError: shapes or types do not match, or the processes have batches of different sizes.
+        """
+        if distributed.world_size() == 1:
+            return cls.from_batch(embeddings, labels)
+        references, reference_labels = distributed.all_gather(embeddings), distributed.all_gather(labels)
+        source = cls.from_batch(embeddings, labels, references, reference_labels, distributed.rank() * len(labels))
+        return replace(source, is_distributed=True)
+
+    def __len__(self) -> int:
+        return len(self.anchors)
+
+    @property
+    def num_references(self) -> int:
+        """Number of references that each anchor is compared with."""
+        return len(self.references)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no anchor or no reference."""
+        return len(self) == 0 or self.num_references == 0
+
+    @property
+    def mean_num_anchors(self) -> float:
+        """Number of anchors of a process, averaged over the processes of a distributed batch."""
+        return len(self)
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the embeddings."""
+        return self.anchors.shape[1]
+
+    @property
+    def is_by_label(self) -> bool:
+        """Whether the positive pairs are those of equal labels."""
+        return self.masks is None and self.relation is None
+
+    @property
+    def has_own_references(self) -> bool:
+        """Whether the anchors are compared with references that are not from their batch."""
+        return self.references is not self.anchors and not self.is_distributed
+
+    def references_as_batch(self) -> PairSource:
+        """Return a source that compares all references with one another, the anchors among them.
+
+        Raises:
+            InputError: the anchors are not among the references, or there are masks, which do not cover all of its
+                pairs.
+        """
+        if self.references is self.anchors:
+            return self
+        if self.offset is None:
+            raise InputError(
+                "this loss compares all references with one another: the references must contain the embeddings, and "
+                "offset must say where"
+            )
+        if self.masks is not None and len(self) != self.num_references:
+            raise InputError(
+                "this loss compares all references with one another, and the masks do not cover their pairs; give "
+                "labels"
+            )
+        before, after = self.references[: self.offset], self.references[self.offset + len(self) :]
+        vectors = torch.cat([before, self.anchors, after])
+        return replace(
+            self,
+            anchors=vectors,
+            references=vectors,
+            labels=self.reference_labels,
+            offset=0,
+            is_distributed=False,
+            unnormalized=None,
+        )
+
+    def without_normalization(self) -> PairSource:
+        """Return a source of the embeddings of the anchors before normalisation, without other references.
+
+        Raises:
+            InputError: they are not known, as in a mixture.
+        """
+        vectors = self.unnormalized
+        if vectors is None:
+            raise InputError("this loss uses the embeddings before normalisation, which are not known here")
+        return replace(
+            self, anchors=vectors, references=vectors, reference_labels=self.labels, offset=0, is_distributed=False
+        )
+
+    def with_anchors(self, anchors: Tensor) -> Self:
+        """Return the same source with other anchors, and with other references where these are the anchors."""
+        references = anchors if self.references is self.anchors else self.references
+        return replace(self, anchors=anchors, references=references, unnormalized=None)
+
+    def mean_similarity(self) -> Tensor:
+        """The mean over all pairs of an anchor and a reference; a scalar."""
+        return self.anchors.sum(dim=0) @ self.references.sum(dim=0) / (self.mean_num_anchors * self.num_references)
+
+    def class_columns(self) -> ClassColumns | None:
+        """The columns of each class, where positive pairs are those of equal labels and finding the columns pays.
+
+        On a CPU masks over all columns cost more than the losses; on a GPU finding the columns would synchronise.
+        """
+        if not self.is_by_label or self.reference_labels is None or not can_read_values(self.anchors):
+            return None
+        return ClassColumns(self.reference_labels)
+
+    def pairs(self, span: slice, class_columns: ClassColumns | None = None) -> Pairs:
+        """Where the pairs of a span of anchors are.
+
+        Args:
+            span: the anchors, `slice(start, stop)`.
+            class_columns: the result of :meth:`class_columns`, if it is to be used.
+        """
+        first = None if self.offset is None else self.offset + span.start
+        if self.masks is not None:
+            positive, negative = (mask[span] for mask in self.masks)
+            return MaskedPairs.without_self(positive, negative, first)
+        assert self.labels is not None
+        assert self.reference_labels is not None
+        labels = self.labels[span]
+        if class_columns is not None:
+            return class_columns.pairs(labels, first)
+        positive = (self.relation or _same_label)(labels, self.reference_labels)
+        if positive.dtype != torch.bool or list(positive.shape) != [len(labels), self.num_references]:
+            expected = f"bool [{len(labels)}, {self.num_references}]"
+            raise InputError(f"relation must return {expected}, not {positive.dtype} {list(positive.shape)}")
+        return MaskedPairs.without_self(positive, ~positive, first)
+
+    def rows(self, span: slice, similarity: Tensor, pairs: Pairs) -> Rows:
+        """The similarities [rows, c] of a span of anchors as rows; may overwrite the similarities."""
+        positives, negatives = pairs.split(similarity)
+        labels = None if self.labels is None else self.labels[span]
+        keys = torch.arange(span.start, span.stop, device=similarity.device) + (self.offset or 0)
+        if self.num_calls is not None:
+            keys = keys + (self.num_calls << 32)
+        return Rows(positives, negatives, labels, keys, self.dim)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors that the similarities are computed from; one where a batch is compared with itself."""
+        return (self.anchors,) if self.references is self.anchors else (self.anchors, self.references)
+
+    def similarity(self, span: slice) -> Tensor:
+        """The similarities of a span of anchors to all references, [rows, c]."""
+        return self.anchors[span] @ self.references.T
+
+    def add_pair_gradient(
+        self,
+        totals: Sequence[Tensor],
+        span: slice,
+        pairs: Pairs,
+        grad_positives: Tensor | None,
+        grad_negatives: Tensor | None,
+    ) -> None:
+        """Add the gradient with respect to each of `inputs` to `totals`, from that with respect to a span's pairs."""
+        is_sparse = grad_negatives is None and isinstance(pairs, ClassPairs) and pairs.is_sparse(self.dim)
+        if is_sparse and self.allows_sparse_gradient:
+            assert isinstance(pairs, ClassPairs)
+            anchors, references = self.anchors[span].detach(), self.references.detach()
+            pairs.add_products(grad_positives, anchors, references, (totals[0][span], totals[-1]))
+        else:
+            self.add_gradient(totals, span, pairs.join(grad_positives, grad_negatives))
+
+    def add_gradient(self, totals: Sequence[Tensor], span: slice, grad_similarity: Tensor) -> None:
+        """Like :meth:`add_pair_gradient`, from the gradient with respect to the similarities, [rows, c]."""
+        anchors, references = self.anchors[span].detach(), self.references.detach()
+        if len(self.inputs) == 1 and len(anchors) == len(references):  # the whole matrix: one product instead of two
+            totals[0].addmm_(grad_similarity + grad_similarity.T, references)
+            return
+        if self.anchors.requires_grad:
+            totals[0][span].addmm_(grad_similarity, references)
+        if self.references.requires_grad:
+            totals[-1].addmm_(grad_similarity.T, anchors)
+
+    def _check_labels(self) -> None:
+        if self.reference_labels is None and self.labels is not None:
+            raise InputError("references are given without reference_labels; give one label per reference")
+        check_labels("labels", self.labels, "embeddings", len(self.anchors), self.relation)
+        check_labels("reference_labels", self.reference_labels, "references", len(self.references), self.relation)
+        if self.offset is not None and self.relation is None and can_read_values(self.anchors):
+            assert self.labels is not None
+            assert self.reference_labels is not None
+            check_offset_labels(self.labels, self.reference_labels, self.offset)
+
+    def _with_masks(self, positive: Tensor, negative: Tensor | None) -> PairSource:
+        if self.labels is not None and (self.labels.ndim == 0 or len(self.labels) != len(self)):
+            raise InputError(f"labels must be [{len(self)}], one for each embedding, not {list(self.labels.shape)}")
+        if self.relation is not None:
+            raise InputError("relation and positive both define the positive pairs; give one of them")
+        return replace(self, masks=check_masks(positive, negative, [len(self), self.num_references]))
+
+
+def _same_label(labels: Tensor, reference_labels: Tensor) -> Tensor:
+    return labels[:, None] == reference_labels[None, :]

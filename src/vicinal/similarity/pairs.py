@@ -1,0 +1,140 @@
+"""Where in a similarity matrix the positive and the negative pairs are: as masks, or as the columns of each class."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SPARSE_FRACTION, MAX_GATHERED = 1 / 16, 2**21
+"""Up to this fraction of all columns, and this many numbers, gathering vectors is cheaper than a matrix product."""
+
+
+class Pairs(Protocol):
+    """The pairs of some anchors with all references."""
+
+    def split(self, similarity: Tensor) -> tuple[Tensor, Tensor]:
+        """Split similarities [rows, c] into positives [rows, p], padded with +inf, and negatives [rows, c], padded
+        with -inf. May overwrite its argument.
+        """
+
+    def join(self, grad_positives: Tensor | None, grad_negatives: Tensor | None) -> Tensor:
+        """Combine the gradients with respect to what `split` returns into that with respect to the similarities,
+        [rows, c]. At most one of them is None. May overwrite its arguments.
+        """
+
+
+class MaskedPairs(NamedTuple):
+    """Pairs as masks.
+
+    Attributes:
+        positive: bool [rows, c].
+        negative: bool [rows, c].
+    """
+
+    positive: Tensor
+    negative: Tensor
+
+    @classmethod
+    def without_self(cls, positive: Tensor, negative: Tensor, first: int | None) -> MaskedPairs:
+        """Remove the pair of each anchor with itself; row i is column `first + i`, or no column if that is None."""
+        if first is None:
+            return cls(positive, negative)
+        columns = torch.arange(positive.shape[1], device=positive.device)
+        others = columns != torch.arange(first, first + len(positive), device=positive.device)[:, None]
+        return cls(positive & others, negative & others)
+
+    def split(self, similarity: Tensor) -> tuple[Tensor, Tensor]:
+        return (
+            torch.where(self.positive, similarity, math.inf),
+            torch.where(self.negative, similarity, -math.inf),
+        )
+
+    def join(self, grad_positives: Tensor | None, grad_negatives: Tensor | None) -> Tensor:
+        if grad_positives is None or grad_negatives is None:
+            gradient = grad_negatives if grad_positives is None else grad_positives
+            assert gradient is not None
+            return gradient
+        return grad_positives + grad_negatives
+
+
+class ClassPairs(NamedTuple):
+    """Pairs of equal and of unequal labels, by the few columns of each anchor's own class.
+
+    Only these columns are read and written, where masks would need passes over all columns.
+
+    Attributes:
+        columns: int [rows, p], the columns of the anchor's class; where there are fewer than p, one is repeated.
+        positive: bool [rows, p], whether the column is a positive: neither repeated nor the anchor itself.
+        present: bool [rows, 1], whether the class has any column.
+        num_references: c, the number of all columns.
+    """
+
+    columns: Tensor
+    positive: Tensor
+    present: Tensor
+    num_references: int
+
+    def split(self, similarity: Tensor) -> tuple[Tensor, Tensor]:
+        own_class = similarity.gather(1, self.columns)
+        similarity.scatter_(1, self.columns, own_class.masked_fill(self.present, -math.inf))
+        return own_class.masked_fill_(~self.positive, math.inf), similarity
+
+    def join(self, grad_positives: Tensor | None, grad_negatives: Tensor | None) -> Tensor:
+        if grad_negatives is None:
+            assert grad_positives is not None
+            gradient = grad_positives.new_zeros(len(grad_positives), self.num_references)
+        else:
+            gradient = grad_negatives.contiguous()
+        return (
+            gradient if grad_positives is None else gradient.scatter_add_(1, self.columns, self._masked(grad_positives))
+        )
+
+    def is_sparse(self, dim: int) -> bool:
+        """Whether there are so few positives that `add_products` of vectors [dim] is cheap."""
+        few = self.columns.shape[1] <= SPARSE_FRACTION * self.num_references
+        return few and self.columns.numel() * dim <= MAX_GATHERED
+
+    def add_products(
+        self, grad_positives: Tensor | None, anchors: Tensor, references: Tensor, totals: tuple[Tensor, Tensor]
+    ) -> None:
+        """Add the gradients with respect to anchors [rows, d] and references [c, d] to two tensors.
+
+        The result is that of `join` and two matrix products, at a cost that grows with p instead of c.
+        """
+        assert grad_positives is not None
+        gradient = self._masked(grad_positives)
+        totals[0].add_(F.embedding_bag(self.columns, references, per_sample_weights=gradient, mode="sum"))
+        products = gradient[:, :, None] * anchors[:, None, :]
+        totals[1].index_add_(0, self.columns.flatten(), products.flatten(0, 1))
+
+    def _masked(self, grad_positives: Tensor) -> Tensor:
+        # The gradient at a repeated column must not be added to that of the column itself.
+        return grad_positives.masked_fill(~self.positive, 0.0)
+
+
+class ClassColumns:
+    """The columns of each class among the references.
+
+    Args:
+        labels: int [c], on the CPU.
+    """
+
+    def __init__(self, labels: Tensor) -> None:
+        self.labels, self.columns = labels.long().sort(stable=True)  # searchsorted does not take all integer types
+
+    def pairs(self, labels: Tensor, first: int | None) -> Pairs:
+        """The pairs of anchors with these labels; row i is column `first + i`, or no column if that is None."""
+        labels = labels.long().contiguous()
+        begin = torch.searchsorted(self.labels, labels)[:, None]
+        end = torch.searchsorted(self.labels, labels, right=True)[:, None]
+        width = max(1, int((end - begin).amax()))
+        positions = begin + torch.arange(width)
+        columns = self.columns[positions.minimum(end - 1).clamp_min(0)]
+        positive = positions < end
+        if first is not None:
+            positive &= columns != torch.arange(first, first + len(labels))[:, None]
+        return ClassPairs(columns, positive, begin < end, len(self.columns))

@@ -1,0 +1,181 @@
+"""Sums over anchors of functions of their rows, tile by tile, with gradients, in memory linear in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity.pairs import Pairs
+from vicinal.similarity.rows import Rows
+from vicinal.utils.errors import InputError
+
+TILE_ELEMENTS = 2**20
+"""Default number of similarities in a tile: 4 MB in float32, which fits into a processor's cache."""
+MIN_ROWS = 128
+"""Matrix products with fewer rows take longer per row."""
+
+RowTerms = Callable[[Rows], Sequence[Tensor]]
+"""Computes one or more terms from rows: one value per anchor, [rows], or, without gradient, several, [rows, k]."""
+RowFilter = Callable[[Rows], Rows]
+"""Selects pairs from rows, without gradient, as a miner does."""
+
+
+def check_tile_rows(tile_rows: int | None) -> None:
+    """Raise InputError unless the number of rows of a tile is positive, or None, which stands for the default."""
+    if tile_rows is not None and tile_rows < 1:
+        raise InputError(f"tile_rows = {tile_rows} must be at least 1")
+
+
+def default_tile_rows(columns: int) -> int:
+    """The number of rows with which a tile fits into the cache, or more where matrix products need more."""
+    return max(MIN_ROWS, TILE_ELEMENTS // max(columns, 1))
+
+
+def refuse_second_derivative() -> None:
+    """Raise RuntimeError in a backward pass with create_graph=True, whose result would lack most of its terms."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("a loss has no second derivative: its gradient is computed with its value")
+
+
+def sum_over_rows(
+    source: PairSource,
+    row_terms: RowTerms,
+    parameters: Sequence[Tensor] = (),
+    tile_rows: int | None = None,
+    miner: RowFilter | None = None,
+) -> tuple[Tensor, ...]:
+    """Sum each term that `row_terms` computes over all anchors; differentiable once.
+
+    A similarity matrix of more than one tile is never held as a whole, and no matrix is kept for the backward pass:
+    the gradient of a tile with respect to the embeddings is computed together with its value, so memory is
+    tile_rows x c + n x d. Value and gradient equal those of the whole matrix, to rounding.
+
+    Args:
+        source: n anchors and c references.
+        row_terms: function of :class:`~vicinal.similarity.rows.Rows` whose result for an anchor depends only on the
+            anchor's row.
+        parameters: other tensors that `row_terms` depends on and that need gradients.
+        tile_rows: number of anchors in a tile. Default: chosen from the sizes.
+        miner: selects the pairs that `row_terms` gets.
+
+    Returns:
+        The sum of each term: a scalar, or [k].
+
+    Raises:
+        InputError: `tile_rows` is not positive.
+    """
+    check_tile_rows(tile_rows)
+    if torch.compiler.is_compiling():  # the compiler fuses the operations on the whole matrix
+        whole = slice(0, len(source))
+        rows = source.rows(whole, source.similarity(whole), source.pairs(whole))
+        return tuple(term.sum(0) for term in row_terms(miner(rows) if miner else rows))
+    tiles = _Tiles(source, tile_rows, miner)
+    return _SumOverRows.apply(tiles, row_terms, torch.is_grad_enabled(), *source.inputs, *parameters)
+
+
+@torch.no_grad()
+def values_of_rows(
+    source: PairSource,
+    row_values: Callable[[Rows], Tensor],
+    tile_rows: int | None = None,
+    miner: RowFilter | None = None,
+) -> Tensor:
+    """The values that `row_values` computes for all anchors, [n], without gradient.
+
+    For the arguments see :func:`sum_over_rows`.
+    """
+    tiles = _Tiles(source, tile_rows, miner)
+    return torch.cat([*(row_values(tiles.rows(span)[0]) for span in tiles.spans), source.anchors.new_zeros(0)])
+
+
+class _Tiles:
+    """The rows of a source, tile by tile, after a miner."""
+
+    def __init__(self, source: PairSource, tile_rows: int | None, miner: RowFilter | None) -> None:
+        self.source, self.miner = source, miner
+        self.class_columns = source.class_columns()
+        step, n = tile_rows or default_tile_rows(source.num_references), len(source)
+        self.spans = [slice(start, min(start + step, n)) for start in range(0, n, step)]
+
+    @torch.no_grad()
+    def rows(self, span: slice) -> tuple[Rows, Pairs]:
+        """The rows of a tile, and where their pairs are."""
+        pairs = self.source.pairs(span, self.class_columns)
+        rows = self.source.rows(span, self.source.similarity(span), pairs)
+        return (self.miner(rows) if self.miner else rows), pairs
+
+
+class _SumOverRows(torch.autograd.Function):
+    """Computes the gradients, which are linear in the upstream ones, in forward and scales them in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tiles: _Tiles, row_terms: RowTerms, grad_enabled: bool, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        needs_grad = grad_enabled and any(ctx.needs_input_grad)
+        sums: list[Tensor] = []
+        gradients = _Gradients(tiles.source, inputs)
+        for span in tiles.spans:
+            rows, pairs = tiles.rows(span)
+            with torch.set_grad_enabled(needs_grad):
+                rows = rows.as_leaves(needs_grad)
+                terms = [term.sum(0) for term in row_terms(rows)]
+            values = [term.detach() for term in terms]
+            sums = [a + b for a, b in zip(sums, values, strict=True)] if sums else values
+            for i, term in enumerate(terms):
+                if term.requires_grad:
+                    gradients.add(i, term, rows, pairs, span)
+        ctx.terms = list(gradients.totals)
+        ctx.save_for_backward(*(gradient for totals in gradients.totals.values() for gradient in totals))
+        ctx.num_inputs = len(inputs)
+        ctx.mark_non_differentiable(*(total for i, total in enumerate(sums) if i not in ctx.terms))
+        return tuple(sums)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
+        saved, n = ctx.saved_tensors, ctx.num_inputs
+        # For each term with a gradient, `saved` holds its gradient with respect to every input.
+        first, *others = ctx.terms
+        totals = [upstream[first] * gradient for gradient in saved[:n]]
+        for k, term in enumerate(others, 1):
+            for total, gradient in zip(totals, saved[k * n : (k + 1) * n], strict=True):
+                total.addcmul_(gradient, upstream[term])
+        return (None, None, None, *totals)
+
+
+class _Gradients:
+    """Sums over tiles of the gradient of each term with respect to each input.
+
+    Args:
+        source: where the rows are from.
+        inputs: the inputs of the source, then parameters.
+
+    Attributes:
+        totals: number of a term -> its gradient with respect to each input.
+    """
+
+    def __init__(self, source: PairSource, inputs: Sequence[Tensor]) -> None:
+        self.source, self.inputs = source, inputs
+        self.num_source_inputs = len(source.inputs)
+        self.learned = [k for k in range(self.num_source_inputs, len(inputs)) if inputs[k].requires_grad]
+        self.totals: dict[int, list[Tensor]] = {}
+
+    def add(self, i: int, term: Tensor, rows: Rows, pairs: Pairs, span: slice) -> None:
+        """Add the gradient of term `i`, the sum over the rows of a tile."""
+        if i not in self.totals:
+            self.totals[i] = [torch.zeros_like(tensor.detach()) for tensor in self.inputs]
+        totals = self.totals[i]
+        leaves = (rows.positives, rows.negatives, *(self.inputs[k] for k in self.learned))
+        grad_positives, grad_negatives, *grad_parameters = torch.autograd.grad(
+            term, leaves, retain_graph=True, allow_unused=True
+        )
+        if grad_positives is not None or grad_negatives is not None:
+            self.source.add_pair_gradient(totals[: self.num_source_inputs], span, pairs, grad_positives, grad_negatives)
+        for k, gradient in zip(self.learned, grad_parameters, strict=True):
+            if gradient is not None:
+                totals[k] += gradient

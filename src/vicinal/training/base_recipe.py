@@ -1,0 +1,181 @@
+"""Recipes: typed settings from YAML and the command line, checked, and saved with every default filled in."""
+
+from __future__ import annotations
+
+import argparse
+from abc import ABC
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import jsonargparse
+import yaml
+
+import vicinal.memory
+import vicinal.mixing
+import vicinal.weighting  # noqa: F401 - a recipe may name a class of an imported module without its module
+from vicinal.losses import Loss, MultiSimilarityLoss
+from vicinal.training.base_settings import BaseSettings
+from vicinal.training.recipe_check import RecipeCheck
+from vicinal.training.recipe_file import RecipeFile
+from vicinal.training.recipe_schema import Schema, Setting, arguments_schema, settings_schema
+from vicinal.utils.errors import InputError
+from vicinal.utils.files import write_bytes
+
+LAST_GROUPS = ("optimizer.lr_factors", "sample_selection", "data.noise")  # of the help
+
+AnyRecipe = TypeVar("AnyRecipe", bound="BaseRecipe")
+
+
+class BaseRecipe(ABC):
+    """All settings of a training run; subclasses define which.
+
+    Attributes:
+        settings: all settings except those of the model and the loss.
+        model: arguments of the model's constructor.
+        config: the recipe as plain nested values, with every default filled in.
+    """
+
+    verb: ClassVar[str]  # of the command, for messages
+    settings_class: ClassVar[type[BaseSettings]]
+    first_settings: ClassVar[frozenset[str]]  # those that come before the model in help and files
+    model_class: ClassVar[type]
+    model_key: ClassVar[str]
+    fixed_arguments: ClassVar[frozenset[str]]  # arguments of the model's constructor that are not settings
+    default_loss: ClassVar[dict[str, Any]]
+
+    settings: BaseSettings
+    model: dict[str, Any]
+
+    def __init__(self, parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
+        self._parser = parser
+        self._namespace = namespace
+        self.text: str = parser.dump(namespace, skip_unset=False)
+        self.config: dict[str, Any] = yaml.safe_load(self.text)
+        self.model = namespace[self.model_key].as_dict()
+        objects = parser.instantiate(namespace)
+        names = [field.name for field in fields(self.settings_class)]
+        self.settings = self.settings_class(**{name: objects[name] for name in names})
+
+    @classmethod
+    def parser(cls) -> jsonargparse.ArgumentParser:
+        """The parser of the settings; its help describes all of them."""
+        parser = jsonargparse.ArgumentParser(
+            exit_on_error=False, add_help=False, usage=argparse.SUPPRESS, print_config=None
+        )
+        parser.add_argument("--recipe", action="config", help=argparse.SUPPRESS)
+        other_settings = {field.name for field in fields(cls.settings_class)} - cls.first_settings
+        parser.add_class_arguments(cls.settings_class, None, as_group=False, skip={*other_settings})
+        parser.add_class_arguments(cls.model_class, cls.model_key, skip={*cls.fixed_arguments}, instantiate=False)
+        parser.add_subclass_arguments(Loss, "loss", default=cls.default_loss)
+        parser.add_class_arguments(cls.settings_class, None, as_group=False, skip={*cls.first_settings})
+        return parser
+
+    @classmethod
+    def help(cls) -> str:
+        """The description of all settings, beginning with those that are needed most."""
+        parser = cls.parser()
+        groups = parser.groups or {}
+        for action in parser._actions:
+            if action.dest in groups and action.dest != "loss":
+                action.help = argparse.SUPPRESS  # a group may be read from a file of its own, which is rarely needed
+        for name, group in groups.items():
+            group.title = f"{name}: {group.title}"
+        names = sorted(groups, key=lambda name: name in LAST_GROUPS)
+        sections = [groups[name] for name in names]
+        ungrouped = parser._action_groups[1]
+        sections.insert(names.index("loss") + 1 if cls.first_settings <= {*names} else 0, ungrouped)
+        parser._action_groups = sections
+        return parser.format_help()
+
+    @classmethod
+    def schema(cls) -> Schema:
+        """The types of the settings, for messages about invalid recipes."""
+        model = arguments_schema(cls.model_class)
+        model = {name: setting for name, setting in model.items() if name not in cls.fixed_arguments}
+        loss = Setting(Loss, MultiSimilarityLoss())
+        return {**settings_schema(cls.settings_class), cls.model_key: model, "loss": loss}
+
+    @classmethod
+    def load(cls: type[AnyRecipe], path: str | Path | None = None, overrides: Sequence[str] = ()) -> AnyRecipe:
+        """Read a YAML file, and settings that override it.
+
+        Args:
+            path: the file; None: all settings have their defaults.
+            overrides: settings such as `--optimizer.lr=0.1`, with dots for nested keys.
+
+        Raises:
+            InputError: a missing file, an unknown key, a wrong type or an impossible value, with its file and line.
+        """
+        file = None if path is None else RecipeFile.read(path)
+        check = RecipeCheck(cls.schema(), cls.verb, file, overrides)
+        check.check_keys()
+        arguments = [*([f"--recipe={path}"] if file else []), *overrides]
+        parser = cls.parser()
+        try:
+            _set_default_loss(parser, check.given.get("loss"))
+            cls._set_defaults(parser, arguments)
+            namespace = parser.parse_args(arguments)
+            namespace.pop("recipe", None)
+            return cls(parser, namespace)
+        except (argparse.ArgumentError, TypeError, ValueError) as error:
+            check.fail(str(error))
+
+    @classmethod
+    def of_run(cls: type[AnyRecipe], path: Path, given: AnyRecipe | None) -> AnyRecipe:
+        """Read the recipe of a run that is resumed.
+
+        Args:
+            path: the run's recipe file.
+            given: the recipe with which the run is resumed, if any; it must be the same.
+
+        Raises:
+            InputError: the recipes differ, or the file is not a recipe.
+        """
+        own = cls.load(path)
+        if given is not None:
+            own.check_same(given)
+        return own
+
+    @classmethod
+    def _set_defaults(cls, parser: jsonargparse.ArgumentParser, arguments: list[str]) -> None:
+        """Set the defaults that depend on other settings."""
+        return None
+
+    def create_loss(self) -> Loss:
+        """Create the loss."""
+        return self._parser.instantiate(self._namespace).loss
+
+    def save(self, path: str | Path) -> None:
+        """Write the recipe as YAML, with every default filled in."""
+        write_bytes(path, self.text.encode())
+
+    def check_same(self, other: BaseRecipe) -> None:
+        """Raise InputError, naming the first setting that differs, unless the other recipe is the same."""
+        ours, theirs = _flattened(self.config), _flattened(other.config)
+        for key in [*ours, *theirs]:
+            if ours.get(key) != theirs.get(key):
+                raise InputError(
+                    f"{key} = {theirs.get(key)} differs from the run's own {ours.get(key)}; "
+                    "resume with --out and --resume alone, or start a new run"
+                )
+
+
+def _set_default_loss(parser: jsonargparse.ArgumentParser, loss: Any) -> None:
+    """Make the class of a recipe's loss the parser's default.
+
+    When one class replaces another, the parser keeps arguments of the same name, even defaults: a margin loss would
+    get the beta, the miner and the reduction of a multi-similarity loss.
+    """
+    name = loss.get("class_path") if isinstance(loss, dict) else loss
+    default = parser.get_default("loss")["class_path"].rpartition(".")[2]  # this one has its arguments already
+    if isinstance(name, str) and name.rpartition(".")[2] != default:
+        parser.set_defaults({"loss": {"class_path": name}})
+
+
+def _flattened(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

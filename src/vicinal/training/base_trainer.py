@@ -1,0 +1,325 @@
+"""The training loop: epochs of steps with validation, which can be stopped and resumed after any step.
+
+A step is a pure function of the state before it and of the recipe: the order of the samples, their augmentation and
+dropout are seeded by the number of the step. A checkpoint therefore needs no states of random generators, and a run
+that was killed and resumed ends with exactly the same weights as one that was not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shlex
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vicinal.training.base_settings import BaseSettings
+from vicinal.training.checkpoint import load_checkpoint, save_checkpoint
+from vicinal.training.engine import Engine
+from vicinal.training.interrupt import StopRequest
+from vicinal.training.logs import RunLog, Throughput
+from vicinal.training.progress import Progress
+from vicinal.utils import distributed
+from vicinal.utils.console import log, progress_bar
+from vicinal.utils.errors import InterruptedRunError, NonFiniteLossError
+from vicinal.utils.run_folder import RunFolder
+from vicinal.utils.run_log import read_log
+from vicinal.utils.seeds import derive_seed
+
+Batch = dict[str, Tensor]
+LossTerms = dict[str, Tensor]
+
+# Loss scaling halves the scale at each skipped step: after this many in a row the scale is not the cause.
+MAX_SKIPPED_STEPS = 50
+
+
+class BaseTrainer(ABC):
+    """The training loop; subclasses define the module, its batches and its evaluation.
+
+    Args:
+        settings: the settings that all recipes share.
+        run: the run's folder; training resumes from a checkpoint in it.
+        find_unused_parameters: whether some parameters get no gradient in some steps.
+    """
+
+    verb: str  # of the command, for messages
+
+    def __init__(self, settings: BaseSettings, run: RunFolder, find_unused_parameters: bool = False) -> None:
+        self.settings = settings
+        self.run = run
+        self.progress = Progress()
+        self.latest_loss = math.nan
+        self.skipped_steps = 0
+        self.throughput = Throughput()
+        self.engine = Engine(settings, find_unused_parameters)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that is trained, wrapped for precision and processes."""
+        return self.engine.module
+
+    # What a subclass defines ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _write_start(self) -> None:
+        """Write the first files of the run folder; the recipe last, because a folder with a recipe is a run."""
+
+    @abstractmethod
+    def _plan(self) -> list[list[int]]:
+        """The rows of every batch of this epoch."""
+
+    @abstractmethod
+    def _load_batches(self, plan: list[list[int]], start: int) -> Iterator[Batch]:
+        """The batches of a plan from number `start` on, each with its `labels` and `rows`."""
+
+    @abstractmethod
+    def _loss_terms(self, batch: Batch) -> LossTerms:
+        """The terms of a batch's loss, by name; their sum is the loss."""
+
+    @abstractmethod
+    def _evaluate(self) -> dict[str, float] | None:
+        """The metrics on the validation split, or None without such a split. Only the first process calls this."""
+
+    @abstractmethod
+    def _write_model(self, metrics: Mapping[str, float]) -> None:
+        """Write the finished model; every process calls this."""
+
+    @abstractmethod
+    def _sample_name(self, row: int) -> str:
+        """The name of a row of the training split in messages."""
+
+    def _score(self, metrics: Mapping[str, float]) -> float:
+        """The score that decides which weights are best."""
+        return metrics[self.settings.validation.metric]
+
+    def _on_start(self) -> None:  # noqa: B027 - optional
+        """Called at the start of a new run."""
+
+    def _on_epoch_start(self) -> None:
+        """Called at the start of every epoch."""
+        self.module.train()
+
+    def _on_epoch_end(self) -> None:  # noqa: B027 - optional
+        """Called at the end of every epoch."""
+
+    def _extra_log_values(self) -> dict[str, float]:
+        """Values for the log beside the loss, the learning rates and the like; every process calls this."""
+        return {}
+
+    def _extra_state(self) -> dict[str, Any]:
+        """State for the checkpoint beside the engine's and the progress; every process calls this."""
+        return {}
+
+    def _load_extra_state(self, state: dict[str, Any]) -> None:  # noqa: B027 - optional
+        """Restore the state of :meth:`_extra_state`."""
+
+    # The loop -------------------------------------------------------------------------------------------------------
+
+    def fit(self) -> None:
+        """Train to the end, from the last checkpoint if there is one."""
+        self.start()
+        with self.watching():
+            if self.progress.step == 0:
+                self.validate()
+            while self.progress.epoch < self.settings.epochs and not self.out_of_patience():
+                self.train_epoch()
+                self.finish_epoch()
+        self.finish()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Treat Ctrl-C as a request to stop after the step, and show progress and the remaining time."""
+        with StopRequest() as self.stop, progress_bar() as self.bar:
+            self.task = self.bar.add_task("training", total=self.settings.epochs, note="")
+            yield
+
+    def train_epoch(self) -> None:
+        """Take the steps of an epoch, or those that are left of it."""
+        self._on_epoch_start()
+        self._restart_counts()
+        plan = self._plan()
+        steps = math.ceil(len(plan) / self.settings.accumulate_grad_batches)
+        for batches in self._batches_of_steps(plan):
+            last = self.progress.steps_in_epoch + 1 == steps
+            self.train_step(batches, epoch=self.progress.epoch + self.progress.steps_in_epoch / steps, last=last)
+            self._show_progress(steps)
+            self._save_if_time()
+            self._stop_if_requested()
+
+    def train_step(self, batches: Sequence[Batch], epoch: float, last: bool = False) -> None:
+        """Take one optimizer step with the mean gradient of the batches; the last step of an epoch is always logged."""
+        torch.manual_seed(derive_seed(self.settings.seed, self.progress.step, distributed.rank()))
+        self.engine.set_learning_rates(epoch)
+        terms = [self._backward(batch, 1 / len(batches), last=batch is batches[-1]) for batch in batches]
+        grad_norm = self.engine.clip_gradients()
+        self._check_gradient(grad_norm, terms[-1], batches)
+        self.engine.step()
+        self.progress.count_step()
+        self.throughput.add(sum(len(batch["labels"]) for batch in batches) * distributed.world_size())
+        if last or self.progress.step % self.settings.log_every == 0:
+            self._log_step(epoch, terms, grad_norm)
+
+    def finish_epoch(self) -> None:
+        """Validate if it is time, and write the checkpoint."""
+        self.progress.count_epoch()
+        last = self.progress.epoch == self.settings.epochs
+        if last or self.progress.epoch % self.settings.validation.every == 0:
+            self.validate()
+        log(self._summary())
+        self._on_epoch_end()
+        self.save()
+
+    def validate(self) -> None:
+        """Evaluate on the validation split, if there is one, and save the weights if they are the best so far."""
+        metrics = self._evaluate() if self.is_main_process else None
+        # If each process evaluated for itself, a rounding error could make one of them stop before the others.
+        metrics = distributed.broadcast_object(metrics)
+        if metrics is None:
+            return
+        if self.is_main_process:
+            self.log.metrics(self.progress.step, self.progress.epoch, metrics)
+        if self.progress.count_evaluation(self._score(metrics)):
+            state = {"module": self.module.state_dict(), "metrics": metrics, "epoch": self.progress.epoch}
+            if self.is_main_process:
+                save_checkpoint(self.run.best, state)
+
+    def out_of_patience(self) -> bool:
+        """Whether the last `validation.patience` evaluations were without a new best score."""
+        patience = self.settings.validation.patience
+        return patience is not None and self.progress.evaluations_since_best >= patience
+
+    # Inside a step --------------------------------------------------------------------------------------------------
+
+    def _batches_of_steps(self, plan: list[list[int]]) -> Iterator[list[Batch]]:
+        """The batches of each remaining step of this epoch, not yet on the device."""
+        per_step = self.settings.accumulate_grad_batches
+        batches = self._load_batches(plan, self.progress.steps_in_epoch * per_step)
+        while step := list(itertools.islice(batches, per_step)):
+            yield step
+
+    def _backward(self, batch: Batch, scale: float, last: bool) -> LossTerms:
+        """Add the gradient of a batch's loss times `scale`, and return the terms of the loss."""
+        with self.engine.no_sync(enabled=not last):
+            terms = self._loss_terms(batch)
+            loss = torch.stack(list(terms.values())).sum()
+            self.latest_loss = loss.item()
+            if distributed.any_process(not math.isfinite(self.latest_loss)):
+                raise NonFiniteLossError(self._not_finite("loss", terms, [batch]))
+            self.engine.backward(loss * scale)
+        return {name: value.detach() for name, value in terms.items()}
+
+    def _check_gradient(self, grad_norm: float, terms: LossTerms, batches: Sequence[Batch]) -> None:
+        """Raise NonFiniteLossError if the gradient is not finite and loss scaling is not the cause.
+
+        With loss scaling some gradients are infinite: it skips these steps and lowers the scale.
+        """
+        self.skipped_steps = 0 if math.isfinite(grad_norm) else self.skipped_steps + 1
+        if self.skipped_steps > (MAX_SKIPPED_STEPS if self.settings.precision == "16-mixed" else 0):
+            raise NonFiniteLossError(self._not_finite("gradient", terms, batches))
+
+    def _not_finite(self, what: str, terms: LossTerms, batches: Sequence[Batch]) -> str:
+        values = ", ".join(f"{name} = {value.item():g}" for name, value in terms.items())
+        names = [self._sample_name(row) for batch in batches for row in batch["rows"].tolist()]
+        return f"step {self.progress.step + 1}: the {what} is not finite ({values}); its images: {', '.join(names)}"
+
+    # Around the steps -----------------------------------------------------------------------------------------------
+
+    def _log_step(self, epoch: float, terms: Sequence[LossTerms], grad_norm: float) -> None:
+        means = {
+            name: distributed.all_reduce_mean(torch.stack([each[name] for each in terms]).mean()).item()
+            for name in terms[0]
+        }
+        rates = {f"lr {name}": lr for name, lr in self.engine.learning_rates.items()}
+        speed = {"gradient norm": grad_norm, "images/s": self.throughput.per_second()}
+        extra = self._extra_log_values()
+        self._restart_counts()
+        if self.is_main_process:
+            values = {"loss": sum(means.values()), **means, **extra, **rates, **speed}
+            self.log.step(self.progress.step, epoch, values)
+
+    def _restart_counts(self) -> None:
+        """Called when the values of one line of the log are complete."""
+        self.throughput.restart()
+
+    def _show_progress(self, steps: int) -> None:
+        epoch = self.progress.epoch + self.progress.steps_in_epoch / steps
+        self.bar.update(self.task, completed=epoch, note=self._summary())
+
+    def _summary(self) -> str:
+        settings, best = self.settings, self.progress.best
+        best_score = f", best {settings.validation.metric} {best:.4f}" if best > 0 else ""
+        return f"epoch {self.progress.epoch}/{settings.epochs}, loss {self.latest_loss:.4f}{best_score}"
+
+    def _stop_if_requested(self) -> None:
+        if distributed.any_process(self.stop.requested):
+            self.save()
+            raise InterruptedRunError(
+                f"stopped after step {self.progress.step} and saved the state; resume with: "
+                f"vicinal {self.verb} --out {shlex.quote(str(self.run.path))} --resume"
+            )
+
+    def _save_if_time(self) -> None:
+        if time.monotonic() - self.saved_at > 60 * self.settings.checkpoint_minutes:
+            self.save()
+
+    # Start, checkpoints, end ----------------------------------------------------------------------------------------
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this process writes the files."""
+        return self.engine.fabric.is_global_zero
+
+    def start(self) -> None:
+        """Write the first files of a new run, or load the last checkpoint of the run in the folder."""
+        if self.is_main_process and not self.run.recipe.exists():
+            self._write_start()
+        distributed.barrier()
+        if self.run.last.exists():
+            self._load()
+        else:
+            self._on_start()
+        if self.is_main_process:
+            self.log = RunLog(self.run, self.progress.step, self.progress.epoch)
+        self.saved_at = time.monotonic()
+
+    def save(self) -> None:
+        """Write the checkpoint from which a run resumes."""
+        state = {**self.engine.state_dict(), "progress": asdict(self.progress), **self._extra_state()}
+        if self.is_main_process:
+            save_checkpoint(self.run.last, state)
+        self.saved_at = time.monotonic()
+
+    def _load(self) -> None:
+        keys = ("module", "optimizer", "precision", "progress", *self._extra_state())
+        state = load_checkpoint(self.run.last, *keys)
+        self.engine.load_state_dict(state)
+        self.progress = Progress(**state["progress"])
+        self._load_extra_state(state)
+        log(f"resuming {self.run.path} at step {self.progress.step}")
+
+    def finish(self) -> None:
+        """Write the learning curves and the model, with the best weights if there was a validation, else the last."""
+        distributed.barrier()  # the best weights are written by the first process and read by all
+        metrics: dict[str, float] = {}
+        if self.progress.best > -math.inf:
+            best = load_checkpoint(self.run.best, "module", "metrics")
+            self.module.load_state_dict(best["module"])
+            metrics = {f"val {name}": value for name, value in best["metrics"].items()}
+        try:
+            self._write_model(metrics)
+        finally:  # the curves also show why there is no model worth writing
+            if self.is_main_process:
+                self._write_curves()
+
+    def _write_curves(self) -> None:
+        from vicinal.report.plots import learning_curves  # needs matplotlib
+
+        self.log.close()
+        learning_curves(read_log(self.run.log), read_log(self.run.metrics), self.run.curves)

@@ -1,0 +1,62 @@
+"""The training module of a recipe: a new model and loss, with the recipe's sample selection."""
+
+from __future__ import annotations
+
+import torch
+
+from vicinal.losses import Loss
+from vicinal.losses.base import loss_terms
+from vicinal.models import Embedder
+from vicinal.training.class_centers import check_initial_centers, create_centers
+from vicinal.training.co_teaching import CoTeachingModule
+from vicinal.training.prism import PrismModule, PrismSelector
+from vicinal.training.recipe import Recipe
+from vicinal.training.training_module import TrainingModule
+from vicinal.utils.errors import InputError
+
+
+def create_training_module(recipe: Recipe, num_classes: int, num_images: int, resumed: bool = False) -> TrainingModule:
+    """Create model and loss, in the module for the recipe's sample selection.
+
+    Args:
+        recipe: all settings.
+        num_classes: number of training classes.
+        num_images: number of training images.
+        resumed: whether the weights will be those of a checkpoint.
+
+    Raises:
+        InputError: the settings contradict each other.
+    """
+    settings = recipe.settings
+    torch.manual_seed(settings.seed)
+    embedder, loss = _create_model_and_loss(recipe, num_classes)
+    if not resumed:
+        check_initial_centers(settings.centers, loss, embedder)
+    selection, size = settings.sample_selection, settings.micro_batch_size
+    warmup = selection.warmup_epochs
+    if selection.method == "prism":
+        selector = PrismSelector(selection.noise_rate, selection.memory_size or num_images, selection.window)
+        return PrismModule(embedder, loss, selector, warmup_epochs=warmup, micro_batch_size=size)
+    if selection.method == "co-teaching":
+        _require_sample_values(loss)
+        rate = selection.noise_rate
+        peer, peer_loss = _create_model_and_loss(recipe, num_classes)
+        return CoTeachingModule(
+            embedder, loss, peer, peer_loss, noise_rate=rate, warmup_epochs=warmup, micro_batch_size=size
+        )
+    return TrainingModule(embedder, loss, size)
+
+
+def _create_model_and_loss(recipe: Recipe, num_classes: int) -> tuple[Embedder, Loss]:
+    embedder, loss = recipe.create_embedder(), recipe.create_loss()
+    create_centers(loss, num_classes, embedder.train_output_dim)
+    return embedder, loss
+
+
+def _require_sample_values(loss: Loss) -> None:
+    for term in loss_terms(loss):
+        if type(term)._anchor_values is Loss._anchor_values:
+            raise InputError(
+                "sample_selection.method = co-teaching needs a loss that has a value for each sample; "
+                f"{type(term).__name__} has none"
+            )

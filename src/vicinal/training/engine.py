@@ -1,0 +1,149 @@
+"""The engine of a training run: module, optimizer, precision and processes behind `backward` and `step`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.plugins import MixedPrecision, Precision
+from lightning.fabric.strategies.ddp import DDPStrategy
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.wrappers import _FabricOptimizer
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_
+
+from vicinal.training.base_settings import BaseSettings, OptimizerSettings
+from vicinal.training.sharded_centers import (
+    exclude_from_ddp,
+    gather_optimizer_state,
+    global_grad_norm,
+    shard_optimizer_state,
+)
+from vicinal.utils.errors import InputError
+
+
+class Engine:
+    """Starts the processes of a run, wraps its module and optimizer for them, and takes the optimizer's steps.
+
+    Args:
+        settings: precision, devices, optimizer and schedule.
+        find_unused_parameters: whether some parameters get no gradient in some steps, as
+            `DistributedDataParallel` must know.
+
+    Attributes:
+        fabric: devices and processes.
+        module: the module that is trained, wrapped for precision and processes; from :meth:`setup` on.
+        optimizer: its optimizer; from :meth:`setup` on.
+    """
+
+    def __init__(self, settings: BaseSettings, find_unused_parameters: bool = False) -> None:
+        self.settings = settings
+        self.precision = create_precision(settings)
+        self.fabric = create_fabric(settings, self.precision, find_unused_parameters)
+        self.fabric.launch()
+
+    def setup(self, module: nn.Module, parameter_groups: Mapping[str, list[nn.Parameter]]) -> None:
+        """Wrap the module, and create the optimizer of its parameter groups, given by name."""
+        exclude_from_ddp(module, self.settings.precision)
+        self.module = self.fabric.setup_module(module)
+        optimizer = create_optimizer(self.settings.optimizer, parameter_groups)
+        self.optimizer = cast(_FabricOptimizer, self.fabric.setup_optimizers(optimizer))  # one in, one out
+
+    def no_sync(self, enabled: bool) -> AbstractContextManager[None]:
+        """In this context, forward and backward passes add gradients up without an exchange between processes."""
+        return self.fabric.no_backward_sync(self.module, enabled=enabled)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of the loss to that of the parameters."""
+        self.fabric.backward(loss)
+
+    def clip_gradients(self) -> float:
+        """Limit the norm of the gradient if the settings say so, and return the norm before."""
+        norm = self.fabric.clip_gradients(self.module, self.optimizer, max_norm=math.inf, error_if_nonfinite=False)
+        assert norm is not None
+        norm = global_grad_norm(norm, self.module)
+        if self.settings.max_grad_norm is not None:
+            clip_grads_with_norm_(self.module.parameters(), self.settings.max_grad_norm, norm)
+        return norm.item()
+
+    def step(self) -> None:
+        """Take a step of the optimizer, and clear the gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def set_learning_rates(self, epoch: float) -> None:
+        """Set the learning rates for the time `epoch`, whole or fractional."""
+        settings = self.settings
+        lr = settings.optimizer.lr * settings.schedule.factor(epoch, settings.epochs)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * settings.optimizer.lr_factor(group["name"])
+
+    @property
+    def learning_rates(self) -> dict[str, float]:
+        """The learning rate of each parameter group."""
+        return {group["name"]: group["lr"] for group in self.optimizer.param_groups}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of module, optimizer and precision, for a checkpoint; every process must call this."""
+        return {
+            "module": self.module.state_dict(),
+            "optimizer": gather_optimizer_state(self.optimizer.state_dict(), self.optimizer.optimizer, self.module),
+            "precision": self.precision.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of :meth:`state_dict`."""
+        self.module.load_state_dict(state["module"])
+        optimizer_state = shard_optimizer_state(state["optimizer"], self.optimizer.optimizer, self.module)
+        self.optimizer.load_state_dict(optimizer_state)
+        self.precision.load_state_dict(state["precision"])
+
+
+def create_precision(settings: BaseSettings) -> Precision:
+    """The numerical precision of the network; float16 scales the loss so that small gradients do not underflow.
+
+    Fabric itself would train in bfloat16 where float16 is asked for on a CPU.
+    """
+    if settings.precision == "32":
+        return Precision()
+    gpu = settings.accelerator == "gpu" or (settings.accelerator == "auto" and torch.cuda.is_available())
+    device = "cuda" if gpu else "cpu"
+    scaler = torch.amp.GradScaler(device) if settings.precision == "16-mixed" else None
+    return MixedPrecision(settings.precision, device, scaler)
+
+
+def create_fabric(settings: BaseSettings, precision: Precision, find_unused_parameters: bool = False) -> Fabric:
+    """Devices and processes.
+
+    Raises:
+        InputError: the machine does not have such devices.
+    """
+    devices = settings.num_processes
+    ddp = DDPStrategy(find_unused_parameters=find_unused_parameters)
+    strategy = ddp if devices > 1 else "auto"
+    try:
+        return Fabric(accelerator=settings.accelerator, devices=devices, strategy=strategy, plugins=precision)
+    except (RuntimeError, ValueError, MisconfigurationException) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"accelerator = {settings.accelerator}, devices = {devices}: {reason}") from None
+
+
+def create_optimizer(
+    settings: OptimizerSettings, parameter_groups: Mapping[str, list[nn.Parameter]]
+) -> torch.optim.Optimizer:
+    """The optimizer of the parameter groups, given by name; the trainer sets the learning rates."""
+    decay = settings.weight_decay
+    loss_decay = decay if settings.loss_weight_decay is None else settings.loss_weight_decay
+    groups = [
+        {"params": parameters, "name": name, "weight_decay": loss_decay if name == "loss" else decay}
+        for name, parameters in parameter_groups.items()
+    ]
+    if settings.name == "sgd":
+        nesterov = settings.momentum > 0  # torch has no Nesterov momentum of 0
+        return torch.optim.SGD(groups, settings.lr, settings.momentum, weight_decay=decay, nesterov=nesterov)
+    kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
+    return kind(groups, settings.lr, weight_decay=decay)

@@ -1,0 +1,45 @@
+"""The progress of a run: steps, epochs and the best score so far."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass
+class Progress:
+    """Steps, epochs and the best validation score of a run.
+
+    Attributes:
+        step: number of optimizer steps.
+        epoch: number of finished epochs.
+        steps_in_epoch: number of steps in the current epoch.
+        best: best validation score; -inf before the first.
+        best_epoch: number of finished epochs at the best score.
+        evaluations_since_best: number of evaluations since the best score.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    steps_in_epoch: int = 0
+    best: float = -math.inf
+    best_epoch: int = 0
+    evaluations_since_best: int = 0
+
+    def count_step(self) -> None:
+        """Count a step of the optimizer."""
+        self.step += 1
+        self.steps_in_epoch += 1
+
+    def count_epoch(self) -> None:
+        """Count a finished epoch."""
+        self.epoch += 1
+        self.steps_in_epoch = 0
+
+    def count_evaluation(self, score: float) -> bool:
+        """Count an evaluation, and return whether its score is the best so far."""
+        self.evaluations_since_best += 1
+        if not score > self.best:
+            return False
+        self.best, self.best_epoch, self.evaluations_since_best = score, self.epoch, 0
+        return True

@@ -1,0 +1,106 @@
+"""The schema of a recipe: the name, type and default of each setting, from the signatures of the classes."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from types import NoneType
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import jsonargparse
+
+
+class Setting(NamedTuple):
+    """The type of a setting, and its default."""
+
+    type: Any = Any
+    default: Any = None
+
+    @property
+    def base_class(self) -> type | None:
+        """The class whose subclasses the setting takes, such as Miner for `Miner | None`; None for plain values."""
+        return _class_of(self.type)
+
+    def accepts(self, value: Any) -> bool:
+        """Whether the value, from YAML or as text, is of the type."""
+        if value is None:
+            return self.type is Any or NoneType in get_args(self.type)
+        parser = jsonargparse.ArgumentParser(exit_on_error=False)
+        parser.add_argument("--value", type=self.type)
+        try:
+            parser.parse_args([f"--value={value}"]) if isinstance(value, str) else parser.parse_object({"value": value})
+        except argparse.ArgumentError:
+            return False
+        return True
+
+    def __str__(self) -> str:
+        return _described(self.type)
+
+
+Schema = Mapping[str, "Setting | Schema"]
+"""Name -> setting, or the schema of a group of settings."""
+
+
+def settings_schema(kind: type) -> dict[str, Setting | Schema]:
+    """The schema of a dataclass of settings; its fields that are dataclasses are groups."""
+    types = get_type_hints(kind)
+    names = [field.name for field in fields(kind)]
+    return {name: settings_schema(types[name]) if is_dataclass(types[name]) else Setting(types[name]) for name in names}
+
+
+def arguments_schema(kind: type) -> dict[str, Setting]:
+    """The schema of a class's constructor, with the arguments that it passes on to its base classes."""
+    parser = jsonargparse.ArgumentParser()
+    names = parser.add_class_arguments(kind, None, as_group=False)
+    arguments = {}
+    for base in reversed(kind.__mro__):
+        constructor = vars(base).get("__init__")
+        types = _types(constructor)
+        for name, parameter in inspect.signature(constructor).parameters.items() if constructor else ():
+            if name in names:
+                arguments[name] = Setting(types.get(name, Any), parameter.default)
+    return arguments
+
+
+def setting_names(schema: Schema, prefix: str = "") -> Iterator[str]:
+    """The names of all settings and groups, with dots."""
+    for name, setting in schema.items():
+        yield f"{prefix}{name}"
+        if not isinstance(setting, Setting):
+            yield from setting_names(setting, f"{prefix}{name}.")
+
+
+def subclasses(base: type) -> dict[str, type]:
+    """The class and all its subclasses that are imported, by name."""
+    children: list[type] = base.__subclasses__()
+    return {base.__name__: base} | {name: each for child in children for name, each in subclasses(child).items()}
+
+
+def _types(function: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(function) if function else {}
+    except NameError:  # a type that is imported for type checkers only
+        return {}
+
+
+def _class_of(kind: Any) -> type | None:
+    if inspect.isclass(kind) and kind.__module__.startswith("vicinal."):
+        return kind
+    return next(filter(None, map(_class_of, get_args(kind))), None)
+
+
+def _described(kind: Any) -> str:
+    """A type in words."""
+    words = {int: "an integer", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
+    if kind in words:
+        return words[kind]
+    if get_origin(kind) is Literal:
+        return " or ".join(map(str, get_args(kind)))
+    inner = [_described(each) for each in get_args(kind) if each is not ...]
+    if get_origin(kind) in (list, tuple):
+        return f"a list, each element {inner[0]}"
+    if get_origin(kind) is dict:
+        return f"a mapping, each value {inner[1]}"
+    return ", or ".join(inner) or str(kind)

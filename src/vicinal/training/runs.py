@@ -1,0 +1,56 @@
+"""Starting and resuming the training run of an embedder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vicinal.data import Table
+from vicinal.training.recipe import Recipe
+from vicinal.training.trainer import Trainer
+from vicinal.training.training_data import load_training_table
+from vicinal.utils.errors import InputError
+from vicinal.utils.run_folder import RunFolder
+
+
+def train(recipe: Recipe, out: str | Path) -> RunFolder:
+    """Train an embedder by a recipe, into a new run folder.
+
+    Args:
+        recipe: all settings.
+        out: the run's folder; it must not exist yet or be empty.
+
+    Returns:
+        The run's folder, see :class:`~vicinal.utils.run_folder.RunFolder`.
+
+    Raises:
+        InputError: the recipe, the data or the folder is invalid.
+        NonFiniteLossError: the loss became infinite or NaN.
+        InterruptedRunError: the run was interrupted, and its state is saved.
+    """
+    run = RunFolder(Path(out))
+    run.check_new()
+    table = load_training_table(recipe.settings)
+    Trainer(recipe, table, run).fit()
+    return run
+
+
+def resume(out: str | Path, recipe: Recipe | None = None) -> RunFolder:
+    """Resume the run in a folder from its last checkpoint; the weights at the end are those of an uninterrupted run.
+
+    Args:
+        out: the run's folder.
+        recipe: if given, it must equal that of the run; if the folder holds no run, a new one is started. One command
+            line can thus start a run and restart it until it is finished.
+
+    Raises:
+        InputError: there is no run, or it has another recipe. Other errors are those of :func:`train`.
+    """
+    run = RunFolder(Path(out))
+    if recipe is not None and not run.recipe.exists():
+        return train(recipe, out)
+    run.check_run()
+    if run.embeddings.is_file():
+        raise InputError(f"{run.path} is the run of a refiner; resume it with vicinal refine")
+    own = Recipe.of_run(run.recipe, recipe)
+    Trainer(own, Table.from_parquet(run.table), run).fit()
+    return run

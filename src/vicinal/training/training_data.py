@@ -1,0 +1,104 @@
+"""The training data of a recipe: the table with its splits and noise, and the order of the images."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import numpy as np
+import numpy.typing as npt
+
+from vicinal.data import (
+    ClassBalancedBatchSampler,
+    HierarchicalBatchSampler,
+    RandomBatchSampler,
+    Table,
+    check_trainable,
+    load_dataset,
+)
+from vicinal.data.settings import DataSettings
+from vicinal.training.base_settings import BaseSettings
+from vicinal.training.settings import TrainingSettings
+from vicinal.utils import distributed
+from vicinal.utils.errors import InputError
+
+
+def load_training_table(settings: TrainingSettings) -> Table:
+    """The table that a recipe describes, with the splits and the noise of the recipe.
+
+    Raises:
+        InputError: there is no source, it cannot be read or split, or it has too few images to train or validate with.
+    """
+    table = load_dataset(settings.data, settings.seed)
+    check_trainable(table.subset("train"))
+    if "val" in table.splits:
+        require_validatable(table.subset("val"), settings.validation.metric)
+    return table
+
+
+def require_validatable(table: Table, metric: str) -> None:
+    """Say before the first step what would else come up at the first evaluation."""
+    counts = table.class_counts
+    if counts.max() < 2:
+        raise InputError(
+            "the split val has no class with two images, so its queries have no positives; see data.fractions"
+        )
+    if metric.startswith("recall@") and len(table) <= int(metric[len("recall@") :]):
+        raise InputError(f"validation.metric = {metric} needs more than the {len(table)} images of the split val")
+    if len(counts) == 1:
+        warnings.warn(f"the split val has one class ({table.classes[0]}): its scores are always perfect", stacklevel=2)
+
+
+def create_sampler(settings: TrainingSettings, table: Table) -> ClassBalancedBatchSampler | RandomBatchSampler:
+    """The batch sampler of this process.
+
+    Raises:
+        InputError: the table does not have enough images, classes or coarse labels for such batches.
+    """
+    if settings.coarse_classes_per_batch == 0:
+        return create_flat_sampler(settings, table)
+    return HierarchicalBatchSampler(
+        table.labels,
+        _coarse_labels(table, settings.coarse_column),
+        settings.batch_size,
+        settings.samples_per_class,
+        settings.coarse_classes_per_batch,
+        small_classes=settings.small_classes,
+        seed=settings.seed,
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
+        class_names=table.classes,
+    )
+
+
+def create_flat_sampler(settings: BaseSettings, table: Table) -> ClassBalancedBatchSampler | RandomBatchSampler:
+    """The batch sampler of this process, without regard to coarse labels."""
+    rank, world_size = distributed.rank(), distributed.world_size()
+    if settings.samples_per_class == 0:
+        return RandomBatchSampler(len(table), settings.batch_size, seed=settings.seed, rank=rank, world_size=world_size)
+    return ClassBalancedBatchSampler(
+        table.labels,
+        settings.batch_size,
+        settings.samples_per_class,
+        small_classes=settings.small_classes,
+        seed=settings.seed,
+        rank=rank,
+        world_size=world_size,
+        class_names=table.classes,
+    )
+
+
+def _coarse_labels(table: Table, column: str) -> npt.NDArray[np.generic]:
+    if not table.has(column):
+        raise InputError(
+            f"coarse_column = {column}: coarse_classes_per_batch needs coarse labels in this column, which the table "
+            f"does not have; its columns are {', '.join(table.frame.columns)}"
+        )
+    return table.frame[column].to_numpy()
+
+
+def num_workers(data: DataSettings) -> int:
+    """The number of processes that read and transform images."""
+    if data.num_workers is not None:
+        return data.num_workers
+    return 0 if data.cache else min(8, os.cpu_count() or 1)

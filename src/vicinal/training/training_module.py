@@ -1,0 +1,58 @@
+"""The module of a training step: images and labels in, the terms of the loss out."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from vicinal.losses import Loss
+from vicinal.models import Embedder
+from vicinal.similarity.pair_source import PairSource
+from vicinal.training.large_batch import embed_in_micro_batches
+
+
+class TrainingModule(nn.Module):
+    """Model and loss as one module, so that precision and processes wrap both.
+
+    Args:
+        embedder: the model.
+        loss: the loss, with or without parameters.
+        micro_batch_size: number of images per forward and backward pass; None: the whole batch at once.
+
+    Attributes:
+        selected: bool [n], the images of this process's last batch that the loss was computed on; None: all.
+    """
+
+    def __init__(self, embedder: Embedder, loss: Loss, micro_batch_size: int | None = None) -> None:
+        super().__init__()
+        self.embedder = embedder
+        uses_norm = any(part.uses_norms for part in loss.modules() if isinstance(part, Loss))
+        self.embedder.normalize_in_training = not uses_norm
+        self.loss = loss
+        self.micro_batch_size = micro_batch_size
+        self.selected: Tensor | None = None
+
+    def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The terms of the loss, with this process's images as anchors and those of all processes as references."""
+        embeddings = embed_in_micro_batches(self.embedder, images, self.micro_batch_size)
+        return self.loss.parts(PairSource.from_distributed_batch(embeddings, labels.to(embeddings.device)))
+
+    def start_epoch(self, epoch: int) -> None:
+        """Called at the start of every epoch, counted from 0."""
+
+    @property
+    def embedders(self) -> list[Embedder]:
+        """All models that are trained; the first is the one that the run saves."""
+        return [self.embedder]
+
+    @property
+    def losses(self) -> list[Loss]:
+        """The loss of each model."""
+        return [self.loss]
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters by part: backbone, head, projector, loss; parts without parameters are left out."""
+        groups: dict[str, list[nn.Parameter]] = {}
+        for embedder, loss in zip(self.embedders, self.losses, strict=True):
+            for name, parameters in {**embedder.parameter_groups(), "loss": list(loss.parameters())}.items():
+                groups.setdefault(name, []).extend(parameters)
+        return {name: parameters for name, parameters in groups.items() if parameters}

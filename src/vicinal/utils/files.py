@@ -1,0 +1,112 @@
+"""Atomic writes: other processes see a file or folder as it was or as it is when complete, never in between."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import glob
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+# A temporary file that has not been written to for this long belongs to a process that was killed.
+STALE_SECONDS = 60
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write `data` to the file `path` atomically; its folder is created if it does not exist.
+
+    After a crash, a kill or on a full disk the file is unchanged. If several processes write to one path, the last
+    one wins. Temporary files of killed processes (see :func:`temporary_files`) are deleted by the next write if they
+    are older than a minute.
+
+    Raises:
+        OSError: the data cannot be written; its `filename` is `path`.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(path)
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    _delete_stale(path)
+
+
+def temporary_files(path: str | Path) -> list[Path]:
+    """The files `.<name>.<8 hex digits>.tmp` beside `path`, of processes that are writing it or were killed."""
+    path = Path(path)
+    return sorted(path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"))
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def _delete_stale(path: Path) -> None:
+    for temporary in temporary_files(path):
+        with suppress(OSError):  # another process deleted it first
+            # Compared with the file just written, since the clock of a file server may differ from the local one.
+            if temporary.is_file() and temporary.stat().st_mtime < path.stat().st_mtime - STALE_SECONDS:
+                temporary.unlink()
+
+
+@contextmanager
+def replace_folder(path: str | Path) -> Iterator[Path]:
+    """Yield an empty folder to fill. It replaces `path` if the block succeeds, and is deleted if the block fails.
+
+    If `path` is a symbolic link, the folder that it points to is replaced. Where the system can exchange two names in
+    one step (Linux, on most file systems), `path` exists at every moment; elsewhere it is moved aside first, and moved
+    back if the new folder cannot replace it.
+
+    Raises:
+        OSError: `path` is a file, or cannot be written.
+    """
+    path = Path(path).resolve()
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = _temporary(path)
+    new.mkdir()
+    is_current = path.exists() and path.samefile(".")
+    try:
+        yield new
+        _move(new, path)
+        if is_current:  # the old working folder is about to be deleted
+            os.chdir(path)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)  # an incomplete folder, or by now the replaced one
+
+
+def _move(new: Path, path: Path) -> None:
+    """Rename the folder `new` to `path`, and the folder that was there, if any, to `new`."""
+    if not path.exists():
+        os.rename(new, path)
+    elif not _exchange(new, path):
+        old = new.with_suffix(".old")
+        try:
+            os.rename(path, old)
+            os.rename(new, path)
+        except BaseException:
+            if not path.exists():
+                os.rename(old, path)
+            raise
+        os.rename(old, new)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two names in one step; False if the system or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename is not None and rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0

@@ -1,0 +1,47 @@
+"""The options by which images become embeddings, shared by the verbs of the command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vicinal.utils.arguments import check_nonnegative, check_positive_integer
+from vicinal.utils.errors import InputError
+
+
+@dataclass(frozen=True)
+class EmbeddingOptions:
+    """How images become embeddings.
+
+    Args:
+        model: a model folder, a run folder, or the name of a model on the Hugging Face Hub; None takes that of the
+            source, where the source is a run.
+        root: the folder that a table's paths are relative to, or in which a benchmark is stored.
+        batch_size: number of images embedded at a time.
+        num_workers: number of processes that read images.
+        precision: 32, bf16 or 16.
+        device: such as cpu or cuda; None takes a GPU where there is one.
+        on_error: "raise" stops at an unreadable image, "skip" leaves it out.
+        scales: factors of the image size at which each image is embedded; the embeddings are averaged. None embeds each
+            image once, at its own size.
+        max_size: with scales, the whole image is embedded after its longer side was reduced to this number of pixels;
+            None embeds the model's own square crop.
+        whitening: a file of PCA whitening that is applied to all embeddings.
+    """
+
+    model: str | None = None
+    root: str | None = None
+    batch_size: int = 64
+    num_workers: int = 0
+    precision: Literal["32", "bf16", "16"] = "32"
+    device: str | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+    scales: tuple[float, ...] | None = None
+    max_size: int | None = None
+    whitening: str | None = None
+
+    def __post_init__(self) -> None:
+        check_positive_integer(self, batch_size=self.batch_size, max_size=self.max_size)
+        check_nonnegative(self, num_workers=self.num_workers)
+        if self.max_size is not None and self.scales is None:
+            raise InputError("max_size is about embedding at several scales; give --scales too, such as --scales 1")

@@ -1,0 +1,240 @@
+"""From embeddings to a table of results: choose the protocol, evaluate, tabulate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from vicinal.data.table import Table
+from vicinal.data.table_files import write_table
+from vicinal.evaluation import (
+    Evaluation,
+    Resampling,
+    ResultsTable,
+    average_runs,
+    cluster,
+    compare_models,
+    compare_reranking,
+    count_query_classes,
+    evaluate,
+    evaluate_revisited_table,
+    evaluate_vehicle_id,
+    tabulate,
+)
+from vicinal.evaluation.resampling import MIN_CLASSES
+from vicinal.retrieval.reranking.base import Reranking
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+from vicinal.workflows.evaluation_settings import REVISITED, VEHICLE_ID, EvaluationSettings
+from vicinal.workflows.sources import EmbeddedTable
+
+MakeReranking = Callable[[EmbeddedTable], Reranking]
+"""Makes the re-ranking or refinement of some embeddings."""
+Combine = Literal["compare", "average"]
+
+
+@dataclass(frozen=True)
+class EvaluatedSource:
+    """The evaluations of one source of embeddings.
+
+    Attributes:
+        name: of the source.
+        table: what was evaluated.
+        plain: without re-ranking; None if only the re-ranked evaluation was asked for.
+        reranked: with re-ranking or refinement; None without.
+    """
+
+    name: str
+    table: Table
+    plain: Evaluation | None
+    reranked: Evaluation | None = None
+
+    @property
+    def final(self) -> Evaluation:
+        """The evaluation after everything that was asked for."""
+        evaluation = self.plain if self.reranked is None else self.reranked
+        assert evaluation is not None
+        return evaluation
+
+
+def evaluate_sources(
+    sources: Mapping[str, EmbeddedTable],
+    settings: EvaluationSettings,
+    make_reranking: MakeReranking | None = None,
+    combine: Combine | None = None,
+) -> list[EvaluatedSource]:
+    """Evaluate every source by its protocol.
+
+    Args:
+        sources: name -> embeddings.
+        settings: what is measured, and by which protocol.
+        make_reranking: makes the re-ranking or refinement by which every source is evaluated too.
+        combine: how the evaluations will be combined by :func:`tabulate_sources`. Sources that are to be combined are
+            only evaluated with re-ranking if there is one, and their images are compared.
+
+    Raises:
+        InputError: other images to be compared, or something that is asked for is impossible with these embeddings.
+    """
+    _check_combined_images(sources, combine)
+    evaluated = []
+    for name, embedded in sources.items():
+        evaluate_by_protocol = _protocol(settings, name, is_reranked=make_reranking is not None)
+        before = after = None
+        if combine is None or make_reranking is None:
+            before = evaluate_by_protocol(embedded.vectors, embedded.table)
+            if settings.clusters:
+                clustering = cluster(embedded.vectors, embedded.table, seed=settings.seed)
+                before = replace(before, metrics=before.metrics | clustering.metrics)
+        if make_reranking is not None:
+            after = evaluate_by_protocol(embedded.vectors, embedded.table, rerank=make_reranking(embedded))
+        evaluated.append(EvaluatedSource(name, embedded.table, before, after))
+    return evaluated
+
+
+def tabulate_sources(
+    evaluated: Sequence[EvaluatedSource],
+    settings: EvaluationSettings,
+    combine: Combine | None = None,
+) -> ResultsTable:
+    """Put the evaluations of sources in one table.
+
+    Args:
+        evaluated: as :func:`evaluate_sources` returns them.
+        settings: which confidence intervals and groups of queries are asked for.
+        combine: `compare` the sources with the first one on the same queries, or `average` them as runs of one recipe;
+            None: each source stands for itself, with its results before and after re-ranking if there is one.
+
+    Raises:
+        InputError: something that is asked for is impossible with these evaluations.
+    """
+    finals, first = {each.name: each.final for each in evaluated}, evaluated[0]
+    if combine == "average":
+        return average_runs(finals, settings.confidence_level)
+    if combine == "compare":
+        return compare_models(finals, first.table, resampling_of(first, settings, always=True))
+    tables = []
+    for each in evaluated:
+        resampling = resampling_of(each, settings)
+        if each.plain is None or each.reranked is None:
+            results = tabulate(
+                each.final, each.table, model=each.name, resampling=resampling, group_by=settings.group_by
+            )
+        else:
+            results = compare_reranking(each.plain, each.reranked, each.table, model=each.name, resampling=resampling)
+        tables.append(results)
+    return ResultsTable.concat(tables)
+
+
+def resampling_of(
+    evaluated: EvaluatedSource, settings: EvaluationSettings, *, always: bool = False
+) -> Resampling | None:
+    """How intervals of a source are computed, None where none are asked for; logs where they will be too narrow.
+
+    Args:
+        evaluated: the source.
+        settings: what is resampled.
+        always: whether there are intervals even if they are not asked for: by classes, or by queries without labels.
+    """
+    if settings.intervals is None and not always:
+        return None
+    resample_by = settings.intervals or ("classes" if evaluated.table.has("label") else "queries")
+    if resample_by == "classes":
+        num_classes = count_query_classes(evaluated.final, evaluated.table)
+        if num_classes < MIN_CLASSES:
+            log(f"confidence intervals from {num_classes} classes are too narrow; about {MIN_CLASSES} are needed")
+    return Resampling(resample_by, settings.confidence_level, settings.num_resamples, settings.seed)
+
+
+def _protocol(settings: EvaluationSettings, source: str, is_reranked: bool) -> Callable[..., Evaluation]:
+    """The function that evaluates embeddings and their table by the protocol of a source."""
+    protocol = settings.protocol_of(source)
+    if protocol == "standard":
+        return partial(evaluate, recall_at=settings.recall_at, metrics=settings.metrics, hierarchy=settings.hierarchy)
+    for option, is_given in {
+        "--metrics": bool(settings.metrics),
+        "--hierarchy": settings.hierarchy,
+        "--clusters": settings.clusters,
+        "--rerank and --refiner": is_reranked,
+        "--recall_at": settings.recall_at is not None and protocol in REVISITED,
+    }.items():
+        if is_given:
+            raise InputError(f"{option} cannot be combined with the protocol of {protocol}; leave it out")
+    if protocol == VEHICLE_ID:
+        return partial(evaluate_vehicle_id, recall_at=settings.recall_at, seed=settings.seed)
+    from vicinal.data.benchmarks.revisited import revisited_ground_truth
+
+    return partial(evaluate_revisited_table, ground_truth=revisited_ground_truth(protocol, settings.root))
+
+
+def _check_combined_images(sources: Mapping[str, EmbeddedTable], combine: Combine | None) -> None:
+    """Refuse to compare sources with other images; log where their runs are averaged."""
+    (baseline, first), *others = sources.items()
+    for name, embedded in others if combine is not None else []:
+        try:
+            check_same_images(first.table, embedded.table, f"{name} against {baseline}")
+        except InputError as error:
+            if combine == "compare":
+                raise
+            log(f"the average is over other test sets, as in cross-validation: {str(error).partition(';')[0]}")
+
+
+def check_same_images(first: Table, second: Table, what: str) -> None:
+    """Check that two tables hold the same images: the same labels and file names, row by row.
+
+    Args:
+        first: a table.
+        second: another table.
+        what: the two in words, which begin the message of an error.
+
+    Raises:
+        InputError: another number of rows, or the first row that differs.
+    """
+    if len(first) != len(second):
+        raise InputError(f"{what}: {len(second):,} images and {len(first):,}; a comparison needs the same images")
+    for column, comparable in (("label", _texts), ("path", _file_names)):
+        if first.has(column) and second.has(column):
+            other = np.flatnonzero(comparable(first.frame[column]) != comparable(second.frame[column]))
+            if len(other):
+                raise InputError(f"{what}: row {other[0]} has another {column}; a comparison needs the same images")
+
+
+def _texts(column: pd.Series) -> np.ndarray:
+    return column.astype(str).to_numpy()
+
+
+def _file_names(column: pd.Series) -> np.ndarray:
+    return np.array([Path(str(path)).name for path in column])
+
+
+def write_per_query(path: str | Path, evaluation: Evaluation, table: Table) -> None:
+    """Write :func:`per_query_frame` to a .csv or .parquet file.
+
+    Raises:
+        InputError: another ending.
+        OSError: the file cannot be written.
+    """
+    write_table(Path(path), per_query_frame(evaluation, table))
+
+
+def per_query_frame(evaluation: Evaluation, table: Table) -> pd.DataFrame:
+    """The scores of every query: one row per query, the columns of the table and then the metrics, NaN without a score.
+
+    A column of the table that has the name of a metric is renamed to `mAP_of_table` and the like.
+
+    Example:
+        >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog"]}))
+        >>> per_query_frame(evaluate(np.eye(2)[[0, 0, 1]], table, recall_at=[1]), table)[["label", "recall@1"]]
+          label  recall@1
+        0   cat       1.0
+        1   cat       1.0
+        2   dog       NaN
+    """
+    columns = table.frame.iloc[evaluation.query_indices].reset_index(drop=True)
+    columns = columns.rename(columns={name: f"{name}_of_table" for name in evaluation.per_query})
+    return pd.concat([columns, pd.DataFrame(evaluation.per_query)], axis=1)

@@ -1,0 +1,67 @@
+"""The models that the verbs of the command are given, and the device that they run on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from vicinal.models.refiner import ContextRefiner
+from vicinal.utils.errors import InputError
+from vicinal.utils.run_folder import RunFolder
+from vicinal.workflows.source_kind import source_kind
+
+if TYPE_CHECKING:
+    from vicinal.models.embedder import Embedder
+
+
+def load_model(path: str) -> Embedder:
+    """Load a model folder, the model of a run folder, or a model of the Hugging Face Hub.
+
+    Raises:
+        InputError: there is no such model, or it is damaged.
+    """
+    kind, run = source_kind(path), RunFolder(Path(path))
+    check_not_refiner_run(path)
+    if kind == "run" and not run.model.is_dir():
+        raise InputError(f"{path} has no finished model; continue the run with: vicinal train --out {path} --resume")
+    from vicinal.models.embedder import Embedder  # loads timm
+
+    return Embedder.from_pretrained(run.model if kind == "run" else path)
+
+
+def load_refiner(path: str) -> ContextRefiner:
+    """Load a context refiner's model folder, that of the run folder it was trained in, or one of the Hugging Face Hub.
+
+    Raises:
+        InputError: there is no such refiner, it is damaged, or it is another kind of model.
+    """
+    run = RunFolder(Path(path))
+    if run.recipe.is_file() and not run.model.is_dir():
+        raise InputError(
+            f"{path} has no finished refiner: its run is not finished, or did not improve the scores; "
+            f"continue it with: vicinal refine --out {path} --resume"
+        )
+    return ContextRefiner.from_pretrained(run.model if run.model.is_dir() else path)
+
+
+def check_not_refiner_run(path: str) -> None:
+    """Raise InputError when the path is the run folder of a refiner, which embeds no images."""
+    if source_kind(path) == "refiner run":
+        raise InputError(f"{path} is the run of a refiner; give it with --refiner")
+
+
+def usable_device(name: str | None) -> str:
+    """Return the device if this machine has it; None is a GPU where there is one, else the CPU.
+
+    Raises:
+        InputError: this machine has no such device.
+    """
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {name} cannot be used: {str(error).splitlines()[0]}") from None
+    return name

@@ -1,0 +1,202 @@
+"""Starting and resuming the training of a refiner, on the embeddings that its recipe names."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vicinal.data import Table, check_trainable, load_embeddings, read_fingerprint, save_embeddings
+from vicinal.data.splits import shared_classes, splits_by_fraction
+from vicinal.training import Recipe, RefinerRecipe, RefinerTrainer, Trainer
+from vicinal.training.refiner_settings import RefinerSettings
+from vicinal.training.training_data import create_flat_sampler, require_validatable
+from vicinal.utils.arrays import Booleans, Floats
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError, InterruptedRunError
+from vicinal.utils.run_folder import RunFolder
+from vicinal.workflows.sources import EmbeddingReader
+
+
+class LabelledEmbeddings(NamedTuple):
+    """The embeddings on which a refiner is trained.
+
+    Attributes:
+        vectors: float32 [n, dim].
+        table: n rows with labels, in the splits train and val.
+        fingerprint: fingerprint of the model that made the vectors, or None if it is unknown.
+    """
+
+    vectors: Floats
+    table: Table
+    fingerprint: str | None
+
+
+def train_refiner(recipe: RefinerRecipe, out: str | Path) -> RunFolder:
+    """Train a refiner by a recipe, into a new run folder.
+
+    Args:
+        recipe: all settings.
+        out: the run's folder; it must not exist yet or be empty.
+
+    Returns:
+        The run's folder; the refiner is in its folder `model`.
+
+    Raises:
+        InputError: the recipe, the embeddings or the folder is invalid.
+        NotBetterError: the refiner does not help on the validation classes, and is not saved.
+        NonFiniteLossError: the loss became infinite or NaN.
+        InterruptedRunError: the run was interrupted, and its state is saved.
+    """
+    run = RunFolder(Path(out))
+    run.check_new()
+    given = recipe.settings.embeddings
+    if given is not None and Path(given).resolve() == run.embeddings.resolve():
+        raise InputError(f"embeddings = {given} is where the run would keep its own copy; give another --out")
+    _create_trainer(recipe, run).fit()
+    return run
+
+
+def resume_refiner(out: str | Path, recipe: RefinerRecipe | None = None) -> RunFolder:
+    """Resume a refiner's run from its last checkpoint; the weights at the end are those of an uninterrupted run.
+
+    Args:
+        out: the run's folder.
+        recipe: if given, it must equal that of the run; if the folder holds no run, a new one is started.
+
+    Raises:
+        InputError: there is no run, or it has another recipe. Other errors are those of :func:`train_refiner`.
+    """
+    run = RunFolder(Path(out))
+    if recipe is not None and not run.recipe.exists():
+        return train_refiner(recipe, out)
+    run.check_run()
+    _create_trainer(RefinerRecipe.of_run(run.recipe, recipe), run).fit()
+    return run
+
+
+def _create_trainer(recipe: RefinerRecipe, run: RunFolder) -> RefinerTrainer:
+    if run.recipe.is_file() and run.embeddings.is_file():
+        return RefinerTrainer(recipe, *_load(run.embeddings), run)
+    embedded = _split(_embeddings(recipe, run), recipe.settings)
+    if run.recipe.is_file():  # an embedder was trained here, so the run has begun and its first files are not written
+        save_embeddings(run.embeddings, *embedded)
+    return RefinerTrainer(recipe, *embedded, run)
+
+
+def _embeddings(recipe: RefinerRecipe, run: RunFolder) -> LabelledEmbeddings:
+    settings = recipe.settings
+    if settings.embeddings is not None:
+        return _load(Path(settings.embeddings))
+    source = RunFolder(Path(str(settings.run)))
+    if not source.recipe.is_file():
+        raise InputError(f"run = {settings.run} is not the folder of a training run: {source.recipe.name} is missing")
+    if source.embeddings.is_file():
+        raise InputError(f"run = {settings.run} is the run of a refiner; give that of an embedder")
+    table = Table.from_parquet(source.table)
+    if settings.embedder_fraction > 0:
+        # The result does not depend on the number of processes; here there is one.
+        return _embeddings_by_new_embedder(recipe, Recipe.load(source.recipe, ["--devices=1"]), table, run)
+    return _embed(source, table, settings)
+
+
+def _load(path: Path) -> LabelledEmbeddings:
+    vectors, table = load_embeddings(path)
+    return LabelledEmbeddings(vectors, table, read_fingerprint(path))
+
+
+def _embed(run: RunFolder, table: Table, settings: RefinerSettings) -> LabelledEmbeddings:
+    """Embed the training and validation images of a run with its model."""
+    table = table.take(table.frame["split"].isin(["train", "val"]).to_numpy())
+    on_error = Recipe.load(run.recipe).settings.data.on_error
+    device = {"cpu": "cpu", "gpu": "cuda", "auto": None}[settings.accelerator]
+    embedded = EmbeddingReader(model=str(run.path), on_error=on_error, device=device).embed_table(table)
+    return LabelledEmbeddings(embedded.vectors, embedded.table, embedded.fingerprint)
+
+
+def _embeddings_by_new_embedder(
+    recipe: RefinerRecipe, embedder_recipe: Recipe, table: Table, run: RunFolder
+) -> LabelledEmbeddings:
+    """Train an embedder on some of the training classes, and embed the others and the split val with it."""
+    settings = recipe.settings
+    is_seen, is_unseen = _split_for_embedder(table, settings)
+    embedder = RunFolder(run.embedder)
+    if not embedder.model.is_dir():
+        _check_refinable(recipe, table.take(~is_seen), embedder_recipe.model["dim"])
+        trainer = Trainer(embedder_recipe, table.take(~is_unseen), embedder)  # finds mistakes before files are written
+        recipe.save(run.recipe)  # from here on the run can be resumed
+        log(f"training an embedder on {len(table.take(is_seen).classes):,} classes, in {embedder.path}")
+        _train_embedder(trainer, run)
+    return _embed(embedder, table.take(~is_seen), settings)
+
+
+def _split_for_embedder(table: Table, settings: RefinerSettings) -> tuple[Booleans, Booleans]:
+    """The rows of the training classes for the embedder, and of those for the refiner, bool [rows] each."""
+    fraction = settings.embedder_fraction
+    fractions = {"train": fraction, "val": 1 - fraction}
+    split = splits_by_fraction(table.subset("train").classes, fractions, settings.seed)
+    is_training = (table.frame["split"] == "train").to_numpy()
+    is_seen = is_training & (table.frame["label"].map(split.get) == "train").to_numpy()
+    is_unseen = is_training & ~is_seen
+    for rows, who in ((is_seen, "embedder"), (is_unseen, "refiner")):
+        try:
+            check_trainable(table.take(rows))
+        except InputError as error:
+            raise InputError(f"embedder_fraction = {fraction} does not suit the {who}: {error}") from None
+    return is_seen, is_unseen
+
+
+def _check_refinable(recipe: RefinerRecipe, table: Table, dim: int) -> None:
+    """Raise InputError, before an embedder is trained, if the refiner could not be trained afterwards."""
+    placeholder = LabelledEmbeddings(np.zeros((len(table), dim), np.float32), table, None)
+    create_flat_sampler(recipe.settings, _split(placeholder, recipe.settings).table.subset("train"))
+    recipe.create_refiner(dim)
+
+
+def _train_embedder(trainer: Trainer, run: RunFolder) -> None:
+    try:
+        trainer.fit()
+    except InterruptedRunError:
+        raise InterruptedRunError(
+            "stopped during the training of the embedder and saved the state; resume with: "
+            f"vicinal refine --out {shlex.quote(str(run.path))} --resume"
+        ) from None
+
+
+def _split(embedded: LabelledEmbeddings, settings: RefinerSettings) -> LabelledEmbeddings:
+    """The rows of the splits train and val; without a split val, some classes become it.
+
+    The columns is_query and is_gallery are for tests and are removed: here every image is both.
+
+    Raises:
+        InputError: there are no labels, too few classes or images in a split, or a class is in both splits.
+    """
+    vectors, table, fingerprint = embedded
+    table = Table(table.frame.drop(columns=["is_query", "is_gallery"], errors="ignore"))
+    if not table.has("label"):
+        raise InputError("the embeddings have no column label; a refiner is trained with labels")
+    if table.has("split"):
+        if "train" not in table.splits:
+            raise InputError(f"no embeddings are in the split train; the splits are {', '.join(table.splits)}")
+        rows = np.flatnonzero(table.frame["split"].isin(["train", "val"]))
+        vectors, table = vectors[rows], table.take(rows)
+        for name in shared_classes(table.frame):
+            raise InputError(f"class {name} is in train and val; a refiner is validated on classes not trained on")
+    check_trainable(table)
+    table = _with_val(table, settings)
+    check_trainable(table.subset("train"))
+    if len(table.subset("val").classes) < 2:
+        raise InputError("the split val has one class, whose images would always be found; it needs two or more")
+    require_validatable(table.subset("val"), settings.validation.metric)
+    return LabelledEmbeddings(vectors, table, fingerprint)
+
+
+def _with_val(table: Table, settings: RefinerSettings) -> Table:
+    """The table with a split val, made of some of the classes if there is none."""
+    if table.has("split") and "val" in table.splits:
+        return table
+    fractions = {"train": 1 - settings.val_fraction, "val": settings.val_fraction}
+    split = splits_by_fraction(table.classes, fractions, settings.seed)
+    return Table(table.frame.assign(split=table.frame["label"].map(split.get)))

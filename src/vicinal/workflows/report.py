@@ -1,0 +1,93 @@
+"""Writing the page about one or several sets of embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vicinal.evaluation import ResultsTable, confidence_intervals, paired_differences
+from vicinal.report.page import EvaluatedEmbeddings, write_comparison_page, write_page
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+from vicinal.workflows.evaluate import EvaluatedSource, check_same_images, evaluate_sources, resampling_of
+from vicinal.workflows.evaluation_settings import EvaluationSettings
+from vicinal.workflows.source_kind import source_kind
+from vicinal.workflows.sources import EmbeddedTable
+
+PAGE = "report.html"
+
+
+def default_page(sources: Sequence[str]) -> Path:
+    """The default path of the page: in the run, if a single run is given, otherwise in the current folder."""
+    return Path(sources[0], PAGE) if len(sources) == 1 and source_kind(sources[0]) == "run" else Path(PAGE)
+
+
+def write_report(
+    out: str | Path,
+    sources: Mapping[str, EmbeddedTable],
+    settings: EvaluationSettings,
+    title: str | None = None,
+    map_images: int | None = None,
+) -> None:
+    """Evaluate and write the page of one source, or of several compared with the first one.
+
+    Args:
+        out: the page; it is replaced as a whole.
+        sources: name -> embeddings. Of a name that is a run folder, the recipe and curves are shown too.
+        settings: what to evaluate. Intervals that are impossible, such as those of a single class, are left out with a
+            message.
+        title: of the page; by default made of the names.
+        map_images: the number of images on the map; by default that of the page.
+
+    Raises:
+        InputError: something that is asked for is impossible with these embeddings.
+        OSError: the page cannot be written.
+    """
+    for name, embedded in sources.items():
+        if not embedded.table.has("label"):
+            raise InputError(f"{name} has no labels, which a page needs; use vicinal evaluate")
+    evaluated = evaluate_sources(sources, replace(settings, protocol="standard"))
+    results = ResultsTable.concat(_results(each, evaluated[0], settings) for each in evaluated)
+    sets = {
+        each.name: EvaluatedEmbeddings(
+            sources[each.name].vectors, each.table, each.final, each.name if source_kind(each.name) == "run" else None
+        )
+        for each in evaluated
+    }
+    if len(sets) == 1:
+        ((name, only),) = sets.items()
+        more: dict[str, Any] = {} if map_images is None else {"map_images": map_images}
+        write_page(
+            out, only.vectors, only.table, only.evaluation, title=title or _short(name), run=only.run,
+            results=results, seed=settings.seed, **more,
+        )  # fmt: skip
+    else:
+        write_comparison_page(
+            out, sets, title=title or " and ".join(map(_short, sets)), results=results, seed=settings.seed
+        )
+
+
+def _results(evaluated: EvaluatedSource, baseline: EvaluatedSource, settings: EvaluationSettings) -> ResultsTable:
+    """The results of one source, with the intervals and differences that are possible; logs why others are not."""
+    name, table, resampling = evaluated.name, evaluated.table, resampling_of(evaluated, settings)
+    if resampling is None:
+        return evaluated.final.to_results(name)
+    intervals = differences = None
+    try:
+        intervals = confidence_intervals(evaluated.final, table, resampling)
+    except InputError as error:
+        log(f"{name}: no intervals: {error}")
+    try:
+        if evaluated is not baseline:
+            check_same_images(baseline.table, table, f"{name} against {baseline.name}")
+            differences = paired_differences(baseline.final, evaluated.final, table, resampling)
+    except InputError as error:
+        log(f"no intervals of differences: {error}")
+    results = evaluated.final.to_results(name, intervals=intervals, differences=differences)
+    return replace(results, confidence_level=resampling.confidence_level, resample_by=resampling.resample_by)
+
+
+def _short(name: str) -> str:
+    return Path(name).name or name

@@ -1,0 +1,64 @@
+"""What kind of embedding source a path is, told without reading embeddings or images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from vicinal.utils.run_folder import RunFolder
+
+SourceKind = Literal["run", "refiner run", "embeddings", "index", "embedder", "image", "images"]
+
+
+def source_kind(path: str) -> SourceKind:
+    """Return the kind of an embedding source.
+
+    "run" is the folder of a training run, "refiner run" that of a refiner's training, "embeddings" a .npy file or a
+    Parquet file with a column `embedding`, "index" and "embedder" are folders that Vicinal saved, "image" is a single
+    image file, and "images" everything else: a folder, a table, or the name of a benchmark.
+
+    Example:
+        >>> source_kind("vectors.npy"), source_kind("photos/")
+        ('embeddings', 'images')
+    """
+    run = RunFolder(Path(path))
+    if run.recipe.is_file():
+        return "refiner run" if run.embeddings.is_file() else "run"
+    if path.endswith(".npy") or _has_embeddings(path):
+        return "embeddings"
+    if (kind := _saved_kind(path)) is not None:
+        return kind
+    from vicinal.data.folders import is_image_file
+
+    return "image" if is_image_file(path) and Path(path).is_file() else "images"
+
+
+def _has_embeddings(path: str) -> bool:
+    """Return whether the path is a Parquet file with a column `embedding`."""
+    if not path.endswith(".parquet") or not Path(path).is_file():
+        return False
+    import pyarrow.parquet
+
+    try:
+        return "embedding" in pyarrow.parquet.read_schema(path).names
+    except (OSError, ValueError):
+        return False  # reading it as a table raises the error
+
+
+def _saved_kind(folder: str) -> Literal["index", "embedder"] | None:
+    """Return the kind of a folder that Vicinal saved, as its config.json says; None for any other path."""
+    try:
+        config = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    saved_format = config.get("format") if isinstance(config, dict) else None
+    if saved_format is None:
+        return None
+    from vicinal.retrieval.index.storage import FORMAT
+
+    if saved_format == FORMAT:
+        return "index"
+    from vicinal.models.model_format import EMBEDDER
+
+    return "embedder" if saved_format == EMBEDDER.name else None

@@ -1,0 +1,40 @@
+"""A run, an index and a refiner for the tests of the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import SMALL
+from vicinal.cli.main import main
+from vicinal.models import ContextRefiner, Embedder
+
+
+@pytest.fixture(scope="session")
+def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    assert main(["train", "--data.source", str(photos), *SMALL, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="session")
+def index(run: Path, photos: Path) -> Path:
+    """An index of the photos."""
+    folder = run.parent / "index"
+    assert main(["index", str(folder), "--source", str(photos), "--model", str(run)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def refiner(run: Path) -> Path:
+    """A refiner for the run's model that changes embeddings much."""
+    torch.manual_seed(0)
+    made = ContextRefiner(16, depth=2, num_heads=2, neighbors=4)
+    for block in made.blocks:
+        torch.nn.init.normal_(block.output, std=0.3)
+    made.model_fingerprint = Embedder.from_pretrained(run / "model").fingerprint()
+    made.save_pretrained(run.parent / "refiner")
+    return run.parent / "refiner"

@@ -1,0 +1,104 @@
+"""`vicinal evaluate`: any source, re-ranking and refinement, and its flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.conftest import metrics_in, output
+from vicinal import retrieval
+from vicinal.cli.evaluate import RERANKING_OPTIONS, RERANKINGS
+from vicinal.cli.main import main
+from vicinal.data import Table, save_embeddings
+
+
+@pytest.mark.parametrize("source", ["run", "embeddings.parquet", "embeddings.npy", "photos"])
+def test_it_takes_any_source(source: str, run: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    paths = {"run": run, "photos": photos}
+    more = ["--model", run / "model"] if source == "photos" else []
+    if source.startswith("embeddings"):
+        assert output(capsys, "embed", run, "--out", tmp_path / source).strip() == str(tmp_path / source)
+    path = paths.get(source, tmp_path / source)
+    result = json.loads(output(capsys, "evaluate", path, *more, "--json", "--recall-at", "1", "3"))
+    assert set(metrics_in(result)) == {"recall@1", "recall@3", "mAP@R", "R-precision", "mAP"}
+    assert result["results"][0]["num_queries"] == 48
+    if source != "photos":
+        test = json.loads(output(capsys, "evaluate", path, "--split", "test", "--json"))
+        assert test["results"][0]["num_queries"] == 12
+    assert "recall@1" in output(capsys, "evaluate", path, *more)
+
+
+def test_it_shows_metrics_before_and_after_reranking(run: Path, capsys) -> None:
+    plain = metrics_in(json.loads(output(capsys, "evaluate", run, "--json")))
+    options = {
+        "contextual": ("k=5, beta=0.2, epsilon=0.01", "--rerank.k", 5, "--rerank.beta", 0.2, "--rerank.epsilon", 0.01),
+        "reciprocal": ("k1=7, k2=2, lam=0.5", "--rerank.k1", 7, "--rerank.k2", 2, "--rerank.lam", 0.5),
+        "query-expansion": ("n=4, alpha=1.0", "--rerank.n", 4, "--rerank.alpha", 1),
+        "database-augmentation": ("n=10, alpha=3.0",),
+    }
+    for name, (method, *more) in options.items():
+        result = json.loads(output(capsys, "evaluate", run, "--rerank", name, *more, "--json"))
+        assert metrics_in(result) == plain
+        assert result["results"][-1]["method"].endswith(f"({method})")
+        assert set(metrics_in(result, "reranked")) == set(plain)
+    text = output(capsys, "evaluate", run, "--rerank", "contextual")
+    assert text.splitlines()[1] == "reranked: ContextualReranking(k=16, beta=0.1, epsilon=0.0)"
+    assert text.splitlines()[3].split() == ["plain", "reranked", "difference"]
+
+
+def test_it_shows_metrics_before_and_after_refinement(run: Path, refiner: Path, tmp_path: Path, capsys) -> None:
+    plain = metrics_in(json.loads(output(capsys, "evaluate", run, "--json")))
+    result = json.loads(output(capsys, "evaluate", run, "--refiner", refiner, "--json"))
+    assert metrics_in(result) == plain != metrics_in(result, "refined")
+    assert result["results"][-1]["method"] == "Refinement(depth=2, neighbors=4, context='everything')"
+    text = output(capsys, "evaluate", run, "--refiner", refiner).splitlines()
+    assert text[1] == "refined: Refinement(depth=2, neighbors=4, context='everything')"
+    assert text[3].split() == ["plain", "refined", "difference"]
+    both = json.loads(output(capsys, "evaluate", run, "--refiner", refiner, "--rerank", "query-expansion", "--json"))
+    assert both["results"][-1]["method"].endswith("context='everything'), then QueryExpansion(n=10, alpha=3.0)")
+    assert metrics_in(both, "reranked") != metrics_in(result, "refined")
+    frame, is_query = pd.DataFrame({"label": np.arange(48) % 8}), np.arange(48) % 3 == 0
+    vectors = np.random.default_rng(0).normal(size=(48, 16)).astype(np.float32)
+    save_embeddings(tmp_path / "v.parquet", vectors, Table(frame.assign(is_query=is_query, is_gallery=~is_query)))
+    flags = ["evaluate", tmp_path / "v.parquet", "--refiner", refiner, "--json", "--context"]
+    everything, gallery = (json.loads(output(capsys, *flags, context)) for context in ("everything", "gallery"))
+    assert metrics_in(everything) == metrics_in(gallery)
+    assert metrics_in(everything, "refined") != metrics_in(gallery, "refined")
+
+
+def test_a_refiner_for_embeddings_of_an_unknown_model(run: Path, refiner: Path, tmp_path: Path, capsys) -> None:
+    output(capsys, "embed", run, "--split", "test", "--out", tmp_path / "v.npy")
+    assert main(["evaluate", str(tmp_path / "v.npy"), "--refiner", str(refiner)]) == 0
+    message = f"the model of the embeddings in {tmp_path / 'v.npy'} is unknown; the refiner is for those of"
+    assert message in capsys.readouterr().err
+
+
+def test_help_of_reranking_names_the_defaults() -> None:
+    methods = [getattr(retrieval, name)() for name in RERANKINGS.values()]
+    for method in methods:
+        for option, default in dataclasses.asdict(method).items():
+            defaults = RERANKING_OPTIONS[option][1].rpartition("(default: ")[2]
+            assert f"{default:g}" in re.findall(r"[\d.]+", defaults), option
+            assert isinstance(default, RERANKING_OPTIONS[option][0])
+    assert set(RERANKING_OPTIONS) == {field.name for method in methods for field in dataclasses.fields(method)}
+
+
+def test_it_says_how_many_labels_are_noisy_and_that_training_images_are_evaluated(tmp_path: Path, capsys) -> None:
+    frame = pd.DataFrame({"label": list("aabbccddeeff"), "split": ["train"] * 6 + ["test"] * 6})
+    frame["noisy_label"] = np.arange(12) == 5
+    source = tmp_path / "v.npy"
+    save_embeddings(source, np.eye(12, dtype=np.float32), Table(frame))  # the table is a CSV file
+    messages = []
+    for more in ([], ["--split", "test"]):
+        assert main(["evaluate", str(source), *more]) == 0
+        messages.append(capsys.readouterr().err)
+    all_splits, *noisy = messages[0].splitlines()
+    assert "--split test evaluates the test images" in all_splits
+    assert noisy == [f"{source}: 1 of the 12 evaluated labels were made noisy on purpose (noisy_label)"]
+    assert messages[1] == ""

@@ -1,0 +1,61 @@
+"""`vicinal index` and `vicinal search`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from PIL import Image
+
+from tests.conftest import output
+from vicinal.models import ContextRefiner
+
+
+def test_index_describes_adds_and_deletes(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "index"
+    output(capsys, "index", folder, "--source", photos / "class0", "--model", run)
+    output(capsys, "index", folder, "--add", photos / "class1", "--model", run, "--delete", "0", "2")
+    facts = json.loads(output(capsys, "index", folder, "--json"))
+    assert (facts["kind"], facts["images"], facts["deleted"], facts["dimensions"]) == ("exact", 10, 2, 16)
+    assert "images               10" in output(capsys, "index", folder)
+    found = json.loads(output(capsys, "search", folder, photos / "class0" / "0.png", "--model", run, "--json"))
+    assert {match["id"] for match in found[0]["matches"]} == {1, *range(3, 12)}
+
+
+def test_an_index_with_a_refiner(run: Path, refiner: Path, photos: Path, index: Path, tmp_path: Path, capsys) -> None:
+    folder, models = tmp_path / "index", ["--model", run, "--refiner", refiner]
+    output(capsys, "index", folder, "--source", photos, *models)
+    output(capsys, "index", folder, "--add", photos / "class1" / "0.png", *models)
+    facts = json.loads(output(capsys, "index", folder, "--delete", "48", "--json"))
+    fingerprint = ContextRefiner.from_pretrained(refiner).fingerprint()
+    assert (facts["images"], facts["refiner_fingerprint"]) == (48, fingerprint)
+    assert f"refiner_fingerprint  {fingerprint}" in output(capsys, "index", folder)
+    picture = photos / "class3" / "2.png"
+    text = output(capsys, "search", folder, picture, *models, "-k", "3")
+    assert text.splitlines()[1].split() == ["1", "1.0000", "class3", str(picture)]
+    found = json.loads(output(capsys, "search", folder, picture, *models, "--json", "--exclude_self"))
+    assert str(picture) not in [match["path"] for match in found[0]["matches"]]
+    unrefined = json.loads(output(capsys, "search", index, picture, "--model", run, "--json", "--exclude_self"))
+    assert [match["id"] for match in found[0]["matches"]] != [match["id"] for match in unrefined[0]["matches"]]
+
+
+def test_search_for_an_image_a_folder_and_vectors(index: Path, run: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    picture = photos / "class3" / "2.png"
+    text = output(capsys, "search", index, picture, "--model", run, "-k", "3")
+    assert text.splitlines()[0] == str(picture)
+    assert text.splitlines()[1].split() == ["1", "1.0000", "class3", str(picture)]
+    found = json.loads(output(capsys, "search", index, picture, "--model", run, "--json", "--exclude-self"))
+    assert len(found[0]["matches"]) == 10
+    assert str(picture) not in [match["path"] for match in found[0]["matches"]]
+    assert set(found[0]["matches"][0]) == {"id", "path", "label", "score"}
+    folder = json.loads(output(capsys, "search", index, photos, picture, "--model", run, "--json"))
+    assert len(folder) == 49
+    output(capsys, "embed", photos, "--model", run, "--out", tmp_path / "v.parquet")
+    by_vector = json.loads(output(capsys, "search", index, tmp_path / "v.parquet", "--json"))
+    assert [each["matches"][0]["path"] for each in by_vector] == [each["query"]["path"] for each in by_vector]
+
+
+def test_search_draws_a_grid(index: Path, run: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    output(capsys, "search", index, photos / "class0", "--model", run, "-k", "4", "--grid", tmp_path / "found.png")
+    with Image.open(tmp_path / "found.png") as picture:
+        assert min(picture.size) > 300

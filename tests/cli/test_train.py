@@ -1,0 +1,134 @@
+"""`vicinal train` and `vicinal refine`: what they print and leave behind, and their help."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.conftest import metrics_in, output
+from tests.training.test_refiner import TINY, save_clusters
+from vicinal.cli.main import main
+from vicinal.cli.train import REFINE_HELP, TRAIN_HELP, Help
+from vicinal.training import Recipe, RefinerRecipe
+from vicinal.training.base_recipe import BaseRecipe
+from vicinal.training.refiner_settings import RefinerSettings
+from vicinal.training.settings import TrainingSettings
+
+
+def test_train_prints_the_model_and_resumes(run: Path, capsys) -> None:
+    assert output(capsys, "train", "--out", run, "--resume").strip() == str(run / "model")
+
+
+def test_refine_prints_the_model_and_evaluate_finds_the_logged_metrics(tmp_path: Path, capsys) -> None:
+    embeddings, out = save_clusters(tmp_path / "e.parquet"), tmp_path / "out"
+    assert main(["refine", "--embeddings", str(embeddings), *TINY, "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.strip() == str(out / "model")
+    assert printed.err.splitlines()[-1].endswith(f"vicinal evaluate RUN --refiner {out}")
+    result = json.loads(output(capsys, "evaluate", embeddings, "--split", "val", "--refiner", out, "--json"))
+    plain, refined = metrics_in(result), metrics_in(result, "refined")
+    changes = [f"{name} {plain[name]:.2%} -> {refined[name]:.2%}" for name in ("mAP@R", "recall@1")]
+    assert f"on 8 classes not trained on: {', '.join(changes)}" in printed.err.splitlines()
+    log = pd.read_csv(out / "metrics.csv")
+    best = log.iloc[log["mAP@R"].idxmax()]
+    for metrics, line in ((plain, log.iloc[0]), (refined, best)):
+        assert metrics == pytest.approx({name: line[name] for name in metrics}, rel=1e-5)
+    assert output(capsys, "refine", "--out", out, "--resume").strip() == str(out / "model")
+
+
+def test_a_refiner_that_does_not_help_is_one_line_and_no_model(tmp_path: Path, capsys) -> None:
+    embeddings, out = save_clusters(tmp_path / "e.parquet", val_noise=0), tmp_path / "out"
+    for more in ([], ["--resume"]):
+        assert main(["refine", "--embeddings", str(embeddings), *TINY, "--out", str(out), *more]) == 1
+        printed = capsys.readouterr()
+        message = printed.err.splitlines()[-1]
+        assert message.startswith(
+            "vicinal refine: error: the refiner does not help on classes not trained on: no epoch"
+        )
+        assert "had a higher mAP@R than the 100.00% of the embeddings themselves" in message
+        assert (printed.err.count("error"), printed.out) == (1, "")
+    assert not (out / "model").exists()
+    assert {"log.csv", "metrics.csv", "curves.png", "recipe.yaml"} < {path.name for path in out.iterdir()}
+    assert main(["evaluate", str(embeddings), "--refiner", str(out)]) == 2
+    assert "out has no finished refiner" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("verb", "shown", "recipe", "given"),
+    [
+        ("train", TRAIN_HELP, Recipe, []),
+        ("refine", REFINE_HELP, RefinerRecipe, ["--embeddings=e.parquet"]),
+    ],
+)
+def test_help_is_one_screen_with_the_defaults_of_the_recipe(
+    verb: str, shown: Help, recipe: type[BaseRecipe], given: list[str], capsys
+) -> None:
+    text = output(capsys, verb, "--help")
+    assert len(text.splitlines()) <= 40
+    assert max(map(len, text.splitlines())) <= 120
+    flat = _flat(recipe.load(overrides=given).config)
+    flat["loss"] = flat["loss.class_path"].rpartition(".")[2]
+    for key, (default, _) in shown.settings.items():
+        assert f"--{key} " in text
+        value = flat.get(key)
+        if default:
+            assert default == (str(value).lower() if isinstance(value, bool) else str(value)), key
+        else:
+            assert value is None or f"--{key}={value}" in given
+    for example in shown.examples:
+        assert f"\n  {example}" in text
+
+
+def _flat(config: dict, prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in config.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+@pytest.mark.parametrize(
+    ("verb", "settings", "model", "others"),
+    [
+        ("train", TrainingSettings(), ["backbone", "dim", "dropout"], ["--refiner"]),
+        (
+            "refine",
+            RefinerSettings(embeddings="e.parquet"),
+            ["depth", "num_heads", "neighbors", "dropout", "context"],
+            ["--refiner.dim", "--data", "--model"],
+        ),
+    ],
+)
+def test_help_all_lists_all_settings_first_those_that_matter(
+    verb: str, settings: object, model: list[str], others: list[str], capsys
+) -> None:
+    text = output(capsys, verb, "--help-all")
+    listed = [word.rstrip(",") for word in text.split() if word.startswith("--")]
+    key = "model" if verb == "train" else "refiner"
+    expected = {*(f"--{name}" for name in _names(settings)), *(f"--{key}.{name}" for name in model)}
+    assert {*expected, "--loss", "--out", "--resume"} <= {*listed}
+    assert not any(word.startswith(tuple(others)) for word in listed)
+    assert "MultiSimilarityLoss" in text
+    if verb == "train":
+        order = ("--data.source", "--transform.size", "--model.backbone", "--batch_size", "--data.noise.random_labels")
+        assert [listed.index(name) for name in order] == sorted(listed.index(name) for name in order)
+
+
+def test_help_of_a_loss(capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--loss.help", "MarginLoss"])
+    assert stop.value.code == 0
+    assert "--loss.margin MARGIN" in capsys.readouterr().out
+
+
+def _names(settings: object) -> list[str]:
+    """The names of all settings, with dots in groups."""
+    names: list[str] = []
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        is_group = dataclasses.is_dataclass(value)
+        names += [f"{field.name}.{name}" for name in _names(value)] if is_group else [field.name]
+    return names

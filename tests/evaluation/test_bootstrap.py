@@ -1,0 +1,117 @@
+"""Confidence intervals: compared with loops that resample whole lists of scores, and with what they promise."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.evaluation.cases import gapped_scores, scored, table_of
+from vicinal.data.table import Table
+from vicinal.evaluation import Resampling, confidence_intervals, evaluate, resampling
+from vicinal.utils.errors import InputError
+
+
+@pytest.mark.parametrize("resample_by", ["classes", "queries"])
+@pytest.mark.parametrize("level", [0.5, 0.95])
+@pytest.mark.parametrize("max_weights", [2**22, 40])
+def test_equals_a_loop_over_samples(resample_by: str, level: float, max_weights: int, monkeypatch) -> None:
+    labels, per_query = gapped_scores(0)
+    monkeypatch.setattr(resampling, "MAX_WEIGHTS", max_weights)
+    found = confidence_intervals(scored(**per_query), table_of(labels), Resampling(resample_by, level, 50, 4))
+    units = labels if resample_by == "classes" else np.arange(len(labels))
+    there = [unit for unit in np.unique(units) if not all(np.isnan(v[units == unit]).all() for v in per_query.values())]
+    picks = np.random.default_rng(4).integers(0, len(there), (50, len(there)))
+    assert found.index.tolist() == list(per_query)
+    for name, values in per_query.items():
+        means = []
+        for sample in picks:
+            resampled = np.concatenate([values[units == there[number]] for number in sample])
+            means.append(resampled[~np.isnan(resampled)].mean())
+        wanted = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+        np.testing.assert_allclose(found.loc[name, ["low", "high"]].astype(float), wanted, rtol=1e-12)
+
+
+def test_the_seed_decides() -> None:
+    labels, per_query = gapped_scores(1)
+    first, same, other = (
+        confidence_intervals(scored(**per_query), table_of(labels), Resampling(seed=seed)) for seed in (3, 3, 4)
+    )
+    assert first.equals(same)
+    assert not first.equals(other)
+
+
+def test_with_many_queries_it_is_the_normal_interval() -> None:
+    values = np.random.default_rng(0).random(1000)
+    low, high = confidence_intervals(scored(mAP=values), None, Resampling("queries")).loc["mAP"]
+    margin = 1.96 * values.std() / len(values) ** 0.5
+    assert (low, high) == pytest.approx((values.mean() - margin, values.mean() + margin), abs=0.1 * margin)
+
+
+def test_classes_hold_the_level_where_queries_do_not() -> None:
+    """Scores that differ from class to class: the true mean over classes is 0.5."""
+    rng, hits = np.random.default_rng(0), {"classes": 0, "queries": 0}
+    labels = np.repeat(np.arange(40), 10)
+    for _ in range(100):
+        values = rng.random(40)[labels] * 0.9 + 0.1 * rng.random(400)
+        for resample_by in hits:
+            low, high = confidence_intervals(
+                scored(mAP=values), table_of(labels), Resampling(resample_by, 0.9, num_resamples=100)
+            ).loc["mAP"]
+            hits[resample_by] += low <= 0.5 <= high
+    assert 80 <= hits["classes"] <= 97
+    assert hits["queries"] < 60
+
+
+def test_query_indices_say_which_labels_count() -> None:
+    """Queries are some rows of the table, in another order."""
+    labels, per_query = gapped_scores(2)
+    rows = np.random.default_rng(0).permutation(len(labels))
+    padded = np.full(2 * len(labels) + 1, 99)
+    padded[2 * rows + 1] = labels
+    found = confidence_intervals(scored(2 * rows + 1, **per_query), table_of(padded))
+    assert found.equals(confidence_intervals(scored(**per_query), table_of(labels)))
+
+
+def test_every_metric_of_queries_lies_in_its_interval() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 30, 300)
+    vectors = rng.standard_normal((30, 8))[labels] + rng.standard_normal((300, 8))
+    evaluation = evaluate(vectors, table_of(labels))
+    evaluation.metrics["NMI"] = 0.7  # a metric of the whole set has no interval
+    found = confidence_intervals(evaluation, table_of(labels))
+    assert set(found.index) == {*evaluation.metrics} - {"NMI"}
+    assert all(low < evaluation.metrics[name] < high for name, (low, high) in found.iterrows())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("classes", [20, 100])
+def test_coverage_by_simulation(classes: int) -> None:
+    """Classes of unequal sizes, each found with a probability of its own: the true recall is 2/3."""
+    rng, runs, hits = np.random.default_rng(classes), 400, {"classes": 0, "queries": 0}
+    for seed in range(runs):
+        labels = np.repeat(np.arange(classes), rng.integers(2, 20, classes))
+        found = scored(mAP=(rng.random(len(labels)) < rng.beta(2, 1, classes)[labels]).astype(float))
+        for resample_by in hits:
+            choice = Resampling(resample_by, num_resamples=400, seed=seed)
+            low, high = confidence_intervals(found, table_of(labels), choice).loc["mAP"]
+            hits[resample_by] += low <= 2 / 3 <= high
+    assert {20: 0.88, 100: 0.92}[classes] < hits["classes"] / runs < 0.98  # few classes give narrow intervals
+    assert hits["queries"] / runs < 0.8
+
+
+def test_bad_input() -> None:
+    labels, per_query = gapped_scores(0)
+    evaluation = scored(**per_query)
+    with pytest.raises(InputError, match="but the table has 3 rows; give the one evaluated"):
+        confidence_intervals(evaluation, table_of(labels[:3]))
+    with pytest.raises(InputError, match="resampling classes needs the table that was evaluated"):
+        confidence_intervals(evaluation, None)
+    with pytest.raises(InputError, match="no column 'label'"):
+        confidence_intervals(evaluation, Table(pd.DataFrame(index=range(len(labels)))))
+    with pytest.raises(InputError, match=r"1 of the classes have a score; .* at least two"):
+        confidence_intervals(evaluation, table_of(np.zeros(len(labels), dtype=int)))
+    with pytest.raises(InputError, match="confidence intervals need scores of single queries"):
+        confidence_intervals(dataclasses.replace(evaluation, per_query={}), table_of(labels))

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from vicinal.evaluation import Resampling
+from vicinal.utils.errors import InputError
+
+
+def test_bad_input() -> None:
+    for arguments, message in (
+        ({"confidence_level": 1.0}, r"confidence_level = 1\.0 is impossible; use one between 0 and 1"),
+        ({"confidence_level": float("nan")}, "confidence_level = nan is impossible"),
+        ({"confidence_level": "0.9"}, r"confidence_level = '0\.9' is impossible"),
+        ({"num_resamples": 0}, "num_resamples = 0 is impossible; use an integer from 1 up"),
+        ({"num_resamples": 2.5}, r"num_resamples = 2\.5 is impossible"),
+        ({"seed": -1}, "seed = -1 is impossible; use an integer from 0 up"),
+        ({"resample_by": "images"}, "resample_by = 'images' is impossible; use classes or queries"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Resampling(**arguments)
+
+
+def test_batches_are_all_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(Resampling(num_resamples=50).batches(10)) == [50]
+    monkeypatch.setattr("vicinal.evaluation.resampling.MAX_WEIGHTS", 200)
+    assert list(Resampling(num_resamples=50).batches(10)) == [20, 20, 10]
+    assert list(Resampling(num_resamples=2).batches(1000)) == [1, 1]

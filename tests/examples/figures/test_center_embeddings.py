@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+from examples.figures import center_embeddings
+from examples.figures.center_embeddings import (
+    PlaneEmbedding,
+    digit_embedding,
+    digit_embeddings,
+    embedding_views,
+    spread,
+)
+from vicinal.losses import (
+    CenterBasedLoss,
+    CenterContrastiveLoss,
+    CenterLoss,
+    CrossEntropyLoss,
+    NormSoftmaxLoss,
+)
+
+CCL = CenterContrastiveLoss(scale=16, margin=0, center_weight=2, label_smoothing=0)
+
+
+def at(*polar: tuple[float, float]) -> Tensor:
+    """Points from their lengths and angles in degrees."""
+    lengths, degrees = torch.tensor(polar, dtype=torch.float64).T
+    return lengths[:, None] * torch.stack([degrees.deg2rad().cos(), degrees.deg2rad().sin()], dim=1)
+
+
+def three_classes(are_points: bool = False) -> PlaneEmbedding:
+    """Around 0, 90 and 180 degrees, as many of each."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(3).repeat_interleave(20)
+    degrees = 90 * labels + 10 * torch.randn(60, generator=generator)
+    lengths = 1 + torch.rand(60, generator=generator)
+    return PlaneEmbedding(at(*zip(lengths, degrees, strict=True)), labels, at((2, 5), (3, 95), (1, 185)), are_points)
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """What is written from now on."""
+    made: list[Figure] = []
+    monkeypatch.setattr(center_embeddings, "write_figure", lambda figure, path: made.append(figure))
+    return made
+
+
+# Training on digits ---------------------------------------------------------------------------------------------------
+
+
+def test_a_third_of_the_digits_is_not_trained_on() -> None:
+    learned, unseen = (digit_embedding(NormSoftmaxLoss(), epochs=1, test=unseen) for unseen in (False, True))
+    assert learned.embeddings.shape == (1198, 2)
+    assert unseen.embeddings.shape == (599, 2)
+    assert learned.centers.shape == (10, 2)
+    assert torch.equal(learned.centers, unseen.centers)
+    assert not learned.are_points
+    everything = torch.cat([learned.labels, unseen.labels]).bincount().tolist()
+    assert everything == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    both = torch.cat([learned.embeddings, unseen.embeddings])
+    assert len(both.unique(dim=0)) == 1797  # none is in both
+    assert not both.requires_grad
+    assert not learned.centers.requires_grad
+
+
+def test_embeddings_keep_their_length() -> None:
+    lengths = digit_embedding(CCL, epochs=1).embeddings.norm(dim=1)
+    assert (lengths - 1).abs().min() > 0.1
+    assert lengths.std() > 1e-3
+
+
+def test_center_loss_shows_its_points() -> None:
+    """They start at 0; the classifier's weights do not."""
+    embedding = digit_embedding(CenterLoss(center_weight=0.05), epochs=1)
+    assert embedding.are_points
+    lengths = embedding.centers.norm(dim=1)
+    assert (lengths > 0.03).all()  # with the learning rate of all else 0.019 x sqrt(2) would be the farthest
+    assert (lengths < 0.3).all()
+
+
+def test_seeds_and_what_stays() -> None:
+    loss, before = CrossEntropyLoss(10, 2), torch.get_rng_state()
+    weights = loss.centers.clone()
+    first, same, other = (digit_embedding(loss, epochs=1, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(first.embeddings, same.embeddings)
+    assert torch.equal(first.centers, same.centers)
+    assert not torch.equal(first.labels, other.labels)
+    assert not torch.allclose(first.embeddings, other.embeddings)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(loss.centers, weights)
+    assert loss.centers.grad is None
+    assert not torch.equal(first.centers, weights)
+    assert (first.centers - weights).abs().max() < 0.03  # its own centers, 19 steps on
+
+
+def test_angles_within_classes_are_narrower_than_under_cross_entropy() -> None:
+    """Early in training already, by far: 22 degrees against 37."""
+    entropy, contrastive = (spread(digit_embedding(loss, epochs=10)) for loss in (CrossEntropyLoss(), CCL))
+    assert contrastive.angle < 0.75 * entropy.angle
+
+
+@pytest.mark.slow
+def test_the_center_term_makes_them_narrower() -> None:
+    """10 degrees against 14; with another seed 14 against 15 on one thread, 12 against 16 on two."""
+    losses = (NormSoftmaxLoss(scale=16), CCL)
+    softmax, contrastive = (spread(digit_embedding(loss, epochs=20, seed=1)) for loss in losses)
+    assert contrastive.angle < 0.9 * softmax.angle
+
+
+@pytest.mark.slow
+def test_figure_4() -> None:
+    losses = center_embeddings.LOSSES.values()
+    entropy, softmax, center, contrastive = (spread(digit_embedding(loss)) for loss in losses)
+    assert contrastive.angle < 0.6 * entropy.angle
+    assert contrastive.angle < 0.75 * center.angle
+    assert contrastive.nearest_direction > 0.99
+    # Center loss tells classes apart in the plane, less so by angle; in the plane no other has classes as compact.
+    assert center.nearest_mean > 0.99
+    assert center.nearest_mean > center.nearest_direction
+    assert center.nearest_mean > max(entropy.nearest_mean, softmax.nearest_mean, contrastive.nearest_mean)
+    assert center.radius < 0.7 * min(entropy.radius, softmax.radius, contrastive.radius)
+
+
+# Numbers --------------------------------------------------------------------------------------------------------------
+
+
+def test_spread_by_hand() -> None:
+    """Class 0 at 350, 10 and 0 degrees, class 1 at 60 and 80, and one of class 1 among class 0."""
+    points = at((1, 350), (1, 10), (4, 0), (6, 60), (6, 80))
+    found = spread(PlaneEmbedding(points, torch.tensor([0, 0, 0, 1, 1]), torch.eye(2)))
+    assert found.nearest_direction == 1
+    assert found.angle == pytest.approx(math.sqrt((100 + 100 + 0 + 100 + 100) / 5))
+    assert found.radius == pytest.approx(math.sqrt((0.5**2 + 0.5**2 + 1) / 5))
+    assert found.nearest_mean == 1
+    mixed = spread(PlaneEmbedding(torch.cat([points, at((1, 0))]), torch.tensor([0, 0, 0, 1, 1, 1]), torch.eye(2)))
+    assert mixed.nearest_direction == pytest.approx(5 / 6)
+    far = spread(PlaneEmbedding(at((1, 0), (9, 0), (3, 20)), torch.tensor([0, 0, 1]), torch.eye(2)))
+    assert far.nearest_direction == 1
+    assert far.nearest_mean == pytest.approx(2 / 3)  # (1, 0) is nearer to the other class than to (5, 0)
+
+
+def test_spread_ignores_length_where_it_is_of_angles() -> None:
+    embedding = three_classes()
+    longer = embedding._replace(embeddings=embedding.embeddings * torch.linspace(1, 9, 60)[:, None])
+    assert spread(longer).angle == pytest.approx(spread(embedding).angle)
+    assert spread(longer).radius > 1.1 * spread(embedding).radius
+
+
+def test_histogram_is_of_angles_and_classes() -> None:
+    points = at((1, 1), (5, 2), (1, 4), (1, 359), (1, 181))
+    fractions = center_embeddings.histogram(PlaneEmbedding(points, torch.tensor([0, 0, 1, 1, 0]), torch.eye(2)))
+    assert fractions.shape == (2, 120)
+    expected = torch.zeros(2, 120, dtype=torch.float64)
+    expected[0, 0], expected[0, 60], expected[1, 1], expected[1, 119] = 0.4, 0.2, 0.2, 0.2
+    torch.testing.assert_close(fractions, expected)
+
+
+def test_labels_are_moved_apart() -> None:
+    angles = torch.tensor([0.05, 6.25, 3.0, 0.1], dtype=torch.float64)
+    moved = center_embeddings.spread_out(angles, 0.3)
+    assert moved[2] == 3.0
+    assert moved[0] - moved[1].sub(2 * math.pi) == pytest.approx(0.3, abs=1e-3)
+    assert moved[3] - moved[0] == pytest.approx(0.3, abs=1e-3)
+
+
+# Pictures -------------------------------------------------------------------------------------------------------------
+
+
+def texts(axes: Axes) -> dict[str, tuple[float, float]]:
+    return {text.get_text(): text.get_position() for text in axes.texts}
+
+
+def same_points(axes: Axes, points: Tensor) -> bool:
+    drawn = np.asarray(axes.collections[0].get_offsets())
+    return np.allclose(np.unique(drawn.round(6), axis=0), np.unique(points.numpy().round(6), axis=0))
+
+
+def test_both_views(figures: list[Figure]) -> None:
+    embedding = three_classes()
+    embedding_views({"mine $": embedding, "other": three_classes(are_points=True)}, "views.png")
+    above, right, below, _ = figures[0].axes
+    numbers = spread(embedding)
+    assert same_points(above, embedding.embeddings)
+    assert same_points(below, torch.nn.functional.normalize(embedding.embeddings))
+    assert (
+        above.get_title() == f"nearest mean {100 * numbers.nearest_mean:.1f} %, radius ± {100 * numbers.radius:.0f} %"
+    )
+    assert below.get_title() == f"nearest direction 100.0 %, angle ± {numbers.angle:.1f}°"
+    assert texts(above).keys() == {"0", "1", "2", r"mine \$"}
+    assert texts(right).keys() == {"0", "1", "2", "other"}
+    assert [axes.get_ylabel() for axes in (above, below, right)] == ["Euclidean view", "angular view", ""]
+    for axes in (above, right, below):
+        assert axes.get_aspect() == 1
+        assert axes.get_xlim() == axes.get_ylim()
+        assert axes.get_xlim()[1] > np.abs(np.asarray(axes.collections[0].get_offsets())).max()
+
+
+def test_a_color_for_each_class(figures: list[Figure]) -> None:
+    embedding_views({"mine": three_classes()}, "views.png")
+    assert len(set(center_embeddings.COLORS)) == 10
+    for axes in figures[0].axes:
+        (scatter,) = axes.collections
+        for place, color in zip(np.asarray(scatter.get_offsets()), scatter.get_facecolors(), strict=True):
+            label = round(math.degrees(math.atan2(place[1], place[0])) / 90) % 4
+            assert tuple(color[:3]) == to_rgba(center_embeddings.COLORS[label])[:3]
+
+
+def test_centers_are_lines_or_points(figures: list[Figure]) -> None:
+    embedding = three_classes()
+    embedding_views({"lines": embedding, "points": embedding._replace(are_points=True)}, "views.png")
+    lines, points, *circles = figures[0].axes
+    for line, center in zip(lines.lines, embedding.centers, strict=True):
+        x, y = np.asarray(line.get_data())
+        assert x[0] == y[0] == 0
+        np.testing.assert_allclose(np.array([x[1], y[1]]) / np.hypot(x[1], y[1]), center / center.norm())
+        assert np.hypot(x[1], y[1]) > math.sqrt(2) * lines.get_xlim()[1]  # up to the edge
+    for disc, center in zip(points.lines, embedding.centers, strict=True):
+        np.testing.assert_allclose(np.asarray(disc.get_data())[:, 0], center)
+    np.testing.assert_allclose(texts(points)["1"], embedding.centers[1])
+    np.testing.assert_allclose(texts(lines)["1"], embedding.embeddings[20:40].mean(dim=0))
+    for circle in circles:
+        _, *strokes = circle.lines
+        for stroke, center in zip(strokes, embedding.centers, strict=True):
+            x, y = np.asarray(stroke.get_data())
+            np.testing.assert_allclose(np.degrees(np.arctan2(y, x)) % 360, center_degrees(center))
+
+
+def center_degrees(center: Tensor) -> float:
+    return math.degrees(math.atan2(center[1], center[0])) % 360
+
+
+def test_bars_are_on_one_scale(figures: list[Figure]) -> None:
+    """Of a class in one bin the bar is as high as can be; of one in two bins, half as high."""
+    one, two = at((1, 1), (1, 2)), at((1, 1), (1, 4))
+    labels, center = torch.zeros(2, dtype=torch.int64), torch.eye(2)[:1]
+    embeddings = {"one": PlaneEmbedding(one, labels, center), "two": PlaneEmbedding(two, labels, center)}
+    embedding_views(embeddings, "views.png")
+    for axes, bars, radius in zip(figures[0].axes[2:], (1, 2), (1.75, 1.06 + 0.69 / 2), strict=True):
+        assert len(axes.patches) == bars
+        assert np.linalg.norm(axes.patches[0].get_xy(), axis=1).max() == pytest.approx(radius)
+        assert np.linalg.norm(axes.patches[0].get_xy(), axis=1).min() == pytest.approx(1.06)
+
+
+def test_bars_of_classes_are_stacked(figures: list[Figure]) -> None:
+    embedding = PlaneEmbedding(at((1, 1), (1, 2)), torch.tensor([0, 1]), torch.eye(2))
+    embedding_views({"both": embedding}, "views.png")
+    radii = [np.linalg.norm(bar.get_xy(), axis=1) for bar in figures[0].axes[1].patches]
+    assert radii[0].max() == pytest.approx(radii[1].min())
+    assert radii[1].max() == pytest.approx(1.75)
+
+
+def test_the_papers_losses_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[CenterBasedLoss, int, int, bool]] = []
+
+    def remembered(loss: CenterBasedLoss, *others: int) -> PlaneEmbedding:
+        given.append((loss, *others))
+        return three_classes()
+
+    monkeypatch.setattr(center_embeddings, "digit_embedding", remembered)
+    digit_embeddings(tmp_path / "four.png", epochs=2, seed=3, test=True)
+    names = ["CrossEntropyLoss", "NormSoftmaxLoss", "CenterLoss", "CenterContrastiveLoss"]
+    assert [type(loss).__name__ for loss, *_ in given] == names
+    assert [others for _, *others in given] == [[2, 3, True]] * 4
+    ours, plain = given[3][0], given[1][0]
+    assert (ours.margin, ours.center_weight, ours.label_smoothing, ours.scale) == (0, 2, 0, plain.scale)
+    assert Image.open(tmp_path / "four.png").size == (1590, 810)
+    digit_embeddings(tmp_path / "mine.pdf", {"mine": CCL})
+    assert given[-1] == (CCL, 100, 0, False)
+    assert (tmp_path / "mine.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_learned_centers_and_half_precision(tmp_path: Path) -> None:
+    points, labels, own, _ = three_classes()
+    embedding = PlaneEmbedding(points.half().requires_grad_(), labels, torch.nn.Parameter(own.float()))
+    embedding_views({"mine": embedding}, tmp_path / "views.png")
+    assert Image.open(tmp_path / "views.png").width == 420
+    assert spread(embedding).angle == pytest.approx(spread(three_classes()).angle, rel=1e-2)

@@ -1,0 +1,248 @@
+"""Recall@k against its surrogate: by hand, in the limit, where the paper's figures say so, and drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+from examples.figures import recall_surrogate
+from examples.figures.recall_surrogate import recall_curve, surrogate_curves
+from vicinal.losses import RecallAtKLoss
+from vicinal.utils.errors import InputError
+from vicinal.weighting import similarity_weights
+
+TABLE_OF_TENTHS = torch.arange(95, 0, -10, dtype=torch.float64) / 100
+"""Ten negatives, 0.95 to 0.05."""
+
+
+def query(positives: int, negatives: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Similarities and which of them are positive, shuffled."""
+    generator = torch.Generator().manual_seed(seed)
+    similarity = 2 * torch.rand(positives + negatives, generator=generator, dtype=torch.float64) - 1
+    return similarity, torch.randperm(positives + negatives, generator=generator) < positives
+
+
+def ranks(similarity: Sequence[float], positive: Sequence[bool]) -> list[int]:
+    """Eq. (2): of each positive, where H(0) = 1."""
+    items = range(len(similarity))
+    return [1 + sum(similarity[z] >= similarity[x] for z in items if z != x) for x in items if positive[x]]
+
+
+def moved_ranks(similarity: Tensor, positive: Tensor, moved: int, values: Tensor) -> list[list[int]]:
+    rows = [[*similarity[:moved].tolist(), value, *similarity[moved + 1 :].tolist()] for value in values.tolist()]
+    return [ranks(row, positive.tolist()) for row in rows]
+
+
+def one_positive(value: float = 0.0) -> tuple[Tensor, Tensor]:
+    return torch.cat([TABLE_OF_TENTHS.new_tensor([value]), TABLE_OF_TENTHS]), torch.arange(11) == 0
+
+
+@pytest.mark.parametrize(("positives", "negatives"), [(1, 9), (4, 12), (6, 1), (3, 0)])
+@pytest.mark.parametrize("k", [1, 2, 4, 50, (1, 2, 4, 8, 16)])
+def test_recall_is_that_of_equation_1_as_training_divides_it(
+    positives: int, negatives: int, k: int | tuple[int, ...]
+) -> None:
+    similarity, positive = query(positives, negatives, seed=0)
+    similarity = similarity.mul(4).round().div(4)  # many are equal
+    values = torch.linspace(-1, 1, 17, dtype=torch.float64)
+    for moved in range(len(similarity)):
+        recall = recall_curve(RecallAtKLoss(k), similarity, positive, moved, values).recall
+        ks = [k] if isinstance(k, int) else k
+        for own, found in zip(recall.tolist(), moved_ranks(similarity, positive, moved, values), strict=True):
+            fractions = [sum(rank <= number for rank in found) / min(number, positives) for number in ks]
+            assert own == pytest.approx(np.mean(fractions), abs=1e-15)
+
+
+@pytest.mark.parametrize(("positives", "negatives"), [(1, 9), (4, 12), (6, 1), (3, 0)])
+def test_with_temperatures_towards_0_the_surrogate_is_the_metric(positives: int, negatives: int) -> None:
+    """Of a positive whose rank is k itself, H(0) counts 1 and sigmoid(0), at any temperature, one half."""
+    similarity, positive = query(positives, negatives, seed=1)
+    moved, values = int(positive.int().argmax()), torch.linspace(-1, 1, 201, dtype=torch.float64)
+    found = moved_ranks(similarity, positive, moved, values)
+    places = []
+    for k in (1, 2, 4, 50):
+        curve = recall_curve(RecallAtKLoss(k, 1e-5, 1e-6), similarity, positive, moved, values)
+        at_k = torch.tensor([k in of_positives for of_positives in found])
+        expected = curve.recall - torch.where(at_k, 0.5 / min(k, positives), 0.0)
+        torch.testing.assert_close(curve.surrogate, expected, rtol=0, atol=1e-12)
+        assert curve.grad_similarity.count_nonzero() == 0
+        places.append(at_k)
+    assert torch.cat(places).any()
+    assert not torch.cat(places).all()
+
+
+def test_the_two_are_close_at_the_defaults() -> None:
+    """Fig. 2. Each positive adds at most `sigmoid(-|k - rank|)` to the difference, where no two are nearly equal."""
+    similarity, positive = query(5, 25, seed=2)
+    similarity = torch.linspace(-0.9, 0.9, 30, dtype=torch.float64)[similarity.argsort()]
+    moved, values = int(positive.int().argmax()), torch.linspace(-0.9, 0.9, 30, dtype=torch.float64) + 0.03
+    found = moved_ranks(similarity, positive, moved, values)
+    far = 0
+    for k in (1, 2, 4, 8, 16):
+        curve = recall_curve(RecallAtKLoss(k), similarity, positive, moved, values)
+        for difference, of_positives in zip((curve.surrogate - curve.recall).abs().tolist(), found, strict=True):
+            bound = sum(1 / (1 + np.exp(abs(k - rank))) for rank in of_positives) / min(k, 5)
+            assert difference <= bound + 0.02  # of the other sigmoid: neighbours are 3 temperatures away
+            if min(abs(k - rank) for rank in of_positives) >= 4:
+                far += 1
+                assert difference < 0.05
+    assert far
+
+
+def test_what_does_not_change_recall_changes_the_surrogate() -> None:
+    """Fig. 2: not if no rank changes, little if one does, more if that decides who is among the first k."""
+    similarity, positive = one_positive()
+    at = torch.tensor([0.82, 0.78, 0.70, 0.60, 0.50], dtype=torch.float64)  # the ranks 3, 3, 4, 5, 6
+    recall, surrogate, _ = recall_curve(RecallAtKLoss(k=4), similarity, positive, 0, at)
+    assert recall.tolist() == [1, 1, 1, 0, 0]
+    falls = -surrogate.diff()
+    assert falls[0].abs() < 0.02
+    assert falls[2] > falls[1] > 0.1
+
+
+@pytest.mark.parametrize("kind", ["positive", "negative"])
+@pytest.mark.parametrize("loss", [RecallAtKLoss(), RecallAtKLoss(3, 0.4, 0.05), RecallAtKLoss([2, 6], 2.0, 0.2)])
+def test_gradient_is_that_of_the_surrogate(loss: RecallAtKLoss, kind: str) -> None:
+    """By finite differences."""
+    similarity, positive = query(4, 14, seed=3)
+    moved = int((positive if kind == "positive" else ~positive).int().argmax())
+    values, step = torch.linspace(-1, 1, 101, dtype=torch.float64), 1e-6
+    gradient = recall_curve(loss, similarity, positive, moved, values).grad_similarity
+    above, below = (recall_curve(loss, similarity, positive, moved, values + d).surrogate for d in (step, -step))
+    torch.testing.assert_close(gradient, (above - below) / (2 * step), rtol=1e-4, atol=1e-7)
+    assert gradient.abs().max() > 0.05
+
+
+def test_it_is_the_loss_itself() -> None:
+    """Value and gradient, with embeddings and all."""
+    vectors = torch.nn.functional.normalize(torch.randn(12, 5, generator=torch.Generator().manual_seed(4)).double())
+    similarity, positive = vectors[1:] @ vectors[0], torch.arange(11) % 3 == 0
+    for loss in (RecallAtKLoss(), RecallAtKLoss(2, 0.5, 0.1, reduction="sum")):
+        curve = recall_curve(loss, similarity, positive, 6, similarity[6:7])
+        value = loss(vectors[:1], references=vectors[1:], positive=positive[None])
+        torch.testing.assert_close(curve.surrogate[0], 1 - value)
+        weights = similarity_weights(loss, similarity[None], positive[None], signed=True)
+        torch.testing.assert_close(curve.grad_similarity[0], -weights[0, 6])
+        assert abs(curve.grad_similarity[0]) > 1e-3
+
+
+def test_a_better_similarity_is_never_worse() -> None:
+    values = torch.linspace(-1, 1, 801, dtype=torch.float64)
+    for loss in (RecallAtKLoss(), RecallAtKLoss(1), RecallAtKLoss(3, 0.2, 0.1)):
+        similarity, positive = one_positive()
+        recall, surrogate, gradient = recall_curve(loss, similarity, positive, 0, values)
+        assert (recall.diff() >= 0).all()
+        assert (surrogate.diff() >= -1e-15).all()
+        assert (gradient >= 0).all()
+        assert surrogate[-1] > surrogate[0] + 0.4
+        similarity, positive = query(4, 12, seed=5)
+        recall, surrogate, gradient = recall_curve(loss, similarity, positive, int((~positive).int().argmax()), values)
+        assert (recall.diff() <= 0).all()
+        assert (surrogate.diff() <= 1e-15).all()
+        assert (gradient <= 0).all()
+        assert surrogate[-1] < surrogate[0] - 0.01
+
+
+def test_a_positive_that_passes_another_one_may_lower_the_surrogate() -> None:
+    """Both have rank 1.5 then, and 2 sigmoid(-0.5) < sigmoid(0) + sigmoid(-1)."""
+    similarity, positive = torch.tensor([0.0, 0.5, -0.5], dtype=torch.float64), torch.tensor([True, True, False])
+    values = torch.tensor([0.4, 0.495, 0.5, 0.505, 0.6], dtype=torch.float64)
+    curve = recall_curve(RecallAtKLoss(1), similarity, positive, 0, values)
+    expected = torch.tensor([0.0, -1.0, -0.5, -0.5], dtype=torch.float64).sigmoid()
+    torch.testing.assert_close(curve.surrogate[0], expected[:2].sum(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(curve.surrogate[2], expected[2:].sum(), atol=1e-4, rtol=0)
+    assert curve.grad_similarity[1] < 0 < curve.grad_similarity[3]
+
+
+def drawn(loss: RecallAtKLoss, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Axes]:
+    """What is drawn, by the name beside each panel."""
+    panels: dict[str, Axes] = {}
+    monkeypatch.setattr(recall_surrogate, "tidy", lambda axes, name: panels.update({name: axes}))
+    surrogate_curves(loss, folder / "surrogate.png")
+    return panels
+
+
+def points(axes: Axes) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [(np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)) for line in axes.lines]
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def test_drawn_recall_and_surrogate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = points(drawn(RecallAtKLoss([1, 4, 16], 0.5, 0.02), monkeypatch, tmp_path)["recall@k and its surrogate"])
+    negatives = lines[-1][0]
+    assert len(lines) == 7
+    for k, (x, recall), (x_again, surrogate) in zip((1, 4, 16), lines[0::2], lines[1::2], strict=False):
+        assert np.array_equal(recall, x > np.sort(negatives)[-k])
+        rank = 1 + sigmoid((negatives[None] - x_again[:, None]) / 0.02).sum(axis=1)
+        np.testing.assert_allclose(surrogate, sigmoid((k - rank) / 0.5), atol=1e-12)
+
+
+def test_drawn_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    panels = drawn(RecallAtKLoss(2, 0.5, 0.02), monkeypatch, tmp_path)
+    for name, temperature in (("counts as one of the first k", 0.5), ("adds to the rank", 0.02)):
+        (edges, heights), (x, y) = points(panels[name])
+        assert edges.tolist() == [x[0], 0, 0, x[-1]]
+        assert heights.tolist() == [0, 0, 1, 1]
+        np.testing.assert_allclose(y, sigmoid(x / temperature))
+        assert x[0] == -x[-1] == -6 * temperature
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_drawn_gradient_is_the_losses(temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fig. 4: that of a positive's similarity is the drawn one times the slope of its rank; of several k, the sum."""
+    ks = [1, 2, 8]
+    lines = points(drawn(RecallAtKLoss(ks, temperature), monkeypatch, tmp_path)["gradient magnitude"])
+    similarity, positive = one_positive()
+    values = torch.linspace(0.0, 1.0, 501, dtype=torch.float64)
+    above = sigmoid((TABLE_OF_TENTHS[None] - values[:, None]).numpy() / 0.01)
+    rank, slope = 1 + above.sum(axis=1), (above * (1 - above)).sum(axis=1) / 0.01
+    assert rank.min() < 1.01
+    for k, (x, y) in zip(ks, lines, strict=False):
+        assert x.min() == 1
+        assert x[y.argmax()] == pytest.approx(k, abs=1e-9)
+        assert y.max() == pytest.approx(0.25 / temperature)
+        gradient = recall_curve(RecallAtKLoss(k, temperature), similarity, positive, 0, values).grad_similarity.numpy()
+        closed = sigmoid((k - rank) / temperature) * sigmoid((rank - k) / temperature) / temperature
+        np.testing.assert_allclose(gradient, closed * slope, rtol=1e-7, atol=1e-12)
+        seen = rank < x.max()
+        np.testing.assert_allclose(np.interp(rank[seen], x, y), closed[seen], atol=3e-3 / temperature)
+    np.testing.assert_allclose(lines[-1][1], sum(y for _, y in lines[:-1]))
+    assert len(lines) == len(ks) + 1
+
+
+def test_one_k_has_no_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(drawn(RecallAtKLoss(4), monkeypatch, tmp_path)["gradient magnitude"].lines) == 1
+    assert Image.open(tmp_path / "surrogate.png").size == (1350, 870)
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".jpg", b"\xff\xd8"), (".pdf", b"%PDF"), (".svg", b"<?xml")])
+def test_suffix_says_the_format(tmp_path: Path, suffix: str, start: bytes) -> None:
+    surrogate_curves(RecallAtKLoss(k=range(1, 31)), tmp_path / f"surrogate{suffix}")
+    assert (tmp_path / f"surrogate{suffix}").read_bytes().startswith(start)
+
+
+def test_the_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"pictures end in .*\.png"):
+        surrogate_curves(RecallAtKLoss(), tmp_path / "surrogate.doc")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "surrogate.png").write_text("former")
+
+    def fail(figure: Figure, file: object, **_: object) -> None:
+        file.write(b"half a picture")
+        raise ValueError("too large")
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    with pytest.raises(InputError, match=r"surrogate\.png: .*too large"):
+        surrogate_curves(RecallAtKLoss(), tmp_path / "surrogate.png")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("surrogate.png", "former")]

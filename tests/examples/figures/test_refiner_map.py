@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.quiver import Quiver
+from scipy.special import entr
+
+from examples.figures import refiner_map
+from examples.figures.refiner_map import movement, movement_map
+from tests.analysis.refiners import DIM, embedded, expanding, in_sides, misfits, moving, noisy_digits
+from vicinal.analysis.refiner import refiner_input
+from vicinal.data import Table
+from vicinal.models.refiner import ContextRefiner
+from vicinal.report import drawing
+from vicinal.retrieval.refinement import Refinement
+from vicinal.utils.errors import InputError
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """What is written from now on."""
+    made: list[Figure] = []
+    monkeypatch.setattr(refiner_map, "write_figure", lambda figure, path: made.append(figure))
+    return made
+
+
+@pytest.mark.parametrize("method", ["tsne", "pca"])
+def test_what_does_not_change_does_not_move(method) -> None:
+    vectors, table = embedded()
+    same = movement(ContextRefiner(DIM, num_heads=2, neighbors=3), vectors, table, method=method)
+    np.testing.assert_allclose(same.before, same.after, atol=1e-4 * np.abs(same.before).max())
+    moved = movement(moving(), vectors, table, method=method)
+    np.testing.assert_allclose(moved.before, same.before)  # the map is that of e^0
+    assert np.abs(moved.before - moved.after).max() > 0.1 * np.abs(moved.before).max()
+
+
+def test_pca_projects() -> None:
+    refiner, (vectors, table) = moving(), embedded()
+    moved = movement(refiner, vectors, table, method="pca")
+    base = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    mean, axes = base.mean(axis=0), np.linalg.svd(base - base.mean(axis=0))[2][:2].T
+    axes = axes * np.sign(((base - mean) @ axes)[0]) * np.sign(moved.before[0])
+    np.testing.assert_allclose(moved.before, (base - mean) @ axes, atol=1e-5)
+    after = Refinement(refiner).apply(refiner_input(refiner, vectors, table).query_gallery())
+    np.testing.assert_allclose(moved.after, (after.queries.block(0, 30).numpy() - mean) @ axes, atol=1e-5)
+
+
+def test_weights_have_the_perplexity_and_leave_out_oneself() -> None:
+    vectors = np.random.default_rng(0).normal(size=(40, 5))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    squared = refiner_map.distances(vectors, vectors)
+    np.testing.assert_allclose(squared[3, 7], ((vectors[3] - vectors[7]) ** 2).sum())
+    weights = refiner_map.neighbor_weights(squared, 7.5)
+    np.testing.assert_allclose(np.exp(entr(weights).sum(axis=1)), 7.5, rtol=1e-6)
+    np.testing.assert_allclose(weights.sum(axis=1), 1)
+    assert (np.diag(weights) == 0).all()
+    assert (np.argmax(weights, axis=1) == np.argmin(squared, axis=1)).all()
+    assert np.isfinite(refiner_map.neighbor_weights(np.zeros((6, 6)), 2)).all()  # equal distances: no width will do
+
+
+def test_classes_contract_on_the_map() -> None:
+    """Averages of neighbours are nearer to each other, and images of other classes are not."""
+    vectors, table = noisy_digits()
+    moved = movement(expanding(64), vectors, table, max_images=200)
+    labels = table.labels[moved.rows]
+    apart = []
+    for places in (moved.before, moved.after):
+        middles = np.stack([np.median(places[labels == label], axis=0) for label in range(10)])
+        apart.append(np.median(np.linalg.norm(places - middles[labels], axis=1)) / places.std())
+    assert apart[1] < 0.85 * apart[0]
+
+
+def test_images_are_drawn_class_by_class() -> None:
+    labels = np.array([0] * 50 + [1] * 3 + [2] + [3] * 20)
+    rows = refiner_map.sample_images(labels, 33, seed=0)
+    assert np.bincount(labels[rows]).tolist() == [15, 3, 0, 15]
+    assert (np.diff(rows) > 0).all()
+    many = np.repeat(np.arange(60), 4)
+    assert sorted(np.bincount(many[refiner_map.sample_images(many, 500, 0)]))[-20:] == [4] * 20
+    assert len(refiner_map.sample_images(many, 500, 0)) == 80
+    assert np.bincount(many[refiner_map.sample_images(many, 10, 0)]).max() == 2
+    assert not np.array_equal(refiner_map.sample_images(many, 80, 0), refiner_map.sample_images(many, 80, 1))
+
+
+def test_seed_and_context_beyond_the_map() -> None:
+    """The same images have the same places; their neighbours may be images that are not on the map."""
+    refiner, (vectors, table) = moving(), embedded(60)
+    first, same, other = (movement(refiner, vectors, table, 20, seed=seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first.after, same.after)
+    assert not np.array_equal(first.rows, other.rows)
+    alone = movement(refiner, vectors[first.rows], table.take(first.rows), 20, "pca")
+    beyond = movement(refiner, vectors, table, 20, "pca")
+    np.testing.assert_allclose(alone.before, beyond.before, atol=1e-6)
+    assert np.abs(alone.after - beyond.after).max() > 0.1
+
+
+def test_only_what_is_evaluated_is_on_the_map() -> None:
+    vectors, table = in_sides()
+    moved = movement(moving(), vectors, table, method="pca")
+    number = moved.rows
+    assert ((number % 2 == 0) | (number % 3 == 0)).all()
+    assert len(number) == 20
+
+
+def test_arrows_and_colours(figures: list[Figure], monkeypatch: pytest.MonkeyPatch) -> None:
+    refiner, (vectors, table) = moving(), embedded(label=[f"class {i % 3}" for i in range(30)])
+    moved = movement(refiner, vectors, table, 12, "pca")
+    moved = moved._replace(after=3 * moved.after)  # beyond the points
+    monkeypatch.setattr(refiner_map, "movement", lambda *given: moved if given[3:] == (12, "pca", 7) else None)
+    movement_map(refiner, vectors, table, "map.png", method="pca", max_images=12, seed=7)
+    (axes,) = figures[0].axes
+    (arrows,) = [each for each in axes.collections if isinstance(each, Quiver)]
+    np.testing.assert_allclose(np.stack([arrows.X, arrows.Y], axis=1), moved.before)
+    np.testing.assert_allclose(np.stack([arrows.U, arrows.V], axis=1), moved.after - moved.before)
+    assert (arrows.scale, arrows.angles, arrows.scale_units) == (1, "xy", "xy")
+    expected = [to_rgba(drawing.COLORS[row % 3]) for row in moved.rows]
+    np.testing.assert_allclose(arrows.get_facecolors(), expected)
+    legend = axes.get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["class 0", "class 1", "class 2"]
+    low, high = (np.array(end) for end in zip(axes.get_xlim(), axes.get_ylim(), strict=True))
+    for points in (moved.before, moved.after):
+        assert (points > low).all()
+        assert (points < high).all()
+    assert len(set(drawing.COLORS)) == 20
+
+
+def test_the_file_is_written_in_the_format_of_its_suffix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    movement_map(moving(), *embedded(), tmp_path / "map.pdf", method="pca")
+    assert (tmp_path / "map.pdf").read_bytes().startswith(b"%PDF")
+    monkeypatch.setattr(refiner_map, "movement", lambda *_: pytest.fail("work began"))
+    with pytest.raises(InputError, match=r"map\.doc: pictures end in"):
+        movement_map(moving(), *embedded(), tmp_path / "map.doc")
+
+
+def test_what_a_map_needs(tmp_path: Path) -> None:
+    vectors, table = embedded()
+    for given, rows, message in misfits(tmp_path):
+        with pytest.raises(InputError, match=message):
+            movement(moving(), given, rows)
+    with pytest.raises(InputError, match="no column 'label'"):
+        movement(moving(), vectors, Table(table.frame[[]].assign(number=1)))
+    with pytest.raises(InputError, match="method = 'umap' must be tsne or pca"):
+        movement(moving(), vectors, table, method="umap")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="no map of 4 images"):
+        movement(moving(), vectors, table, max_images=4)
+    with pytest.raises(InputError, match="no map of 0 images"):
+        movement(moving(), vectors, Table(pd.DataFrame({"label": range(30)})))
+    with pytest.raises(InputError, match="not all the same"):
+        movement(moving(), np.ones((30, DIM)), table)

@@ -1,0 +1,163 @@
+"""Multi-scale descriptors against one image at a time, scale by scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from vicinal.data.images import ImageDataset
+from vicinal.data.table import Table
+from vicinal.data.transforms import ImageTransform
+from vicinal.models import Embedder, embed_multi_scale
+from vicinal.models.multi_scale import SCALES, normalized_mean
+from vicinal.utils.errors import InputError
+
+SIDES = [(80, 60), (33, 70), (64, 64), (40, 41)]
+
+
+def build(backbone: str = "test_resnet", **arguments) -> Embedder:
+    torch.manual_seed(0)
+    transform = ImageTransform(size=32)
+    return Embedder(backbone, dim=8, pretrained=False, transform=transform, **arguments).eval()
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[Image.Image]:
+    rng = np.random.default_rng(0)
+    return [Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)) for width, height in SIDES]
+
+
+@pytest.fixture(scope="module")
+def paths(pictures: list[Image.Image], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("pictures")
+    for number, picture in enumerate(pictures):
+        picture.save(folder / f"{number}.png")
+    return [folder / f"{number}.png" for number in range(len(pictures))]
+
+
+def as_tensor(model: Embedder, picture: Image.Image) -> torch.Tensor:
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (model.transform.mean, model.transform.std))
+    return (torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255 - mean) / std
+
+
+def one_by_one(model: Embedder, images: list[torch.Tensor], scales=SCALES) -> np.ndarray:
+    """The definition, with every image by itself."""
+    rows = []
+    for image in images:
+        vectors = []
+        for scale in scales:
+            scaled = F.interpolate(image[None], scale_factor=scale, mode="bilinear", align_corners=False)
+            with torch.no_grad():
+                vectors.append(model(scaled)[0].double())
+        mean = sum(vectors) / len(vectors)
+        rows.append((mean / mean.norm()).numpy())
+    return np.array(rows)
+
+
+def test_the_centre_at_three_scales(pictures) -> None:
+    model = build()
+    view = model.transform.test()
+    wanted = one_by_one(model, [view(picture) for picture in pictures])
+    found = embed_multi_scale(model, pictures, batch_size=3, progress=False)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert np.abs(found - model.embed(pictures, progress=False)).max() > 1e-3
+
+
+def test_whole_images_at_three_scales(pictures) -> None:
+    model, images = build(), []
+    for picture, (width, height) in zip(pictures, SIDES, strict=True):
+        smaller = min(1.0, 64 / max(width, height))
+        reduced = picture.copy()
+        reduced.thumbnail((64, 64), Image.Resampling.LANCZOS)
+        assert reduced.size == pytest.approx((width * smaller, height * smaller), abs=1)
+        images.append(as_tensor(model, reduced))
+    found = embed_multi_scale(model, pictures, max_size=64, progress=False)
+    np.testing.assert_allclose(found, one_by_one(model, images), atol=1e-5)
+
+
+def test_images_are_never_made_larger(pictures) -> None:
+    model = build()
+    large, larger = (embed_multi_scale(model, pictures, max_size=max_size, progress=False) for max_size in (80, 5000))
+    np.testing.assert_array_equal(large, larger)
+    assert pictures[0].size == SIDES[0]
+
+
+def test_one_scale_is_embedding(pictures) -> None:
+    model = build()
+    found = embed_multi_scale(model, pictures, scales=[1.0], progress=False)
+    np.testing.assert_allclose(found, model.embed(pictures, progress=False), atol=1e-6)
+
+
+@pytest.mark.parametrize("max_size", [None, 48])
+def test_sources_do_not_matter(pictures, paths, max_size) -> None:
+    model = build()
+    wanted = embed_multi_scale(model, pictures, max_size=max_size, progress=False)
+    table = Table(pd.DataFrame({"path": [str(path) for path in paths]}))
+    for source in (paths, table, ImageDataset(table, model.transform)):
+        np.testing.assert_allclose(
+            embed_multi_scale(model, source, max_size=max_size, progress=False), wanted, atol=1e-5
+        )
+    assert embed_multi_scale(model, [], max_size=max_size, progress=False).shape == (0, 8)
+
+
+def test_a_file_that_cannot_be_read_is_skipped_or_named(paths, tmp_path) -> None:
+    model, lost = build(), tmp_path / "lost.png"
+    with pytest.raises(InputError, match=r"lost\.png: no such image"):
+        embed_multi_scale(model, [*paths, lost], max_size=48, progress=False)
+    assert len(embed_multi_scale(model, [*paths, lost], max_size=48, progress=False, on_error="skip")) == len(paths)
+
+
+def test_of_a_vision_transformer_sides_are_whole_patches(pictures) -> None:
+    model = build("test_vit", pooling="token", norm="none", backbone_args={"dynamic_img_size": True})
+    sides: list[tuple[int, ...]] = []
+    model.backbone.register_forward_pre_hook(lambda _, images: sides.append(tuple(images[0].shape[-2:])))
+    found = embed_multi_scale(model, pictures[:1], max_size=1000, progress=False)
+    assert sides == [(64, 80), (80, 112), (48, 64)]  # of 60 x 80 at 1, sqrt 2 and 1 / sqrt 2, in patches of 16
+    image = as_tensor(model, pictures[0])[None]
+    with torch.no_grad():
+        vectors = [model(F.interpolate(image, size=size, mode="bilinear")).numpy() for size in list(sides)]
+    mean = np.mean(vectors, axis=0)
+    np.testing.assert_allclose(found, mean / np.linalg.norm(mean), atol=1e-5)
+
+
+def test_a_backbone_of_one_size_says_so(pictures) -> None:
+    model = build("test_vit", pooling="token", norm="none", backbone_args={"dynamic_img_size": False})
+    with pytest.raises(
+        InputError, match=r"test_vit takes images of 32 pixels only; .* backbone_args=\{'dynamic_img_size'"
+    ):
+        embed_multi_scale(model, pictures)
+    with pytest.raises(InputError, match="test_vit takes images of 32 pixels only"):
+        embed_multi_scale(model, pictures, scales=[1.0], max_size=64)
+    assert embed_multi_scale(model, pictures, scales=[1], progress=False).shape == (4, 8)
+
+
+def test_a_mean_of_opposite_vectors_is_zero() -> None:
+    east = np.array([[1.0, 0.0], [1.0, 0.0]], dtype=np.float32)
+    other = np.array([[-1.0, 0.0], [0.0, 1.0]], dtype=np.float32)
+    np.testing.assert_allclose(normalized_mean([east, other]), [[0, 0], [0.5**0.5, 0.5**0.5]], rtol=1e-6)
+
+
+def test_bad_input(pictures) -> None:
+    model = build()
+    for arguments, message in (
+        ({"scales": []}, "scales are empty"),
+        ({"scales": [1.0, 0.0]}, r"scale 0\.0 is impossible; a scale is a number above 0"),
+        ({"scales": [float("inf")]}, "scale inf is impossible"),
+        ({"scales": [0.01]}, r"an image of 32 x 32 pixels is too small for scale 0\.01"),
+        ({"max_size": 0}, "max_size is 0; it must be an integer of pixels"),
+        ({"precision": "8"}, "precision is '8'"),
+        ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            embed_multi_scale(model, pictures, progress=False, **arguments)
+    for source in (torch.zeros(2, 3, 32, 32), [torch.zeros(3, 32, 32)]):
+        with pytest.raises(InputError, match="max_size is for images that are read and transformed"):
+            embed_multi_scale(model, source, max_size=64)
+        assert embed_multi_scale(model, source, progress=False).shape == (len(source), 8)

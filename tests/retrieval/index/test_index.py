@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pandas as pd
+import pytest
+
+from vicinal.data.table import Table
+from vicinal.retrieval import top_k
+from vicinal.retrieval.index import faiss_engine
+from vicinal.retrieval.index.faiss_engine import FaissEngine
+from vicinal.retrieval.index.index import Index
+from vicinal.retrieval.index.metadata import Metadata
+from vicinal.retrieval.index.storage import IndexFiles
+from vicinal.utils.errors import InputError
+
+
+def unit(rows: int, dim: int = 8, seed: int = 0) -> np.ndarray:
+    """Points near a subspace of few dimensions, as embeddings are."""
+    rng = np.random.default_rng(seed)
+    vectors = rng.standard_normal((rows, 5)) @ np.random.default_rng(99).standard_normal((5, dim))
+    vectors += 0.1 * rng.standard_normal((rows, dim))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def table(rows: int, start: int = 0) -> Table:
+    numbers = range(start, start + rows)
+    return Table(pd.DataFrame({"path": [f"/{n}.png" for n in numbers], "label": [f"class {n % 7}" for n in numbers]}))
+
+
+def reloaded(folder: Path) -> pd.DataFrame:
+    """The metadata of a saved index."""
+    return Index.load(folder).metadata.frame
+
+
+def recall(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), wanted.tolist(), strict=True)]))
+
+
+@pytest.fixture(scope="module")
+def many() -> np.ndarray:
+    return unit(3000)
+
+
+@pytest.fixture(scope="module")
+def ivfpq(many) -> bytes:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(faiss_engine, "IVFPQ_MIN_VECTORS", 3000)
+        return Index.build(many, table(len(many)), "ivfpq")._engine.to_bytes()
+
+
+def build(kind: str, many: np.ndarray, ivfpq: bytes) -> Index:
+    if kind == "ivfpq":  # training takes a while: once is enough
+        return Index(FaissEngine.from_bytes(ivfpq), Metadata.from_table(table(len(many)), np.arange(len(many))))
+    return Index.build(many[:2000], table(2000), kind)
+
+
+def test_exact_equals_top_k() -> None:
+    vectors = unit(300)
+    index = Index.build(vectors, table(300))
+    assert (index.kind, len(index), index.dim) == ("exact", 300, 8)
+    found, wanted = index.search(vectors[:20] * 3, 12), top_k(vectors[:20], vectors, 12)
+    np.testing.assert_array_equal(found.ids, wanted.ids)
+    np.testing.assert_allclose(found.scores, wanted.scores, atol=1e-6)
+    assert (found.scores.dtype, found.ids.dtype) == (np.float32, np.int64)
+
+
+def test_other_libraries_may_patch_faiss() -> None:
+    script = (
+        "import faiss.contrib.torch_utils, numpy as np, pandas as pd\n"
+        "from vicinal.data.table import Table\nfrom vicinal.retrieval.index.index import Index\n"
+        "index = Index.build(np.eye(3), Table(pd.DataFrame({'label': [1, 2, 3]})))\n"
+        "index.delete([0])\nassert index.search(np.eye(3)[1:], 2).ids.tolist() == [[1, 2], [2, 1]]\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_equal_scores_are_in_ascending_order_of_ids() -> None:
+    index = Index.build(np.ones((9, 3)), table(9))
+    assert index.search(np.ones((2, 3)), 9).ids.tolist() == [list(range(9))] * 2
+
+
+def test_auto_takes_hnsw_above_a_size(monkeypatch) -> None:
+    monkeypatch.setattr(faiss_engine, "MAX_EXACT", 100)
+    assert Index.build(unit(100), table(100)).kind == "exact"
+    assert Index.build(unit(101), table(101)).kind == "hnsw"
+
+
+@pytest.mark.parametrize(("kind", "least"), [("hnsw", 0.98), ("ivfpq", 0.5)])
+def test_approximate_kinds_find_most(kind, least, many, ivfpq) -> None:
+    index = build(kind, many, ivfpq)
+    queries = unit(100, seed=5)
+    found = index.search(queries, 10)
+    exact = top_k(queries, many[: len(index)], 10)
+    assert recall(found.ids, exact.ids) >= least
+    assert (np.diff(found.scores, axis=1) <= 0).all()
+    assert np.abs(found.scores - exact.scores).max() < 0.15
+
+
+@pytest.mark.parametrize("kind", ["exact", "hnsw", "ivfpq"])
+def test_delete_and_add(kind, many, ivfpq) -> None:
+    index = build(kind, many, ivfpq)
+    size = len(index)
+    gone = np.arange(0, size, 2)
+    index.delete(gone)
+    assert len(index) == size - len(gone)
+    queries = many[:50]
+    found = index.search(queries, 10).ids
+    assert (found % 2 == 1).all()
+    extra = unit(30, seed=8)
+    ids = index.add(extra, table(30, start=size))
+    assert ids.tolist() == list(range(size, size + 30))
+    found = index.search(extra, 20).ids
+    assert np.mean((found == ids[:, None]).any(axis=1)) >= 0.9
+    assert index.metadata.lookup(ids[[3, 1]])["path"].tolist() == [f"/{size + 3}.png", f"/{size + 1}.png"]
+    index.delete(ids)
+    with pytest.raises(InputError, match=f"no id {ids[0]}"):
+        index.delete(ids[:1])
+    assert index.add(extra[:1], table(1)).tolist() == [size + 30]  # ids are never given twice
+
+
+@pytest.mark.parametrize("kind", ["exact", "hnsw", "ivfpq"])
+def test_search_for_the_whole_index(kind, many, ivfpq) -> None:
+    index = build(kind, many, ivfpq)
+    index.delete(index.metadata.frame["id"][5:-5])
+    found = index.search(many[:3], 10)
+    assert sorted(found.ids[0].tolist()) == index.metadata.frame["id"].tolist()
+    assert np.isfinite(found.scores).all()
+    with pytest.raises(InputError, match="k = 11 is impossible in an index of 10 images; use 1 to 10"):
+        index.search(many[:3], 11)
+
+
+@pytest.mark.parametrize("kind", ["exact", "hnsw", "ivfpq"])
+def test_save_and_load(kind, many, ivfpq, tmp_path) -> None:
+    index = build(kind, many, ivfpq)
+    index.model_fingerprint = "abc"
+    index.delete([0, 3])
+    index.save(tmp_path / "index")
+    loaded = Index.load(tmp_path / "index")
+    pd.testing.assert_frame_equal(loaded.metadata.frame, index.metadata.frame)
+    assert (loaded.kind, loaded.model_fingerprint, len(loaded)) == (kind, "abc", len(index))
+    mine, theirs = index.search(many[:20], 7), loaded.search(many[:20], 7)
+    np.testing.assert_array_equal(mine.ids, theirs.ids)
+    np.testing.assert_array_equal(mine.scores, theirs.scores)
+    assert loaded.add(unit(1), table(1)).tolist() == index.add(unit(1), table(1)).tolist()
+
+
+def test_an_emptied_index_can_be_added_to(tmp_path) -> None:
+    index = Index.build(unit(3), table(3))
+    index.delete([2, 0, 1])
+    with pytest.raises(InputError, match="the index is empty"):
+        index.search(unit(1), 1)
+    index.save(tmp_path)
+    index = Index.load(tmp_path)
+    assert index.add(unit(2), table(2)).tolist() == [3, 4]
+    index.save(tmp_path)
+    assert reloaded(tmp_path)["label"].tolist() == ["class 0", "class 1"]
+
+
+def test_columns_of_added_tables(tmp_path) -> None:
+    index = Index.build(unit(3), table(3))
+    index.add(unit(2), Table(pd.DataFrame({"path": ["/x.png", "/y.png"], "camera": [1, 2]})))
+    index.save(tmp_path)
+    items = reloaded(tmp_path)
+    assert items["label"].isna().tolist() == [False, False, False, True, True]
+    with pytest.raises(InputError, match="column 'camera' is boolean in the new rows, integer in the index"):
+        index.add(unit(1), Table(pd.DataFrame({"camera": [True]})))
+    assert len(index) == 5
+
+
+COLUMNS = {"integers": [1, 2**60 + 1], "booleans": [True, False], "text": ["a", "b"], "floats": [0.5, 1.0]}
+
+
+@pytest.mark.parametrize("lacking_first", [False, True])
+def test_types_of_values_survive_missing_ones(lacking_first, tmp_path) -> None:
+    parts = [Table(pd.DataFrame(COLUMNS)), Table(pd.DataFrame({"other": [7, 8]}))]
+    first, second = reversed(parts) if lacking_first else parts
+    index = Index.build(unit(2), first)
+    index.add(unit(2), second)
+    index.add(unit(2), Table(pd.DataFrame(index=range(2))))
+    index.add(unit(2), parts[0])
+    index.save(tmp_path)
+    for frame, (column, values) in itertools.product((index.metadata.frame, reloaded(tmp_path)), COLUMNS.items()):
+        known = frame[column].dropna().tolist()
+        assert known == values * 2
+        assert {type(value) for value in known} == {type(values[0])}
+        assert frame[column].isna().sum() == 4
+        assert frame["id"].dtype == np.int64
+
+
+def test_integers_and_text_become_text(tmp_path) -> None:
+    index = Index.build(unit(2), Table(pd.DataFrame({"label": [5, 7]})))
+    index.add(unit(1), Table(pd.DataFrame({"path": ["/x.png"]})))
+    index.add(unit(2), Table(pd.DataFrame({"label": ["5", "cow"]})))
+    index.add(unit(1), Table(pd.DataFrame({"label": [9]})))
+    index.save(tmp_path)
+    for items in (index.metadata.frame, reloaded(tmp_path)):
+        assert items["label"].dropna().tolist() == ["5", "7", "5", "cow", "9"]
+        assert items["label"].isna().tolist() == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("empty_first", [False, True])
+def test_columns_of_missing_values_fit_every_type(empty_first, tmp_path) -> None:
+    values = pd.DataFrame(COLUMNS)
+    parts = [Table(pd.DataFrame({column: [np.nan, np.nan] for column in COLUMNS})), Table(values)]
+    first, second = parts if empty_first else reversed(parts)
+    index = Index.build(unit(2), first)
+    index.add(unit(2), second)
+    index.save(tmp_path)
+    for column, expected in COLUMNS.items():
+        assert reloaded(tmp_path)[column].dropna().tolist() == expected
+
+
+def test_columns_of_other_types_are_refused() -> None:
+    for old, new in (([True], ["a"]), (["a"], [True]), ([1], [True]), ([0.5], ["a"]), (["a"], [pd.Timestamp(0)])):
+        index = Index.build(unit(1), Table(pd.DataFrame({"extra": old})))
+        with pytest.raises(
+            InputError, match=r"column 'extra' is \w+ in the new rows, \w+ in the index; both must have"
+        ):
+            index.add(unit(1), Table(pd.DataFrame({"extra": new})))
+        assert len(index) == 1
+        assert index.add(unit(1), Table(pd.DataFrame({"extra": old}))).tolist() == [1]
+
+
+def test_column_id_of_a_table_is_renamed(tmp_path) -> None:
+    index = Index.build(unit(2), Table(pd.DataFrame({"id": ["p7", "p9"], "label": ["a", "b"]})))
+    index.add(unit(1), Table(pd.DataFrame({"id": ["p8"], "label": ["c"]})))
+    index.save(tmp_path)
+    items = reloaded(tmp_path)
+    assert items["id"].tolist() == [0, 1, 2]
+    assert items["id_of_table"].tolist() == ["p7", "p9", "p8"]
+    with pytest.raises(InputError, match="both columns 'id' and 'id_of_table'"):
+        index.add(unit(3), Table(items))
+
+
+def test_table_without_columns() -> None:
+    index = Index.build(unit(3), Table(pd.DataFrame(index=range(3))))
+    assert index.metadata.frame.columns.tolist() == ["id"]
+    assert index.metadata.lookup(index.search(unit(3), 1).ids)["id"].tolist() == [0, 1, 2]
+
+
+def test_bad_input() -> None:
+    vectors = unit(20)
+    index = Index.build(vectors, table(20))
+    broken = vectors.copy()
+    broken[11, 2] = np.inf
+    for call, message in (
+        (lambda: Index.build(broken, table(20)), "vector 11 holds NaN"),
+        (lambda: index.add(broken, table(20)), "vector 11 holds NaN"),
+        (lambda: index.search(broken, 1), "query 11 holds NaN"),
+        (lambda: index.search(np.ones((1, 3)), 1), "vectors have 3 dimensions, the index has 8"),
+        (lambda: index.add(np.ones((1, 3)), table(1)), "vectors have 3 dimensions, the index has 8"),
+        (lambda: Index.build(vectors, table(19)), "20 vectors, but a table of 19 rows"),
+        (lambda: Index.build(vectors[:0], table(20).take([])), "no vectors to index"),
+        (lambda: Index.build(vectors, table(20), "ivfpq"), "needs 9,984 vectors to train on, got 20"),
+        (lambda: Index.build(vectors, table(20), "lsh"), "unknown kind of index 'lsh'"),  # type: ignore[arg-type]
+        (lambda: index.search(vectors, 0), "k = 0"),
+        (lambda: index.delete([3, -1]), "no id -1"),
+        (lambda: index.metadata.lookup([20]), "no id 20"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+    assert len(index) == 20
+
+
+def test_inconsistent_folders_are_damaged(tmp_path) -> None:
+    index = Index.build(unit(4), table(4))
+    index.save(tmp_path)
+    config = index.describe()
+    data, rows = index._engine.to_bytes(), index.metadata.frame
+    IndexFiles(config, data, rows).save(tmp_path)
+    assert len(Index.load(tmp_path)) == 4
+    for wrong in (
+        ({**config, "dimensions": 7}, data, rows),
+        ({**config, "kind": "hnsw"}, data, rows),
+        ({**config, "kind": "lsh"}, data, rows),
+        ({**config, "kind": ["exact"]}, data, rows),
+        ({**config, "deleted": 1}, data, rows),
+        ({"kind": "exact"}, data, rows),
+        (config, data[:-7], rows),
+        (config, b"not faiss", rows),
+        (config, faiss.serialize_index(faiss.IndexLSH(8, 16)).tobytes(), rows),
+        (config, data, rows.iloc[:3]),
+        (config, data, rows.assign(id=[0, 1, 2, 4])),
+        (config, data, rows.assign(id=[0, 2, 1, 3])),
+        (config, data, rows.drop(columns="id")),
+    ):
+        IndexFiles(*wrong).save(tmp_path)
+        with pytest.raises(InputError, match="the index is damaged; build it again"):
+            Index.load(tmp_path)

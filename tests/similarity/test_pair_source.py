@@ -1,0 +1,309 @@
+"""What is compared with what: vectors of length 1, and which pairs are positive and negative."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vicinal.losses import ContrastiveLoss, HistogramLoss, MultiSimilarityLoss, NTXentLoss, TripletLoss
+from vicinal.similarity.normalize import at_least_float32, normalize
+from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity.rows import Rows
+from vicinal.utils.errors import InputError
+
+# normalize ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_normalizes_as_usual_where_that_is_possible(dtype: torch.dtype) -> None:
+    x = torch.randn(20, 7, generator=torch.Generator().manual_seed(0), dtype=dtype).requires_grad_()
+    upstream = torch.randn(20, 7, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    torch.testing.assert_close(normalize(x), F.normalize(x))
+    (gradient,) = torch.autograd.grad(normalize(x), x, upstream)
+    torch.testing.assert_close(gradient, torch.autograd.grad(F.normalize(x), x, upstream)[0])
+
+
+def test_gradient_of_normalize() -> None:
+    x = torch.tensor([[1.0, -1.0, 1.0], [2.0, 0.0, 0.0], [-3.0, -3.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(normalize, x)  # also where several entries, or one alone, are the largest
+
+
+@pytest.mark.parametrize("length", [1e-11, 1e-6, 1.0, 1e19, 5e37])
+def test_length_is_one_and_gradient_finite_for_huge_and_tiny_vectors(length: float) -> None:
+    direction = torch.tensor([[3.0, -4.0, 0.0], [1.0, 1.0, 1.0]])
+    x = (direction * length).requires_grad_()
+    torch.testing.assert_close(normalize(x), F.normalize(direction))
+    upstream = torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, -1.0]])
+    (gradient,) = torch.autograd.grad(normalize(x), x, upstream)
+    plain = direction.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(F.normalize(plain), plain, upstream)
+    torch.testing.assert_close(gradient * length, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("entry", [0.0, 1e-45, 1e-30, 9e-13])
+def test_vectors_too_small_to_have_a_direction(entry: float) -> None:
+    """They become no longer than 1e-12 lets them, and so does their gradient: bounded, never NaN."""
+    x = torch.full((1, 2), entry).requires_grad_()
+    torch.testing.assert_close(normalize(x), x / 1e-12)
+    (gradient,) = torch.autograd.grad(normalize(x), x, torch.ones(1, 2))
+    torch.testing.assert_close(gradient, torch.full((1, 2), 1e12))
+
+
+def test_broken_vectors_stay_broken() -> None:
+    x = torch.tensor([[math.nan, 1.0], [math.inf, 1.0], [-math.inf, math.inf], [1.0, 0.0]])
+    assert normalize(x).isnan().any(dim=1).tolist() == [True, True, True, False]
+    assert normalize(torch.zeros(0, 3)).shape == (0, 3)
+
+
+def test_at_least_float32() -> None:
+    kinds = torch.float16, torch.bfloat16, torch.float32, torch.float64
+    kept = [at_least_float32(torch.ones(1, dtype=kind)).dtype for kind in kinds]
+    assert kept == [torch.float32, torch.float32, torch.float32, torch.float64]
+
+
+# Rows -----------------------------------------------------------------------------------------------------------------
+
+INF = math.inf
+ROWS = Rows(
+    torch.tensor([[0.9, 0.2, INF], [INF, INF, INF]]),
+    torch.tensor([[-INF, -0.5], [0.1, 0.7]]),
+    None,
+    torch.arange(2),
+    4,
+)
+
+
+def test_hardest_pairs_of_rows() -> None:
+    assert ROWS.hardest_positive.tolist() == [[pytest.approx(0.2)], [INF]]
+    assert ROWS.hardest_negative.tolist() == [[-0.5], [pytest.approx(0.7)]]
+    assert ROWS.has_positives.tolist() == [True, False]
+    assert ROWS.has_negatives.tolist() == [True, True]
+    leaf = ROWS._replace(negatives=ROWS.negatives.clone().requires_grad_())
+    assert not leaf.hardest_negative.requires_grad
+
+
+def test_rows_keep_what_masks_name() -> None:
+    kept = ROWS.keep(negatives=torch.tensor([[True, True], [False, True]]))
+    assert kept.positives is ROWS.positives
+    torch.testing.assert_close(kept.negatives, torch.tensor([[-INF, -0.5], [-INF, 0.7]]))
+    assert kept._replace(negatives=ROWS.negatives).keep(positives=torch.zeros(2, 3).bool()).positives.eq(INF).all()
+    assert not kept.keep().negatives.isfinite()[1, 0]
+
+
+# Pair source --------------------------------------------------------------------------------------------------------
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+LABELS = torch.tensor([0, 1, 0, 2, 1, 0])
+MASK = LABELS[:, None] == LABELS
+
+
+def pairs_of(source: PairSource, start: int = 0, stop: int | None = None) -> list[tuple[set[int], set[int]]]:
+    """The positive and the negative columns of anchors, as the losses would see them."""
+    span = slice(start, len(source) if stop is None else stop)
+    similarity = torch.arange(len(source.references), dtype=torch.float64).repeat(span.stop - start, 1)
+    rows = source.rows(span, similarity, source.pairs(span, source.class_columns()))
+    return [
+        tuple({int(column) for column in row[row.isfinite()]} for row in pair)
+        for pair in zip(rows.positives, rows.negatives, strict=True)
+    ]
+
+
+def pairs_by_hand(labels: Tensor, others: Tensor, offset: int | None) -> list[tuple[set[int], set[int]]]:
+    columns = range(len(others))
+    return [
+        (
+            {j for j in columns if others[j] == label and not (offset is not None and j == offset + i)},
+            {j for j in columns if others[j] != label},
+        )
+        for i, label in enumerate(labels)
+    ]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_labels_relations_and_masks_say_the_same_pairs(data: st.DataObject) -> None:
+    others = torch.tensor(data.draw(st.lists(st.integers(-3, 3), min_size=1, max_size=8)))
+    offset = data.draw(st.one_of(st.none(), st.integers(0, len(others) - 1)))
+    if offset is None:
+        labels = torch.tensor(data.draw(st.lists(st.integers(-4, 4), min_size=1, max_size=5)))
+    else:
+        labels = others[offset : data.draw(st.integers(offset + 1, len(others)))]
+    x, y = torch.ones(len(labels), 2), torch.ones(len(others), 2)
+    same = labels[:, None] == others
+    expected = pairs_by_hand(labels, others, offset)
+    sources = [
+        PairSource.from_batch(x, labels, y, others, offset),
+        PairSource.from_batch(x, labels.int(), y, others.to(torch.int16), offset),
+        PairSource.from_batch(x, labels, y, others, offset, relation=lambda a, b: a[:, None] == b),
+        PairSource.from_batch(x, None, y, None, offset, positive=same),
+        PairSource.from_batch(x, None, y, None, offset, positive=same, negative=~same),
+    ]
+    start = data.draw(st.integers(0, len(labels) - 1))
+    stop = data.draw(st.integers(start + 1, len(labels)))
+    for source in sources:
+        assert pairs_of(source) == expected
+        assert pairs_of(source, start, stop) == expected[start:stop]
+
+
+def test_a_batch_is_compared_with_itself() -> None:
+    source = PairSource.from_batch(X, LABELS)
+    assert source.references is source.anchors
+    assert (len(source), source.dim, source.offset) == (6, 4, 0)
+    assert pairs_of(source) == pairs_by_hand(LABELS, LABELS, 0)
+    torch.testing.assert_close(source.anchors.norm(dim=1), torch.ones(6, dtype=torch.float64))
+
+
+def test_one_process_holds_the_whole_batch() -> None:
+    source = PairSource.from_distributed_batch(X, LABELS)
+    assert source.references is source.anchors
+    assert not source.is_distributed
+
+
+@pytest.mark.parametrize(
+    ("offset", "call", "expected"),
+    [(None, None, [2, 3, 4]), (3, None, [5, 6, 7]), (3, 2, [2**33 + 5, 2**33 + 6, 2**33 + 7])],
+)
+def test_keys_are_places_in_the_whole_batch_and_change_with_the_call(
+    offset: int | None, call: int | None, expected: list[int]
+) -> None:
+    references, labels = (torch.cat([tensor[:3], tensor, tensor[3:]]) for tensor in (X, LABELS))
+    source = PairSource.from_batch(X, LABELS, references, labels, offset)
+    source = replace(source, num_calls=None if call is None else torch.tensor(call))
+    rows = source.rows(slice(2, 5), torch.zeros(3, 12), source.pairs(slice(2, 5)))
+    assert rows.keys.tolist() == expected
+    assert rows.labels.tolist() == LABELS[2:5].tolist()
+
+
+def test_columns_of_classes_are_known_only_where_labels_say_the_pairs() -> None:
+    assert PairSource.from_batch(X, LABELS).class_columns() is not None
+    assert PairSource.from_batch(X, positive=MASK).class_columns() is None
+    assert PairSource.from_batch(X, LABELS, positive=MASK).class_columns() is None
+    assert PairSource.from_batch(X, LABELS, relation=lambda a, b: a[:, None] == b).class_columns() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_compared_in_float32(dtype: torch.dtype) -> None:
+    source = PairSource.from_batch(X.to(dtype), LABELS, X.float(), LABELS)
+    assert (source.anchors.dtype, source.references.dtype) == (torch.float32, torch.float32)
+
+
+SAME = {"relation": lambda a, b: a[:, None] == b}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "message"),
+    [
+        ((X[:, :0], LABELS), {}, r"embeddings must be float \[n, d\], not torch.float64 \[6, 0\]"),
+        ((X[0], LABELS), {}, r"embeddings must be float \[n, d\], not torch.float64 \[4\]"),
+        ((X.long(), LABELS), {}, "embeddings must be float"),
+        ((X, LABELS, X.long(), LABELS), {}, "references must be float"),
+        ((X, LABELS, X[None], LABELS), {}, "references must be float"),
+        ((X,), {}, r"labels must be int \[6\], one for each row of embeddings, not None"),
+        ((X, LABELS[:3]), {}, r"labels must be int \[6\], .* not torch.int64 \[3\]"),
+        ((X, LABELS.float()), {}, "labels must be int"),
+        ((X, LABELS.to(torch.complex64)), {}, "labels must be int"),
+        ((X, LABELS[0]), {}, r"labels must be int \[6\], .* \[\]"),
+        ((X, LABELS[:, None]), {}, r"labels must be int \[6\], .* \[6, 1\]"),
+        ((X, LABELS[:3, None]), SAME, r"labels must be int \[6\]"),
+        ((X,), SAME, "labels must be int"),
+        ((X, LABELS, X), {}, "references are given without reference_labels"),
+        ((X, LABELS, X, LABELS[:2]), {}, r"reference_labels must be int \[6\], one for each row of references"),
+        ((X, None, X, LABELS), {}, "labels must be int"),
+        ((X, LABELS, None, LABELS), {}, "no references are given"),
+        ((X, LABELS), {"offset": 0}, "no references are given"),
+        ((X, LABELS, X[:, :3], LABELS), {}, "embeddings have 4 dimensions and references 3"),
+        ((X, LABELS, X, LABELS, 1), {}, "offset = 1 places 6 anchors outside the 6 references"),
+        ((X, LABELS, X, LABELS, -1), {}, "offset = -1"),
+        (
+            (X, LABELS, X, LABELS.flip(0), 0),
+            {},
+            "offset = 0: the labels of the anchors",
+        ),
+        ((X, LABELS), {"negative": MASK}, "negative is given without positive"),
+        ((X,), {"positive": MASK.long()}, r"positive must be bool \[6, 6\], not torch.int64"),
+        ((X,), {"positive": MASK.float()}, r"positive must be bool \[6, 6\], not torch.float32"),
+        ((X, LABELS[:3]), {"positive": MASK}, r"labels must be \[6\], .* not \[3\]"),
+        ((X,), {"positive": MASK[:3]}, r"positive must be bool \[6, 6\], not torch.bool \[3, 6\]"),
+        ((X,), {"positive": MASK, "negative": ~MASK[:, :2]}, r"negative must be bool \[6, 6\]"),
+        ((X,), {"positive": MASK, "negative": MASK.float()}, r"negative must be bool \[6, 6\]"),
+        ((X, None, X[:2]), {"positive": MASK}, r"positive must be bool \[6, 2\]"),
+        ((X,), {"positive": MASK, "negative": MASK}, "marked in positive and in negative"),
+        ((X, LABELS), {"positive": MASK, **SAME}, "relation and positive both define"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: tuple, named: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        PairSource.from_batch(*arguments, **named)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("relation", "got"),
+    [
+        (lambda a, b: (a[:, None] == b).int(), r"torch.int32 \[6, 6\]"),
+        (lambda a, b: a == b, r"torch.bool \[6\]"),
+    ],
+)
+def test_a_relation_that_gives_no_pairs_is_named(relation: Callable, got: str) -> None:
+    with pytest.raises(InputError, match=rf"relation must return bool \[6, 6\], not {got}"):
+        ContrastiveLoss()(X, LABELS, relation=relation)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.uint64])
+def test_labels_are_integers_of_any_kind(dtype: torch.dtype) -> None:
+    labels = LABELS.clamp_max(1)
+    assert pairs_of(PairSource.from_batch(X, labels.to(dtype))) == pairs_of(PairSource.from_batch(X, labels))
+
+
+def test_the_more_precise_of_two_types_is_used() -> None:
+    for x, y in ((X.float(), X), (X, X.bfloat16())):
+        source = PairSource.from_batch(x, LABELS, y, LABELS)
+        assert (source.anchors.dtype, source.references.dtype) == (torch.float64, torch.float64)
+
+
+# Several labels an image, and masks, in losses ----------------------------------------------------------------------
+
+
+def share_a_tag(tags: Tensor, others: Tensor) -> Tensor:
+    return (tags[:, None] & others[None]).any(dim=-1)
+
+
+@pytest.mark.parametrize("tile_rows", [None, 2])
+@pytest.mark.parametrize("kind", [ContrastiveLoss, MultiSimilarityLoss, NTXentLoss, TripletLoss, HistogramLoss])
+def test_several_labels_an_image(kind: type, tile_rows: int | None) -> None:
+    """A relation that no labels could express: the first shares a tag with two that share none."""
+    generator = torch.Generator().manual_seed(0)
+    tags = torch.rand(6, 4, generator=generator) < 0.4
+    positive = torch.tensor([[bool((a & b).any()) for b in tags] for a in tags])
+    x = X.clone().requires_grad_()
+    loss = kind(tile_rows=tile_rows)
+    for references in ((), (torch.cat([X, x]), torch.cat([tags.roll(1, 0), tags]), 6)):
+        known = torch.cat([positive.roll(1, 1), positive], dim=1) if references else positive
+        by_relation = loss(x, tags, *references, relation=share_a_tag)
+        vectors, _, offset = references or (None, None, None)
+        by_masks = loss(x, None, vectors, None, offset, positive=known)
+        gradients = [torch.autograd.grad(value, x, retain_graph=True)[0] for value in (by_relation, by_masks)]
+        torch.testing.assert_close(by_relation, by_masks)
+        torch.testing.assert_close(*gradients)
+        assert by_relation.item() != kind()(X, torch.arange(6)).item()
+
+
+@pytest.mark.parametrize("kind", [ContrastiveLoss, MultiSimilarityLoss, NTXentLoss, TripletLoss, HistogramLoss])
+def test_references_in_no_pair_change_nothing(kind: type) -> None:
+    x, far = X.clone().requires_grad_(), torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    nothing = torch.zeros(6, 3, dtype=torch.bool)
+    positive, negative = (torch.cat([mask, nothing], dim=1) for mask in (MASK, ~MASK))
+    value = kind()(x, None, torch.cat([x, far]), None, 0, positive=positive, negative=negative)
+    expected = kind()(x, LABELS)
+    torch.testing.assert_close(value, expected)
+    of_x, of_far = torch.autograd.grad(value, (x, far))
+    torch.testing.assert_close(of_x, torch.autograd.grad(expected, x)[0])
+    assert not of_far.any()

@@ -1,0 +1,173 @@
+"""Two processes give the loss and the gradients of one."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from vicinal.losses import (
+    BinomialDevianceLoss,
+    CircleLoss,
+    ContrastiveLoss,
+    HistogramLoss,
+    LiftedStructureLoss,
+    Loss,
+    MarginLoss,
+    MultiSimilarityLoss,
+    NCALoss,
+    NPairsLoss,
+    NTXentLoss,
+    SupConLoss,
+    TripletLoss,
+)
+from vicinal.memory import CrossBatchMemory
+from vicinal.mining import DistanceWeightedMiner, HardestMiner
+from vicinal.similarity.pair_source import PairSource
+from vicinal.utils import distributed
+
+# Classes are spread unequally over the two processes, and some are split between them; anchors without a positive are
+# all in the second part at first, so that the counts of the two processes differ.
+LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 1, 3, 4, 0])
+HALF = len(LABELS) // 2
+STEPS = 3
+
+LOSSES: dict[str, Callable[[], Loss]] = {
+    "anchors": MultiSimilarityLoss,
+    "anchors, tiles": lambda: CircleLoss(tile_rows=2),
+    "contributing": lambda: MultiSimilarityLoss(reduction="contributing", tile_rows=2),
+    "contributing, positives": lambda: SupConLoss(reduction="contributing"),
+    "contributing, both kinds": lambda: LiftedStructureLoss(reduction="contributing"),
+    "sum": BinomialDevianceLoss,
+    "sum, softmax": NCALoss,
+    "pairs": NTXentLoss,
+    "pairs, softmax": lambda: NPairsLoss(scale=8, tile_rows=4),
+    "pairs of two kinds": lambda: ContrastiveLoss(reduction="pairs"),
+    "violating": ContrastiveLoss,
+    "violating positives, all of them": lambda: ContrastiveLoss(positive_margin=None),
+    "nothing violates": lambda: ContrastiveLoss(positive_margin=-1.0, negative_margin=1.0),
+    "contrastive, sum": lambda: ContrastiveLoss(positive_margin=None, reduction="sum"),
+    "contrastive, anchors": lambda: ContrastiveLoss(reduction="anchors"),
+    "histogram": lambda: HistogramLoss(bins=20, tile_rows=4),
+    "triplets": TripletLoss,
+    "triplets, violating": lambda: TripletLoss(reduction="violating"),
+    # In the first batch, so that one of the processes counts none.
+    "triplets, a single one violates": lambda: TripletLoss(margin=-1.3, reduction="violating"),
+    "triplets, sum": lambda: TripletLoss(soft=True, reduction="sum"),
+    "triplets, anchors": lambda: TripletLoss(triplets="semi-hard", margin=0.5, reduction="anchors"),
+    "triplets, hard": lambda: TripletLoss(miner=HardestMiner()),
+    "triplets, drawn": lambda: TripletLoss(miner=DistanceWeightedMiner(num_samples=2)),
+    "margin, drawn, beta learned": lambda: MarginLoss(nu=0.1),
+    "margin, beta a class, pairs": lambda: MarginLoss(num_classes=5, nu=0.1, miner=None, reduction="pairs"),
+    "margin, beta a class, sum": lambda: MarginLoss(num_classes=5, nu=0.1, reduction="sum"),
+    "sum of losses": lambda: 0.5 * ContrastiveLoss() + 2 * MarginLoss() + 0.1 * HistogramLoss(bins=10),
+    "memory": lambda: CrossBatchMemory(MultiSimilarityLoss(), 100),
+    "memory that wraps": lambda: CrossBatchMemory(ContrastiveLoss(), 17, warmup=1),
+    "memory smaller than a batch": lambda: CrossBatchMemory(NTXentLoss(reduction="sum"), 5),
+    "memory, drawn": lambda: CrossBatchMemory(MarginLoss(), 20) + CrossBatchMemory(HistogramLoss(bins=10), 20),
+}
+
+
+class System(nn.Module):
+    """A model and a loss as the trainer has them."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = nn.Linear(6, 4)
+        self.loss = loss
+        self.double()
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return sum(self.loss.parts(PairSource.from_distributed_batch(self.model(x), labels)).values())
+
+
+def losses_gradients_and_weights(system: System, model: nn.Module, mine: slice) -> dict[str, list[Tensor]]:
+    """Some steps of training, each on its own batch."""
+    optimizer = torch.optim.SGD(system.parameters(), lr=0.1)
+    seen: dict[str, list[Tensor]] = {"loss": [], "gradient": [], "weights": []}
+    for step in range(STEPS):
+        x = torch.randn(len(LABELS), 6, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        value = model(x[mine], LABELS.roll(step)[mine])
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        seen["loss"].append(distributed.all_reduce_mean(value.detach()))
+        seen["gradient"] += [parameter.grad.clone() for parameter in system.parameters()]
+        seen["weights"] += [parameter.detach().clone() for parameter in system.parameters()]
+    seen["memory"] = [m.embeddings for m in system.modules() if isinstance(m, CrossBatchMemory)]
+    return seen
+
+
+def test_one_process_needs_no_communication() -> None:
+    x = torch.randn(3, 2)
+    assert distributed.all_gather(x) is x
+    assert distributed.all_reduce_mean(x) is x
+    assert (distributed.world_size(), distributed.rank(), distributed.any_process(True)) == (1, 0, True)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes saw of every loss; starting them takes longer than all they do."""
+    folder = tmp_path_factory.mktemp("processes")
+    mp.spawn(_process, (free_port(), str(folder)), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_two_processes_equal_one(name: str, of_two_processes: list[dict[str, Any]]) -> None:
+    system = System(LOSSES[name]())
+    expected = losses_gradients_and_weights(system, system, slice(None))
+    for result in of_two_processes:
+        for what, tensors in expected.items():
+            for got, wanted in zip(result[name][what], tensors, strict=True):
+                torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12, msg=lambda m, what=what: f"{what}: {m}")
+
+
+def test_every_process_holds_the_same_memory(of_two_processes: list[dict[str, Any]]) -> None:
+    for name in LOSSES:
+        for one, other in zip(*(result[name]["memory"] for result in of_two_processes), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_processes_agree(of_two_processes: list[dict[str, Any]]) -> None:
+    for result in of_two_processes:
+        assert result["agree"] == [True, False]
+        assert result["first"] == {"rank": 0}
+        assert "[6, 5]" in result["unequal"]
+
+
+def _process(rank: int, port: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {}
+    for name, loss in LOSSES.items():
+        system = System(loss())
+        mine = slice(rank * HALF, rank * HALF + HALF)
+        result[name] = losses_gradients_and_weights(system, DistributedDataParallel(system), mine)
+    try:
+        distributed.all_gather(torch.zeros(6 - rank))
+        unequal = ""
+    except ValueError as error:
+        unequal = str(error)
+    result |= {
+        "first": distributed.broadcast_object({"rank": rank}),
+        "agree": [distributed.any_process(rank == 1), distributed.any_process(False)],
+        "unequal": unequal,
+    }
+    torch.save(result, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()

@@ -1,0 +1,46 @@
+"""Models and devices that the command is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vicinal.models import ContextRefiner, Embedder
+from vicinal.utils.errors import InputError
+from vicinal.workflows.models import load_model, load_refiner, usable_device
+
+
+def test_refiners_from_their_folder_and_their_run(tmp_path: Path) -> None:
+    refiner = ContextRefiner(8, depth=2, num_heads=2)
+    refiner.save_pretrained(tmp_path / "run" / "model")
+    for path in (tmp_path / "run", tmp_path / "run" / "model"):
+        assert load_refiner(str(path)).fingerprint() == refiner.fingerprint()
+
+
+def test_other_paths_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text("seed: 0\n")
+    ContextRefiner(8, num_heads=2).save_pretrained(tmp_path / "refiner" / "model")
+    (tmp_path / "refiner" / "recipe.yaml").write_text("seed: 0\n")
+    Embedder("test_resnet", dim=8, pretrained=False).save_pretrained(tmp_path / "model")
+    for path, message in (
+        (tmp_path / "none", "there is no folder"),
+        (tmp_path / "empty", r"has no config\.json"),
+        (tmp_path / "run", "run has no finished refiner"),
+        (tmp_path / "model", "is an embedder, not a context refiner; give it with --model"),
+        ("someone/refiner-that-is-nowhere", "none from the hub"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_refiner(str(path))
+    with pytest.raises(InputError, match="run has no finished model; continue the run with: vicinal train"):
+        load_model(str(tmp_path / "run"))
+    with pytest.raises(InputError, match="is a context refiner, not an embedder; give it with --refiner"):
+        load_model(str(tmp_path / "refiner"))
+
+
+def test_usable_device() -> None:
+    assert usable_device("cpu") == "cpu"
+    with pytest.raises(InputError, match="device nonsense cannot be used"):
+        usable_device("nonsense")

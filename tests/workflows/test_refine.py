@@ -1,0 +1,226 @@
+"""Where a refiner's embeddings come from: a file and its splits, a run, an embedder of its own; and going on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from tests.conftest import SMALL
+from tests.training.test_refiner import RISING, TINY, save_clusters, script_validation
+from vicinal.cli.main import main
+from vicinal.data import Table, load_embeddings, read_fingerprint, save_embeddings
+from vicinal.models import ContextRefiner, Embedder
+from vicinal.training import Recipe, RefinerRecipe, Trainer, train
+from vicinal.training.checkpoint import load_checkpoint
+from vicinal.utils.errors import InputError
+from vicinal.utils.run_folder import RunFolder
+from vicinal.workflows.refine import LabelledEmbeddings, _split, resume_refiner, train_refiner
+
+
+def divided(embedded: LabelledEmbeddings, *more: str) -> LabelledEmbeddings:
+    return _split(embedded, RefinerRecipe.load(overrides=["--embeddings=e.npy", *more]).settings)
+
+
+def rows_of(splits: list[str] | None) -> LabelledEmbeddings:
+    """Two embeddings a class, each telling its row; the classes are in these splits."""
+    labels = np.repeat(np.arange(10 if splits is None else len(splits)), 2)
+    frame = pd.DataFrame({"label": labels})
+    table = Table(frame if splits is None else frame.assign(split=np.repeat(splits, 2)))
+    return LabelledEmbeddings(np.arange(len(labels), dtype=np.float32)[:, None], table, "abc")
+
+
+# The split ----------------------------------------------------------------------------------------------------------
+
+
+def test_train_and_val_are_used_and_nothing_else() -> None:
+    vectors, table, fingerprint = divided(rows_of(["test", "train", "val", "train", "test", "val"]))
+    assert vectors.ravel().tolist() == [2, 3, 4, 5, 6, 7, 10, 11]
+    assert table.frame["label"].tolist() == [1, 1, 2, 2, 3, 3, 5, 5]
+    assert table.frame["split"].tolist() == ["train"] * 2 + ["val"] * 2 + ["train"] * 2 + ["val"] * 2
+    assert fingerprint == "abc"
+
+
+@pytest.mark.parametrize("splits", [None, ["train", "test"] * 10])
+def test_without_val_some_classes_are_taken(splits: list[str] | None) -> None:
+    made = [divided(rows_of(splits), f"--seed={seed}", "--val_fraction=0.3") for seed in (0, 0, 1)]
+    classes = [{split: set(each.table.subset(split).classes) for split in ("train", "val")} for each in made]
+    assert [len(classes[0][split]) for split in ("train", "val")] == [7, 3]
+    assert not classes[0]["train"] & classes[0]["val"]
+    assert classes[0] == classes[1] != classes[2]
+    of_test = set() if splits is None else set(range(1, 20, 2))
+    assert not (classes[0]["train"] | classes[0]["val"]) & of_test
+    assert (made[0].vectors.ravel() // 2).tolist() == made[0].table.frame["label"].tolist()
+
+
+def test_the_test_split_does_not_matter(tmp_path: Path) -> None:
+    vectors, table = load_embeddings(save_clusters(tmp_path / "one.parquet"))
+    of_test = (table.frame["split"] == "test").to_numpy()
+    changed = np.where(of_test[:, None], np.random.default_rng(1).normal(size=vectors.shape), vectors)
+    save_embeddings(tmp_path / "other.parquet", changed, table)
+    made = []
+    for name in ("one", "other"):
+        recipe = RefinerRecipe.load(overrides=[f"--embeddings={tmp_path / name}.parquet", *TINY])
+        made.append((train_refiner(recipe, tmp_path / name).model / "model.safetensors").read_bytes())
+    assert made[0] == made[1]
+    assert set(load_embeddings(tmp_path / "one" / "embeddings.parquet")[1].splits) == {"train", "val"}
+
+
+# From a run ---------------------------------------------------------------------------------------------------------
+
+FEW = [
+    "--batch_size=8",
+    "--refiner.depth=1",
+    "--refiner.num_heads=2",
+    "--refiner.neighbors=3",
+    "--epochs=1",
+    "--samples_per_class=4",
+]
+
+
+@pytest.fixture(scope="module")
+def source(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run of an embedder, four classes to train on and three for validation, with an image that nobody can read."""
+    folder = tmp_path_factory.mktemp("source")
+    shutil.copytree(photos, folder / "photos")
+    (folder / "photos" / "class0" / "3.png").write_bytes(b"not a picture")
+    classes = "{train: [class0, class1, class2, class3], val: [class4, class5, class6], test: [class7]}"
+    data = [f"--data.source={folder / 'photos'}", f"--data.classes={classes}", "--data.on_error=skip"]
+    run = train(
+        Recipe.load(overrides=[*SMALL, *data, "--batch_size=4", "--epochs=1", "--loss.miner=null"]), folder / "run"
+    )
+    model = Embedder.from_pretrained(run.model)
+    torch.nn.init.normal_(model.head[1].weight)  # the photos are so easy that the best weights are the initial ones
+    model.save_pretrained(run.model)
+    return run
+
+
+def from_run(source: RunFolder, *more: str) -> RefinerRecipe:
+    return RefinerRecipe.load(overrides=[f"--run={source.path}", *FEW, "--accelerator=cpu", *more])
+
+
+def test_a_run_is_embedded_by_its_model(source: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script_validation(monkeypatch, RISING)
+    run = train_refiner(from_run(source), tmp_path / "out")
+    model = Embedder.from_pretrained(source.model)
+    fingerprint = ContextRefiner.from_pretrained(run.model).model_fingerprint
+    assert fingerprint == read_fingerprint(run.embeddings) == model.fingerprint()
+    vectors, table = load_embeddings(run.embeddings)
+    assert {split: table.subset(split).classes for split in table.splits} == {
+        "train": ["class0", "class1", "class2", "class3"],
+        "val": ["class4", "class5", "class6"],
+    }
+    assert len(table) == 7 * 6 - 1
+    assert vectors.shape == (41, 16)
+    assert not run.embedder.exists()
+
+
+@pytest.fixture(scope="module")
+def crossed(source: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A finished run with an embedder of its own."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        script_validation(monkeypatch, RISING)
+        return train_refiner(from_run(source, "--embedder_fraction=0.5"), tmp_path_factory.mktemp("crossed") / "out")
+
+
+def test_a_refiner_learns_from_classes_that_its_embedder_never_saw(source: RunFolder, crossed: RunFolder) -> None:
+    embedder = RunFolder(crossed.embedder)
+    of_embedder, (_, of_refiner) = Table.from_parquet(embedder.table), load_embeddings(crossed.embeddings)
+    seen, unseen = (set(table.subset("train").classes) for table in (of_embedder, of_refiner))
+    assert (len(seen), len(unseen)) == (2, 2)
+    assert seen | unseen == {"class0", "class1", "class2", "class3"}
+    assert set(of_refiner.subset("val").classes) == {"class4", "class5", "class6"}
+    assert set(of_refiner.splits) == {"train", "val"}
+    model = Embedder.from_pretrained(embedder.model)
+    assert ContextRefiner.from_pretrained(crossed.model).model_fingerprint == model.fingerprint()
+    assert model.fingerprint() != Embedder.from_pretrained(source.model).fingerprint()
+    assert Recipe.load(embedder.recipe).config == Recipe.load(source.recipe).config
+
+
+def test_interrupted_while_its_embedder_trains_it_goes_on(
+    source: RunFolder, crossed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    out, step = tmp_path / "the out", Trainer.train_step
+
+    def interrupted_step(self: Trainer, batches, **more):
+        if self.progress.step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        step(self, batches, **more)
+
+    settings = [f"--run={source.path}", *FEW, "--accelerator=cpu", "--embedder_fraction=0.5"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "train_step", interrupted_step)
+        assert main(["refine", *settings, "--out", str(out)]) == 130
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith(f"resume with: vicinal refine --out {shlex.quote(str(out))} --resume")
+    assert load_checkpoint(RunFolder(out / "embedder").last)["progress"]["step"] == 2
+    assert not RunFolder(out).embeddings.exists()
+    script_validation(monkeypatch, RISING)
+    assert main(["refine", "--out", str(out), "--resume"]) == 0
+    for name in ("embedder/model/model.safetensors", "model/model.safetensors"):
+        assert (out / name).read_bytes() == (crossed.path / name).read_bytes()
+    states = [load_checkpoint(RunFolder(path / "embedder").last)["module"] for path in (out, crossed.path)]
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--refiner.num_heads=3"], "refiner.num_heads = 3 must divide dim = 16"),
+        (["--batch_size=16"], "batch_size is 16, samples_per_class 4: that takes 4 classes"),
+        (
+            ["--validation.metric=recall@8", "--embedder_fraction=0.75"],
+            "embedder_fraction = 0.75 does not suit the refiner: only one",
+        ),
+        (["--embedder_fraction=0.25"], "embedder_fraction = 0.25 does not suit the embedder: only one class"),
+    ],
+)
+def test_what_cannot_be_is_said_before_an_embedder_is_trained(
+    source: RunFolder, tmp_path: Path, more: list[str], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        train_refiner(from_run(source, "--embedder_fraction=0.5", *more), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_embedder_that_cannot_be_trained_leaves_nothing_behind(source: RunFolder, tmp_path: Path) -> None:
+    shutil.copytree(source.path, tmp_path / "source")
+    recipe = tmp_path / "source" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("\nbatch_size: 4\n", "\nbatch_size: 8\n"))
+    with pytest.raises(InputError, match="batch_size is 8, samples_per_class 2: that takes 4 classes"):
+        train_refiner(from_run(RunFolder(tmp_path / "source"), "--embedder_fraction=0.5"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# Starting and going on ----------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_started_or_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script_validation(monkeypatch, RISING)
+    settings = [f"--embeddings={save_clusters(tmp_path / 'e.parquet')}", *TINY]
+    recipe = RefinerRecipe.load(overrides=settings)
+    with pytest.raises(InputError, match="holds no run to resume"):
+        resume_refiner(tmp_path / "out")
+    run = train_refiner(recipe, tmp_path / "out")
+    with pytest.raises(InputError, match=r"out exists already; give another --out, or --resume"):
+        train_refiner(recipe, run.path)
+    with pytest.raises(InputError, match=r"val_fraction = 0.5 differs from the run's own 0.2"):
+        resume_refiner(run.path, RefinerRecipe.load(overrides=[*settings, "--val_fraction=0.5"]))
+    (tmp_path / "e.parquet").unlink()  # a run has all that it needs
+    weights = (run.model / "model.safetensors").read_bytes()
+    assert (resume_refiner(run.path).model / "model.safetensors").read_bytes() == weights
+
+
+def test_given_embeddings_are_not_written_over(tmp_path: Path) -> None:
+    given = save_clusters(tmp_path / "embeddings.parquet")
+    before = given.read_bytes()
+    with pytest.raises(InputError, match=r"embeddings = .* is where the run would keep its own copy; give another"):
+        train_refiner(RefinerRecipe.load(overrides=[f"--embeddings={given}", *TINY]), tmp_path)
+    assert given.read_bytes() == before

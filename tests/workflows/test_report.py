@@ -1,0 +1,102 @@
+"""`vicinal report`: the page of one source, and of several side by side."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.conftest import SMALL
+from tests.workflows.test_evaluate import TABLE, embeddings
+from vicinal.cli.main import main
+from vicinal.data import Table, load_embeddings, save_embeddings
+from vicinal.evaluation import confidence_intervals, evaluate
+from vicinal.workflows.report import default_page
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    plain = Table(TABLE.frame.drop(columns="path"))
+    for name, noise in (("good", 0.8), ("bad", 1.6)):
+        save_embeddings(f"{name}.parquet", embeddings(noise), plain)
+    return tmp_path
+
+
+def page(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    capsys.readouterr()
+    assert main(["report", *map(str, arguments)]) == 0, capsys.readouterr().err
+    return Path(capsys.readouterr().out.strip()).read_text(encoding="utf-8")
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def test_a_page_of_embeddings_has_their_metrics_and_intervals(here: Path, capsys) -> None:
+    text = page(capsys, "bad.parquet", "--metrics", "MRR", "--title", "Sparrows & owls")
+    found = evaluate(*load_embeddings("bad.parquet"), metrics=["MRR"])
+    for name, (low, high) in confidence_intervals(found, TABLE).iterrows():
+        assert {percent(found.metrics[name]), percent(low), percent(high)} <= set(words(text))
+    assert "Sparrows &amp; owls" in text
+    assert (here / "report.html").is_file()
+    small = page(capsys, "bad.parquet", "--map-images", 20, "--intervals", "none")
+    assert len(re.search(r'"map":\{[^}]*?"x":\[([^\]]*)\]', small)[1].split(",")) == 20  # type: ignore[index]
+    assert main(["report", "bad.parquet", "--confidence_level", "95"]) == 2
+    assert "confidence_level = 95.0 is impossible" in capsys.readouterr().err
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\d+\.\d\d", text)
+
+
+def test_the_page_of_a_run_lies_in_it_and_shows_its_recipe(photos: Path, tmp_path: Path, capsys) -> None:
+    run = tmp_path / "run"
+    assert main(["train", "--data.source", str(photos), *SMALL, "--out", str(run)]) == 0
+    assert default_page([str(run)]) == run / "report.html"
+    text = page(capsys, run, "--split", "test")
+    assert "test_resnet" in text
+    assert "12 queries" in text
+    assert len(re.findall(r"\"src\": ?\"", text)) == 12
+    on_other_images = page(capsys, run / "model", "--images", photos, "--out", tmp_path / "other.html")
+    assert "48 queries" in on_other_images
+
+
+def test_a_page_of_several_has_differences_with_their_intervals(here: Path, capsys) -> None:
+    text = page(capsys, "bad.parquet", "good.parquet", "--out", "both.html")
+    bad, good = (evaluate(*load_embeddings(f"{name}.parquet")).metrics["mAP@R"] for name in ("bad", "good"))
+    assert f"{100 * (good - bad):+.2f}" in text
+    assert "bad.parquet" in text
+    assert not (here / "report.html").exists()
+
+
+def test_sets_of_other_images_are_shown_without_intervals_of_differences(here: Path, capsys) -> None:
+    save_embeddings("part.parquet", embeddings(1)[:60], TABLE.take(np.arange(60)))
+    assert main(["report", "bad.parquet", "part.parquet"]) == 0
+    said = capsys.readouterr().err
+    assert "no intervals of differences: part.parquet against bad.parquet: 60 images and 72" in said
+
+
+def test_one_class_has_a_page_without_intervals(here: Path, capsys) -> None:
+    save_embeddings("one.parquet", embeddings(1)[:6], Table(pd.DataFrame({"label": ["a"] * 6})))
+    assert main(["report", "one.parquet"]) == 0
+    assert "one.parquet: no intervals: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bad.parquet", "good.parquet", "--map-images", "9"], "a comparison has no map"),
+        ([], "no source: name one"),
+        (["missing.parquet"], "missing.parquet"),
+    ],
+)
+def test_what_cannot_be_asked(arguments: list[str], message: str, here: Path, capsys) -> None:
+    assert main(["report", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not (here / "report.html").exists()

@@ -1,0 +1,67 @@
+"""Embeddings read from files, and made from images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vicinal.cli.main import main
+from vicinal.data import ImageTransform, Table, save_embeddings
+from vicinal.models import Embedder
+from vicinal.utils.errors import InputError
+from vicinal.workflows.models import load_model
+from vicinal.workflows.sources import EmbeddingReader, load_images
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "m"
+    Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=16)).save_pretrained(folder)
+    return folder
+
+
+def test_several_sources_keep_labels_and_order(model: Path, photos: Path) -> None:
+    one, two = photos / "class1" / "0.png", photos / "class2" / "0.png"
+    parts = list(EmbeddingReader(model=str(model)).embed_sources([str(one), str(two), str(photos), str(one)]))
+    assert [len(part.vectors) for part in parts] == [2, 48, 1]
+    assert [part.table.has("label") for part in parts] == [False, True, False]
+    np.testing.assert_allclose(parts[0].vectors[0], parts[2].vectors[0], rtol=1e-5, atol=1e-6)
+    assert len({part.fingerprint for part in parts}) == 1
+
+
+def test_split_of_embeddings(model: Path, photos: Path, tmp_path: Path) -> None:
+    table = Table.from_folder(photos).split_classes({"train": 0.5, "test": 0.5})
+    vectors = np.random.default_rng(0).normal(size=(48, 4)).astype(np.float32)
+    save_embeddings(tmp_path / "v.parquet", vectors, table)
+    part = EmbeddingReader().embed(str(tmp_path / "v.parquet"), "test")
+    rows = (table.frame["split"] == "test").to_numpy()
+    np.testing.assert_array_equal(part.vectors, vectors[rows])
+    assert part.table.paths == table.subset("test").paths
+    assert part.fingerprint is None
+
+
+def test_embeddings_in_a_file_keep_the_fingerprint_of_their_model(model: Path, photos: Path, tmp_path: Path) -> None:
+    fingerprint = load_model(str(model)).fingerprint()
+    for file, known in (("v.parquet", fingerprint), ("v.npy", None)):
+        assert main(["embed", str(photos), "--model", str(model), "--out", str(tmp_path / file)]) == 0
+        assert EmbeddingReader().embed(str(tmp_path / file)).fingerprint == known
+    again = tmp_path / "again.parquet"
+    assert main(["embed", str(tmp_path / "v.parquet"), "--out", str(again)]) == 0
+    assert EmbeddingReader().embed(str(again)).fingerprint == fingerprint
+
+
+def test_fingerprints_are_computed_lazily(model: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+    monkeypatch.setattr(Embedder, "fingerprint", lambda self: counted.append(1) or "abc")
+    part = EmbeddingReader(model=str(model)).embed(str(photos))
+    assert not counted
+    assert (part.fingerprint, part.fingerprint, len(counted)) == ("abc", "abc", 1)
+
+
+def test_image_sources(photos: Path) -> None:
+    assert len(load_images(str(photos / "class0" / "0.png"))) == 1
+    assert len(load_images(str(photos))) == 48
+    with pytest.raises(InputError, match="--model"):
+        EmbeddingReader().embed(str(photos))
