@@ -1,4 +1,4 @@
-"""Losses of class centers, forward and backward: time and memory beside pytorch-metric-learning and the floor.
+"""Center- and proxy-based losses, forward and backward: time and memory beside pytorch-metric-learning and the floor.
 
     python -m benchmarks.centers
     python -m benchmarks.centers --classes 1000 11318 --batch_size 128 --rounds 7

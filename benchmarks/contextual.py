@@ -28,7 +28,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from benchmarks.omniglot import RECIPE
-from benchmarks.steps import PER_CLASS, floor, print_times, step_of
+from benchmarks.steps import SAMPLES_PER_CLASS, floor, print_times, step_of
 from benchmarks.table import peak_extra_megabytes, print_machine, take_turns
 from vicinal import Embedder, load_table
 from vicinal.data import read_image
@@ -60,7 +60,7 @@ def definition(embeddings: Tensor, labels: Tensor) -> Tensor:
     distance = (2 - 2 * f @ f.T).clamp_min(0)
     near, close = (
         _GreaterThan.apply(-distance + 0.05, -distance.detach().topk(k, largest=False).values[:, -1:])
-        for k in (PER_CLASS, PER_CLASS // 2)
+        for k in (SAMPLES_PER_CLASS, SAMPLES_PER_CLASS // 2)
     )
     common = near @ near.T / near.sum(1, keepdim=True).detach()
     far = 1 - near
@@ -83,7 +83,7 @@ def embeddings_of(stage: str, root: str, out: Path) -> Path:
         model = _model(stage, root, out)
         pictures = [version for path in _drawings(root) for version in _versions(read_image(path, channels=1))]
         # Versions of one drawing are of different classes: put together what is of the same character and version.
-        places = np.arange(len(pictures)).reshape(-1, PER_CLASS, 16).swapaxes(1, 2).ravel()
+        places = np.arange(len(pictures)).reshape(-1, SAMPLES_PER_CLASS, 16).swapaxes(1, 2).ravel()
         np.save(path, model.embed([pictures[place] for place in places], progress=False))
     return path
 
@@ -105,7 +105,9 @@ def _model(stage: str, root: str, out: Path) -> Embedder:
 def _drawings(root: str) -> list[str]:
     """Four drawings of each character of Omniglot."""
     frame = load_table("omniglot", root=root).frame
-    return frame.groupby("label", sort=True).head(PER_CLASS).sort_values("label", kind="stable")["path"].tolist()
+    return (
+        frame.groupby("label", sort=True).head(SAMPLES_PER_CLASS).sort_values("label", kind="stable")["path"].tolist()
+    )
 
 
 def _versions(image: Image.Image) -> list[Image.Image]:
@@ -120,9 +122,9 @@ def batch(path: Path, n: int) -> tuple[Tensor, Tensor]:
     """N / 4 classes of a file of embeddings, in random order, and their labels."""
     rng = np.random.default_rng(0)
     vectors = np.load(path)
-    classes = rng.permutation(len(vectors) // PER_CLASS)[: n // PER_CLASS]
-    rows = rng.permutation((classes[:, None] * PER_CLASS + np.arange(PER_CLASS)).ravel())
-    return torch.from_numpy(vectors[rows]).requires_grad_(), torch.from_numpy(rows // PER_CLASS)
+    classes = rng.permutation(len(vectors) // SAMPLES_PER_CLASS)[: n // SAMPLES_PER_CLASS]
+    rows = rng.permutation((classes[:, None] * SAMPLES_PER_CLASS + np.arange(SAMPLES_PER_CLASS)).ravel())
+    return torch.from_numpy(vectors[rows]).requires_grad_(), torch.from_numpy(rows // SAMPLES_PER_CLASS)
 
 
 def neighbors(x: Tensor) -> float:

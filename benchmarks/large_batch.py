@@ -24,7 +24,7 @@ from vicinal.losses import MultiSimilarityLoss
 from vicinal.models import Embedder
 from vicinal.training.training_module import TrainingModule
 
-SIZE, PER_CLASS, DIM = 40, 4, 512
+SIZE, SAMPLES_PER_CLASS, DIM = 40, 4, 512
 CHANNELS = {"stem_width": 16, "channels": [24, 48, 96, 256]}
 
 Step = Callable[[], None]
@@ -32,7 +32,7 @@ Step = Callable[[], None]
 
 def training_step(batch_size: int, micro_batch_size: int | None) -> Step:
     """A step of training on ready images, in one pass or in micro-batches."""
-    images, labels = torch.randn(batch_size, 1, SIZE, SIZE), torch.arange(batch_size) // PER_CLASS
+    images, labels = torch.randn(batch_size, 1, SIZE, SIZE), torch.arange(batch_size) // SAMPLES_PER_CLASS
     step = _step_on(micro_batch_size)
     step(images[:8], labels[:8])  # what is set up once is not the step's
     return lambda: step(images, labels)
@@ -40,7 +40,7 @@ def training_step(batch_size: int, micro_batch_size: int | None) -> Step:
 
 def micro_batches_alone(batch_size: int, micro_batch_size: int) -> Step:
     """A step for each micro-batch, of a loss that sees no other: what the network takes, in passes of that size."""
-    images, labels = torch.randn(batch_size, 1, SIZE, SIZE), torch.arange(batch_size) // PER_CLASS
+    images, labels = torch.randn(batch_size, 1, SIZE, SIZE), torch.arange(batch_size) // SAMPLES_PER_CLASS
     step = _step_on(None)
 
     def run() -> None:
@@ -69,7 +69,7 @@ def _step_on(micro_batch_size: int | None) -> Callable[[torch.Tensor, torch.Tens
 
 def loss_alone(batch_size: int) -> Step:
     """The loss on ready embeddings, forward and backward."""
-    embeddings, labels = torch.randn(batch_size, DIM), torch.arange(batch_size) // PER_CLASS
+    embeddings, labels = torch.randn(batch_size, DIM), torch.arange(batch_size) // SAMPLES_PER_CLASS
     loss = MultiSimilarityLoss()
 
     def step(n: int) -> None:

@@ -1,4 +1,4 @@
-"""Speed and memory of the losses of pairs, forward and backward, beside the floor and beside pytorch-metric-learning.
+"""Speed and memory of the pair-based losses, forward and backward, beside the floor and beside pytorch-metric-learning.
 
     python -m benchmarks.losses                                  # everything; hours
     python -m benchmarks.losses --sizes 128 512 --threads 1      # less
@@ -73,7 +73,7 @@ PEERS: dict[str, Callable[[], LossFunction]] = {
     ),
     "histogram": lambda: pml_losses.HistogramLoss(n_bins=100),
 }
-"""N-pairs does less there: one pair a class, where ours takes all. The others have our formulas, up to constants."""
+"""N-pairs does less there: it takes one pair per class, and ours takes all. The others have our formulas, up to constants."""
 
 if __name__ == "__main__":
     Benchmark("benchmarks.losses", OURS, PEERS, compiles=True).run(__doc__)

@@ -1,4 +1,4 @@
-"""Losses of class centers on Omniglot's unseen alphabets: compared, with wrong labels, with a filter of these, Fig. 5.
+"""Center- and proxy-based losses on Omniglot's unseen alphabets: compared, with label noise, with PRISM, Fig. 5.
 
     python -m benchmarks.omniglot_centers --root DATA --out RUNS            # everything; goes on where it stopped
     python -m benchmarks.omniglot_centers --root DATA --out RUNS --tables   # prints what is done
@@ -98,11 +98,11 @@ def compared(rate: float, method: str, seeds: Iterable[int]) -> list[Run]:
 
 
 def under_noise(rate: float, method: str, noise: str, filtered: bool, seeds: Iterable[int]) -> list[Run]:
-    settings, share = NOISES[noise]
+    settings, fraction = NOISES[noise]
     prism = (
         [
             "--sample_selection.method=prism",
-            f"--sample_selection.noise_rate={share}",
+            f"--sample_selection.noise_rate={fraction}",
             "--sample_selection.warmup_epochs=5",
         ]
         if filtered

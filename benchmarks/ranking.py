@@ -1,4 +1,4 @@
-"""Speed and memory of the losses of ranks, and of SiMix, beside the floor and beside pytorch-metric-learning.
+"""Speed and memory of the ranking losses, and of SiMix, beside the floor and beside pytorch-metric-learning.
 
     python -m benchmarks.ranking                                  # everything
     python -m benchmarks.ranking --sizes 512 1024 --threads 1     # less

@@ -37,7 +37,7 @@ from vicinal.retrieval.query_gallery import QueryGallery
 from vicinal.retrieval.refinement import Refinement, refine
 from vicinal.retrieval.scores import UnitVectors
 
-DIM, PER_CLASS = 512, 4
+DIM, SAMPLES_PER_CLASS = 512, 4
 STEPS = 5  # training steps per round
 FLOOR = "matrix products (floor)"
 
@@ -213,7 +213,7 @@ def training_step(arguments: argparse.Namespace) -> Run:
     refiner = build_refiner(arguments).train()
     vectors, loss = unit_vectors(arguments.images, arguments.device), MultiSimilarityLoss()
     neighbors = random_neighbors(arguments.images, arguments.neighbors)
-    labels = (torch.arange(arguments.batch_size) // PER_CLASS).to(arguments.device)
+    labels = (torch.arange(arguments.batch_size) // SAMPLES_PER_CLASS).to(arguments.device)
     optimizer = torch.optim.AdamW(refiner.parameters(), lr=1e-5, weight_decay=1e-2)
     rng = np.random.default_rng(0)
 

@@ -30,7 +30,7 @@ from vicinal.retrieval import (
     top_k,
 )
 
-DIM, DIRECTIONS, PER_CLASS = 512, 64, 5
+DIM, DIRECTIONS, SAMPLES_PER_CLASS = 512, 64, 5
 METHODS: list[Reranking] = [
     ContextualReranking(k=16),
     ContextualReranking(k=4),
@@ -45,7 +45,7 @@ Vectors = npt.NDArray[np.float32]
 def embeddings(n: int) -> Vectors:
     """Clusters of five that differ in 64 of 512 directions, some near others, like those of a trained model."""
     rng = np.random.default_rng(0)
-    centers = rng.standard_normal((-(-n // PER_CLASS), DIRECTIONS), dtype=np.float32)
+    centers = rng.standard_normal((-(-n // SAMPLES_PER_CLASS), DIRECTIONS), dtype=np.float32)
     points = centers[rng.integers(0, len(centers), n)] + 0.7 * rng.standard_normal((n, DIRECTIONS), dtype=np.float32)
     return points @ rng.standard_normal((DIRECTIONS, DIM), dtype=np.float32)
 

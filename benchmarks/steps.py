@@ -24,14 +24,14 @@ from torch import Tensor
 
 from benchmarks.table import peak_extra_megabytes, print_machine
 
-DIM, PER_CLASS = 512, 4
+DIM, SAMPLES_PER_CLASS = 512, 4
 PEER_MEMORY = 2000
 """Megabytes from which on a peer is not tried at a larger size, where it would need at least four times as many."""
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Makers = Mapping[str, Callable[[], LossFunction]]
 
 
-def batch(n: int, samples_per_class: int = PER_CLASS) -> tuple[Tensor, Tensor]:
+def batch(n: int, samples_per_class: int = SAMPLES_PER_CLASS) -> tuple[Tensor, Tensor]:
     """Clustered embeddings [n, 512], some classes near others, in random order; and their labels."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(n) // samples_per_class
@@ -152,7 +152,10 @@ class Benchmark:
         parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
         parser.add_argument("--losses", nargs="+", choices=list(self.ours), default=list(self.ours), metavar="NAME")
         parser.add_argument(
-            "--samples_per_class", type=int, default=PER_CLASS, help="embeddings of a class, where times are taken"
+            "--samples_per_class",
+            type=int,
+            default=SAMPLES_PER_CLASS,
+            help="embeddings per class, where times are taken",
         )
         parser.add_argument("--rounds", type=int, default=5)
         parser.add_argument("--patience", type=float, default=4.0, help="seconds")

@@ -1,0 +1,69 @@
+"""Imports point downward only: each package of `vicinal` imports the packages below it, and no others."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import vicinal
+
+ROOT = Path(vicinal.__file__).parent
+LOSSES = {"similarity", "mining", "losses"}
+IMPORTS: dict[str, set[str]] = {
+    "utils": set(),
+    "similarity": set(),
+    "mining": {"similarity"},
+    "losses": {"similarity", "mining"},
+    "memory": LOSSES,
+    "mixing": LOSSES,
+    "weighting": LOSSES,
+    "data": set(),
+    "models": {"data"},
+    "retrieval": {"data", "models"},
+    "evaluation": {"data", "retrieval"},
+    "analysis": {"data", "models", "retrieval", "evaluation"},
+    "report": {"data", "models", "retrieval", "evaluation", "analysis"},
+    "training": {*LOSSES, "data", "models", "retrieval", "evaluation", "report"},
+    "workflows": {"data", "models", "retrieval", "evaluation", "analysis", "report", "training"},
+    "cli": {"data", "models", "retrieval", "evaluation", "report", "training", "workflows"},
+}
+"""Package -> the packages it may import, besides itself and `utils`, which all of them may."""
+
+
+def imported(file: Path) -> Iterator[str]:
+    """The packages of `vicinal` that a file imports, in functions too, but not for type checkers only."""
+    statements = [ast.parse(file.read_text())]
+    while statements:
+        node = statements.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            statements += node.orelse
+        elif isinstance(node, ast.ImportFrom) and node.module == "vicinal":
+            yield from (name.name for name in node.names if name.name != "__version__")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vicinal."):
+            yield str(node.module).split(".")[1]
+        else:
+            statements += ast.iter_child_nodes(node)
+
+
+@pytest.mark.parametrize("package", IMPORTS)
+def test_a_package_imports_only_the_packages_below_it(package: str) -> None:
+    path = ROOT / package
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+    allowed = IMPORTS[package] | {"utils", package}
+    wrong = {str(file.relative_to(ROOT)): set(imported(file)) - allowed for file in files}
+    assert files
+    assert not {file: packages for file, packages in wrong.items() if packages}
+
+
+def test_every_package_has_its_place() -> None:
+    packages = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert packages - {"__init__", "__main__"} == set(IMPORTS)
+
+
+def test_the_order_has_no_cycle() -> None:
+    packages = list(IMPORTS)
+    for package, below in IMPORTS.items():
+        assert all(packages.index(each) < packages.index(package) for each in below - {package})
