@@ -1,22 +1,24 @@
 # make demo   trains on handwritten digits, evaluates on digits never seen, indexes, searches, shows the result
-# make test   what says that the project is sound: lint, types, tests, doctests, the README's commands
+# make test   what says that the project is sound: lint, types, documentation, tests, doctests, the README's commands
 #             (make test-all: the tests marked slow too)
-# Both set up .venv first, pinned by constraints.txt; all they need is Python 3.11, pip, make and git.
+# make docs   builds the documentation site into build/docs; a warning or a broken link is an error
+# Each sets up .venv first, pinned by constraints.txt; all they need is Python 3.11, pip, make and git.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := demo
+SITE := build/docs
 # Threads that spin while they wait for a busy core are far slower than threads that sleep.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-all lint format types tests clean
+.PHONY: demo test test-all lint format types docs tests clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py $(DEMO)
 
-test: lint types tests
+test: lint types docs tests
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -29,16 +31,20 @@ format: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy
 
+docs: $(INSTALLED)
+	$(BIN)/sphinx-build --fail-on-warning --nitpicky --keep-going --quiet --jobs 2 docs $(SITE)
+	@echo "$(SITE)/index.html"
+
 tests: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 
-test-all: lint types
+test-all: lint types docs
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(DEMO) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DEMO) $(SITE) .mypy_cache .pytest_cache .ruff_cache

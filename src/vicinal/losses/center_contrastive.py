@@ -23,7 +23,7 @@ class CenterContrastiveLoss(CosFaceLoss):
         -log( exp(s (c_y x_i - m) + 2 lambda c_y x_i) / (exp(s (c_y x_i - m)) + sum_j exp(s c_j x_i)) )
 
     with the centers c_j of the other classes, all vectors of norm 1, s the scale, m the margin and lambda the center
-    weight. It is large-margin contrastive learning against centers plus lambda |x_i - c_y|^2 minus the constant
+    weight. It is large-margin contrastive learning against centers plus `lambda |x_i - c_y|^2` minus the constant
     2 lambda, so its value may be negative. Label smoothing applies to the softmax, not to the center term.
 
     With `center_weight=0` it is :class:`CosFaceLoss`, and with `margin=0` too it is :class:`NormSoftmaxLoss`.

@@ -149,7 +149,7 @@ class Embedder(SavedModel):
 
     @property
     def train_output_dim(self) -> int:
-        """The dimension of the outputs in training: the projector's width, or `dim` without one."""
+        """The dimension of the outputs in training, which is the projector's width, or `dim` without a projector."""
         return self.dim if self.projector is None else self.projector.out_features
 
     def train(self, mode: bool = True) -> Embedder:

@@ -52,9 +52,8 @@ def embed_in_micro_batches(model: nn.Module, images: Tensor, micro_batch_size: i
         [n, d], on the model's device.
 
     Raises:
-        InputError: micro_batch_size is no whole number from 1 up, the model is wrapped by DistributedDataParallel or
-        gives
-            no tensor.
+        InputError: micro_batch_size is no whole number from 1 up, the model is wrapped by
+            DistributedDataParallel or gives no tensor.
 
     Example:
         >>> from vicinal.losses import MarginLoss

@@ -111,7 +111,7 @@ class Reranking(ABC):
 
     @property
     def stage(self) -> str:
-        """What results after this step are called, beside plain ones: "re-ranked" or "refined"."""
+        """The name of results after this step, "re-ranked" or "refined"; results without it are "plain"."""
         return "re-ranked"
 
     @abstractmethod
