@@ -65,10 +65,10 @@ class _DenseLoss(torch.autograd.Function):
 
 
 def _gradient(contextual: ContextualSimilarity[DenseMatrix], grad_w: DenseMatrix) -> Tensor:
-    entries, grad_common, grad_rows = contextual.gradient(grad_w)
-    total = entries.values
-    if grad_common is not None and grad_rows is not None:
-        total.addmm_(grad_common.values, contextual.near.values).add_(grad_rows[:, None])
+    gradient = contextual.gradient(grad_w)
+    total = gradient.entries.values
+    if gradient.grad_common is not None and gradient.grad_rows is not None:
+        total.addmm_(gradient.grad_common.values, contextual.near.values).add_(gradient.grad_rows[:, None])
     return total
 
 

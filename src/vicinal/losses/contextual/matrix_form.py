@@ -17,7 +17,8 @@ matrices of ones, R = N' * N'^T, c and r the row sums of N and R, m = n - c:
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +29,8 @@ from vicinal.losses.contextual.variants import Variant
 M = TypeVar("M", bound=Matrix)
 
 
-class Neighborhoods(NamedTuple, Generic[M]):
+@dataclass(frozen=True)
+class Neighborhoods(Generic[M]):
     """Neighbourhoods as matrices [n, n] with a one for each neighbour.
 
     Attributes:
@@ -40,7 +42,8 @@ class Neighborhoods(NamedTuple, Generic[M]):
     close: M
 
 
-class Gradient(NamedTuple, Generic[M]):
+@dataclass(frozen=True)
+class Gradient(Generic[M]):
     """dL/dN + dL/dN' as `entries + grad_common @ N + grad_rows 1^T`, which are sparse if the neighbourhoods are."""
 
     entries: M
@@ -57,7 +60,7 @@ class ContextualSimilarity(Generic[M]):
     """
 
     def __init__(self, neighborhoods: Neighborhoods[M], variant: Variant) -> None:
-        self.near, self.close = neighborhoods
+        self.near, self.close = neighborhoods.near, neighborhoods.close
         self.variant = variant
         self.sizes = self.near.row_sums()
         self.n = len(self.sizes)
@@ -84,7 +87,7 @@ class ContextualSimilarity(Generic[M]):
         grad_w1 = self.reciprocal @ scaled  # Q
         del self.close, self.w1, self.w2, self.reciprocal, scaled, grad_w  # dense matrices may be large
         gradient = self._grad_near(grad_w1)
-        return gradient._replace(entries=gradient.entries + grad_close)
+        return replace(gradient, entries=gradient.entries + grad_close)
 
     def _grad_near(self, grad_w1: M) -> Gradient[M]:
         """dL/dN."""

@@ -67,11 +67,10 @@ class _SparseLoss(torch.autograd.Function):
 
 def _gradient(contextual: ContextualSimilarity[SparseMatrix], grad_w: SparseMatrix, vectors: Tensor) -> Tensor:
     """The gradient with respect to the vectors: that of the similarities and its transpose, each times the vectors."""
-    entries, grad_common, grad_rows = contextual.gradient(grad_w)
-    total = entries.times(vectors).add_(entries.transposed_times(vectors))
-    if grad_common is not None and grad_rows is not None:
-        near = contextual.near
-        total += grad_common.times(near.times(vectors))
-        total += near.transposed_times(grad_common.times(vectors))
-        total.addr_(grad_rows, vectors.sum(dim=0)).add_(grad_rows @ vectors)
+    gradient, near = contextual.gradient(grad_w), contextual.near
+    total = gradient.entries.times(vectors).add_(gradient.entries.transposed_times(vectors))
+    if gradient.grad_common is not None and gradient.grad_rows is not None:
+        total += gradient.grad_common.times(near.times(vectors))
+        total += near.transposed_times(gradient.grad_common.times(vectors))
+        total.addr_(gradient.grad_rows, vectors.sum(dim=0)).add_(gradient.grad_rows @ vectors)
     return total
