@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from pathlib import Path
 from typing import Any, get_origin
 
 from docutils import nodes
@@ -20,6 +21,8 @@ import vicinal
 
 logging.getLogger("faiss").setLevel(logging.WARNING)  # it tells at length how it was loaded
 
+sys.path.insert(0, str(Path(__file__).parent / "extensions"))
+
 project = "Vicinal"
 author = "The Vicinal authors"
 release = version = vicinal.__version__
@@ -29,6 +32,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "generated_reference",  # in docs/extensions
 ]
 exclude_patterns = ["_build"]
 nitpicky = True
@@ -52,8 +56,10 @@ EXTERNAL = (
     "|torch|torchvision|typing"
 )
 nitpick_ignore_regex = [
+    ("py:class", r"dict\[str"),  # how Sphinx cuts the type of an attribute that is a dict or something else
     ("py:.*", rf"({EXTERNAL})(\..*)?"),
-    ("py:.*", r"Tensor|nn\..*|Path|Callable|Sequence|Mapping|Iterable|Iterator|Any|Literal|Self|Array|pil_image"),
+    ("py:.*", r"Tensor|nn\..*|Path|Callable|Sequence|Mapping|Iterable|Iterator|Any|Literal|Self|pil_image"),
+    ("py:.*", r"Array|Floats"),
     (
         "py:.*",
         r"bool|bytes|dict|float|frozenset|int|list|object|set|slice|str|tuple|type|None|ValueError|KeyboardInterrupt",

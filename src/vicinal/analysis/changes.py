@@ -26,7 +26,7 @@ def query_changes(before: Evaluation, before_table: Table, after: Evaluation, af
         One row per shared query that has a score in both, in the order of the first evaluation:
 
         - `row_before`, `row_after`: its rows in the two tables.
-        - `score_before`, `score_after`: its mAP@R, or the metric of :func:`~vicinal.analysis.scores.query_metric`.
+        - `score_before`, `score_after`: its mAP@R, otherwise mAP, otherwise the first metric.
         - `difference`: the second score minus the first.
 
     Raises:

@@ -55,7 +55,7 @@ class QueryNeighbors:
         return labels[self.neighbors] == labels[self.queries][:, None]
 
     def index(self, row: int) -> int:
-        """The index in :attr:`queries` of the query in a row of the table."""
+        """The index in `queries` of the query in a row of the table."""
         return int(np.searchsorted(self.queries, row))
 
     def with_positives(self) -> QueryNeighbors:

@@ -17,7 +17,7 @@ def query_metric(evaluation: Evaluation) -> str:
 
 
 def recall_metric(evaluation: Evaluation) -> str:
-    """The recall@k with the smallest k, or :func:`query_metric` if there is none."""
+    """The recall@k with the smallest k, or the metric of `query_metric` if there is none."""
     ks = [int(name[7:]) for name in evaluation.per_query if name.startswith("recall@") and name[7:].isdigit()]
     return f"recall@{min(ks)}" if ks else query_metric(evaluation)
 
@@ -67,8 +67,8 @@ def queries_by_score(neighbors: QueryNeighbors, evaluation: Evaluation, *, ascen
         ascending: whether the worst query comes first.
 
     Returns:
-        One row per query: `row`, its row in the table; `label`; `score`, its mAP@R, or the metric of
-        :func:`query_metric`; `similarity`, that of its nearest image.
+        One row per query: `row`, its row in the table; `label`; `score`, its mAP@R, otherwise mAP, otherwise
+        the first metric; `similarity`, that of its nearest image.
 
     Raises:
         InputError: the evaluation is of other queries than those of the table.

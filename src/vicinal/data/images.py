@@ -20,6 +20,7 @@ from vicinal.utils.errors import InputError
 from vicinal.utils.seeds import derive_seed
 
 Batch = dict[str, torch.Tensor]
+"""The tensors `images` and `rows` of a batch, and `labels` if the table has labels."""
 
 
 class UnreadableImageError(InputError):
@@ -133,7 +134,7 @@ class TrainBatches(Dataset[Batch]):
 
     Args:
         dataset: The images, with labels.
-        batches: The rows of each batch, as a sampler of :mod:`vicinal.data.samplers` yields them.
+        batches: The rows of each batch, as a batch sampler yields them.
         seed: The seeds of the random transforms, such as those of run, epoch and process.
 
     An item is a dictionary of `images` float32 `[b, channels, size, size]`, `labels` int64 `[b]`, `rows` int64 `[b]`.

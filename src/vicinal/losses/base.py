@@ -112,7 +112,7 @@ class Loss(nn.Module, ABC):
             return {type(self).__name__: self.value(source) + zero_loss(source).detach()}
 
     def value(self, source: PairSource) -> Tensor:
-        """Compute a loss of one term, a scalar; :func:`zero_loss` if nothing can be compared."""
+        """Compute a loss of one term, a scalar; a zero that backpropagates if nothing can be compared."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -286,7 +286,7 @@ class RowLoss(PairLoss):
         return rows.has_positives | rows.has_negatives
 
     def row_terms(self, rows: Rows) -> tuple[Tensor, ...]:
-        """Compute what is summed over anchors before :meth:`reduce`: first values, then counts to divide by, if any."""
+        """Compute what is summed over anchors before `reduce`: first values, then counts to divide by, if any."""
         values = self.row_values(rows)
         return (values, self.contributes(rows)) if self.reduction == "contributing" else (values,)
 

@@ -19,7 +19,7 @@ from vicinal.utils.seeds import derive_seed
 class CenterSoftmaxLoss(CenterBasedLoss):
     """The mean over all anchors of the negative log-likelihood of a softmax over classes.
 
-    A new loss is one method, :meth:`positive_logit`: the logit of an anchor's own class. The logits of other classes
+    A new loss is one method, `positive_logit`: the logit of an anchor's own class. The logits of other classes
     are scale x cosine.
 
     Args:

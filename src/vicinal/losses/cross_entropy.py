@@ -19,7 +19,7 @@ class CrossEntropyLoss(CenterSoftmaxLoss):
         -log( exp(w_y x_i + b_y) / sum_j exp(w_j x_i + b_j) )
 
     with a weight w_j and a bias b_j for each class. The loss does not normalise embeddings, nor does the model of a
-    recipe when it is trained with this loss (:attr:`vicinal.Embedder.normalize_in_training`).
+    recipe when it is trained with this loss (`Embedder.normalize_in_training`).
 
     Reference: Cai et al., "Center Contrastive Loss for Metric Learning", 2023, Eq. (6).
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 MIN_TEMPERATURE = 1e-30
-"""Smaller temperatures are raised to this one: their reciprocals would be infinite, and results would be the same."""
+"""Smaller temperatures are raised to this one. Their reciprocals would be infinite, and results would be the same."""
 
 
 def log_sum_exp(similarity: Tensor, scale: float) -> Tensor:

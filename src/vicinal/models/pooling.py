@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vicinal.utils.errors import InputError
 
 PoolingName = Literal["avg", "max", "gem", "avg+max", "token"]
+"""The names of poolings; see :func:`~vicinal.models.build_pooling`."""
 
 
 class AvgPool(nn.Module):

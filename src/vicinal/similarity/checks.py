@@ -10,8 +10,11 @@ from torch import Tensor
 from vicinal.utils.errors import InputError
 
 Relation = Callable[[Tensor, Tensor], Tensor]
-"""Computes from the labels of anchors [rows, ...] and of references [columns, ...] which pairs are positive: bool
-[rows, columns]."""
+"""A function that says which pairs are positive.
+
+Its arguments are the labels of anchors, `[rows, ...]`, and of references, `[columns, ...]`; it returns bool
+`[rows, columns]`.
+"""
 
 
 def can_read_values(tensor: Tensor) -> bool:

@@ -25,19 +25,19 @@ from vicinal.utils.errors import InputError
 def embed_in_micro_batches(model: nn.Module, images: Tensor, micro_batch_size: int | None) -> Tensor:
     """Embed a batch in the memory of a micro-batch, for a loss that has the gradient of the whole batch.
 
-    The images are embedded micro-batch by micro-batch, without a graph. When the gradient by the embeddings comes back
-    from the loss, each micro-batch is embedded again, now with a graph, and its part of the gradient goes on into the
-    network. A training step is written as always; it takes one more forward pass, about a third more time, and of what
-    it keeps only the images and the embeddings grow with the batch.
+    The images are embedded micro-batch by micro-batch, without a graph. When the gradient with respect to the
+    embeddings comes back from the loss, each micro-batch is embedded again, now with a graph, and its part of the
+    gradient goes on into the network. A training step is written as before. It takes one more forward pass, about a
+    third more time, and of what it keeps only the images and the embeddings grow with the batch.
 
-    Nothing in the step needs to know: losses with parameters or a memory, loss scaling, accumulation of gradients, and
-    `DistributedDataParallel`, if this is called inside the module that it wraps, do what they always do.
+    The rest of the step does not change: losses with parameters or a memory, loss scaling, accumulation of gradients,
+    and `DistributedDataParallel`, if this is called inside the module that it wraps, work as before.
 
     The second pass repeats the first exactly: autocast, torch's generators (dropout, stochastic depth), the modules'
     training modes and the model's buffers are as they were the first time, and buffers end as after one pass. Other
     state that a forward pass reads and changes, such as generators of its own, is not repeated; gradient checkpointing
     inside the model must be the kind with `use_reentrant=False`. The gradient is that of the whole batch unless images
-    see each other in the model: a warning says so, once a model, of batch normalisation in training.
+    see each other in the model: batch normalisation in training causes a warning, once per model.
 
     Reference: Patel et al., "Recall@k Surrogate Loss with Large Batches and Similarity Mixup", CVPR 2022, Algorithm 1,
     after Revaud et al., "Learning with Average Precision", ICCV 2019.

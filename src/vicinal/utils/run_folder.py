@@ -13,21 +13,21 @@ from vicinal.utils.files import temporary_files
 class RunFolder:
     """Where the files of a run lie.
 
-    ==================  ==============================================================================
-    recipe.yaml         the resolved recipe: every setting with its value
-    table.parquet       the images, labels and splits of the run
-    embeddings.parquet  in its place, in the run of a refiner: the embeddings, with their table
-    embedder/           the run of the embedder that made them, where the refiner's run trained one
-    log.csv             one line every few steps: loss, its parts, learning rates, gradient norm, speed
-    metrics.csv         one line an evaluation on the validation split
-    curves.png          a picture of the two
-    depths.png          a refiner's scores after each of its blocks
-    tensorboard/        the same for TensorBoard
-    last.pt             all that continuing needs; replaced atomically
-    best.pt             the weights of the best evaluation
-    centers.safetensors the class centers of a loss that has some, with the names of the classes
-    model/              the finished model, see :meth:`vicinal.Embedder.save_pretrained`
-    ==================  ==============================================================================
+    ===================  =======================================================================================
+    recipe.yaml          the resolved recipe: every setting with its value
+    table.parquet        the images, labels and splits of the run
+    embeddings.parquet   instead of the table, in the run of a refiner: the embeddings with their table
+    embedder/            the run of the embedder that made them, if the refiner's run trained one
+    log.csv              one line every `log_every` steps: loss, its terms, learning rates, gradient norm, speed
+    metrics.csv          one line per evaluation on the validation split
+    curves.png           a plot of the two
+    depths.png           the scores of a refiner after each of its blocks
+    tensorboard/         the same as the two .csv files, for TensorBoard
+    last.pt              all that resuming needs; replaced atomically
+    best.pt              the weights of the best evaluation
+    centers.safetensors  the class centers of a center-based loss, with the names of the classes
+    model/               the finished model, see :meth:`vicinal.Embedder.save_pretrained`
+    ===================  =======================================================================================
 
     Args:
         path: the folder.

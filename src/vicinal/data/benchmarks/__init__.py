@@ -22,6 +22,7 @@ BENCHMARKS: dict[str, Callable[[str | Path | None], Table]] = {
     "roxford": roxford,
     "rparis": rparis,
 }
+"""The function of each benchmark, by the name that recipes and the command use."""
 
 __all__ = [
     "BENCHMARKS",

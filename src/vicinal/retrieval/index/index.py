@@ -214,7 +214,7 @@ class Index:
         self.metadata = self.metadata.without(ids)
 
     def vectors(self) -> Floats:
-        """Return the vectors that are searched, in the order of :attr:`metadata`.
+        """Return the vectors that are searched, in the order of `metadata`.
 
         They are unit vectors, refined if the index is. Those of `ivfpq` are approximate: it keeps no others.
 

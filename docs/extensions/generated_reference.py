@@ -1,0 +1,155 @@
+"""Pages of the reference that are generated from the code: the help of the command and the settings of recipes.
+
+Directives:
+
+- `verb-help`: the help of one verb of the command; without an argument, that of the command itself.
+- `recipe-settings`: all settings of `Recipe` or `RefinerRecipe` with type, default and description.
+
+The build warns of a name in the `__all__` of a public package that no page documents; `make docs` fails then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import os
+from collections.abc import Iterator
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+from vicinal import training
+from vicinal.cli.main import main
+
+PUBLIC_PACKAGES = (
+    "losses", "mining", "weighting", "mixing", "memory", "similarity", "models", "data", "data.benchmarks", "training",
+    "retrieval", "evaluation", "analysis", "report.page",
+)  # fmt: skip
+HELP_COLUMNS = "100"
+
+
+class VerbHelp(SphinxDirective):
+    """Show what `vicinal VERB --help` prints."""
+
+    optional_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        text = help_text(*self.arguments)
+        return [nodes.literal_block(text, text, language="text")]
+
+
+class RecipeSettings(SphinxDirective):
+    """Show the settings of a recipe, one table per group."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        return [self._section(*group) for group in setting_groups(self.arguments[0])]
+
+    def _section(self, name: str, title: str, settings: list[argparse.Action]) -> nodes.section:
+        section = nodes.section(ids=[nodes.make_id(f"settings {name or 'top level'}")])
+        section += nodes.title("", "", nodes.literal(name, name) if name else nodes.Text("At the top level"))
+        if title:
+            section += nodes.paragraph("", f"{title[0].upper()}{title[1:]}.")
+        section += settings_table(settings)
+        return section
+
+
+def help_text(*verb: str) -> str:
+    """What the command prints for `--help`."""
+    printed = io.StringIO()
+    columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), HELP_COLUMNS
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            main([*verb, "--help"])
+    finally:
+        os.environ.pop("COLUMNS") if columns is None else os.environ.update(COLUMNS=columns)
+    return printed.getvalue().rstrip()
+
+
+def setting_groups(recipe: str) -> Iterator[tuple[str, str, list[argparse.Action]]]:
+    """The name, title and settings of each group of a recipe; the name of the settings of no group is empty."""
+    parser = getattr(training, recipe).parser()
+    groups = {group.title: (name, group.title or "") for name, group in (parser.groups or {}).items()}
+    settings: dict[tuple[str, str], list[argparse.Action]] = {}
+    for action in parser._actions:
+        if hasattr(action, "_typehint") and not action.dest.endswith(".help"):
+            key = groups.get(action.container.title, ("", ""))
+            settings.setdefault(("", "") if action.dest == "loss" else key, []).append(action)
+    for (name, title), actions in sorted(settings.items(), key=lambda each: each[0][0] != ""):
+        yield name, title, actions
+
+
+def settings_table(settings: list[argparse.Action]) -> nodes.table:
+    """A table of settings."""
+    rows = [[_literal(action.dest), _literal(type_name(action._typehint)), _literal(default_text(action.default)),
+             _described(action)] for action in settings]  # fmt: skip
+    group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in (22, 18, 15, 45)), cols=4)
+    header = [[nodes.Text(title)] for title in ("setting", "type", "default", "description")]
+    group += nodes.thead("", _row(header))
+    group += nodes.tbody("", *map(_row, rows))
+    return nodes.table("", group)
+
+
+def type_name(kind: Any) -> str:
+    """A type as it is written in code, without module names; null is None."""
+    if kind is ... or kind is NoneType:
+        return "..." if kind is ... else "null"
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType, Literal):
+        return " | ".join(map(str if origin is Literal else type_name, arguments))
+    name = getattr(origin or kind, "__name__", str(kind))
+    return f"{name}[{', '.join(map(type_name, arguments))}]" if arguments else name
+
+
+def default_text(value: Any) -> str:
+    """A default as it is written in a recipe."""
+    if hasattr(value, "class_path"):
+        name, arguments = value.class_path.rpartition(".")[2], value.get("init_args")
+        return f"{name} {default_text(arguments.as_dict())}" if arguments else name
+    value = list(value) if isinstance(value, tuple) else value
+    return yaml.safe_dump(value, default_flow_style=True).replace("\n...", "").strip()
+
+
+def check_documented(app: Sphinx, env: BuildEnvironment) -> None:
+    """Warn of public names that no page documents, under the package that exports them or the module of origin."""
+    documented = env.domains.python_domain.objects
+    for package in PUBLIC_PACKAGES:
+        module = importlib.import_module(f"vicinal.{package}")
+        inside = tuple(f"vicinal.{part}." for part in (package, package.partition(".")[0]))
+        for name in getattr(module, "__all__", ()):
+            if not any(each.startswith(inside) and each.endswith(f".{name}") for each in documented):
+                logging.getLogger(__name__).warning("vicinal.%s.%s is on no page of the reference", package, name)
+
+
+def _described(action: argparse.Action) -> list[nodes.Node]:
+    """The description of a setting; text in backticks is code."""
+    if action.dest == "loss":
+        text = "the loss: `class_path`, a class of `vicinal.losses` or the full name of any other, and its `init_args`"
+    else:
+        text = (action.help or "").replace("%%", "%").rstrip(".")
+    return [nodes.literal(part, part) if index % 2 else nodes.Text(part) for index, part in enumerate(text.split("`"))]
+
+
+def _literal(text: str) -> list[nodes.Node]:
+    return [nodes.literal(text, text)]
+
+
+def _row(cells: list[list[nodes.Node]]) -> nodes.row:
+    return nodes.row("", *(nodes.entry("", nodes.paragraph("", "", *cell)) for cell in cells))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the directives and the check."""
+    app.add_directive("verb-help", VerbHelp)
+    app.add_directive("recipe-settings", RecipeSettings)
+    app.connect("env-check-consistency", check_documented)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
