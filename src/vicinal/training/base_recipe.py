@@ -119,7 +119,7 @@ class BaseRecipe(ABC):
             namespace = parser.parse_args(arguments)
             namespace.pop("recipe", None)
             return cls(parser, namespace)
-        except (argparse.ArgumentError, TypeError, ValueError) as error:
+        except (argparse.ArgumentError, ImportError, TypeError, ValueError) as error:
             check.fail(str(error))
 
     @classmethod
