@@ -73,7 +73,7 @@ PEERS: dict[str, Callable[[], LossFunction]] = {
     ),
     "histogram": lambda: pml_losses.HistogramLoss(n_bins=100),
 }
-"""N-pairs does less there: it takes one pair per class, and ours takes all. The others have our formulas, up to constants."""
+"""N-pairs does less there: it takes one pair per class, ours all pairs. The others have our formulas."""
 
 if __name__ == "__main__":
     Benchmark("benchmarks.losses", OURS, PEERS, compiles=True).run(__doc__)

@@ -622,18 +622,18 @@ def test_in_a_recipe(tmp_path: Path) -> None:
         "        loss: {class_path: BinomialDevianceLoss, init_args: {beta: 40}}\n"
     )
     recipe = Recipe.load(path)
-    loss = recipe.loss()
+    loss = recipe.create_loss()
     assert isinstance(loss, WeightedPairLoss)
     assert isinstance(loss.rule, LossWeights)
     assert (loss.rule.loss.beta, loss.miner, loss.reduction) == (40, MultiSimilarityMiner(0.2), "anchors")
     recipe.save(tmp_path / "resolved.yaml")
     assert Recipe.load(tmp_path / "resolved.yaml").config == recipe.config
     path.write_text("loss: {class_path: vicinal.weighting.WeightedPairLoss, init_args: {rule: EqualWeights}}\n")
-    loss = Recipe.load(path).loss()
+    loss = Recipe.load(path).create_loss()
     assert (loss.rule, loss.miner, loss.reduction) == (EqualWeights(), None, "sum")
     (shown,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "losses.md").read_text(), re.MULTILINE | re.DOTALL)
     path.write_text(shown)
-    assert isinstance(Recipe.load(path).loss().rule.loss, BinomialDevianceLoss)
+    assert isinstance(Recipe.load(path).create_loss().rule.loss, BinomialDevianceLoss)
 
 
 def test_impossible_rules() -> None:

@@ -21,6 +21,7 @@ INNER = {
     "headline",
     "metric_differences",
     "one_per_class",
+    "own_gallery_rows",
     "precision_at_k",
     "results_text",
     "score_queries",

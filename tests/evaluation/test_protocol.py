@@ -171,7 +171,7 @@ def test_bad_input() -> None:
     with pytest.raises(InputError, match=r"recall@1\.5 is impossible; k must be an integer"):
         evaluate(vectors, table, recall_at=(1.5,))  # type: ignore[arg-type]
     for chunk in (0, -1, 2.5, "3"):
-        with pytest.raises(InputError, match=f"chunk_size = {chunk!r} is impossible; use a whole number"):
+        with pytest.raises(InputError, match=f"chunk_size = {chunk!r} is impossible; use an integer >= 1"):
             evaluate(vectors, table, chunk_size=chunk)
     with pytest.raises(InputError, match="names gallery row 10; the gallery has 10 rows"):
         evaluate_arrays(vectors, labels, vectors, labels, exclude_self=np.arange(1, 11))

@@ -186,7 +186,7 @@ class Incremented(RerankedScores):
         here = (rows + start + columns) % 3 == 0
         return ScoreIncrements(rows[here], columns[here], (columns[here] % 4).astype(np.float64))
 
-    def raised(self, similarities: np.ndarray, amounts: np.ndarray) -> np.ndarray:
+    def incremented(self, similarities: np.ndarray, amounts: np.ndarray) -> np.ndarray:
         return similarities + amounts.astype(np.float32) / 2
 
 

@@ -115,7 +115,7 @@ def test_equals_brute_force_with_ties_and_duplicates(seed: int) -> None:
 def test_agrees_with_the_ranking_of_rerank(method: Reranking) -> None:
     vectors, labels = clusters(90, 12, seed=2)
     found = rerank(vectors, vectors, 89, method, exclude_self=np.arange(90))
-    first = (labels[found.indices[:, 0]] == labels).astype(float)
+    first = (labels[found.ids[:, 0]] == labels).astype(float)
     result = evaluate(vectors, Table(pd.DataFrame({"label": labels})), rerank=method)
     alone = np.isnan(result.per_query["mAP"])
     np.testing.assert_array_equal(result.per_query["recall@1"][~alone], first[~alone])
@@ -177,7 +177,7 @@ def test_refined_then_reranked_is_reranking_of_the_refined(method: Reranking, si
         rows = np.arange(80)
         found = rerank(vectors, vectors, 20, both, exclude_self=rows)
         wanted = rerank(refined, refined, 20, method, exclude_self=rows)
-        np.testing.assert_array_equal(found.indices, wanted.indices)
+        np.testing.assert_array_equal(found.ids, wanted.ids)
 
 
 def test_bad_input() -> None:

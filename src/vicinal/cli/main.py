@@ -89,10 +89,11 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
     """Run a verb; errors that a user can cause become one line and an exit status."""
     name = arguments.parser.prog
     arguments.rest = rest
-    if arguments.verb in WITH_SOURCES and not any(word.startswith("-") for word in rest):
+    unknown = [word for word in rest if word.startswith("-") or arguments.verb not in WITH_SOURCES]
+    if unknown and arguments.verb not in WITH_RECIPE:
+        arguments.parser.reject(unknown[0])
+    if arguments.verb in WITH_SOURCES:
         arguments.sources += rest
-    elif rest and arguments.verb not in WITH_RECIPE:
-        arguments.parser.reject(rest[0])
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: log(f"{name}: warning: {message}")

@@ -122,13 +122,10 @@ def key_scores(keys: Integers) -> Floats:
 
 def increment_function(reranked: RerankedScores, increments: ScoreIncrements, start: int) -> IncrementScores:
     """A function that adds these increments to the scores of pairs; their rows count from query `start`."""
-    width = len(reranked.gallery)
-    ids = increments.rows * width + increments.columns
 
     def increment_scores(queries: Integers, rows: Integers, scores: Floats) -> Floats:
-        wanted = (queries - start) * width + rows
-        positions = np.searchsorted(ids, wanted)
-        found = np.flatnonzero(np.append(ids, -1)[positions] == wanted)
+        positions = increments.positions(queries - start, rows)
+        found = np.flatnonzero(positions >= 0)
         scores[found] = reranked.incremented(scores[found], increments.amounts[positions[found]])
         return scores
 

@@ -145,7 +145,17 @@ def _put(given: dict[str, Any], key: str, value: Any) -> None:
     """Put a value into nested settings; the name of a class stands for its `class_path`."""
     *groups, name = [part for part in key.removesuffix("+").split(".") if part != "init_args"]
     for group in groups:
+        given = _arguments(given)
         inner = given.get(group)
         given[group] = inner if isinstance(inner, dict) else {} if inner is None else {"class_path": inner}
         given = given[group]
+    given = given if name == "class_path" else _arguments(given)
     given[name] = {**given[name], **value} if isinstance(given.get(name), dict) and isinstance(value, dict) else value
+
+
+def _arguments(group: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a class, where the group names one by its `class_path`; else the settings of the group."""
+    if "class_path" not in group:
+        return group
+    group["init_args"] = group.get("init_args") or {}
+    return group["init_args"]

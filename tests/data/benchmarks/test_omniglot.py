@@ -140,7 +140,7 @@ def test_broken_archives(source: Path) -> None:
 @pytest.mark.skipif(not OFFICIAL.is_dir(), reason=f"no Omniglot in {OFFICIAL}; set VICINAL_OMNIGLOT to its folder")
 def test_the_official_archives(tmp_path: Path) -> None:
     table = omniglot(tmp_path, source=OFFICIAL)
-    counts = {split: (part.classes, part.images) for split, part in table.statistics().splits.items()}
+    counts = {split: (part.num_classes, part.num_images) for split, part in table.statistics().splits.items()}
     assert counts == {"train": (113, 2260), "val": (22, 440), "test": (48, 960)}
     assert sorted(set(table.subset("train").frame["coarse"])) == ["Japanese_(katakana)", "Korean", "Latin"]
     with Image.open(table.paths[0]) as image:
