@@ -166,6 +166,7 @@ def test_published_recipes_can_be_read_and_say_command_and_cost(path: Path) -> N
         ("schedule: {decay: 2}\n", "recipe.yaml:1: schedule.decay = 2"),
         ("precision: half\n", "recipe.yaml:1: precision = half must be 32 or bf16-mixed or 16-mixed"),
         ("loss: NoSuchLoss\n", "recipe.yaml:1: loss = NoSuchLoss is not the name of a Loss class"),
+        ("loss: vicinal.losses.pairs.NoLoss\n", "recipe.yaml:1: loss = vicinal.losses.pairs.NoLoss is not the name"),
         ("loss: no_module.OwnLoss\n", "recipe.yaml:1: loss = no_module.OwnLoss is not the name of a Loss class"),
         (
             "loss:\n  class_path: MultiSimilarityLoss\n  init_args:\n    gamma: 1\n",

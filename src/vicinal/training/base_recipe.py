@@ -171,7 +171,10 @@ def _set_default_loss(parser: jsonargparse.ArgumentParser, loss: Any) -> None:
     name = loss.get("class_path") if isinstance(loss, dict) else loss
     default = parser.get_default("loss")["class_path"].rpartition(".")[2]  # this one has its arguments already
     if isinstance(name, str) and name.rpartition(".")[2] != default:
-        parser.set_defaults({"loss": {"class_path": name}})
+        try:
+            parser.set_defaults({"loss": {"class_path": name}})
+        except AttributeError as error:  # the module has no such class
+            raise ValueError(str(error)) from error
 
 
 def _flattened(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
