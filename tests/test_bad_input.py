@@ -372,8 +372,8 @@ CASES: dict[str, tuple[Case, str]] = {
         "embeddings = None must be a file of embeddings, unless run is given",
     ),
     "refining both": (
-        lambda t, p: refine("--embeddings", text(t / "e.parquet", ""), "--run", "r"),
-        "run = r must be left out where embeddings = ",
+        lambda t, p: refine("--embeddings", text(t / "e.parquet", ""), "--run", "."),
+        "run = . must be left out where embeddings = ",
     ),
     "refining a missing file": (lambda t, p: refine("--embeddings", t / "e.parquet"), "e.parquet: no such file"),
     "refining without labels": (
@@ -432,7 +432,7 @@ CASES: dict[str, tuple[Case, str]] = {
         "unknown key wings; `vicinal refine --help_all` lists all keys",
     ),
     "unknown key in a refiner's recipe": (
-        lambda t, p: ["refine", str(text(t / "r.yaml", "run: r\nrefiner:\n  depht: 3\n")), "--out", "run"],
+        lambda t, p: ["refine", str(text(t / "r.yaml", "run: .\nrefiner:\n  depht: 3\n")), "--out", "run"],
         "r.yaml:3: unknown key refiner.depht; did you mean refiner.depth?",
     ),
     "impossible value in a refiner's recipe": (
@@ -440,7 +440,7 @@ CASES: dict[str, tuple[Case, str]] = {
         "r.yaml:3: augmentation.neighbor_dropout = 1.0 must be from 0 to below 1",
     ),
     "impossible refiner in a recipe": (
-        lambda t, p: ["refine", str(text(t / "r.yaml", "run: r\nrefiner:\n  depth: 0\n")), "--out", "run"],
+        lambda t, p: ["refine", str(text(t / "r.yaml", "run: .\nrefiner:\n  depth: 0\n")), "--out", "run"],
         "r.yaml:3: refiner.depth = 0 must be at least 1",
     ),
     "training a refiner without neighbours": (
@@ -492,7 +492,7 @@ CASES: dict[str, tuple[Case, str]] = {
 }  # fmt: skip
 
 
-NO_NEIGHBORS = "run: r\naugmentation:\n  neighbor_dropout: 1\n"
+NO_NEIGHBORS = "run: .\naugmentation:\n  neighbor_dropout: 1\n"
 RECALL_AT_8 = ["--validation.metric", "recall@8"]
 VALIDATE_E = "{train: [a, b, c, d], val: [e]}"
 

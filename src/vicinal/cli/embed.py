@@ -7,6 +7,7 @@ from vicinal.cli.inputs import (
     SOURCE,
     add_embedding,
     add_refiner,
+    check_embedding,
     check_refiner,
     check_source,
     load_refiner,
@@ -28,6 +29,7 @@ def add_embed(parser: Parser) -> None:
 def embed(arguments: Arguments) -> None:
     """Embed images, and save the vectors with their paths and labels."""
     check_source(arguments.source)
+    check_embedding(arguments)
     from vicinal.data import save_embeddings
 
     refiner = load_refiner(arguments)
@@ -64,6 +66,7 @@ def add_whiten(parser: Parser) -> None:
 def whiten(arguments: Arguments) -> None:
     """Learn PCA whitening from the embeddings of training images, for --whitening of other verbs."""
     check_source(arguments.source)
+    check_embedding(arguments)
     from vicinal.retrieval import PCAWhitening
 
     embedded = read_embedding(arguments).embed(arguments.source, arguments.split)

@@ -14,7 +14,9 @@ from vicinal.cli.inputs import (
     add_embedding,
     add_json,
     add_refiner,
+    check_embedding,
     check_files,
+    check_model,
     check_refiner,
     check_source,
     load_refiner,
@@ -229,6 +231,7 @@ def _check_combination(arguments: Arguments) -> None:
 
 def _check_sources(arguments: Arguments) -> None:
     """Raise InputError if the sources of the flags contradict each other or do not exist."""
+    check_embedding(arguments)
     sources, model = arguments.sources, getattr(arguments, "model", None)
     if arguments.embeddings or arguments.labels:
         if not (arguments.embeddings and arguments.labels):
@@ -246,6 +249,9 @@ def _check_sources(arguments: Arguments) -> None:
             check_source(name)
     elif model is not None:
         raise InputError("with --images the sources are the models; leave out --model")
+    else:
+        for name in sources:
+            check_model(name)
     check_source(arguments.images)
 
 

@@ -38,6 +38,20 @@ def check_files(*paths: str | None) -> None:
             raise InputError(f"{path}: no such file or folder")
 
 
+def check_model(name: str | None) -> None:
+    """Raise InputError if a model is neither a folder nor the name of one on the Hugging Face Hub."""
+    if name is not None and name.count("/") != 1 and not Path(name).expanduser().exists():
+        raise InputError(f"model: there is no folder {name}")
+
+
+def check_embedding(arguments: Arguments) -> None:
+    """Raise InputError if what embedding images needs does not exist; before anything slow is imported."""
+    given = vars(arguments)
+    check_model(given.get("model"))
+    check_model(given.get("refiner"))
+    check_files(given.get("whitening"), given.get("root"))
+
+
 def add_json(flags: Flags) -> None:
     """Add the flag for results as JSON."""
     flags.add_argument("--json", action="store_true", help="print the result as JSON")

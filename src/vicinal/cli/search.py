@@ -10,6 +10,7 @@ from vicinal.cli.inputs import (
     add_embedding,
     add_json,
     add_refiner,
+    check_embedding,
     check_files,
     check_refiner,
     check_source,
@@ -72,6 +73,7 @@ def index(arguments: Arguments) -> None:
     check_source(arguments.source)
     check_source(arguments.add)
     check_files(None if arguments.source else arguments.index)
+    check_embedding(arguments)
     changed = _change(arguments, load_refiner(arguments))
     facts = changed.describe()
     print_result(facts if arguments.json else "\n".join(f"{name:20s} {value}" for name, value in facts.items()))
@@ -111,6 +113,7 @@ def search(arguments: Arguments) -> None:
     check_files(arguments.index)
     for source in arguments.queries:
         check_source(source)
+    check_embedding(arguments)
     from vicinal.retrieval import Index, search_images
 
     index, refiner = Index.load(arguments.index), load_refiner(arguments)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vicinal.cli.flags import Arguments, Parser, print_result
 from vicinal.cli.inputs import check_files, check_source
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
+from vicinal.utils.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from vicinal.training.base_recipe import AnyRecipe
@@ -98,9 +100,11 @@ def train(arguments: Arguments) -> None:
         return
     from vicinal.training.settings import TrainingSettings
 
-    given = _check_settings(arguments, TrainingSettings, "model")
+    data = _check_settings(arguments, TrainingSettings, "model").get("data", {})
+    _check_out(arguments)
     if not arguments.resume:  # a run keeps what it needs
-        check_source(given.get("data", {}).get("source"))
+        check_source(data.get("source"))
+        check_files(data.get("root"))
     from vicinal.training.recipe import Recipe
 
     recipe = _load_recipe(arguments, Recipe)
@@ -118,8 +122,9 @@ def refine(arguments: Arguments) -> None:
     from vicinal.training.refiner_settings import RefinerSettings
 
     given = _check_settings(arguments, RefinerSettings, "refiner")
+    _check_out(arguments)
     if not arguments.resume:
-        check_files(given.get("embeddings"))
+        check_files(given.get("embeddings"), given.get("run"))
     from vicinal.training.refiner_recipe import RefinerRecipe
 
     recipe, out = _load_recipe(arguments, RefinerRecipe), arguments.out
@@ -174,6 +179,15 @@ def _check_settings(arguments: Arguments, settings: type, model: str) -> dict[st
     if arguments.out is None:
         raise InputError("--out is missing: name the run's folder, such as --out run")
     return check.given
+
+
+def _check_out(arguments: Arguments) -> None:
+    """Raise InputError if the run's folder cannot be started, or resumed without a recipe."""
+    run = RunFolder(Path(arguments.out))
+    if not arguments.resume:
+        run.check_new()
+    elif not arguments.rest:
+        run.check_run()
 
 
 def _recipe_and_overrides(arguments: Arguments) -> tuple[str | None, list[str]]:
