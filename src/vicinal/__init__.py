@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         similarity,
         training,
         weighting,
+        workflows,
     )
     from vicinal.data import Table, load_table
     from vicinal.evaluation import evaluate
@@ -66,4 +67,5 @@ __all__ = [
     "train_refiner",
     "training",
     "weighting",
+    "workflows",
 ]

@@ -13,6 +13,8 @@ from vicinal.similarity.pair_source import PairSource
 from vicinal.utils.arguments import check_nonnegative, check_positive_integer
 from vicinal.utils.errors import InputError
 
+__all__ = ["CrossBatchMemory"]
+
 
 class CrossBatchMemory(Loss):
     """Cross-batch memory: a loss whose references are the batch and the embeddings of the batches before it.

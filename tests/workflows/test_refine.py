@@ -22,19 +22,19 @@ from vicinal.training import Recipe, RefinerRecipe, Trainer, train
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
-from vicinal.workflows.refine import LabelledEmbeddings, _split, resume_refiner, train_refiner
+from vicinal.workflows.refine import LabeledEmbeddings, _split, resume_refiner, train_refiner
 
 
-def divided(embedded: LabelledEmbeddings, *more: str) -> LabelledEmbeddings:
+def divided(embedded: LabeledEmbeddings, *more: str) -> LabeledEmbeddings:
     return _split(embedded, RefinerRecipe.load(overrides=["--embeddings=e.npy", *more]).settings)
 
 
-def rows_of(splits: list[str] | None) -> LabelledEmbeddings:
+def rows_of(splits: list[str] | None) -> LabeledEmbeddings:
     """Two embeddings a class, each telling its row; the classes are in these splits."""
     labels = np.repeat(np.arange(10 if splits is None else len(splits)), 2)
     frame = pd.DataFrame({"label": labels})
     table = Table(frame if splits is None else frame.assign(split=np.repeat(splits, 2)))
-    return LabelledEmbeddings(np.arange(len(labels), dtype=np.float32)[:, None], table, "abc")
+    return LabeledEmbeddings(np.arange(len(labels), dtype=np.float32)[:, None], table, "abc")
 
 
 # The split ----------------------------------------------------------------------------------------------------------

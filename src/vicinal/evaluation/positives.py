@@ -35,7 +35,7 @@ class Positives(NamedTuple):
     counts: Integers
 
 
-class Pairs(NamedTuple):
+class LabelPairs(NamedTuple):
     """Some queries, each with all gallery rows that have its label.
 
     Attributes:
@@ -132,7 +132,7 @@ def increment_function(reranked: RerankedScores, increments: ScoreIncrements, st
     return increment_scores
 
 
-def _pairs(relevance: Relevance, start: int, stop: int) -> Iterator[Pairs]:
+def _pairs(relevance: Relevance, start: int, stop: int) -> Iterator[LabelPairs]:
     """All queries whose label is in the gallery: a few labels at a time, or some of the queries of one label."""
     begin, end = relevance.label_ranges(start, stop)
     for some in _query_groups(begin, end):
@@ -140,7 +140,7 @@ def _pairs(relevance: Relevance, start: int, stop: int) -> Iterator[Pairs]:
         widths = np.zeros(len(labels), dtype=np.int64)
         widths[label_positions] = (end - begin)[some]
         offsets = np.cumsum(widths) - widths
-        yield Pairs(
+        yield LabelPairs(
             queries=some + start,
             gallery=relevance.rows_by_label[_ranges(labels, widths)],
             query_positions=np.repeat(np.arange(len(some)), widths[label_positions]),
@@ -172,7 +172,7 @@ def _ranges(starts: Integers, lengths: Integers) -> Integers:
     return np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
 
 
-def _pair_scores(queries: UnitVectors, gallery: UnitVectors, pairs: Pairs) -> Floats:
+def _pair_scores(queries: UnitVectors, gallery: UnitVectors, pairs: LabelPairs) -> Floats:
     scores = np.empty(len(pairs.query_positions), dtype=np.float32)
     vectors = queries.take(pairs.queries)
     block = ScoreBuffer(len(vectors), min(BLOCK_ROWS, len(pairs.gallery)), queries.device)

@@ -1,1 +1,31 @@
 """What the verbs of the command do, callable from Python."""
+
+from typing import TYPE_CHECKING
+
+from vicinal.utils.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from vicinal.workflows.evaluate import EvaluatedSource, evaluate_sources, per_query_frame, tabulate_sources
+    from vicinal.workflows.evaluation_settings import EvaluationSettings
+    from vicinal.workflows.models import load_model, load_refiner
+    from vicinal.workflows.refine import resume_refiner, train_refiner
+    from vicinal.workflows.report import write_report
+    from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader, load_images
+
+__all__ = [
+    "EmbeddedTable",
+    "EmbeddingReader",
+    "EvaluatedSource",
+    "EvaluationSettings",
+    "evaluate_sources",
+    "load_images",
+    "load_model",
+    "load_refiner",
+    "per_query_frame",
+    "resume_refiner",
+    "tabulate_sources",
+    "train_refiner",
+    "write_report",
+]
+
+__getattr__, __dir__ = lazy_imports(__name__)

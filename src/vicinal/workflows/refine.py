@@ -20,7 +20,7 @@ from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.sources import EmbeddingReader
 
 
-class LabelledEmbeddings(NamedTuple):
+class LabeledEmbeddings(NamedTuple):
     """The embeddings on which a refiner is trained.
 
     Attributes:
@@ -86,7 +86,7 @@ def _create_trainer(recipe: RefinerRecipe, run: RunFolder) -> RefinerTrainer:
     return RefinerTrainer(recipe, *embedded, run)
 
 
-def _embeddings(recipe: RefinerRecipe, run: RunFolder) -> LabelledEmbeddings:
+def _embeddings(recipe: RefinerRecipe, run: RunFolder) -> LabeledEmbeddings:
     settings = recipe.settings
     if settings.embeddings is not None:
         return _load(Path(settings.embeddings))
@@ -102,23 +102,23 @@ def _embeddings(recipe: RefinerRecipe, run: RunFolder) -> LabelledEmbeddings:
     return _embed(source, table, settings)
 
 
-def _load(path: Path) -> LabelledEmbeddings:
+def _load(path: Path) -> LabeledEmbeddings:
     vectors, table = load_embeddings(path)
-    return LabelledEmbeddings(vectors, table, read_fingerprint(path))
+    return LabeledEmbeddings(vectors, table, read_fingerprint(path))
 
 
-def _embed(run: RunFolder, table: Table, settings: RefinerSettings) -> LabelledEmbeddings:
+def _embed(run: RunFolder, table: Table, settings: RefinerSettings) -> LabeledEmbeddings:
     """Embed the training and validation images of a run with its model."""
     table = table.take(table.frame["split"].isin(["train", "val"]).to_numpy())
     on_error = Recipe.load(run.recipe).settings.data.on_error
     device = {"cpu": "cpu", "gpu": "cuda", "auto": None}[settings.accelerator]
     embedded = EmbeddingReader(model=str(run.path), on_error=on_error, device=device).embed_table(table)
-    return LabelledEmbeddings(embedded.vectors, embedded.table, embedded.fingerprint)
+    return LabeledEmbeddings(embedded.vectors, embedded.table, embedded.fingerprint)
 
 
 def _embeddings_by_new_embedder(
     recipe: RefinerRecipe, embedder_recipe: Recipe, table: Table, run: RunFolder
-) -> LabelledEmbeddings:
+) -> LabeledEmbeddings:
     """Train an embedder on some of the training classes, and embed the others and the split val with it."""
     settings = recipe.settings
     is_seen, is_unseen = _split_for_embedder(table, settings)
@@ -150,7 +150,7 @@ def _split_for_embedder(table: Table, settings: RefinerSettings) -> tuple[Boolea
 
 def _check_refinable(recipe: RefinerRecipe, table: Table, dim: int) -> None:
     """Raise InputError, before an embedder is trained, if the refiner could not be trained afterwards."""
-    placeholder = LabelledEmbeddings(np.zeros((len(table), dim), np.float32), table, None)
+    placeholder = LabeledEmbeddings(np.zeros((len(table), dim), np.float32), table, None)
     create_flat_sampler(recipe.settings, _split(placeholder, recipe.settings).table.subset("train"))
     recipe.create_refiner(dim)
 
@@ -165,7 +165,7 @@ def _train_embedder(trainer: Trainer, run: RunFolder) -> None:
         ) from None
 
 
-def _split(embedded: LabelledEmbeddings, settings: RefinerSettings) -> LabelledEmbeddings:
+def _split(embedded: LabeledEmbeddings, settings: RefinerSettings) -> LabeledEmbeddings:
     """The rows of the splits train and val; without a split val, some classes become it.
 
     The columns is_query and is_gallery are for tests and are removed: here every image is both.
@@ -190,7 +190,7 @@ def _split(embedded: LabelledEmbeddings, settings: RefinerSettings) -> LabelledE
     if len(table.subset("val").classes) < 2:
         raise InputError("the split val has one class, whose images would always be found; it needs two or more")
     require_validatable(table.subset("val"), settings.validation.metric)
-    return LabelledEmbeddings(vectors, table, fingerprint)
+    return LabeledEmbeddings(vectors, table, fingerprint)
 
 
 def _with_val(table: Table, settings: RefinerSettings) -> Table:
