@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,16 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pixels = np.clip(color + rng.normal(0, 25, (20, 24, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / f"class{label}" / f"{number}.png")
     return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a test, with photos of the names that the documents use."""
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "photos" / "class0").rename(tmp_path / "photos" / "owl")
+    (tmp_path / "photos" / "owl" / "1.png").rename(tmp_path / "photos" / "owl" / "1.jpg")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 SMALL = [

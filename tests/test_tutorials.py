@@ -1,0 +1,91 @@
+"""The tutorials are true: each page is worked through from top to bottom, in a folder of its own.
+
+Blocks of a page run in order: `bash` as commands, `python` in one namespace for the whole page. A block of Python or
+YAML whose first line is a comment with a file name is written to that file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, SMALL
+from tests.test_documents import python_without_network
+from vicinal.cli.main import main
+
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+BLOCK = re.compile(r"^```(bash|python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FILE_NAME = re.compile(r"# ([\w.]+\.(?:py|yaml))\n")
+# What a reader does and a test cannot: another virtual environment, and packages from the network.
+SET_UP = ("python3 -m venv .venv", "source .venv/bin/activate", "pip install .")
+
+
+def run_command(line: str) -> None:
+    """Run a command of a page, with the small settings where it trains."""
+    words = shlex.split(line, comments=True)
+    environment = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
+    program, *arguments = words[len(environment) :]
+    if program == "vicinal":
+        for name, value in environment.items():
+            assert (name, value) == ("PYTHONPATH", "."), line
+        if arguments[0] == "train" and "--resume" not in arguments:
+            arguments += [*SMALL, "--batch_size=4"]
+        try:
+            status = main(arguments)
+        except SystemExit as stopped:  # of --version and --help
+            status = int(stopped.code or 0)
+        assert status == 0, line
+    else:
+        programs = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
+        assert program in programs, line
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+        subprocess.run([*programs[program], *arguments], check=True, env=environment, timeout=120)
+
+
+def run_block(language: str, block: str, names: dict[str, Any]) -> None:
+    """Run a block of a page, or write it to the file that it names."""
+    name = FILE_NAME.match(block)
+    if name is not None:
+        Path(name[1]).write_text(python_without_network(block))
+    elif language == "python":
+        exec(python_without_network(block), names)
+    elif language == "bash":
+        for line in filter(None, block.splitlines()):
+            if line not in SET_UP:
+                run_command(line)
+
+
+@pytest.mark.filterwarnings("ignore")  # that classes are few, or in several splits: the pages say so
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs_from_top_to_bottom(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    blocks = BLOCK.findall(page.read_text())
+    assert any(language != "yaml" for language, _ in blocks)
+    names: dict[str, Any] = {"__name__": page.stem}
+    for language, block in blocks:
+        run_block(language, block, names)
+    for module in Path.cwd().glob("*.py"):  # the page's own; another page may use the same name
+        sys.modules.pop(module.stem, None)
+
+
+def test_every_tutorial_begins_with_its_result_and_ends_with_links() -> None:
+    for page in TUTORIALS:
+        text = page.read_text()
+        assert "**At the end you will have**" in text, page.name
+        assert "**You need**" in text, page.name
+        last = text[text.rindex("\n## ") :]
+        assert last.startswith("\n## Next steps\n"), page.name
+        assert "](../guides/" in last, page.name
+        assert "`vicinal." in last, page.name
+
+
+def test_the_site_lists_every_tutorial() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert {f"tutorials/{page.stem}" for page in TUTORIALS} == set(re.findall(r"^tutorials/\w+$", index, re.MULTILINE))
