@@ -1,4 +1,4 @@
-"""The inputs that verbs share: embedding sources, models and refiners."""
+"""The inputs of several verbs: embedding sources, models and refiners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all kinds of noise share: the rows they alter, their random generators, and the columns that record them."""
+"""What all kinds of noise need: the rows they alter, their random generators, and the columns that record them."""
 
 from __future__ import annotations
 

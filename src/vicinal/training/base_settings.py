@@ -1,4 +1,4 @@
-"""The settings that all training recipes share: batches, optimizer, schedule, validation, checkpoints and devices."""
+"""The settings of all training recipes: batches, optimizer, schedule, validation, checkpoints and devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries that several sets share: which got better and which got worse, with their neighbours in both."""
+"""Queries that are in several sets: which got better and which got worse, with their neighbours in both."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from vicinal.utils.errors import InputError
 
 @dataclass(frozen=True)
 class ContextualReranking(Reranking):
-    """Re-ranks by the number of neighbours that two images share: Liao et al., "Supervised Metric Learning to Rank for
+    """Re-ranks by the number of common neighbours of two images: Liao et al., "Supervised Metric Learning to Rank for
     Retrieval via Contextual Similarity Optimization", ICML 2023, Appendix I.5 with Eq. 15 and 16.
 
     The score of query i and gallery image j is ``beta * w_ij + (1 - beta) * exp(2 s_ij - 2)``, where ``w_ij`` is

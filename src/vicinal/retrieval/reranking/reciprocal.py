@@ -25,7 +25,7 @@ Matrix = Any  # scipy.sparse.csr_array, [images, gallery]
 
 @dataclass(frozen=True)
 class ReciprocalReranking(Reranking):
-    """Re-ranks by the reciprocal neighbours that two images share: Zhong et al., "Re-ranking Person Re-identification
+    """Re-ranks by the common reciprocal neighbours of two images: Zhong et al., "Re-ranking Person Re-identification
     with k-reciprocal Encoding", CVPR 2017, Eq. 3 to 12.
 
     With the cosine distance ``d = 1 - s``:
