@@ -156,14 +156,17 @@ def _(
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    thresholds, values, *ctx.step = inputs
+    thresholds, values, ctx.temperature, ctx.linear_from, ctx.slope = inputs
     ctx.save_for_backward(thresholds, values)
 
 
 def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-    if ctx.step[0] == 0:
+    if ctx.temperature == 0:
         return (None,) * 5
-    grad_thresholds, grad_values = _count_above_backward(upstream, *ctx.saved_tensors, *ctx.step)
+    thresholds, values = ctx.saved_tensors
+    grad_thresholds, grad_values = _count_above_backward(
+        upstream, thresholds, values, ctx.temperature, ctx.linear_from, ctx.slope
+    )
     return grad_thresholds, grad_values, None, None, None
 
 
