@@ -227,8 +227,12 @@ _VARIANTS: list[Case] = [
     Case(BlackboxAPLoss, references.blackbox_ap, {"margin": 0.5, "interpolation": 0.3}),
     Case(HistogramLoss, references.histogram, {"bins": 1}),
     Case(HistogramLoss, references.histogram, {"bins": 7}),
-    # Every miner with one loss, and one miner with every loss.
+    # Every miner with one loss.
     *(_mined(ContrastiveLoss, references.contrastive, miner, reduction="anchors") for miner in MINERS),
+]
+
+_MINED: list[Case] = [
+    # One miner with every loss.
     *(_mined(case.kind, case.reference, "multi-similarity") for case in DEFAULTS.values() if not case.arguments),
     *(_mined(case.kind, case.reference, "distance-weighted") for case in DEFAULTS.values() if not case.arguments),
 ]
@@ -240,5 +244,8 @@ def _name(case: Case) -> str:
     return f"{case.kind.__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"
 
 
-CASES: dict[str, Case] = DEFAULTS | {_name(case): case for case in _VARIANTS}
-"""All of them in all their variants."""
+PATHS: dict[str, Case] = DEFAULTS | {_name(case): case for case in _VARIANTS}
+"""All of them in the variants that run code of their own."""
+
+CASES: dict[str, Case] = PATHS | {_name(case): case for case in _MINED}
+"""These, and every loss with the pairs that miners leave it."""

@@ -17,16 +17,16 @@ ABSENT = {"shuffled": 3, "many classes": 20, "one class": 1, "one sample": 4}
 SIZES = [*((name, 0) for name in BATCHES if name != "zero vector"), *ABSENT.items()]
 
 
-@pytest.mark.parametrize(("batch", "absent"), SIZES)
 @pytest.mark.parametrize("case", CASES)
-def test_value_and_gradients_are_the_formulas(case: str, batch: str, absent: int) -> None:
-    classes = classes_of(BATCHES[batch]) + absent
-    if case == "ProxyNCA" and classes == 1:
-        pytest.skip("one class has no others")
-    got, expected = (of(BATCHES[batch], classes) for of in (CASES[case].values, CASES[case].values_by_hand))
-    if case.startswith("ArcFace") and batch == "one dimension":  # angles of 0 and pi have no slope
-        got, expected = got[:1], expected[:1]
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+def test_value_and_gradients_are_the_formulas(case: str) -> None:
+    for name, absent in SIZES:
+        classes = classes_of(BATCHES[name]) + absent
+        if case == "ProxyNCA" and classes == 1:
+            continue  # one class has no others
+        got, expected = (of(BATCHES[name], classes) for of in (CASES[case].values, CASES[case].values_by_hand))
+        if case.startswith("ArcFace") and name == "one dimension":  # angles of 0 and pi have no slope
+            got, expected = got[:1], expected[:1]
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize(

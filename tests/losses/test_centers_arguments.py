@@ -56,13 +56,14 @@ IMPOSSIBLE: list[tuple[type[CenterBasedLoss], str, object]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "name", "value"), IMPOSSIBLE)
-def test_impossible_arguments(kind: type[CenterBasedLoss], name: str, value: object) -> None:
-    with pytest.raises(InputError) as error:
-        kind(**{name: value})
-    message = str(error.value)
-    assert message.startswith(f"{kind.__name__}: {name} = {value!r} must ")
-    assert "\n" not in message
+@pytest.mark.parametrize("kind", sorted({kind for kind, _, _ in IMPOSSIBLE}, key=lambda kind: kind.__name__))
+def test_impossible_arguments(kind: type[CenterBasedLoss]) -> None:
+    for name, value in [(name, value) for of, name, value in IMPOSSIBLE if of is kind]:
+        with pytest.raises(InputError) as error:
+            kind(**{name: value})
+        message = str(error.value)
+        assert message.startswith(f"{kind.__name__}: {name} = {value!r} must ")
+        assert "\n" not in message
 
 
 @pytest.mark.parametrize("case", DEFAULTS)
