@@ -135,4 +135,4 @@ def _nullable(column: pd.Series) -> pd.Series:
 
 
 def _as_text(column: pd.Series) -> pd.Series:
-    return column.map(str, na_action="ignore").astype("str")
+    return column.astype(object).map(str, na_action="ignore").infer_objects()
