@@ -17,6 +17,7 @@ from vicinal.training.recipe_schema import setting_names
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 DOCUMENTS = [README, *sorted(page for page in DOCS.rglob("*.md") if page.parent.name != "tutorials")]
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+SET_UP = ["python3 -m venv .venv", "source .venv/bin/activate", "pip install ."]  # a test has all that already
 # What makes the commands possible without a network, and quick; all else is as written.
 WITHOUT_NETWORK = {"train": [*SMALL, "--batch_size=4"]}
 
@@ -31,7 +32,9 @@ def python_without_network(block: str) -> str:
 
 
 def test_the_readmes_commands(folder: Path) -> None:
-    commands = [line for block in blocks(ROOT / "README.md", "bash") for line in block.splitlines() if line]
+    lines = [line for block in blocks(README, "bash") for line in block.splitlines() if line]
+    assert lines[:3] == SET_UP
+    commands = lines[3:]
     assert len(commands) == 6
     for command in commands:
         program, verb, *arguments = shlex.split(command, comments=True)

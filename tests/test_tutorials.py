@@ -17,14 +17,12 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, SMALL
-from tests.test_documents import python_without_network
+from tests.test_documents import SET_UP, python_without_network
 from vicinal.cli.main import main
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 BLOCK = re.compile(r"^```(bash|python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"# ([\w.]+\.(?:py|yaml))\n")
-# What a reader does and a test cannot: another virtual environment, and packages from the network.
-SET_UP = ("python3 -m venv .venv", "source .venv/bin/activate", "pip install .")
 
 
 def run_command(line: str) -> None:

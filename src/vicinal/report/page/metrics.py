@@ -17,7 +17,7 @@ MEANINGS = {
     "positives_recall@": "of the images of the query's class, those among the first {}",
     "mAP@": "average precision of the first {} images",
     "recall@1": "queries whose nearest image is of their class",
-    "mAP@R": "as R-precision, and the earlier the hits stand the more they count",
+    "mAP@R": "R-precision in which hits at earlier ranks count more",
     "R-precision": "of the first R images, those of the query's class, which has R images to find",
     "mAP": "average precision of the whole ranking: precision at each image of the class, averaged",
     "MRR": "mean of 1 / rank of the first image of the query's class",

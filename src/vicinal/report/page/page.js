@@ -38,7 +38,7 @@ function setTheme(name) {
   theme = Object.hasOwn(themes, name) ? name : "system";
   if (theme === "system") delete root.dataset.theme;
   else root.dataset.theme = theme;
-  byId("theme").textContent = "Colours: " + themes[theme];
+  byId("theme").textContent = "Colors: " + themes[theme];
   redraw();
 }
 function stored(name) { // files opened from disk may have no storage

@@ -33,7 +33,7 @@ def queries_section(frames: ImageFrames, neighbors: QueryNeighbors, evaluation: 
         "and of each class one query as long as there are classes."
     )
     parts = [_list(title, rows.tolist(), frames, neighbors, evaluation) for title, rows in lists.items()]
-    return section("queries", "Queries and their neighbours", lead, note(KEY), *parts)
+    return section("queries", "Queries and their neighbors", lead, note(KEY), *parts)
 
 
 def _list(
