@@ -31,7 +31,7 @@ from vicinal.cli.main import main
 
 PUBLIC_PACKAGES = (
     "losses", "mining", "weighting", "mixing", "memory", "similarity", "models", "data", "data.benchmarks", "training",
-    "retrieval", "evaluation", "analysis", "report.page",
+    "retrieval", "evaluation", "analysis", "report", "report.page", "workflows",
 )  # fmt: skip
 HELP_COLUMNS = "100"
 

@@ -1,0 +1,150 @@
+"""The reference is complete: every public name, setting and verb has a page, and the table of losses is true."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+import vicinal
+from tests.conftest import ROOT
+from vicinal import Recipe, RefinerRecipe, losses
+from vicinal.cli.main import VERBS
+from vicinal.losses import Loss
+from vicinal.memory import CrossBatchMemory
+from vicinal.mixing import SiMix
+from vicinal.training.base_recipe import BaseRecipe
+from vicinal.training.recipe_schema import Schema, Setting
+from vicinal.utils.errors import InputError
+
+REFERENCE = ROOT / "docs" / "reference"
+PAGES = {path.stem: path.read_text() for path in REFERENCE.glob("*.md")}
+TEXT = "\n".join(PAGES.values())
+INTERNAL = {"vicinal.report.page.markup", "vicinal.losses.contextual"}  # their public names belong to another package
+BASES = {"Loss", "PairLoss", "RowLoss", "RankingLoss", "CenterBasedLoss", "WeightedSum"}
+
+
+def load_extension() -> ModuleType:
+    path = ROOT / "docs" / "extensions" / "generated_reference.py"
+    spec = importlib.util.spec_from_file_location("generated_reference", path)
+    assert spec is not None
+    assert spec.loader is not None
+    extension = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(extension)
+    return extension
+
+
+def packages() -> list[str]:
+    """All packages and modules that say what they offer."""
+    source = ROOT / "src"
+    files = [path for path in sorted((source / "vicinal").rglob("*.py")) if "\n__all__ = " in path.read_text()]
+    names = [".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__") for path in files]
+    return [name for name in names if name != "vicinal" and name not in INTERNAL]
+
+
+def is_on_a_page(package: str, name: str) -> bool:
+    """Whether a page documents all names with a docstring of the package, or the name itself."""
+    value = getattr(importlib.import_module(package), name)
+    documents_all = f".. automodule:: {package}\n   :members:" in TEXT
+    has_docstring = (inspect.isclass(value) or inspect.isfunction(value)) and bool(value.__doc__)
+    alone = re.search(rf"^.. auto\w+:: vicinal[\w.]*\.{name}$", TEXT, re.MULTILINE)
+    return (documents_all and has_docstring) or alone is not None
+
+
+@pytest.mark.parametrize("package", packages())
+def test_every_public_name_is_on_a_page(package: str) -> None:
+    parent = package.rpartition(".")[0]  # vicinal.data exports most benchmarks too, and documents them
+    exported = importlib.import_module(parent).__all__ if parent != "vicinal" else ()
+    missing = [
+        name
+        for name in importlib.import_module(package).__all__
+        if not is_on_a_page(package, name) and not (name in exported and is_on_a_page(parent, name))
+    ]
+    assert not missing
+
+
+def test_the_build_checks_the_same_packages() -> None:
+    assert {f"vicinal.{name}" for name in load_extension().PUBLIC_PACKAGES} == set(packages())
+
+
+def test_every_name_of_the_top_package_is_on_its_page() -> None:
+    missing = [name for name in vicinal.__all__ if not re.search(rf"`{name}\b", PAGES["vicinal"])]
+    assert not missing
+
+
+def test_every_verb_is_on_the_page_of_the_command() -> None:
+    for verb in VERBS:
+        assert f"## vicinal {verb.__name__}\n\n```{{verb-help}} {verb.__name__}\n```" in PAGES["command"]
+
+
+def test_help_is_what_the_command_prints() -> None:
+    extension = load_extension()
+    assert extension.help_text().startswith("usage: vicinal [-h] [--version] VERB")
+    assert "--exclude_self" in extension.help_text("search")
+    assert "--optimizer.lr" in extension.help_text("train")
+
+
+def settings_in(schema: Schema, prefix: str = "") -> Iterator[str]:
+    for name, setting in schema.items():
+        if isinstance(setting, Setting):
+            yield prefix + name
+        else:
+            yield from settings_in(setting, f"{prefix}{name}.")
+
+
+@pytest.mark.parametrize("recipe", [Recipe, RefinerRecipe])
+def test_every_setting_is_in_the_reference_of_recipes(recipe: type[BaseRecipe]) -> None:
+    groups = list(load_extension().setting_groups(recipe.__name__))
+    shown = [action.dest for _, _, settings in groups for action in settings]
+    assert sorted(shown) == sorted(settings_in(recipe.schema()))
+    assert all(action.help for _, _, settings in groups for action in settings)
+
+
+def test_types_and_defaults_are_as_in_a_recipe() -> None:
+    extension = load_extension()
+    settings = {each.dest: each for _, _, group in extension.setting_groups("RefinerRecipe") for each in group}
+    shown = {
+        name: (extension.type_name(settings[name]._typehint), extension.default_text(settings[name].default))
+        for name in ("refiner.context", "max_grad_norm", "guardrail_metrics", "loss")
+    }
+    assert shown == {
+        "refiner.context": ("neighbors | self", "neighbors"),
+        "max_grad_norm": ("float | null", "null"),
+        "guardrail_metrics": ("list[str]", "[recall@1]"),
+        "loss": ("Loss", "MultiSimilarityLoss {base: 0.5}"),
+    }
+
+
+def rows_of_the_loss_table() -> dict[str, list[str]]:
+    text = (ROOT / "docs" / "guides" / "losses.md").read_text()
+    rows = re.findall(r"^\| \{py:class\}`~vicinal\.losses\.(\w+)` \|(.*)\|$", text, re.MULTILINE)
+    return {name: [cell.strip() for cell in cells.split("|")] for name, cells in rows}
+
+
+def accepts(wrapper: type[Loss], loss: Loss) -> bool:
+    try:
+        wrapper(loss, 8)  # type: ignore[call-arg]
+    except InputError:
+        return False
+    return True
+
+
+def test_every_loss_is_in_the_table() -> None:
+    assert set(rows_of_the_loss_table()) == set(losses.__all__) - BASES
+
+
+@pytest.mark.parametrize("name", sorted(rows_of_the_loss_table()))
+def test_the_table_says_what_a_loss_needs_and_takes(name: str) -> None:
+    _family, _paper, needs, options, *_cost = rows_of_the_loss_table()[name]
+    kind = getattr(losses, name)
+    arguments = inspect.signature(kind).parameters
+    taken = {f"`{each}`" for each in ("miner", "label_smoothing", "sample_rate", "sharded") if each in arguments}
+    taken |= {"memory"} if accepts(CrossBatchMemory, kind()) else set()
+    taken |= {"SiMix"} if accepts(SiMix, kind()) else set()
+    assert set(filter(None, options.split(", "))) == taken
+    assert ("number of classes" in needs) == issubclass(kind, losses.CenterBasedLoss)
