@@ -85,6 +85,7 @@ class BaseRecipe(ABC):
         names = sorted(groups, key=lambda name: name in LAST_GROUPS)
         sections = [groups[name] for name in names]
         ungrouped = parser._action_groups[1]
+        ungrouped.title = "training: batches, epochs and devices"
         sections.insert(names.index("loss") + 1 if cls.first_settings <= {*names} else 0, ungrouped)
         parser._action_groups = sections
         return parser.format_help()
