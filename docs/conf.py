@@ -38,7 +38,7 @@ exclude_patterns = ["_build"]
 nitpicky = True
 default_role = "code"  # single backticks in docstrings are code
 
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
@@ -106,7 +106,7 @@ def formulas_as_literal_blocks(app: Sphinx, what: str, name: str, obj: object, o
     for i in range(end - 1, 1, -1):
         before = next((line for line in reversed(lines[:i]) if line), "")
         if lines[i].startswith("    ") and not lines[i - 1] and re.match(r"[^\s\-*>](?!.*::$)", before):
-            lines[i:i] = ["::", ""]
+            lines[i:i] = [".. code-block:: text", ""]
 
 
 def public_bases(app: Sphinx, name: str, obj: type, options: Any, bases: list[Any]) -> None:
