@@ -33,7 +33,7 @@ PUBLIC_PACKAGES = (
     "losses", "mining", "weighting", "mixing", "memory", "similarity", "models", "data", "data.benchmarks", "training",
     "retrieval", "evaluation", "analysis", "report", "report.page", "workflows",
 )  # fmt: skip
-HELP_COLUMNS = "100"
+HELP_COLUMNS = "82"
 
 
 class VerbHelp(SphinxDirective):
