@@ -1,7 +1,8 @@
 """The tutorials are true: each page is worked through from top to bottom, in a folder of its own.
 
 Blocks of a page run in order: `bash` as commands, `python` in one namespace for the whole page. A block of Python or
-YAML whose first line is a comment with a file name is written to that file.
+YAML whose first line is a comment with a file name is written to that file. A block `text` right after another one is
+what that one prints.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.test_documents import SET_UP, python_without_network
 from vicinal.cli.main import main
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-BLOCK = re.compile(r"^```(bash|python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(bash|python|yaml)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"# ([\w.]+\.(?:py|yaml))\n")
 
 
@@ -62,13 +63,17 @@ def run_block(language: str, block: str, names: dict[str, Any]) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # that classes are few, or in several splits: the pages say so
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda path: path.stem)
-def test_a_tutorial_runs_from_top_to_bottom(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tutorial_runs_from_top_to_bottom(
+    page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.syspath_prepend(str(folder))
     blocks = BLOCK.findall(page.read_text())
-    assert any(language != "yaml" for language, _ in blocks)
+    assert any(language != "yaml" for language, *_ in blocks)
     names: dict[str, Any] = {"__name__": page.stem}
-    for language, block in blocks:
+    for language, block, printed in blocks:
+        capsys.readouterr()
         run_block(language, block, names)
+        assert not printed or capsys.readouterr().out.strip() == printed.strip()
     for module in Path.cwd().glob("*.py"):  # the page's own; another page may use the same name
         sys.modules.pop(module.stem, None)
 
