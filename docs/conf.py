@@ -68,7 +68,6 @@ nitpick_ignore_regex = [
 
 html_theme = "furo"
 html_title = f"Vicinal {release}"
-html_static_path = ["_static"]
 html_show_sphinx = False
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
