@@ -367,11 +367,11 @@ def test_global_random_state_is_neither_read_nor_changed() -> None:
 
 @pytest.mark.parametrize("case", DEFAULTS)
 def test_the_mixed_matrix_is_never_held(case: str) -> None:
-    tile_rows, n = 16, 480
+    tile_rows, n = 8, 240
     mixed = n * 5 // 2
     x, labels = torch.randn(n, 8, generator=torch.Generator().manual_seed(0)), torch.arange(n) // 4
     if "num_classes" in DEFAULTS[case].arguments:
-        labels, mixed = labels % 12, n + 12 * 40 * 39 // 2
+        labels, mixed = labels % 12, n + 12 * 20 * 19 // 2
     loss = SiMix(DEFAULTS[case].loss(tile_rows=tile_rows))
     assert len(mixtures(Batch(x, labels))) == mixed
     largest = largest_allocation(lambda: loss(x.clone().requires_grad_(), labels).backward())

@@ -491,14 +491,14 @@ def test_global_random_state_is_neither_read_nor_changed() -> None:
 
 
 def test_value_is_the_same_without_gradients() -> None:
-    for sample in (SAMPLES["16, k = 4"], SAMPLES["collapsed"], clusters(64, 4, 32, 0.5)):
+    for sample in (SAMPLES["16, k = 4"], SAMPLES["collapsed"], clusters(16, 4, 32, 0.5)):
         for options in VARIANTS.values():
-            loss = ContextualLoss(sample.k, **options)
+            loss, (expected, _) = ContextualLoss(sample.k, **options), ours(sample, **options)
             for without in (torch.no_grad, torch.inference_mode):
                 with without():
                     value = loss(sample.x, sample.labels)
                 assert not value.requires_grad
-                torch.testing.assert_close(value, ours(sample, **options)[0], rtol=1e-12, atol=1e-15)
+                torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-15)
 
 
 def test_gradient_is_linear_in_the_upstream_one() -> None:

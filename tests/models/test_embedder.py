@@ -1,6 +1,7 @@
 import jsonargparse
 import numpy as np
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -10,6 +11,7 @@ from vicinal.models import Embedder
 from vicinal.utils.errors import InputError
 
 BACKBONES = ["test_resnet", "test_vit", "test_convnext", "test_efficientnet"]
+IN_NEW_TIMM = [name for name in ["test_vit_relpos"] if timm.is_model(name)]
 SMALL = ImageTransform(size=32)
 
 
@@ -40,7 +42,7 @@ def test_norm_none_is_a_linear_layer_on_pooled_features():
     torch.testing.assert_close(model(images()), expected)
 
 
-@pytest.mark.parametrize("backbone", [*BACKBONES, "test_mambaout", "test_vit2", "test_vit_relpos", "test_nfnet"])
+@pytest.mark.parametrize("backbone", [*BACKBONES, "test_mambaout", "test_vit2", *IN_NEW_TIMM, "test_nfnet"])
 @pytest.mark.parametrize("pooling", ["avg", "max", "gem", "avg+max", "token"])
 def test_every_backbone_with_every_pooling(backbone, pooling):
     if pooling == "token" and backbone != "test_vit":

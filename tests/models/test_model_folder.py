@@ -9,6 +9,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import safetensors.torch
+import timm
 import torch
 import yaml
 
@@ -44,7 +45,7 @@ CASES = [
     ("test_convnext", {"pooling": "avg", "p": 2.0}),
     ("test_efficientnet", {"pooling": "gem", "p": 2.0}),
     ("test_mambaout", {"pooling": "avg+max"}),
-    ("test_vit_relpos", {"pooling": "max"}),
+    *([("test_vit_relpos", {"pooling": "max"})] if timm.is_model("test_vit_relpos") else []),  # not in old versions
 ]
 
 
