@@ -15,6 +15,7 @@ from timm.models import get_pretrained_cfg, load_pretrained, load_state_dict, mo
 from torch import nn
 
 from vicinal.data.transforms import ImageTransform
+from vicinal.utils.arguments import check_plain_values
 from vicinal.utils.errors import InputError, one_line
 
 WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
@@ -38,6 +39,8 @@ RESERVED_ARGS = frozenset(
         "scriptable",
         "exportable",
         "no_jit",
+        "device",
+        "dtype",
     }
 )
 
@@ -77,7 +80,7 @@ def create_backbone(
     """
     check_backbone_name(name)
     backbone_args = backbone_args or {}
-    _check_args(backbone_args)
+    check_backbone_args(backbone_args)
     if isinstance(pretrained, bool):
         return _create(name, pretrained, channels, image_size, backbone_args)
     state = read_weights(pretrained)
@@ -108,6 +111,25 @@ def check_backbone_name(name: str) -> None:
     tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{architecture}.*")]
     if tag and tag not in tags:
         raise InputError(f"backbone: {architecture} has no weights {tag!r}; there are: {', '.join(tags) or 'none'}")
+
+
+def check_backbone_args(backbone_args: Mapping[str, Any]) -> None:
+    """Check that more arguments of a backbone are plain values, none of which makes timm read files or the network.
+
+    Raises:
+        InputError: a value is not plain, as :func:`vicinal.utils.arguments.check_plain_values` says, or is reserved.
+
+    Example:
+        >>> check_backbone_args({"checkpoint_path": "weights.pth"})
+        Traceback (most recent call last):
+        vicinal.utils.errors.InputError: backbone_args: 'checkpoint_path' cannot be set here; Vicinal sets it itself
+    """
+    if not isinstance(backbone_args, Mapping):
+        raise InputError(f"backbone_args is {type(backbone_args).__name__}; give a mapping such as {{depth: 3}}")
+    check_plain_values("backbone_args", backbone_args)
+    reserved = sorted(RESERVED_ARGS & backbone_args.keys())
+    if reserved:
+        raise InputError(f"backbone_args: {reserved[0]!r} cannot be set here; Vicinal sets it itself")
 
 
 def default_transform(name: str) -> ImageTransform:
@@ -154,12 +176,6 @@ def read_weights(path: str | Path) -> dict[str, Any]:
     if not state or not all(isinstance(value, (torch.Tensor, Mapping)) for value in state.values()):
         raise InputError(f"pretrained: {path} does not hold named tensors")
     return state
-
-
-def _check_args(backbone_args: Mapping[str, Any]) -> None:
-    reserved = sorted(RESERVED_ARGS & backbone_args.keys())
-    if reserved:
-        raise InputError(f"backbone_args: {reserved[0]!r} cannot be set here; Vicinal sets it itself")
 
 
 def _create(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
+from types import NoneType
 from typing import TypeGuard
 
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, one_line
+
+PLAIN_VALUES = "give numbers, text, true, false, null, or lists and mappings of these"
+MAX_PLAIN_DEPTH, MAX_PLAIN_VALUES = 16, 10_000
+"""Limits of nested values: a few aliases of a YAML file can stand for billions of values."""
 
 
 def check_positive(owner: object, **values: float | None) -> None:
@@ -58,3 +63,44 @@ def is_integer(value: object) -> TypeGuard[int]:
 def is_number(value: object) -> TypeGuard[float]:
     """Whether the value is a real number of Python or NumPy; a boolean is not one."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_plain_values(name: str, value: object) -> None:
+    """Check that a value is plain: a number, text, true, false, null, or a list or mapping of plain values.
+
+    A mapping with the key `class_path` is refused, as other programs create an object from it.
+
+    Raises:
+        InputError: something is of another type, the keys of a mapping are not text, or the values are nested too
+            deeply or too many.
+
+    Example:
+        >>> check_plain_values("backbone_args", {"layers": [1, 2], "act_layer": "gelu"})
+        >>> check_plain_values("backbone_args", {"act_layer": print})
+        Traceback (most recent call last):
+        vicinal.utils.errors.InputError: backbone_args.act_layer is of type builtin_function_or_method; give numbers, \
+text, true, false, null, or lists and mappings of these
+    """
+    pending, count = [(name, value, 0)], 0
+    while pending:
+        where, item, depth = pending.pop()
+        count += 1
+        if depth > MAX_PLAIN_DEPTH or count > MAX_PLAIN_VALUES:
+            limits = f"{MAX_PLAIN_DEPTH} levels or {MAX_PLAIN_VALUES:,} values"
+            raise InputError(f"{name} has more than {limits}; give fewer")
+        if isinstance(item, Mapping):
+            _check_keys(where, item)
+            pending += [(f"{where}.{key}", each, depth + 1) for key, each in item.items()]
+        elif isinstance(item, (list, tuple)):
+            pending += [(f"{where}[{i}]", each, depth + 1) for i, each in enumerate(item)]
+        elif not isinstance(item, (str, int, float, NoneType)):
+            raise InputError(f"{one_line(where, 80)} is of type {type(item).__name__}; {PLAIN_VALUES}")
+
+
+def _check_keys(where: str, mapping: Mapping[object, object]) -> None:
+    where = one_line(where, 80)
+    if "class_path" in mapping:
+        raise InputError(f"{where}: class_path would create an object; {PLAIN_VALUES}")
+    for key in mapping:
+        if not isinstance(key, str):
+            raise InputError(f"{where}: the key {one_line(repr(key), 80)} is not text; {PLAIN_VALUES}")
