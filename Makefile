@@ -1,7 +1,7 @@
 # make demo   trains on handwritten digits, evaluates on digits never seen, indexes, searches, shows the result
 # make test   what says that the project is sound: lint, types, documentation, tests, doctests, the README's commands
 #             (make test-all: the tests marked slow too)
-# make docs   builds the documentation site into build/docs; a warning or a broken link is an error
+# make docs   builds the documentation site into build/docs; a warning or a broken link is an error, also in old pages
 # Each sets up .venv first, pinned by constraints.txt; all they need is Python 3.11, pip, make and git.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -32,7 +32,7 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 docs: $(INSTALLED)
-	$(BIN)/sphinx-build --fail-on-warning --nitpicky --keep-going --quiet --jobs 2 docs $(SITE)
+	$(BIN)/sphinx-build --fresh-env --fail-on-warning --nitpicky --keep-going --quiet --jobs 2 docs $(SITE)
 	@echo "$(SITE)/index.html"
 
 tests: $(INSTALLED)
