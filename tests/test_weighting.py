@@ -450,7 +450,7 @@ def test_table_2(name: str, loss: Loss, expected: str) -> None:
 
 
 def test_the_table_in_the_documents() -> None:
-    text = (ROOT / "docs" / "losses.md").read_text()
+    text = (ROOT / "docs" / "guides" / "losses.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \|.*\| ([a-z]+|-) \| ([SPN]+) \|$", text, re.MULTILINE)
     abstract = {"Loss", "PairLoss", "RowLoss", "RankingLoss", "WeightedSum"}
     assert {name for name, _, _ in rows} == set(vicinal.losses.__all__) - abstract - {"ContextualLoss"} - OF_CENTERS
@@ -633,7 +633,9 @@ def test_in_a_recipe(tmp_path: Path) -> None:
     path.write_text("loss: {class_path: vicinal.weighting.WeightedPairLoss, init_args: {rule: EqualWeights}}\n")
     loss = Recipe.load(path).create_loss()
     assert (loss.rule, loss.miner, loss.reduction) == (EqualWeights(), None, "sum")
-    (shown,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "losses.md").read_text(), re.MULTILINE | re.DOTALL)
+    (shown,) = re.findall(
+        r"^```yaml\n(.*?)^```", (ROOT / "docs" / "guides" / "losses.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     path.write_text(shown)
     assert isinstance(Recipe.load(path).create_loss().rule.loss, BinomialDevianceLoss)
 
