@@ -197,7 +197,7 @@ def test_built_from_the_command_line():
     parser.add_class_arguments(Embedder, "model")
     words = ["--model.backbone=test_resnet", "--model.dim=16", "--model.pretrained=false", "--model.pooling=avg+max"]
     words += ["--model.transform.size=48", "--model.backbone_args={channels: [4, 4, 8, 8]}", "--model.projector=32"]
-    model = parser.instantiate_classes(parser.parse_args(words)).model
+    model = parser.instantiate(parser.parse_args(words)).model
     assert isinstance(model, Embedder)
     assert (model.dim, model.transform.size, model.num_features) == (16, 48, 8)
     assert parser.parse_args(["--model.pretrained=weights.pth"]).model.pretrained == "weights.pth"

@@ -222,7 +222,8 @@ def test_an_index_is_measured_without_what_was_deleted(files: Path, capsys) -> N
     expected = evaluate(vectors[2:], table.take(np.arange(2, 72)))
     assert metrics_in(found) == pytest.approx(expected.metrics)
     assert Index.load("index").fingerprint() == "0123"
-    assert "holds embeddings already" in refused(capsys, "evaluate", "index", "--model", "m")
+    Path("model").mkdir()
+    assert "holds embeddings already" in refused(capsys, "evaluate", "index", "--model", "model")
 
 
 @pytest.fixture(scope="module")
