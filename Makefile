@@ -32,7 +32,7 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 docs: $(INSTALLED)
-	$(BIN)/sphinx-build --fresh-env --fail-on-warning --nitpicky --keep-going --quiet --jobs 2 docs $(SITE)
+	$(BIN)/sphinx-build --fresh-env --fail-on-warning --nitpicky --keep-going --quiet docs $(SITE)
 	@echo "$(SITE)/index.html"
 
 tests: $(INSTALLED)
