@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 import docstring_parser
 import yaml
 
-from vicinal.utils.console import is_main_process
+from vicinal.utils.console import is_main_process, printable
 
 Settings = TypeVar("Settings")
 Arguments = argparse.Namespace
@@ -41,16 +41,22 @@ class Parser(argparse.ArgumentParser):
 def fail(name: str, message: str, status: int) -> int:
     """Print an error in one line, and return the exit status."""
     # Every process prints its errors: the one that failed need not be the main one.
-    print(f"{name}: error: {' '.join(message.split())}", file=sys.stderr)
+    print(printable(f"{name}: error: {' '.join(message.split())}"), file=sys.stderr)
     return status
 
 
 def print_result(result: Any) -> None:
-    """Print a result to stdout: text as it is, anything else as JSON."""
+    """Print a result to stdout: text as it is, anything else as JSON.
+
+    On a terminal, characters that would control it are escaped; so are characters that its encoding does not have.
+    """
     import json
 
     if is_main_process():
-        print(result if isinstance(result, str) else json.dumps(result, indent=2))
+        text = result if isinstance(result, str) else json.dumps(result, indent=2)
+        text = printable(text) if sys.stdout.isatty() else text
+        encoding = sys.stdout.encoding or "utf-8"
+        print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def with_underscores(word: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
+BIDIRECTIONAL = {"L", "R", "AL", "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+"""The classes of format characters that change the direction of the text after them."""
+
 
 @cache
 def stderr() -> Console:
@@ -22,15 +26,39 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def printable(text: str) -> str:
+    r"""A text that a terminal shows as it is: characters that would control the terminal are escaped.
+
+    These are the control characters but the end of a line and the tabulator, characters that change the direction of
+    text, and lone surrogates. Labels and file names may hold any of them.
+
+    Example:
+        >>> print(printable("owl\x1b[2J \u202egpj.exe"))
+        owl\x1b[2J \u202egpj.exe
+    """
+    return "".join(_escape(each) if _is_controlling(each) else each for each in text)
+
+
+def _is_controlling(character: str) -> bool:
+    category = unicodedata.category(character)
+    if category in ("Cc", "Cs", "Zl", "Zp"):
+        return character not in "\n\t"
+    return category == "Cf" and unicodedata.bidirectional(character) in BIDIRECTIONAL
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
 def is_main_process() -> bool:
     """Whether this process prints messages; a launcher numbers the others in LOCAL_RANK."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def log(message: str) -> None:
-    """Print one line on stderr, without any markup."""
+    """Print one line on stderr, without any markup; characters that would control the terminal are escaped."""
     if is_main_process():
-        stderr().print(message, markup=False)
+        stderr().print(printable(message), markup=False)
 
 
 def progress_bar() -> Progress:

@@ -1,4 +1,7 @@
-"""Atomic writes: other processes see a file or folder as it was or as it is when complete, never in between."""
+"""Files of users: what may be read, and atomic writes.
+
+Other processes see a file or folder as it was or as it is when complete, never in between.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,40 @@ import glob
 import os
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from vicinal.utils.errors import InputError, unreadable
+
 # A temporary file that has not been written to for this long belongs to a process that was killed.
 STALE_SECONDS = 60
+
+
+def check_regular_file(path: str | Path) -> None:
+    """Check that a path is a file of data. Opening a pipe may wait for ever, and reading a device may not end.
+
+    Raises:
+        InputError: nothing is there, or a folder, pipe, socket or device.
+
+    Example:
+        >>> check_regular_file("/dev/null")
+        Traceback (most recent call last):
+            ...
+        vicinal.utils.errors.InputError: /dev/null: is a pipe, socket or device; give a file
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except ValueError:  # a null character
+        raise InputError(f"{str(path)!r}: no such file") from None
+    if stat.S_ISDIR(mode):
+        raise InputError(f"{path}: is a folder; give a file")
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path}: is a pipe, socket or device; give a file")
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

@@ -110,7 +110,7 @@ def _small_jpeg(path: str, size: int) -> Image.Image | None:
     if not os.path.isfile(path):  # opening a pipe would block forever
         return None
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=["JPEG"]) as image:
             if image.format != "JPEG" or image.mode != "RGB":
                 return None
             image.draft("RGB", (2 * size, 2 * size))

@@ -1,0 +1,51 @@
+"""What is printed cannot control a terminal, and can be printed in any encoding."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from vicinal.cli.flags import fail, print_result
+from vicinal.utils.console import log, printable
+
+HOSTILE = "a\x1b]0;title\x07\x9b2J\u202egpj\u2066\u200f\u061c\x00\x7f\r\ud800\u2028z"
+SAFE = "a\\x1b]0;title\\x07\\x9b2J\\u202egpj\\u2066\\u200f\\u061c\\x00\\x7f\\r\\ud800\\u2028z"
+
+
+def test_controlling_characters_are_escaped_and_no_others() -> None:
+    assert printable(HOSTILE) == SAFE
+    ordinary = "Größe 猫 عربى 👩\u200d👧 é\n\tend"
+    assert printable(ordinary) == ordinary
+
+
+def test_messages_and_errors_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    log(HOSTILE)
+    assert fail("vicinal", HOSTILE, 2) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == SAFE
+    assert second == "vicinal: error: " + SAFE.replace("\\r", " ").replace("\\u2028", " ")
+
+
+class Terminal(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("encoding", "stream", "expected"),
+    [
+        ("utf-8", Terminal, "猫\\x1b[2J"),
+        ("ascii", Terminal, "\\u732b\\x1b[2J"),
+        ("utf-8", io.TextIOWrapper, "猫\x1b[2J"),  # a file or another program gets the data as they are
+        ("ascii", io.TextIOWrapper, "\\u732b\x1b[2J"),
+    ],
+)
+def test_results(encoding: str, stream: type, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", stream(buffer, encoding=encoding, write_through=True))
+    print_result("猫\x1b[2J")
+    written = buffer.getvalue()
+    monkeypatch.undo()
+    assert written.decode(encoding) == expected + "\n"
