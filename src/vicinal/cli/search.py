@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vicinal.cli.flags import Arguments, Parser, integer_from, print_result
@@ -23,7 +25,7 @@ from vicinal.utils.errors import InputError
 if TYPE_CHECKING:
     from vicinal.models import ContextRefiner
     from vicinal.retrieval import Index
-    from vicinal.workflows.sources import EmbeddedTable
+    from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader
 
 
 def add_index(parser: Parser) -> None:
@@ -38,6 +40,10 @@ def add_index(parser: Parser) -> None:
         "--kind", choices=["auto", "exact", "hnsw", "ivfpq"],
         help="exact compares with every image; hnsw is faster and nearly exact; ivfpq is small and approximate; "
         "auto (the default) is exact up to 100,000 images, then hnsw",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout", type=integer_from(0), default=600, metavar="SECONDS",
+        help="wait so long while another process writes the index (default: 600)",
     )  # fmt: skip
     add_refiner(parser, "refines every embedding by its nearest neighbors; an index that is built with a refiner needs "
                 "it for every --add and search too")  # fmt: skip
@@ -85,27 +91,69 @@ def _change(arguments: Arguments, refiner: ContextRefiner | None) -> Index:
 
     reader = read_embedding(arguments)
     if arguments.source:
-        embedded = reader.embed(arguments.source, arguments.split)
-        check_refiner(refiner, embedded)
-        index = Index.build(
-            embedded.vectors,
-            embedded.table,
-            arguments.kind or "auto",
-            model_fingerprint=embedded.fingerprint,
-            refiner=refiner,
-        )
-    else:
-        index = Index.load(arguments.index)
+        index = _build(arguments, reader, refiner)
+        _add_and_delete(index, arguments, refiner, _embed_added(arguments, reader))
+        index.save(arguments.index, arguments.timeout)
+        return index
+    index = Index.load(arguments.index)
     if arguments.add:
         index.check_refiner(refiner)
-        embedded = reader.embed(arguments.add, arguments.split)
-        _check_models(index, refiner, embedded)
-        index.add(embedded.vectors, embedded.table, refiner)
+    if not (arguments.add or arguments.delete):
+        return index
+    del index  # images are embedded while others may write; what they wrote is loaded afterwards
+    added = _embed_added(arguments, reader)
+    with Index.open(arguments.index, arguments.timeout) as index:
+        _add_and_delete(index, arguments, refiner, added)
+    return index
+
+
+def _build(arguments: Arguments, reader: EmbeddingReader, refiner: ContextRefiner | None) -> Index:
+    """A new index of the source."""
+    from vicinal.retrieval import Index
+
+    embedded = reader.embed(arguments.source, arguments.split)
+    check_refiner(refiner, embedded)
+    return Index.build(
+        embedded.vectors,
+        embedded.table,
+        arguments.kind or "auto",
+        model_fingerprint=embedded.fingerprint,
+        refiner=refiner,
+        made_with=_made_with(arguments, arguments.source),
+    )
+
+
+def _embed_added(arguments: Arguments, reader: EmbeddingReader) -> EmbeddedTable | None:
+    """The embeddings of the images to add, if any."""
+    return reader.embed(arguments.add, arguments.split) if arguments.add else None
+
+
+def _add_and_delete(
+    index: Index, arguments: Arguments, refiner: ContextRefiner | None, added: EmbeddedTable | None
+) -> None:
+    if added is not None:
+        index.check_refiner(refiner)
+        _check_models(index, refiner, added, _made_with(arguments, arguments.add))
+        index.add(added.vectors, added.table, refiner)
     if arguments.delete:
         index.delete(arguments.delete)
-    if arguments.source or arguments.add or arguments.delete:
-        index.save(arguments.index)
-    return index
+
+
+def _made_with(arguments: Arguments, source: str) -> dict[str, str]:
+    """The flags that make the embeddings of a source, with the places of their models and files."""
+    from vicinal.workflows.source_kind import source_kind
+
+    values = {name: getattr(arguments, name, None) for name in ("model", "scales", "max_size", "whitening", "refiner")}
+    if values["model"] is None and source_kind(source) == "run":
+        values["model"] = source
+    return {name: _place(value) for name, value in values.items() if value is not None}
+
+
+def _place(value: object) -> str:
+    """The value of a flag as text; the path of a file or folder in full."""
+    if isinstance(value, str):
+        return str(Path(value).expanduser().resolve()) if Path(value).expanduser().exists() else value
+    return " ".join(f"{each:g}" for each in value) if isinstance(value, Iterable) else str(value)
 
 
 def search(arguments: Arguments) -> None:
@@ -119,8 +167,9 @@ def search(arguments: Arguments) -> None:
     index, refiner = Index.load(arguments.index), load_refiner(arguments)
     index.check_refiner(refiner)
     found = []
+    made_with = _made_with(arguments, arguments.queries[0])
     for queries in read_embedding(arguments).embed_sources(arguments.queries):
-        _check_models(index, refiner, queries)
+        _check_models(index, refiner, queries, made_with)
         found += search_images(index, queries.vectors, queries.table, arguments.k, arguments.exclude_self, refiner)
     if arguments.grid:
         from vicinal.report.plots import neighbor_grid
@@ -130,7 +179,9 @@ def search(arguments: Arguments) -> None:
     print_result([each.to_dict() for each in found] if arguments.json else "\n\n".join(map(str, found)))
 
 
-def _check_models(index: Index, refiner: ContextRefiner | None, embedded: EmbeddedTable) -> None:
+def _check_models(
+    index: Index, refiner: ContextRefiner | None, embedded: EmbeddedTable, made_with: dict[str, str]
+) -> None:
     """Raise InputError if embeddings are of another model than those of the index or the refiner."""
-    index.check_model(embedded.fingerprint)
+    index.check_model(embedded.fingerprint, made_with)
     check_refiner(refiner, embedded)

@@ -69,11 +69,13 @@ def search_images(
         >>> search_images(Index.build(vectors, table), vectors, table, k=1)[0].matches[0]["label"]
         'cat'
     """
-    # A query that is in the index takes one match more; an index of only k images cannot give it.
-    num_matches = min(k + 1, max(k, len(index))) if exclude_self else k
-    query_ids = None if refiner is None or not table.has("path") else index.metadata.ids_by_path(table.paths)
-    neighbors = index.search(vectors, num_matches, refiner, query_ids)
-    known = {record["id"]: record for record in _records(index.metadata.lookup(np.unique(neighbors.ids)))}
+    with index.reading():  # so that no match is deleted before it is looked up
+        # A query that is in the index takes one match more; an index of only k images cannot give it.
+        num_matches = min(k + 1, max(k, len(index))) if exclude_self else k
+        query_ids = None if refiner is None or not table.has("path") else index.metadata.ids_by_path(table.paths)
+        neighbors = index.search(vectors, num_matches, refiner, query_ids)
+        found = index.metadata.lookup(np.unique(neighbors.ids))
+    known = {record["id"]: record for record in _records(found)}
     results = []
     for query, ids, scores in zip(_records(table.frame), neighbors.ids, neighbors.scores, strict=True):
         matches = [{**known[i], "score": float(score)} for i, score in zip(ids.tolist(), scores, strict=True)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -10,16 +12,20 @@ import numpy.typing as npt
 
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
-from vicinal.models.saving import check_same_model
 from vicinal.retrieval.index.faiss_engine import FaissEngine, Kind
+from vicinal.retrieval.index.made_with import check_made_with, check_same_fingerprint, refiner_flag
 from vicinal.retrieval.index.metadata import Metadata
 from vicinal.retrieval.index.refiner_context import RefinerContext
-from vicinal.retrieval.index.storage import IndexFiles
+from vicinal.retrieval.index.storage import IndexFiles, current_files, write_lock
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.refinement import refine
 from vicinal.retrieval.scores import Array, UnitVectors
+from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
+from vicinal.utils.locks import ReadWriteLock
+
+TIMEOUT = 600.0  # seconds to wait for another process that writes the same index
 
 
 class Index:
@@ -34,12 +40,18 @@ class Index:
     even beside `ivfpq`, which then saves little memory. Everything that is added or searched later needs the same
     refiner.
 
-    An index is made by :meth:`build` or :meth:`load`.
+    An index is made by :meth:`build`, :meth:`load` or :meth:`open`.
+
+    Threads may share an index: any number of them search while none adds or deletes, and one adds or deletes while none
+    searches; the others wait. Processes share the folder of an index: they read it at any time, and write it one at a
+    time. A process that loads an index, changes it and saves it does so within :meth:`open`, so that no other process
+    changes it in between.
 
     Attributes:
         metadata: one row per image that can be found: `id`, and the columns of its table; its own column `id` is called
             `id_of_table`.
         model_fingerprint: identifies the model that made the vectors; None if it is unknown.
+        made_with: the flags of `vicinal index` that made the vectors, such as `{"model": "run"}`; empty if unknown.
 
     Example:
         >>> import pandas as pd
@@ -57,11 +69,16 @@ class Index:
         metadata: Metadata,
         model_fingerprint: str | None = None,
         context: RefinerContext | None = None,
+        made_with: Mapping[str, str] | None = None,
     ) -> None:
         self._engine = engine
         self.metadata = metadata
         self.model_fingerprint = model_fingerprint
+        self.made_with = dict(made_with or {})
         self._context = context
+        self._lock, self._save_lock = ReadWriteLock(), ReadWriteLock()
+        self._saved: tuple[Path, Mapping[str, str]] | None = None  # the folder and the files that it was last equal to
+        self._locked_folder: Path | None = None  # whose lock is held
         self._verified_refiner: ContextRefiner | None = None
 
     @classmethod
@@ -72,6 +89,7 @@ class Index:
         kind: Literal["auto"] | Kind = "auto",
         model_fingerprint: str | None = None,
         refiner: ContextRefiner | None = None,
+        made_with: Mapping[str, str] | None = None,
     ) -> Index:
         """Build an index of all vectors.
 
@@ -85,6 +103,7 @@ class Index:
             model_fingerprint: identifies the model that made the vectors.
             refiner: refines every vector first, by its nearest among the others. These are found by comparing every
                 vector with every other, whatever the kind.
+            made_with: the flags of the command that made the vectors, which messages about other vectors name.
 
         Raises:
             InputError: vectors and table have different lengths, a vector contains NaN or infinity, there are too few
@@ -97,7 +116,7 @@ class Index:
             searched = UnitVectors(refine(refiner, vectors), "refined embedding")
         engine = FaissEngine.create(kind, searched)
         context = None if refiner is None else RefinerContext.create(engine.kind, unit, refiner)
-        index = cls(engine, Metadata.from_table(table, np.arange(len(unit))), model_fingerprint, context)
+        index = cls(engine, Metadata.from_table(table, np.arange(len(unit))), model_fingerprint, context, made_with)
         engine.add(searched)
         if context is not None:
             context.engine.add(unit)
@@ -132,6 +151,10 @@ class Index:
 
     def describe(self) -> dict[str, str | int | None]:
         """Return what the index is and contains, ready for JSON."""
+        with self._lock.read():
+            return {**self._facts(), **self.made_with}
+
+    def _facts(self) -> dict[str, str | int | None]:
         return {
             "kind": self.kind,
             "images": len(self),
@@ -141,14 +164,17 @@ class Index:
             "refiner_fingerprint": self.refiner_fingerprint,
         }
 
-    def check_model(self, fingerprint: str | None) -> None:
+    def check_model(self, fingerprint: str | None, made_with: Mapping[str, str] | None = None) -> None:
         """Refuse vectors of another model, which cannot be compared with these; None is an unknown model.
 
+        Args:
+            fingerprint: identifies the model of the vectors, and the steps after it.
+            made_with: the flags of the command that made the vectors, without `model` if they were stored.
+
         Raises:
-            InputError: both models are known and differ.
+            InputError: both models are known and differ; the message says by which flags.
         """
-        remedy = "use that model, or build the index again"
-        check_same_model(self.model_fingerprint, fingerprint, "the index was built with", remedy)
+        check_same_fingerprint(self.model_fingerprint, fingerprint, self.made_with, made_with or {})
 
     def check_refiner(self, refiner: ContextRefiner | None) -> None:
         """Refuse any refiner but the one that the index was built with, and none where it was built with one.
@@ -160,15 +186,18 @@ class Index:
         if refiner is None and expected is None:
             return
         if refiner is None:
-            raise InputError(f"the index holds embeddings refined by {expected}; give that refiner (--refiner)")
+            raise InputError(
+                f"the index holds embeddings refined by {expected}; "
+                f"give that refiner{refiner_flag(self.made_with) or ' (--refiner)'}"
+            )
         if expected is None:
             raise InputError("the index was built without a refiner; leave it out, or build the index again with it")
         if refiner is self._verified_refiner:  # a fingerprint reads all weights, which takes longer than a query
             return
         if (fingerprint := refiner.fingerprint()) != expected:
             raise InputError(
-                f"the index was built with the refiner {expected}, not with {fingerprint}; "
-                "use that refiner, or build the index again"
+                f"the index was built with the refiner {expected}{refiner_flag(self.made_with)}, "
+                f"not with {fingerprint}; use that refiner, or build the index again"
             )
         self._verified_refiner = refiner
 
@@ -194,6 +223,10 @@ class Index:
         self.check_refiner(refiner)
         unit = _checked_vectors(vectors, table)
         self._check_dim(unit)
+        with self._lock.write():
+            return self._add(unit, table, refiner)
+
+    def _add(self, unit: UnitVectors, table: Table, refiner: ContextRefiner | None) -> Integers:
         ids = np.arange(len(self._engine), len(self._engine) + len(unit), dtype=np.int64)
         metadata = self.metadata.concat(Metadata.from_table(table, ids))
         try:
@@ -211,7 +244,8 @@ class Index:
         Raises:
             InputError: there is no image with one of the ids.
         """
-        self.metadata = self.metadata.without(ids)
+        with self._lock.write():
+            self.metadata = self.metadata.without(ids)
 
     def vectors(self) -> Floats:
         """Return the vectors that are searched, in the order of `metadata`.
@@ -223,13 +257,14 @@ class Index:
 
         Example:
             >>> import pandas as pd
-                >>> index = Index.build(2 * np.eye(3, dtype=np.float32), Table(pd.DataFrame(index=range(3))))
+            >>> index = Index.build(2 * np.eye(3, dtype=np.float32), Table(pd.DataFrame(index=range(3))))
             >>> index.delete([0])
             >>> index.vectors()
             array([[0., 1., 0.],
                    [0., 0., 1.]], dtype=float32)
         """
-        return self._engine.take(self.metadata.ids)
+        with self._lock.read():
+            return self._engine.take(self.metadata.ids)
 
     def search(
         self,
@@ -262,50 +297,143 @@ class Index:
         self.check_refiner(refiner)
         queries = UnitVectors(vectors, "query")
         self._check_dim(queries)
+        with self._lock.read():
+            return self._search(queries, k, refiner, query_ids)
+
+    def _search(
+        self, queries: UnitVectors, k: int, refiner: ContextRefiner | None, query_ids: npt.ArrayLike | None
+    ) -> Neighbors:
         if not len(self):
             raise InputError("the index is empty; add images before searching")
-        if not 1 <= k <= len(self):
+        if not (is_integer(k) and 1 <= k <= len(self)):
             raise InputError(f"k = {k} is impossible in an index of {len(self)} images; use 1 to {len(self)}")
         own_ids = self._checked_query_ids(query_ids, len(queries))
         if self._context is not None and refiner is not None:
             queries = self._context.refine(queries, refiner, self.metadata.ids, own_ids)
         return self._engine.search(queries, k, self.metadata.ids)
 
-    def save(self, folder: str | Path) -> None:
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep other threads from changing the index during a block, such as a search and the lookup of its ids."""
+        with self._lock.read():
+            yield
+
+    def save(self, folder: str | Path, timeout: float = TIMEOUT) -> None:
         """Write the index; if the process is killed at any moment, the folder holds the old index or this one.
 
+        An index that was built replaces any other in the folder. One that was loaded from the folder, or saved to it
+        before, is refused if another process has changed the folder since; see :meth:`open`.
+
+        Args:
+            folder: the folder of the index; it is made if missing.
+            timeout: seconds to wait while another process writes it.
+
         Raises:
-            InputError: the folder holds something else.
+            InputError: the folder holds something else, another process has changed it since this index was loaded, or
+                another process still writes it after `timeout` seconds.
             OSError: a file cannot be written; the old index stays.
         """
+        path = Path(folder).resolve()
+        is_locked = self._locked_folder == path
+        with (
+            self._save_lock.write(),
+            nullcontext() if is_locked else write_lock(Path(folder), timeout),
+            self._lock.read(),
+        ):
+            self._save(Path(folder), path)
+
+    def _save(self, folder: Path, path: Path) -> None:
         if not self._is_consistent():
             raise InputError("adding to the index was interrupted; load it again before it is saved")
+        if self._saved is not None and self._saved[0] == path and current_files(path) not in (None, self._saved[1]):
+            raise InputError(
+                f"{folder}: another process has changed the index since it was loaded; load it again and repeat the "
+                "change, within Index.open to keep others from writing meanwhile"
+            )
         context = None if self._context is None else self._context.engine.to_bytes()
-        IndexFiles(self.describe(), self._engine.to_bytes(), self.metadata.frame, context).save(Path(folder))
+        config = {**self._facts(), "made_with": self.made_with}
+        files = IndexFiles(config, self._engine.to_bytes(), self.metadata.frame, context)
+        self._saved = path, files.save(folder)
 
     @classmethod
     def load(cls, folder: str | Path) -> Index:
         """Read an index that :meth:`save` wrote.
 
+        To change it, use :meth:`open`.
+
         Raises:
             InputError: there is no index, it is of a later format, or damaged.
         """
         files = IndexFiles.load(Path(folder))
-        config, context = files.config, None
         try:
-            engine = FaissEngine.from_bytes(files.vectors)
-            if files.context is not None:
-                context = RefinerContext(FaissEngine.from_bytes(files.context), config["refiner_fingerprint"])
-            index = cls(engine, Metadata(files.metadata), config["model_fingerprint"], context)
-        except (InputError, KeyError):
-            raise InputError(f"{folder}: the index is damaged; build it again") from None
-        if not (index.describe().items() <= config.items() and index._is_consistent()):
-            raise InputError(f"{folder}: the index is damaged; build it again")
+            index = cls._from_files(files)
+        except InputError as error:
+            raise InputError(f"{folder}: the index is damaged; build it again ({error})") from None
+        index._saved = Path(folder).resolve(), files.config["files"]
+        return index
+
+    @classmethod
+    @contextmanager
+    def open(cls, folder: str | Path, timeout: float = TIMEOUT) -> Iterator[Index]:
+        """Load an index for a block that changes it, and save it at the end; no other process writes it meanwhile.
+
+        If the block fails, nothing is saved. Other processes may read the index throughout; they see it as it was
+        until it is saved.
+
+        Args:
+            folder: the folder of the index.
+            timeout: seconds to wait while another process writes it.
+
+        Raises:
+            InputError: there is no index, it is of a later format, or damaged, or another process still writes it after
+                `timeout` seconds.
+            OSError: a file cannot be written; the old index stays.
+
+        Example:
+            >>> import pandas as pd, tempfile
+            >>> table = Table(pd.DataFrame({"label": ["cat", "dog"]}))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     Index.build(np.eye(2), table).save(folder)
+            ...     with Index.open(folder) as index:
+            ...         index.add(np.eye(2), table)
+            ...         index.delete([0])
+            ...     Index.load(folder)
+            array([2, 3])
+            Index(exact, 3 images, 2 dimensions)
+        """
+        if current_files(Path(folder)) is None:
+            cls.load(folder)  # says what is wrong, before a lock is made in the folder
+        with write_lock(Path(folder), timeout):
+            index = cls.load(folder)
+            index._locked_folder = Path(folder).resolve()
+            try:
+                yield index
+                index.save(folder)
+            finally:
+                index._locked_folder = None
+
+    @classmethod
+    def _from_files(cls, files: IndexFiles) -> Index:
+        """Return the index of an index's files.
+
+        Raises:
+            InputError: they do not belong together, or are not what an index holds.
+        """
+        config, context = files.config, None
+        made_with = config.get("made_with", {})
+        check_made_with(made_with)
+        engine = FaissEngine.from_bytes(files.vectors)
+        if files.context is not None:
+            context = RefinerContext(FaissEngine.from_bytes(files.context), config.get("refiner_fingerprint", ""))
+        metadata = Metadata.from_stored(files.metadata)
+        index = cls(engine, metadata, config.get("model_fingerprint"), context, made_with)
+        if not (index._facts().items() <= config.items() and index._is_consistent()):
+            raise InputError("its files do not belong together")
         return index
 
     def _is_consistent(self) -> bool:
         """Return whether the ids of the metadata are in the engine and ascend, and the context has the same ids."""
-        ids = self.metadata.ids if "id" in self.metadata.frame else np.array([-1])
+        ids = self.metadata.ids
         is_ordered = len(ids) == 0 or (ids[0] >= 0 and (np.diff(ids) > 0).all() and ids[-1] < len(self._engine))
         if self._context is None:
             return bool(is_ordered)

@@ -10,9 +10,11 @@ import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
 from vicinal.data.table import Table
+from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError
 
+MAX_ID = np.iinfo(np.int64).max
 TABLE_ID = "id_of_table"  # what a table's own column `id` is called in the index
 # types of columns that would otherwise become floats or objects where values are missing
 NULLABLE: dict[str, ExtensionDtype] = {"b": pd.BooleanDtype(), "i": pd.Int64Dtype(), "u": pd.UInt64Dtype()}
@@ -46,10 +48,24 @@ class Metadata:
         frame.insert(0, "id", ids)
         return cls(frame)
 
+    @classmethod
+    def from_stored(cls, frame: pd.DataFrame) -> Metadata:
+        """Take a frame that was read from a file.
+
+        Raises:
+            InputError: it is not one that `frame` of a metadata can be.
+        """
+        columns = frame.columns
+        if not (columns.is_unique and all(isinstance(column, str) for column in columns) and "id" in columns):
+            raise InputError("its metadata must have columns of different names, one of them 'id'")
+        if frame["id"].dtype != np.int64:
+            raise InputError(f"its ids are {frame['id'].dtype}, they must be int64")
+        return cls(frame.reset_index(drop=True))
+
     def __len__(self) -> int:
         return len(self.frame)
 
-    @property
+    @cached_property
     def ids(self) -> Integers:
         """The ids, int64 [images]."""
         return self.frame["id"].to_numpy()
@@ -102,9 +118,14 @@ class Metadata:
         Raises:
             InputError: there is no image with one of the ids.
         """
-        wanted = np.asarray(ids, dtype=np.int64).ravel()
-        unknown = wanted[~np.isin(wanted, self.ids)]
-        if len(unknown):
+        given = np.asarray(ids).ravel()
+        values = given.tolist()
+        if given.dtype.kind not in "iu" and not all(map(is_integer, values)):
+            raise InputError(f"ids are of type {given.dtype}; expected integers")
+        unknown = [value for value in values if abs(value) > MAX_ID]  # such integers would overflow
+        wanted = np.array([] if unknown else values, dtype=np.int64)
+        unknown = unknown or wanted[~np.isin(wanted, self.ids)].tolist()
+        if unknown:
             raise InputError(f"the index has no id {unknown[0]}; it was never given or is deleted")
         return np.searchsorted(self.ids, wanted).astype(np.int64)
 

@@ -1,20 +1,30 @@
 """The folder of an index: data files named by their content, and a `config.json` that names the current ones.
 
 `config.json` is replaced last, in one step, so a reader sees the old files or the new ones, never a mixture. Data files
-that the config no longer names are deleted afterwards. Any number of processes may read while one writes.
+that the config no longer names are deleted afterwards. Any number of processes may read while one writes: a reader
+opens all files before it reads them, and an open file stays readable when it is deleted. Processes write one at a time,
+by a lock.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.files import temporary_files, write_bytes
+from vicinal.utils.locks import hold_lock
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +34,9 @@ CONFIG = "config.json"
 VECTORS, CONTEXT, METADATA = "vectors", "context", "metadata"  # the data files, such as vectors-<hash>.faiss
 SUFFIXES = {VECTORS: ".faiss", CONTEXT: ".faiss", METADATA: ".parquet"}
 PARTS = {1: {VECTORS, METADATA}, 2: {VECTORS, CONTEXT, METADATA}}  # by version; only refined indexes need the second
-READ_ATTEMPTS = 5
+READ_ATTEMPTS, READ_PAUSE = 5, 0.01  # a writer may delete files between the reading of their names and their opening
+LOCK = ".lock"
+MAX_CONFIG_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,7 @@ class IndexFiles:
     Example:
         >>> import pandas as pd, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     IndexFiles({"dim": 2}, b"vectors", pd.DataFrame({"id": [0]})).save(Path(folder))
+        ...     names = IndexFiles({"dim": 2}, b"vectors", pd.DataFrame({"id": [0]})).save(Path(folder))
         ...     files = IndexFiles.load(Path(folder))
         >>> files.config["dim"], files.vectors, len(files.metadata), files.context
         (2, b'vectors', 1, None)
@@ -51,17 +63,19 @@ class IndexFiles:
     metadata: pd.DataFrame
     context: bytes | None = None
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> dict[str, str]:
         """Replace the index in `folder` by this one; the folder is made if missing, other files in it stay.
+
+        The caller holds the lock, see :func:`write_lock`.
+
+        Returns:
+            The names of the data files, which identify the content.
 
         Raises:
             InputError: `folder` is a file, or holds the config of something else.
             OSError: a file cannot be written; the old index stays.
         """
-        if folder.is_file():
-            raise InputError(f"{folder} is a file; an index is saved to a folder")
-        if (folder / CONFIG).exists():
-            _read_config(folder)
+        _check_target(folder)
         parquet = BytesIO()
         self.metadata.to_parquet(parquet, index=False)
         data = {VECTORS: self.vectors, METADATA: parquet.getvalue()}
@@ -76,6 +90,7 @@ class IndexFiles:
             write_bytes(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
         finally:
             _delete_unused(folder)
+        return names
 
     @classmethod
     def load(cls, folder: Path) -> IndexFiles:
@@ -84,49 +99,106 @@ class IndexFiles:
         Raises:
             InputError: there is no index, it is of a later format, or damaged.
         """
-        import pandas as pd
-
-        for attempt in range(READ_ATTEMPTS):
+        for _ in range(READ_ATTEMPTS):
             config = _read_config(folder)
             try:
-                data = {part: _read_part(folder, config, part) for part in config["files"]}
-                return cls(config, data[VECTORS], pd.read_parquet(BytesIO(data[METADATA])), data.get(CONTEXT))
-            except FileNotFoundError as error:  # a writer may just have replaced the config and deleted these files
-                if attempt == READ_ATTEMPTS - 1 or _read_config(folder) == config:
-                    raise InputError(
-                        f"{folder}: the index is damaged, {error.filename} is missing; build it again"
-                    ) from None
-        raise AssertionError("unreachable")
+                with ExitStack() as stack:
+                    opened = {part: stack.enter_context(_open(folder / name)) for part, name in config["files"].items()}
+                    data = {part: _read_part(file, part) for part, file in opened.items()}
+            except FileNotFoundError as error:
+                missing = error.filename
+                time.sleep(READ_PAUSE)
+                continue
+            metadata = _parse_metadata(folder / config["files"][METADATA], data[METADATA])
+            return cls(config, data[VECTORS], metadata, data.get(CONTEXT))
+        raise InputError(f"{folder}: the index is damaged, {missing} is missing; build it again")
+
+
+@contextmanager
+def write_lock(folder: Path, timeout: float) -> Iterator[None]:
+    """Hold the lock of the index in `folder` for a block: no other process writes; the folder is made if missing.
+
+    Raises:
+        InputError: `folder` is a file or holds the config of something else, or the lock is still held after `timeout`
+            seconds.
+        OSError: the folder cannot be written.
+    """
+    _check_target(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_lock(folder / LOCK, timeout, f"write the index {folder}"):
+        yield
+
+
+def current_files(folder: Path) -> dict[str, str] | None:
+    """Return the names of the data files of the index in `folder`, which identify its content; None without one."""
+    return _read_config(folder)["files"] if (folder / CONFIG).exists() else None
+
+
+def _check_target(folder: Path) -> None:
+    """Raise InputError if an index cannot be saved to `folder`."""
+    if folder.is_file():
+        raise InputError(f"{folder} is a file; an index is saved to a folder")
+    if (folder / CONFIG).exists():
+        _read_config(folder)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        with _open(path) as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+        config = json.loads(content) if len(content) <= MAX_CONFIG_BYTES else None
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{folder} is not an index: it has no {CONFIG}; build one with `vicinal index`") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"{path} is not the config of an index: it is not JSON") from None
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise InputError(f"{path} is not the config of an index: its format is not {FORMAT!r}")
     if config.get("version") not in list(PARTS):
-        raise InputError(f"{path} has version {config.get('version')}; this Vicinal reads versions 1 and 2")
+        version = one_line(str(config.get("version")), 80)
+        raise InputError(f"{path} has version {version}; this Vicinal reads versions 1 and 2")
     names = config.get("files")
     if (
         not isinstance(names, dict)
         or set(names) != PARTS[config["version"]]
-        or any(Path(str(name)).name != name for name in names.values())
+        or not all(re.fullmatch(f"{part}-[0-9a-f]{{32}}{SUFFIXES[part]}", str(names[part])) for part in names)
     ):
         raise InputError(f"{path} is damaged: it does not name the index's files; build the index again")
     return config
 
 
-def _read_part(folder: Path, config: dict[str, Any], part: str) -> bytes:
-    name = config["files"][part]
-    data = (folder / name).read_bytes()
-    if name != f"{part}-{_digest(data)}{SUFFIXES[part]}":
-        raise InputError(f"{folder / name} is damaged: its content is not what was written; build the index again")
+def _open(path: Path) -> BinaryIO:
+    """Open a regular file; the reading of another kind of file might block, or never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise InputError(f"{path} is not a regular file; build the index again")
+    return path.open("rb")
+
+
+def _read_part(file: BinaryIO, part: str) -> bytes:
+    path, size, memory = Path(file.name), os.fstat(file.fileno()).st_size, _memory()
+    if size > memory:
+        raise InputError(f"{path} has {size / 1e9:.1f} GB, more than the memory of this machine, {memory / 1e9:.1f} GB")
+    data = file.read()
+    if path.name != f"{part}-{_digest(data)}{SUFFIXES[part]}":
+        raise InputError(f"{path} is damaged: its content is not what was written; build the index again")
     return data
+
+
+def _memory() -> int:
+    """Return the bytes of memory that this machine has; without a limit where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return sys.maxsize
+
+
+def _parse_metadata(path: Path, data: bytes) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        return pd.read_parquet(BytesIO(data))
+    except Exception as error:  # Arrow and pandas raise many types of errors on damaged files and exotic columns
+        raise InputError(f"{path}: not a Parquet file that can be read ({one_line(error)})") from None
 
 
 def _delete_unused(folder: Path) -> None:
@@ -140,7 +212,8 @@ def _delete_unused(folder: Path) -> None:
         unused += [*folder.glob(f"{part}-*{suffix}"), *folder.glob(f".{part}-*{suffix}.*.tmp")]
     for path in unused:
         if path.name not in current:
-            path.unlink(missing_ok=True)
+            with suppress(PermissionError):  # where a reader has it open on Windows; the next writer deletes it
+                path.unlink(missing_ok=True)
 
 
 def _digest(data: bytes) -> str:

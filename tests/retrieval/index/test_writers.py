@@ -1,0 +1,249 @@
+"""Several processes and threads that write one index, or read it meanwhile: nothing is lost, nothing is torn."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from vicinal.cli.main import main
+from vicinal.data import Table, save_embeddings
+from vicinal.retrieval import Index, search_images
+from vicinal.utils.errors import InputError
+from vicinal.utils.locks import ReadWriteLock, hold_lock
+
+FORK = multiprocessing.get_context("fork")
+DIM, SIZE = 8, 40
+
+
+def vectors(seed: int, rows: int = SIZE) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, DIM)).astype(np.float32)
+
+
+def table(name: str, rows: int = SIZE) -> Table:
+    return Table(pd.DataFrame({"path": [f"/{name}/{number}.png" for number in range(rows)]}))
+
+
+def start(target: Callable[..., None], *arguments: object) -> multiprocessing.process.BaseProcess:
+    def run() -> None:
+        faiss.omp_set_num_threads(1)  # the threads of the parent are not in a forked process
+        torch.set_num_threads(1)
+        target(*arguments)
+
+    process = FORK.Process(target=run)
+    process.start()
+    return process
+
+
+def finish(*processes: multiprocessing.process.BaseProcess) -> None:
+    for process in processes:
+        process.join(120)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert codes == [0] * len(codes)
+
+
+def add_by_python(folder: Path, number: int) -> None:
+    with Index.open(folder, timeout=100) as index:
+        index.add(vectors(number), table(str(number)))
+
+
+def add_by_command(folder: Path, number: int) -> None:
+    save_embeddings(folder.parent / f"{number}.parquet", vectors(number), table(str(number)))
+    assert main(["index", str(folder), "--add", str(folder.parent / f"{number}.parquet"), "--timeout", "100"]) == 0
+
+
+def check_all_there(folder: Path, numbers: range) -> None:
+    index = Index.load(folder)
+    assert index.metadata.ids.tolist() == list(range(SIZE * (len(numbers) + 1)))
+    for number in numbers:  # each image under the path that it was added with
+        ids = index.search(vectors(number), 1).ids.ravel()
+        assert index.metadata.lookup(ids)["path"].tolist() == table(str(number)).paths
+    names = sorted(path.name.partition("-")[0] for path in folder.iterdir())
+    assert names == [".lock", "config.json", "metadata", "vectors"]
+
+
+ROUNDS = [2, pytest.param(30, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("add", [add_by_python, add_by_command])
+@pytest.mark.parametrize("num_writers", [2, 4])
+def test_writers_lose_nothing(tmp_path, num_writers: int, add, rounds: int) -> None:
+    for number in range(rounds):
+        folder = tmp_path / str(number) / "index"
+        Index.build(vectors(99), table("first")).save(folder)
+        finish(*(start(add, folder, writer) for writer in range(num_writers)))
+        check_all_there(folder, range(num_writers))
+
+
+def test_readers_beside_writers(tmp_path) -> None:
+    Index.build(vectors(99), table("first")).save(tmp_path / "index")
+    ready = FORK.Event()
+
+    def write() -> None:
+        for number in range(10):
+            add_by_python(tmp_path / "index", number)
+        ready.set()
+
+    def read() -> None:
+        sizes = [len(Index.load(tmp_path / "index"))]
+        while not ready.is_set():
+            sizes.append(len(Index.load(tmp_path / "index")))
+        assert sizes == sorted(sizes)
+        assert set(sizes) <= set(range(SIZE, 12 * SIZE, SIZE))
+
+    finish(start(write), start(read), start(read))
+    check_all_there(tmp_path / "index", range(10))
+
+
+def test_a_killed_writer_releases_the_lock(tmp_path) -> None:
+    Index.build(vectors(99), table("first")).save(tmp_path)
+    held = FORK.Event()
+
+    def hold() -> None:
+        with Index.open(tmp_path) as index:
+            index.add(vectors(7), table("lost"))
+            (tmp_path / f"vectors-{'0' * 32}.faiss").write_bytes(b"half")
+            held.set()
+            signal.pause()
+
+    writer = start(hold)
+    assert held.wait(60)
+    with pytest.raises(InputError, match=r"another process has been doing so for 0\.1 s"):
+        add_to(tmp_path, timeout=0.1)
+    os.kill(writer.pid or 0, signal.SIGKILL)
+    writer.join(60)
+    add_by_python(tmp_path, 0)
+    check_all_there(tmp_path, range(1))
+
+
+def add_to(folder: Path, timeout: float) -> None:
+    with Index.open(folder, timeout) as index:
+        index.add(vectors(0), table("0"))
+
+
+def test_waiting_is_said_once(tmp_path, capsys) -> None:
+    Index.build(vectors(99), table("first")).save(tmp_path)
+    with hold_lock(tmp_path / ".lock", 1, "write"):
+        assert main(["index", str(tmp_path), "--delete", "0", "--timeout", "0"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert f"waiting up to 0 s to write the index {tmp_path}: another process is doing so" in lines[0]
+    assert "try again later, or wait longer with a larger timeout" in lines[1]
+    assert len(Index.load(tmp_path)) == SIZE
+    assert main(["index", str(tmp_path), "--delete", "0"]) == 0
+    assert "waiting" not in capsys.readouterr().err
+
+
+def test_changes_of_another_process_are_not_overwritten(tmp_path) -> None:
+    Index.build(vectors(99), table("first")).save(tmp_path / "a")
+    first, second = Index.load(tmp_path / "a"), Index.load(tmp_path / "a")
+    first.add(vectors(0), table("0"))
+    first.save(tmp_path / "a")
+    second.delete([3])
+    with pytest.raises(InputError, match="another process has changed the index since it was loaded"):
+        second.save(tmp_path / "a")
+    check_all_there(tmp_path / "a", range(1))
+    second.save(tmp_path / "b")  # a folder of its own
+    first.add(vectors(1), table("1"))
+    first.save(tmp_path / "a")  # it has saved the folder itself
+    check_all_there(tmp_path / "a", range(2))
+    Index.build(vectors(99), table("first")).save(tmp_path / "a")  # a new index replaces any other
+    check_all_there(tmp_path / "a", range(0))
+
+
+def test_a_failing_block_saves_nothing(tmp_path) -> None:
+    Index.build(vectors(99), table("first")).save(tmp_path)
+    with pytest.raises(InputError, match="no id 4711"), Index.open(tmp_path) as index:
+        index.delete([0]), index.delete([4711])
+    check_all_there(tmp_path, range(0))
+    with Index.open(tmp_path, timeout=0) as index:  # the lock is free again
+        index.save(tmp_path)  # and may be used within
+    check_all_there(tmp_path, range(0))
+
+
+def test_a_folder_without_an_index_gets_no_lock(tmp_path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(InputError, match="is not an index"), Index.open(folder):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["exact", "hnsw"])
+def test_threads_search_while_one_changes(kind: str) -> None:
+    """In a process of its own, since it was a segmentation fault."""
+
+    def run() -> None:
+        index = Index.build(vectors(99, 500), table("first", 500), kind)
+        done, failures = threading.Event(), []
+
+        def search() -> None:
+            while not done.is_set():
+                try:
+                    found = search_images(index, vectors(5), table("query"), k=10)
+                    assert all(len(each.matches) == 10 for each in found)
+                    assert len(index.vectors()) >= 500
+                except BaseException as error:
+                    failures.append(error)
+
+        threads = [threading.Thread(target=search) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for number in range(60):
+            ids = index.add(vectors(number), table(str(number)))
+            index.delete(ids[::2])
+        done.set()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        assert len(index) == 500 + 60 * SIZE // 2
+
+    finish(start(run))
+
+
+def test_threads_write_alone_and_soon() -> None:
+    lock, log, readers_stop = ReadWriteLock(), [], threading.Event()
+    value = [0, 0]
+
+    def read() -> None:
+        while not readers_stop.is_set():
+            with lock.read(), lock.read():
+                log.append(value[0] == value[1])
+
+    def write() -> None:
+        for _ in range(50):
+            with lock.write():
+                value[0] += 1
+                with lock.read():
+                    value[1] += 1
+
+    readers, writers = ([threading.Thread(target=each) for _ in range(3)] for each in (read, write))
+    for thread in [*readers, *writers]:
+        thread.start()
+    for thread in writers:
+        thread.join(60)  # readers that come one after the other do not keep a writer waiting
+        assert not thread.is_alive()
+    readers_stop.set()
+    for thread in readers:
+        thread.join(60)
+    assert all(log)
+    assert value == [150, 150]
+
+
+def test_a_thread_that_reads_cannot_write() -> None:
+    lock = ReadWriteLock()
+    with lock.read(), pytest.raises(RuntimeError, match="cannot write while it reads"), lock.write():
+        pass
+    with lock.write():
+        pass
