@@ -81,7 +81,7 @@ def setting_groups(recipe: str) -> Iterator[tuple[str, str, list[argparse.Action
     groups = {group.title: (name, group.title or "") for name, group in (parser.groups or {}).items()}
     settings: dict[tuple[str, str], list[argparse.Action]] = {}
     for action in parser._actions:
-        if hasattr(action, "_typehint") and not action.dest.endswith(".help"):
+        if (hasattr(action, "_typehint") or action.type) and not action.dest.endswith(".help"):
             key = groups.get(action.container.title, ("", ""))
             settings.setdefault(("", "") if action.dest == "loss" else key, []).append(action)
     for (name, title), actions in sorted(settings.items(), key=lambda each: each[0][0] != ""):
@@ -90,8 +90,9 @@ def setting_groups(recipe: str) -> Iterator[tuple[str, str, list[argparse.Action
 
 def settings_table(settings: list[argparse.Action]) -> nodes.table:
     """A table of settings."""
-    rows = [[_literal(action.dest), _literal(type_name(action._typehint)), _literal(default_text(action.default)),
-             _described(action)] for action in settings]  # fmt: skip
+    types = [type_name(getattr(action, "_typehint", action.type)) for action in settings]
+    rows = [[_literal(action.dest), _literal(kind), _literal(default_text(action.default)), _described(action)]
+            for action, kind in zip(settings, types, strict=True)]  # fmt: skip
     group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in (22, 18, 15, 45)), cols=4)
     header = [[nodes.Text(title)] for title in ("setting", "type", "default", "description")]
     group += nodes.thead("", _row(header))
@@ -133,7 +134,7 @@ def check_documented(app: Sphinx, env: BuildEnvironment) -> None:
 def _described(action: argparse.Action) -> list[nodes.Node]:
     """The description of a setting; text in backticks is code."""
     if action.dest == "loss":
-        text = "the loss: `class_path`, a class of `vicinal.losses` or the full name of any other, and its `init_args`"
+        text = "the loss: `class_path`, a class of `vicinal.losses`, or your own with `--allow_import`, and `init_args`"
     else:
         text = (action.help or "").replace("%%", "%").rstrip(".")
     return [nodes.literal(part, part) if index % 2 else nodes.Text(part) for index, part in enumerate(text.split("`"))]

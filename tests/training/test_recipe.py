@@ -185,7 +185,7 @@ def test_published_recipes_can_be_read_and_say_command_and_cost(path: Path) -> N
         ("loss: {class_path: MultiSimilarityLoss, init_args: {tile_rows: 0}}\n", "tile_rows = 0 must be at least 1"),
         ("loss: {class_path: MultiSimilarityLoss, init_args: {base: .nan}}\n", "base = nan must be a finite number"),
         ("epochs: 1\nepochs: 2\n", "recipe.yaml:2: epochs is given twice"),
-        ("model: {backbone_args: &x {a: *x}}\n", "recipe.yaml: a value contains itself"),
+        ("model: {backbone_args: &x {a: *x}}\n", "recipe.yaml:1: a value contains itself"),
         ("", "recipe.yaml:1: a recipe is a mapping"),
         ("seed: 18446744073709551616\n", "recipe.yaml:1: seed = 18446744073709551616 must be below"),
         ("samples_per_class: 1\n", "recipe.yaml:1: samples_per_class = 1 must be 0 or at least 2"),

@@ -90,6 +90,8 @@ def add_recipe(parser: Parser) -> None:
     parser.formatter_class = RecipeHelpFormatter
     parser.add_argument("--out", metavar="RUN", help="the run's folder; it must be new, or hold the run to resume")
     parser.add_argument("--resume", action="store_true", help="continue the run in RUN where it was stopped or killed")
+    text = "a package or module of your own whose classes, such as losses, the recipe may name; may be repeated"
+    parser.add_argument("--allow_import", metavar="PACKAGE", action="append", default=[], help=text)
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
     parser.add_argument("--help_all", action="store_true", help="show all settings")
 
@@ -110,7 +112,10 @@ def train(arguments: Arguments) -> None:
     recipe = _load_recipe(arguments, Recipe)
     from vicinal.training import resume, train
 
-    run = resume(arguments.out, recipe) if recipe is None or arguments.resume else train(recipe, arguments.out)
+    if recipe is None or arguments.resume:
+        run = resume(arguments.out, recipe, arguments.allow_import)
+    else:
+        run = train(recipe, arguments.out)
     log(f"the model is in {run.model}; evaluate it with: vicinal evaluate {shlex.quote(str(run.path))} [--split test]")
     print_result(str(run.model))
 
@@ -130,7 +135,10 @@ def refine(arguments: Arguments) -> None:
     recipe, out = _load_recipe(arguments, RefinerRecipe), arguments.out
     from vicinal.workflows.refine import resume_refiner, train_refiner
 
-    run = resume_refiner(out, recipe) if recipe is None or arguments.resume else train_refiner(recipe, out)
+    if recipe is None or arguments.resume:
+        run = resume_refiner(out, recipe, arguments.allow_import)
+    else:
+        run = train_refiner(recipe, out)
     embedder = run.embedder if run.embedder.is_dir() else "RUN"
     command = f"vicinal evaluate {embedder} --refiner {shlex.quote(str(run.path))}"
     log(f"the refiner is in {run.model}; evaluate it with: {command}")
@@ -151,12 +159,26 @@ def _show_help(arguments: Arguments, shown: Help, recipe: str) -> bool:
 
         print_result(f"{arguments.parser.format_help()}\n{getattr(training, recipe).help().rstrip()}")
     elif any(word.partition("=")[0].endswith(".help") for word in arguments.rest):
-        from vicinal import training
-
-        getattr(training, recipe).parser().parse_args(arguments.rest)  # such as --loss.help MarginLoss; exits
+        _show_class_help(arguments, recipe)
     else:
         return False
     return True
+
+
+def _show_class_help(arguments: Arguments, recipe: str) -> None:
+    """Print the arguments of a loss, for `--loss.help MarginLoss`, and exit."""
+    from vicinal import training
+    from vicinal.losses import Loss
+    from vicinal.training.recipe_classes import OfferedClasses, import_path
+
+    words = [part for word in arguments.rest for part in word.split("=", 1)]
+    position = next(number for number, word in enumerate(words) if word.endswith(".help"))
+    key, path = [*words, ""][position : position + 2]
+    classes = OfferedClasses(arguments.allow_import)
+    loss = classes.find(Loss, path)
+    if key != "--loss.help" or loss is None:
+        raise InputError(f"{key} {path}: give --loss.help and a loss: {', '.join(sorted(classes.all(Loss)))}")
+    getattr(training, recipe).parser().parse_args([f"--loss.help={import_path(loss)}"])
 
 
 def _check_settings(arguments: Arguments, settings: type, model: str) -> dict[str, Any]:
@@ -169,11 +191,11 @@ def _check_settings(arguments: Arguments, settings: type, model: str) -> dict[st
     """
     from vicinal.training.recipe_check import RecipeCheck
     from vicinal.training.recipe_file import RecipeFile
-    from vicinal.training.recipe_schema import Setting, settings_schema
+    from vicinal.training.recipe_schema import UNCHECKED, settings_schema
 
     path, overrides = _recipe_and_overrides(arguments)
     file = None if path is None else RecipeFile.read(path)
-    schema = {**settings_schema(settings), model: Setting(), "loss": Setting()}
+    schema = {**settings_schema(settings), model: UNCHECKED, "loss": UNCHECKED}
     check = RecipeCheck(schema, arguments.verb.__name__, file, overrides)
     check.check_keys()
     if arguments.out is None:
@@ -198,4 +220,6 @@ def _recipe_and_overrides(arguments: Arguments) -> tuple[str | None, list[str]]:
 def _load_recipe(arguments: Arguments, kind: type[AnyRecipe]) -> AnyRecipe | None:
     """The recipe that was given; None where a run is resumed without one."""
     path, overrides = _recipe_and_overrides(arguments)
-    return None if arguments.resume and path is None and not overrides else kind.load(path, overrides)
+    if arguments.resume and path is None and not overrides:
+        return None
+    return kind.load(path, overrides, arguments.allow_import)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 from abc import ABC
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import docstring_parser
 import jsonargparse
-import yaml
 
 import vicinal.memory
 import vicinal.mixing
@@ -18,10 +20,12 @@ import vicinal.weighting  # noqa: F401 - a recipe may name a class of an importe
 from vicinal.losses import Loss, MultiSimilarityLoss
 from vicinal.training.base_settings import BaseSettings
 from vicinal.training.recipe_check import RecipeCheck
+from vicinal.training.recipe_classes import OfferedClasses
 from vicinal.training.recipe_file import RecipeFile
 from vicinal.training.recipe_schema import Schema, Setting, arguments_schema, settings_schema
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
+from vicinal.utils.plain_yaml import dump_yaml
 
 LAST_GROUPS = ("optimizer.lr_factors", "sample_selection", "data.noise")  # of the help
 
@@ -35,6 +39,7 @@ class BaseRecipe(ABC):
         settings: all settings except those of the model and the loss.
         model: arguments of the model's constructor.
         config: the recipe as plain nested values, with every default filled in.
+        allow_imports: the packages whose classes it may name beside those of Vicinal.
     """
 
     verb: ClassVar[str]  # of the command, for messages
@@ -47,12 +52,12 @@ class BaseRecipe(ABC):
 
     settings: BaseSettings
     model: dict[str, Any]
+    allow_imports: tuple[str, ...] = ()
 
     def __init__(self, parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
         self._parser = parser
         self._namespace = namespace
-        self.text: str = parser.dump(namespace, skip_unset=False)
-        self.config: dict[str, Any] = yaml.safe_load(self.text)
+        self.config: dict[str, Any] = json.loads(parser.dump(namespace, format="json", skip_unset=False))
         self.model = namespace[self.model_key].as_dict()
         objects = parser.instantiate(namespace)
         names = [field.name for field in fields(self.settings_class)]
@@ -64,10 +69,9 @@ class BaseRecipe(ABC):
         parser = jsonargparse.ArgumentParser(
             exit_on_error=False, add_help=False, usage=argparse.SUPPRESS, print_config=None
         )
-        parser.add_argument("--recipe", action="config", help=argparse.SUPPRESS)
         other_settings = {field.name for field in fields(cls.settings_class)} - cls.first_settings
         parser.add_class_arguments(cls.settings_class, None, as_group=False, skip={*other_settings})
-        parser.add_class_arguments(cls.model_class, cls.model_key, skip={*cls.fixed_arguments}, instantiate=False)
+        _add_model_arguments(parser, cls.model_class, cls.model_key, cls.fixed_arguments)
         parser.add_subclass_arguments(Loss, "loss", default=cls.default_loss)
         parser.add_class_arguments(cls.settings_class, None, as_group=False, skip={*cls.first_settings})
         return parser
@@ -99,48 +103,58 @@ class BaseRecipe(ABC):
         return {**settings_schema(cls.settings_class), cls.model_key: model, "loss": loss}
 
     @classmethod
-    def load(cls: type[AnyRecipe], path: str | Path | None = None, overrides: Sequence[str] = ()) -> AnyRecipe:
+    def load(
+        cls: type[AnyRecipe],
+        path: str | Path | None = None,
+        overrides: Sequence[str] = (),
+        allow_imports: Sequence[str] = (),
+    ) -> AnyRecipe:
         """Read a YAML file, and settings that override it.
+
+        A recipe is data: it can name the losses, miners and the like of Vicinal, and nothing else is imported.
 
         Args:
             path: the file; None: all settings have their defaults.
             overrides: settings such as `--optimizer.lr=0.1`, with dots for nested keys.
+            allow_imports: packages or modules whose classes the recipe may name too, such as `my_losses`.
 
         Raises:
             InputError: a missing file, an unknown key, a wrong type or an impossible value, with its file and line.
         """
         file = None if path is None else RecipeFile.read(path)
-        check = RecipeCheck(cls.schema(), cls.verb, file, overrides)
+        check = RecipeCheck(cls.schema(), cls.verb, file, overrides, OfferedClasses(allow_imports))
         check.check_keys()
-        arguments = [*([f"--recipe={path}"] if file else []), *overrides]
-        parser = cls.parser()
+        values, parser = check.resolved(), cls.parser()
         try:
-            _set_default_loss(parser, check.given.get("loss"))
-            cls._set_defaults(parser, arguments)
-            namespace = parser.parse_args(arguments)
-            namespace.pop("recipe", None)
-            return cls(parser, namespace)
+            _set_default_loss(parser, values.get("loss"))
+            cls._set_defaults(parser, values)
+            recipe = cls(parser, parser.parse_object(deepcopy(values)))
         except (argparse.ArgumentError, ImportError, TypeError, ValueError) as error:
             check.fail(str(error))
+        recipe.allow_imports = check.classes.allow_imports
+        return recipe
 
     @classmethod
-    def of_run(cls: type[AnyRecipe], path: Path, given: AnyRecipe | None) -> AnyRecipe:
+    def of_run(
+        cls: type[AnyRecipe], path: Path, given: AnyRecipe | None, allow_imports: Sequence[str] = ()
+    ) -> AnyRecipe:
         """Read the recipe of a run that is resumed.
 
         Args:
             path: the run's recipe file.
             given: the recipe with which the run is resumed, if any; it must be the same.
+            allow_imports: as for :meth:`load`; a run does not remember it.
 
         Raises:
             InputError: the recipes differ, or the file is not a recipe.
         """
-        own = cls.load(path)
+        own = cls.load(path, allow_imports=allow_imports)
         if given is not None:
             own.check_same(given)
         return own
 
     @classmethod
-    def _set_defaults(cls, parser: jsonargparse.ArgumentParser, arguments: list[str]) -> None:
+    def _set_defaults(cls, parser: jsonargparse.ArgumentParser, values: dict[str, Any]) -> None:
         """Set the defaults that depend on other settings."""
         return None
 
@@ -150,7 +164,7 @@ class BaseRecipe(ABC):
 
     def save(self, path: str | Path) -> None:
         """Write the recipe as YAML, with every default filled in."""
-        write_bytes(path, self.text.encode())
+        write_bytes(path, dump_yaml(self.config).encode())
 
     def check_same(self, other: BaseRecipe) -> None:
         """Raise InputError, naming the first setting that differs, unless the other recipe is the same."""
@@ -163,19 +177,42 @@ class BaseRecipe(ABC):
                 )
 
 
-def _set_default_loss(parser: jsonargparse.ArgumentParser, loss: Any) -> None:
+def _add_model_arguments(
+    parser: jsonargparse.ArgumentParser, kind: type, key: str, fixed_arguments: frozenset[str]
+) -> None:
+    """Add the arguments of the model's constructor, those with any plain values as they are.
+
+    For a type such as `dict[str, Any]` the parser would create an object of any class that a value names.
+    """
+    settings = {name: each for name, each in arguments_schema(kind).items() if each.is_open}
+    parser.add_class_arguments(kind, key, skip={*fixed_arguments, *settings}, instantiate=False)
+    texts = {each.arg_name: each.description for each in docstring_parser.parse(kind.__doc__ or "").params}
+    for name in settings.keys() - fixed_arguments:
+        group = (parser.groups or {})[key]
+        group.add_argument(f"--{key}.{name}", type=_PlainMapping(), default=settings[name].default, help=texts[name])
+
+
+class _PlainMapping:
+    """The type of a setting that takes any plain values; they are checked before and stay as they are."""
+
+    __name__ = "dict"
+
+    def __call__(self, value: Any) -> Any:
+        return value
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+
+def _set_default_loss(parser: jsonargparse.ArgumentParser, loss: dict[str, Any] | None) -> None:
     """Make the class of a recipe's loss the parser's default.
 
     When one class replaces another, the parser keeps arguments of the same name, even defaults: a margin loss would
     get the beta, the miner and the reduction of a multi-similarity loss.
     """
-    name = loss.get("class_path") if isinstance(loss, dict) else loss
     default = parser.get_default("loss")["class_path"].rpartition(".")[2]  # this one has its arguments already
-    if isinstance(name, str) and name.rpartition(".")[2] != default:
-        try:
-            parser.set_defaults({"loss": {"class_path": name}})
-        except AttributeError as error:  # the module has no such class
-            raise ValueError(str(error)) from error
+    if loss is not None and loss["class_path"].rpartition(".")[2] != default:
+        parser.set_defaults({"loss": {"class_path": loss["class_path"]}})
 
 
 def _flattened(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from copy import deepcopy
+from typing import Any, ClassVar
 
 import jsonargparse
 
@@ -36,9 +37,9 @@ class Recipe(BaseRecipe):
     settings: TrainingSettings
 
     @classmethod
-    def _set_defaults(cls, parser: jsonargparse.ArgumentParser, arguments: list[str]) -> None:
+    def _set_defaults(cls, parser: jsonargparse.ArgumentParser, values: dict[str, Any]) -> None:
         """Set the defaults of size, mean, std and interpolation to those of the backbone's weights."""
-        namespace = parser.parse_args(arguments)
+        namespace = parser.parse_object(deepcopy(values))
         try:
             default = default_transform(namespace.model.backbone)
         except InputError as error:

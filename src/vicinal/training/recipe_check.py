@@ -10,9 +10,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
+from vicinal.training.recipe_classes import OfferedClasses, import_path
 from vicinal.training.recipe_file import RecipeFile
-from vicinal.training.recipe_schema import Schema, Setting, arguments_schema, setting_names, subclasses
-from vicinal.utils.errors import InputError
+from vicinal.training.recipe_schema import Schema, Setting, arguments_schema, setting_names
+from vicinal.utils.arguments import check_plain_values
+from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.plain_yaml import LimitProblem, compose_yaml, load_yaml, problem_of
 
 
 class Mistake(NamedTuple):
@@ -30,6 +33,7 @@ class RecipeCheck:
         verb: the verb of the command, for messages.
         file: the recipe file, if there is one.
         overrides: the settings of the command line, such as `--optimizer.lr=0.1`.
+        classes: the classes that settings may name.
 
     Attributes:
         given: the settings, nested; those of the command line override those of the file.
@@ -38,14 +42,28 @@ class RecipeCheck:
         InputError: the command line has something else than settings, or a setting without a value.
     """
 
-    def __init__(self, schema: Schema, verb: str, file: RecipeFile | None, overrides: Sequence[str]) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        verb: str,
+        file: RecipeFile | None,
+        overrides: Sequence[str],
+        classes: OfferedClasses | None = None,
+    ) -> None:
         self.schema, self.verb, self.file = schema, verb, file
+        self.classes = classes or OfferedClasses()
         self.given: dict[str, Any] = {}
-        for key, value in [*(file.values.items() if file else ()), *parse_overrides(overrides)]:
+        parsed = list(parse_overrides(overrides))
+        self._overridden = [key.replace(".init_args", "").removesuffix("+") for key, _ in parsed]
+        for key, value in [*(file.values.items() if file else ()), *parsed]:
             _put(self.given, str(key), value)
 
     def check_keys(self) -> None:
-        """Raise InputError at the first unknown key, and at a group of settings that is a single value."""
+        """Raise InputError at the first key that is unknown or may not have its value.
+
+        This is where classes are checked: after it, no value but that of a class setting can name anything that a
+        parser would import, and those name offered classes.
+        """
         for mistake in self._wrong_groups(self.given, self.schema, ""):
             self._fail(mistake)
         for mistake in self._mistakes(self.given, self.schema, "", only_keys=True):
@@ -62,9 +80,18 @@ class RecipeCheck:
         self._fail(Mistake(key, " ".join(error.split())))
 
     def _fail(self, mistake: Mistake) -> NoReturn:
-        is_in_file = self.file is not None and mistake.key in self.file.lines
-        place = f"{self.file.path}:{self.file.lines[mistake.key]}: " if self.file and is_in_file else ""
-        raise InputError(place + mistake.message) from None
+        raise InputError(self._place(mistake.key) + mistake.message) from None
+
+    def _place(self, key: str) -> str:
+        """File and line of a key, or of the nearest key above or below it; empty if the file has none of these."""
+        if self.file is None or any(f"{key}.".startswith(f"{each}.") for each in self._overridden):
+            return ""
+        lines, parts = self.file.lines, key.split(".")
+        above = (".".join(parts[:number]) for number in range(len(parts), 0, -1))
+        below = (each for each in lines if each.startswith(f"{key}.") and key)
+        line = next((lines[each] for each in (*above, *below) if each in lines), None)
+        is_given = key.partition(".")[0] in map(str, self.file.values)
+        return f"{self.file.path}:{line}: " if line else f"{self.file.path}: " if is_given else ""
 
     def _wrong_groups(self, given: Mapping[Any, Any], schema: Schema, prefix: str) -> Iterator[Mistake]:
         for name, value in given.items():
@@ -78,40 +105,111 @@ class RecipeCheck:
         for name, value in given.items():
             key, setting = f"{prefix}{name}", schema.get(name)
             if setting is None:
-                yield Mistake(key, f"unknown key {key}; {self._hint(str(name), schema, prefix)}")
+                yield Mistake(key, f"unknown key {one_line(key, 80)}; {self._hint(str(name), schema, prefix)}")
             elif not isinstance(setting, Setting):
                 yield from self._mistakes(value, setting, f"{key}.", only_keys)
+            elif setting.takes_code and value in (None, _path_of(setting.default)):
+                continue  # the default, as a saved recipe has it
+            elif setting.takes_code:
+                yield Mistake(key, f"{key} takes a function or a class, which a recipe cannot give; leave it out")
             elif setting.base_class is None or value is None:
-                if not only_keys and not setting.accepts(value):
-                    yield Mistake(key, f"{key} = {value} must be {setting}")
+                yield from self._value_mistakes(key, value, setting, only_keys)
             elif isinstance(value, list):
                 for position, element in enumerate(value):
                     yield from self._class_mistakes(f"{key}[{position}]", element, setting, only_keys)
             else:
                 yield from self._class_mistakes(key, value, setting, only_keys)
 
+    def _value_mistakes(self, key: str, value: Any, setting: Setting, only_keys: bool) -> Iterator[Mistake]:
+        """The mistakes in a plain value."""
+        try:
+            _check_text(key, value)
+            if setting.is_open:
+                check_plain_values(key, value)
+        except InputError as error:
+            yield Mistake(key, str(error))
+        if (setting.is_open or not only_keys) and not setting.accepts(value):
+            yield Mistake(key, f"{key} = {one_line(shown(value), 80)} must be {setting}")
+
     def _class_mistakes(self, key: str, value: Any, setting: Setting, only_keys: bool) -> Iterator[Mistake]:
         """The mistakes in a class: its name alone, or `class_path` and `init_args`."""
-        given = dict(value) if isinstance(value, Mapping) else {"class_path": value}
-        path, arguments = given.pop("class_path", None), given.pop("init_args", None) or {}
-        assert setting.base_class is not None
-        known = subclasses(setting.base_class)
-        kind = type(setting.default) if path is None else known.get(str(path).rpartition(".")[2])
-        if kind is None or not issubclass(kind, setting.base_class):
-            if not only_keys:  # else it may be a class that is not imported yet
-                near = difflib.get_close_matches(str(path), known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"its classes: {', '.join(sorted(known))}"
-                yield Mistake(key, f"{key} = {path} is not the name of a {setting.base_class.__name__} class; {hint}")
+        path, arguments = _class_and_arguments(value)
+        kind = self._class_of(path, setting)
+        if kind is None:
+            yield Mistake(key, self._unknown_class(key, path, setting))
             return
-        schema, arguments = arguments_schema(kind), {**arguments, **given}
+        schema = arguments_schema(kind)
+        if not isinstance(arguments, Mapping):
+            yield Mistake(key, f"{key}.init_args is {one_line(shown(arguments), 80)}; give the arguments of a class")
+            return
         yield from self._mistakes(arguments, schema, f"{key}.", only_keys)
         missing = [name for name, each in schema.items() if each.default is Parameter.empty and name not in arguments]
         if missing and not only_keys:
             yield Mistake(key, f"{key} = {kind.__name__} needs the arguments {', '.join(missing)}")
-        for name in given if path is not None and self.file else ():
+        beside = [name for name in value if name not in ("class_path", "init_args")] if path is not None else []
+        for name in beside if isinstance(value, Mapping) and self.file else ():
             if self.file and f"{key}.{name}" in self.file.lines:
                 message = f"{key}.{name} is an argument of {kind.__name__}; write it below init_args"
                 yield Mistake(f"{key}.{name}", message)
+
+    def _class_of(self, path: Any, setting: Setting) -> type | None:
+        """The class of a name, if a recipe may name it; without a name that of the default."""
+        assert setting.base_class is not None
+        if path is None:
+            default = type(setting.default)
+            return default if issubclass(default, setting.base_class) else None
+        return self.classes.find(setting.base_class, path)
+
+    def _unknown_class(self, key: str, path: Any, setting: Setting) -> str:
+        base = setting.base_class
+        assert base is not None
+        known = self.classes.all(base)
+        name, classes = one_line(shown(path), 80), f"its classes: {', '.join(sorted(known))}"
+        if path is None:
+            return f"{key} needs a class_path, the name of a {base.__name__} class; {classes}"
+        near = difflib.get_close_matches(name.rpartition(".")[2], known, n=1)
+        hint = self._own_class(path) or (f"did you mean {near[0]}?" if near else classes)
+        return f"{key} = {name} is not the name of a {base.__name__} class; {hint}"
+
+    def _own_class(self, path: Any) -> str | None:
+        """What to do if a name may be that of a class of the user's own."""
+        package, _, rest = str(path).partition(".")
+        is_path = bool(rest) and all(part.isidentifier() for part in str(path).split("."))
+        if not is_path or package in ("vicinal", *self.classes.allow_imports):
+            return None
+        return f"for a class of your own, add --allow_import {package}"
+
+    # The values for a parser ----------------------------------------------------------------------------------------
+
+    def resolved(self) -> dict[str, Any]:
+        """The settings for a parser, nested: each class as `class_path` with its module and `init_args`.
+
+        Only for settings that :meth:`check_keys` has checked.
+        """
+        return self._resolved(self.given, self.schema)
+
+    def _resolved(self, given: Mapping[Any, Any], schema: Schema) -> dict[str, Any]:
+        return {
+            name: self._resolved_value(value, setting)
+            for name, value in given.items()
+            if not (isinstance(setting := schema[name], Setting) and setting.takes_code)
+        }
+
+    def _resolved_value(self, value: Any, setting: Setting | Schema) -> Any:
+        if not isinstance(setting, Setting):
+            return self._resolved(value, setting)
+        if setting.base_class is None or value is None:
+            return _without_words(value, load=setting.is_open)
+        if isinstance(value, list):
+            return [self._resolved_class(each, setting) for each in value]
+        return self._resolved_class(value, setting)
+
+    def _resolved_class(self, value: Any, setting: Setting) -> dict[str, Any]:
+        path, arguments = _class_and_arguments(value)
+        kind = self._class_of(path, setting)
+        assert kind is not None
+        resolved = self._resolved(arguments, arguments_schema(kind))
+        return {"class_path": import_path(kind), "init_args": resolved}
 
     def _hint(self, name: str, schema: Schema, prefix: str) -> str:
         near = [f"{prefix}{each}" for each in difflib.get_close_matches(name, schema, n=1)]
@@ -125,7 +223,7 @@ def parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Key and value of each setting on the command line, `--key=value` or `--key value`.
 
     Raises:
-        InputError: a word is not a setting, or a setting has no value.
+        InputError: a word is not a setting, or a setting has no value, or one that is not plain.
     """
     words = list(overrides)
     while words:
@@ -137,8 +235,73 @@ def parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
             if not words or words[0].startswith("--"):
                 raise InputError(f"--{key} needs a value")
             value = words.pop(0)
-        with suppress(yaml.YAMLError):
-            yield key, yaml.safe_load(value) if value[:1] in ("{", "[") else value
+        yield key, _parsed(key, value)
+
+
+class Word(str):
+    """A value of the command line that is not a list or mapping; whether it is a number, say, its setting decides."""
+
+
+def _parsed(key: str, text: str) -> Any:
+    """The value of a setting on the command line."""
+    if text[:1] not in ("{", "["):
+        return None if text == "null" else Word(text)
+    try:
+        return load_yaml(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"--{key} {one_line(text, 80)}: {problem_of(error)}") from None
+
+
+def _without_words(value: Any, load: bool) -> Any:
+    """A value with text in place of words; if `load`, with what YAML makes of them."""
+    if isinstance(value, Mapping):
+        return {name: _without_words(each, load) for name, each in value.items()}
+    if not isinstance(value, Word):
+        return value
+    with suppress(yaml.YAMLError):
+        return load_yaml(str(value)) if load else str(value)
+    return str(value)
+
+
+def _check_text(key: str, value: Any) -> None:
+    """Raise InputError for text that a parser would read as YAML beyond the limits, or as a class to create."""
+    for text in _texts(value):
+        try:
+            node = compose_yaml(text)
+        except LimitProblem as error:
+            raise InputError(f"{key} = {one_line(text, 80)}: {problem_of(error)}") from None
+        except yaml.YAMLError:
+            continue
+        if "class_path" in text and isinstance(node, yaml.CollectionNode):
+            raise InputError(f"{key} = {one_line(text, 80)}: class_path would create an object; give plain values")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield str(value)  # not a Word, which a parser of YAML does not take
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from (*_texts(name), *_texts(each))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+
+
+def shown(value: Any) -> str:
+    """A value in the spelling of YAML: true, false and null."""
+    words = {"None": "null", "True": "true", "False": "false"}
+    return words[str(value)] if value is None or isinstance(value, bool) else str(value)
+
+
+def _class_and_arguments(value: Any) -> tuple[Any, Any]:
+    """The name of a class and its arguments, of a name alone or of `class_path` and `init_args`."""
+    if not isinstance(value, Mapping):
+        return value, {}
+    beside = {name: each for name, each in value.items() if name not in ("class_path", "init_args")}
+    inner = value.get("init_args")
+    if inner is None or isinstance(inner, Mapping):
+        return value.get("class_path"), {**(inner or {}), **beside}
+    return value.get("class_path"), inner
 
 
 def _put(given: dict[str, Any], key: str, value: Any) -> None:
@@ -150,7 +313,17 @@ def _put(given: dict[str, Any], key: str, value: Any) -> None:
         given[group] = inner if isinstance(inner, dict) else {} if inner is None else {"class_path": inner}
         given = given[group]
     given = given if name == "class_path" else _arguments(given)
+    if key.endswith("+"):
+        value = [*_as_list(given.get(name)), *_as_list(value)]
     given[name] = {**given[name], **value} if isinstance(given.get(name), dict) and isinstance(value, dict) else value
+
+
+def _path_of(function: Any) -> str:
+    return f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', None)}"
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _arguments(group: dict[str, Any]) -> dict[str, Any]:

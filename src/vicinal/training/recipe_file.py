@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.plain_yaml import MAX_CHARACTERS, compose_yaml, construct_yaml, problem_of
 
 
 @dataclass(frozen=True)
@@ -31,18 +34,19 @@ class RecipeFile:
         """Read a file.
 
         Raises:
-            InputError: it cannot be read, is not a YAML mapping, has a key twice, or has a value that contains itself.
+            InputError: it cannot be read, is not a YAML mapping, has a key twice, has a value that is not plain or
+                contains itself, or exceeds the limits of :mod:`vicinal.utils.plain_yaml`.
         """
         path = Path(path)
-        root = _compose(path)
+        text = _read(path)
+        with _yaml_errors(path):
+            root = compose_yaml(text)
         if not isinstance(root, yaml.MappingNode):
             raise InputError(f"{path}:1: a recipe is a mapping such as `epochs: 30`")
         file = cls(path, {})
-        try:
-            file._add_lines(root, "")
-        except RecursionError:
-            raise InputError(f"{path}: a value contains itself") from None
-        file.values.update(yaml.safe_load(path.read_text(encoding="utf-8")))
+        file._add_lines(root, "")
+        with _yaml_errors(path):
+            file.values.update(construct_yaml(root))
         return file
 
     def _add_lines(self, node: yaml.Node, name: str) -> None:
@@ -61,19 +65,32 @@ class RecipeFile:
             if not isinstance(key, yaml.ScalarNode):
                 raise InputError(f"{self.path}:{line}: a key must be a name")
             if key.value in keys:
-                raise InputError(f"{self.path}:{line}: {key.value} is given twice; keep one")
+                raise InputError(f"{self.path}:{line}: {one_line(key.value, 80)} is given twice; keep one")
             keys.add(key.value)
             inner = name if key.value == "init_args" else f"{name}.{key.value}".lstrip(".")
             self.lines.setdefault(inner, line)
             self._add_lines(value, inner)
 
 
-def _compose(path: Path) -> yaml.Node | None:
+def _read(path: Path) -> str:
     try:
-        return yaml.compose(path.read_text(encoding="utf-8"))
+        if not path.is_file() and path.exists():
+            raise InputError(f"cannot read the recipe {path}: it is not a file")  # such as a pipe, which may never end
+        if path.stat().st_size > 4 * MAX_CHARACTERS:
+            raise InputError(f"cannot read the recipe {path}: it is larger than {4 * MAX_CHARACTERS:,} bytes")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot read the recipe {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not YAML: not text in UTF-8") from None
+
+
+@contextmanager
+def _yaml_errors(path: Path) -> Iterator[None]:
+    """Raise errors of YAML as InputError with file and line."""
+    try:
+        yield
+    except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise InputError(f"{where}: not YAML: {getattr(error, 'problem', None) or 'not text in UTF-8'}") from None
+        raise InputError(f"{where}: {problem_of(error)}") from None

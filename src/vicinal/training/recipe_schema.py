@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import collections.abc
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from types import NoneType
+from enum import Enum
+from types import ModuleType, NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import jsonargparse
+
+PLAIN_MODULES = ("builtins", "collections.abc", "pathlib", "typing")
 
 
 class Setting(NamedTuple):
@@ -23,21 +27,37 @@ class Setting(NamedTuple):
         """The class whose subclasses the setting takes, such as Miner for `Miner | None`; None for plain values."""
         return _class_of(self.type)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the setting takes any plain values, as `dict[str, Any]` does."""
+        return any(each in (Any, object) for each in _parts(self.type))
+
+    @property
+    def takes_code(self) -> bool:
+        """Whether the setting takes functions, classes or modules, which a recipe cannot give."""
+        code = (type, ModuleType, collections.abc.Callable)
+        return any(each in code or get_origin(each) in code for each in _parts(self.type))
+
     def accepts(self, value: Any) -> bool:
         """Whether the value, from YAML or as text, is of the type."""
         if value is None:
             return self.type is Any or NoneType in get_args(self.type)
+        if self.is_open:
+            return dict not in map(get_origin, _parts(self.type)) or isinstance(value, Mapping)
         parser = jsonargparse.ArgumentParser(exit_on_error=False)
         parser.add_argument("--value", type=self.type)
         try:
             parser.parse_args([f"--value={value}"]) if isinstance(value, str) else parser.parse_object({"value": value})
-        except argparse.ArgumentError:
+        except (argparse.ArgumentError, ValueError, TypeError, AttributeError):
             return False
         return True
 
     def __str__(self) -> str:
         return _described(self.type)
 
+
+UNCHECKED = Setting("checked elsewhere")
+"""A setting whose name alone is checked."""
 
 Schema = Mapping[str, "Setting | Schema"]
 """Name -> setting, or the schema of a group of settings."""
@@ -72,12 +92,6 @@ def setting_names(schema: Schema, prefix: str = "") -> Iterator[str]:
             yield from setting_names(setting, f"{prefix}{name}.")
 
 
-def subclasses(base: type) -> dict[str, type]:
-    """The class and all its subclasses that are imported, by name."""
-    children: list[type] = base.__subclasses__()
-    return {base.__name__: base} | {name: each for child in children for name, each in subclasses(child).items()}
-
-
 def _types(function: Any) -> dict[str, Any]:
     try:
         return get_type_hints(function) if function else {}
@@ -86,9 +100,17 @@ def _types(function: Any) -> dict[str, Any]:
 
 
 def _class_of(kind: Any) -> type | None:
-    if inspect.isclass(kind) and kind.__module__.startswith("vicinal."):
-        return kind
-    return next(filter(None, map(_class_of, get_args(kind))), None)
+    """The first class among the parts of a type that is not that of a plain value."""
+    classes = (each for each in _parts(kind) if inspect.isclass(each) and get_origin(each) is None)
+    return next((each for each in classes if each.__module__ not in PLAIN_MODULES and not issubclass(each, Enum)), None)
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    """A type and the types within it, such as Miner and None in `Miner | None`; not the values of a Literal."""
+    yield kind
+    if get_origin(kind) is not Literal:
+        for each in get_args(kind):
+            yield from _parts(each)
 
 
 def _described(kind: Any) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from vicinal.data import Table
+from vicinal.data.loading import load_run_table
 from vicinal.training.recipe import Recipe
 from vicinal.training.trainer import Trainer
 from vicinal.training.training_data import load_training_table
@@ -34,13 +35,15 @@ def train(recipe: Recipe, out: str | Path) -> RunFolder:
     return run
 
 
-def resume(out: str | Path, recipe: Recipe | None = None) -> RunFolder:
+def resume(out: str | Path, recipe: Recipe | None = None, allow_imports: Sequence[str] = ()) -> RunFolder:
     """Resume the run in a folder from its last checkpoint; the weights at the end are those of an uninterrupted run.
 
     Args:
         out: the run's folder.
         recipe: if given, it must equal that of the run; if the folder holds no run, a new one is started. One command
             line can thus start a run and restart it until it is finished.
+        allow_imports: packages whose classes the run's recipe may name, as for :meth:`Recipe.load`; a run does not
+            remember them.
 
     Raises:
         InputError: there is no run, or it has another recipe. Other errors are those of :func:`train`.
@@ -51,6 +54,6 @@ def resume(out: str | Path, recipe: Recipe | None = None) -> RunFolder:
     run.check_run()
     if run.embeddings.is_file():
         raise InputError(f"{run.path} is the run of a refiner; resume it with vicinal refine")
-    own = Recipe.of_run(run.recipe, recipe)
-    Trainer(own, Table.from_parquet(run.table), run).fit()
+    own = Recipe.of_run(run.recipe, recipe, allow_imports)
+    Trainer(own, load_run_table(run.table), run).fit()
     return run

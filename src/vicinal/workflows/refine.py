@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from vicinal.data import Table, check_trainable, load_embeddings, read_fingerprint, save_embeddings
+from vicinal.data.loading import load_run_table
 from vicinal.data.splits import shared_classes, splits_by_fraction
 from vicinal.training import Recipe, RefinerRecipe, RefinerTrainer, Trainer
 from vicinal.training.refiner_settings import RefinerSettings
@@ -59,12 +61,15 @@ def train_refiner(recipe: RefinerRecipe, out: str | Path) -> RunFolder:
     return run
 
 
-def resume_refiner(out: str | Path, recipe: RefinerRecipe | None = None) -> RunFolder:
+def resume_refiner(
+    out: str | Path, recipe: RefinerRecipe | None = None, allow_imports: Sequence[str] = ()
+) -> RunFolder:
     """Resume a refiner's run from its last checkpoint; the weights at the end are those of an uninterrupted run.
 
     Args:
         out: the run's folder.
         recipe: if given, it must equal that of the run; if the folder holds no run, a new one is started.
+        allow_imports: packages whose classes the run's recipe may name, as for :meth:`RefinerRecipe.load`.
 
     Raises:
         InputError: there is no run, or it has another recipe. Other errors are those of :func:`train_refiner`.
@@ -73,7 +78,7 @@ def resume_refiner(out: str | Path, recipe: RefinerRecipe | None = None) -> RunF
     if recipe is not None and not run.recipe.exists():
         return train_refiner(recipe, out)
     run.check_run()
-    _create_trainer(RefinerRecipe.of_run(run.recipe, recipe), run).fit()
+    _create_trainer(RefinerRecipe.of_run(run.recipe, recipe, allow_imports), run).fit()
     return run
 
 
@@ -95,11 +100,12 @@ def _embeddings(recipe: RefinerRecipe, run: RunFolder) -> LabeledEmbeddings:
         raise InputError(f"run = {settings.run} is not the folder of a training run: {source.recipe.name} is missing")
     if source.embeddings.is_file():
         raise InputError(f"run = {settings.run} is the run of a refiner; give that of an embedder")
-    table = Table.from_parquet(source.table)
+    table = load_run_table(source.table)
     if settings.embedder_fraction > 0:
         # The result does not depend on the number of processes; here there is one.
-        return _embeddings_by_new_embedder(recipe, Recipe.load(source.recipe, ["--devices=1"]), table, run)
-    return _embed(source, table, settings)
+        own = Recipe.load(source.recipe, ["--devices=1"], recipe.allow_imports)
+        return _embeddings_by_new_embedder(recipe, own, table, run)
+    return _embed(source, table, recipe)
 
 
 def _load(path: Path) -> LabeledEmbeddings:
@@ -107,11 +113,11 @@ def _load(path: Path) -> LabeledEmbeddings:
     return LabeledEmbeddings(vectors, table, read_fingerprint(path))
 
 
-def _embed(run: RunFolder, table: Table, settings: RefinerSettings) -> LabeledEmbeddings:
+def _embed(run: RunFolder, table: Table, recipe: RefinerRecipe) -> LabeledEmbeddings:
     """Embed the training and validation images of a run with its model."""
     table = table.take(table.frame["split"].isin(["train", "val"]).to_numpy())
-    on_error = Recipe.load(run.recipe).settings.data.on_error
-    device = {"cpu": "cpu", "gpu": "cuda", "auto": None}[settings.accelerator]
+    on_error = Recipe.load(run.recipe, allow_imports=recipe.allow_imports).settings.data.on_error
+    device = {"cpu": "cpu", "gpu": "cuda", "auto": None}[recipe.settings.accelerator]
     embedded = EmbeddingReader(model=str(run.path), on_error=on_error, device=device).embed_table(table)
     return LabeledEmbeddings(embedded.vectors, embedded.table, embedded.fingerprint)
 
@@ -129,7 +135,7 @@ def _embeddings_by_new_embedder(
         recipe.save(run.recipe)  # from here on the run can be resumed
         log(f"training an embedder on {len(table.take(is_seen).classes):,} classes, in {embedder.path}")
         _train_embedder(trainer, run)
-    return _embed(embedder, table.take(~is_seen), settings)
+    return _embed(embedder, table.take(~is_seen), recipe)
 
 
 def _split_for_embedder(table: Table, settings: RefinerSettings) -> tuple[Booleans, Booleans]:

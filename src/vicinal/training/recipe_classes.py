@@ -1,0 +1,95 @@
+"""The classes that a recipe may name: those that Vicinal offers, and those of packages that the user allows."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from vicinal.utils.errors import InputError, one_line
+
+
+class OfferedClasses:
+    """Finds classes by the names in recipes. Nothing is imported but the packages that the user allows.
+
+    Args:
+        allow_imports: packages or modules whose classes a recipe may name too, such as `my_losses`; they are imported.
+
+    Raises:
+        InputError: an allowed package cannot be imported.
+
+    Example:
+        >>> from vicinal.losses import Loss
+        >>> OfferedClasses().find(Loss, "MarginLoss").__name__
+        'MarginLoss'
+        >>> OfferedClasses().find(Loss, "os.system") is None
+        True
+    """
+
+    def __init__(self, allow_imports: Sequence[str] = ()) -> None:
+        self.allow_imports = tuple(allow_imports)
+        for name in self.allow_imports:
+            _import(name)
+
+    def all(self, base: type) -> dict[str, type]:
+        """The subclasses of a class that a recipe may name, itself included, by name."""
+        found: dict[str, type] = {}
+        pending = [base]
+        while pending:
+            kind = pending.pop(0)
+            pending += kind.__subclasses__()
+            if self._offers(kind) and not kind.__name__.startswith("_"):
+                found.setdefault(kind.__name__, kind)
+        return found
+
+    def find(self, base: type, path: object) -> type | None:
+        """The class of a name, such as `MarginLoss` or `my_losses.MyLoss`; None if a recipe may not name it."""
+        if not isinstance(path, str):
+            return None
+        module, _, name = path.rpartition(".")
+        if module and self._is_allowed(module):
+            _import(module)
+        classes = self.all(base)
+        if not module:
+            return classes.get(name)
+        kind = getattr(sys.modules.get(module), name, None) if self._is_allowed(module) or _is_ours(module) else None
+        return kind if isinstance(kind, type) and issubclass(kind, base) and self._offers(kind) else None
+
+    def _offers(self, kind: type) -> bool:
+        return _is_ours(kind.__module__) or self._is_allowed(kind.__module__)
+
+    def _is_allowed(self, module: str) -> bool:
+        return any(_is_in(module, package) for package in self.allow_imports)
+
+
+def import_path(kind: type) -> str:
+    """The shortest path from which a class can be imported.
+
+    Example:
+        >>> from vicinal.losses import MarginLoss
+        >>> import_path(MarginLoss)
+        'vicinal.losses.MarginLoss'
+    """
+    parts = kind.__module__.split(".")
+    parents = (".".join(parts[: number + 1]) for number in range(len(parts)))
+    module = next(name for name in parents if getattr(sys.modules.get(name), kind.__name__, None) is kind)
+    return f"{module}.{kind.__name__}"
+
+
+def _is_ours(module: str) -> bool:
+    return _is_in(module, "vicinal")
+
+
+def _is_in(module: str, package: str) -> bool:
+    return f"{module}.".startswith(f"{package}.")
+
+
+def _import(module: str) -> None:
+    """Import a module that the user allows."""
+    if module in sys.modules:
+        return
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # whatever the user's own code raises
+        reason = one_line(str(error), 200) or type(error).__name__
+        raise InputError(f"--allow_import {module}: it cannot be imported ({reason})") from error
