@@ -53,7 +53,7 @@ def test_integers_are_integers_only_if_all_are_plain_ones(tmp_path: Path) -> Non
         ("path,path,label\na.png,b.png,cat\n", "column 'path' is there twice"),
         ("", "empty file; the first line names the columns"),
         ("path,label\n", "a header and no rows"),
-        ('path,label\na.png,"cat\n', "line 2: unexpected end of data"),
+        ('path,label\na.png,"cat\n', "line 2: the last field begins with a quotation mark that is never closed"),
         (b"path,label\na.png,caf\xe9\n", "line 2: not UTF-8 text"),
     ],
 )
@@ -73,9 +73,9 @@ def test_columns_of_other_names_and_tables_without_labels(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("read", [Table.from_csv, Table.from_parquet])
 def test_files_that_cannot_be_opened(tmp_path: Path, read: type[Table]) -> None:
-    with pytest.raises(InputError, match="lost: no such file or directory"):
+    with pytest.raises(InputError, match="lost: no such file"):
         read(tmp_path / "lost")
-    with pytest.raises(InputError, match=f"{tmp_path.name}: .*directory"):
+    with pytest.raises(InputError, match=f"{tmp_path.name}: is a folder; give a file"):
         read(tmp_path)
 
 

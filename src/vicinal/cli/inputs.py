@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vicinal.cli.flags import Arguments, Flags, Parser, add_settings, read_settings
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, no_such_source
 
 if TYPE_CHECKING:
     from vicinal.models import ContextRefiner
@@ -26,22 +26,26 @@ SOURCE = f"a run folder, a file of embeddings (.parquet or .npy), the folder of 
 
 def check_source(source: str | None) -> None:
     """Raise InputError if a source does not exist; before anything slow is imported."""
-    if source is not None and source not in BENCHMARKS and not Path(source).exists():
-        kind = "file" if Path(source).suffix else "folder, no file"
-        raise InputError(f"{source}: no such {kind} and no benchmark ({', '.join(BENCHMARKS)})")
+    if source is not None and source not in BENCHMARKS and not _exists(source):
+        raise InputError(no_such_source(source, BENCHMARKS))
 
 
 def check_files(*paths: str | None) -> None:
     """Raise InputError if a file or folder does not exist; before anything slow is imported."""
     for path in paths:
-        if path is not None and not Path(path).exists():
-            raise InputError(f"{path}: no such file or folder")
+        if path is not None and not _exists(path):
+            raise InputError(f"{path}: no such file or folder" if path else "a path is empty; name a file or folder")
+
+
+def _exists(path: str) -> bool:
+    """Whether a path exists; an empty one would be the working directory."""
+    return path != "" and Path(path).exists()
 
 
 def check_model(name: str | None) -> None:
     """Raise InputError if a model is neither a folder nor the name of one on the Hugging Face Hub."""
-    if name is not None and name.count("/") != 1 and not Path(name).expanduser().exists():
-        raise InputError(f"model: there is no folder {name}")
+    if name is not None and name.count("/") != 1 and not (name and Path(name).expanduser().exists()):
+        raise InputError(f"model: there is no folder {name}" if name else "model: the name is empty; give a folder")
 
 
 def check_embedding(arguments: Arguments) -> None:

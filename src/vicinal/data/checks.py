@@ -8,8 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from vicinal.data.table import Table
-from vicinal.utils.arrays import Floats
+from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
+from vicinal.utils.memory import check_memory
+
+BLOCK_NUMBERS = 2**20  # that are checked at a time
 
 
 def check_trainable(table: Table) -> None:
@@ -51,14 +54,18 @@ def check_embeddings(vectors: npt.NDArray[np.floating], num_rows: int, source: s
     """Check that an array holds finite embeddings, one per row of a table, and convert it to float32.
 
     Args:
-        vectors: `[num_rows, dim]`.
+        vectors: `[num_rows, dim]`; a memory map is copied.
         num_rows: The number of rows of the table.
         source: Where the embeddings come from; errors start with it.
 
     Raises:
-        InputError: The shape, the type or the number of rows is different, or a value is not finite.
+        InputError: The shape, the type or the number of rows is different, a value is masked or not finite, or there
+            is not enough memory for them.
     """
-    vectors = np.asarray(vectors)
+    num_masked = int(np.sum(np.ma.getmaskarray(vectors))) if isinstance(vectors, np.ma.MaskedArray) else 0
+    if num_masked:
+        raise InputError(f"{source}: {num_masked:,} numbers are masked; every number must be given")
+    is_mapped, vectors = isinstance(vectors, np.memmap), np.asarray(vectors)
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or not vectors.size:
         shape = list(vectors.shape)
         raise InputError(f"{source}: {vectors.dtype} {shape}; embeddings are real numbers [rows, dimensions]")
@@ -66,9 +73,19 @@ def check_embeddings(vectors: npt.NDArray[np.floating], num_rows: int, source: s
         raise InputError(
             f"{source}: {len(vectors)} embeddings for a table of {num_rows} rows; there must be one per row"
         )
-    vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-    invalid = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if is_mapped or vectors.dtype != np.float32 or not vectors.flags.c_contiguous:
+        check_memory(vectors.size * np.dtype(np.float32).itemsize, source)
+        with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite
+            vectors = np.array(vectors, dtype=np.float32, order="C")
+    invalid = _not_finite(vectors)
     if len(invalid):
         others = f" (and {len(invalid) - 1} other rows)" if len(invalid) > 1 else ""
         raise InputError(f"{source}: the embedding of row {invalid[0]}{others} is not finite; every number must be")
     return vectors
+
+
+def _not_finite(vectors: Floats) -> Integers:
+    """The rows that hold NaN or infinity."""
+    step = max(1, BLOCK_NUMBERS // vectors.shape[1])
+    is_finite = [np.isfinite(vectors[start : start + step]).all(axis=1) for start in range(0, len(vectors), step)]
+    return np.flatnonzero(~np.concatenate(is_finite))

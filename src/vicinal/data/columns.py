@@ -12,6 +12,7 @@ from vicinal.utils.arguments import is_integer
 from vicinal.utils.errors import InputError
 
 SPLITS = ("train", "val", "test")
+MAX_TEXT = 4096  # characters of a path or label; longer ones are mistakes, or meant to fill the memory
 INT64 = np.iinfo(np.int64)
 BOOLEAN_COLUMNS = ("is_query", "is_gallery", "noisy_label", "noisy_image")
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -83,7 +84,23 @@ def _absolute_paths(values: pd.Series, root: str | Path | None) -> pd.Series:
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"{_row(values, position)}: path {path!r} is not text; give the name of a file")
         check_utf8(os.fspath(path), _row(values, position))
+        _check_text(os.fspath(path), "path", values, position)
+        if "\0" in os.fspath(path):
+            raise InputError(f"{_row(values, position)}: the path {path!r} has a null character; name a file")
     return pd.Series([os.path.normpath(os.path.join(folder, path)) for path in values], index=values.index)
+
+
+def _check_text(text: str | bytes, column: str, values: pd.Series, position: int) -> None:
+    """Raise InputError for text that is too long or that UTF-8 cannot hold, such as lone surrogates."""
+    where = _row(values, position)
+    if isinstance(text, bytes):
+        raise InputError(f"{where}: {column} {text[:80]!r} is not text; give text")
+    if len(text) > MAX_TEXT:
+        raise InputError(f"{where}: a {column} of {len(text):,} characters; give at most {MAX_TEXT:,}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: the {column} {text!r} is not Unicode text; rename it") from None
 
 
 def check_utf8(path: str, where: str) -> None:
@@ -116,6 +133,9 @@ def _booleans(values: pd.Series, column: str) -> pd.Series:
 def _labels(values: pd.Series, column: str) -> pd.Series:
     """Convert to all text or all int64: mixed values cannot be sorted, and fractions are not labels."""
     objects = values.tolist()
+    for position, value in enumerate(objects):
+        if isinstance(value, str):
+            _check_text(value, column, values, position)
     if pd.api.types.is_float_dtype(values):
         objects = [int(value) if value.is_integer() else value for value in objects]
     is_text = not objects or isinstance(objects[0], str)

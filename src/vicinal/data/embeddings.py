@@ -12,15 +12,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vicinal.data.checks import check_embeddings
-from vicinal.data.parquet_files import EMBEDDING, open_parquet, read_parquet, to_arrow, write_arrow
+from vicinal.data.npy_files import open_npy, read_npy_labels
+from vicinal.data.parquet_files import (
+    EMBEDDING,
+    num_values,
+    open_parquet,
+    read_metadata,
+    read_parquet,
+    to_arrow,
+    with_metadata,
+    write_arrow,
+)
 from vicinal.data.table import Table
 from vicinal.data.table_files import read_csv, write_table
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import write_bytes
+from vicinal.utils.files import check_regular_file, write_bytes
+from vicinal.utils.memory import check_memory
 
 TABLE_SUFFIX = ".table.csv"  # not .csv, since a file of that name may be the user's own
 FINGERPRINT_KEY = b"vicinal_model"  # in the metadata of a Parquet file's schema
+BYTES_PER_NUMBER = 12  # of embeddings in a Parquet file, with the copies that are made while they are read
 IS_LIST_TYPE = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
@@ -53,7 +65,8 @@ def save_embeddings(
     path = Path(path)
     vectors = check_embeddings(vectors, len(table), "vectors")
     if path.suffix.lower() == ".parquet":
-        write_arrow(path, _with_fingerprint(_arrow_table(path, table, vectors), fingerprint))
+        written = _arrow_table(path, table, vectors)
+        write_arrow(path, written if fingerprint is None else with_metadata(written, FINGERPRINT_KEY, fingerprint))
     elif path.suffix.lower() == ".npy":
         _write_npy(path, vectors, table)
     else:
@@ -76,7 +89,7 @@ def load_embeddings(path: str | Path) -> tuple[Floats, Table]:
     if path.suffix.lower() == ".npy":
         return _load_npy(path)
     frame = read_parquet(path)
-    return check_embeddings(_embedding_column(path), len(frame), str(path)), Table(frame, path.parent)
+    return check_embeddings(_embedding_column(path), len(frame), str(path)), _table(path, frame)
 
 
 def load_vectors(path: str | Path) -> Floats:
@@ -86,7 +99,7 @@ def load_vectors(path: str | Path) -> Floats:
         InputError: The file does not exist or holds no embeddings, or they are not finite.
     """
     path = _embeddings_file(path)
-    vectors = _read_npy(path) if path.suffix.lower() == ".npy" else _embedding_column(path)
+    vectors = open_npy(path) if path.suffix.lower() == ".npy" else _embedding_column(path)
     return check_embeddings(vectors, len(vectors), str(path))
 
 
@@ -108,18 +121,14 @@ def load_labels(path: str | Path) -> Table:
         [3, 7]
     """
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
+    check_regular_file(path)
     if path.suffix.lower() == ".csv":
         return Table.from_csv(path, path_column=None)
     if path.suffix.lower() == ".parquet":
         return Table.from_parquet(path, path_column=None)
     if path.suffix.lower() != ".npy":
         raise InputError(f"{path}: labels are read from a file ending in .csv, .parquet or .npy")
-    labels = _read_npy(path)
-    if labels.ndim != 1 or labels.dtype.kind not in "iuU" or not len(labels):
-        raise InputError(f"{path}: {labels.dtype} {list(labels.shape)}; labels are integers or text, one per row")
-    return Table(pd.DataFrame({"label": labels}))
+    return _table(path, pd.DataFrame({"label": read_npy_labels(path)}))
 
 
 def read_fingerprint(path: str | Path) -> str | None:
@@ -138,18 +147,13 @@ def read_fingerprint(path: str | Path) -> str | None:
         '0123abcd'
     """
     path = Path(path)
-    if path.suffix.lower() != ".parquet":
-        return None
-    with open_parquet(path) as file:
-        stored = (file.schema_arrow.metadata or {}).get(FINGERPRINT_KEY)
-    return None if stored is None else stored.decode(errors="replace")
+    return read_metadata(path, FINGERPRINT_KEY) if path.suffix.lower() == ".parquet" else None
 
 
 def _embeddings_file(path: str | Path) -> Path:
     """Check that a file exists and may hold embeddings."""
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
+    check_regular_file(path)
     if path.suffix.lower() not in (".npy", ".parquet"):
         raise InputError(f"{path}: embeddings are read from a file ending in .parquet or .npy")
     return path
@@ -163,17 +167,12 @@ def _arrow_table(path: Path, table: Table, vectors: Floats) -> pa.Table:
     return to_arrow(path, frame).append_column(EMBEDDING, column)
 
 
-def _with_fingerprint(table: pa.Table, fingerprint: str | None) -> pa.Table:
-    if fingerprint is None:
-        return table
-    return table.replace_schema_metadata({**(table.schema.metadata or {}), FINGERPRINT_KEY: fingerprint.encode()})
-
-
 def _embedding_column(path: Path) -> npt.NDArray[np.floating]:
     with open_parquet(path) as file:
         names = file.schema_arrow.names
         if EMBEDDING not in names:
             raise InputError(f"{path}: no column {EMBEDDING!r}; its columns are {', '.join(names)}")
+        check_memory(BYTES_PER_NUMBER * num_values(file, [EMBEDDING]), str(path))
         column = file.read([EMBEDDING])[EMBEDDING].combine_chunks()
         if not any(is_list(column.type) for is_list in IS_LIST_TYPE) or column.null_count:
             raise InputError(
@@ -183,6 +182,14 @@ def _embedding_column(path: Path) -> npt.NDArray[np.floating]:
         if len(lengths) > 1:
             raise InputError(f"{path}: embeddings have {min(lengths)} to {max(lengths)} dimensions; all need the same")
         return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), *lengths)
+
+
+def _table(path: Path, frame: pd.DataFrame) -> Table:
+    """The table of a frame that was read from a file, which errors name."""
+    try:
+        return Table(frame, path.parent)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _write_npy(path: Path, vectors: Floats, table: Table) -> None:
@@ -197,19 +204,10 @@ def _write_npy(path: Path, vectors: Floats, table: Table) -> None:
 
 
 def _load_npy(path: Path) -> tuple[Floats, Table]:
-    vectors = _read_npy(path)
+    vectors = open_npy(path)
     for table_path in (path.with_suffix(TABLE_SUFFIX), path.with_suffix(".csv")):
         if table_path.is_file():
             frame = read_csv(table_path)
             source = f"{path} with {table_path.name}"
-            return check_embeddings(vectors, len(frame), source), Table(frame, path.parent)
+            return check_embeddings(vectors, len(frame), source), _table(table_path, frame)
     return check_embeddings(vectors, len(vectors), str(path)), Table(pd.DataFrame(index=range(len(vectors))))
-
-
-def _read_npy(path: Path) -> npt.NDArray[np.floating]:
-    try:
-        # A memory map allocates nothing for rows that only the header claims; the copy stays valid without the file.
-        with np.errstate(over="raise"):
-            return np.array(np.lib.format.open_memmap(path, mode="r"))
-    except (ValueError, OSError, EOFError, ArithmeticError) as error:
-        raise InputError(f"{path}: not a whole .npy file of numbers ({str(error).splitlines()[0]})") from None

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.table import Table
-from vicinal.utils.errors import InputError
+from vicinal.data.table_files import DIGEST_KEY, frame_digest
+from vicinal.utils.errors import InputError, no_such_source
 
 
 def load_table(
@@ -39,13 +40,35 @@ def load_table(
         return BENCHMARKS[source](root)
     path = Path(source)
     suffix = path.suffix.lower()
+    if not str(source):
+        raise InputError(no_such_source(source, BENCHMARKS))
     if suffix in (".csv", ".parquet") and not path.is_dir():
         read = Table.from_csv if suffix == ".csv" else Table.from_parquet
         return read(path, root, path_column, label_column)
     if not path.is_dir():
-        raise InputError(
-            f"{source}: no such folder, no .csv or .parquet file and no benchmark ({', '.join(BENCHMARKS)})"
-        )
+        raise InputError(no_such_source(source, BENCHMARKS))
     if root is not None:
         raise InputError(f"{source}: a folder of images takes no root ({root}); its paths start from itself")
     return Table.from_folder(path)
+
+
+def load_run_table(path: str | Path) -> Table:
+    """Read the table of a run, which must be as the run wrote it: its rows stand for those of the run's model.
+
+    Raises:
+        InputError: It cannot be read, or its rows, their order or their values were changed.
+
+    Example:
+        >>> import tempfile
+        >>> import pandas as pd
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Table(pd.DataFrame({"label": ["cat", "dog"]})).save(f"{folder}/table.parquet")
+        ...     len(load_run_table(f"{folder}/table.parquet"))
+        2
+    """
+    from vicinal.data.parquet_files import read_metadata  # imports pyarrow
+
+    table = Table.from_parquet(path, path_column=None, label_column=None)
+    if read_metadata(Path(path), DIGEST_KEY) != frame_digest(table.frame):
+        raise InputError(f"{path}: is not as the run wrote it; restore the file, or train again")
+    return table

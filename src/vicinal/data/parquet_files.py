@@ -2,50 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vicinal.utils.errors import InputError, one_line, unreadable
-from vicinal.utils.files import write_bytes
+from vicinal.utils.files import check_regular_file, write_bytes
+from vicinal.utils.memory import check_memory
 
 EMBEDDING = "embedding"
+BYTES_PER_CELL = 100  # of a table, with the objects of Python that are made while it is checked
 
 
 def read_parquet(path: Path) -> pd.DataFrame:
     """Read all columns of a Parquet file but the embeddings, which :func:`vicinal.data.load_embeddings` reads.
 
+    Columns of text are read with every text once, since a few bytes of a file can stand for a text in millions of rows.
+
     Raises:
-        InputError: The file cannot be read or has no rows.
+        InputError: The file cannot be read, has no rows, or needs more memory than is available.
     """
     with open_parquet(path) as file:
-        rows = file.metadata.num_rows
-        columns = [name for name in file.schema_arrow.names if name != EMBEDDING]
-        table = file.read(columns)
-        table.validate(full=True)  # otherwise text that is not UTF-8 raises an error only where it is first used
-        frame = table.to_pandas(ignore_metadata=True)
+        schema, rows = file.schema_arrow, file.metadata.num_rows
+        columns = [name for name in schema.names if name != EMBEDDING]
+        check_memory(BYTES_PER_CELL * num_values(file, columns), str(path))
     if not rows:
         raise InputError(f"{path}: a table without rows")
-    return frame if len(columns) else pd.DataFrame(index=range(rows))
+    if not columns:
+        return pd.DataFrame(index=range(rows))
+    with open_parquet(path, [name for name in columns if _is_text(schema.field(name).type)]) as file:
+        table = file.read(columns)
+        table.validate(full=True)  # otherwise text that is not UTF-8 raises an error only where it is first used
+        check_memory(2 * _text_bytes(table), str(path))
+        return table.cast(pa.schema([schema.field(name) for name in columns])).to_pandas(ignore_metadata=True)
 
 
 @contextmanager
-def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file for a block that reads it; errors in the block become an InputError that names the file."""
+def open_parquet(path: Path, read_dictionary: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file for a block that reads it; errors in the block become an InputError that names the file.
+
+    Args:
+        path: The file.
+        read_dictionary: The columns of text whose distinct texts are read, with their positions.
+    """
+    check_regular_file(path)
     try:
         with path.open("rb") as file:
-            yield pq.ParquetFile(file)
+            yield pq.ParquetFile(file, read_dictionary=list(read_dictionary))
     except InputError:
         raise
     except Exception as error:  # Arrow and pandas raise many types of errors on damaged files and exotic columns
         if isinstance(error, OSError) and error.strerror:
             raise unreadable(path, error) from None
         raise InputError(f"{path}: not a Parquet file that can be read ({one_line(error)})") from None
+
+
+def num_values(file: pq.ParquetFile, columns: Sequence[str]) -> int:
+    """The number of values in these columns, in lists too, that the footer of the file tells."""
+    metadata, total = file.metadata, 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        chunks = map(group.column, range(group.num_columns))
+        total += sum(each.num_values for each in chunks if each.path_in_schema.partition(".")[0] in columns)
+    return int(total)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _text_bytes(table: pa.Table) -> int:
+    """The size of all texts in columns of distinct texts, once every row holds its own."""
+    chunks = [chunk for column in table.columns for chunk in column.chunks if pa.types.is_dictionary(chunk.type)]
+    texts = [chunk for chunk in chunks if _is_text(chunk.type.value_type)]
+    sizes = (pc.sum(pc.take(pc.binary_length(chunk.dictionary), chunk.indices)).as_py() for chunk in texts)
+    return sum(size or 0 for size in sizes)
 
 
 def to_arrow(path: Path, frame: pd.DataFrame) -> pa.Table:
@@ -63,6 +99,22 @@ def to_arrow(path: Path, frame: pd.DataFrame) -> pa.Table:
                 f"{path}: Parquet cannot hold column {column!r} ({reason}); give its values one type"
             ) from None
     return pa.Table.from_pandas(frame, preserve_index=False)
+
+
+def with_metadata(table: pa.Table, key: bytes, value: str) -> pa.Table:
+    """The table with one more entry in the metadata of its schema, which :func:`read_metadata` reads."""
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), key: value.encode()})
+
+
+def read_metadata(path: Path, key: bytes) -> str | None:
+    """An entry in the metadata of a Parquet file's schema; None if there is no such entry.
+
+    Raises:
+        InputError: It is not a Parquet file.
+    """
+    with open_parquet(path) as file:
+        stored = (file.schema_arrow.metadata or {}).get(key)
+    return None if stored is None else stored.decode(errors="replace")
 
 
 def write_arrow(path: Path, table: pa.Table) -> None:

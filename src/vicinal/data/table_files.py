@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import json
 import re
 from collections.abc import Iterator
 from io import StringIO
@@ -11,11 +13,22 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vicinal.data.columns import is_label_column
+from vicinal.data.columns import is_known_column, is_label_column
 from vicinal.utils.errors import InputError, unreadable
-from vicinal.utils.files import write_bytes
+from vicinal.utils.files import check_regular_file, write_bytes
+from vicinal.utils.memory import check_memory
 
-INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+DIGEST_KEY = b"vicinal_table"  # in the metadata of a Parquet file's schema
+INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # -0 and 007 are text, since they would not be written back the same
+BYTES_PER_CHARACTER = 10  # of a CSV file, with the objects of Python that are made while it is read
+CSV_ERRORS = {
+    "field larger": f"a field of more than {csv.field_size_limit():,} characters; a quotation mark may be missing",
+    "line contains NUL": "a null character; save the file as text",
+    "new-line character seen": "a carriage return in a field; put the field in quotation marks",
+    "unexpected end": "the last field begins with a quotation mark that is never closed",
+    "',' expected after": "text after a closing quotation mark; double the quotation marks within a field",
+}
+"""How errors of the module csv begin, and what they mean."""
 
 
 def read_csv(path: Path) -> pd.DataFrame:
@@ -51,10 +64,13 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         line = text.count(b"\n", 0, error.start) + 1
         raise InputError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
     except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num}: {error}") from None
+        reasons = [reason for start, reason in CSV_ERRORS.items() if str(error).startswith(start)]
+        raise InputError(f"{path}, line {reader.line_num}: {reasons[0] if reasons else error}") from None
 
 
 def _content(path: Path) -> bytes:
+    check_regular_file(path)
+    check_memory(BYTES_PER_CHARACTER * path.stat().st_size, str(path))
     try:
         return path.read_bytes()
     except OSError as error:
@@ -70,7 +86,7 @@ def _convert_integers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_table(path: Path, frame: pd.DataFrame) -> None:
-    """Write the frame atomically to a .csv or .parquet file.
+    """Write the frame atomically to a .csv or .parquet file; the latter holds :func:`frame_digest` too.
 
     Raises:
         InputError: The name ends otherwise, or Parquet cannot hold a column.
@@ -80,8 +96,14 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
         text = frame.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
         write_bytes(path, text.encode())
     elif path.suffix.lower() == ".parquet":
-        from vicinal.data.parquet_files import to_arrow, write_arrow  # imports pyarrow
+        from vicinal.data.parquet_files import to_arrow, with_metadata, write_arrow  # imports pyarrow
 
-        write_arrow(path, to_arrow(path, frame))
+        write_arrow(path, with_metadata(to_arrow(path, frame), DIGEST_KEY, frame_digest(frame)))
     else:
         raise InputError(f"{path}: a table is written to a file ending in .csv or .parquet")
+
+
+def frame_digest(frame: pd.DataFrame) -> str:
+    """Identifies the rows of a table, in their order, by the columns that have a meaning."""
+    columns = {column: frame[column].tolist() for column in sorted(map(str, frame.columns)) if is_known_column(column)}
+    return hashlib.sha256(json.dumps([len(frame), columns]).encode()).hexdigest()

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+MAX_SIZE = 4_096
+"""Largest side in pixels; then an image resized to it has at most 134 megapixels, whatever its aspect ratio."""
+
 
 @dataclass(frozen=True)
 class ImageTransform:
@@ -25,7 +28,7 @@ class ImageTransform:
     `(pixel / 255 - mean) / std`.
 
     Args:
-        size: side of the square, in pixels.
+        size: side of the square, in pixels; at most 4,096.
         resize: length of the shorter side before the center crop in tests; `size / 0.875` if None.
         scale: smallest and largest area of a training crop, as fractions of the image's area.
         ratio: smallest and largest aspect ratio, width / height, of a training crop.
@@ -68,9 +71,10 @@ class ImageTransform:
         if self.channels == 1 and (self.mean, self.std) == (IMAGENET_MEAN, IMAGENET_STD):
             object.__setattr__(self, "mean", (0.449,))
             object.__setattr__(self, "std", (0.226,))
-        self._check("size", _is_integer(self.size) and self.size > 0, "an integer of pixels above 0")
-        fits = self.resize is None or (_is_integer(self.resize) and self.resize >= self.size)
-        self._check("resize", fits, f"an integer of pixels, at least size ({self.size})")
+        fits = _is_integer(self.size) and 0 < self.size <= MAX_SIZE
+        self._check("size", fits, f"an integer of pixels above 0, at most {MAX_SIZE:,}")
+        fits = self.resize is None or (_is_integer(self.resize) and self.size <= self.resize <= MAX_SIZE)
+        self._check("resize", fits, f"an integer of pixels, at least size ({self.size}) and at most {MAX_SIZE:,}")
         self._check("scale", _is_range(self.scale, 1), "two numbers above 0 and at most 1, the smaller first")
         self._check("ratio", _is_range(self.ratio, math.inf), "two numbers above 0, the smaller first")
         for key, limit in (("flip", 1), ("color_jitter", 1), ("rotation", 180)):

@@ -19,7 +19,7 @@ from vicinal.retrieval.scores import BLOCK_ROWS, Array, is_numeric
 from vicinal.utils.arguments import is_integer, is_number
 from vicinal.utils.arrays import Doubles, Floats
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import write_bytes
+from vicinal.utils.files import check_regular_file, write_bytes
 
 FORMAT = "vicinal-whitening"
 TENSORS = {"mean": 1, "components": 2, "explained_variance": 1}  # each with its number of axes
@@ -151,12 +151,11 @@ class PCAWhitening:
             InputError: there is no such file, or it is not a complete file of a whitening.
         """
         path = _checked_path(path)
+        check_regular_file(path)
         try:
             with safe_open(path, "numpy") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is not a dict
                 metadata = file.metadata() or {}
-        except FileNotFoundError:
-            raise InputError(f"{path}: no such file") from None
         except OSError as error:
             raise InputError(f"{path}: it cannot be read ({error})") from None
         except (SafetensorError, ValueError, TypeError) as error:

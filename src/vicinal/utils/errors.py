@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
 from pathlib import Path
 
 
@@ -38,6 +40,30 @@ def one_line(error: BaseException | str, max_length: int = 400) -> str:
     return text if len(text) <= max_length else text[: max_length - 3] + "..."
 
 
+def no_such_source(source: str | Path, benchmarks: Collection[str]) -> str:
+    """What is wrong with a source of images that is neither a folder, a table nor the name of a benchmark.
+
+    Example:
+        >>> no_such_source("digts", ["digits", "glyphs"])
+        'digts: no such folder, file or benchmark; did you mean digits?'
+        >>> no_such_source("cat.jpg", ["digits", "glyphs"])
+        'cat.jpg: no such file'
+    """
+    path = Path(source)
+    if not str(source):
+        return "the source is empty; give a folder of images, a .csv or .parquet table, or a benchmark"
+    if path.is_file():
+        return f"{source}: neither a folder nor a .csv or .parquet table"
+    if path.exists():
+        return f"{source}: is a pipe, socket or device; give a folder or a file"
+    if path.suffix or path.parent != Path():
+        return f"{source}: no such file" if path.suffix else f"{source}: no such file or folder"
+    near = difflib.get_close_matches(str(source), benchmarks, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"the benchmarks are {', '.join(benchmarks)}"
+    return f"{source}: no such folder, file or benchmark; {hint}"
+
+
 def unreadable(path: str | Path, error: OSError) -> InputError:
     """The InputError for a file that cannot be opened or read."""
-    return InputError(f"{path}: {(error.strerror or str(error)).lower()}")
+    reason = "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error)).lower()
+    return InputError(f"{path}: {reason}")

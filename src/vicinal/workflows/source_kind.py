@@ -48,9 +48,12 @@ def _has_embeddings(path: str) -> bool:
 
 def _saved_kind(folder: str) -> Literal["index", "embedder"] | None:
     """Return the kind of a folder that Vicinal saved, as its config.json says; None for any other path."""
+    file = Path(folder, "config.json")
+    if not file.is_file():
+        return None
     try:
-        config = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return None
     saved_format = config.get("format") if isinstance(config, dict) else None
     if saved_format is None:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.embeddings import load_embeddings, load_labels, load_vectors, read_fingerprint
-from vicinal.data.loading import load_table
+from vicinal.data.loading import load_run_table, load_table
 from vicinal.data.table import Table
 from vicinal.retrieval.whitening import PCAWhitening
 from vicinal.utils.arrays import Floats, Integers
@@ -220,7 +220,7 @@ def load_images(source: str, root: str | None = None) -> Table:
     check_not_refiner_run(source)
     kind = source_kind(source)
     if kind == "run":
-        return Table.from_parquet(RunFolder(Path(source)).table)
+        return load_run_table(RunFolder(Path(source)).table)
     if kind == "image":
         return Table(pd.DataFrame({"path": [source]}))
     return load_table(source, root=root, label_column=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vicinal.utils.errors import InputError, unreadable
+from vicinal.utils.files import check_regular_file
 
 
 def read_list(path: Path, num_fields: tuple[int, ...], num_headers: int = 0) -> list[tuple[int, list[str]]]:
@@ -26,6 +27,7 @@ def read_list(path: Path, num_fields: tuple[int, ...], num_headers: int = 0) -> 
         ...     read_list(Path(folder, "list.txt"), (2,))
         [(1, ['0000001', '7']), (2, ['0000002', '7'])]
     """
+    check_regular_file(path)
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:

@@ -24,6 +24,7 @@ from vicinal.data.decoding import read_image
 from vicinal.data.table import Table
 from vicinal.utils.arrays import Doubles, Integers
 from vicinal.utils.errors import InputError, unreadable
+from vicinal.utils.files import check_regular_file
 
 LISTS = ("easy", "hard", "junk")
 FOLDERS = {"roxford": "roxford5k", "rparis": "rparis6k"}
@@ -182,6 +183,7 @@ def _clip_box(box: Box, size: tuple[int, int], query: str) -> tuple[int, int, in
 
 
 def _read_json(path: Path) -> Any:
+    check_regular_file(path)
     try:
         return json.loads(path.read_bytes())
     except OSError as error:

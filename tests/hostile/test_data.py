@@ -1,0 +1,232 @@
+"""Images, tables, arrays and ground truths that somebody made to do harm, and files that are none: one line each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from vicinal.cli.main import main
+from vicinal.data import Table, save_embeddings
+from vicinal.data.loading import load_run_table
+from vicinal.utils import memory
+from vicinal.utils.errors import InputError
+
+Make = Callable[[Path], list[str]]
+
+
+def written(path: Path, data: bytes | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+def npy(descr: str, shape: str, data: bytes = bytes(64)) -> bytes:
+    """A .npy file whose header says what it is told to."""
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode("latin1")
+    header += b" " * (-(len(header) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + data
+
+
+def array(descr: str, shape: str, data: bytes = bytes(64)) -> Make:
+    return lambda folder: ["evaluate", str(written(folder / "v.npy", npy(descr, shape, data)))]
+
+
+def labels(descr: str, shape: str, data: bytes = bytes(64)) -> Make:
+    def make(folder: Path) -> list[str]:
+        np.save(folder / "v.npy", np.eye(4, dtype=np.float32))
+        file = written(folder / "labels.npy", npy(descr, shape, data))
+        return ["evaluate", "--embeddings", str(folder / "v.npy"), "--labels", str(file)]
+
+    return make
+
+
+def csv(text: bytes | str) -> Make:
+    return lambda folder: ["data", str(written(folder / "t.csv", text))]
+
+
+def sparse(name: str, head: bytes, *words: str) -> Make:
+    """A file of 4 TB that takes no space."""
+
+    def make(folder: Path) -> list[str]:
+        with (folder / name).open("wb") as file:
+            file.write(head)
+            file.truncate(2**42)
+        return [*words, str(folder / name)]
+
+    return make
+
+
+def parquet(table: Callable[[], pa.Table], *words: str) -> Make:
+    """A Parquet file that is far smaller than what it stands for."""
+
+    def make(folder: Path) -> list[str]:
+        pq.write_table(table(), folder / "t.parquet", compression="zstd")
+        assert (folder / "t.parquet").stat().st_size < 2**20
+        return [*words, str(folder / "t.parquet")]
+
+    return make
+
+
+def constant(**columns: pa.Scalar) -> Callable[[], pa.Table]:
+    return lambda: pa.table({name: pa.repeat(value, 3_000_000) for name, value in columns.items()})
+
+
+def long_texts() -> pa.Table:
+    label = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), 300_000), ["x" * 2**15])
+    return pa.table({"path": label, "label": label})
+
+
+def long_lists() -> pa.Table:
+    values = pa.repeat(pa.scalar(1.0, pa.float32()), 20_000 * 1024)
+    return pa.table({"embedding": pa.FixedSizeListArray.from_arrays(values, 1024), "label": pa.repeat("a", 20_000)})
+
+
+MEMORY = "of memory are needed, 0.2 GB are available"  # in these tests
+CASES: list[tuple[str, str, Make, str]] = [
+    ("array", "shape of booleans", array("'<f4'", "(True, 4)"), "v.npy: not a whole .npy file of numbers (an integer"),
+    ("array", "no axes", array("'<f4'", "()"), "v.npy: one value of type float32; it must be an array with a row for"),
+    ("array", "deep header", array("-" * 8000 + "1", "(4, 4)"), "v.npy: not a whole .npy file of numbers (MemoryError"),
+    ("array", "deep lists", array("[" * 3000 + "]" * 3000, "(4, 4)"), "v.npy: not a whole .npy file of numbers ("),
+    ("array", "negative shape", array("'<f4'", "(-4, -4)"), "v.npy: not a whole .npy file of numbers (negative"),
+    ("array", "shape beyond the file", array("'<f4'", "(9999999, 4)"), "v.npy: not a whole .npy file of numbers ("),
+    ("array", "shape beyond 64 bits", array("'<f4'", f"({2**62}, 4)"), "v.npy: not a whole .npy file of numbers ("),
+    ("array", "objects", array("'|O'", "(2,)"), "v.npy: not a whole .npy file of numbers ("),
+    ("array", "4 TB", sparse("v.npy", npy("'<f4'", f"({(2**42 - 128) // 16}, 4)", b""), "evaluate"), "4,398.0 GB of"),
+    (
+        "labels",
+        "beyond Unicode",
+        labels("'<U1'", "(4,)", b"\xff" * 16),
+        "labels.npy: the label of row 0 is not Unicode",
+    ),
+    (
+        "labels",
+        "surrogates",
+        labels("'<U1'", "(4,)", b"a\0\0\0\0\xd8\0\0" * 2),
+        "labels.npy: the label of row 1 is not",
+    ),
+    ("labels", "of no characters", labels("'<U0'", "(4,)", b""), "labels.npy: "),
+    ("labels", "no axes", labels("'<i8'", "()"), "labels.npy: one value of type int64"),
+    ("labels", "shape of booleans", labels("'<i8'", "(True,)"), "labels.npy: not a whole .npy file of numbers ("),
+    ("csv", "huge field", csv("path,label\na.png," + "x" * 200_000), "line 2: a field of more than 131,072 characters"),
+    ("csv", "huge label", csv("path,label\na.png," + "x" * 9_000), "line 2: a label of 9,000 characters; give at most"),
+    (
+        "csv",
+        "nested quotation marks",
+        csv('path,label\n"a"b.png",cat\n'),
+        "line 2: text after a closing quotation mark",
+    ),
+    ("csv", "open quotation mark", csv('path,label\na.png,"cat\n'), "line 2: the last field begins with a quotation"),
+    ("csv", "null character", csv("path,label\na\0.png,cat\n"), "line 2"),
+    ("csv", "surrogates", csv(b"path,label\na.png,\xed\xa0\x80\n"), "line 2: not UTF-8 text; save the file as UTF-8"),
+    ("csv", "4 TB", sparse("t.csv", b"path,label\n", "data"), "GB of memory are needed"),
+    ("parquet", "constant integers", parquet(constant(path=pa.scalar("a"), label=pa.scalar(1)), "data"), MEMORY),
+    ("parquet", "long texts", parquet(long_texts, "data"), MEMORY),
+    ("parquet", "constant embeddings", parquet(long_lists, "evaluate"), MEMORY),
+]
+
+
+@pytest.mark.parametrize(("kind", "case", "make", "expected"), CASES, ids=[f"{each[0]}: {each[1]}" for each in CASES])
+def test_hostile_data_are_one_line(
+    kind: str, case: str, make: Make, expected: str, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = make(tmp_path)
+    monkeypatch.setattr(memory, "available_memory", lambda: 200_000_000)
+    status = main(words)
+    captured = capsys.readouterr()
+    assert status == 2, captured.err
+    assert len(captured.err.splitlines()) == 1, captured.err
+    assert expected in captured.err
+    assert captured.out == ""
+
+
+def pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+def endless(path: Path) -> Path:
+    path.symlink_to("/dev/zero")
+    return path
+
+
+def listening(path: Path) -> Path:
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)  # a full path may be too long for a socket
+    return path
+
+
+SPECIAL = {"pipe": pipe, "device": endless, "socket": listening}
+READERS: dict[str, tuple[str, Callable[[Path, Path], list[str]]]] = {
+    "table": ("t.csv", lambda file, _: ["data", str(file)]),
+    "Parquet table": ("t.parquet", lambda file, _: ["data", str(file)]),
+    "embeddings": ("v.npy", lambda file, _: ["evaluate", str(file)]),
+    "embeddings in Parquet": ("v.parquet", lambda file, vectors: ["evaluate", "--embeddings", str(file), "--labels",
+                                                                  str(vectors)]),
+    "labels": ("l.csv", lambda file, vectors: ["evaluate", "--embeddings", str(vectors), "--labels", str(file)]),
+    "whitening": ("w.safetensors", lambda file, vectors: ["evaluate", str(vectors), "--whitening", str(file)]),
+    "confusions": ("c.csv", lambda file, vectors: ["data", str(vectors.parent / "photos"), "--noise.confused_labels=1",
+                                                   "--noise.confusions", str(file)]),
+    "ground truth": ("gnd_roxford5k.pkl", lambda file, vectors: ["evaluate", str(vectors), "--protocol", "roxford",
+                                                                 "--root", str(file.parent.parent)]),
+    "configuration of a model": ("config.json", lambda file, _: ["evaluate", str(file.parent), "--model", "x"]),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("special", SPECIAL)
+@pytest.mark.parametrize("reader", READERS)
+def test_pipes_sockets_and_devices_are_refused(
+    reader: str, special: str, tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, words = READERS[reader]
+    (tmp_path / "photos").symlink_to(photos)
+    (tmp_path / "roxford5k").mkdir()
+    np.save(tmp_path / "vectors.npy", np.eye(4, dtype=np.float32))
+    written(tmp_path / "vectors.table.csv", "label\na\na\nb\nb\n")
+    file = SPECIAL[special](tmp_path / "roxford5k" / name)
+    status = main(words(file, tmp_path / "vectors.npy"))
+    message = capsys.readouterr().err
+    assert status == 2, message
+    assert len(message.splitlines()) == 1
+    if reader not in ("configuration of a model", "ground truth"):
+        assert f"{file}: is a pipe, socket or device; give a file" in message
+
+
+def test_masked_numbers_are_refused(tmp_path: Path) -> None:
+    vectors = np.ma.masked_array(np.eye(2), mask=[[True, False], [False, False]])
+    with pytest.raises(InputError, match="1 numbers are masked; every number must be given"):
+        save_embeddings(tmp_path / "v.npy", vectors, Table(pd.DataFrame({"label": [1, 2]})))
+
+
+def test_minus_zero_is_another_label_than_zero(tmp_path: Path) -> None:
+    table = written(tmp_path / "t.csv", "path,label\na.png,0\nb.png,-0\n")
+    assert Table.from_csv(table).classes == ["-0", "0"]
+
+
+@pytest.mark.parametrize("change", ["shuffled", "labels", "shorter", "of another program"])
+def test_a_changed_table_of_a_run_is_refused(change: str, tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    frame = pd.DataFrame({"path": ["a.png", "b.png", "c.png"], "label": [1, 2, 1], "split": ["train", "test", "train"]})
+    Table(frame).save(path)
+    pd.testing.assert_frame_equal(load_run_table(path).frame, Table(frame).frame)
+    stored = pq.read_table(path)
+    if change == "shuffled":
+        pq.write_table(stored.take([2, 1, 0]), path)
+    elif change == "labels":
+        pq.write_table(stored.set_column(1, "label", pa.array([2, 1, 2])), path)
+    elif change == "shorter":
+        pq.write_table(stored.slice(0, 2), path)
+    else:
+        frame.to_parquet(path)
+    with pytest.raises(InputError, match=r"table\.parquet: is not as the run wrote it; restore the file"):
+        load_run_table(path)
