@@ -23,37 +23,58 @@ BYTES_PER_CELL = 100  # of a table, with the objects of Python that are made whi
 def read_parquet(path: Path) -> pd.DataFrame:
     """Read all columns of a Parquet file but the embeddings, which :func:`vicinal.data.load_embeddings` reads.
 
-    Columns of text are read with every text once, since a few bytes of a file can stand for a text in millions of rows.
-
     Raises:
         InputError: The file cannot be read, has no rows, or needs more memory than is available.
     """
-    with open_parquet(path) as file:
+    frame = read_frame(path)
+    if not len(frame):
+        raise InputError(f"{path}: a table without rows")
+    return frame
+
+
+def read_frame(path: Path, content: bytes | None = None, pandas_types: bool = False) -> pd.DataFrame:
+    """Read all columns of a Parquet file but the embeddings, and any number of rows.
+
+    Columns of text are read with every text once, since a few bytes of a file can stand for a text in millions of rows.
+
+    Args:
+        path: The file.
+        content: The bytes of the file, if they are read already.
+        pandas_types: Whether columns get the types that they had in the data frame that was written.
+
+    Raises:
+        InputError: The file cannot be read, or needs more memory than is available.
+    """
+    with open_parquet(path, content=content) as file:
         schema, rows = file.schema_arrow, file.metadata.num_rows
         columns = [name for name in schema.names if name != EMBEDDING]
         check_memory(BYTES_PER_CELL * num_values(file, columns), str(path))
-    if not rows:
-        raise InputError(f"{path}: a table without rows")
     if not columns:
         return pd.DataFrame(index=range(rows))
-    with open_parquet(path, [name for name in columns if _is_text(schema.field(name).type)]) as file:
+    texts = [name for name in columns if _is_text(schema.field(name).type)]
+    with open_parquet(path, texts, content) as file:
         table = file.read(columns)
         table.validate(full=True)  # otherwise text that is not UTF-8 raises an error only where it is first used
         check_memory(2 * _text_bytes(table), str(path))
-        return table.cast(pa.schema([schema.field(name) for name in columns])).to_pandas(ignore_metadata=True)
+        table = table.cast(pa.schema([schema.field(name) for name in columns], schema.metadata))
+        return table.to_pandas(ignore_metadata=not pandas_types)
 
 
 @contextmanager
-def open_parquet(path: Path, read_dictionary: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+def open_parquet(
+    path: Path, read_dictionary: Sequence[str] = (), content: bytes | None = None
+) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file for a block that reads it; errors in the block become an InputError that names the file.
 
     Args:
         path: The file.
         read_dictionary: The columns of text whose distinct texts are read, with their positions.
+        content: The bytes of the file, if they are read already.
     """
-    check_regular_file(path)
+    if content is None:
+        check_regular_file(path)
     try:
-        with path.open("rb") as file:
+        with path.open("rb") if content is None else BytesIO(content) as file:
             yield pq.ParquetFile(file, read_dictionary=list(read_dictionary))
     except InputError:
         raise

@@ -124,6 +124,74 @@ def test_delete_and_add(kind, many, ivfpq) -> None:
     assert index.add(extra[:1], table(1)).tolist() == [size + 30]  # ids are never given twice
 
 
+def clusters(rows: int, dim: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """Unit vectors around ten centers, and the number of the center of each."""
+    rng = np.random.default_rng(0)
+    center = rng.integers(0, 10, rows)
+    return normalized(rng.standard_normal((10, dim))[center] + 0.5 * rng.standard_normal((rows, dim))), center
+
+
+def normalized(vectors: np.ndarray) -> np.ndarray:
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def recall_of(index: Index, vectors: np.ndarray, queries: np.ndarray) -> float:
+    """Recall@10 among the images that are left."""
+    left = index.metadata.ids
+    return recall(index.search(queries, 10).ids, left[top_k(queries, vectors[left], 10).ids])
+
+
+def test_hnsw_finds_neighbors_near_deleted_clusters() -> None:
+    vectors, center = clusters(4000)
+    index = Index.build(vectors, table(len(vectors)), "hnsw")
+    for number_deleted in (2, 5):  # a search that leaves out deleted vectors on its way finds hardly any of them
+        index.delete(index.metadata.ids[center[index.metadata.ids] < number_deleted])
+        assert recall_of(index, vectors, vectors[center < number_deleted][:200]) >= 0.99
+
+
+def test_hnsw_finds_neighbors_after_random_deletes() -> None:
+    vectors = normalized(np.random.default_rng(0).standard_normal((4000, 32)))
+    index = Index.build(vectors, table(len(vectors)), "hnsw")
+    before, order = recall_of(index, vectors, vectors[:200]), np.random.default_rng(1).permutation(4000)
+    for start, stop in itertools.pairwise((0, 2000, 3200, 3600, 3960)):
+        index.delete(order[start:stop])
+        assert recall_of(index, vectors, vectors[:200]) >= before - 0.01
+
+
+def test_ivfpq_searches_lists_that_hold_remaining_vectors(monkeypatch) -> None:
+    monkeypatch.setattr(faiss_engine, "IVFPQ_MIN_VECTORS", 3000)
+    vectors, _ = clusters(3000, 8)
+    index = Index.build(vectors, table(len(vectors)), "ivfpq")
+    metadata, engine, recalls = index.metadata, index._engine._faiss, []
+    lists = [ids.copy() for ids in faiss_engine._ids_of_lists(engine)]
+    for query in vectors[:50, None]:
+        *nearest, last = (lists[number] for number in engine.quantizer.search(query, 8)[1][0])
+        index.metadata = metadata
+        index.delete(np.concatenate([*nearest, last[5:]]))  # five stay in the eight nearest lists
+        found = []
+        for probes in (8, 10_000):
+            monkeypatch.setattr(faiss_engine, "IVFPQ_PROBES", probes)
+            found.append(index.search(query, 5).ids)
+        recalls.append(recall(*found))
+    assert np.mean(recalls) >= 0.7  # 0.07 if the lists of deleted vectors are searched
+
+
+@pytest.mark.parametrize("kind", ["exact", "hnsw", "ivfpq"])
+def test_vectors_of_every_kind(kind, many, ivfpq) -> None:
+    index = build(kind, many, ivfpq)
+    assert index.vectors().shape == (len(index), 8)
+    ids = index.add(many[:3], table(3))
+    index.delete([0, 5, *ids[:1]])
+    vectors = index.vectors()
+    kept = np.concatenate([many[: index.metadata.ids[-3] + 1], many[1:3]])
+    kept = np.delete(kept, [0, 5], axis=0)
+    assert vectors.shape == kept.shape
+    assert np.abs(vectors - kept).max() < (1e-6 if kind != "ivfpq" else 0.8)
+    assert np.mean(np.sum(vectors * kept, axis=1)) > 0.9
+    index.delete(index.metadata.ids)
+    assert index.vectors().shape == (0, 8)
+
+
 @pytest.mark.parametrize("kind", ["exact", "hnsw", "ivfpq"])
 def test_search_for_the_whole_index(kind, many, ivfpq) -> None:
     index = build(kind, many, ivfpq)

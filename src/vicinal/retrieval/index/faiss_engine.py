@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, cast
 
 import faiss as faiss_with_stubs
 import numpy as np
+import numpy.typing as npt
 
+from vicinal.retrieval.index.faiss_layout import check_layout
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils.arrays import Floats, Integers
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, one_line
 
 faiss: Any = faiss_with_stubs  # its type stubs lack the Python arguments of most classes
 
 Kind = Literal["exact", "hnsw", "ivfpq"]
+Found = tuple[Floats, Integers]
+"""Scores and ids, each [queries, k]; an id of -1 is missing."""
 
 MAX_EXACT = 100_000  # vectors; "auto" takes HNSW above, as comparing with every vector becomes slow
 HNSW_LINKS = 32  # per vector
 HNSW_BUILD, HNSW_SEARCH = 100, 128  # breadth of the graph search while building and while searching
+MIN_ACTIVE = 1 / 8  # fraction of the vectors; below it, comparing with all active ones is as fast as the graph
 IVFPQ_CODES, IVFPQ_PROBES = 256, 32  # values of one code byte, inverted lists visited
 IVFPQ_MIN_VECTORS = 39 * IVFPQ_CODES  # vectors to train on; faiss recommends 39 per centroid
 CLASSES = {"exact": faiss.IndexFlat, "hnsw": faiss.IndexHNSW, "ivfpq": faiss.IndexIVFPQ}
@@ -50,6 +56,7 @@ class FaissEngine:
             raise InputError(f"{type(index).__name__} is not supported; use an exact, hnsw or ivfpq index")
         self._faiss = index
         self.kind = cast(Kind, kinds[0])
+        self._last_active: _Active | None = None
 
     @classmethod
     def create(cls, kind: Literal["auto"] | Kind, vectors: UnitVectors) -> FaissEngine:
@@ -69,12 +76,13 @@ class FaissEngine:
         """Read what :meth:`to_bytes` returned.
 
         Raises:
-            InputError: the bytes are something else.
+            InputError: the bytes are something else or damaged.
         """
+        check_layout(data)
         try:
             return cls(faiss.deserialize_index(np.frombuffer(data, dtype=np.uint8)))
-        except RuntimeError:
-            raise InputError("the bytes are not an index of faiss") from None
+        except (RuntimeError, MemoryError) as error:
+            raise InputError(f"faiss cannot read it ({one_line(error)})") from None
 
     def to_bytes(self) -> bytes:
         """Return the engine with its vectors, for a file."""
@@ -95,46 +103,117 @@ class FaissEngine:
 
     def take(self, ids: Integers) -> Floats:
         """Return the vectors of these ids, float32 [n, dim]; those of `ivfpq` are approximate."""
-        return cast(Floats, self._faiss.reconstruct_batch(ids))
+        if self.kind != "ivfpq":
+            return cast(Floats, self._faiss.reconstruct_batch(ids))
+        if not len(ids):
+            return np.empty((0, self.dim), np.float32)
+        # a single one would be looked for in all lists, so all in the range are read at once
+        first, last = int(ids.min()), int(ids.max())
+        vectors = self._faiss.reconstruct_n(first, last - first + 1)
+        is_range = len(ids) == len(vectors) and bool((np.diff(ids) == 1).all())
+        return cast(Floats, vectors if is_range else vectors[ids - first])
 
     def search(self, queries: UnitVectors, k: int, active_ids: Integers) -> Neighbors:
         """Find the k nearest vectors of each query.
 
-        A query for which a fast search finds fewer than k is searched again exhaustively.
+        Vectors that are not active do not keep active ones from being found. A query for which a fast search finds
+        fewer than k active ones is searched again exhaustively.
 
         Args:
             queries: [q, dim].
             k: number of neighbours per query.
-            active_ids: int64 [m], the ids among which to search, at least k.
+            active_ids: int64 [m], the ids among which to search, at least k, ascending.
         """
-        is_active = np.zeros(len(self), dtype=bool)
-        is_active[active_ids] = True
-        selector = None if is_active.all() else faiss.IDSelectorBitmap(np.packbits(is_active, bitorder="little"))
-        fast, exhaustive = self._parameters(k, selector, False), self._parameters(k, selector, True)
-        search, search_exhaustively = _search_of(self._faiss), _search_of(self._exhaustive)
-        scores, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        active = self._active(active_ids)
+        fast = {"exact": self._search_exact, "hnsw": self._search_graph, "ivfpq": self._search_lists}[self.kind]
+        neighbors = Neighbors.empty(len(queries), k)
         for start in range(0, len(queries), BLOCK_ROWS):
             vectors, block = _rows(queries, start, start + BLOCK_ROWS), slice(start, start + BLOCK_ROWS)
-            scores[block], ids[block] = search(vectors, k, params=fast)
-            missing = np.flatnonzero((ids[block] < 0).any(axis=1))
+            neighbors.scores[block], neighbors.ids[block] = fast(vectors, k, active)
+            missing = np.flatnonzero((neighbors.ids[block] < 0).any(axis=1))
             if len(missing):
-                found = search_exhaustively(vectors[missing], k, params=exhaustive)
-                scores[start + missing], ids[start + missing] = found
-        order = np.lexsort((ids, -scores))
-        return Neighbors(np.take_along_axis(scores, order, axis=1), np.take_along_axis(ids, order, axis=1))
+                scores, ids = self._search_exhaustively(vectors[missing], k, active)
+                neighbors.scores[start + missing], neighbors.ids[start + missing] = scores, ids
+        order = np.lexsort((neighbors.ids, -neighbors.scores))
+        return Neighbors(
+            np.take_along_axis(neighbors.scores, order, axis=1), np.take_along_axis(neighbors.ids, order, axis=1)
+        )
 
-    @property
-    def _exhaustive(self) -> Any:
-        """The faiss index that is searched exhaustively: HNSW keeps its vectors in an exact index."""
-        return self._faiss.storage if self.kind == "hnsw" else self._faiss
+    def _active(self, ids: Integers) -> _Active:
+        """The active vectors, found once for many searches."""
+        last = self._last_active
+        if last is None or last.ids is not ids or last.size != len(self):
+            last = self._last_active = _Active(ids, self._faiss)
+        return last
 
-    def _parameters(self, k: int, selector: Any, exhaustive: bool) -> Any:
-        if self.kind == "exact" or (self.kind == "hnsw" and exhaustive):
-            return faiss.SearchParameters(sel=selector)
-        if self.kind == "hnsw":
-            return faiss.SearchParametersHNSW(efSearch=max(HNSW_SEARCH, 2 * k), sel=selector)
-        lists = self._faiss.nlist
-        return faiss.SearchParametersIVF(nprobe=lists if exhaustive else min(lists, IVFPQ_PROBES), sel=selector)
+    def _search_exact(self, vectors: Floats, k: int, active: _Active) -> Found:
+        return _search_of(self._faiss)(vectors, k, params=faiss.SearchParameters(sel=active.selector))
+
+    def _search_graph(self, vectors: Floats, k: int, active: _Active) -> Found:
+        """Search the graph of all vectors, active or not, so broadly that enough of what it finds is active.
+
+        A search that leaves out vectors on its way is cut off where all vectors around are left out. The nearer half of
+        what is found is used, since the farther half is less complete. Where it has fewer than k active vectors, -1
+        stands in place of ids.
+        """
+        if active.fraction < MIN_ACTIVE:
+            return np.zeros((len(vectors), k), np.float32), np.full((len(vectors), k), -1)
+        breadth = int(np.ceil(max(HNSW_SEARCH, 2 * k) / active.fraction))
+        parameters = faiss.SearchParametersHNSW(efSearch=breadth)
+        scores, ids = _search_of(self._faiss)(vectors, k if active.are_all else breadth // 2, params=parameters)
+        if active.are_all:
+            return scores, ids
+        is_found = (ids >= 0) & active.mask[ids]
+        best = np.argsort(~is_found, axis=1, kind="stable")[:, :k]
+        ids = np.where(is_found, ids, -1)
+        return np.take_along_axis(scores, best, axis=1), np.take_along_axis(ids, best, axis=1)
+
+    def _search_lists(self, vectors: Floats, k: int, active: _Active) -> Found:
+        """Search the nearest lists of those that hold active vectors."""
+        lists = faiss.SearchParameters(sel=active.lists)
+        parameters = faiss.SearchParametersIVF(
+            nprobe=min(self._faiss.nlist, IVFPQ_PROBES), sel=active.selector, quantizer_params=lists
+        )
+        return _search_of(self._faiss)(vectors, k, params=parameters)
+
+    def _search_exhaustively(self, vectors: Floats, k: int, active: _Active) -> Found:
+        if self.kind == "ivfpq":
+            parameters = faiss.SearchParametersIVF(nprobe=self._faiss.nlist, sel=active.selector)
+            return _search_of(self._faiss)(vectors, k, params=parameters)
+        vectors_of_graph = self._faiss.storage  # an exact index
+        return _search_of(vectors_of_graph)(vectors, k, params=faiss.SearchParameters(sel=active.selector))
+
+
+class _Active:
+    """The vectors of a faiss index among which to search.
+
+    Args:
+        ids: int64 [m], their ids, ascending.
+        index: the faiss index.
+    """
+
+    def __init__(self, ids: Integers, index: Any) -> None:
+        self.ids, self.size = ids, index.ntotal
+        self.are_all = len(ids) == index.ntotal
+        self.fraction = len(ids) / max(index.ntotal, 1)
+        self.mask = np.zeros(index.ntotal, dtype=bool)
+        self.mask[ids] = True
+        self.selector = None if self.are_all else _selector(self.mask)
+        self.lists = None
+        if isinstance(index, CLASSES["ivfpq"]) and not self.are_all:
+            self.lists = _selector(np.array([self.mask[each].any() for each in _ids_of_lists(index)]))
+
+
+def _selector(mask: npt.NDArray[np.bool_]) -> Any:
+    return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
+
+
+def _ids_of_lists(index: Any) -> Iterator[Integers]:
+    """Yield the ids in each inverted list."""
+    lists = index.invlists
+    for number in range(index.nlist):
+        size = lists.list_size(number)
+        yield faiss.rev_swig_ptr(lists.get_ids(number), size) if size else np.empty(0, np.int64)
 
 
 def _rows(vectors: UnitVectors, start: int, stop: int) -> Floats:

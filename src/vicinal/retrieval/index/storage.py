@@ -13,7 +13,6 @@ import json
 import os
 import re
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.files import temporary_files, write_bytes
 from vicinal.utils.locks import hold_lock
+from vicinal.utils.memory import check_memory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,6 +37,7 @@ PARTS = {1: {VECTORS, METADATA}, 2: {VECTORS, CONTEXT, METADATA}}  # by version;
 READ_ATTEMPTS, READ_PAUSE = 5, 0.01  # a writer may delete files between the reading of their names and their opening
 LOCK = ".lock"
 MAX_CONFIG_BYTES = 2**20
+COPIES = 2  # of a file in memory: its bytes, and what they are read as
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,9 @@ class IndexFiles:
                 missing = error.filename
                 time.sleep(READ_PAUSE)
                 continue
-            metadata = _parse_metadata(folder / config["files"][METADATA], data[METADATA])
+            from vicinal.data.parquet_files import read_frame
+
+            metadata = read_frame(folder / config["files"][METADATA], data[METADATA], pandas_types=True)
             return cls(config, data[VECTORS], metadata, data.get(CONTEXT))
         raise InputError(f"{folder}: the index is damaged, {missing} is missing; build it again")
 
@@ -175,30 +178,12 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _read_part(file: BinaryIO, part: str) -> bytes:
-    path, size, memory = Path(file.name), os.fstat(file.fileno()).st_size, _memory()
-    if size > memory:
-        raise InputError(f"{path} has {size / 1e9:.1f} GB, more than the memory of this machine, {memory / 1e9:.1f} GB")
+    path = Path(file.name)
+    check_memory(COPIES * os.fstat(file.fileno()).st_size, str(path))
     data = file.read()
     if path.name != f"{part}-{_digest(data)}{SUFFIXES[part]}":
         raise InputError(f"{path} is damaged: its content is not what was written; build the index again")
     return data
-
-
-def _memory() -> int:
-    """Return the bytes of memory that this machine has; without a limit where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return sys.maxsize
-
-
-def _parse_metadata(path: Path, data: bytes) -> pd.DataFrame:
-    import pandas as pd
-
-    try:
-        return pd.read_parquet(BytesIO(data))
-    except Exception as error:  # Arrow and pandas raise many types of errors on damaged files and exotic columns
-        raise InputError(f"{path}: not a Parquet file that can be read ({one_line(error)})") from None
 
 
 def _delete_unused(folder: Path) -> None:
