@@ -70,7 +70,7 @@ def mixtures(batch: Batch, call: int = 1, **arguments: Any) -> MixedPairSource:
 
 def built(x: Tensor, labels: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
     """Eq. (8), example by example."""
-    unit = [row / row.norm().clamp_min(1e-12) for row in x]
+    unit = [row / row.norm().clamp_min(1e-3) for row in x]
     parts = list(zip(mixture.first.tolist(), mixture.second.tolist(), mixture.coefficient.tolist(), strict=True))
     return torch.stack([a * unit[i] + (1 - a) * unit[j] for i, j, a in parts]), labels[mixture.first]
 

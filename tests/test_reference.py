@@ -136,7 +136,8 @@ def accepts(wrapper: type[Loss], loss: Loss) -> bool:
 
 
 def test_every_loss_is_in_the_table() -> None:
-    assert set(rows_of_the_loss_table()) == set(losses.__all__) - BASES
+    classes = {name for name in losses.__all__ if inspect.isclass(getattr(losses, name))}
+    assert set(rows_of_the_loss_table()) == classes - BASES
 
 
 @pytest.mark.parametrize("name", sorted(rows_of_the_loss_table()))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vicinal.losses.base import Loss
 from vicinal.similarity.pair_source import PairSource
-from vicinal.utils.arguments import check_nonnegative, check_positive_integer
+from vicinal.utils.arguments import check_nonnegative, check_positive_integer, shown
 from vicinal.utils.errors import InputError
 
 __all__ = ["CrossBatchMemory"]
@@ -57,7 +57,7 @@ class CrossBatchMemory(Loss):
     def __init__(self, loss: Loss, size: int, warmup: int = 0) -> None:
         super().__init__()
         if not isinstance(loss, Loss) or any(isinstance(part, CrossBatchMemory) for part in loss.modules()):
-            raise InputError(f"CrossBatchMemory: loss must be a loss without a memory of its own, not {loss!r}")
+            raise InputError(f"CrossBatchMemory: loss must be a loss without a memory of its own, not {shown(loss)}")
         for part in loss.modules():
             if isinstance(part, Loss) and not part.supports_references:
                 name = type(part).__name__

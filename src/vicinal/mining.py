@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vicinal.similarity.rows import Rows
-from vicinal.utils.arguments import check_finite, check_positive, check_positive_integer, check_seed
+from vicinal.utils.arguments import check_finite, check_positive, check_positive_integer, check_seed, given
 from vicinal.utils.errors import InputError
 from vicinal.utils.seeds import uniform
 
@@ -112,7 +112,7 @@ class HardestMiner(Miner):
     num_negatives: int | None = 1
 
     def __post_init__(self) -> None:
-        check_positive_integer(self, num_positives=self.num_positives, num_negatives=self.num_negatives)
+        check_positive_integer(self, **given(num_positives=self.num_positives, num_negatives=self.num_negatives))
 
     def __call__(self, rows: Rows) -> Rows:
         positives = negatives = None
@@ -173,7 +173,7 @@ class SemiHardMiner(Miner):
     margin: float | None = 0.1
 
     def __post_init__(self) -> None:
-        check_positive(self, margin=self.margin)
+        check_positive(self, **given(margin=self.margin))
 
     def __call__(self, rows: Rows) -> Rows:
         positive = rows.hardest_positive
@@ -215,7 +215,8 @@ class DistanceWeightedMiner(Miner):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_positive_integer(self, num_samples=self.num_samples)
+        check_positive_integer(self, **given(num_samples=self.num_samples))
+        check_positive(self, cutoff=self.cutoff, nonzero_loss_cutoff=self.nonzero_loss_cutoff)
         check_seed(self, self.seed)
         if not 0 < self.cutoff < self.nonzero_loss_cutoff < 2:
             raise InputError(

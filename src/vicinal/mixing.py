@@ -11,7 +11,7 @@ from vicinal.losses.base import Loss, loss_terms
 from vicinal.similarity.mixed_pair_source import MixedExamples, MixedPairSource, Mixture
 from vicinal.similarity.pair_source import PairSource
 from vicinal.utils import distributed
-from vicinal.utils.arguments import check_positive_integer, check_seed
+from vicinal.utils.arguments import check_positive_integer, check_seed, given
 from vicinal.utils.errors import InputError
 from vicinal.utils.seeds import uniform
 
@@ -55,7 +55,7 @@ class SiMix(Loss):
 
     def __init__(self, loss: Loss, virtual_per_class: int | None = None, seed: int = 0) -> None:
         super().__init__()
-        check_positive_integer(self, virtual_per_class=virtual_per_class)
+        check_positive_integer(self, **given(virtual_per_class=virtual_per_class))
         check_seed(self, seed)
         for term in loss_terms(loss):
             if not getattr(term, "uses_only_similarities", False):

@@ -32,6 +32,7 @@ from vicinal.mining import Miner
 from vicinal.similarity.normalize import at_least_float32
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
+from vicinal.utils.arguments import shown
 from vicinal.utils.errors import InputError
 
 __all__ = [
@@ -330,7 +331,9 @@ class WeightedPairLoss(RowLoss):
     ) -> None:
         super().__init__(miner, reduction, tile_rows)
         if not isinstance(rule, WeightingRule):
-            raise InputError(f"WeightedPairLoss: rule must be a WeightingRule such as EqualWeights(), not {rule!r}")
+            raise InputError(
+                f"WeightedPairLoss: rule must be a WeightingRule such as EqualWeights(), not {shown(rule)}"
+            )
         self.rule = rule
 
     def row_values(self, rows: Rows) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def unit(vectors: Tensor) -> Tensor:
-    return vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    return vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-3)
 
 
 def _cross_entropy(exponents: Tensor, own: int, smoothing: float) -> Tensor:

@@ -31,7 +31,7 @@ def loss_of_pairs(x: Tensor, positive: Tensor, negative: Tensor, k: int, **optio
     if n < 2:
         return 0 * x.sum()
     norm = x.norm(dim=1, keepdim=True)
-    f = x / torch.where(norm > 0, norm, 1e-12)
+    f = x / torch.where(norm > 0, norm, 1e-3)
     w = contextual_similarity(f @ f.T, positive, negative, min(k, n), **options)
     y = positive.to(w.dtype)
     counts = ((positive | negative) & ~torch.eye(n, dtype=torch.bool)).to(w.dtype)

@@ -57,7 +57,7 @@ def anchors_of(batch: Batch, normalize: bool = True) -> list[Anchor]:
 
 
 def _normalized(vectors: Tensor) -> list[Tensor]:
-    return [x / x.norm() if x.norm() > 0 else x / 1e-12 for x in vectors]
+    return [x / x.norm() if x.norm() > 0 else x / 1e-3 for x in vectors]
 
 
 # Losses of single pairs -----------------------------------------------------------------------------------------------

@@ -28,9 +28,7 @@ def test_finite_for_every_finite_input(case: str, dtype: torch.dtype) -> None:
             assert value.isfinite(), f"{name} x {scale}"
             (gradient,) = torch.autograd.grad(value, x)
             assert gradient.dtype == dtype
-            # The true gradient grows as 1 / length: for short vectors it leaves float16, whose largest is 65504.
-            if dtype != torch.float16 or (scale >= 1 and name != "zero vector"):
-                assert gradient.isfinite().all(), f"{name} x {scale}"
+            assert gradient.isfinite().all(), f"{name} x {scale}"
 
 
 @pytest.mark.parametrize("case", DEFAULTS)
@@ -50,7 +48,7 @@ def test_parameters_keep_their_type(case: str) -> None:
         loss = DEFAULTS[case].loss()
         before = {name: tensor.dtype for name, tensor in loss.state_dict().items()}
         x = DEFAULTS[case].suited(BATCHES["unequal classes"]).to(dtype)
-        loss(*x._replace(embeddings=x.embeddings.requires_grad_())).backward()
+        loss(*x._replace(embeddings=x.embeddings.clone().requires_grad_())).backward()
         assert {name: tensor.dtype for name, tensor in loss.state_dict().items()} == before
         assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in loss.parameters())
 

@@ -21,7 +21,7 @@ BATCHES = nasty_batches()
 def by_hand(*batch: Tensor | int | None, target: float = 0.3) -> Tensor:
     """Eq. (7), one pair after the other, each sample with itself included."""
     x, _, references, *_ = [*batch, None]
-    unit = [v / v.norm() if v.norm() > 0 else v / 1e-12 for v in x]
+    unit = [v / v.norm() if v.norm() > 0 else v / 1e-3 for v in x]
     others = unit if references is None else [v / v.norm() for v in references]
     similarities = [(a * b).sum() for a in unit for b in others]
     return (target - sum(similarities) / len(similarities)) ** 2

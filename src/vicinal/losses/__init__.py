@@ -26,6 +26,7 @@ from vicinal.losses.regularizers import SimilarityRegularizer
 from vicinal.losses.soft_triple import SoftTripleLoss
 from vicinal.losses.softmax import NCALoss, NPairsLoss, NTXentLoss, SupConLoss
 from vicinal.losses.triplets import TripletLoss
+from vicinal.similarity.checks import check_finite
 
 __all__ = [
     "ArcFaceLoss",
@@ -68,4 +69,5 @@ __all__ = [
     "SupConLoss",
     "TripletLoss",
     "WeightedSum",
+    "check_finite",
 ]

@@ -22,7 +22,8 @@ from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
 from vicinal.similarity.tiles import check_tile_rows, sum_over_rows, values_of_rows
 from vicinal.utils import distributed
-from vicinal.utils.errors import InputError
+from vicinal.utils.arguments import check_finite, check_list, is_number, shown
+from vicinal.utils.errors import InputError, one_line
 
 Reduction = Literal["sum", "anchors", "contributing", "pairs", "violating"]
 """What a loss is averaged over. Each loss has some of these; its docstring says which one is the paper's."""
@@ -108,6 +109,7 @@ class Loss(nn.Module, ABC):
         In a distributed training loop of your own, backpropagate the sum of
         `loss.parts(PairSource.from_distributed_batch(embeddings, labels))`.
         """
+        self._check_device(source.anchors.device)
         with torch.autocast(source.anchors.device.type, enabled=False):
             return {type(self).__name__: self.value(source) + zero_loss(source).detach()}
 
@@ -122,8 +124,17 @@ class Loss(nn.Module, ABC):
         Raises:
             InputError: the loss is not a sum over anchors.
         """
+        self._check_device(source.anchors.device)
         with torch.autocast(source.anchors.device.type, enabled=False):
             return self._anchor_values(source)
+
+    def _check_device(self, device: torch.device) -> None:
+        for name, parameter in self.named_parameters():
+            if parameter.device != device:
+                raise InputError(
+                    f"{type(self).__name__}: {name} is on {parameter.device} and the embeddings on {device}; move the "
+                    "loss, as by loss.to(embeddings.device)"
+                )
 
     def _anchor_values(self, source: PairSource) -> Tensor:
         raise InputError(f"{type(self).__name__} has no value for each sample, and one is needed; give another loss")
@@ -146,6 +157,8 @@ class Loss(nn.Module, ABC):
         return self * -1.0
 
     def __truediv__(self, weight: float) -> WeightedSum:
+        if not is_number(weight) or weight == 0:
+            raise InputError(f"a loss is divided by a number other than 0, not by {shown(weight)}")
         return self * (1 / weight)
 
     def __mul__(self, weight: float) -> WeightedSum:
@@ -174,6 +187,14 @@ class WeightedSum(Loss):
 
     def __init__(self, losses: Sequence[Loss], weights: Sequence[float]) -> None:
         super().__init__()
+        check_list("WeightedSum: losses", losses, "losses")
+        check_list("WeightedSum: weights", weights, "numbers")
+        losses, weights = list(losses), list(weights)
+        for loss in losses:
+            if not isinstance(loss, Loss):
+                raise InputError(f"WeightedSum: {shown(loss)} is not a loss")
+        for weight in weights:
+            check_finite(self, weight=weight)
         if len(losses) != len(weights) or not losses:
             raise InputError(f"WeightedSum: {len(losses)} losses and {len(weights)} weights; give one weight per loss")
         terms = [pair for loss, weight in zip(losses, weights, strict=True) for pair in _flat(loss, float(weight))]
@@ -235,7 +256,7 @@ class PairLoss(Loss):
         super().__init__()
         check_tile_rows(tile_rows)
         if miner is not None and not isinstance(miner, Miner):
-            raise InputError(f"{type(self).__name__}: miner must be a Miner such as HardestMiner(), not {miner!r}")
+            raise InputError(f"{type(self).__name__}: miner must be a Miner such as HardestMiner(), not {shown(miner)}")
         self.miner = miner
         self.tile_rows = tile_rows
         if miner is not None and miner.is_random:
@@ -274,7 +295,7 @@ class RowLoss(PairLoss):
         super().__init__(miner, tile_rows)
         if reduction not in self.reductions:
             allowed = " or ".join(f'"{name}"' for name in self.reductions)
-            raise InputError(f"{type(self).__name__}: reduction = {reduction!r} must be {allowed}")
+            raise InputError(f"{type(self).__name__}: reduction = {one_line(repr(reduction), 80)} must be {allowed}")
         self.reduction = reduction
 
     @abstractmethod

@@ -109,7 +109,8 @@ class SoftBinAPLoss(BinnedAPLoss):
         tile_rows: int | None = None,
     ) -> None:
         super().__init__(miner, reduction, tile_rows)
-        if type(nodes) is not int or nodes < 2:
+        check_positive_integer(self, nodes=nodes)
+        if nodes < 2:
             raise InputError(f"SoftBinAPLoss: nodes = {nodes} must be at least 2, a whole number")
         self.nodes = nodes
         self.bins = nodes - 1

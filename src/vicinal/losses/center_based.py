@@ -12,7 +12,7 @@ from vicinal.losses.base import Loss, zero_loss
 from vicinal.similarity.checks import can_read_values
 from vicinal.similarity.pair_source import PairSource
 from vicinal.utils import distributed
-from vicinal.utils.arguments import check_positive_integer
+from vicinal.utils.arguments import check_positive_integer, given
 from vicinal.utils.errors import InputError
 
 
@@ -45,7 +45,7 @@ class CenterBasedLoss(Loss):
         self, num_classes: int | None = None, dim: int | None = None, centers_per_class: int = 1, sharded: bool = False
     ) -> None:
         super().__init__()
-        check_positive_integer(self, num_classes=num_classes, dim=dim, centers_per_class=centers_per_class)
+        check_positive_integer(self, **given(num_classes=num_classes, dim=dim), centers_per_class=centers_per_class)
         self.num_classes, self.dim, self.centers_per_class, self.sharded = num_classes, dim, centers_per_class, sharded
         self.register_parameter("centers", None)
         if num_classes is not None and dim is not None:

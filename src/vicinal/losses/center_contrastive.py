@@ -13,8 +13,7 @@ from vicinal.similarity.class_centers import CenterRows
 from vicinal.similarity.normalize import normalize
 from vicinal.similarity.pair_source import PairSource
 from vicinal.utils import distributed
-from vicinal.utils.arguments import check_nonnegative
-from vicinal.utils.errors import InputError
+from vicinal.utils.arguments import check_fraction, check_nonnegative
 
 
 class CenterContrastiveLoss(CosFaceLoss):
@@ -147,8 +146,7 @@ class ClusterContrastLoss(CenterSoftmaxLoss):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(num_classes, dim, scale, label_smoothing)
-        if not 0 <= momentum <= 1:
-            raise InputError(f"ClusterContrastLoss: momentum = {momentum} must be from 0 to 1")
+        check_fraction(self, momentum=momentum)
         self.momentum = momentum
 
     def mean_value(self, source: PairSource) -> Tensor:

@@ -11,9 +11,11 @@ from vicinal.similarity.center_sum import sum_over_anchors, values_of_anchors
 from vicinal.similarity.class_centers import CenterRows, ClassCenters
 from vicinal.similarity.pair_source import PairSource
 from vicinal.utils import distributed
-from vicinal.utils.arguments import check_positive, check_seed
+from vicinal.utils.arguments import check_fraction, check_positive, check_seed
 from vicinal.utils.errors import InputError
 from vicinal.utils.seeds import derive_seed
+
+MIN_SAMPLE_RATE = 1e-9
 
 
 class CenterSoftmaxLoss(CenterBasedLoss):
@@ -52,9 +54,9 @@ class CenterSoftmaxLoss(CenterBasedLoss):
         super().__init__(num_classes, dim, centers_per_class, sharded)
         check_positive(self, scale=scale)
         check_seed(self, seed)
-        for name, value, lowest in (("label_smoothing", label_smoothing, 0.0), ("sample_rate", sample_rate, 1e-9)):
-            if not lowest <= value <= 1:
-                raise InputError(f"{type(self).__name__}: {name} = {value} must be from 0 to 1")
+        check_fraction(self, label_smoothing=label_smoothing, sample_rate=sample_rate)
+        if sample_rate < MIN_SAMPLE_RATE:
+            raise InputError(f"{type(self).__name__}: sample_rate = {sample_rate} must be above 0")
         self.scale, self.label_smoothing = scale, label_smoothing
         self.sample_rate, self.seed = sample_rate, seed
         if sample_rate < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -12,6 +13,9 @@ from vicinal.similarity.class_centers import ClassCenters
 from vicinal.similarity.pair_source import PairSource
 from vicinal.utils.arguments import check_nonnegative
 
+MAX_ENTRY = 1e12
+"""Larger entries of an embedding count as this much, so that neither their squares nor sums of squares overflow."""
+
 
 class CrossEntropyLoss(CenterSoftmaxLoss):
     """Cross-entropy of a linear classifier: the mean over all anchors i with class y of
@@ -19,7 +23,8 @@ class CrossEntropyLoss(CenterSoftmaxLoss):
         -log( exp(w_y x_i + b_y) / sum_j exp(w_j x_i + b_j) )
 
     with a weight w_j and a bias b_j for each class. The loss does not normalise embeddings, nor does the model of a
-    recipe when it is trained with this loss (`Embedder.normalize_in_training`).
+    recipe when it is trained with this loss (`Embedder.normalize_in_training`). Entries of embeddings beyond 1e12 or
+    -1e12 count as these and get no gradient, so that value and gradient are finite.
 
     Reference: Cai et al., "Center Contrastive Loss for Metric Learning", 2023, Eq. (6).
 
@@ -55,7 +60,9 @@ class CrossEntropyLoss(CenterSoftmaxLoss):
         self.bias = nn.Parameter(torch.zeros(num_classes))
 
     def _anchors(self, source: PairSource) -> PairSource:
-        return super()._anchors(source).without_normalization()
+        unnormalized = super()._anchors(source).without_normalization()
+        vectors = unnormalized.anchors.clamp(-MAX_ENTRY, MAX_ENTRY)
+        return replace(unnormalized, anchors=vectors, references=vectors)
 
     def _selected(self, centers: Tensor, source: PairSource) -> ClassCenters:
         assert self.bias is not None

@@ -14,7 +14,7 @@ from vicinal.mining import DistanceWeightedMiner, Miner
 from vicinal.similarity.checks import can_read_values
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
-from vicinal.utils.arguments import check_nonnegative, check_positive, check_positive_integer
+from vicinal.utils.arguments import check_bool, check_nonnegative, check_positive, check_positive_integer, given
 from vicinal.utils.errors import InputError
 
 
@@ -69,7 +69,8 @@ class MarginLoss(RowLoss):
         super().__init__(miner, reduction, tile_rows)
         check_nonnegative(self, margin=margin, nu=nu)
         check_positive(self, beta=beta)
-        check_positive_integer(self, num_classes=num_classes)
+        check_positive_integer(self, **given(num_classes=num_classes))
+        check_bool(self, learn_beta=learn_beta)
         self.margin = margin
         self.nu = nu
         self.num_classes = num_classes

@@ -22,7 +22,7 @@ from vicinal.losses.row_functions import (
 from vicinal.mining import Miner, MultiSimilarityMiner
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
-from vicinal.utils.arguments import check_finite, check_positive
+from vicinal.utils.arguments import check_finite, check_positive, given
 
 
 class ContrastiveLoss(RowLoss):
@@ -65,7 +65,7 @@ class ContrastiveLoss(RowLoss):
         tile_rows: int | None = None,
     ) -> None:
         super().__init__(miner, reduction, tile_rows)
-        check_finite(self, positive_margin=positive_margin, negative_margin=negative_margin)
+        check_finite(self, **given(positive_margin=positive_margin), negative_margin=negative_margin)
         self.positive_margin = positive_margin
         self.negative_margin = negative_margin
 

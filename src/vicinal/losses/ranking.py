@@ -15,7 +15,14 @@ from vicinal.losses.row_functions import count_positives, flushed_sigmoid, zero_
 from vicinal.losses.soft_ranks import count_above, count_positives_above, count_thresholds_above
 from vicinal.mining import Miner
 from vicinal.similarity.rows import Rows
-from vicinal.utils.arguments import check_finite, check_nonnegative, check_positive
+from vicinal.utils.arguments import (
+    MAX_INTEGER,
+    check_finite,
+    check_fraction,
+    check_nonnegative,
+    check_positive,
+    shown,
+)
 from vicinal.utils.errors import InputError
 
 
@@ -91,8 +98,8 @@ class RecallAtKLoss(RankingLoss):
     ) -> None:
         super().__init__(miner, reduction, tile_rows)
         self.k = tuple(k) if isinstance(k, Sequence) else (k,)
-        if not self.k or not all(type(number) is int and number >= 1 for number in self.k):
-            raise InputError(f"RecallAtKLoss: k = {k} must be a whole number, at least 1, or several")
+        if not self.k or not all(type(number) is int and 1 <= number <= MAX_INTEGER for number in self.k):
+            raise InputError(f"RecallAtKLoss: k = {shown(k)} must be a whole number, at least 1, or several")
         check_positive(self, rank_temperature=rank_temperature, similarity_temperature=similarity_temperature)
         self.rank_temperature = rank_temperature
         self.similarity_temperature = similarity_temperature
@@ -240,10 +247,9 @@ class RoadmapLoss(WeightedSum):
         slope: float = 100.0,
         tile_rows: int | None = None,
     ) -> None:
-        if not 0 <= calibration_weight <= 1:
-            raise InputError(f"RoadmapLoss: calibration_weight = {calibration_weight} must be in [0, 1]")
         ranking = SupAPLoss(temperature, linear_from, slope, tile_rows=tile_rows)
         calibration = ContrastiveLoss(positive_margin, negative_margin, tile_rows=tile_rows)
+        check_fraction(self, calibration_weight=calibration_weight)
         super().__init__([ranking, calibration], [1 - calibration_weight, calibration_weight])
 
 

@@ -11,8 +11,8 @@ from vicinal.losses.base import Reduction, RowLoss
 from vicinal.losses.row_functions import count_negatives, count_positives, softplus
 from vicinal.mining import Miner
 from vicinal.similarity.rows import Rows
-from vicinal.utils.arguments import check_finite
-from vicinal.utils.errors import InputError
+from vicinal.utils.arguments import check_bool, check_finite
+from vicinal.utils.errors import InputError, one_line
 
 Triplets = Literal["all", "semi-hard"]
 
@@ -66,8 +66,9 @@ class TripletLoss(RowLoss):
     ) -> None:
         super().__init__(miner, reduction, tile_rows)
         check_finite(self, margin=margin)
+        check_bool(self, soft=soft)
         if triplets not in ("all", "semi-hard"):
-            raise InputError(f'TripletLoss: triplets = {triplets!r} must be "all" or "semi-hard"')
+            raise InputError(f'TripletLoss: triplets = {one_line(repr(triplets), 80)} must be "all" or "semi-hard"')
         self.margin = margin
         self.triplets = triplets
         self.soft = soft

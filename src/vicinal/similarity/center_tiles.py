@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from vicinal.similarity.normalize import MIN_NORM
+from vicinal.similarity.normalize import MIN_GRADIENT_NORM, MIN_NORM
 
 TILE_ELEMENTS = 2**20
 """Numbers in a tile: 4 MB in float32, which fits into a processor's cache."""
@@ -56,7 +56,8 @@ class CenterTiles:
         """Turn the gradient with respect to the normalised vectors of a tile into that of its vectors, in place."""
         if self.normalized:
             along = torch.linalg.vecdot(gradient, units)[:, None]
-            gradient.addcmul_(units, along, value=-1).mul_(self.inverse_norms[span, None])
+            inverse = self.inverse_norms[span, None].clamp_max(1 / MIN_GRADIENT_NORM)
+            gradient.addcmul_(units, along, value=-1).mul_(inverse)
 
 
 def mask_own_class(logits: Tensor, index: Tensor, is_local: Tensor) -> None:

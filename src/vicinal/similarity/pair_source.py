@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from vicinal.similarity.checks import (
     check_masks,
     check_offset_labels,
     check_references,
+    check_relation,
+    check_tensor,
+    signed_labels,
 )
 from vicinal.similarity.normalize import at_least_float32, normalize
 from vicinal.similarity.pairs import ClassColumns, ClassPairs, MaskedPairs, Pairs
@@ -86,6 +89,9 @@ class PairSource:
             (3, 3, 0)
         """
         check_embeddings("embeddings", embeddings)
+        if relation is not None and not callable(relation):
+            raise InputError(f"relation must be a function of two tensors of labels, not {type(relation).__name__}")
+        labels, reference_labels = signed_labels(labels), signed_labels(reference_labels)
         unnormalized = at_least_float32(embeddings)
         if references is None:
             if reference_labels is not None or offset is not None:
@@ -119,6 +125,9 @@ class PairSource:
         """
         if distributed.world_size() == 1:
             return cls.from_batch(embeddings, labels)
+        check_embeddings("embeddings", embeddings)
+        check_labels("labels", labels, "embeddings", len(embeddings), None, embeddings.device)
+        labels = cast(Tensor, signed_labels(labels))
         references, reference_labels = distributed.all_gather(embeddings), distributed.all_gather(labels)
         source = cls.from_batch(embeddings, labels, references, reference_labels, distributed.rank() * len(labels))
         return replace(source, is_distributed=True)
@@ -235,9 +244,7 @@ class PairSource:
         if class_columns is not None:
             return class_columns.pairs(labels, first)
         positive = (self.relation or _same_label)(labels, self.reference_labels)
-        if positive.dtype != torch.bool or list(positive.shape) != [len(labels), self.num_references]:
-            expected = f"bool [{len(labels)}, {self.num_references}]"
-            raise InputError(f"relation must return {expected}, not {positive.dtype} {list(positive.shape)}")
+        check_relation(positive, [len(labels), self.num_references], self.anchors.device)
         return MaskedPairs.without_self(positive, ~positive, first)
 
     def rows(self, span: slice, similarity: Tensor, pairs: Pairs) -> Rows:
@@ -289,19 +296,26 @@ class PairSource:
     def _check_labels(self) -> None:
         if self.reference_labels is None and self.labels is not None:
             raise InputError("references are given without reference_labels; give one label per reference")
-        check_labels("labels", self.labels, "embeddings", len(self.anchors), self.relation)
-        check_labels("reference_labels", self.reference_labels, "references", len(self.references), self.relation)
+        device = self.anchors.device
+        check_labels("labels", self.labels, "embeddings", len(self.anchors), self.relation, device)
+        check_labels(
+            "reference_labels", self.reference_labels, "references", len(self.references), self.relation, device
+        )
         if self.offset is not None and self.relation is None and can_read_values(self.anchors):
             assert self.labels is not None
             assert self.reference_labels is not None
             check_offset_labels(self.labels, self.reference_labels, self.offset)
 
     def _with_masks(self, positive: Tensor, negative: Tensor | None) -> PairSource:
+        if self.labels is not None:
+            check_tensor("labels", self.labels, self.anchors.device)
         if self.labels is not None and (self.labels.ndim == 0 or len(self.labels) != len(self)):
             raise InputError(f"labels must be [{len(self)}], one for each embedding, not {list(self.labels.shape)}")
         if self.relation is not None:
             raise InputError("relation and positive both define the positive pairs; give one of them")
-        return replace(self, masks=check_masks(positive, negative, [len(self), self.num_references]))
+        return replace(
+            self, masks=check_masks(positive, negative, [len(self), self.num_references], self.anchors.device)
+        )
 
 
 def _same_label(labels: Tensor, reference_labels: Tensor) -> Tensor:

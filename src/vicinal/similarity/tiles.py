@@ -11,6 +11,7 @@ from torch import Tensor
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.pairs import Pairs
 from vicinal.similarity.rows import Rows
+from vicinal.utils.arguments import MAX_INTEGER, is_integer, shown
 from vicinal.utils.errors import InputError
 
 TILE_ELEMENTS = 2**20
@@ -26,8 +27,8 @@ RowFilter = Callable[[Rows], Rows]
 
 def check_tile_rows(tile_rows: int | None) -> None:
     """Raise InputError unless the number of rows of a tile is positive, or None, which stands for the default."""
-    if tile_rows is not None and tile_rows < 1:
-        raise InputError(f"tile_rows = {tile_rows} must be at least 1")
+    if tile_rows is not None and not (is_integer(tile_rows) and 1 <= tile_rows <= MAX_INTEGER):
+        raise InputError(f"tile_rows = {shown(tile_rows)} must be at least 1, a whole number")
 
 
 def default_tile_rows(columns: int) -> int:

@@ -11,48 +11,92 @@ from typing import TypeGuard
 from vicinal.utils.errors import InputError, one_line
 
 PLAIN_VALUES = "give numbers, text, true, false, null, or lists and mappings of these"
+MAX_MAGNITUDE, MAX_INTEGER = 1e12, 2**40
+"""Limits of arguments: far beyond these, losses leave the range of float32, and integers that of 64 bits."""
 MAX_PLAIN_DEPTH, MAX_PLAIN_VALUES = 16, 10_000
 """Limits of nested values: a few aliases of a YAML file can stand for billions of values."""
 
 
-def check_positive(owner: object, **values: float | None) -> None:
-    """Check that every value is a finite number above 0, or None."""
+def check_positive(owner: object, **values: object) -> None:
+    """Check that every value is a number from 1e-12 to 1e12."""
     for name, value in values.items():
-        if value is not None and not 0 < value < math.inf:
-            raise InputError(f"{type(owner).__name__}: {name} = {value} must be positive")
+        if not (_is_within_limits(value) and value >= 1 / MAX_MAGNITUDE):
+            raise InputError(f"{type(owner).__name__}: {name} = {shown(value)} must be positive{_limits(value)}")
 
 
-def check_finite(owner: object, **values: float | None) -> None:
-    """Check that every value is a finite number, or None."""
+def check_finite(owner: object, **values: object) -> None:
+    """Check that every value is a finite number, from -1e12 to 1e12."""
     for name, value in values.items():
-        if value is not None and not math.isfinite(value):
-            raise InputError(f"{type(owner).__name__}: {name} = {value} must be a finite number")
+        if not _is_within_limits(value):
+            raise InputError(f"{type(owner).__name__}: {name} = {shown(value)} must be a finite number{_limits(value)}")
 
 
-def check_nonnegative(owner: object, **values: float | None) -> None:
-    """Check that every value is a finite number of at least 0, or None."""
+def check_nonnegative(owner: object, **values: object) -> None:
+    """Check that every value is a number from 0 to 1e12."""
     for name, value in values.items():
-        if value is not None and not 0 <= value < math.inf:
-            raise InputError(f"{type(owner).__name__}: {name} = {value} must not be negative")
+        if not (_is_within_limits(value) and value >= 0):
+            raise InputError(f"{type(owner).__name__}: {name} = {shown(value)} must not be negative{_limits(value)}")
 
 
-def check_positive_integer(owner: object, **values: int | None) -> None:
-    """Check that every value is an integer of at least 1, or None."""
+def check_fraction(owner: object, **values: object) -> None:
+    """Check that every value is a number from 0 to 1."""
     for name, value in values.items():
-        if value is not None and not (is_integer(value) and value >= 1):
-            raise InputError(f"{type(owner).__name__}: {name} = {value} must be at least 1, a whole number")
+        if not (is_number(value) and 0 <= value <= 1):
+            raise InputError(f"{type(owner).__name__}: {name} = {shown(value)} must be from 0 to 1")
 
 
-def check_seed(owner: object, seed: int) -> None:
+def check_positive_integer(owner: object, **values: object) -> None:
+    """Check that every value is an integer from 1 to 2**40."""
+    for name, value in values.items():
+        if not (is_integer(value) and 1 <= value <= MAX_INTEGER):
+            most = f" and at most {MAX_INTEGER}" if is_integer(value) and value > 1 else ""
+            raise InputError(
+                f"{type(owner).__name__}: {name} = {shown(value)} must be at least 1{most}, a whole number"
+            )
+
+
+def check_bool(owner: object, **values: object) -> None:
+    """Check that every value is True or False."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise InputError(f"{type(owner).__name__}: {name} = {shown(value)} must be True or False")
+
+
+def given(**values: object) -> dict[str, object]:
+    """The values that are not None, for checks of optional arguments."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def shown(value: object) -> str:
+    """A value as messages show it: on one line of limited length."""
+    try:
+        return one_line(str(value), 80)
+    except Exception:  # Python prints no integer of more than 4,300 digits, and objects of others may do anything
+        return f"<{type(value).__name__}>"
+
+
+def _is_within_limits(value: object) -> TypeGuard[float]:
+    return is_number(value) and abs(value) <= MAX_MAGNITUDE  # also refuses NaN
+
+
+def _limits(value: object) -> str:
+    """The end of a message about a number that is refused for its magnitude alone."""
+    if not is_number(value):
+        return " and a number"
+    is_too_large_or_small = MAX_MAGNITUDE < abs(value) < math.inf or 0 < abs(value) < 1 / MAX_MAGNITUDE
+    return f", from {1 / MAX_MAGNITUDE:g} to {MAX_MAGNITUDE:g} in magnitude" if is_too_large_or_small else ""
+
+
+def check_seed(owner: object, seed: object) -> None:
     """Check that a seed is a Python integer of at least 0."""
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"{type(owner).__name__}: seed = {seed} must be a whole number from 0 up")
+        raise InputError(f"{type(owner).__name__}: seed = {shown(seed)} must be a whole number from 0 up")
 
 
 def check_list(name: str, value: object, wanted: str) -> None:
     """Check that a value is a list or another iterable, but not a string."""
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise InputError(f"{name} is {value!r}; give a list of {wanted}")
+        raise InputError(f"{name} is {one_line(repr(value), 80)}; give a list of {wanted}")
 
 
 def is_integer(value: object) -> TypeGuard[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vicinal.utils.arguments import check_nonnegative, check_positive_integer
+from vicinal.utils.arguments import check_nonnegative, check_positive_integer, given
 from vicinal.utils.errors import InputError
 
 
@@ -41,7 +41,7 @@ class EmbeddingOptions:
     whitening: str | None = None
 
     def __post_init__(self) -> None:
-        check_positive_integer(self, batch_size=self.batch_size, max_size=self.max_size)
+        check_positive_integer(self, batch_size=self.batch_size, **given(max_size=self.max_size))
         check_nonnegative(self, num_workers=self.num_workers)
         if self.max_size is not None and self.scales is None:
             raise InputError("max_size is about embedding at several scales; give --scales too, such as --scales 1")

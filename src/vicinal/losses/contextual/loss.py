@@ -17,8 +17,8 @@ from vicinal.losses.contextual.variants import Variant
 from vicinal.similarity.checks import can_read_values
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.pairs import MaskedPairs
-from vicinal.utils.arguments import check_nonnegative, check_positive
-from vicinal.utils.errors import InputError
+from vicinal.utils.arguments import MAX_INTEGER, check_nonnegative, check_positive, is_integer, shown
+from vicinal.utils.errors import InputError, one_line
 
 MIN_SPARSE_SAMPLES = 256
 """Number of samples up to which dense matrices are faster however small the neighbourhoods are."""
@@ -101,12 +101,16 @@ class ContextualLoss(Loss):
         super().__init__()
         check_nonnegative(self, epsilon=epsilon)
         check_positive(self, alpha=alpha, temperature=temperature)
-        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 2):
-            raise InputError(f"ContextualLoss: k = {k} must be at least 2, a whole number: a sample is its own nearest")
+        if k is not None and not (is_integer(k) and 2 <= k <= MAX_INTEGER):
+            raise InputError(
+                f"ContextualLoss: k = {shown(k)} must be at least 2, a whole number: a sample is its own nearest"
+            )
         if theta not in ("step", "sigmoid"):
-            raise InputError(f'ContextualLoss: theta = {theta!r} must be "step" or "sigmoid"')
+            raise InputError(f'ContextualLoss: theta = {one_line(repr(theta), 80)} must be "step" or "sigmoid"')
         if conjunction not in ("product", "min"):
-            raise InputError(f'ContextualLoss: conjunction = {conjunction!r} must be "product" or "min"')
+            raise InputError(
+                f'ContextualLoss: conjunction = {one_line(repr(conjunction), 80)} must be "product" or "min"'
+            )
         self.k = k
         self.variant = Variant(
             epsilon=epsilon,
