@@ -150,9 +150,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         with _open(path) as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
-        config = json.loads(content) if len(content) <= MAX_CONFIG_BYTES else None
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{folder} is not an index: it has no {CONFIG}; build one with `vicinal index`") from None
+    try:
+        config = json.loads(content) if len(content) <= MAX_CONFIG_BYTES else None
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not the config of an index: it is not JSON") from None
     if not isinstance(config, dict) or config.get("format") != FORMAT:
