@@ -21,7 +21,7 @@ IMPORTS: dict[str, set[str]] = {
     "mixing": LOSSES,
     "weighting": LOSSES,
     "data": set(),
-    "models": {"data"},
+    "models": {"data", "similarity"},
     "retrieval": {"data", "models"},
     "evaluation": {"data", "retrieval"},
     "analysis": {"data", "models", "retrieval", "evaluation"},

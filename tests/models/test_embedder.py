@@ -76,6 +76,17 @@ def test_the_projector_is_used_in_training_only():
     torch.testing.assert_close(model.eval()(images()), F.normalize(plain))
 
 
+def test_the_gradient_of_a_zero_embedding_is_bounded_and_not_zero():
+    model = build(norm="none")
+    torch.nn.init.zeros_(model.head[1].weight)
+    torch.nn.init.zeros_(model.head[1].bias)
+    embeddings = model(images())
+    assert not embeddings.any()
+    embeddings.sum().backward()
+    gradient = model.head[1].bias.grad
+    torch.testing.assert_close(gradient, torch.full_like(gradient, 1e3 * len(embeddings)))
+
+
 def test_dropout_is_used_in_training_only():
     model = build(dropout=0.5, dim=64, freeze_batch_norm=True)
     dropped = (model(images()) == 0).float().mean()
@@ -216,7 +227,7 @@ def test_built_from_the_command_line():
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"dropout": float("nan")}, "dropout is nan"),
         ({"dropout": "a"}, "dropout is 'a'; it must be a number from 0 to below 1"),
-        ({"p": "a"}, "p is 'a'; it must be a finite number above 0"),
+        ({"p": "a"}, "p is 'a'; it must be a finite number from 0.001 to 10,000"),
         ({"pretrained": None}, "pretrained is None; give a weights file, true or false"),
         ({"pretrained": 3}, "pretrained is 3"),
         ({"norm": "batch"}, "norm: 'batch' is unknown"),

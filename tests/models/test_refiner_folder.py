@@ -219,7 +219,7 @@ def test_hostile_configs(folder, values, message):
 
 def test_the_largest_that_is_allowed_takes_no_memory(folder):
     change(folder, dim=65_536, depth=1_000, num_heads=16_384)  # 69 TB
-    refused(folder, "lacks tensor")
+    refused(folder, "asks for a network of more than 524 tensors")
 
 
 @pytest.mark.parametrize("length", [0, 4, 100, 2000, -1])
@@ -235,7 +235,7 @@ def test_truncated_weights(folder, length):
         (lambda tensors: tensors.pop("blocks.1.key"), r"lacks tensor blocks\.1\.key;"),
         (lambda tensors: tensors.update(evil=torch.zeros(1)), r"has the unknown tensor evil;"),
         (lambda tensors: tensors.update({"blocks.0.output": torch.zeros(8, 9)}), r"blocks\.0\.output has shape \(8, 9"),
-        (lambda tensors: tensors.update({"blocks.0.key": torch.zeros(8, 8).int()}), r"blocks\.0\.key is torch\.int32"),
+        (lambda tensors: tensors.update({"blocks.0.key": torch.zeros(8, 8).int()}), r"blocks\.0\.key is of type I32"),
         (lambda tensors: tensors.update({"blocks.0.key": torch.zeros(8, 8).half()}), r"weights of different dtypes"),
     ],
 )

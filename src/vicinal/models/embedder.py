@@ -14,12 +14,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vicinal.data.transforms import ImageTransform
 from vicinal.models.backbones import check_patches, has_class_token, num_features, num_prefix_tokens
+from vicinal.models.devices import check_device
 from vicinal.models.initializations import create_backbone, default_transform
 from vicinal.models.inputs import Images, image_batches
 from vicinal.models.model_format import EMBEDDER, MAX_DIM
 from vicinal.models.modes import eval_mode
 from vicinal.models.pooling import ClassToken, PoolingName, build_pooling, to_feature_maps
 from vicinal.models.saving import SavedModel
+from vicinal.similarity.normalize import normalize
+from vicinal.utils.arguments import is_number, shown
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
@@ -45,7 +48,7 @@ class Embedder(SavedModel):
         norm: Normalization of the pooled features before the linear layer: layer, or none.
         pretrained: Initial weights of the backbone: true (timm's, downloaded), false (random), or a local file
             (.safetensors, .pth, .pt, .bin).
-        p: Exponent of gem: 1 is the mean, infinity the maximum.
+        p: Exponent of gem, 0.001 to 10,000: 1 is the mean, large ones approach the maximum.
         learned_p: Learn the exponent of gem, with initial value p.
         dropout: Dropout probability of the embeddings in training, before L2 normalization (0.2 for small datasets in
             Center Contrastive Loss).
@@ -145,7 +148,9 @@ class Embedder(SavedModel):
         if self.training and self.projector is not None:
             vectors = self.projector(vectors)
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-        return vectors if self.training and not self.normalize_in_training else F.normalize(vectors, dim=-1)
+        if not self.training:
+            return F.normalize(vectors, dim=-1)
+        return normalize(vectors) if self.normalize_in_training else vectors  # its gradient is bounded
 
     @property
     def train_output_dim(self) -> int:
@@ -207,6 +212,7 @@ class Embedder(SavedModel):
         if precision not in DTYPES:
             raise InputError(f"precision is {precision!r}; choose {', '.join(DTYPES)}")
         if device is not None:
+            check_device(device)
             self.to(device)
         weight = next(self.parameters())
         device_type = weight.device.type
@@ -247,13 +253,13 @@ def _check_head(dim: int, norm: str, dropout: float, projector: int | None) -> N
         _check_width("projector", projector)
     if norm not in ("layer", "none"):
         raise InputError(f"norm: {norm!r} is unknown; choose layer or none")
-    if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-        raise InputError(f"dropout is {dropout!r}; it must be a number from 0 to below 1")
+    if not is_number(dropout) or not 0 <= dropout < 1:
+        raise InputError(f"dropout is {shown(dropout)}; it must be a number from 0 to below 1")
 
 
 def _check_width(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_DIM:
-        raise InputError(f"{name} is {value!r}; it must be an integer from 1 to {MAX_DIM:,}")
+        raise InputError(f"{name} is {shown(value)}; it must be an integer from 1 to {MAX_DIM:,}")
 
 
 def _check_finite(vectors: Floats, precision: str) -> None:

@@ -15,7 +15,8 @@ from timm.models import get_pretrained_cfg, load_pretrained, load_state_dict, mo
 from torch import nn
 
 from vicinal.data.transforms import ImageTransform
-from vicinal.utils.arguments import check_plain_values
+from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
+from vicinal.utils.arguments import check_plain_values, shown
 from vicinal.utils.errors import InputError, one_line
 
 WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
@@ -39,6 +40,12 @@ RESERVED_ARGS = frozenset(
         "scriptable",
         "exportable",
         "no_jit",
+        "pruned",
+        "kwargs_filter",
+        "feature_cfg",
+        "model_cfg",
+        "model_cls",
+        "variant",
         "device",
         "dtype",
     }
@@ -187,15 +194,31 @@ def _create(
     if pretrained and not get_pretrained_cfg(name).has_weights:
         raise InputError(f"backbone {name} has no published weights; use pretrained=false or a local file")
     try:
+        if backbone_args or "img_size" in arguments:
+            _check_size(name, arguments)
         return timm.create_model(name, pretrained=pretrained, **arguments)
+    except InputError:
+        raise
     except Exception as error:  # timm checks few arguments; an invalid one raises an error where it is first used
         if not pretrained or isinstance(error, TypeError):
-            how = f"with backbone_args {backbone_args}" if backbone_args else "without its pooling and classifier"
+            given = f"with backbone_args {shown(dict(backbone_args))}"
+            how = given if backbone_args else "without its pooling and classifier"
             raise InputError(f"backbone: {name} cannot be built {how}: {one_line(error)}") from error
         raise InputError(
             f"backbone {name}: its published weights could not be fetched and loaded ({one_line(error)}); "
             "give a local weights file (pretrained=path/to/model.safetensors) or pretrained=false"
         ) from error
+
+
+def _check_size(name: str, arguments: Mapping[str, Any]) -> None:
+    """Check that a network is not too large, unless it is being built on the meta device anyway."""
+    if torch.get_default_device().type == "meta":
+        return
+    what = f"backbone {name} with these arguments and this image size"
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), limited_build(what):
+        network = timm.create_model(name, pretrained=False, **arguments)
+    check_buffers(what, network)
+    check_network_memory(what, network)
 
 
 def _load(backbone: nn.Module, name: str, channels: int, state: dict[str, Any], path: Path) -> None:

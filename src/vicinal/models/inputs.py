@@ -16,6 +16,7 @@ from vicinal.data.decoding import convert_image
 from vicinal.data.images import ImageDataset, TestBatches
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
+from vicinal.utils.arguments import is_integer, shown
 from vicinal.utils.errors import InputError
 
 Images: TypeAlias = (
@@ -54,7 +55,9 @@ def image_batches(
         (2, [2, 1])
     """
     if not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(f"batch_size is {batch_size!r}; it must be at least 1")
+        raise InputError(f"batch_size is {shown(batch_size)}; it must be at least 1")
+    if not is_integer(num_workers) or num_workers < 0:
+        raise InputError(f"num_workers is {shown(num_workers)}; it must be a whole number from 0 up")
     given: Any = source
     if isinstance(given, Tensor) or _all_are(given, Tensor):
         tensors = _check_tensors(given, transform)

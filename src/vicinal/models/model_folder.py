@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 CARD = "README.md"
 VERSION = 1
+FLOAT_TYPES = ("F16", "BF16", "F32", "F64")
 
 # Much more than any real configuration, and much less than what would be a problem for the parser.
 MAX_CONFIG_BYTES = 10_000_000
@@ -117,10 +119,20 @@ def _pop_format(path: Path, config: Any, expected: ModelFormat) -> ModelFormat:
     return FORMATS[name]
 
 
-def read_tensors(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read the tensors of a saved model, which must have exactly the expected names, shapes and kinds of data types.
+def count_tensors(folder: Path) -> int:
+    """The number of tensors of a saved model, from the header of its weights.
 
-    The header is checked before any tensor is read. Pickled weights are never opened.
+    Raises:
+        InputError: The file is missing or truncated.
+    """
+    with _open_weights(folder) as file:
+        return len(file.keys())
+
+
+def check_tensors(folder: Path, expected: Mapping[str, Tensor]) -> None:
+    """Check that the weights of a saved model have exactly the expected names and shapes, and types of the same kind.
+
+    Only the header is read. Pickled weights are never opened.
 
     Args:
         folder: The folder of the model.
@@ -130,22 +142,37 @@ def read_tensors(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tens
         InputError: The file is missing, truncated, or holds other tensors.
     """
     path = folder / WEIGHTS
-    if not path.is_file():
-        pickles = sorted(file.name for suffix in ("bin", "pt", "pth", "pkl") for file in folder.glob(f"*.{suffix}"))
-        hint = f"; {pickles[0]} is a pickle, which could run code and is never opened" if pickles else ""
-        raise InputError(f"model: {folder} has no {WEIGHTS}{hint}")
+    with _open_weights(folder) as file:
+        _check_names(path, set(file.keys()), expected)
+        for name, tensor in expected.items():
+            header = file.get_slice(name)
+            _check_shape(path, name, header.get_shape(), tensor)
+            _check_dtype(path, name, header.get_dtype(), tensor)
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Read the tensors of a saved model, which :func:`check_tensors` has checked."""
+    with _open_weights(folder) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
+
+
+@contextmanager
+def _open_weights(folder: Path) -> Iterator[Any]:
+    path = _weights(folder)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            _check_names(path, set(file.keys()), expected)
-            for name, tensor in expected.items():
-                _check_shape(path, name, file.get_slice(name).get_shape(), tensor)
-            tensors = {name: file.get_tensor(name) for name in expected}
-    except safetensors.SafetensorError as error:
+            yield file
+    except (safetensors.SafetensorError, OSError) as error:
         raise InputError(f"{path}: not a whole safetensors file: {one_line(error)}") from error
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() != expected[name].is_floating_point():
-            raise InputError(f"{path}: {name} is {tensor.dtype}; {expected[name].dtype} is needed")
-    return tensors
+
+
+def _weights(folder: Path) -> Path:
+    path = folder / WEIGHTS
+    if path.is_file():
+        return path
+    pickles = sorted(file.name for suffix in ("bin", "pt", "pth", "pkl") for file in folder.glob(f"*.{suffix}"))
+    hint = f"; {pickles[0]} is a pickle, which could run code and is never opened" if pickles else ""
+    raise InputError(f"model: {folder} has no {WEIGHTS}{hint}")
 
 
 def _check_types(path: Path, config: Mapping[str, Any], model_format: ModelFormat) -> None:
@@ -185,6 +212,14 @@ def _check_names(path: Path, names: set[str], expected: Mapping[str, Tensor]) ->
 def _check_shape(path: Path, name: str, shape: list[int], expected: Tensor) -> None:
     if tuple(shape) != tuple(expected.shape):
         raise InputError(f"{path}: {name} has shape {tuple(shape)}; {CONFIG} calls for {tuple(expected.shape)}")
+
+
+def _check_dtype(path: Path, name: str, dtype: str, expected: Tensor) -> None:
+    is_float = dtype.startswith(("F", "BF"))
+    if is_float != expected.is_floating_point():
+        raise InputError(f"{path}: {name} is of type {dtype}; {expected.dtype} is needed")
+    if is_float and dtype not in FLOAT_TYPES:
+        raise InputError(f"{path}: {name} is of type {dtype}, in which networks cannot compute")
 
 
 def _check_replaceable(folder: Path, model_format: ModelFormat) -> None:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from vicinal.data.image_ops import build_whole_image_transform
 from vicinal.data.images import ImageDataset
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.transforms import MAX_SIZE, ImageTransform
 from vicinal.models.embedder import Embedder, Precision
 from vicinal.models.inputs import Images, image_batches
-from vicinal.utils.arguments import is_integer
+from vicinal.utils.arguments import MAX_INTEGER, check_list, is_integer, is_number, shown
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
@@ -122,19 +122,27 @@ def normalized_mean(vectors: Sequence[Floats]) -> Floats:
 
 
 def _check(model: Embedder, scales: Sequence[float], max_size: int | None) -> None:
+    check_list("scales", scales, "numbers")
     if not len(scales):
         raise InputError("scales are empty; give at least one, such as 1.0")
     for scale in scales:
-        if not 0 < scale < math.inf:
-            raise InputError(f"scale {scale} is impossible; a scale is a number above 0")
-    if max_size is not None and not (is_integer(max_size) and max_size >= 1):
-        raise InputError(f"max_size is {max_size}; it must be an integer of pixels, at least 1")
+        if not is_number(scale) or not 0 < scale < math.inf:
+            raise InputError(f"scale {shown(scale)} is impossible; a scale is a number above 0")
+        if max_size is None and scale * model.transform.size > MAX_SIZE:
+            raise _too_large(scale, model.transform.size)
+    if max_size is not None and not (is_integer(max_size) and 1 <= max_size <= MAX_INTEGER):
+        raise InputError(f"max_size is {shown(max_size)}; it must be an integer of pixels, at least 1")
     is_fixed_size = getattr(getattr(model.backbone, "patch_embed", None), "strict_img_size", False)
     if is_fixed_size and (max_size is not None or set(scales) != {1}):
         raise InputError(
             f"{model.config['backbone']} takes images of {model.transform.size} pixels only; make the model with "
             "backbone_args={'dynamic_img_size': True}, if this backbone knows it, or use one scale, 1"
         )
+
+
+def _too_large(scale: float, side: int) -> InputError:
+    sides = f"images with sides of {shown(scale * side)} pixels"
+    return InputError(f"scale {shown(scale)} would make {sides}; at most {MAX_SIZE:,} are possible, so reduce it")
 
 
 def _whole_images(
@@ -159,6 +167,8 @@ def _patch_size(backbone: nn.Module) -> tuple[int, ...]:
 def _resize(images: Tensor, scale: float, patch_size: tuple[int, ...]) -> Tensor:
     """Multiply the sides of images [n, C, H, W], rounded down as published or to the nearest whole patches."""
     sides = tuple(images.shape[-2:])
+    if scale > 1 and max(sides) * scale > MAX_SIZE:
+        raise _too_large(scale, max(sides))
     if patch_size == (1, 1):
         if min(sides) * scale < 1:
             raise InputError(f"an image of {sides[1]} x {sides[0]} pixels is too small for scale {scale:g}")

@@ -7,7 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from vicinal.utils.arguments import is_number, shown
 from vicinal.utils.errors import InputError
+
+MIN_P, MAX_P, MIN_EPS = 1e-3, 1e4, 1e-30
 
 PoolingName = Literal["avg", "max", "gem", "avg+max", "token"]
 """The names of poolings; see :func:`~vicinal.models.build_pooling`."""
@@ -64,12 +67,12 @@ class GeM(nn.Module):
     Reference: Radenovic, Tolias, Chum, "Fine-tuning CNN image retrieval with no human annotation", TPAMI 2018, Eq. 3.
 
     Args:
-        p: Exponent, or the initial value of a learned one; above 0.
+        p: Exponent, or the initial value of a learned one; 0.001 to 10,000, where it is the maximum to rounding.
         learned: Learn the exponent.
-        eps: Lower bound of the activations; above 0.
+        eps: Lower bound of the activations; 1e-30 to 1.
 
     Raises:
-        InputError: `p` or `eps` is not a finite number above 0.
+        InputError: `p` or `eps` is not a number in its range.
 
     Example:
         >>> GeM(p=3.0)(torch.tensor([[[[1.0, 2.0]]]]))
@@ -80,9 +83,10 @@ class GeM(nn.Module):
 
     def __init__(self, p: float = 3.0, learned: bool = False, eps: float = 1e-6) -> None:
         super().__init__()
-        for name, value in (("p", p), ("eps", eps)):
-            if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-                raise InputError(f"GeM pooling: {name} is {value!r}; it must be a finite number above 0")
+        for name, value, lowest, highest in (("p", p, MIN_P, MAX_P), ("eps", eps, MIN_EPS, 1.0)):
+            if not is_number(value) or not lowest <= value <= highest:
+                limits = f"from {lowest:g} to {highest:,g}"
+                raise InputError(f"GeM pooling: {name} is {shown(value)}; it must be a finite number {limits}")
         self.eps = eps
         if learned:
             self.p = nn.Parameter(torch.tensor(float(p)))

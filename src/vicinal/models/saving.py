@@ -14,8 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.models import model_folder
+from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
 from vicinal.models.model_format import ModelFormat
 from vicinal.utils.errors import InputError, one_line
+
+MORE_TENSORS = 500
 
 Model = TypeVar("Model", bound="SavedModel")
 
@@ -114,18 +117,30 @@ class SavedModel(nn.Module, ABC):
         folder = model_folder.find_folder(source, revision)
         config = model_folder.read_config(folder, cls.model_format)
         with torch.random.fork_rng(devices=[]):
-            try:
-                with torch.device("meta"):
-                    expected = cls._from_config(config).state_dict()
-            except InputError as error:
-                raise InputError(f"{folder / model_folder.CONFIG}: {error}") from error
-            tensors = model_folder.read_tensors(folder, expected)
+            expected = cls._build_on_meta(folder, config)
+            model_folder.check_tensors(folder, expected.state_dict())
+            check_network_memory(f"model: {folder}", expected)
+            tensors = model_folder.read_tensors(folder)
             model = cls._from_config(config)
         weights = {name: tensors[name] for name, _ in model.named_parameters()}
         model.to(_common_dtype(weights, f"{folder / model_folder.WEIGHTS}: "))
         model.load_state_dict(tensors)
         model.recipe, model.metrics = config["recipe"], config["metrics"]
         return model.eval()
+
+    @classmethod
+    def _build_on_meta(cls: type[Model], folder: Path, config: Mapping[str, Any]) -> Model:
+        """Build the model without memory for its tensors."""
+        path = folder / model_folder.CONFIG
+        # Building may replace some tensors, such as those of a classifier, and buffers may not be in the file.
+        max_tensors = 2 * model_folder.count_tensors(folder) + MORE_TENSORS
+        try:
+            with torch.device("meta"), limited_build("it", max_tensors):
+                model = cls._from_config(config)
+            check_buffers("it", model)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+        return model
 
     def push_to_hub(self, name: str, private: bool = False, token: str | None = None) -> str:
         """Upload the folder that `save_pretrained` writes to the Hugging Face hub.

@@ -70,7 +70,7 @@ def given(**values: object) -> dict[str, object]:
 def shown(value: object) -> str:
     """A value as messages show it: on one line of limited length."""
     try:
-        return one_line(str(value), 80)
+        return one_line(repr(value) if isinstance(value, str) else str(value), 80)
     except Exception:  # Python prints no integer of more than 4,300 digits, and objects of others may do anything
         return f"<{type(value).__name__}>"
 
