@@ -87,6 +87,10 @@ def open_parquet(
 def num_values(file: pq.ParquetFile, columns: Sequence[str]) -> int:
     """The number of values in these columns, in lists too, that the footer of the file tells."""
     metadata, total = file.metadata, 0
+    flat = [name for name in columns if not pa.types.is_nested(file.schema_arrow.field(name).type)]
+    for number in range(metadata.num_row_groups if flat else 0):
+        # raises an error on a damaged footer, where the reading of the numbers below would end the process
+        next(file.iter_batches(batch_size=1, row_groups=[number], columns=flat), None)
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         chunks = map(group.column, range(group.num_columns))
         total += sum(each.num_values for each in chunks if each.path_in_schema.partition(".")[0] in columns)
