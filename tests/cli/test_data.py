@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pandas as pd
 from PIL import Image
 
 from tests.conftest import output
+from vicinal.cli.main import main
 from vicinal.data import Table, open_set_labels
 from vicinal.training import Recipe
 from vicinal.training.training_data import load_training_table
@@ -23,6 +26,38 @@ def test_it_shows_statistics_and_saves_a_table(photos: Path, tmp_path: Path, cap
     assert rows == [["train", "24", "4", *counts], ["test", "24", "4", *counts], ["all", "48", "8", *counts]]
     assert len(pd.read_csv(out)) == 48
     assert json.loads(output(capsys, "data", out, "--json"))["splits"]["test"]["num_classes"] == 4
+
+
+def test_it_reports_files_that_are_broken_missing_unknown_or_duplicates(photos: Path, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "photos"
+    shutil.copytree(photos, folder)
+    (folder / "class0" / "0.png").write_bytes(b"no image")
+    (folder / "class1" / "1.png").unlink()
+    (folder / "class1" / "1.png").symlink_to(folder / "nowhere.png")
+    (folder / "class2" / "loop.png").symlink_to(folder / "class2" / "loop.png")
+    (folder / "class2" / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    shutil.copy(folder / "class3" / "3.png", folder / "class3" / "copy.png")
+    shutil.copy(folder / "class3" / "4.png", folder / "class4" / "copy.png")
+    assert main(["data", str(folder)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"{folder}: left out files of formats that are not read: 1 .heic; convert HEIC to")
+    assert len(captured.err.splitlines()) == 1
+    statistics, unreadable, duplicates = re.split(r"\n\n|\n(?=4 images)", captured.out.rstrip())
+    assert statistics.splitlines()[-1].split()[:3] == ["all", "51", "8"]
+    assert unreadable.splitlines()[0] == "3 images cannot be read:"
+    assert [line.split(": ", 1)[1][:20] for line in unreadable.splitlines()[1:]] == [
+        "not an image of a kn",
+        "no such file",
+        "too many levels of s",
+    ]
+    assert duplicates.splitlines() == [
+        "4 images have the content of another (2 groups, 1 with different labels):",
+        f"  {folder}/class3/3.png, {folder}/class3/copy.png",
+        f"  {folder}/class3/4.png, {folder}/class4/copy.png",
+    ]
+    files = json.loads(output(capsys, "data", folder, "--json"))["files"]
+    assert (len(files["unreadable"]), len(files["duplicates"]), files["num_ambiguous"]) == (3, 2, 1)
+    assert "cannot be read" not in output(capsys, "data", folder, "--no_check")
 
 
 def test_classes_of_splits_and_columns_have_the_flags_of_a_recipe(photos: Path, tmp_path: Path, capsys) -> None:

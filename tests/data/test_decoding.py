@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vicinal.data import convert_image, read_image
+from vicinal.data import convert_image, decoding, read_image
 from vicinal.utils.errors import InputError
 
 
@@ -93,6 +93,16 @@ def test_32_bit_grey_is_scaled(tmp_path: Path, values: np.ndarray, expected: lis
     assert pixels(path, 1)[0].tolist() == expected
 
 
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
+def test_strips_of_rows_give_the_same_pixels(tmp_path: Path, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).integers(0, 60_000, (23, 7)).astype(kind)
+    path = saved(Image.fromarray(values), tmp_path / "a.tif")
+    whole = pixels(path, 1)
+    monkeypatch.setattr(decoding, "STRIP_PIXELS", 20)
+    assert np.array_equal(pixels(path, 1), whole)
+    assert np.abs(whole - values / 65535 * 255).max() <= 0.5
+
+
 def test_1_bit(tmp_path: Path) -> None:
     path = saved(Image.fromarray(np.array([[True, False]])), tmp_path / "a.png")
     assert pixels(path, 1).tolist() == [[255, 0]]
@@ -163,13 +173,13 @@ def refused(path: Path) -> str:
 
 
 def test_files_that_are_no_images(tmp_path: Path) -> None:
-    assert "no such image" in refused(tmp_path / "lost.png")
+    assert "no such file" in refused(tmp_path / "lost.png")
     (tmp_path / "text.png").write_text("hello")
-    assert "not an image of a known kind" in refused(tmp_path / "text.png")
+    assert "not an image of a known format" in refused(tmp_path / "text.png")
     (tmp_path / "empty.jpg").touch()
-    assert "not an image of a known kind" in refused(tmp_path / "empty.jpg")
+    assert "not an image: the file is empty" in refused(tmp_path / "empty.jpg")
     (tmp_path / "folder.png").mkdir()
-    assert "directory" in refused(tmp_path / "folder.png")
+    assert "is a folder; give a file" in refused(tmp_path / "folder.png")
     os.mkfifo(tmp_path / "pipe.png")
     assert "pipe" in refused(tmp_path / "pipe.png")
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import os
+import time
 from itertools import permutations
 from pathlib import Path
 
 import pytest
 
-from vicinal.data import Table, is_image_file
+from vicinal.data import Table, folders, is_image_file
 from vicinal.utils.errors import InputError
 
 
@@ -61,6 +62,48 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     table = Table.from_folder(fill(tmp_path, "train/1.png", "bus/2.png"))
     assert table.classes == ["bus", "train"]
     assert table.splits == []
+
+
+def test_a_link_to_itself_is_an_image_that_cannot_be_read(tmp_path: Path) -> None:
+    fill(tmp_path, "cat/1.png")
+    for name in ("cat/loop.png", "cat/loop", "self"):
+        (tmp_path / name).symlink_to(tmp_path / name)
+    assert names(Table.from_folder(tmp_path), tmp_path) == ["cat/1.png", "cat/loop.png"]
+
+
+def test_many_links_between_folders_are_walked_in_bounded_time(tmp_path: Path) -> None:
+    for one in range(12):  # more than 10**9 ways from folder to folder
+        fill(tmp_path, f"{one}/1.png")
+        for other in range(12):
+            (tmp_path / str(one) / f"to{other}").symlink_to(tmp_path / str(other))
+    start = time.monotonic()
+    with pytest.raises(InputError, match="lie at different depths"):
+        Table.from_folder(tmp_path)
+    assert time.monotonic() - start < 10
+
+
+def test_a_walk_ends_where_there_is_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "MAX_ENTRIES", 5)
+    with pytest.raises(InputError, match=f"{tmp_path.name}: holds more than 5 files and folders; give a folder of im"):
+        Table.from_folder(fill(tmp_path, *(f"{number}/1.png" for number in range(4))))
+
+
+def test_files_of_other_image_formats_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path, "cat/1.png", "cat/2.HEIC", "cat/3.heic", "dog/4.mov", "dog/notes.txt")
+    assert len(Table.from_folder(tmp_path)) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"{tmp_path}: left out files of formats that are not read: 2 .heic, 1 .mov; convert HEIC to JPEG first, "
+        "for example with the Python package pillow-heif"
+    )
+    (tmp_path / "cat" / "1.png").unlink()
+    with pytest.raises(InputError, match=r"no image in this folder .*; there are 2 \.heic, 1 \.mov; convert HEIC"):
+        Table.from_folder(tmp_path)
+
+
+def test_an_empty_name_is_not_the_working_directory() -> None:
+    with pytest.raises(InputError, match="the name of the folder is empty"):
+        Table.from_folder("")
 
 
 def test_linked_folders_are_followed_but_not_in_circles(tmp_path: Path) -> None:

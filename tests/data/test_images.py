@@ -63,13 +63,29 @@ def test_broken_images_are_left_out_and_counted(table: Table, cache: bool, capsy
     assert dataset.table.classes == ["a", "c"]
     with Image.open(table.paths[5]) as image:
         assert np.array_equal(np.asarray(dataset.read(3)), np.asarray(image))
-    assert f"left out 2 of 7 images that cannot be read; row 1: {table.paths[1]}" in capsys.readouterr().err
+    head, *rows = capsys.readouterr().err.splitlines()
+    assert head == "left out 2 of 7 images that cannot be read:"
+    assert [row.partition(": broken image")[0] for row in rows] == [
+        f"  row 1: {table.paths[1]}",
+        f"  row 4: {table.paths[4]}: no such file",
+    ]
+
+
+def test_at_most_twenty_broken_images_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("L", (9, 9)).save(tmp_path / "a.png")
+    paths = ["a.png", *(f"lost{number}.png" for number in range(23))]
+    ImageDataset(Table(pd.DataFrame({"path": paths}), tmp_path), TRANSFORM, on_error="skip")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "left out 23 of 24 images that cannot be read:"
+    assert len(lines) == 22
+    assert "row 20: " in lines[20]
+    assert lines[21] == "  and 3 more"
 
 
 def test_no_image_left(table: Table) -> None:
     for path in table.paths:
         Path(path).unlink()
-    with pytest.raises(InputError, match=r"none of the 7 images can be read; row 0: .*no such image"):
+    with pytest.raises(InputError, match=r"none of the 7 images can be read; row 0: .*no such file"):
         ImageDataset(table, TRANSFORM, on_error="skip")
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from vicinal.cli.main import main
-from vicinal.data import Table, save_embeddings
+from vicinal.data import ImageTransform, Table, save_embeddings
 from vicinal.data.loading import load_run_table
+from vicinal.models import Embedder
+from vicinal.retrieval import Index
 from vicinal.utils import memory
 from vicinal.utils.errors import InputError
 
@@ -91,8 +94,48 @@ def long_lists() -> pa.Table:
     return pa.table({"embedding": pa.FixedSizeListArray.from_arrays(values, 1024), "label": pa.repeat("a", 20_000)})
 
 
+def image(name: str, data: bytes) -> Make:
+    return lambda folder: ["search", str(saved_index(folder)), str(written(folder / name, data)), *saved_model(folder)]
+
+
+def saved_index(folder: Path) -> Path:
+    Index.build(np.eye(4, 8, dtype=np.float32), Table(pd.DataFrame({"label": list("aabb")}))).save(folder / "index")
+    return folder / "index"
+
+
+def saved_model(folder: Path) -> list[str]:
+    transform = ImageTransform(size=16)
+    Embedder("test_resnet", dim=8, pretrained=False, transform=transform).save_pretrained(folder / "model")
+    return ["--model", str(folder / "model")]
+
+
+def png(width: int, height: int, bits: int = 16, color: int = 0) -> bytes:
+    """The beginning of a PNG file that says it has so many pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000)))
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
+HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(40)
+UNKNOWN = "not an image of a known format (JPEG, PNG, WEBP, BMP, GIF, TIFF, PPM, TGA, JPEG2000, AVIF)"
 MEMORY = "of memory are needed, 0.2 GB are available"  # in these tests
 CASES: list[tuple[str, str, Make, str]] = [
+    ("image", "EPS by another name", image("a.png", EPS), f"a.png: {UNKNOWN}"),
+    ("image", "PDF by another name", image("a.jpg", b"%PDF-1.4\n" + bytes(99)), f"a.jpg: {UNKNOWN}"),
+    ("image", "icon by another name", image("a.gif", b"\0\0\1\0\1\0" + bytes(99)), f"a.gif: {UNKNOWN}"),
+    ("image", "HEIC by another name", image("a.jpg", HEIC), "a.jpg: HEIC images are not read; convert them to JPEG"),
+    (
+        "image",
+        "16 bits, 169 million pixels",
+        image("a.png", png(13_000, 13_000)),
+        "a.png: image too large (13,000 x 13,",
+    ),
+    ("image", "10 billion pixels", image("a.png", png(100_000, 100_000, 8, 2)), "a.png: image too large ("),
+    ("image", "4 billion columns", image("a.png", png(2**31 - 1, 2**31 - 1, 8, 2)), "a.png: "),
     ("array", "shape of booleans", array("'<f4'", "(True, 4)"), "v.npy: not a whole .npy file of numbers (an integer"),
     ("array", "no axes", array("'<f4'", "()"), "v.npy: one value of type float32; it must be an array with a row for"),
     ("array", "deep header", array("-" * 8000 + "1", "(4, 4)"), "v.npy: not a whole .npy file of numbers (MemoryError"),

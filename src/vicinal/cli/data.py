@@ -18,6 +18,9 @@ def add_data(parser: Parser) -> None:
     parser.add_argument(
         "--seed", type=integer_from(0), default=0, metavar="INT", help="seed of the splits and the noise (default: 0)"
     )
+    parser.add_argument(
+        "--no_check", action="store_true", help="do not read the images to report files that are broken or duplicates"
+    )
     parser.add_argument("--out", metavar="FILE", help="save the table of paths, labels and splits as .csv or .parquet")
     add_json(parser)
     noise = parser.add_argument_group("noise, added to the split train or to a table without splits")
@@ -25,13 +28,14 @@ def add_data(parser: Parser) -> None:
 
 
 def data(arguments: Arguments) -> None:
-    """Show statistics of a dataset; split its classes, add noise, and save it as a table."""
+    """Show statistics of a dataset and what is wrong with its files; split its classes, add noise, and save it."""
     from vicinal.data.settings import DataSettings, NoiseSettings
 
     settings = read_settings(DataSettings, arguments, noise=read_settings(NoiseSettings, arguments, "noise."))
     check_source(settings.source)
     check_files(settings.root)
     from vicinal.data import add_noise, load_table
+    from vicinal.data.image_files import check_image_files
 
     label_column = getattr(arguments, "label_column", None)  # labels are optional unless their column is named
     table = load_table(arguments.source, settings.root, settings.path_column, label_column)
@@ -42,4 +46,8 @@ def data(arguments: Arguments) -> None:
         table.save(arguments.out)
         log(f"wrote {arguments.out}")
     statistics = table.statistics()
-    print_result(asdict(statistics) if arguments.json else str(statistics))
+    problems = check_image_files(table) if table.has("path") and not arguments.no_check else None
+    if arguments.json:
+        print_result(asdict(statistics) | ({} if problems is None else {"files": asdict(problems)}))
+    else:
+        print_result("\n\n".join(filter(None, (str(statistics), str(problems or "")))))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from vicinal.cli.flags import Arguments, Parser, integer_from, print_result
 from vicinal.cli.inputs import (
     SOURCE,
@@ -14,6 +16,9 @@ from vicinal.cli.inputs import (
     read_embedding,
 )
 from vicinal.utils.console import log
+
+if TYPE_CHECKING:
+    from vicinal.data import Table
 
 
 def add_embed(parser: Parser) -> None:
@@ -64,13 +69,22 @@ def add_whiten(parser: Parser) -> None:
 
 
 def whiten(arguments: Arguments) -> None:
-    """Learn PCA whitening from the embeddings of training images, for --whitening of other verbs."""
+    """Learn PCA whitening from the embeddings of the split train, if there is one, for --whitening of other verbs."""
     check_source(arguments.source)
     check_embedding(arguments)
     from vicinal.retrieval import PCAWhitening
 
-    embedded = read_embedding(arguments).embed(arguments.source, arguments.split)
+    embedded = read_embedding(arguments, default_split="train").embed(arguments.source, arguments.split)
     whitening = PCAWhitening.fit(embedded.vectors, arguments.dim, arguments.shrinkage)
     whitening.save(arguments.out)
-    log(f"whitening to {whitening.dim} dimensions, learned from {len(embedded.vectors):,} embeddings")
+    log(
+        f"whitening to {whitening.dim} dimensions, learned from {len(embedded.vectors):,} embeddings"
+        + _of_splits(embedded.table)
+    )
     print_result(arguments.out)
+
+
+def _of_splits(table: Table) -> str:
+    """Which splits the rows of a table are of, with their numbers."""
+    numbers = [f"{len(table.subset(split)):,} of the split {split}" for split in table.splits]
+    return f": {', '.join(numbers)}" if numbers else "; they have no splits"

@@ -259,7 +259,8 @@ def _embedded(arguments: Arguments) -> dict[str, EmbeddedTable]:
     """Name -> embeddings of every source."""
     from vicinal.workflows.source_kind import source_kind
 
-    reader, split = read_embedding(arguments, query_gallery_only=True), arguments.split
+    reader = read_embedding(arguments, query_gallery_only=True, folder_on_error="raise")
+    split = arguments.split
     if arguments.embeddings:
         embedded = reader.embed_with_labels(arguments.embeddings, arguments.labels, split)
         sources = {arguments.embeddings: embedded}

@@ -67,7 +67,7 @@ def add_embedding(parser: Parser, split: bool = True, whitening: bool = True) ->
 
     group = parser.add_argument_group("embedding of images")
     if split:
-        group.add_argument("--split", help="use only the images of this split, such as test")
+        group.add_argument("--split", help="use only the images of this split, such as test; all: of every split")
     add_settings(group, EmbeddingOptions, skip=() if whitening else ("whitening",))
 
 

@@ -96,6 +96,7 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
         arguments.sources += rest
     try:
         with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Image size .* exceeds limit")  # of Pillow; Vicinal has its own
             warnings.showwarning = lambda message, *_, **__: log(f"{name}: warning: {message}")
             arguments.verb(arguments)
     except InputError as error:

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-import os
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.files import check_regular_file
 
-WHITE_UINT16 = 65535.0
+Values: TypeAlias = npt.NDArray[Any]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+ToBytes: TypeAlias = Callable[[Values], Bytes]
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
+"""The formats that are opened. Pillow knows others, some of which run programs, such as Ghostscript for EPS."""
+MAX_PIXELS = 128_000_000  # half a gigabyte; phones take up to 108 million in one picture
+STRIP_PIXELS = 2**20
+WHITE_UINT16 = 65535
+HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+HEIC = "HEIC images are not read; convert them to JPEG first, for example with the Python package pillow-heif"
+
+# Pillow warns above 89 million pixels; here MAX_PIXELS holds, which is an error.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def read_image(path: str | Path, channels: int = 3) -> Image.Image:
     """Read an image file and rotate it upright according to its EXIF data.
 
+    The formats are JPEG, PNG, WebP, BMP, GIF, TIFF, PPM, TGA, JPEG 2000 and AVIF, whatever the name of the file says.
     Images with palettes, with 1, 16 or 32 bits per channel, transparent images and CMYK images are converted as by
     :func:`convert_image`; of an animation the first frame is read.
 
@@ -27,8 +46,8 @@ def read_image(path: str | Path, channels: int = 3) -> Image.Image:
         A decoded image of mode RGB or L.
 
     Raises:
-        InputError: The file does not exist, is not an image, is damaged, or has more than about 179 million pixels,
-            which is taken for a mistake or an attack; the header tells, before memory is allocated.
+        InputError: The file does not exist, is not an image of these formats, is damaged, or has more than 128 million
+            pixels, which the header tells before memory is allocated.
 
     Example:
         >>> import tempfile
@@ -38,20 +57,46 @@ def read_image(path: str | Path, channels: int = 3) -> Image.Image:
         >>> image.mode, image.size
         ('RGB', (4, 2))
     """
-    if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe might not end
-        raise InputError(f"{path}: not a file but a directory or a pipe")
+    check_regular_file(path)
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=_known_formats()) as image:
+            _check_size(path, image.width, image.height)
             image.load()
             return convert_image(_upright(image), channels)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such image") from None
+    except InputError:
+        raise
     except UnidentifiedImageError:
-        raise InputError(f"{path}: not an image of a known kind") from None
+        raise InputError(f"{path}: {_unknown_format(path)}") from None
     except Image.DecompressionBombError as error:
         raise InputError(f"{path}: image too large ({error})") from None
     except Exception as error:  # decoders raise many types of errors on damaged files
         raise InputError(f"{path}: broken image ({one_line(error)})") from None
+
+
+@cache
+def _known_formats() -> list[str]:
+    """The formats of FORMATS that this Pillow can decode."""
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+def _check_size(path: str | Path, width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        size = f"{width:,} x {height:,} pixels are {width * height / 1e6:,.0f} million"
+        raise InputError(
+            f"{path}: image too large ({size}, at most {MAX_PIXELS / 1e6:.0f} million are read); reduce it"
+        )
+
+
+def _unknown_format(path: str | Path) -> str:
+    """Why a file is not read whose content is that of no format in FORMATS."""
+    with open(path, "rb") as file:
+        start = file.read(16)
+    if not start:
+        return "not an image: the file is empty"
+    if start[4:8] == b"ftyp" and start[8:12] in HEIC_BRANDS:
+        return HEIC
+    return f"not an image of a known format ({', '.join(FORMATS)})"
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -82,11 +127,11 @@ def convert_image(image: Image.Image, channels: int = 3) -> Image.Image:
     """
     mode = "L" if channels == 1 else "RGB"
     if image.mode.startswith("I;16"):
-        image = _to_8_bit(image, (WHITE_UINT16,))
+        image = _in_strips(image, _shades_of_16_bits(image))
     elif image.mode == "I":
-        image = _to_8_bit(image, (WHITE_UINT16, 2.0**31 - 1))
+        image = _in_strips(image, _scaling(image, (WHITE_UINT16, 2.0**31 - 1)))
     elif image.mode == "F":
-        image = _to_8_bit(image, (1.0, 255.0, WHITE_UINT16, 2.0**32 - 1))
+        image = _in_strips(image, _scaling(image, (1.0, 255.0, WHITE_UINT16, 2.0**32 - 1)))
     elif image.mode == "La":  # PIL can convert premultiplied alpha to LA only
         image = _on_white(image.convert("LA"))
     elif image.has_transparency_data:
@@ -94,13 +139,47 @@ def convert_image(image: Image.Image, channels: int = 3) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _to_8_bit(image: Image.Image, whites: tuple[float, ...]) -> Image.Image:
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64), posinf=whites[-1])
-    largest = values.max(initial=0.0)
+def _shades_of_16_bits(image: Image.Image) -> ToBytes:
+    """The function from 16-bit values to 8 bits, by a table of all values."""
+    shades = np.rint(np.arange(WHITE_UINT16 + 1) * (255 / WHITE_UINT16)).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        shades[transparent : transparent + 1] = 255
+    return lambda values: shades[values]
+
+
+def _scaling(image: Image.Image, whites: tuple[float, ...]) -> ToBytes:
+    """The function from 32-bit values to 8 bits; white is the first of `whites` that no pixel exceeds."""
+    largest = max((_numbers(np.asarray(strip), whites).max() for _, strip in _strips(image)), default=0.0)
     white = next((white for white in whites if largest <= white), largest)
-    pixels = np.rint(values.clip(0, white) * (255 / white)).astype(np.uint8)
-    pixels[values == image.info.get("transparency")] = 255
-    return Image.fromarray(pixels)
+    transparent = image.info.get("transparency")
+
+    def scale(values: Values) -> Bytes:
+        numbers = _numbers(values, whites)
+        pixels = np.rint(numbers.clip(0, white) * (255 / white)).astype(np.uint8)
+        pixels[numbers == transparent] = 255
+        return pixels
+
+    return scale
+
+
+def _numbers(values: Values, whites: tuple[float, ...]) -> Values:
+    return np.nan_to_num(values.astype(np.float64), posinf=whites[-1])
+
+
+def _in_strips(image: Image.Image, to_bytes: ToBytes) -> Image.Image:
+    """An image in grayscale of 8 bits. Strips of rows are converted in turn, so that copies stay small."""
+    gray = Image.new("L", image.size)
+    for top, strip in _strips(image):
+        gray.paste(Image.fromarray(to_bytes(np.asarray(strip))), (0, top))
+    return gray
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """Parts of an image of its full width, each with the number of its first row."""
+    height = max(1, STRIP_PIXELS // max(1, image.width))
+    for top in range(0, image.height, height):
+        yield top, image.crop((0, top, image.width, min(top + height, image.height)))
 
 
 def _on_white(image: Image.Image) -> Image.Image:

@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path, PurePath
 
 import pandas as pd
 
 from vicinal.data.columns import SPLITS, check_utf8
+from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
 IMAGE_SUFFIXES = (
-    *(".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm"),
+    *(".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm"),
     *(".png", ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp"),
 )
+
+UNREAD_SUFFIXES = (
+    *(".arw", ".cr2", ".cr3", ".dng", ".eps", ".heic", ".heif", ".ico", ".jxl", ".mov", ".mp4", ".nef", ".orf"),
+    *(".pdf", ".psd", ".raf", ".raw", ".rw2", ".svg"),
+)
+HEIC_HINT = "; convert HEIC to JPEG first, for example with the Python package pillow-heif"
+MAX_ENTRIES = 50_000_000  # of a folder and all below: several times as many as the largest datasets have
+MAX_VISITS = 16  # of one folder, by links to it
 
 
 def read_folder(folder: str | Path) -> pd.DataFrame:
     """List the images in a folder: `path`, and from the folder names `label`, `coarse`, `coarse_2`, ... and `split`.
 
+    The number of files of other image formats is logged.
+
     Raises:
-        InputError: The folder does not exist or holds no image, a name is not UTF-8, or images are at different depths.
+        InputError: The folder does not exist or holds no image, a name is not UTF-8, images are at different depths, or
+            the folder holds too much to be walked.
     """
+    if not str(folder):
+        raise InputError("the name of the folder is empty; give a folder of images")
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder}: {'is a file, not a folder' if folder.exists() else 'no such folder'}")
-    files = find_images(folder)
+    files, unread = find_images(folder)
+    left_out = ", ".join(f"{number:,} {suffix}" for suffix, number in sorted(unread.items()))
+    hint = HEIC_HINT if {".heic", ".heif"} & set(unread) else ""
     if not files:
-        raise InputError(f"{folder}: no image in this folder or below (known are {', '.join(IMAGE_SUFFIXES)})")
+        there = f"; there are {left_out}{hint}" if left_out else ""
+        raise InputError(f"{folder}: no image in this folder or below (known are {', '.join(IMAGE_SUFFIXES)}){there}")
+    if left_out:
+        log(f"{folder}: left out files of formats that are not read: {left_out}{hint}")
     for file in files:
         check_utf8(os.path.join(folder, file), "folder of images")
     parents = [PurePath(file).parent.parts for file in files]
@@ -38,31 +58,62 @@ def read_folder(folder: str | Path) -> pd.DataFrame:
     return pd.DataFrame({**columns, **_label_columns(folder, files, parents)})
 
 
-def find_images(folder: Path) -> list[str]:
-    """The images below a folder, as sorted relative paths. Hidden entries are skipped, links are followed."""
-    found = []
+def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
+    """The images below a folder, and how many files of other image formats there are.
+
+    Hidden entries are skipped. Links are followed, but to no folder that the link is in, and to no folder more than
+    MAX_VISITS times.
+
+    Returns:
+        The images as sorted relative paths, and the number of other files by suffix.
+
+    Raises:
+        InputError: There are more than MAX_ENTRIES entries, as on a whole disk.
+    """
+    found: list[str] = []
+    unread: Counter[str] = Counter()
+    visits: Counter[str] = Counter()
+    num_entries = 0
     pending: list[tuple[str, tuple[str, ...]]] = [(os.fspath(folder), (os.path.realpath(folder),))]
     while pending:
         current, ancestors = pending.pop()
         for entry in _visible_entries(current):
-            if not entry.is_dir():
-                found += [entry.path] if is_image_file(entry.name) and _is_file_or_dangling_link(entry) else []
-            elif not _is_cycle(target := os.path.realpath(entry.path), ancestors):
-                pending.append((entry.path, (*ancestors, target)))
-    return sorted((os.path.relpath(file, folder) for file in found), key=lambda file: PurePath(file).parts)
+            num_entries += 1
+            if _is_folder(entry):
+                target = os.path.realpath(entry.path)
+                visits[target] += 1
+                if not _is_cycle(target, ancestors) and visits[target] <= MAX_VISITS:
+                    pending.append((entry.path, (*ancestors, target)))
+            elif is_image_file(entry.name):
+                found += [entry.path] if _is_file_or_dangling_link(entry) else []
+            elif (suffix := os.path.splitext(entry.name)[1].lower()) in UNREAD_SUFFIXES:
+                unread[suffix] += 1
+        if num_entries > MAX_ENTRIES:
+            raise InputError(f"{folder}: holds more than {MAX_ENTRIES:,} files and folders; give a folder of images")
+    return sorted((os.path.relpath(file, folder) for file in found), key=lambda file: PurePath(file).parts), unread
 
 
 def _visible_entries(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return [entry for entry in entries if not entry.name.startswith(".")]
-    except PermissionError:  # such as lost+found at the top of a disk
+    except (PermissionError, FileNotFoundError):  # such as lost+found at the top of a disk, or one deleted meanwhile
         return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _is_file_or_dangling_link(entry: os.DirEntry[str]) -> bool:
     """False for pipes and devices, whose reading might not end. Reading a dangling link later gives a clear error."""
-    return entry.is_file() or not os.path.exists(entry.path)
+    try:
+        return entry.is_file() or not os.path.exists(entry.path)
+    except OSError:  # a link to itself
+        return True
 
 
 def _is_cycle(target: str, ancestors: tuple[str, ...]) -> bool:

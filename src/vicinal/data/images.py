@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from vicinal.data.decoding import read_image
+from vicinal.data.image_files import listed
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
 from vicinal.utils.console import log, track
@@ -116,10 +117,11 @@ class ImageDataset:
     def _skip(self, errors: dict[int, InputError]) -> None:
         if not errors:
             return
-        first = next(iter(errors.values()))
         if len(errors) == len(self):
-            raise InputError(f"none of the {len(self)} images can be read; {first}")
-        log(f"left out {len(errors)} of {len(self)} images that cannot be read; {first}")
+            raise InputError(f"none of the {len(self)} images can be read; {next(iter(errors.values()))}")
+        log(f"left out {len(errors):,} of {len(self):,} images that cannot be read:")
+        for line in listed([str(error) for error in errors.values()]):
+            log(line)
         self.skipped = list(errors)
         self.table = self.table.take([row for row in range(len(self)) if row not in errors])
         self._paths = self.table.paths

@@ -325,7 +325,7 @@ def _rename_columns(
         if column not in frame:
             raise InputError(
                 f"{source}: no column {column!r}; the columns are {', '.join(map(str, frame.columns)) or 'none'} "
-                f"(say {standard}_column=... to name another, or None for a table without)"
+                f"(rename one to {standard!r}, or name it by {standard}_column)"
             )
         frame = frame.drop(columns=standard, errors="ignore").rename(columns={column: standard})
     return frame

@@ -65,13 +65,13 @@ def metrics_by_name(recall_at: Sequence[int] | None, names: Sequence[str], max_k
     return {name: metric_by_name(name, max_k) for name in [*recalls, *DEFAULT_METRICS, *names]}
 
 
-def metric_by_name(name: str, max_k: int) -> Metric:
+def metric_by_name(name: str, max_k: int | None = None) -> Metric:
     """The metric with a name.
 
     Args:
         name: `recall@K`, `positives_recall@K`, `precision@K` or `mAP@K` with a number for K; `mAP@R`, `R-precision`,
             `mAP`, `MRR`.
-        max_k: the number of gallery images that are ranked.
+        max_k: the number of gallery images that are ranked; None: it is not known yet.
 
     Raises:
         InputError: there is no such metric, or K is not from 1 to `max_k`.
@@ -86,7 +86,9 @@ def metric_by_name(name: str, max_k: int) -> Metric:
     if kind not in METRICS_AT_K or not re.fullmatch(NUMBER, k):
         known = ", ".join([*(f"{kind}@K" for kind in METRICS_AT_K), *METRICS])
         raise InputError(f"there is no metric {name!r}; use {known}, with a number for K")
-    if not 1 <= int(k) <= max_k:
+    if max_k is None and int(k) < 1:
+        raise InputError(f"{name} is impossible; use k from 1 up")
+    if max_k is not None and not 1 <= int(k) <= max_k:
         raise InputError(f"{name} is impossible with {max_k} gallery images to rank; use k from 1 to {max_k}")
     return partial(METRICS_AT_K[kind], k=int(k))
 

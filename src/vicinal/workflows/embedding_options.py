@@ -21,7 +21,8 @@ class EmbeddingOptions:
         num_workers: number of processes that read images.
         precision: 32, bf16 or 16.
         device: such as cpu or cuda; None takes a GPU where there is one.
-        on_error: "raise" stops at an unreadable image, "skip" leaves it out.
+        on_error: "raise" stops at an unreadable image, "skip" leaves it out and lists it. None: for a run as in its
+            training; for other images, skip in folders that are embedded, indexed or searched, else raise.
         scales: factors of the image size at which each image is embedded; the embeddings are averaged. None embeds each
             image once, at its own size.
         max_size: with scales, the whole image is embedded after its longer side was reduced to this number of pixels;
@@ -35,7 +36,7 @@ class EmbeddingOptions:
     num_workers: int = 0
     precision: Literal["32", "bf16", "16"] = "32"
     device: str | None = None
-    on_error: Literal["raise", "skip"] = "raise"
+    on_error: Literal["raise", "skip"] | None = None
     scales: tuple[float, ...] | None = None
     max_size: int | None = None
     whitening: str | None = None

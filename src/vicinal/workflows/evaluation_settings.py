@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -56,7 +55,7 @@ class EvaluationSettings:
         from vicinal.evaluation.resampling import Resampling
 
         for name in self.metrics:
-            metric_by_name(name, max_k=sys.maxsize)
+            metric_by_name(name)
         Resampling("classes", self.confidence_level, self.num_resamples, self.seed)
 
     def protocol_of(self, source: str) -> Protocol:

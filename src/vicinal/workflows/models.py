@@ -61,7 +61,9 @@ def usable_device(name: str | None) -> str:
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=name)
+        is_without_values = torch.empty(0, device=name).is_meta
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device {name} cannot be used: {str(error).splitlines()[0]}") from None
+    if is_without_values:
+        raise InputError(f"device {name} holds no values; use a device that computes, such as cpu or cuda")
     return name

@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
 
+from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.embeddings import load_embeddings, load_labels, load_vectors, read_fingerprint
 from vicinal.data.loading import load_run_table, load_table
 from vicinal.data.table import Table
 from vicinal.retrieval.whitening import PCAWhitening
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
+from vicinal.utils.files import check_regular_file
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.embedding_options import EmbeddingOptions
 from vicinal.workflows.models import check_not_refiner_run, load_model, usable_device
@@ -26,6 +28,8 @@ from vicinal.workflows.source_kind import source_kind
 if TYPE_CHECKING:
     from vicinal.models import Embedder
     from vicinal.retrieval import Index
+
+OnError = Literal["raise", "skip"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ class EmbeddingReader(EmbeddingOptions):
     Args:
         query_gallery_only: whether to leave out rows that are neither query nor gallery, in tables with the columns
             `is_query` and `is_gallery`.
+        folder_on_error: `on_error` for a folder of images, if that is None.
+        default_split: the split whose rows are used where no split is named, if the table has it.
 
     Example:
         >>> import tempfile
@@ -73,6 +79,8 @@ class EmbeddingReader(EmbeddingOptions):
     """
 
     query_gallery_only: bool = False
+    folder_on_error: OnError = "skip"
+    default_split: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,7 +92,7 @@ class EmbeddingReader(EmbeddingOptions):
         Args:
             source: a run folder, a file of embeddings (.parquet, or .npy with its .table.csv), the folder of an index,
                 or images: a file, a folder, a table or a benchmark.
-            split: use only the rows of this split.
+            split: use only the rows of this split; "all" uses all rows, whatever `default_split` says.
 
         Raises:
             InputError: the source or the model cannot be read, or the split is empty.
@@ -97,7 +105,7 @@ class EmbeddingReader(EmbeddingOptions):
             raise InputError(f"{source} is a model and holds no images: evaluate it with --images, else give --model")
         table = load_images(source, self.root)
         model = self._model_of(source)
-        return self._embed(table.take(self._rows(table, split, source)), model)
+        return self._embed(table.take(self._rows(table, split, source)), model, self._on_error(source))
 
     def embed_with_labels(self, embeddings: str, labels: str, split: str | None = None) -> EmbeddedTable:
         """Return embeddings from one file with labels from another.
@@ -121,14 +129,14 @@ class EmbeddingReader(EmbeddingOptions):
 
     def embed_table(self, table: Table) -> EmbeddedTable:
         """Return the embeddings of a table's images by the model of the options."""
-        return self._embed(table, self._model)
+        return self._embed(table, self._model, "raise")
 
     def embed_sources(self, sources: Sequence[str]) -> Iterator[EmbeddedTable]:
         """Yield the embeddings of several sources in order; consecutive single images are embedded together."""
         for is_single, group in itertools.groupby(sources, lambda source: source_kind(source) == "image"):
             if is_single:
                 paths = list(group)
-                yield self._embed(Table(pd.DataFrame({"path": paths})), self._model_of(paths[0]))
+                yield self._embed(Table(pd.DataFrame({"path": paths})), self._model_of(paths[0]), "raise")
             else:
                 yield from map(self.embed, group)
 
@@ -148,23 +156,34 @@ class EmbeddingReader(EmbeddingOptions):
     def _pca_whitening(self) -> PCAWhitening | None:
         return None if self.whitening is None else PCAWhitening.load(self.whitening)
 
-    def _embed(self, table: Table, model: Embedder) -> EmbeddedTable:
-        from vicinal.data import ImageDataset
+    def _on_error(self, source: str) -> OnError:
+        """What to do with unreadable images of a source."""
+        if self.on_error is not None:
+            return self.on_error
+        if source_kind(source) == "run":
+            return _on_error_of_run(RunFolder(Path(source)))
+        return self.folder_on_error if Path(source).is_dir() and source not in BENCHMARKS else "raise"
+
+    def _embed(self, table: Table, model: Embedder, on_error: OnError) -> EmbeddedTable:
+        from vicinal.data.images import ImageDataset, UnreadableImageError
         from vicinal.models import embed_multi_scale
 
-        images = ImageDataset(table, model.transform, on_error=self.on_error)
+        images = ImageDataset(table, model.transform, on_error=self.on_error or on_error)
         embed: Callable[..., Floats] = model.embed
         steps: tuple[str, ...] = ()
         if self.scales is not None:
             embed = partial(embed_multi_scale, model, scales=self.scales, max_size=self.max_size)
             steps = (f"scales {' '.join(f'{scale:g}' for scale in self.scales)}, max_size {self.max_size}",)
-        vectors = embed(
-            images,
-            batch_size=self.batch_size,
-            num_workers=self.num_workers,
-            precision=self.precision,
-            device=usable_device(self.device),
-        )
+        try:
+            vectors = embed(
+                images,
+                batch_size=self.batch_size,
+                num_workers=self.num_workers,
+                precision=self.precision,
+                device=usable_device(self.device),
+            )
+        except UnreadableImageError as error:
+            raise InputError(f"{error}; --on_error skip leaves out such images") from None
         return self._whiten(EmbeddedTable(vectors, images.table, model, steps))
 
     def _refuse_image_options(self, source: str) -> None:
@@ -183,7 +202,9 @@ class EmbeddingReader(EmbeddingOptions):
     def _rows(self, table: Table, split: str | None, source: str) -> Integers:
         """Return the selected rows: those of the split, and with `query_gallery_only` those of queries and gallery."""
         is_selected = np.ones(len(table), dtype=bool)
-        if split is not None:
+        if split is None and self.default_split in table.splits:
+            split = self.default_split
+        if split not in (None, "all"):
             splits = table.splits if table.has("split") else []
             if split not in splits:
                 raise InputError(
@@ -200,6 +221,21 @@ class EmbeddingReader(EmbeddingOptions):
             return embedded
         steps = (*embedded.postprocessing, whitening.fingerprint())
         return replace(embedded, vectors=whitening.apply(embedded.vectors), postprocessing=steps)
+
+
+def _on_error_of_run(run: RunFolder) -> OnError:
+    """What the training of a run did with unreadable images; "raise" if its recipe does not say."""
+    from yaml import YAMLError
+
+    from vicinal.utils.plain_yaml import load_yaml
+
+    check_regular_file(run.recipe)
+    try:
+        recipe = load_yaml(run.recipe.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YAMLError):
+        return "raise"
+    data = recipe.get("data") if isinstance(recipe, dict) else None
+    return "skip" if isinstance(data, dict) and data.get("on_error") == "skip" else "raise"
 
 
 def _load_stored(source: str, is_index: bool) -> EmbeddedTable:
