@@ -5,7 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import re
+import shutil
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -44,7 +47,7 @@ def test_a_run_leaves_what_its_folder_promises(small: list[str], tmp_path: Path)
     run = train(Recipe.load(overrides=small), tmp_path / "run")
     assert {path.name for path in run.path.iterdir()} == {
         "recipe.yaml", "table.parquet", "log.csv", "metrics.csv", "curves.png", "tensorboard", "last.pt", "best.pt",
-        "model",
+        "model", ".lock",
     }  # fmt: skip
     log, metrics = pd.read_csv(run.log), pd.read_csv(run.metrics)
     assert {
@@ -476,6 +479,80 @@ def test_what_cannot_be_started_or_resumed(small: list[str], tmp_path: Path) -> 
     run.last.write_bytes(run.last.read_bytes()[:1000])
     with pytest.raises(InputError, match=r"last.pt is not a checkpoint"):
         resume(run.path)
+
+
+def test_a_run_that_took_no_step_does_not_block_the_next(small: list[str], photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "broken")
+    for image in (tmp_path / "broken").rglob("*.png"):
+        image.write_bytes(b"broken")
+    more = ["--data.cache=false", "--data.fractions={train: 1.0}", "--data.num_workers=0", "--epochs=1"]
+    with pytest.raises(InputError, match=r"png: not an image"):
+        train(Recipe.load(overrides=[*small, *more, f"--data.source={tmp_path / 'broken'}"]), tmp_path / "run")
+    assert (tmp_path / "run" / "recipe.yaml").exists()
+    recipe = Recipe.load(overrides=[*small, *more])
+    run = train(recipe, tmp_path / "run")
+    assert len(pd.read_csv(run.log)) == 6
+    (tmp_path / "mine").mkdir()
+    recipe.save(tmp_path / "mine" / "recipe.yaml")  # a recipe alone is not what a run has left
+    with pytest.raises(InputError, match="mine exists already"):
+        train(recipe, tmp_path / "mine")
+
+
+def test_a_folder_is_used_by_one_process_at_a_time(small: list[str], tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    train(Recipe.load(overrides=[*small, "--epochs=1"]), run.path)
+    with run.in_use():
+        message = rf"run is in use: process {os.getpid()} on {socket.gethostname()} trains there; wait for it or stop"
+        for start in (lambda: resume(run.path), lambda: train(Recipe.load(overrides=small), run.path)):
+            with pytest.raises(InputError, match=message):
+                start()
+    resume(run.path)
+    left = run.path / f".{run.table.name}.{'0' * 8}.tmp"
+    left.touch()
+    (run.path / f".{run.model.name}.{'1' * 8}.tmp").mkdir()
+    resume(run.path)
+    assert not list(run.path.glob(".*.tmp"))
+
+
+def test_a_failed_start_leaves_no_folder(small: list[str], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        train(Recipe.load(overrides=[*small, f"--data.source={tmp_path / 'none'}"]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kept", [3, 20, -1, -9])
+def test_a_log_that_was_cut_is_repaired(small: list[str], tmp_path: Path, kept: int) -> None:
+    settings = [*small, "--epochs=3"]
+    straight = train(Recipe.load(overrides=settings), tmp_path / "straight")
+    one = trainer(settings, tmp_path / "run")
+    one.start()
+    with one.watching():
+        one.train_epoch()
+        one.finish_epoch()
+    one.run.log.write_text(one.run.log.read_text()[:kept])
+    one.run.metrics.write_bytes(one.run.metrics.read_bytes() + b"1,2\0\xff")
+    log = pd.read_csv(resume(one.run.path).log)
+    expected = pd.read_csv(straight.log)
+    assert log["loss"].tolist() == expected["loss"][expected["step"].isin(log["step"])].tolist()
+    assert len(log) == {3: 6, 20: 6, -1: 8, -9: 8}[kept]
+    assert pd.read_csv(one.run.metrics)["epoch"].tolist() == [1, 2, 3]
+    one.run.log.write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match=r"log.csv: not a log of a run \(it has no column step\)"):
+        resume(one.run.path)
+
+
+def test_the_line_of_an_epoch(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    _scripted_validation(monkeypatch, iter([0.1, 0.5, 0.3]))
+    one = trainer(small, tmp_path / "run")
+    one.fit()
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch ")]
+    losses = pd.read_csv(one.run.log).groupby(lambda row: row // 3)["loss"].mean()
+    for number, line in enumerate(lines):
+        best = "0.5000 (best 0.5000 in epoch 1)" if number == 0 else "0.3000 (best 0.5000 in epoch 1)"
+        start, _, left = line.partition(f", recall@1 {best}, ")
+        assert start == f"epoch {number + 1}/2: loss {losses[number]:.4f}"
+        assert re.fullmatch(r"\d+ s left", left)
+    assert len(lines) == 2
 
 
 def test_a_checkpoint_runs_nobodys_code(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import math
 import shlex
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from vicinal.training.base_settings import BaseSettings
 from vicinal.training.checkpoint import load_checkpoint, save_checkpoint
 from vicinal.training.engine import Engine
-from vicinal.training.interrupt import StopRequest
+from vicinal.training.interrupt import StopRequest, killing_children
 from vicinal.training.logs import RunLog, Throughput
 from vicinal.training.progress import Progress
 from vicinal.utils import distributed
-from vicinal.utils.console import log, progress_bar
+from vicinal.utils.console import duration, log, progress_bar
 from vicinal.utils.errors import InterruptedRunError, NonFiniteLossError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.utils.run_log import read_log
@@ -76,7 +76,7 @@ class BaseTrainer(ABC):
         """The rows of every batch of this epoch."""
 
     @abstractmethod
-    def _load_batches(self, plan: list[list[int]], start: int) -> Iterator[Batch]:
+    def _load_batches(self, plan: list[list[int]], start: int) -> Generator[Batch, None, None]:
         """The batches of a plan from number `start` on, each with its `labels` and `rows`."""
 
     @abstractmethod
@@ -125,7 +125,7 @@ class BaseTrainer(ABC):
     def fit(self) -> None:
         """Train to the end, from the last checkpoint if there is one."""
         self.start()
-        with self.watching():
+        with killing_children(), self.watching():
             if self.progress.step == 0:
                 self.validate()
             while self.progress.epoch < self.settings.epochs and not self.out_of_patience():
@@ -143,15 +143,16 @@ class BaseTrainer(ABC):
     def train_epoch(self) -> None:
         """Take the steps of an epoch, or those that are left of it."""
         self._on_epoch_start()
-        self._restart_counts()
+        self.throughput.restart()
         plan = self._plan()
         steps = math.ceil(len(plan) / self.settings.accumulate_grad_batches)
-        for batches in self._batches_of_steps(plan):
-            last = self.progress.steps_in_epoch + 1 == steps
-            self.train_step(batches, epoch=self.progress.epoch + self.progress.steps_in_epoch / steps, last=last)
-            self._show_progress(steps)
-            self._save_if_time()
-            self._stop_if_requested()
+        with closing(self._batches_of_steps(plan)) as batches_of_steps:
+            for batches in batches_of_steps:
+                last = self.progress.steps_in_epoch + 1 == steps
+                self.train_step(batches, epoch=self.progress.epoch + self.progress.steps_in_epoch / steps, last=last)
+                self._show_progress(steps)
+                self._save_if_time()
+                self._stop_if_requested()
 
     def train_step(self, batches: Sequence[Batch], epoch: float, last: bool = False) -> None:
         """Take one optimizer step with the mean gradient of the batches; the last step of an epoch is always logged."""
@@ -168,11 +169,12 @@ class BaseTrainer(ABC):
 
     def finish_epoch(self) -> None:
         """Validate if it is time, and write the checkpoint."""
+        self._average_loss()
         self.progress.count_epoch()
         last = self.progress.epoch == self.settings.epochs
         if last or self.progress.epoch % self.settings.validation.every == 0:
             self.validate()
-        log(self._summary())
+        log(f"{self._summary(self.progress.loss)}, {self._time_left()}")
         self._on_epoch_end()
         self.save()
 
@@ -197,12 +199,12 @@ class BaseTrainer(ABC):
 
     # Inside a step --------------------------------------------------------------------------------------------------
 
-    def _batches_of_steps(self, plan: list[list[int]]) -> Iterator[list[Batch]]:
+    def _batches_of_steps(self, plan: list[list[int]]) -> Generator[list[Batch], None, None]:
         """The batches of each remaining step of this epoch, not yet on the device."""
         per_step = self.settings.accumulate_grad_batches
-        batches = self._load_batches(plan, self.progress.steps_in_epoch * per_step)
-        while step := list(itertools.islice(batches, per_step)):
-            yield step
+        with closing(self._load_batches(plan, self.progress.steps_in_epoch * per_step)) as batches:
+            while step := list(itertools.islice(batches, per_step)):
+                yield step
 
     def _backward(self, batch: Batch, scale: float, last: bool) -> LossTerms:
         """Add the gradient of a batch's loss times `scale`, and return the terms of the loss."""
@@ -210,6 +212,7 @@ class BaseTrainer(ABC):
             terms = self._loss_terms(batch)
             loss = torch.stack(list(terms.values())).sum()
             self.latest_loss = loss.item()
+            self.progress.loss_sum += self.latest_loss * scale
             if distributed.any_process(not math.isfinite(self.latest_loss)):
                 raise NonFiniteLossError(self._not_finite("loss", terms, [batch]))
             self.engine.backward(loss * scale)
@@ -248,22 +251,41 @@ class BaseTrainer(ABC):
         """Called when the values of one line of the log are complete."""
         self.throughput.restart()
 
+    def _average_loss(self) -> None:
+        """Make the sum of the losses of this epoch the same in all processes."""
+        total = torch.tensor(self.progress.loss_sum, device=self.engine.fabric.device)
+        if distributed.world_size() > 1:
+            self.progress.loss_sum = distributed.all_reduce_mean(total).item()
+
     def _show_progress(self, steps: int) -> None:
         epoch = self.progress.epoch + self.progress.steps_in_epoch / steps
-        self.bar.update(self.task, completed=epoch, note=self._summary())
+        self.bar.update(self.task, completed=epoch, note=self._summary(self.latest_loss))
 
-    def _summary(self) -> str:
-        settings, best = self.settings, self.progress.best
-        best_score = f", best {settings.validation.metric} {best:.4f}" if best > 0 else ""
-        return f"epoch {self.progress.epoch}/{settings.epochs}, loss {self.latest_loss:.4f}{best_score}"
+    def _summary(self, loss: float) -> str:
+        progress, metric = self.progress, self.settings.validation.metric
+        text = f"epoch {progress.epoch}/{self.settings.epochs}: loss {loss:.4f}"
+        if math.isnan(progress.score):
+            return text
+        score = f"{progress.score:.4f}" if math.isfinite(progress.score) else "below the guardrails"
+        best = f"best {progress.best:.4f} in epoch {progress.best_epoch}" if math.isfinite(progress.best) else "no best"
+        return f"{text}, {metric} {score} ({best})"
+
+    def _time_left(self) -> str:
+        """The time that the remaining epochs take if they take as long as those of this process so far."""
+        seconds = (time.monotonic() - self.started_at) / max(1, self.progress.epoch - self.started_epoch)
+        return f"{duration(seconds * (self.settings.epochs - self.progress.epoch))} left"
 
     def _stop_if_requested(self) -> None:
         if distributed.any_process(self.stop.requested):
             self.save()
             raise InterruptedRunError(
-                f"stopped after step {self.progress.step} and saved the state; resume with: "
-                f"vicinal {self.verb} --out {shlex.quote(str(self.run.path))} --resume"
+                f"stopped after step {self.progress.step} and saved the state; {self.resume_hint}"
             )
+
+    @property
+    def resume_hint(self) -> str:
+        """The command that resumes the run, for messages."""
+        return f"resume with: vicinal {self.verb} --out {shlex.quote(str(self.run.path))} --resume"
 
     def _save_if_time(self) -> None:
         if time.monotonic() - self.saved_at > 60 * self.settings.checkpoint_minutes:
@@ -287,10 +309,12 @@ class BaseTrainer(ABC):
             self._on_start()
         if self.is_main_process:
             self.log = RunLog(self.run, self.progress.step, self.progress.epoch)
-        self.saved_at = time.monotonic()
+        self.started_at = self.saved_at = time.monotonic()
+        self.started_epoch = self.progress.epoch
 
     def save(self) -> None:
         """Write the checkpoint from which a run resumes."""
+        self._average_loss()
         state = {**self.engine.state_dict(), "progress": asdict(self.progress), **self._extra_state()}
         if self.is_main_process:
             save_checkpoint(self.run.last, state)

@@ -1,11 +1,18 @@
-"""The first Ctrl-C or SIGTERM stops a run after its step; the second stops it at once."""
+"""How a run ends: the first Ctrl-C or SIGTERM stops it after its step, the second at once; no process is left."""
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import signal
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
+
+PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent ends
 
 
 class StopRequest:
@@ -33,7 +40,25 @@ class StopRequest:
             signal.signal(number, handler)
 
 
-def ignore_interrupts(worker: int) -> None:
-    """Ignore signals in the workers of a data loader: they reach the whole group, and the trainer handles them."""
+def start_worker(worker: int) -> None:
+    """Prepare a worker of a data loader: it ignores signals to the whole group, and ends with the trainer's process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    set_death_signal = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+    if set_death_signal is not None:
+        set_death_signal(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextmanager
+def killing_children() -> Iterator[None]:
+    """At the end of the block, kill the processes that were started within it and still run.
+
+    Workers of a data loader ignore SIGTERM, so that Python would wait for them for ever when it exits.
+    """
+    before = set(multiprocessing.active_children())
+    try:
+        yield
+    finally:
+        for process in set(multiprocessing.active_children()) - before:
+            process.kill()
+            process.join()

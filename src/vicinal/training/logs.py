@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
+from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
 from vicinal.utils.run_folder import RunFolder
 
@@ -32,13 +34,12 @@ class CsvLog:
             path.unlink(missing_ok=True)
 
     def _keep_until(self, column: str, last: int) -> None:
-        with self.path.open(newline="") as file:
-            lines = list(csv.reader(file))
-        self.columns = lines[0] if lines else []
-        # A killed process may have left half a line at the end.
-        complete = [line for line in lines[1:] if len(line) == len(self.columns)]
-        kept = [line for line in complete if float(line[self.columns.index(column)]) <= last]
-        write_bytes(self.path, _lines(self.columns, *kept).encode())
+        header, *rows = _read_complete(self.path) or [[]]
+        if header and column not in header:
+            raise InputError(f"{self.path}: not a log of a run (it has no column {column}); move it away to resume")
+        self.columns = header
+        kept = [row for row in rows if len(row) == len(header) and _number(row[header.index(column)]) <= last]
+        write_bytes(self.path, _lines(header, *kept).encode() if header else b"")
 
     def write(self, values: Mapping[str, float]) -> None:
         """Append one row; the first one defines the columns."""
@@ -48,6 +49,20 @@ class CsvLog:
             text = _lines(self.columns)
         with self.path.open("a", newline="") as file:
             file.write(text + _lines([_short(values[column]) for column in self.columns]))
+
+
+def _read_complete(path: Path) -> list[list[str]]:
+    """The lines of a CSV file but for the end that a killed process may have left without its line break."""
+    text = path.read_bytes().decode("utf-8", errors="replace").replace("\0", "")
+    return list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
+
+
+def _number(text: str) -> float:
+    """The number in a field; infinity if it is damaged, which is above all steps."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf
 
 
 def _short(value: float) -> str:

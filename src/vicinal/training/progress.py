@@ -17,6 +17,9 @@ class Progress:
         best: best validation score; -inf before the first.
         best_epoch: number of finished epochs at the best score.
         evaluations_since_best: number of evaluations since the best score.
+        score: score of the last evaluation; NaN before the first.
+        loss_sum: sum of the losses of the steps of the current epoch.
+        loss: mean loss of the steps of the last finished epoch; NaN before.
     """
 
     step: int = 0
@@ -25,6 +28,9 @@ class Progress:
     best: float = -math.inf
     best_epoch: int = 0
     evaluations_since_best: int = 0
+    score: float = math.nan
+    loss_sum: float = 0.0
+    loss: float = math.nan
 
     def count_step(self) -> None:
         """Count a step of the optimizer."""
@@ -34,11 +40,13 @@ class Progress:
     def count_epoch(self) -> None:
         """Count a finished epoch."""
         self.epoch += 1
-        self.steps_in_epoch = 0
+        self.loss = self.loss_sum / max(1, self.steps_in_epoch)
+        self.steps_in_epoch, self.loss_sum = 0, 0.0
 
     def count_evaluation(self, score: float) -> bool:
         """Count an evaluation, and return whether its score is the best so far."""
         self.evaluations_since_best += 1
+        self.score = score
         if not score > self.best:
             return False
         self.best, self.best_epoch, self.evaluations_since_best = score, self.epoch, 0

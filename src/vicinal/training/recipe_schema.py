@@ -43,7 +43,7 @@ class Setting(NamedTuple):
         if value is None:
             return self.type is Any or NoneType in get_args(self.type)
         if self.is_open:
-            return dict not in map(get_origin, _parts(self.type)) or isinstance(value, Mapping)
+            return isinstance(value, Mapping) or all(get_origin(each) is not dict for each in _parts(self.type))
         parser = jsonargparse.ArgumentParser(exit_on_error=False)
         parser.add_argument("--value", type=self.type)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 
 import numpy as np
 import pandas as pd
@@ -113,7 +113,7 @@ class RefinerTrainer(BaseTrainer):
         self.sampler.set_epoch(self.progress.epoch)
         return list(self.sampler)
 
-    def _load_batches(self, plan: list[list[int]], start: int) -> Iterator[Batch]:
+    def _load_batches(self, plan: list[list[int]], start: int) -> Generator[Batch, None, None]:
         for number in range(start, len(plan)):
             rows = torch.tensor(plan[number], device=self.embeddings.device)
             neighbors = self.neighbors[rows]

@@ -29,9 +29,9 @@ def train(recipe: Recipe, out: str | Path) -> RunFolder:
         InterruptedRunError: the run was interrupted, and its state is saved.
     """
     run = RunFolder(Path(out))
-    run.check_new()
-    table = load_training_table(recipe.settings)
-    Trainer(recipe, table, run).fit()
+    with run.new():
+        table = load_training_table(recipe.settings)
+        Trainer(recipe, table, run).fit()
     return run
 
 
@@ -55,5 +55,6 @@ def resume(out: str | Path, recipe: Recipe | None = None, allow_imports: Sequenc
     if run.embeddings.is_file():
         raise InputError(f"{run.path} is the run of a refiner; resume it with vicinal refine")
     own = Recipe.of_run(run.recipe, recipe, allow_imports)
-    Trainer(own, load_run_table(run.table), run).fit()
+    with run.in_use():
+        Trainer(own, load_run_table(run.table), run).fit()
     return run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from vicinal.models import Embedder
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
 from vicinal.training.class_centers import copy_centers_from_run, save_centers, set_centers_to_class_means
 from vicinal.training.create_module import create_training_module
-from vicinal.training.interrupt import ignore_interrupts
+from vicinal.training.interrupt import start_worker
 from vicinal.training.recipe import Recipe
 from vicinal.training.selection_report import SelectionReport, known_noisy
 from vicinal.training.settings import TrainingSettings
@@ -22,6 +22,7 @@ from vicinal.training.training_data import create_sampler, num_workers
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
+from vicinal.utils.errors import TrainingStoppedError, one_line
 from vicinal.utils.run_folder import RunFolder
 
 
@@ -41,14 +42,16 @@ class Trainer(BaseTrainer):
         self.recipe, self.table = recipe, table
         super().__init__(recipe.settings, run, find_unused_parameters=recipe.settings.freeze_backbone_epochs > 0)
         training = self.table.subset("train")
-        self._create_module(training)  # before images are read, because it finds mistakes at once
+        self.sampler = create_sampler(self.settings, training)  # finds mistakes before weights are downloaded,
+        self._create_module(training)  # and this before images are read
         self.images = self._dataset("train")
-        if self.images.table.classes != training.classes:  # none of a class's images could be read
+        if len(self.images.table) < len(training):  # some images cannot be read
+            self.sampler = create_sampler(self.settings, self.images.table)
+        if self.images.table.classes != training.classes:  # none of a class's images can be read
             self._create_module(self.images.table)
         self.val_images = self._dataset("val") if "val" in table.splits else None
         noisy = known_noisy(self.images.table)
         self.step_selection, self.epoch_selection = SelectionReport(noisy), SelectionReport(noisy)
-        self.sampler = create_sampler(self.settings, self.images.table)
 
     def _dataset(self, split: str) -> ImageDataset:
         data = self.settings.data
@@ -69,17 +72,26 @@ class Trainer(BaseTrainer):
         self.sampler.set_epoch(self.progress.epoch)
         return list(self.sampler)
 
-    def _load_batches(self, plan: list[list[int]], start: int) -> Iterator[Batch]:
+    def _load_batches(self, plan: list[list[int]], start: int) -> Generator[Batch, None, None]:
         seed = (self.settings.seed, self.progress.epoch, distributed.rank())
         loader = DataLoader(
             TrainBatches(self.images, plan, seed),
             batch_size=None,
             sampler=range(start, len(plan)),
             num_workers=num_workers(self.settings.data),
-            worker_init_fn=ignore_interrupts,
+            worker_init_fn=start_worker,
             pin_memory=self.engine.fabric.device.type == "cuda",
         )
-        return iter(loader)
+        batches = iter(loader)
+        try:
+            yield from batches
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker"):
+                raise
+            text = f"a process that reads images ended, for lack of memory perhaps: {one_line(error, 120)}"
+            raise TrainingStoppedError(f"{text}; {self.resume_hint}") from error
+        finally:
+            getattr(batches, "_shutdown_workers", lambda: None)()  # a traceback would keep them alive
 
     def _loss_terms(self, batch: Batch) -> LossTerms:
         terms: LossTerms = self.module(batch["images"], batch["labels"])
@@ -144,10 +156,12 @@ class Trainer(BaseTrainer):
                 copy_centers_from_run(loss, centers, training.classes)
 
     def _extra_state(self) -> dict[str, Any]:
-        return {"epoch_selection": distributed.all_reduce_sum(self.epoch_selection.counts)}
+        reports = {"epoch_selection": self.epoch_selection, "step_selection": self.step_selection}
+        return {name: distributed.all_reduce_sum(report.counts) for name, report in reports.items()}
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         self.epoch_selection.counts = state["epoch_selection"] / distributed.world_size()
+        self.step_selection.counts = state["step_selection"] / distributed.world_size()
 
     def _write_model(self, metrics: Mapping[str, float]) -> None:
         save_centers(self.run.centers, self.loss, self.images.table.classes)

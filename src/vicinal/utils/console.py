@@ -61,6 +61,19 @@ def log(message: str) -> None:
         stderr().print(printable(message), markup=False)
 
 
+def duration(seconds: float) -> str:
+    """A duration in words.
+
+    Example:
+        >>> duration(7), duration(61), duration(7300), duration(200_000)
+        ('7 s', '1 min 1 s', '2 h 1 min', '55 h 33 min')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest} s"
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def progress_bar() -> Progress:
     """A progress bar with a count and the remaining time, shown on terminals only."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vicinal.utils.errors import InputError
+from vicinal.utils.console import is_main_process
+from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.files import temporary_files
 
 
@@ -27,6 +33,7 @@ class RunFolder:
     best.pt              the weights of the best evaluation
     centers.safetensors  the class centers of a center-based loss, with the names of the classes
     model/               the finished model, see :meth:`vicinal.Embedder.save_pretrained`
+    .lock                held by the process that trains, and names the last one that did
     ===================  =======================================================================================
 
     Args:
@@ -87,17 +94,102 @@ class RunFolder:
     def model(self) -> Path:
         return self.path / "model"
 
+    @property
+    def lock(self) -> Path:
+        return self.path / ".lock"
+
+    @property
+    def _first_files(self) -> tuple[Path, ...]:
+        """What a run writes before its first step."""
+        return (self.recipe, self.table, self.embeddings, self.metrics, self.best, self.tensorboard)
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the folder holds anything but what a run that took no step leaves there."""
+        left = {self.lock, *self._first_files, *self._temporary_files()}
+        ours = self.lock.is_file() or not self.recipe.exists()  # a recipe alone may be the user's
+        return not ours or bool(set(self.path.iterdir()) - left)
+
     def check_new(self) -> None:
-        """Raise InputError when something is there already."""
+        """Raise InputError when something is there already, except for what a run that took no step left."""
+        if is_main_process() and self.lock.is_file():
+            with self._locked():
+                pass
+        self._check_unbegun()
+
+    def _check_unbegun(self) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; give a folder for the run with --out")
-        # A run killed before it had a recipe may have left its table or embeddings, whole or half.
-        ours = (self.table, self.embeddings)
-        left_by_us = {*ours, *(left for path in (*ours, self.recipe) for left in temporary_files(path))}
-        if self.path.exists() and set(self.path.iterdir()) - left_by_us:
+        if self.path.exists() and self._has_begun:
             raise InputError(f"{self.path} exists already; give another --out, or --resume to continue the run there")
 
     def check_run(self) -> None:
         """Raise InputError when there is no run to continue."""
         if not self.recipe.is_file():
             raise InputError(f"{self.path} holds no run to resume: {self.recipe.name} is missing")
+
+    @contextmanager
+    def new(self) -> Iterator[None]:
+        """Begin a run in the folder and keep it to this process in a block, see :meth:`in_use`.
+
+        What a run that took no step left there is deleted.
+
+        Raises:
+            InputError: the folder has something else, or another process trains in it.
+        """
+        self.check_new()
+        with self.in_use():
+            if is_main_process():
+                self._check_unbegun()
+                for path in self._first_files if self.path.exists() else ():
+                    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            yield
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep the folder to this process and the ones that it starts in a block; it is created if it does not exist.
+
+        Temporary files of killed processes are deleted. A folder that is still empty at the end is deleted too.
+
+        Raises:
+            InputError: another process trains in it.
+        """
+        if not is_main_process():  # the main process holds the lock for all
+            yield
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            self.lock.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+            for path in self._temporary_files():
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            try:
+                yield
+            finally:
+                if {*self.path.iterdir()} == {self.lock}:
+                    self.lock.unlink()
+                    self.path.rmdir()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self.lock)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise InputError(f"{self.path} is in use: {self._owner()} trains there; wait for it or stop it") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _owner(self) -> str:
+        """The process that holds the lock, in words."""
+        words = one_line(self.lock.read_text(errors="replace"), 80) if self.lock.is_file() else ""
+        return words if words.startswith("process ") else "another process"
+
+    def _temporary_files(self) -> list[Path]:
+        """Files and folders that processes that were killed have left half written."""
+        names = {getattr(self, name) for name, each in vars(RunFolder).items() if isinstance(each, property)
+                 if not name.startswith("_")}  # fmt: skip
+        return [left for path in names for left in temporary_files(path)]

@@ -53,11 +53,11 @@ def train_refiner(recipe: RefinerRecipe, out: str | Path) -> RunFolder:
         InterruptedRunError: the run was interrupted, and its state is saved.
     """
     run = RunFolder(Path(out))
-    run.check_new()
     given = recipe.settings.embeddings
     if given is not None and Path(given).resolve() == run.embeddings.resolve():
         raise InputError(f"embeddings = {given} is where the run would keep its own copy; give another --out")
-    _create_trainer(recipe, run).fit()
+    with run.new():
+        _create_trainer(recipe, run).fit()
     return run
 
 
@@ -78,7 +78,9 @@ def resume_refiner(
     if recipe is not None and not run.recipe.exists():
         return train_refiner(recipe, out)
     run.check_run()
-    _create_trainer(RefinerRecipe.of_run(run.recipe, recipe, allow_imports), run).fit()
+    own = RefinerRecipe.of_run(run.recipe, recipe, allow_imports)
+    with run.in_use():
+        _create_trainer(own, run).fit()
     return run
 
 
