@@ -118,10 +118,12 @@ class Metadata:
         Raises:
             InputError: there is no image with one of the ids.
         """
-        given = np.asarray(ids).ravel()
+        # NumPy would make floats of a list with an integer beyond 64 bits
+        given = np.asarray(ids, None if hasattr(ids, "dtype") else object).ravel()
         values = given.tolist()
-        if given.dtype.kind not in "iu" and not all(map(is_integer, values)):
-            raise InputError(f"ids are of type {given.dtype}; expected integers")
+        other = [] if given.dtype.kind in "iu" else [value for value in values if not is_integer(value)]
+        if other:
+            raise InputError(f"id {other[0]!r} is not an integer")
         unknown = [value for value in values if abs(value) > MAX_ID]  # such integers would overflow
         wanted = np.array([] if unknown else values, dtype=np.int64)
         unknown = unknown or wanted[~np.isin(wanted, self.ids)].tolist()
