@@ -84,6 +84,14 @@ def test_printing() -> None:
     assert str(found) == "3  /q.png\n   1  1.0000  id 0\n   2  0.9950  id 1"
 
 
+@pytest.mark.parametrize("value", [pd.Timestamp("2020-01-02"), [1, 2], b"owl", {"a": 1}, pd.Timedelta(1)])
+def test_values_that_json_lacks_become_text(value: object) -> None:
+    searched = index(path=PATHS)
+    searched.metadata.frame["label"] = pd.Series([value] * 5)
+    (found,) = search_images(searched, VECTORS[:1], nothing(1), k=1)
+    assert json.loads(json.dumps(found.to_dict()))["matches"][0]["label"] == str(value)
+
+
 def test_result_is_ready_for_json() -> None:
     labels = pd.Series([np.int64(5), np.int64(6), np.int64(7), None, np.int64(9)], dtype=object)
     searched = index(path=PATHS, label=range(5))

@@ -93,8 +93,14 @@ def _records(frame: pd.DataFrame) -> list[Record]:
             present = frame[column].notna().tolist()
             for record, value, is_present in zip(records, frame[column].tolist(), present, strict=True):
                 if is_present:
-                    record[column] = value.item() if isinstance(value, np.generic) else value
+                    record[column] = _plain(value) if column != "path" else str(value)
     return records
+
+
+def _plain(value: Any) -> Any:
+    """Return text, a number or a boolean as it is, ready for JSON; other values, such as dates, as text."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return value if isinstance(value, str | int | float) else str(value)
 
 
 def _describe(record: Record, default: str) -> str:
