@@ -255,7 +255,10 @@ def test_truncated_weights(folder, length):
         (lambda tensors: tensors.pop("head.1.bias"), r"lacks tensor head\.1\.bias;"),
         (lambda tensors: tensors.update(evil=torch.zeros(1)), r"has the unknown tensor evil;"),
         (lambda tensors: tensors.update({"head.1.bias": torch.zeros(9)}), r"head\.1\.bias has shape \(9,\)"),
-        (lambda tensors: tensors.update({"head.1.bias": torch.zeros(8, dtype=torch.int32)}), r"head\.1\.bias is of type"),
+        (
+            lambda tensors: tensors.update({"head.1.bias": torch.zeros(8, dtype=torch.int32)}),
+            r"head\.1\.bias is of type",
+        ),
     ],
 )
 def test_other_tensors(folder, edit, message):

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -18,10 +17,9 @@ from vicinal.models.devices import check_device
 from vicinal.models.initializations import create_backbone, default_transform
 from vicinal.models.inputs import Images, image_batches
 from vicinal.models.model_format import EMBEDDER, MAX_DIM
-from vicinal.models.modes import eval_mode
+from vicinal.models.modes import eval_mode, unit_vectors
 from vicinal.models.pooling import ClassToken, PoolingName, build_pooling, to_feature_maps
 from vicinal.models.saving import SavedModel
-from vicinal.similarity.normalize import normalize
 from vicinal.utils.arguments import is_number, shown
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import track
@@ -148,9 +146,9 @@ class Embedder(SavedModel):
         if self.training and self.projector is not None:
             vectors = self.projector(vectors)
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-        if not self.training:
-            return F.normalize(vectors, dim=-1)
-        return normalize(vectors) if self.normalize_in_training else vectors  # its gradient is bounded
+        if self.training and not self.normalize_in_training:
+            return vectors
+        return unit_vectors(vectors, self.training)
 
     @property
     def train_output_dim(self) -> int:

@@ -1,11 +1,19 @@
-"""Switching modules between training and evaluation mode."""
+"""What differs between training and evaluation mode, and switching between them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vicinal.similarity.normalize import normalize
+
+
+def unit_vectors(vectors: Tensor, training: bool) -> Tensor:
+    """L2-normalize vectors [n, d]; in training the gradient of a zero vector is bounded, which exports cannot hold."""
+    return normalize(vectors) if training else F.normalize(vectors, dim=-1)
 
 
 @contextmanager

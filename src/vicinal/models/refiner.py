@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vicinal.models.model_format import REFINER
+from vicinal.models.modes import unit_vectors
 from vicinal.models.saving import SavedModel, check_same_model
 from vicinal.utils.arguments import check_positive_integer, is_integer
 from vicinal.utils.errors import InputError
@@ -140,7 +141,7 @@ class ContextRefiner(SavedModel):
         depth = self.depth if depth is None else depth
         self.check_depth(depth)
         self._check_shapes(embeddings, context, mask)
-        yield (embeddings := F.normalize(embeddings, dim=-1))
+        yield (embeddings := unit_vectors(embeddings, self.training))
         for block in self.blocks[:depth]:
             yield (embeddings := block(embeddings, context, mask))
 
@@ -223,7 +224,7 @@ class ContextBlock(nn.Module):
         means = F.scaled_dot_product_attention(queries, context, context, attn_mask, scale=self._scale)
         values = torch.einsum("nhd,hcd->nhc", means, self._split_heads(self.value)).flatten(1)
         update = self.dropout(F.linear(values, self.output))
-        refined = F.normalize(embeddings + update, dim=-1)
+        refined = unit_vectors(embeddings + update, self.training)
         return refined if is_isolated is None else torch.where(is_isolated, embeddings, refined)
 
     def weights(self, embeddings: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
