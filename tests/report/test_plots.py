@@ -137,3 +137,14 @@ def test_learning_curves(tmp_path) -> None:
     assert both.width == loss.width
     assert both.height > loss.height
     assert len(pixels(tmp_path / "both.png", "#1a7f4b"))
+
+
+def test_learning_curves_mark_the_kept_epoch(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = []
+    monkeypatch.setattr(plots, "write_figure", lambda figure, path: figures.append(figure))
+    log = pd.DataFrame({"step": range(50), "loss": np.linspace(3, 1, 50)})
+    metrics = pd.DataFrame({"step": [10, 20], "epoch": [1, 2], "recall@1": [0.6, 0.5]})
+    learning_curves(log, metrics, tmp_path / "curves.png", kept_epoch=1)
+    for panel in figures[0].axes:
+        (line,) = [line for line in panel.lines if line.get_label() == "kept: epoch 1"]
+        assert set(line.get_xdata()) == {10}

@@ -220,6 +220,9 @@ def _recipe_and_overrides(arguments: Arguments) -> tuple[str | None, list[str]]:
 def _load_recipe(arguments: Arguments, kind: type[AnyRecipe]) -> AnyRecipe | None:
     """The recipe that was given; None where a run is resumed without one."""
     path, overrides = _recipe_and_overrides(arguments)
-    if arguments.resume and path is None and not overrides:
-        return None
+    if arguments.resume and path is None:
+        if not overrides:
+            return None
+        recipe = RunFolder(Path(arguments.out)).recipe  # the settings that are given may only repeat those of the run
+        path = str(recipe) if recipe.is_file() else None
     return kind.load(path, overrides, arguments.allow_import)

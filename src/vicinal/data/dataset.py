@@ -39,10 +39,27 @@ def load_dataset(settings: DataSettings, seed: int = 0) -> Table:
         _check_labelled(table, settings.source)
         fractions = DEFAULT_FRACTIONS
     if fractions or classes or column:
+        own = table
         table = table.split_classes(fractions=fractions, classes=classes, column=column, seed=seed)
+        if fractions:
+            _check_test_classes(own, table, settings.source)
     if "train" not in table.splits:
         raise InputError(f"{settings.source} has no rows in the split train; its splits: {', '.join(table.splits)}")
     return add_noise(table, settings.noise, seed)
+
+
+def _check_test_classes(own: Table, table: Table, source: str) -> None:
+    """Check that no class of the source's own test split is trained on or validated on."""
+    if not own.has("split") or "test" not in own.splits:
+        return
+    moved = set(own.subset("test").classes) - set(table.subset("test").classes if "test" in table.splits else ())
+    moved &= set(table.classes)
+    if moved:
+        raise InputError(
+            f"data.fractions would train or validate on {len(moved)} of the {len(own.subset('test').classes)} classes "
+            f"that {source} has for testing; leave data.fractions out to keep its splits, or give a table without a "
+            "column split"
+        )
 
 
 def _check_labelled(table: Table, source: str) -> None:

@@ -61,13 +61,16 @@ def neighbor_grid(
     write_figure(figure, Path(path))
 
 
-def learning_curves(log: pd.DataFrame, metrics: pd.DataFrame, path: str | Path) -> None:
+def learning_curves(
+    log: pd.DataFrame, metrics: pd.DataFrame, path: str | Path, kept_epoch: float | None = None
+) -> None:
     """Draw the training loss and the validation recall over the steps.
 
     Args:
         log: columns `step` and `loss`.
         metrics: columns `step` and `recall@...`, one curve per column; may have no rows.
         path: the picture; its suffix is the format.
+        kept_epoch: the epoch whose weights are kept, in the column `epoch` of `metrics`; a line marks it.
 
     Raises:
         InputError: a column is missing, or an unknown suffix.
@@ -88,6 +91,8 @@ def learning_curves(log: pd.DataFrame, metrics: pd.DataFrame, path: str | Path) 
     _loss_panel(panels[0], log)
     if recalls:
         _recall_panel(panels[1], metrics, recalls)
+        if kept_epoch is not None:
+            _mark_kept(list(panels), metrics, kept_epoch)
     panels[-1].set_xlabel("step", color=INK)
     write_figure(figure, Path(path))
 
@@ -105,6 +110,14 @@ def _recall_panel(axes: Axes, metrics: pd.DataFrame, recalls: Sequence[str]) -> 
         axes.plot(metrics["step"], 100 * metrics[column], color=color, marker="o", markersize=3.5, label=column)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)
     tidy(axes, "validation recall (%)")
+
+
+def _mark_kept(panels: Sequence[Axes], metrics: pd.DataFrame, epoch: float) -> None:
+    """Draw a line at the evaluation after an epoch, and name it."""
+    step = metrics.loc[metrics["epoch"] == epoch, "step"].iloc[0]
+    for axes in panels:
+        axes.axvline(step, color=INK, linestyle="--", linewidth=0.9, label=f"kept: epoch {epoch:g}")
+    panels[-1].legend(frameon=False, fontsize=8, labelcolor=INK)
 
 
 def _require(frame: pd.DataFrame, columns: Sequence[str], name: str) -> None:

@@ -19,7 +19,7 @@ import vicinal.mixing
 import vicinal.weighting  # noqa: F401 - a recipe may name a class of an imported module without its module
 from vicinal.losses import Loss, MultiSimilarityLoss
 from vicinal.training.base_settings import BaseSettings
-from vicinal.training.recipe_check import RecipeCheck
+from vicinal.training.recipe_check import RecipeCheck, shown
 from vicinal.training.recipe_classes import OfferedClasses
 from vicinal.training.recipe_file import RecipeFile
 from vicinal.training.recipe_schema import Schema, Setting, arguments_schema, settings_schema
@@ -172,7 +172,7 @@ class BaseRecipe(ABC):
         for key in [*ours, *theirs]:
             if ours.get(key) != theirs.get(key):
                 raise InputError(
-                    f"{key} = {theirs.get(key)} differs from the run's own {ours.get(key)}; "
+                    f"{key} = {shown(theirs.get(key))} differs from the run's own {shown(ours.get(key))}; "
                     "resume with --out and --resume alone, or start a new run"
                 )
 

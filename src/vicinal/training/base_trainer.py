@@ -346,4 +346,5 @@ class BaseTrainer(ABC):
         from vicinal.report.plots import learning_curves  # needs matplotlib
 
         self.log.close()
-        learning_curves(read_log(self.run.log), read_log(self.run.metrics), self.run.curves)
+        kept = self.progress.best_epoch if self.progress.best > -math.inf else None
+        learning_curves(read_log(self.run.log), read_log(self.run.metrics), self.run.curves, kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -24,6 +25,8 @@ from vicinal.training.sharded_centers import (
     shard_optimizer_state,
 )
 from vicinal.utils.errors import InputError
+
+MIN_CPU_PROCESSES = 8  # may be started whatever the number of cores
 
 
 class Engine:
@@ -123,6 +126,9 @@ def create_fabric(settings: BaseSettings, precision: Precision, find_unused_para
         InputError: the machine does not have such devices.
     """
     devices = settings.num_processes
+    limit = max(MIN_CPU_PROCESSES, os.cpu_count() or 1)
+    if devices > limit and (settings.accelerator == "cpu" or not torch.cuda.is_available()):
+        raise InputError(f"devices = {devices} must be at most {limit} on this machine, which trains on its CPU")
     ddp = DDPStrategy(find_unused_parameters=find_unused_parameters)
     strategy = ddp if devices > 1 else "auto"
     try:

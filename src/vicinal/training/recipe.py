@@ -10,6 +10,7 @@ import jsonargparse
 from vicinal.models import Embedder, default_transform
 from vicinal.training.base_recipe import BaseRecipe
 from vicinal.training.settings import TrainingSettings
+from vicinal.utils.console import condensed_retries
 from vicinal.utils.errors import InputError
 
 
@@ -51,6 +52,7 @@ class Recipe(BaseRecipe):
     def create_embedder(self) -> Embedder:
         """Create the model, with initial weights from the global random generator."""
         try:
-            return Embedder(**self.model, transform=self.settings.transform)
+            with condensed_retries():
+                return Embedder(**self.model, transform=self.settings.transform)
         except InputError as error:
-            raise InputError(f"model: {error}") from None
+            raise InputError(f"model: {str(error).replace('pretrained=false', 'model.pretrained: false')}") from None

@@ -98,7 +98,9 @@ class RecipeCheck:
             key, group = f"{prefix}{name}", schema.get(name)
             if isinstance(group, Mapping) and isinstance(value, Mapping):
                 yield from self._wrong_groups(value, group, f"{key}.")
-            elif isinstance(group, Mapping) or (value is None and group is not None and group.base_class):
+            elif isinstance(group, Mapping):
+                yield Mistake(key, f"{key} is a group; write its settings below it, such as {key}.{next(iter(group))}")
+            elif value is None and group is not None and group.base_class:
                 yield Mistake(key, f"{key} is a group; write its settings below it")
 
     def _mistakes(self, given: Mapping[Any, Any], schema: Schema, prefix: str, only_keys: bool) -> Iterator[Mistake]:

@@ -13,6 +13,8 @@ import yaml
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.plain_yaml import MAX_CHARACTERS, compose_yaml, construct_yaml, problem_of
 
+DATA_SUFFIXES = (".csv", ".parquet", ".npy")
+
 
 @dataclass(frozen=True)
 class RecipeFile:
@@ -74,13 +76,16 @@ class RecipeFile:
 
 def _read(path: Path) -> str:
     try:
+        if path.is_dir() or path.suffix.lower() in DATA_SUFFIXES:
+            raise InputError(f"{path} is not a recipe, a YAML file of settings; data is given as --data.source {path}")
         if not path.is_file() and path.exists():
             raise InputError(f"cannot read the recipe {path}: it is not a file")  # such as a pipe, which may never end
         if path.stat().st_size > 4 * MAX_CHARACTERS:
             raise InputError(f"cannot read the recipe {path}: it is larger than {4 * MAX_CHARACTERS:,} bytes")
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(f"cannot read the recipe {path}: {error.strerror}") from None
+        hint = "" if path.suffix else f"; images are given as --data.source {path}"
+        raise InputError(f"cannot read the recipe {path}: {error.strerror}{hint}") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: not YAML: not text in UTF-8") from None
 

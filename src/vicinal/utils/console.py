@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -59,6 +61,29 @@ def log(message: str) -> None:
     """Print one line on stderr, without any markup; characters that would control the terminal are escaped."""
     if is_main_process():
         stderr().print(printable(message), markup=False)
+
+
+class _FirstOnly(logging.Filter):
+    """Replaces the warnings of a client that tries again by one line of this program."""
+
+    is_first = True
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self.is_first:
+            log("the Hugging Face Hub does not answer; trying again a few times")
+        self.is_first = False
+        return False
+
+
+@contextmanager
+def condensed_retries() -> Iterator[None]:
+    """In this context, all warnings of the Hub's client about failed requests become one line."""
+    client, only_first = logging.getLogger("huggingface_hub.utils._http"), _FirstOnly()
+    client.addFilter(only_first)
+    try:
+        yield
+    finally:
+        client.removeFilter(only_first)
 
 
 def duration(seconds: float) -> str:

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+import yaml
 
 from vicinal.report.page.charts import Line, line_chart, points_table
 from vicinal.report.page.markup import Markup, Section, element, figure, section
 from vicinal.report.page.run import Run
+from vicinal.utils.plain_yaml import load_yaml
 
 
 def recipe_section(run: Run) -> Section | None:
@@ -49,7 +51,26 @@ def _metrics_chart(runs: Mapping[str, Run]) -> Markup | None:
         for metric in metrics if len(runs) == 1 else metrics[:1]:
             label = metric if len(runs) == 1 else f"{name}: {metric}"
             lines.append(_line(label, run.metrics["step"], 100 * run.metrics[metric]))
-    return _chart(lines, "%", "Metrics on the validation split.")
+    kept = _kept_evaluation(next(iter(runs.values()))) if len(runs) == 1 else None
+    if kept is None:
+        return _chart(lines, "%", "Metrics on the validation split.")
+    values = np.concatenate([line.y for line in lines])
+    ends = np.array([np.nanmin(values), np.nanmax(values)])
+    lines.append(Line(f"kept: epoch {kept['epoch']:g}", np.full(2, float(kept["step"])), ends))
+    return _chart(lines, "%", f"Metrics on the validation split. The weights after epoch {kept['epoch']:g} were kept.")
+
+
+def _kept_evaluation(run: Run) -> pd.Series | None:
+    """The line of the metrics whose weights are the model's: the first that is the best; None if it is unknown."""
+    try:
+        recipe = load_yaml(run.recipe or "") or {}
+        metric, guardrails = recipe["validation"]["metric"], recipe.get("guardrail_metrics", [])
+        first = run.metrics.iloc[0]
+        passed = [(line.name == first.name or all(line[name] >= first[name] for name in guardrails))
+                  for _, line in run.metrics.iterrows()]  # fmt: skip
+        return run.metrics[passed].loc[lambda frame: frame[metric].idxmax()]
+    except (yaml.YAMLError, LookupError, TypeError, ValueError):  # the folder of another program, or half a run
+        return None
 
 
 def _rates_chart(run: Run) -> Markup | None:
