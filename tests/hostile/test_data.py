@@ -122,6 +122,22 @@ def png(width: int, height: int, bits: int = 16, color: int = 0) -> bytes:
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(40)
 UNKNOWN = "not an image of a known format (JPEG, PNG, WEBP, BMP, GIF, TIFF, PPM, TGA, JPEG2000, AVIF)"
+
+
+def pickled(*parts: bytes) -> Make:
+    """A ground truth of ROxford made of these instructions."""
+
+    def make(folder: Path) -> list[str]:
+        written(folder / "roxford5k" / "gnd_roxford5k.pkl", b"\x80\x02" + b"".join(parts) + b".")
+        return ["data", "roxford", "--root", str(folder)]
+
+    return make
+
+
+DTYPE = b"cnumpy\ndtype\n(U\x02i8K\x00K\x01tR"
+TEXT = b"X" + struct.pack("<I", 10**6) + b"x" * 10**6 + b"q\x000"  # a million characters, stored as number 0
+KEYS = b"".join(b"\x8a\x0a" + (key * (2**61 - 1)).to_bytes(10, "little") + b"N" for key in range(5_000))
+ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR(K\x01J\x48\xe8\x01\x00\x85"
 MEMORY = "of memory are needed, 0.2 GB are available"  # in these tests
 CASES: list[tuple[str, str, Make, str]] = [
     ("image", "EPS by another name", image("a.png", EPS), f"a.png: {UNKNOWN}"),
@@ -136,6 +152,48 @@ CASES: list[tuple[str, str, Make, str]] = [
     ),
     ("image", "10 billion pixels", image("a.png", png(100_000, 100_000, 8, 2)), "a.png: image too large ("),
     ("image", "4 billion columns", image("a.png", png(2**31 - 1, 2**31 - 1, 8, 2)), "a.png: "),
+    ("pickle", "nested tuples as a key", pickled(b"})", b"\x85" * 3 * 10**5, b"Ns"), "a dict with a key of type tuple"),
+    ("pickle", "nested tuples", pickled(b")", b"\x85" * 3 * 10**5), "its values are nested more than 100 levels deep"),
+    ("pickle", "nested lists", pickled(b"]" * 10**5, b"a" * (10**5 - 1)), "nested more than 100 levels deep"),
+    ("pickle", "doubled tuples as a key", pickled(b"})", b"2\x86" * 240, b"Ns"), "a dict with a key of type tuple"),
+    ("pickle", "doubled tuples", pickled(b")", b"2\x86" * 240), "nested more than 100 levels deep"),
+    ("pickle", "a list in itself", pickled(b"]2a"), "nested more than 100 levels deep"),
+    (
+        "pickle",
+        "bytes of 2e9",
+        pickled(b"cnumpy.core.multiarray\nscalar\n(", DTYPE, b"J\x00\x94\x35\x77tR"),
+        "it holds an array made of int",
+    ),
+    (
+        "pickle",
+        "bytes of a number",
+        pickled(b"c__builtin__\nbytes\nJ\x00\x94\x35\x77\x85R"),
+        "it calls bytes in another",
+    ),
+    (
+        "pickle",
+        "a text encoded again and again",
+        pickled(TEXT, b"c_codecs\nencode\n(h\x00U\x06latin1tR0" * 10_000),
+        "it decodes far more than its",
+    ),
+    (
+        "pickle",
+        "an array decoded again and again",
+        pickled(TEXT, (ARRAY + DTYPE + b"\x89h\x00tb0") * 10_000),
+        "it decodes far more than its",
+    ),
+    ("pickle", "colliding keys", pickled(b"}(", KEYS, b"u"), "a dict with a key of type int"),
+    ("pickle", "a huge integer", pickled(b"\x8b", struct.pack("<i", 10**6), b"\x7f" * 10**6), "an integer of 7999999"),
+    (
+        "pickle",
+        "a huge shape",
+        pickled(ARRAY.replace(b"J\x48\xe8\x01\x00", b"\x8a\x09" + b"\x7f" * 9), DTYPE, b"\x89U\x08xxxxxxxxtb"),
+        "it holds an array of an impossible shape",
+    ),
+    ("pickle", "a class", pickled(b"(cos\nsystem\nU\x04true\x85R"), "it asks for 'os.system'"),
+    ("pickle", "an old class", pickled(b"(U\x04trueios\nsystem\n"), "it uses the instruction INST"),
+    ("pickle", "an object of elsewhere", pickled(b"Pname\n"), "it uses the instruction PERSID"),
+    ("pickle", "a stack that is empty", pickled(b"00u"), "not a pickle of plain data ("),
     ("array", "shape of booleans", array("'<f4'", "(True, 4)"), "v.npy: not a whole .npy file of numbers (an integer"),
     ("array", "no axes", array("'<f4'", "()"), "v.npy: one value of type float32; it must be an array with a row for"),
     ("array", "deep header", array("-" * 8000 + "1", "(4, 4)"), "v.npy: not a whole .npy file of numbers (MemoryError"),
@@ -219,8 +277,7 @@ READERS: dict[str, tuple[str, Callable[[Path, Path], list[str]]]] = {
     "whitening": ("w.safetensors", lambda file, vectors: ["evaluate", str(vectors), "--whitening", str(file)]),
     "confusions": ("c.csv", lambda file, vectors: ["data", str(vectors.parent / "photos"), "--noise.confused_labels=1",
                                                    "--noise.confusions", str(file)]),
-    "ground truth": ("gnd_roxford5k.pkl", lambda file, vectors: ["evaluate", str(vectors), "--protocol", "roxford",
-                                                                 "--root", str(file.parent.parent)]),
+    "ground truth": ("gnd_roxford5k.pkl", lambda file, _: ["data", "roxford", "--root", str(file.parent.parent)]),
     "configuration of a model": ("config.json", lambda file, _: ["evaluate", str(file.parent), "--model", "x"]),
 }  # fmt: skip
 

@@ -177,9 +177,8 @@ def test_arrays_that_lie(tmp_path: Path, shape: bytes, kind: bytes, raw: bytes) 
 
 @pytest.mark.parametrize("put", [b"r\x00\x00\x10\x00", b"p1048576\n", b"r\x0a\x00\x00\x00"])
 def test_memo_indices_beyond_the_file_allocate_no_memory(tmp_path: Path, put: bytes) -> None:
-    """The unpickler allocates memory for all indices up to the largest: 34 GB for eight bytes."""
-    with pytest.raises(InputError, match=r"it stores a value at memo index \d+, with \d+ bytes in all"):
-        read_plain_pickle(written(tmp_path / "data.pkl", b"N" + put + b"."))
+    """The unpickler of Python allocates memory for all indices up to the largest: 34 GB for eight bytes."""
+    assert read_plain_pickle(written(tmp_path / "data.pkl", b"N" + put + b".")) is None
 
 
 def test_a_length_beyond_the_file_takes_no_memory(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_root_that_is_not_to_be_written(
 
 def test_a_query_that_cannot_be_read_leaves_nothing_half_done(root: Path) -> None:
     (root / "roxford5k" / "jpg" / "oxford_002416.jpg").unlink()
-    with pytest.raises(InputError, match=r"oxford_002416\.jpg: no such image"):
+    with pytest.raises(InputError, match=r"oxford_002416\.jpg: no such file"):
         roxford(root)
     assert not list((root / "roxford5k").glob("queries-*"))
 

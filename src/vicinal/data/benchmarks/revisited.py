@@ -25,7 +25,9 @@ from vicinal.data.table import Table
 from vicinal.utils.arrays import Doubles, Integers
 from vicinal.utils.errors import InputError, unreadable
 from vicinal.utils.files import check_regular_file
+from vicinal.utils.memory import check_memory
 
+BYTES_PER_CHARACTER = 20  # of a ground truth in JSON, with the objects of Python that it becomes
 LISTS = ("easy", "hard", "junk")
 FOLDERS = {"roxford": "roxford5k", "rparis": "rparis6k"}
 
@@ -184,6 +186,7 @@ def _clip_box(box: Box, size: tuple[int, int], query: str) -> tuple[int, int, in
 
 def _read_json(path: Path) -> Any:
     check_regular_file(path)
+    check_memory(BYTES_PER_CHARACTER * path.stat().st_size, str(path))
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
