@@ -1,0 +1,160 @@
+"""Runs that are killed, interrupted or told to end at any moment: they end at once, leave nothing, resume exactly."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.conftest import ROOT
+from vicinal.utils.run_folder import RunFolder
+
+SECONDS = 60  # within which a run must end after a signal; it takes one on a machine without other work
+
+SETUPS = {
+    "workers": ["--data.cache=false", "--data.num_workers=2", "--model.dropout=0.2"],
+    "two processes": ["--devices=2", "--model.dropout=0.2"],
+    "micro-batches": ["--micro_batch_size=3", "--data.cache=false", "--data.num_workers=1", "--loss=MarginLoss"],
+    "memory": ["--loss=CrossBatchMemory", "--loss.loss=ContrastiveLoss", "--loss.size=16"],
+    "centers": ["--loss=ProxyAnchorLoss", "--max_grad_norm=1", "--accumulate_grad_batches=2"],
+    "selection": ["--sample_selection.method=prism", "--log_every=4"],
+}
+SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
+
+
+def command(out: Path, settings: list[str]) -> list[str]:
+    return [sys.executable, "-m", "vicinal", "train", *settings, "--out", str(out), "--resume"]
+
+
+def start(words: list[str]) -> subprocess.Popen[str]:
+    """Start a run in a group of its own, as a terminal does."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        words, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def finish(words: list[str]) -> float:
+    """Run to the end, and return the seconds that it takes."""
+    started, process = time.monotonic(), start(words)
+    _, errors = process.communicate(timeout=20 * SECONDS)
+    assert process.returncode == 0, errors
+    return time.monotonic() - started
+
+
+def members(group: int) -> list[int]:
+    """The processes of a group that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(of) == group and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def end_by(number: signal.Signals, words: list[str], wait: float) -> str:
+    """Start a run, send a signal after a while, and return its messages; it and all that it started must end."""
+    process = start(words)
+    try:
+        _, errors = process.communicate(timeout=wait)  # finished before the signal
+        assert process.returncode == 0, errors
+        return errors
+    except subprocess.TimeoutExpired:
+        pass
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as Ctrl-C does
+    else:
+        process.send_signal(number)
+    _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode in (0, 130, -number), errors
+    deadline = time.monotonic() + SECONDS
+    while members(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not members(process.pid), errors
+    return errors
+
+
+def check_same(run: RunFolder, straight: RunFolder) -> None:
+    """Compare two finished runs bit for bit."""
+    assert (run.model / "model.safetensors").read_bytes() == (straight.model / "model.safetensors").read_bytes()
+    logs = [pd.read_csv(each.log).drop(columns="images/s") for each in (run, straight)]
+    assert logs[0].equals(logs[1])
+    assert pd.read_csv(run.metrics).equals(pd.read_csv(straight.metrics))
+    assert not list(run.path.rglob(".*.tmp"))
+
+
+def check_moments(settings: list[str], tmp_path: Path, count: int, numbers: tuple[signal.Signals, ...]) -> None:
+    straight = RunFolder(tmp_path / "straight")
+    seconds = finish(command(straight.path, settings))
+    moments = random.Random(0)
+    for number in numbers:
+        run = RunFolder(tmp_path / f"run {number}")
+        for _ in range(count):
+            if run.model.is_dir():
+                check_same(run, straight)
+                shutil.rmtree(run.path)
+            errors = end_by(number, command(run.path, settings), moments.uniform(0.3, 1) * seconds)
+            assert "Traceback" not in errors
+        finish(command(run.path, settings))
+        check_same(run, straight)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes from /proc")
+@pytest.mark.parametrize("setup", SETUPS)
+def test_signals_at_random_moments(small: list[str], tmp_path: Path, setup: str) -> None:
+    """Ctrl-C, SIGTERM and kill -9 at twenty moments each."""
+    settings = [*small, "--epochs=4", "--checkpoint_minutes=0", *SETUPS[setup]]
+    check_moments(settings, tmp_path, 20, SIGNALS)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes from /proc")
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_while_workers_read_images(small: list[str], tmp_path: Path, number: signal.Signals) -> None:
+    settings = [*small, "--epochs=100", *SETUPS["workers"]]
+    run, process = RunFolder(tmp_path / "run"), start(command(tmp_path / "run", settings))
+    deadline = time.monotonic() + 2 * SECONDS
+    while not run.log.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert run.log.exists()
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    started = time.monotonic()
+    _, errors = process.communicate(timeout=SECONDS)
+    while members(process.pid) and time.monotonic() < started + SECONDS:
+        time.sleep(0.05)
+    assert not members(process.pid)
+    assert "Traceback" not in errors
+    if number == signal.SIGKILL:
+        assert process.returncode == -9
+    else:
+        assert process.returncode == 130
+        assert "stopped after step" in errors.splitlines()[-1]
+        assert run.last.exists()
+
+
+def test_a_damaged_image_ends_a_run_with_workers(small: list[str], photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    for image in (tmp_path / "photos").rglob("*.png"):
+        image.write_bytes(image.read_bytes()[:200])
+    more = [f"--data.source={tmp_path / 'photos'}", "--data.fractions={train: 1.0}", *SETUPS["workers"]]
+    process = start(command(tmp_path / "run", [*small, *more]))
+    _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 2
+    assert errors.splitlines()[-1].startswith("vicinal train: error: row ")
+    assert "Traceback" not in errors
+    assert not members(process.pid)
