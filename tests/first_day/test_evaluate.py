@@ -185,3 +185,11 @@ def test_whitening_learns_from_the_split_train_unless_told(work: Path, capsys) -
     assert PCAWhitening.load("w.safetensors").fingerprint() == of_train.fingerprint()
     assert main(["whiten", "v.parquet", "--out", "w.safetensors"]) == 0
     assert "learned from 8 embeddings; they have no splits" in capsys.readouterr().err
+
+
+def test_one_class_is_warned_of(work: Path, capsys) -> None:
+    save_embeddings("one.npy", np.eye(4, dtype=np.float32), Table(pd.DataFrame({"label": ["cat"] * 4})))
+    assert main(["evaluate", "one.npy"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "one.npy: only one class ('cat', 4 images): every image is a match, so the scores tell nothing about the model"
+    ]

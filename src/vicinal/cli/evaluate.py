@@ -276,7 +276,7 @@ def _embedded(arguments: Arguments) -> dict[str, EmbeddedTable]:
 
 
 def _check_labels(name: str, embedded: EmbeddedTable) -> None:
-    """Raise InputError for embeddings without labels; log if training images or noisy labels are evaluated."""
+    """Raise InputError for embeddings without labels; log what speaks against the scores."""
     from vicinal.evaluation import count_noisy_labels
 
     table = embedded.table
@@ -284,6 +284,11 @@ def _check_labels(name: str, embedded: EmbeddedTable) -> None:
         raise InputError(f"{name} has no labels; give them with --embeddings {name} --labels FILE")
     if table.has("split") and "train" in table.splits and len(table.splits) > 1 and not table.has("is_query"):
         log(f"{name}: images of all splits are evaluated, training images too; --split test evaluates the test images")
+    if table.has("label") and len(table.classes) == 1:
+        log(
+            f"{name}: only one class ({str(table.classes[0])!r}, {len(table):,} images): every image is a match, "
+            "so the scores tell nothing about the model"
+        )
     num_noisy, num_labels = count_noisy_labels(table)
     if num_noisy:
         log(f"{name}: {num_noisy:,} of the {num_labels:,} evaluated labels were made noisy on purpose (noisy_label)")
