@@ -168,17 +168,17 @@ def _show_help(arguments: Arguments, shown: Help, recipe: str) -> bool:
 def _show_class_help(arguments: Arguments, recipe: str) -> None:
     """Print the arguments of a loss, for `--loss.help MarginLoss`, and exit."""
     from vicinal import training
-    from vicinal.losses import Loss
     from vicinal.training.recipe_classes import OfferedClasses, import_path
 
     words = [part for word in arguments.rest for part in word.split("=", 1)]
     position = next(number for number, word in enumerate(words) if word.endswith(".help"))
     key, path = [*words, ""][position : position + 2]
-    classes = OfferedClasses(arguments.allow_import)
-    loss = classes.find(Loss, path)
+    kind, classes = getattr(training, recipe), OfferedClasses(arguments.allow_import)
+    base = kind.schema()["loss"].base_class
+    loss = classes.find(base, path)
     if key != "--loss.help" or loss is None:
-        raise InputError(f"{key} {path}: give --loss.help and a loss: {', '.join(sorted(classes.all(Loss)))}")
-    getattr(training, recipe).parser().parse_args([f"--loss.help={import_path(loss)}"])
+        raise InputError(f"{key} {path}: give --loss.help and a loss: {', '.join(sorted(classes.all(base)))}")
+    kind.parser().parse_args([f"--loss.help={import_path(loss)}"])
 
 
 def _check_settings(arguments: Arguments, settings: type, model: str) -> dict[str, Any]:
