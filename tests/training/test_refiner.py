@@ -101,7 +101,7 @@ RISING = [0.1 * n for n in range(1, 10)]
 def test_a_run_leaves_what_its_folder_promises(run: RunFolder) -> None:
     assert {path.name for path in run.path.iterdir()} == {
         "recipe.yaml", "embeddings.parquet", "log.csv", "metrics.csv", "curves.png", "depths.png", "tensorboard",
-        "last.pt", "best.pt", "model",
+        "last.pt", "best.pt", "model", ".lock",
     }  # fmt: skip
     log, metrics = pd.read_csv(run.log), pd.read_csv(run.metrics)
     assert {"step", "epoch", "loss", "MultiSimilarityLoss", "lr refiner", "gradient norm", "images/s"} == set(log)
