@@ -353,7 +353,7 @@ CASES: dict[str, tuple[Case, str]] = {
     ),
     "refined index searched without its refiner": (
         lambda t, p: ["search", str(_refined_index(t)), str(t / "v.parquet")],
-        "give that refiner (--refiner)",
+        "give that refiner (--refiner ",
     ),
     "refined index searched with another refiner": (
         lambda t, p: ["search", str(_refined_index(t)), str(t / "v.parquet"), "--refiner", str(saved_refiner(t / "s"))],
@@ -361,7 +361,7 @@ CASES: dict[str, tuple[Case, str]] = {
     ),
     "refined index added to without its refiner": (
         lambda t, p: ["index", str(_refined_index(t)), "--add", str(t / "v.parquet")],
-        "give that refiner (--refiner)",
+        "give that refiner (--refiner ",
     ),
     "plain index searched with a refiner": (
         lambda t, p: [*searching(t), *_refining(t, 4, None)[1:]],
