@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from pathlib import Path
 
 import pandas as pd
@@ -21,11 +23,13 @@ from vicinal.losses import (
     SupConLoss,
 )
 from vicinal.similarity.pair_source import PairSource
-from vicinal.training import Recipe, train
+from vicinal.training import Recipe, Trainer, resume, train
 from vicinal.training.co_teaching import CoTeachingModule
 from vicinal.training.prism import PrismSelector
 from vicinal.training.selection_report import SelectionReport, known_noisy
-from vicinal.utils.errors import InputError
+from vicinal.training.training_data import load_training_table
+from vicinal.utils.errors import InputError, InterruptedRunError
+from vicinal.utils.run_folder import RunFolder
 
 
 def prism_by_hand(memory: list[tuple[Tensor, int]], x: Tensor, labels: list[int]) -> list[float | None]:
@@ -220,3 +224,27 @@ def test_co_teaching_refuses_losses_of_the_whole_batch_before_it_begins(
     with pytest.raises(InputError, match=f"{loss} has none"):
         train(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_what_was_left_out_is_logged_as_if_never_stopped(small: list[str], tmp_path: Path) -> None:
+    more = [
+        "--sample_selection.method=prism",
+        "--sample_selection.noise_rate=0.4",
+        "--sample_selection.warmup_epochs=0",
+    ]
+    recipe = Recipe.load(overrides=[*small, *more, "--log_every=3", "--epochs=2"])
+    straight = train(recipe, tmp_path / "straight")
+    one = Trainer(recipe, load_training_table(recipe.settings), RunFolder(tmp_path / "run"))
+    step = one.train_step
+
+    def interrupted_step(batches, **more):
+        step(batches, **more)
+        if one.progress.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    one.train_step = interrupted_step
+    with pytest.raises(InterruptedRunError):
+        one.fit()
+    logs = [pd.read_csv(run.log).drop(columns="images/s") for run in (resume(one.run.path), straight)]
+    assert logs[0].equals(logs[1])
+    assert logs[0]["excluded fraction"].max() > 0
