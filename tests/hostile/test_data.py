@@ -138,7 +138,7 @@ DTYPE = b"cnumpy\ndtype\n(U\x02i8K\x00K\x01tR"
 TEXT = b"X" + struct.pack("<I", 10**6) + b"x" * 10**6 + b"q\x000"  # a million characters, stored as number 0
 KEYS = b"".join(b"\x8a\x0a" + (key * (2**61 - 1)).to_bytes(10, "little") + b"N" for key in range(5_000))
 ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR(K\x01J\x48\xe8\x01\x00\x85"
-MEMORY = "of memory are needed, 0.2 GB are available"  # in these tests
+MEMORY = "of memory are needed, 80 % of the 0.2 GB that are available can be used"  # in these tests
 CASES: list[tuple[str, str, Make, str]] = [
     ("image", "EPS by another name", image("a.png", EPS), f"a.png: {UNKNOWN}"),
     ("image", "PDF by another name", image("a.jpg", b"%PDF-1.4\n" + bytes(99)), f"a.jpg: {UNKNOWN}"),

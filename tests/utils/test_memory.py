@@ -40,6 +40,7 @@ def test_a_limit_of_the_container_counts(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_an_estimate_above_it_is_an_error_with_both_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: 2_000_000_000)
-    check_memory(2_000_000_000, "v.npy")
-    with pytest.raises(InputError, match=r"^v\.npy: about 3\.5 GB of memory are needed, 2\.0 GB are available$"):
-        check_memory(3_500_000_000, "v.npy")
+    check_memory(1_600_000_000, "v.npy")
+    message = r"^v\.npy: about 1\.7 GB of memory are needed, 80 % of the 2\.0 GB that are available can be used$"
+    with pytest.raises(InputError, match=message):
+        check_memory(1_700_000_000, "v.npy")

@@ -9,30 +9,33 @@ from pathlib import Path
 
 from vicinal.utils.errors import InputError
 
+MAX_FRACTION = 0.8  # of the available memory
 CGROUP = Path("/sys/fs/cgroup")
 CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 
 
 def check_memory(num_bytes: int, what: str) -> None:
-    """Check that memory is available for what is about to be allocated.
+    """Check that memory is available for what is about to be allocated, and some more for what is done with it.
 
     Args:
         num_bytes: the estimate.
         what: what the memory is for; the message of an error starts with it.
 
     Raises:
-        InputError: less is available; the message has both figures.
+        InputError: it is more than 80 % of what is available; the message has both figures.
 
     Example:
         >>> check_memory(2**60, "a.npy")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        vicinal.utils.errors.InputError: a.npy: about 1,152,921,504.6 GB of memory are needed, ... GB are available
+        vicinal.utils.errors.InputError: a.npy: about 1,152,921,504.6 GB of memory are needed, 80 % of the ... GB \
+that are available can be used
     """
     available = available_memory()
-    if num_bytes > available:
-        needed = f"{num_bytes / 1e9:,.1f} GB of memory are needed"
-        raise InputError(f"{what}: about {needed}, {available / 1e9:,.1f} GB are available")
+    if num_bytes > MAX_FRACTION * available:
+        needed = f"about {num_bytes / 1e9:,.1f} GB of memory are needed"
+        usable = f"{100 * MAX_FRACTION:g} % of the {available / 1e9:,.1f} GB that are available can be used"
+        raise InputError(f"{what}: {needed}, {usable}")
 
 
 def available_memory() -> int:
