@@ -80,6 +80,12 @@ CASES: list[tuple[str, str, Make, str]] = [
     ("broken image", "embed a table", with_broken("embed", "photos.csv", *MODEL, "--out", "o.npy"), SKIP),
     ("broken image", "index a table", with_broken("index", "i", "--source", "photos.csv", *MODEL), SKIP),
     ("broken image", "report", with_broken("report", "photos", *MODEL), SKIP),
+    (
+        "broken image",
+        "train",
+        with_broken("train", "--data.source=photos", *SMALL, "--data.fractions={train: 1}", "--out=run"),
+        "--data.on_error skip le",
+    ),
     ("column", "paths", table("file,label\na.png,cat\n", "evaluate", "t.csv", *MODEL), "t.csv: no column 'path'; the"),
     ("column", "named", table("path,label\na,b\n", "data", "t.csv", "--label_column", "kind"), "no column 'kind'; the"),
     (

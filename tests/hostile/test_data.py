@@ -19,8 +19,9 @@ import pytest
 from vicinal.cli.main import main
 from vicinal.data import ImageTransform, Table, save_embeddings
 from vicinal.data.loading import load_run_table
+from vicinal.evaluation import evaluate_arrays
 from vicinal.models import Embedder
-from vicinal.retrieval import Index
+from vicinal.retrieval import Index, PCAWhitening
 from vicinal.utils import memory
 from vicinal.utils.errors import InputError
 
@@ -304,8 +305,15 @@ def test_pipes_sockets_and_devices_are_refused(
 
 def test_masked_numbers_are_refused(tmp_path: Path) -> None:
     vectors = np.ma.masked_array(np.eye(2), mask=[[True, False], [False, False]])
-    with pytest.raises(InputError, match="1 numbers are masked; every number must be given"):
-        save_embeddings(tmp_path / "v.npy", vectors, Table(pd.DataFrame({"label": [1, 2]})))
+    labels = np.ma.masked_array([1, 2], mask=[True, False])
+    for use in (
+        lambda: save_embeddings(tmp_path / "v.npy", vectors, Table(pd.DataFrame({"label": [1, 2]}))),
+        lambda: evaluate_arrays(np.eye(2), labels, np.eye(2), [1, 2]),
+        lambda: evaluate_arrays(vectors, [1, 2], np.eye(2), [1, 2]),
+        lambda: PCAWhitening.fit(vectors),
+    ):
+        with pytest.raises(InputError, match=r"1 of [24] values is masked; give an array in which every value counts"):
+            use()
 
 
 def test_minus_zero_is_another_label_than_zero(tmp_path: Path) -> None:

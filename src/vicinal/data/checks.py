@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vicinal.data.table import Table
-from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.arrays import Floats, Integers, check_not_masked
 from vicinal.utils.errors import InputError
 from vicinal.utils.memory import check_memory
 
@@ -62,9 +62,7 @@ def check_embeddings(vectors: npt.NDArray[np.floating], num_rows: int, source: s
         InputError: The shape, the type or the number of rows is different, a value is masked or not finite, or there
             is not enough memory for them.
     """
-    num_masked = int(np.sum(np.ma.getmaskarray(vectors))) if isinstance(vectors, np.ma.MaskedArray) else 0
-    if num_masked:
-        raise InputError(f"{source}: {num_masked:,} numbers are masked; every number must be given")
+    check_not_masked(vectors, source)
     is_mapped, vectors = isinstance(vectors, np.memmap), np.asarray(vectors)
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or not vectors.size:
         shape = list(vectors.shape)

@@ -19,7 +19,7 @@ from vicinal.retrieval.query_gallery import QueryGallery
 from vicinal.retrieval.reranking.base import Reranking
 from vicinal.retrieval.scores import Array, UnitVectors
 from vicinal.utils.arguments import is_integer
-from vicinal.utils.arrays import Integers
+from vicinal.utils.arrays import Integers, check_not_masked
 from vicinal.utils.errors import InputError
 
 FAMILIES = {"i": "integers", "u": "integers", "b": "booleans", "U": "text", "S": "text"}  # by the kinds of numpy
@@ -117,6 +117,7 @@ def _common_codes(
 
 
 def _column(values: npt.ArrayLike, rows: int, what: str) -> npt.NDArray[Any]:
+    check_not_masked(values, what)
     column = np.asarray(values)
     if column.ndim != 1:
         raise InputError(f"{what} of shape {list(column.shape)}; there must be one value per embedding: [{rows}]")

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vicinal.utils.arguments import is_integer
-from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.arrays import Floats, Integers, check_not_masked
 from vicinal.utils.errors import InputError
 
 SCORE_BYTES = 64 * 2**20  # default size of the one block of scores that is held in memory at a time
@@ -206,6 +206,7 @@ def is_numeric(array: Array) -> bool:
 
 
 def _as_tensor(array: Array, name: str) -> Tensor:
+    check_not_masked(array, f"{name} embeddings")
     array = array.detach() if isinstance(array, Tensor) else np.asarray(array)
     if not is_numeric(array):
         raise InputError(f"{name} embeddings are of type {array.dtype}; expected floating-point numbers")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vicinal.retrieval.scores import BLOCK_ROWS, Array, is_numeric
 from vicinal.utils.arguments import is_integer, is_number
-from vicinal.utils.arrays import Doubles, Floats
+from vicinal.utils.arrays import Doubles, Floats, check_not_masked
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import check_regular_file, write_bytes
 
@@ -168,6 +168,7 @@ class PCAWhitening:
 
 
 def _matrix(vectors: Array) -> npt.NDArray[np.generic] | Tensor:
+    check_not_masked(vectors, "vectors")
     matrix = vectors.detach() if isinstance(vectors, Tensor) else np.asarray(vectors)
     if matrix.ndim != 2 or not matrix.shape[1]:
         raise InputError(f"vectors have shape {list(matrix.shape)}; expected [rows, dimensions]")

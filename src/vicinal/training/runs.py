@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from vicinal.data.images import UnreadableImageError
 from vicinal.data.loading import load_run_table
+from vicinal.data.table import Table
 from vicinal.training.recipe import Recipe
 from vicinal.training.trainer import Trainer
 from vicinal.training.training_data import load_training_table
@@ -30,8 +32,7 @@ def train(recipe: Recipe, out: str | Path) -> RunFolder:
     """
     run = RunFolder(Path(out))
     with run.new():
-        table = load_training_table(recipe.settings)
-        Trainer(recipe, table, run).fit()
+        _fit(recipe, load_training_table(recipe.settings), run)
     return run
 
 
@@ -56,5 +57,12 @@ def resume(out: str | Path, recipe: Recipe | None = None, allow_imports: Sequenc
         raise InputError(f"{run.path} is the run of a refiner; resume it with vicinal refine")
     own = Recipe.of_run(run.recipe, recipe, allow_imports)
     with run.in_use():
-        Trainer(own, load_run_table(run.table), run).fit()
+        _fit(own, load_run_table(run.table), run)
     return run
+
+
+def _fit(recipe: Recipe, table: Table, run: RunFolder) -> None:
+    try:
+        Trainer(recipe, table, run).fit()
+    except UnreadableImageError as error:
+        raise InputError(f"{error}; --data.on_error skip leaves out such images") from None

@@ -88,6 +88,8 @@ def _create_trainer(recipe: RefinerRecipe, run: RunFolder) -> RefinerTrainer:
     if run.recipe.is_file() and run.embeddings.is_file():
         return RefinerTrainer(recipe, *_load(run.embeddings), run)
     embedded = _split(_embeddings(recipe, run), recipe.settings)
+    sizes = [len(embedded.table.subset(split)) for split in ("train", "val")]
+    log("training a refiner on {:,} embeddings of the split train, validating on {:,} of val".format(*sizes))
     if run.recipe.is_file():  # an embedder was trained here, so the run has begun and its first files are not written
         save_embeddings(run.embeddings, *embedded)
     return RefinerTrainer(recipe, *embedded, run)
