@@ -3,7 +3,7 @@
     python -m benchmarks.centers
     python -m benchmarks.centers --classes 1000 11318 --batch_size 128 --rounds 7
 
-The floor is what no loss of all centers can do without: normalise embeddings and centers, multiply all with all, and
+The floor is what no loss of all centers can do without: normalize embeddings and centers, multiply all with all, and
 the backward pass to both. Competitors take turns in one process; memory is that of a process of its own, beyond
 embeddings, centers and their gradients. What would take more than `--memory` GB is left out.
 """
@@ -32,7 +32,7 @@ Step = Callable[[], object]
 
 
 class Floor(nn.Module):
-    """Normalise, multiply, and back from a gradient of the product that costs nothing."""
+    """Normalize, multiply, and back from a gradient of the product that costs nothing."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()

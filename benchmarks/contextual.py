@@ -5,7 +5,7 @@
 DATA holds Omniglot's zips. RUNS gets two runs of recipes/omniglot.yaml, of a tenth of its epochs and of all, with the
 whole loss of Eq. (6), if they are not there yet. Classes are characters in four rotations, as they are and mirrored, as
 they are and flattened, of four drawers each: 2,928 classes, of which n / 4 are drawn. Definition, ours and the floor
-(normalise, multiply all embeddings with all, and back) take turns; the definition is Algorithm 1 of the paper with
+(normalize, multiply all embeddings with all, and back) take turns; the definition is Algorithm 1 of the paper with
 autograd, and is left out at sizes after one where it took longer than `--patience` seconds.
 """
 
@@ -128,7 +128,7 @@ def batch(path: Path, n: int) -> tuple[Tensor, Tensor]:
 
 
 def neighbors(x: Tensor) -> float:
-    """How many neighbours a sample has in the mean, itself included."""
+    """How many neighbors a sample has in the mean, itself included."""
     f = F.normalize(x.detach())
     tiles = (f[start : start + 512] @ f.T for start in range(0, len(f), 512))
     return sum(int((tile >= tile.topk(4).values[:, 3:] - 0.025).sum()) for tile in tiles) / len(f)
@@ -166,7 +166,7 @@ def _print_stage(stage: str, path: Path, threads: int, arguments: argparse.Names
         seconds = take_turns({name: partial(step(name), x, labels) for name in who}, arguments.rounds)
         keys = {"floor": ("floor", "ours"), "ours": (stage, "ours"), "peer": (stage, "peer")}
         print_times(n, threads, {keys[name]: values for name, values in seconds.items()})
-        print(f"\n{neighbors(x):.0f} neighbours a sample", end="")
+        print(f"\n{neighbors(x):.0f} neighbors a sample", end="")
         if not arguments.no_memory:
             megabytes = (f"{name} {_megabytes(stage, name, n, arguments)}" for name in who)
             print(f"; peak extra MB, one thread: {', '.join(megabytes)}", end="")

@@ -7,7 +7,7 @@
 A size is images x dimensions x images per class, and x queries if not all images search each other (leave-one-out):
 then the first so many of them search all. Measured is recall@1, 10, 100 and 1000, R-precision, mAP@R and full mAP in
 one call. The floor is the chunked matrix product and the top 10 of PyTorch, without any metric; the peer is
-pytorch-metric-learning's calculator with faiss, which has precision@1, R-precision and mAP@R of as many neighbours as
+pytorch-metric-learning's calculator with faiss, which has precision@1, R-precision and mAP@R of as many neighbors as
 the largest class has images. They take turns, round after round; a ratio is the median of the rounds' own ratios.
 Memory is what a fresh process, after a small run, held more at most than before, embeddings not counted. The clustering
 metrics are apart: `--clusters` times them.

@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--method", action="append", help='"NAME: SETTINGS" over the recipe', metavar="METHOD")
-    parser.add_argument("--rerank", type=int, help="also with contextual re-ranking of so many neighbours", metavar="K")
+    parser.add_argument("--rerank", type=int, help="also with contextual re-ranking of so many neighbors", metavar="K")
     arguments = parser.parse_args()
     rerank = ContextualReranking(k=arguments.rerank) if arguments.rerank else None
     print_machine()

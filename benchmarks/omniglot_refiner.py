@@ -5,10 +5,10 @@
 
 DATA holds Omniglot's zips. For every base loss and seed: an embedder by recipes/omniglot.yaml, then refiners on its
 embeddings of the training alphabets, judged while they train by the validation alphabet: as `vicinal refine` makes
-them; without neighbours; and with what bears on neighbours of training images that look too good. Cross-fitted is one
+them; without neighbors; and with what bears on neighbors of training images that look too good. Cross-fitted is one
 whose embedder learns from half of the characters only, and the refiner from the other half. All are scored on the test
 alphabets, together. Where no refiner was written, for none helped on the validation alphabet, the embeddings count as
-they came. Then, for one seed of multi-similarity, depths by numbers of neighbours, and queries that see the gallery
+they came. Then, for one seed of multi-similarity, depths by numbers of neighbors, and queries that see the gallery
 alone.
 """
 
@@ -55,13 +55,13 @@ REFINERS = {
 }
 VARIANTS = {  # of multi-similarity alone
     "without noise": ["--augmentation.noise=0"],
-    "neighbours dropped": ["--augmentation.neighbor_dropout=0.3"],
-    "random number of neighbours": ["--augmentation.random_num_neighbors=true"],
+    "neighbors dropped": ["--augmentation.neighbor_dropout=0.3"],
+    "random number of neighbors": ["--augmentation.random_num_neighbors=true"],
     "loss of Eq. (4)": ["--loss=MultiSimilarityLoss", "--loss.plus_one=false", "--loss.miner=null"],
 }
 GRID = [(depth, neighbors) for depth in (1, 2, 4, 8) for neighbors in (2, 4, 8, 16)]
 RERANKINGS: dict[str, Reranking] = {
-    "neighbours averaged only": NeighborAverage(n=8),
+    "neighbors averaged only": NeighborAverage(n=8),
     "alpha query expansion": QueryExpansion(n=8),
     "contextual re-ranking": ContextualReranking(k=16),
 }
@@ -157,7 +157,7 @@ class Bench:
         yield name, self._of(refine(refiner, vectors))
 
     def of_grid(self, depth: int, neighbors: int) -> Scores:
-        """Of a refiner of this depth and number of neighbours; trained if it is not there."""
+        """Of a refiner of this depth and number of neighbors; trained if it is not there."""
         name = f"grid {depth} {neighbors}"
         sizes = [f"--refiner.depth={depth}", f"--refiner.neighbors={neighbors}"]
         self.train_refiner(name, [*sizes, "--guardrail_metrics=[]"])
@@ -192,7 +192,7 @@ def print_table(base: str, runs: list[dict[str, Scores]]) -> None:
 
 
 def print_grid(bench: Bench) -> None:
-    """Recall@1 and mAP@R of refiners of other depths and numbers of neighbours, trained for it, whatever they bring."""
+    """Recall@1 and mAP@R of refiners of other depths and numbers of neighbors, trained for it, whatever they bring."""
     print(f"\n{bench.out.name}: recall@1, mAP@R\n\n| blocks | {' | '.join(f'k = {k}' for k in (2, 4, 8, 16))} |")
     print("|---|---|---|---|---|")
     for depth in (1, 2, 4, 8):

@@ -6,7 +6,7 @@
 
 The floor is the work that no implementation can avoid: four products of [n, 512] with [512, 512] per block, in
 chunks of the same number of rows, and nothing else; in training each has two more of its size in the backward pass. The
-naive implementation gathers the same neighbours and multiplies each of them with the matrices of keys and values.
+naive implementation gathers the same neighbors and multiplies each of them with the matrices of keys and values.
 Competitors take turns, round after round; ratios are those of one round. Goals: at most 1.5 times the floor, and
 below 1 GB of extra memory. Memory is measured in a separate process, beyond the embeddings.
 """
@@ -61,7 +61,7 @@ def unit_vectors(n: int, device: str) -> UnitVectors:
 
 
 def random_neighbors(n: int, k: int) -> npt.NDArray[np.int64]:
-    """Random neighbours [n, k], which need no search."""
+    """Random neighbors [n, k], which need no search."""
     return np.random.default_rng(0).integers(0, n, (n, k))
 
 
@@ -87,7 +87,7 @@ def products(vectors: UnitVectors, weights: list[Tensor], rows: int) -> Tensor:
 def naive_refinement(
     refiner: ContextRefiner, vectors: UnitVectors, neighbors: npt.NDArray[np.int64], rows: int
 ) -> npt.NDArray[np.float32]:
-    """Refined embeddings, with keys and values computed for every gathered neighbour."""
+    """Refined embeddings, with keys and values computed for every gathered neighbor."""
     refined = np.empty((len(vectors), vectors.dim), np.float32)
     with torch.inference_mode():
         for start in range(0, len(vectors), rows):
@@ -110,7 +110,7 @@ def _naive_blocks(refiner: ContextRefiner, e: Tensor, context: Tensor) -> Tensor
 
 
 def print_refining(arguments: argparse.Namespace) -> None:
-    """Embeddings per second, with neighbours that are known."""
+    """Embeddings per second, with neighbors that are known."""
     method, vectors = Refinement(build_refiner(arguments)), unit_vectors(arguments.images, arguments.device)
     neighbors = random_neighbors(arguments.images, arguments.neighbors)
     rows = arguments.chunk_size or default_chunk_size(method, vectors, neighbors)
@@ -124,7 +124,7 @@ def print_refining(arguments: argparse.Namespace) -> None:
         "naive": naive,
     }
     print_rates(
-        f"{arguments.images:,} embeddings with known neighbours, {rows} at a time",
+        f"{arguments.images:,} embeddings with known neighbors, {rows} at a time",
         take_turns(competitors, arguments.rounds),
         arguments.images,
         "embeddings",
@@ -148,7 +148,7 @@ def _short(rate: float) -> str:
 
 
 def print_whole_set(arguments: argparse.Namespace) -> None:
-    """Search and refinement of a set by its own neighbours, and the memory of both."""
+    """Search and refinement of a set by its own neighbors, and the memory of both."""
     method, vectors = Refinement(build_refiner(arguments)), unit_vectors(arguments.set, arguments.device)
     found = method.find_context(QueryGallery.leave_one_out(vectors))
     competitors: dict[str, Run] = {
@@ -186,7 +186,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def print_training(arguments: argparse.Namespace) -> None:
-    """Steps per second: gathering of neighbours, forward, multi-similarity loss, backward, AdamW."""
+    """Steps per second: gathering of neighbors, forward, multi-similarity loss, backward, AdamW."""
     weights = [torch.randn(DIM, DIM, device=arguments.device) / DIM**0.5 for _ in range(4 * arguments.depth)]
     floor: Run = partial(training_products, arguments.batch_size, weights)
     competitors: dict[str, Run] = {FLOOR: _repeat(floor), "training step": _repeat(training_step(arguments))}
@@ -209,7 +209,7 @@ def training_products(batch_size: int, weights: list[Tensor]) -> Tensor:
 
 
 def training_step(arguments: argparse.Namespace) -> Run:
-    """A training step on random embeddings; they and their neighbours are known."""
+    """A training step on random embeddings; they and their neighbors are known."""
     refiner = build_refiner(arguments).train()
     vectors, loss = unit_vectors(arguments.images, arguments.device), MultiSimilarityLoss()
     neighbors = random_neighbors(arguments.images, arguments.neighbors)
@@ -230,7 +230,7 @@ def training_step(arguments: argparse.Namespace) -> Run:
 
 
 def print_latency(arguments: argparse.Namespace) -> None:
-    """One query against a gallery, as in an index: a search for its neighbours, and refinement."""
+    """One query against a gallery, as in an index: a search for its neighbors, and refinement."""
     method, gallery = Refinement(build_refiner(arguments), "gallery"), unit_vectors(arguments.set, arguments.device)
     query = UnitVectors(torch.randn(1, DIM, device=arguments.device), "query")
 
@@ -238,7 +238,7 @@ def print_latency(arguments: argparse.Namespace) -> None:
         return method.find_context(QueryGallery(query, gallery, np.full(1, -1)))
 
     competitors: dict[str, Run] = {
-        f"its neighbours among {arguments.set:,}": search,
+        f"its neighbors among {arguments.set:,}": search,
         "refinement": partial(method.refine_vectors, query, gallery, search()),
     }
     seconds = take_turns(competitors, 10 * arguments.rounds)
@@ -251,7 +251,7 @@ def print_latency(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """All tables, or one measurement of memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=5000, help="embeddings refined with known neighbours")
+    parser.add_argument("--images", type=int, default=5000, help="embeddings refined with known neighbors")
     parser.add_argument("--set", type=int, default=60_502, help="embeddings end to end, and the gallery of a query")
     parser.add_argument("--depth", type=int, default=8)
     parser.add_argument("--num_heads", type=int, default=4)

@@ -1,10 +1,10 @@
-"""Time and memory of re-ranking, relative to the search for nearest neighbours that it starts from.
+"""Time and memory of re-ranking, relative to the search for nearest neighbors that it starts from.
 
     python -m benchmarks.reranking                                 # 5,000, 20,000 and 60,502 images (SOP's test set)
     python -m benchmarks.reranking --sizes 2000 --threads 1        # a quick run
 
 One set of clustered embeddings searches itself. Search and method take turns, round after round; the ratio is the
-median of the rounds' own ratios. Both find the same number of neighbours per query, that of the method. Memory is the
+median of the rounds' own ratios. Both find the same number of neighbors per query, that of the method. Memory is the
 peak above what the process held before.
 """
 

@@ -1,7 +1,7 @@
 """Times and memory of one forward and backward pass of losses, ours and others', beside the floor: what the benchmarks
 of losses share.
 
-The floor is what no loss of all pairs can do without: normalise, multiply all embeddings with all, and back. Floor,
+The floor is what no loss of all pairs can do without: normalize, multiply all embeddings with all, and back. Floor,
 ours, the peer, and ours under torch.compile take turns in one process; memory is that of a process of its own. Whoever
 needs longer than `--patience` seconds at a size is left out at larger ones, and so is whoever runs out of memory.
 """

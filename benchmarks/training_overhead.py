@@ -106,7 +106,7 @@ def our_training(recipe: Recipe, table: Table, folder: Path) -> Callable[[], Non
 
 
 def training_floor(steps: int) -> Callable[[], None]:
-    """The network alone: forward, backward and optimiser on ready tensors."""
+    """The network alone: forward, backward and optimizer on ready tensors."""
     model = Embedder("resnet10t", dim=DIM, pretrained=False)
     optimizer, images = torch.optim.AdamW(model.parameters(), lr=1e-4), torch.randn(BATCH, 3, SIZE, SIZE)
 

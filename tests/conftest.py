@@ -21,7 +21,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of eight classes with six little pictures each: a colour a class, and noise."""
+    """A folder of eight classes with six little pictures each: a color a class, and noise."""
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
     for label in range(8):

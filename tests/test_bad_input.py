@@ -114,7 +114,7 @@ def refine(*more: object) -> list[str]:
     ]
 
 
-def labelled(path: Path, **classes: int) -> Path:
+def labeled(path: Path, **classes: int) -> Path:
     """Embeddings of so many images a class; the classes a to d are in the split train, all others in val."""
     labels = np.repeat(list(classes), list(classes.values()))
     splits = ["train" if label in "abcd" else "val" for label in labels]
@@ -125,7 +125,7 @@ def labelled(path: Path, **classes: int) -> Path:
 
 def shared(path: Path) -> Path:
     """Embeddings whose class x is in both splits."""
-    labelled(path, a=4, b=4, x=4, y=4)
+    labeled(path, a=4, b=4, x=4, y=4)
     vectors, table = load_embeddings(path)
     split = table.frame["split"].where(table.frame.index != 8, "train")
     save_embeddings(path, vectors, Table(table.frame.assign(split=split)))
@@ -135,12 +135,12 @@ def shared(path: Path) -> Path:
 def refiner_run(folder: Path) -> Path:
     """The folder of a refiner's run that has begun."""
     folder.mkdir()
-    labelled(folder / "embeddings.parquet", a=4, x=4)
+    labeled(folder / "embeddings.parquet", a=4, x=4)
     (folder / "recipe.yaml").write_text("epochs: 3\n")
     return folder
 
 
-def unlabelled(path: Path) -> Path:
+def unlabeled(path: Path) -> Path:
     save_embeddings(path, np.eye(4, dtype=np.float32), Table(pd.DataFrame({"path": list("abcd")})))
     return path
 
@@ -377,19 +377,19 @@ CASES: dict[str, tuple[Case, str]] = {
     ),
     "refining a missing file": (lambda t, p: refine("--embeddings", t / "e.parquet"), "e.parquet: no such file"),
     "refining without labels": (
-        lambda t, p: refine("--embeddings", unlabelled(t / "e.parquet")),
+        lambda t, p: refine("--embeddings", unlabeled(t / "e.parquet")),
         "the embeddings have no column label",
     ),
     "refining one class": (
-        lambda t, p: refine("--embeddings", labelled(t / "e.parquet", a=4, x=3)),
+        lambda t, p: refine("--embeddings", labeled(t / "e.parquet", a=4, x=3)),
         "only one class ('a', 4 images)",
     ),
     "refining a split val alone": (
-        lambda t, p: refine("--embeddings", labelled(t / "e.parquet", x=4, y=3)),
+        lambda t, p: refine("--embeddings", labeled(t / "e.parquet", x=4, y=3)),
         "no embeddings are in the split train; the splits are val",
     ),
     "refining with one validation class": (
-        lambda t, p: refine("--embeddings", labelled(t / "e.parquet", a=4, b=4, x=4)),
+        lambda t, p: refine("--embeddings", labeled(t / "e.parquet", a=4, b=4, x=4)),
         "the split val has one class, whose images would always be found",
     ),
     "refining with classes of both splits": (
@@ -416,15 +416,15 @@ CASES: dict[str, tuple[Case, str]] = {
         "has no finished refiner: its run is not finished, or did not improve the scores; continue it with:",
     ),
     "refining with validation classes of one image": (
-        lambda t, p: refine("--embeddings", labelled(t / "e.parquet", a=4, b=4, x=1, y=1)),
+        lambda t, p: refine("--embeddings", labeled(t / "e.parquet", a=4, b=4, x=1, y=1)),
         "the split val has no class with two images",
     ),
     "refining with too few classes for a batch": (
-        lambda t, p: refine("--embeddings", labelled(t / "e.parquet", a=4, b=4, x=2, y=2), "--batch_size", "8"),
+        lambda t, p: refine("--embeddings", labeled(t / "e.parquet", a=4, b=4, x=2, y=2), "--batch_size", "8"),
         "that takes 4 classes",
     ),
     "too few classes to take some for validation": (
-        lambda t, p: refine("--embeddings", labelled(t / "e.parquet", a=4, b=4)),
+        lambda t, p: refine("--embeddings", labeled(t / "e.parquet", a=4, b=4)),
         "a fraction of 0.2 of 2 classes leaves val without any",
     ),
     "unknown setting of refining": (
@@ -443,12 +443,12 @@ CASES: dict[str, tuple[Case, str]] = {
         lambda t, p: ["refine", str(text(t / "r.yaml", "run: .\nrefiner:\n  depth: 0\n")), "--out", "run"],
         "r.yaml:3: refiner.depth = 0 must be at least 1",
     ),
-    "training a refiner without neighbours": (
+    "training a refiner without neighbors": (
         lambda t, p: refine("--embeddings", text(t / "e.parquet", ""), "--refiner.neighbors", "0"),
         "refiner.neighbors = 0 must be at least 1",
     ),
     "heads that do not divide the dimension": (
-        lambda t, p: refine("--embeddings", labelled(t / "e.parquet", a=4, b=4, x=2, y=2), "--refiner.num_heads", "3"),
+        lambda t, p: refine("--embeddings", labeled(t / "e.parquet", a=4, b=4, x=2, y=2), "--refiner.num_heads", "3"),
         "refiner.num_heads = 3 must divide dim = 4",
     ),
     "impossible refining": (

@@ -1,4 +1,4 @@
-"""SiMix against the same losses of mixed embeddings that are really built, without normalising them."""
+"""SiMix against the same losses of mixed embeddings that are really built, without normalizing them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def built(x: Tensor, labels: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
 
 
 def built_batch(batch: Batch, **arguments: Any) -> Batch:
-    """All examples of a batch, mixed ones too; its embeddings are not to be normalised."""
+    """All examples of a batch, mixed ones too; its embeddings are not to be normalized."""
     source = mixtures(batch, **arguments)
     anchors, labels = built(batch.embeddings, batch.labels, source.anchor_mixture)
     if batch.references is None:

@@ -573,7 +573,7 @@ def test_the_rule_of_a_loss_that_knows_one_kind_of_pairs() -> None:
 def test_a_learned_boundary_is_left_alone() -> None:
     loss = WeightedPairLoss(LossWeights(MarginLoss(miner=None)))
     loss(batch().requires_grad_(), LABELS).backward()
-    assert [(p.requires_grad, p.grad) for p in loss.parameters()] == [(False, None)]  # no optimiser decays it
+    assert [(p.requires_grad, p.grad) for p in loss.parameters()] == [(False, None)]  # no optimizer decays it
     assert "rule.loss.beta" in loss.state_dict()  # so that it moves to the device of the rest
 
 

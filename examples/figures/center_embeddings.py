@@ -2,7 +2,7 @@
 
 A small LeNet with two outputs is trained on scikit-learn's handwritten digits with each loss.
 
-- Above: one point per sample in the colour of its class, with the label at the mean of the class. Lines lead in the
+- Above: one point per sample in the color of its class, with the label at the mean of the class. Lines lead in the
   directions of the centers; centers that are points are white discs with the label.
 - Below: each sample on the unit circle. Around it is a histogram of the angles, stacked by class, on one scale in all
   columns; inside it are strokes in the directions of the centers, and the labels.
@@ -40,7 +40,7 @@ LOSSES: dict[str, CenterBasedLoss] = {
     "center contrastive loss": CenterContrastiveLoss(scale=16, margin=0, center_weight=2, label_smoothing=0),
 }
 COLORS = tuple(TABLEAU_COLORS.values())
-NUM_CLASSES, MAX_GREY = 10, 16
+NUM_CLASSES, MAX_GRAY = 10, 16
 TEST_FRACTION = 1 / 3  # of the images, not trained on
 EPOCHS, BATCH_SIZE, LEARNING_RATE = 100, 64, 1e-3
 MEANS_LEARNING_RATE = 1e-2  # of centers that are points, which have the farthest to go
@@ -86,7 +86,7 @@ def digit_embedding(loss: CenterBasedLoss, epochs: int = EPOCHS, seed: int = 0, 
     """Train the LeNet with a loss on two thirds of the digits, and embed them.
 
     AdamW has PyTorch's defaults, except that the points of :class:`~vicinal.losses.CenterLoss` have ten times the
-    learning rate. Embeddings are not normalised; losses that compare directions do it themselves.
+    learning rate. Embeddings are not normalized; losses that compare directions do it themselves.
 
     Args:
         loss: a loss with one center per class; it is copied, and its centers are created if it has none.
@@ -102,7 +102,7 @@ def digit_embedding(loss: CenterBasedLoss, epochs: int = EPOCHS, seed: int = 0, 
         torch.manual_seed(seed)
         network, loss = lenet(), with_centers(loss)
         data = load_digits()
-        images, labels = torch.from_numpy(data.images).float()[:, None] / MAX_GREY, torch.from_numpy(data.target).long()
+        images, labels = torch.from_numpy(data.images).float()[:, None] / MAX_GRAY, torch.from_numpy(data.target).long()
         order = torch.randperm(len(images))
         num_test = round(TEST_FRACTION * len(images))
         train(network, loss, images[order[num_test:]], labels[order[num_test:]], epochs)
@@ -271,7 +271,7 @@ def draw_circle(axes: Axes, embedding: PlaneEmbedding, highest: float) -> None:
 
 
 def scatter(axes: Axes, points: Tensor, labels: Tensor) -> None:
-    """Draw points in the colours of their classes."""
+    """Draw points in the colors of their classes."""
     order = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))  # no class covers the others
     colors = [COLORS[label] for label in labels[order]]
     x, y = points[order].T
@@ -286,7 +286,7 @@ def draw_rays(axes: Axes, directions: Tensor, end: float) -> None:
 
 
 def draw_discs(axes: Axes, points: Tensor) -> None:
-    """Draw white discs with a rim in the colour of the class."""
+    """Draw white discs with a rim in the color of the class."""
     for color, (x, y) in zip(COLORS, points, strict=False):
         axes.plot(x, y, "o", color="white", markersize=11, markeredgecolor=color, markeredgewidth=1.6, zorder=4)
 
@@ -310,7 +310,7 @@ def draw_label(axes: Axes, place: Tensor, label: int) -> None:
 
 
 def spread_out(angles: Tensor, min_gap: float = 0.3) -> Tensor:
-    """The angles, moved until neighbours are about `min_gap` apart, in radians."""
+    """The angles, moved until neighbors are about `min_gap` apart, in radians."""
     order = angles.argsort()
     moved = angles[order]
     for _ in range(200):

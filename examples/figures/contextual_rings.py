@@ -31,7 +31,7 @@ LOSSES: dict[str, Loss] = {
     "contextual, step 1 only": ContextualLoss(intersection=False, expansion=False),
     "contrastive": ContrastiveLoss(),
 }
-NOISES = (0.0, 0.2, 0.4, 0.6)  # standard deviations; neighbouring circles are 1 apart
+NOISES = (0.0, 0.2, 0.4, 0.6)  # standard deviations; neighboring circles are 1 apart
 NUM_RINGS, NUM_POINTS, SAMPLES_PER_RING = 5, 80, 4  # drawn points of each circle, and those of each in a batch
 WIDTH, NUM_STEPS, LEARNING_RATE = 64, 600, 3e-3
 COLORS = "#3b6fb6", "#e08214", "#1a9850", "#7b3294", "#b2182b"
@@ -43,7 +43,7 @@ class RingEmbedding(NamedTuple):
     Attributes:
         points: float [n, 2], without noise.
         labels: int [n], the circle of each point, from the inside.
-        embeddings: float [n, 2], L2-normalised.
+        embeddings: float [n, 2], L2-normalized.
         losses: float [steps], of the training.
     """
 
@@ -121,7 +121,7 @@ def ring_embeddings(
 
 
 def draw_rings(axes: Axes, points: Tensor, labels: Tensor) -> None:
-    """Draw points in the colours of their circles."""
+    """Draw points in the colors of their circles."""
     for label, color in enumerate(COLORS):
         x, y = points[labels == label].T
         axes.plot(x, y, "o", color=color, markersize=2.5, alpha=0.5, markeredgewidth=0)

@@ -1,4 +1,4 @@
-"""Recall@k and the smooth surrogate that RecallAtKLoss optimises: Fig. 2 to 4 of the paper.
+"""Recall@k and the smooth surrogate that RecallAtKLoss optimizes: Fig. 2 to 4 of the paper.
 
 - Above: recall@k and its surrogate for each k, while the only positive of a query moves past 40 negatives, which are
   marked below the curves.
@@ -49,7 +49,7 @@ class RecallCurve(NamedTuple):
 def recall_curve(loss: RecallAtKLoss, similarity: Tensor, positive: Tensor, moved: int, values: Tensor) -> RecallCurve:
     """Recall@k of one query and its surrogate, averaged over the loss's k, while one similarity changes.
 
-    Recall is normalised like the surrogate:
+    Recall is normalized like the surrogate:
 
         sum_P H(k - rank(x)) / min(k, P)        rank(x) = 1 + sum over all z except x of H(S_z - S_x)
 

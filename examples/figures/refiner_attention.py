@@ -1,7 +1,7 @@
-"""Neighbours of some queries before and after refinement, with the attention that they get.
+"""Neighbors of some queries before and after refinement, with the attention that they get.
 
-Each query stands beside two rows: its nearest neighbours before refinement, and after it. Frames are green for the same
-label, red for another, grey for unknown; the number is the similarity. Below a neighbour of the first row is the
+Each query stands beside two rows: its nearest neighbors before refinement, and after it. Frames are green for the same
+label, red for another, gray for unknown; the number is the similarity. Below a neighbor of the first row is the
 attention it gets, averaged over all blocks, in percent, with a bar that is full for the query's largest attention.
 
 Run `python examples/figures/refiner_attention.py refiner/model embeddings.parquet 3 14 15 --out attention.png`.
@@ -37,7 +37,7 @@ ROW_NAME = 0.2  # in cells: the space of the words beside a row
 
 
 class RefinedNeighbors(NamedTuple):
-    """The neighbours of some queries before and after refinement; indices are rows of the table.
+    """The neighbors of some queries before and after refinement; indices are rows of the table.
 
     Attributes:
         before: the k nearest by e^0, the context that the refiner sees.
@@ -54,9 +54,9 @@ class RefinedNeighbors(NamedTuple):
 def refined_neighbors(
     refiner: ContextRefiner, embeddings: Array, table: Table, queries: Sequence[int] | Integers
 ) -> RefinedNeighbors:
-    """Find the neighbours of some rows before and after refinement, and the refiner's attention.
+    """Find the neighbors of some rows before and after refinement, and the refiner's attention.
 
-    Neighbours are searched among queries and gallery together, without the row itself; k is that of the refiner, or
+    Neighbors are searched among queries and gallery together, without the row itself; k is that of the refiner, or
     less where there are fewer.
 
     Args:
@@ -67,17 +67,17 @@ def refined_neighbors(
 
     Raises:
         InputError: another dimension or number of rows, no queries or a row that does not exist or is not evaluated, or
-            a refiner without neighbours.
+            a refiner without neighbors.
     """
     evaluated = refiner_input(refiner, embeddings, table)
     vectors, rows = evaluated.vectors, evaluated.rows
     index = indices_of(queries, rows, len(table))
     k = min(refiner.neighbors, len(vectors) - 1)
     if refiner.context == "self":
-        raise InputError("this refiner attends to the embedding itself only; there are no neighbours to show")
+        raise InputError("this refiner attends to the embedding itself only; there are no neighbors to show")
     if k < 1:
         raise InputError(
-            f"{refiner.neighbors} neighbours of {len(vectors)} embeddings leave none; at least one is needed"
+            f"{refiner.neighbors} neighbors of {len(vectors)} embeddings leave none; at least one is needed"
         )
     found = evaluated.query_gallery().query_neighbors(k)
     refined = Refinement(refiner).refine_vectors(vectors, vectors, found.ids)
@@ -108,7 +108,7 @@ def indices_of(queries: Sequence[int] | Integers, rows: Integers, size: int) -> 
 def attention_grid(
     refiner: ContextRefiner, embeddings: Array, table: Table, queries: Sequence[int] | Integers, path: str | Path
 ) -> None:
-    """Draw :func:`refined_neighbors`; of more than 12 neighbours the nearest 12 are drawn.
+    """Draw :func:`refined_neighbors`; of more than 12 neighbors the nearest 12 are drawn.
 
     Args:
         refiner: trained on embeddings of the same model.
@@ -123,7 +123,7 @@ def attention_grid(
     """
     picture_format(Path(path))
     if not table.has("path"):
-        raise InputError("the table has no column 'path'; a picture of neighbours needs the images' paths")
+        raise InputError("the table has no column 'path'; a picture of neighbors needs the images' paths")
     if len(queries) > MAX_QUERIES:
         raise InputError(f"{len(queries)} queries are too many for a picture; give {MAX_QUERIES} at most")
     found = refined_neighbors(refiner, embeddings, table, queries)
@@ -145,14 +145,14 @@ def top_of(row: float) -> float:
 
 
 def left_of(rank: int) -> float:
-    """The x coordinate of the neighbour of a rank, from 1 on."""
+    """The x coordinate of the neighbor of a rank, from 1 on."""
     return rank * (IMAGE + GAP) + GAP + ROW_NAME
 
 
 def draw_neighbors(
     axes: Axes, name: str, items: Sequence[Item], query: int, found: Neighbors, number: int, top: float
 ) -> None:
-    """Draw a row of neighbours with its name beside it."""
+    """Draw a row of neighbors with its name beside it."""
     left, middle = left_of(1) - GAP, top + IMAGE / 2
     axes.text(left, middle, name, ha="center", va="center", rotation=90, fontsize=8.5, color=PALE)
     nearest = zip(found.ids[number, :MAX_NEIGHBORS], found.scores[number], strict=False)
@@ -162,7 +162,7 @@ def draw_neighbors(
 
 
 def draw_bars(axes: Axes, attention: Floats, top: float) -> None:
-    """Draw the attention below the neighbours, as bars and numbers."""
+    """Draw the attention below the neighbors, as bars and numbers."""
     full = 0.62 * IMAGE
     for rank, weight in enumerate(attention.tolist(), 1):
         left, middle = left_of(rank), top + IMAGE + 2.65 * LINE

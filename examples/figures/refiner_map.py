@@ -4,12 +4,12 @@ The map is made of the embeddings e^0 and stays. Every vector is placed on it by
 so that an embedding that does not change does not move:
 
 - "pca": it is projected onto the first two components.
-- "tsne": its neighbours among the others are weighted as in t-SNE, by a Gaussian of the given perplexity, and it is
+- "tsne": its neighbors among the others are weighted as in t-SNE, by a Gaussian of the given perplexity, and it is
   placed at their weighted mean, the usual way to place vectors that were not there when the map was made. (So e^0 is
-  also slightly off its own point of the map, towards its neighbours.)
+  also slightly off its own point of the map, towards its neighbors.)
 
-The paper optimises the positions of e^T so that their similarities to all e^0 match; it does not say how. Colours are
-classes. In a good picture arrows of one colour meet.
+The paper optimizes the positions of e^T so that their similarities to all e^0 match; it does not say how. Colors are
+classes. In a good picture arrows of one color meet.
 
 Run `python examples/figures/refiner_map.py refiner/model embeddings.parquet --out map.png`.
 """
@@ -75,7 +75,7 @@ def movement(
     """Compute where embeddings are on the map before and after refinement.
 
     The images are drawn class by class: at most 20 classes with two images or more, and of each in turn one image,
-    until there are enough. Their neighbours are searched among all that is evaluated, on the map or not.
+    until there are enough. Their neighbors are searched among all that is evaluated, on the map or not.
 
     Args:
         refiner: trained on embeddings of the same model.
@@ -120,7 +120,7 @@ def pca_positions(base: Doubles, refined: Doubles, seed: int) -> Points:
 
 
 def tsne_positions(base: Doubles, refined: Doubles, seed: int) -> Points:
-    """Place both on the t-SNE map of the base, by their neighbours."""
+    """Place both on the t-SNE map of the base, by their neighbors."""
     perplexity = min(PERPLEXITY, (len(base) - 1) / 3)
     fixed = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(base).astype(np.float64)
     before, after = (neighbor_weights(distances(each, base), perplexity) @ fixed for each in (base, refined))

@@ -19,7 +19,7 @@ __all__ = ["CrossBatchMemory"]
 class CrossBatchMemory(Loss):
     """Cross-batch memory: a loss whose references are the batch and the embeddings of the batches before it.
 
-    The memory is a queue of the last `size` embeddings, L2-normalised, without gradient, in at least float32, and of
+    The memory is a queue of the last `size` embeddings, L2-normalized, without gradient, in at least float32, and of
     their labels. The anchors are those of the batch. The batch is compared with itself and with the memory, and then
     added to the memory. So an embedding is never a pair with its own entry, and within the batch both embeddings of a
     pair get a gradient. In evaluation mode (`eval()`) nothing is stored.

@@ -25,7 +25,7 @@ class SiMix(Loss):
     """Similarity mixup: a loss of a batch that is extended by virtual examples `a x + (1 - a) z`, one for every pair of
     examples x, z of a class, with a drawn from U(0, 1).
 
-    Virtual examples are anchors and references with the label of their class, as all others. They are not normalised,
+    Virtual examples are anchors and references with the label of their class, as all others. They are not normalized,
     so their similarities are mixtures of those of the given examples, and their embeddings are never computed. 4
     examples of a class give 6 virtual ones, so 4,096 examples become 10,240. With references, such as a memory, virtual
     examples are made of the references too.

@@ -27,7 +27,7 @@ def moving(depth: int = 3, neighbors: int = 3) -> ContextRefiner:
 
 
 def expanding(dim: int, neighbors: int = 8) -> ContextRefiner:
-    """Two blocks that each add half the mean of the neighbours: query expansion."""
+    """Two blocks that each add half the mean of the neighbors: query expansion."""
     refiner = ContextRefiner(dim, depth=2, num_heads=1, neighbors=neighbors)
     with torch.no_grad():
         for block in refiner.blocks:

@@ -1,4 +1,4 @@
-"""Neighbours of queries and what is read off them, against counting by hand."""
+"""Neighbors of queries and what is read off them, against counting by hand."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def test_an_image_does_not_find_itself_by_its_path() -> None:
     table = Table(frame.assign(is_query=[1, 0, 0, 0], is_gallery=[0, 1, 1, 1]))
     found = query_neighbors(np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [1.0, 0.0]]), table)
     assert (found.neighbors.tolist(), found.num_positives.tolist()) == ([[1, 2]], [1])
-    relabelled = Table(table.frame.assign(label=[0, 0, 1, 1]))
-    assert query_neighbors(np.eye(4), relabelled).num_positives.tolist() == [1]
+    relabeled = Table(table.frame.assign(label=[0, 0, 1, 1]))
+    assert query_neighbors(np.eye(4), relabeled).num_positives.tolist() == [1]
 
 
 def test_few_images_have_few_neighbors() -> None:

@@ -11,7 +11,7 @@ from vicinal.analysis.sampling import sample_classes
 from vicinal.data import Table
 
 
-def labelled(labels: object, **columns: object) -> Table:
+def labeled(labels: object, **columns: object) -> Table:
     return Table(pd.DataFrame({"label": labels, **columns}))
 
 
@@ -32,12 +32,12 @@ def test_map_does_not_depend_on_the_number_of_threads() -> None:
     places = []
     for threads in (1, 2):
         with threadpool_limits(threads):
-            places.append(embedding_map(vectors, labelled(np.arange(200) % 9)))
+            places.append(embedding_map(vectors, labeled(np.arange(200) % 9)))
     assert places[0].equals(places[1])
 
 
 def test_map_is_of_the_gallery() -> None:
-    table = labelled(np.arange(20) % 2, is_query=np.arange(20) < 8, is_gallery=np.arange(20) >= 8)
+    table = labeled(np.arange(20) % 2, is_query=np.arange(20) < 8, is_gallery=np.arange(20) >= 8)
     points = embedding_map(np.random.default_rng(0).normal(size=(20, 3)), table)
     assert points["row"].tolist() == list(range(8, 20))
 
@@ -59,9 +59,9 @@ def test_sample_of_large_classes_has_forty_of_them() -> None:
 
 @pytest.mark.parametrize("vectors", [np.eye(4), np.ones((20, 3))])
 def test_no_map_of_few_or_of_equal_ones(vectors: np.ndarray) -> None:
-    assert embedding_map(vectors, labelled(np.zeros(len(vectors)))).empty
+    assert embedding_map(vectors, labeled(np.zeros(len(vectors)))).empty
 
 
 def test_map_of_one_dimension() -> None:
     vectors = np.array([[1.0], [-1.0]] * 10)
-    assert len(embedding_map(vectors, labelled(np.arange(20) % 2))) == 20
+    assert len(embedding_map(vectors, labeled(np.arange(20) % 2))) == 20

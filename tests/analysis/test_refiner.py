@@ -24,14 +24,14 @@ def test_metrics_are_those_of_evaluation_at_every_depth(make) -> None:
     assert len({each["mAP@R"] for each in metrics}) == 4
 
 
-def test_neighbours_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbors_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, search = [], Refinement.find_context
     monkeypatch.setattr(Refinement, "find_context", lambda *given: (calls.append(1), search(*given))[1])
     metrics_by_depth(moving(), *embedded())
     assert len(calls) == 1
 
 
-def test_neighbours_help_on_digits() -> None:
+def test_neighbors_help_on_digits() -> None:
     base, *_, last = metrics_by_depth(expanding(64), *noisy_digits())
     assert last["mAP@R"] > base["mAP@R"] + 0.05
 

@@ -66,14 +66,14 @@ def test_palettes_with_and_without_transparency(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
-def test_16_bit_grey_keeps_its_shades(tmp_path: Path, ending: str) -> None:
+def test_16_bit_gray_keeps_its_shades(tmp_path: Path, ending: str) -> None:
     values = np.array([[0, 256, 257, 32768, 65535]], dtype=np.uint16)
     path = saved(Image.fromarray(values), tmp_path / f"a.{ending}")
     assert pixels(path, 1).tolist() == [[0, 1, 1, 128, 255]]
     assert pixels(path, 3)[0, 3].tolist() == [128, 128, 128]
 
 
-def test_dark_16_bit_grey_stays_dark(tmp_path: Path) -> None:
+def test_dark_16_bit_gray_stays_dark(tmp_path: Path) -> None:
     path = saved(Image.fromarray(np.full((2, 2), 200, dtype=np.uint16)), tmp_path / "a.png")
     assert pixels(path, 1).max() == 1
 
@@ -88,7 +88,7 @@ def test_dark_16_bit_grey_stays_dark(tmp_path: Path) -> None:
         (np.array([[np.nan, 1e12]], dtype=np.float32), [0, 255]),
     ],
 )
-def test_32_bit_grey_is_scaled(tmp_path: Path, values: np.ndarray, expected: list[int]) -> None:
+def test_32_bit_gray_is_scaled(tmp_path: Path, values: np.ndarray, expected: list[int]) -> None:
     path = saved(Image.fromarray(values), tmp_path / "a.tif")
     assert pixels(path, 1)[0].tolist() == expected
 
@@ -109,14 +109,14 @@ def test_1_bit(tmp_path: Path) -> None:
 
 
 def test_transparent_images_lie_on_white(tmp_path: Path) -> None:
-    grey = Image.new("LA", (1, 1), (0, 51))
-    assert pixels(saved(grey, tmp_path / "la.png"), 1).tolist() == [[204]]
-    colour = Image.new("RGBA", (1, 1), (255, 0, 0, 51))
-    assert pixels(saved(colour, tmp_path / "rgba.png")).tolist() == [[[255, 204, 204]]]
-    assert pixels(saved(colour, tmp_path / "rgba.webp", lossless=True)).tolist() == [[[255, 204, 204]]]
+    gray = Image.new("LA", (1, 1), (0, 51))
+    assert pixels(saved(gray, tmp_path / "la.png"), 1).tolist() == [[204]]
+    color = Image.new("RGBA", (1, 1), (255, 0, 0, 51))
+    assert pixels(saved(color, tmp_path / "rgba.png")).tolist() == [[[255, 204, 204]]]
+    assert pixels(saved(color, tmp_path / "rgba.webp", lossless=True)).tolist() == [[[255, 204, 204]]]
     keyed = saved(Image.new("RGB", (1, 1), (1, 2, 3)), tmp_path / "key.png", transparency=(1, 2, 3))
     assert pixels(keyed).tolist() == [[[255, 255, 255]]]
-    keyed = saved(Image.new("L", (1, 1), 7), tmp_path / "grey-key.png", transparency=7)
+    keyed = saved(Image.new("L", (1, 1), 7), tmp_path / "gray-key.png", transparency=7)
     assert pixels(keyed, 1).tolist() == [[255]]
     deep = Image.fromarray(np.array([[0, 257, 25700]], dtype=np.uint16))
     assert pixels(saved(deep, tmp_path / "deep.png"), 1).tolist() == [[0, 1, 100]]
@@ -147,7 +147,7 @@ def test_inverted_cmyk_of_adobe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["YCbCr", "HSV"])
-def test_other_colour_spaces(mode: str) -> None:
+def test_other_color_spaces(mode: str) -> None:
     image = convert_image(Image.new("RGB", (1, 1), (200, 30, 60)).convert(mode))
     assert np.abs(np.asarray(image).astype(int)[0, 0] - [200, 30, 60]).max() <= 3
 
@@ -158,7 +158,7 @@ def test_what_needs_no_conversion_is_handed_back() -> None:
 
 
 def test_the_first_picture_of_an_animation(tmp_path: Path) -> None:
-    frames = [Image.new("RGB", (2, 2), colour) for colour in ("red", "blue")]
+    frames = [Image.new("RGB", (2, 2), color) for color in ("red", "blue")]
     path = saved(frames[0], tmp_path / "a.gif", save_all=True, append_images=frames[1:])
     assert pixels(path)[0, 0].tolist() == [255, 0, 0]
 

@@ -166,7 +166,7 @@ def test_test_batches_go_through_the_rows_in_order(table: Table) -> None:
 
 
 def test_test_batches_need_no_labels(table: Table) -> None:
-    unlabelled = Table(table.frame[["path"]])
-    assert set(TestBatches(ImageDataset(unlabelled, TRANSFORM), 2)[0]) == {"images", "rows"}
+    unlabeled = Table(table.frame[["path"]])
+    assert set(TestBatches(ImageDataset(unlabeled, TRANSFORM), 2)[0]) == {"images", "rows"}
     with pytest.raises(InputError, match="no column 'label'"):
-        TrainBatches(ImageDataset(unlabelled, TRANSFORM), [[0]], seed=(0,))
+        TrainBatches(ImageDataset(unlabeled, TRANSFORM), [[0]], seed=(0,))

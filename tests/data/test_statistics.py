@@ -28,9 +28,9 @@ def test_printing_a_table_prints_its_statistics() -> None:
 
 
 def test_tables_without_labels_or_rows() -> None:
-    unlabelled = Table(pd.DataFrame({"path": ["a.png", "b.png"]}))
-    assert str(unlabelled).splitlines()[1].split() == ["all", "2", "-", "-", "-", "-"]
-    assert unlabelled.take([]).statistics().num_images == 0
+    unlabeled = Table(pd.DataFrame({"path": ["a.png", "b.png"]}))
+    assert str(unlabeled).splitlines()[1].split() == ["all", "2", "-", "-", "-", "-"]
+    assert unlabeled.take([]).statistics().num_images == 0
 
 
 def test_the_fractions_of_noisy_labels_and_foreign_images_are_counted_if_known() -> None:
@@ -54,6 +54,6 @@ def test_the_fractions_of_noisy_labels_and_foreign_images_are_counted_if_known()
         "test        1        1               1       1    1          0.0%            0.0%",
         "all         5        3               1       1    3         20.0%           20.0%",
     ]
-    unlabelled = Table(frame.drop(columns=["label", "split"])).statistics()
-    assert unlabelled.noise == {"foreign_images": 0.2}
+    unlabeled = Table(frame.drop(columns=["label", "split"])).statistics()
+    assert unlabeled.noise == {"foreign_images": 0.2}
     assert Table(frame).take([]).statistics().noise == {}

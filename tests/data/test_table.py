@@ -82,14 +82,14 @@ def test_splits_are_listed_in_their_order() -> None:
 
 
 def test_a_missing_column_is_an_error_where_it_is_used() -> None:
-    unlabelled = Table(pd.DataFrame({"path": ["a.png"]}))
-    for use in (lambda: unlabelled.labels, lambda: unlabelled.classes, lambda: unlabelled.class_counts):
+    unlabeled = Table(pd.DataFrame({"path": ["a.png"]}))
+    for use in (lambda: unlabeled.labels, lambda: unlabeled.classes, lambda: unlabeled.class_counts):
         with pytest.raises(InputError, match=r"no column 'label' \(the images' classes\); its columns are path"):
             use()
     with pytest.raises(InputError, match="no column 'path'"):
         _ = Table(pd.DataFrame({"label": ["a"]})).paths
     with pytest.raises(InputError, match="no split 'val'; it has no column 'split'"):
-        unlabelled.subset("val")
+        unlabeled.subset("val")
     with pytest.raises(InputError, match="no split 'val'; its splits are train"):
         Table(pd.DataFrame({"split": ["train"]})).subset("val")
 

@@ -67,8 +67,8 @@ def test_mistakes_in_csv_are_named_with_file_and_line(tmp_path: Path, text: str 
 def test_columns_of_other_names_and_tables_without_labels(tmp_path: Path) -> None:
     path = write(tmp_path, "file,species\na.png,owl\n")
     assert Table.from_csv(path, path_column="file", label_column="species").classes == ["owl"]
-    unlabelled = Table.from_csv(path, path_column="file", label_column=None)
-    assert list(unlabelled.frame.columns) == ["path", "species"]
+    unlabeled = Table.from_csv(path, path_column="file", label_column=None)
+    assert list(unlabeled.frame.columns) == ["path", "species"]
 
 
 @pytest.mark.parametrize("read", [Table.from_csv, Table.from_parquet])

@@ -22,14 +22,14 @@ def noise(height: int, width: int, channels: int = 3) -> Image.Image:
 
 
 def plain(transform: ImageTransform) -> v2.Compose:
-    """torchvision's own steps to a normalised tensor."""
+    """torchvision's own steps to a normalized tensor."""
     return v2.Compose(
         [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(transform.mean, transform.std)]
     )
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_normalised_tensor_is_what_torchvision_gives(channels: int) -> None:
+def test_normalized_tensor_is_what_torchvision_gives(channels: int) -> None:
     transform = ImageTransform(channels=channels)
     image = noise(5, 7, channels)
     found = ToNormalizedTensor(transform)(image)
@@ -92,13 +92,13 @@ def test_flip_and_jitter_do_what_they_say() -> None:
     assert not torch.equal(jittered.train()(image), jittered.test()(image))
 
 
-@pytest.mark.parametrize("colour", [255, (10, 200, 30)])
-def test_rotation_leaves_no_black_corners(colour: int | tuple[int, ...]) -> None:
-    image = Image.new("L" if isinstance(colour, int) else "RGB", (20, 30), colour)
+@pytest.mark.parametrize("color", [255, (10, 200, 30)])
+def test_rotation_leaves_no_black_corners(color: int | tuple[int, ...]) -> None:
+    image = Image.new("L" if isinstance(color, int) else "RGB", (20, 30), color)
     image.paste(0, (8, 12, 12, 18))
     turned = np.asarray(RandomRotation(45, "bilinear")(image))
-    assert (turned[0, 0] == colour).all()
-    assert (turned[-1, -1] == colour).all()
+    assert (turned[0, 0] == color).all()
+    assert (turned[-1, -1] == color).all()
     assert turned.shape == np.asarray(image).shape
 
 

@@ -58,8 +58,8 @@ def test_categories_without_a_query_are_no_groups() -> None:
 def test_bad_input() -> None:
     vectors, table = example()
     result = evaluate(vectors, table)
-    with pytest.raises(InputError, match="the table has no column 'colour'; its columns are label, light, year"):
-        metrics_by(result, table, "colour")
+    with pytest.raises(InputError, match="the table has no column 'color'; its columns are label, light, year"):
+        metrics_by(result, table, "color")
     with pytest.raises(InputError, match="a query is row 81, but the table has 80 rows; give the one evaluated"):
         metrics_by(result, table.take(range(80)))
     gaps = Table(table.frame.assign(light=table.frame["light"].where(table.frame.index != 5)))

@@ -69,7 +69,7 @@ def test_labels_above_two_to_the_24_do_not_collide() -> None:
     assert ours == evaluate(vectors, Table(pd.DataFrame({"label": labels}))).metrics
     calculator = AccuracyCalculator(include=("precision_at_1",), k="max_bin_count")
     theirs = calculator.get_accuracy(torch.from_numpy(vectors), torch.from_numpy(large))["precision_at_1"]
-    assert theirs > ours["recall@1"]  # in float32 there, in which every other of these numbers is its neighbour
+    assert theirs > ours["recall@1"]  # in float32 there, in which every other of these numbers is its neighbor
 
 
 def test_agrees_with_torchmetrics() -> None:

@@ -153,7 +153,7 @@ def test_queries_and_gallery_on_two_devices() -> None:
 
 
 def test_large_labels_of_other_integer_types_do_not_collide() -> None:
-    labels = 2**60 + np.arange(4)  # neighbours, of which float64 makes one number
+    labels = 2**60 + np.arange(4)  # neighbors, of which float64 makes one number
     result = evaluate_arrays(np.eye(4), labels, np.eye(4), labels[::-1].astype(np.uint64), recall_at=[1])
     assert result.metrics["recall@1"] == 0
     assert result.first_positive_ranks.tolist() == [4, 3, 3, 2]

@@ -86,7 +86,7 @@ def contextual_similarity(
             size, size_not = size.detach(), size_not.detach()
         m_plus = intersections(n_k) / size
         m_minus = intersections(n_k_not)
-        empty = size_not.detach() == 0  # 0 / 0 is where all others are neighbours, as they should be for one class
+        empty = size_not.detach() == 0  # 0 / 0 is where all others are neighbors, as they should be for one class
         m_minus = (m_minus + empty) / torch.where(empty, 1.0, size_not)
         w = both(n_k, (m_plus + m_minus) / 2 if complement else m_plus)
 

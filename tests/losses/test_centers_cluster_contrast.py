@@ -57,7 +57,7 @@ def test_the_order_of_the_batch_does_not_matter() -> None:
     torch.testing.assert_close(first.centers, second.centers, rtol=1e-12, atol=1e-14)
 
 
-def test_an_optimiser_leaves_the_centers() -> None:
+def test_an_optimizer_leaves_the_centers() -> None:
     """Also one with weight decay and momentum; and a backward pass after they moved is that of before."""
     loss, still = made(), made().eval()
     x, y = (X.clone().requires_grad_() for _ in range(2))

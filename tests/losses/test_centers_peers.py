@@ -69,7 +69,7 @@ PAIRS = {
         made(ArcFaceLoss, scale=16, margin=1.9),
         made(peers.ArcFaceLoss, scale=16, margin=math.degrees(1.9)),
     ),
-    # Theirs has the own class in the sum: it is normalised softmax, at scale 2 for squared distances.
+    # Theirs has the own class in the sum: it is normalized softmax, at scale 2 for squared distances.
     "ProxyNCA": (made(NormSoftmaxLoss, scale=2), made(peers.ProxyNCALoss)),
     "ProxyNCA at 18": (made(NormSoftmaxLoss, scale=18), made(peers.ProxyNCALoss, softmax_scale=9)),
     "ProxyAnchor": (made(ProxyAnchorLoss), made(peers.ProxyAnchorLoss)),
@@ -137,7 +137,7 @@ def test_torchs_cross_entropy(smoothing: float) -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_torchs_cross_entropy_of_cosines(smoothing: float) -> None:
-    """The same for normalised softmax, written as its users do."""
+    """The same for normalized softmax, written as its users do."""
     loss = made(NormSoftmaxLoss, label_smoothing=smoothing * (CLASSES - 1) / CLASSES).double()
     centers = loss.centers.detach().clone().requires_grad_()
 

@@ -1,4 +1,4 @@
-"""The contextual loss against the formulas of its paper, on batches where neighbourhoods go wrong; its propositions."""
+"""The contextual loss against the formulas of its paper, on batches where neighborhoods go wrong; its propositions."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def assert_near(
 
 
 def clearness(x: Tensor, k: int, epsilon: float) -> float:
-    """How far the nearest distance is from the border of a neighbourhood at which it is not."""
+    """How far the nearest distance is from the border of a neighborhood at which it is not."""
     f = torch.nn.functional.normalize(x.double())
     d = (2 - 2 * f @ f.T).clamp(min=0).fill_diagonal_(0)
     k = min(k, len(x))
@@ -207,7 +207,7 @@ def test_value_and_gradient(variant: str) -> None:
         for epsilon in EPSILONS if variant in ("the paper's", "min", "sigmoid") else FEW_EPSILONS:
             options = {"epsilon": epsilon, **VARIANTS[variant]}
             if options.get("theta") == "sigmoid" and epsilon > 5 * options.get("temperature", 0.1):
-                continue  # where all are neighbours, how little they are none is lost in rounding
+                continue  # where all are neighbors, how little they are none is lost in rounding
             assert_near(ours(sample, **options), by_hand(sample, **options), message=f"{name}, epsilon {epsilon}")
 
 
@@ -243,7 +243,7 @@ def test_middling_batches(variant: str) -> None:
 
 
 def test_large_batches_that_have_not_learned_or_have_collapsed() -> None:
-    """Neighbourhoods are the whole batch, or nearly."""
+    """Neighborhoods are the whole batch, or nearly."""
     noise = torch.randn(256, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for near in (0.0, 0.01, 0.16, 0.25, 0.4):
         sample = Sample(1 + near * noise, torch.arange(256) % 64, 4)
@@ -323,7 +323,7 @@ def test_an_epsilon_asks_for_a_margin() -> None:
 
 
 class OnePair(NamedTuple):
-    """A batch in which a single pair counts: the negative i, j that is among the neighbours of i."""
+    """A batch in which a single pair counts: the negative i, j that is among the neighbors of i."""
 
     x: Tensor
     negative: Tensor
@@ -674,14 +674,14 @@ def test_k_among_references_must_be_given() -> None:
 
 
 def test_references_without_an_offset_are_refused() -> None:
-    """Neighbourhoods are those of one batch; references beside it would have none of their own."""
+    """Neighborhoods are those of one batch; references beside it would have none of their own."""
     x, labels = torch.randn(8, 4), torch.arange(8) // 2
     with pytest.raises(InputError, match="offset"):
         ContextualLoss(2)(x, labels, torch.randn(8, 4), labels)
 
 
 def test_memory() -> None:
-    """The memory takes part in the neighbourhoods, and gets no gradient."""
+    """The memory takes part in the neighborhoods, and gets no gradient."""
     loss = CrossBatchMemory(ContextualLoss(k=4), size=20)
     memory, memory_labels = torch.zeros(0, 8, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
     for step in range(3):
@@ -752,7 +752,7 @@ def test_sparse_products_in_many_parts_give_the_same(sparse_calls: list[int], mo
 
 
 def test_the_way_is_chosen_by_counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large batches whose neighbourhoods are small are sparse; value and gradient do not tell."""
+    """Large batches whose neighborhoods are small are sparse; value and gradient do not tell."""
     calls = []
 
     def counted(vectors: Tensor, *arguments: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""The context refiner by the letter of the paper: float64, loops over samples, neighbours, heads and blocks."""
+"""The context refiner by the letter of the paper: float64, loops over samples, neighbors, heads and blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def neighborhoods(n: int, k: int, dim: int, seed: int = 1) -> tuple[Tensor, Tens
 
 
 def looked_at(block: nn.Module, e: Tensor, context: list[Tensor], head: int) -> list[Tensor]:
-    """softmax(Q(q) K(k)^T / sqrt(d)) of Eq. 2 for one query and one head, a number a neighbour."""
+    """softmax(Q(q) K(k)^T / sqrt(d)) of Eq. 2 for one query and one head, a number a neighbor."""
     dim = len(e)
     width = dim // block.num_heads
     own = range(head * width, (head + 1) * width)
@@ -55,7 +55,7 @@ def cross_attention(block: nn.Module, e: Tensor, context: list[Tensor]) -> Tenso
 
 
 def steps(refiner: ContextRefiner, e: Tensor, context: list[Tensor]) -> list[Tensor]:
-    """e^0 to e^T of one sample: Eq. 3, normalised as in Algorithms 1 and 2."""
+    """e^0 to e^T of one sample: Eq. 3, normalized as in Algorithms 1 and 2."""
     seen = [e / e.norm()]
     for block in refiner.blocks:
         moved = seen[-1] + cross_attention(block, seen[-1], context) if context else seen[-1]

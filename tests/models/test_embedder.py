@@ -24,7 +24,7 @@ def images(number=6, channels=3):
     return torch.randn(number, channels, 32, 32, generator=torch.Generator().manual_seed(3))
 
 
-def test_the_embedding_is_pooled_normalised_projected_and_of_length_one():
+def test_the_embedding_is_pooled_normalized_projected_and_of_length_one():
     model = build(p=2.5).eval()
     maps = model.backbone(images())
     pooled = maps.clamp(min=1e-6).pow(2.5).mean((-2, -1)).pow(1 / 2.5)
@@ -64,7 +64,7 @@ def test_token_and_patches_of_a_transformer():
     torch.testing.assert_close(patches(images()), F.normalize(patches.head(tokens[:, 1:].mean(1))))
 
 
-def test_grey_images():
+def test_gray_images():
     model = build(transform=ImageTransform(size=32, channels=1))
     assert model(images(channels=1)).shape == (6, 8)
 
@@ -212,7 +212,7 @@ def test_built_from_the_command_line():
     assert isinstance(model, Embedder)
     assert (model.dim, model.transform.size, model.num_features) == (16, 48, 8)
     assert parser.parse_args(["--model.pretrained=weights.pth"]).model.pretrained == "weights.pth"
-    for wrong in ("--model.pooling=sum", "--model.dim=many", "--model.norm=batch", "--model.colour=red"):
+    for wrong in ("--model.pooling=sum", "--model.dim=many", "--model.norm=batch", "--model.color=red"):
         with pytest.raises(jsonargparse.ArgumentError):
             parser.parse_args([wrong])
 

@@ -62,11 +62,11 @@ def test_wrapped_files(tmp_path, wrap):
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
-def test_the_first_convolution_is_fitted_to_grey_images(tmp_path, name):
+def test_the_first_convolution_is_fitted_to_gray_images(tmp_path, name):
     model = trained(name)
     backbone = create_backbone(name, saved(model, tmp_path / "w.safetensors"), channels=1).eval()
-    grey = torch.rand(2, 1, 160, 160)
-    torch.testing.assert_close(backbone(grey), model.forward_features(grey.expand(-1, 3, -1, -1)), rtol=1e-3, atol=1e-4)
+    gray = torch.rand(2, 1, 160, 160)
+    torch.testing.assert_close(backbone(gray), model.forward_features(gray.expand(-1, 3, -1, -1)), rtol=1e-3, atol=1e-4)
 
 
 def test_position_embeddings_are_fitted_to_the_image_size(tmp_path):

@@ -188,7 +188,7 @@ def refused(source, message):
         ({"format": "pytorch"}, r"not the config of a Vicinal model"),
         ({"version": 2}, r"version is 2; this Vicinal reads version 1"),
         ({"version": True}, r"version is True"),
-        ({"colour": "red"}, r"unknown key 'colour'"),
+        ({"color": "red"}, r"unknown key 'color'"),
         ({"dim": "DELETE"}, r"dim is missing"),
         ({"dim": float("nan")}, r"dim is nan; it must be int"),
         ({"dim": True}, r"dim is True"),

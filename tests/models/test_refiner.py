@@ -13,7 +13,7 @@ from tests.models.refiner_reference import looked_at, neighborhoods, reference, 
 from vicinal.models.refiner import ContextRefiner
 from vicinal.utils.errors import InputError
 
-SHAPES = [(6, 1, 1, 3), (6, 2, 3, 4), (8, 3, 4, 5), (12, 2, 12, 1), (10, 4, 5, 8)]  # dim, depth, heads, neighbours
+SHAPES = [(6, 1, 1, 3), (6, 2, 3, 4), (8, 3, 4, 5), (12, 2, 12, 1), (10, 4, 5, 8)]  # dim, depth, heads, neighbors
 
 
 def gradients(of: Tensor, refiner: ContextRefiner, *inputs: Tensor) -> list[Tensor]:

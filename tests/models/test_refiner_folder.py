@@ -114,7 +114,7 @@ def test_the_cards_python_runs(folder):
     assert names["refined"].shape == (8, 8)
 
 
-def test_cards_of_refiners_without_model_or_neighbours(tmp_path):
+def test_cards_of_refiners_without_model_or_neighbors(tmp_path):
     refiner = build(context="self")
     refiner.model_fingerprint = None
     refiner.save_pretrained(tmp_path / "refiner")

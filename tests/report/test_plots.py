@@ -39,7 +39,7 @@ def test_frames_say_what_is_right(tmp_path, unknown: object) -> None:
     assert np.diff(centres).min() > 0.15
 
 
-def test_query_without_label_frames_grey(tmp_path) -> None:
+def test_query_without_label_frames_gray(tmp_path) -> None:
     neighbor_grid([{"path": picture("white")}], [[item("cat"), item(3)]], tmp_path / "grid.png")
     assert len(pixels(tmp_path / "grid.png", UNKNOWN))
     assert not len(pixels(tmp_path / "grid.png", RIGHT))

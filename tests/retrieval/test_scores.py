@@ -62,7 +62,7 @@ def test_rows_select_and_order() -> None:
 
 
 @pytest.mark.parametrize("dim", [1, 3, 100, 513])
-def test_every_vector_is_normalised_alone(dim: int) -> None:
+def test_every_vector_is_normalized_alone(dim: int) -> None:
     vectors = unit(300, dim) * np.linspace(0.99, 1.01, 300, dtype=np.float32)[:, None]
     together = UnitVectors(vectors, "vector").block(0, 300)
     np.testing.assert_allclose(together.norm(dim=1), 1, atol=1e-6)

@@ -177,7 +177,7 @@ class _Counting(nn.Module):
         return self.linear(x.flatten(1)) + self.count * self.scale
 
 
-@pytest.mark.filterwarnings("ignore:batch normalisation")
+@pytest.mark.filterwarnings("ignore:batch normalization")
 @pytest.mark.parametrize("make", [lambda: embedder(freeze_batch_norm=False), _Counting], ids=["batch norm", "counting"])
 def test_buffers_take_part_and_end_as_after_one_pass(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
@@ -384,7 +384,7 @@ def test_batch_norm_in_training_is_warned_of_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         embed_in_micro_batches(model, IMAGES, 4)
-    with pytest.warns(UserWarning, match="batch normalisation"):
+    with pytest.warns(UserWarning, match="batch normalization"):
         embed_in_micro_batches(
             nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3072, track_running_stats=False)).eval(), IMAGES, 4
         )

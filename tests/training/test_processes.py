@@ -17,7 +17,7 @@ from vicinal.training import Recipe, train
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.utils.run_folder import RunFolder
 
-# Nothing that depends on an image's process: no augmentation, and batch normalisation that keeps its statistics.
+# Nothing that depends on an image's process: no augmentation, and batch normalization that keeps its statistics.
 STILL = ["--transform.scale=[1,1]", "--transform.ratio=[1,1]", "--transform.flip=0", "--model.freeze_batch_norm=true"]
 
 

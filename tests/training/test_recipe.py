@@ -41,8 +41,8 @@ def test_preprocessing_is_by_default_that_of_the_backbones_weights() -> None:
         overrides=[max_grad_norm, "--transform.size=64", "--transform.mean=[0.1,0.2,0.3]"]
     ).settings.transform
     assert (own.mean, own.size) == ((0.1, 0.2, 0.3), 64)
-    grey = Recipe.load(overrides=["--transform.channels=1"]).settings.transform
-    assert grey.mean == (0.449,)
+    gray = Recipe.load(overrides=["--transform.channels=1"]).settings.transform
+    assert gray.mean == (0.449,)
 
 
 def test_loss_by_name_with_arguments(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_published_recipes_can_be_read_and_say_command_and_cost(path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epochs: 3\noptimiser:\n  lr: 1\n", "recipe.yaml:2: unknown key optimiser; did you mean optimizer?"),
+        ("epochs: 3\noptimizer:\n  lr: 1\n", "recipe.yaml:2: unknown key optimizer; did you mean optimizer?"),
         ("optimizer:\n  name: sgd\n  lrr: 1\n", "recipe.yaml:3: unknown key optimizer.lrr; did you mean optimizer.lr"),
         ("epochs: many\n", "recipe.yaml:1: epochs = many must be an integer"),
         ("batch_size: 8\nepochs: 0\n", "recipe.yaml:2: epochs = 0 must be at least 1"),

@@ -192,7 +192,7 @@ def test_the_context_is_the_nearest_of_the_training_split_without_itself(tiny: l
 
 
 def shown(one: RefinerTrainer, number: int) -> torch.Tensor:
-    """Which neighbours a batch of this number shows, if it is one of all samples."""
+    """Which neighbors a batch of this number shows, if it is one of all samples."""
     plan = [list(range(len(one.embeddings)))] * (number + 1)
     return next(iter(one._load_batches(plan, number)))["mask"]
 

@@ -219,7 +219,7 @@ def test_no_pass_takes_more_than_a_micro_batch(small: list[str], tmp_path: Path)
     one = trainer(small, tmp_path / "run", "--micro_batch_size=3", "--epochs=1")
     sizes = []
     one.embedder.backbone.register_forward_pre_hook(lambda _, images: sizes.append(len(images[0])))
-    with pytest.warns(UserWarning, match="batch normalisation in training sees 3 images at a time and not all 8"):
+    with pytest.warns(UserWarning, match="batch normalization in training sees 3 images at a time and not all 8"):
         one.fit()
     assert set(sizes) == {3, 2}  # in training 3, 3 and 2; the six of the validation split 3 and 3
 

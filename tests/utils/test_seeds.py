@@ -36,7 +36,7 @@ def test_draws_are_uniform_over_keys(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", KEYS)
 def test_draws_know_nothing_of_each_other(name: str) -> None:
-    """Neither those of one key, nor of neighbouring keys, calls or seeds: the cells of a 16 x 16 board fill evenly."""
+    """Neither those of one key, nor of neighboring keys, calls or seeds: the cells of a 16 x 16 board fill evenly."""
     draws, other_seed = uniform(0, KEYS[name], 2), uniform(1, KEYS[name], 1)
     pairs = [
         (draws[:, 0], draws[:, 1]),

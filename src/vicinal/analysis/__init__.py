@@ -1,6 +1,6 @@
 """What embeddings tell about the data and the model: hubs, near duplicates, confusions, label errors, maps.
 
-Every function takes embeddings and their table, or the nearest neighbours found once by :func:`query_neighbors`, and
+Every function takes embeddings and their table, or the nearest neighbors found once by :func:`query_neighbors`, and
 returns data frames or small dataclasses; :mod:`vicinal.report` draws them.
 """
 

@@ -11,10 +11,10 @@ DUPLICATE_SIMILARITY = 0.999
 
 
 def near_duplicates(neighbors: QueryNeighbors, threshold: float = DUPLICATE_SIMILARITY) -> pd.DataFrame:
-    """Find pairs of a query and one of its neighbours that are more similar than the threshold.
+    """Find pairs of a query and one of its neighbors that are more similar than the threshold.
 
     Args:
-        neighbors: the nearest neighbours of each query.
+        neighbors: the nearest neighbors of each query.
         threshold: cosine similarity above which two images count as duplicates.
 
     Returns:

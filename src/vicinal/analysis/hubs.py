@@ -1,4 +1,4 @@
-"""Hubs: images that are among the nearest neighbours of very many others."""
+"""Hubs: images that are among the nearest neighbors of very many others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from vicinal.utils.arrays import Integers
 
 @dataclass(frozen=True, eq=False)
 class Hubness:
-    """How often each gallery image is among the k nearest neighbours of the queries.
+    """How often each gallery image is among the k nearest neighbors of the queries.
 
     Attributes:
-        occurrences: one row per gallery image, the most frequent neighbour first. Columns: `row`, its row in the table;
+        occurrences: one row per gallery image, the most frequent neighbor first. Columns: `row`, its row in the table;
             `k_occurrence`, the number of queries that have it among their k nearest; `same_class_fraction`, the
             fraction of these queries that are of its class, NaN without any.
         skewness: of the k-occurrences; 0 if all images are found alike, far above 0 if there are hubs.
@@ -32,12 +32,12 @@ class Hubness:
 
     @property
     def num_antihubs(self) -> int:
-        """The number of gallery images that are no query's neighbour."""
+        """The number of gallery images that are no query's neighbor."""
         return int((self.occurrences["k_occurrence"] == 0).sum())
 
 
 def hubness(neighbors: QueryNeighbors) -> Hubness:
-    """Count in how many queries' lists of nearest neighbours each gallery image is.
+    """Count in how many queries' lists of nearest neighbors each gallery image is.
 
     Reference: Radovanović et al., "Hubs in Space: Popular Nearest Neighbors in High-Dimensional Data", JMLR 2010:
     k-occurrences, their skewness, hubs and antihubs.

@@ -1,4 +1,4 @@
-"""Images whose nearest neighbours agree on another class."""
+"""Images whose nearest neighbors agree on another class."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from vicinal.analysis.neighbors import QueryNeighbors
 
 
 def label_errors(neighbors: QueryNeighbors, num_votes: int = 5, min_votes: int = 3) -> pd.DataFrame:
-    """Find queries whose nearest neighbours are all of one other class: their label is probably wrong.
+    """Find queries whose nearest neighbors are all of one other class: their label is probably wrong.
 
-    The `num_votes` nearest neighbours must agree. Of a class with fewer gallery images all must be among the nearest,
+    The `num_votes` nearest neighbors must agree. Of a class with fewer gallery images all must be among the nearest,
     and at least `min_votes` of them. Queries that cannot find any image of their own class are left out.
 
     Reference: Wilson, "Asymptotic Properties of Nearest Neighbor Rules Using Edited Data", 1972, which removes samples
-    that the majority of their neighbours disagrees with; here the neighbours must be unanimous.
+    that the majority of their neighbors disagrees with; here the neighbors must be unanimous.
 
     Args:
-        neighbors: the nearest neighbours of each query.
-        num_votes: neighbours that must agree.
+        neighbors: the nearest neighbors of each query.
+        num_votes: neighbors that must agree.
         min_votes: the least number of votes, for small classes.
 
     Returns:
-        One row per probable error, the most similar neighbours first:
+        One row per probable error, the most similar neighbors first:
 
         - `row`: row of the query in the table.
         - `label`: its label.
-        - `suggested_label`: the class that its neighbours agree on.
-        - `num_votes`: how many of its nearest neighbours agree.
+        - `suggested_label`: the class that its neighbors agree on.
+        - `num_votes`: how many of its nearest neighbors agree.
         - `similarity`: their mean similarity to the query.
 
     Example:

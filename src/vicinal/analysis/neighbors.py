@@ -17,7 +17,7 @@ from vicinal.retrieval.scores import Array, UnitVectors
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
 
-CHUNK_SIZE = 2048  # queries per block: many, because the whole gallery is normalised once per block
+CHUNK_SIZE = 2048  # queries per block: many, because the whole gallery is normalized once per block
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -28,7 +28,7 @@ class QueryNeighbors:
         table: the images and their labels; every row number below is a row of this table.
         queries: int64 [q], rows of the queries, ascending. Queries that no gallery image is left for are not included.
         gallery: int64 [g], rows of the gallery, ascending.
-        neighbors: int64 [q, k], rows of the neighbours.
+        neighbors: int64 [q, k], rows of the neighbors.
         similarities: float32 [q, k], their cosine similarities to the query.
         num_positives: int64 [q], the number of gallery images of its class that each query can find.
     """
@@ -45,12 +45,12 @@ class QueryNeighbors:
 
     @property
     def k(self) -> int:
-        """The number of neighbours per query."""
+        """The number of neighbors per query."""
         return self.neighbors.shape[1]
 
     @cached_property
     def same_class(self) -> Booleans:
-        """Whether each neighbour is of the query's class, bool [q, k]."""
+        """Whether each neighbor is of the query's class, bool [q, k]."""
         labels = self.table.labels
         return labels[self.neighbors] == labels[self.queries][:, None]
 
@@ -59,7 +59,7 @@ class QueryNeighbors:
         return int(np.searchsorted(self.queries, row))
 
     def with_positives(self) -> QueryNeighbors:
-        """The queries that can find an image of their class; no neighbour of the others can be right.
+        """The queries that can find an image of their class; no neighbor of the others can be right.
 
         Example:
             >>> import pandas as pd
@@ -82,7 +82,7 @@ def query_neighbors(embeddings: Array, table: Table, k: int = 10) -> QueryNeighb
     Args:
         embeddings: float [rows, dim].
         table: one row per embedding, with labels.
-        k: neighbours per query; fewer where some query has fewer gallery images left to find.
+        k: neighbors per query; fewer where some query has fewer gallery images left to find.
 
     Raises:
         InputError: embeddings and table have different numbers of rows, the table has no labels, or no query has a

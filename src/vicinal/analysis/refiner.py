@@ -54,7 +54,7 @@ def refiner_input(refiner: ContextRefiner, embeddings: Array, table: Table) -> R
 
 
 def metrics_by_depth(refiner: ContextRefiner, embeddings: Array, table: Table) -> list[dict[str, float]]:
-    """Evaluate the embeddings after each block of a refiner, e^0 to e^T, with one search for their neighbours.
+    """Evaluate the embeddings after each block of a refiner, e^0 to e^T, with one search for their neighbors.
 
     The metrics at depth t are those of :func:`~vicinal.evaluation.evaluate` with
     ``rerank=Refinement(refiner, depth=t)``: the context is searched among queries and gallery together.

@@ -62,7 +62,7 @@ def queries_by_score(neighbors: QueryNeighbors, evaluation: Evaluation, *, ascen
     one comes first: a confident mistake. With the best first, the least similar one does: a hard query that succeeds.
 
     Args:
-        neighbors: the nearest neighbours of each query.
+        neighbors: the nearest neighbors of each query.
         evaluation: of the same embeddings and table.
         ascending: whether the worst query comes first.
 

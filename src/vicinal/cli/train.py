@@ -52,7 +52,7 @@ TRAIN_HELP = Help(
 )
 REFINE_HELP = Help(
     {
-        "embeddings": ("", "file of embeddings of labelled images, as `vicinal embed` writes it"),
+        "embeddings": ("", "file of embeddings of labeled images, as `vicinal embed` writes it"),
         "run": ("", "instead of embeddings: folder of a training run, whose images are embedded"),
         "val_fraction": ("0.2", "fraction of the classes for validation, if there is no split val"),
         "embedder_fraction": ("0.0", "with run: fraction of the classes on which a new embedder is trained"),
@@ -97,7 +97,7 @@ def add_recipe(parser: Parser) -> None:
 
 
 def train(arguments: Arguments) -> None:
-    """Train an embedding model on labelled images; the run folder holds the model, its recipe and its logs."""
+    """Train an embedding model on labeled images; the run folder holds the model, its recipe and its logs."""
     if _show_help(arguments, TRAIN_HELP, "Recipe"):
         return
     from vicinal.training.settings import TrainingSettings

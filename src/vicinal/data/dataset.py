@@ -36,7 +36,7 @@ def load_dataset(settings: DataSettings, seed: int = 0) -> Table:
     )
     fractions, classes, column = settings.fractions, settings.classes, settings.split_column
     if (fractions, classes, column) == (None, None, None) and not table.has("split"):
-        _check_labelled(table, settings.source)
+        _check_labeled(table, settings.source)
         fractions = DEFAULT_FRACTIONS
     if fractions or classes or column:
         own = table
@@ -62,7 +62,7 @@ def _check_test_classes(own: Table, table: Table, source: str) -> None:
         )
 
 
-def _check_labelled(table: Table, source: str) -> None:
+def _check_labeled(table: Table, source: str) -> None:
     """Check that classes can be assigned to splits at all, with clearer errors than those of the assignment."""
     if not table.has("label"):
         raise InputError(f"{source} has no labels; training needs a folder for each class, or a column with labels")

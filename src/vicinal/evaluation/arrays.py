@@ -58,7 +58,7 @@ def evaluate_arrays(
     Raises:
         InputError: other numbers of rows, NaN or infinity in an embedding, labels or groups of other types, an
             impossible k, chunk size or excluded row, an unknown metric, no query with a positive, or a re-ranking that
-            needs more neighbours than there are.
+            needs more neighbors than there are.
 
     Example:
         >>> evaluate_arrays(np.eye(2), ["a", "b"], np.eye(2), ["a", "b"], recall_at=[1]).metrics["mAP"]

@@ -50,7 +50,7 @@ def evaluate(
             `coarse_2`, ... in the same rankings (Table 9 of the paper of the contextual loss: fine, mid, coarse). The
             only image of its class counts at the levels where others share its coarse label.
         rerank: a method such as `ContextualReranking()`, by which every ranking is re-ranked first, as a whole. Images
-            that are excluded from a ranking by their group may still be neighbours by which others are re-ranked, since
+            that are excluded from a ranking by their group may still be neighbors by which others are re-ranked, since
             re-ranking sees no labels.
         chunk_size: number of queries per tile; by default so many that scores take about 64 MB. Metrics do not depend
             on it.
@@ -58,7 +58,7 @@ def evaluate(
     Raises:
         InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an impossible k or chunk size, an
             unknown metric, no query with a positive, no coarse labels where they are asked for, or a re-ranking that
-            needs more neighbours than there are.
+            needs more neighbors than there are.
 
     Example:
         >>> import pandas as pd

@@ -43,7 +43,7 @@ def score_queries(
 
     Raises:
         InputError: no query or no gallery image, other dimensions, an impossible chunk size, no query with a positive
-            at some level, or a re-ranking that needs more neighbours than there are.
+            at some level, or a re-ranking that needs more neighbors than there are.
     """
     check_chunk_size(chunk_size)
     queries, gallery = searched.queries, searched.gallery

@@ -37,7 +37,7 @@ class Loss(nn.Module, ABC):
 
     Attributes:
         uses_only_similarities: whether the loss is a function of the similarities alone.
-        uses_norms: whether the loss depends on the norms of the embeddings; other losses L2-normalise them.
+        uses_norms: whether the loss depends on the norms of the embeddings; other losses L2-normalize them.
         supports_references: whether the loss can compare embeddings with references other than their batch.
     """
 
@@ -62,7 +62,7 @@ class Loss(nn.Module, ABC):
         The computation is in at least float32, also under autocast.
 
         Args:
-            embeddings: float [n, d], of any length: they are L2-normalised here.
+            embeddings: float [n, d], of any length: they are L2-normalized here.
             labels: int [n], any integers. Two embeddings of equal labels are a positive pair, others a negative pair.
             references: float [c, d], what the embeddings are compared with, such as a memory or the embeddings of all
                 processes. Default: the batch itself.

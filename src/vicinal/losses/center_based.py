@@ -76,7 +76,7 @@ class CenterBasedLoss(Loss):
 
         Args:
             classes: int [c], distinct.
-            vectors: float [c, dim], or [c, centers_per_class, dim]; L2-normalised here. One vector per class replaces
+            vectors: float [c, dim], or [c, centers_per_class, dim]; L2-normalized here. One vector per class replaces
                 all centers of the class, with random noise so that they can separate.
 
         Raises:

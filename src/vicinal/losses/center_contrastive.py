@@ -99,13 +99,13 @@ class CenterContrastiveLoss(CosFaceLoss):
 
 
 class ClusterContrastLoss(CenterSoftmaxLoss):
-    """Cluster contrast: normalised softmax over centers that are moving averages of the embeddings of their classes.
+    """Cluster contrast: normalized softmax over centers that are moving averages of the embeddings of their classes.
 
     After each call in training the center of every class of the batch is updated,
 
-        c_y <- normalise(momentum c_y + (1 - momentum) x_y),
+        c_y <- normalize(momentum c_y + (1 - momentum) x_y),
 
-    where x_y is the mean of the class's normalised embeddings in the batch, over all processes. A batch is compared
+    where x_y is the mean of the class's normalized embeddings in the batch, over all processes. A batch is compared
     with the centers before they are updated.
 
     Reference: Dai et al., "Cluster Contrast for Unsupervised Person Re-Identification", ACCV 2022, with its momentum

@@ -134,7 +134,7 @@ class CenterSoftmaxLoss(CenterBasedLoss):
 
 
 class NormSoftmaxLoss(CenterSoftmaxLoss):
-    """Normalised softmax: the mean over all anchors i with class y of
+    """Normalized softmax: the mean over all anchors i with class y of
 
         -log( exp(scale cos(x_i, c_y)) / sum_j exp(scale cos(x_i, c_j)) )
 

@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear classifier, and center loss: losses of embeddings that are not normalised."""
+"""Cross-entropy of a linear classifier, and center loss: losses of embeddings that are not normalized."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CrossEntropyLoss(CenterSoftmaxLoss):
 
         -log( exp(w_y x_i + b_y) / sum_j exp(w_j x_i + b_j) )
 
-    with a weight w_j and a bias b_j for each class. The loss does not normalise embeddings, nor does the model of a
+    with a weight w_j and a bias b_j for each class. The loss does not normalize embeddings, nor does the model of a
     recipe when it is trained with this loss (`Embedder.normalize_in_training`). Entries of embeddings beyond 1e12 or
     -1e12 count as these and get no gradient, so that value and gradient are finite.
 
@@ -74,7 +74,7 @@ class CenterLoss(CrossEntropyLoss):
 
         cross-entropy + center_weight x mean_i |x_i - c_y|^2
 
-    with the class y of anchor i. Embeddings are not normalised; see :class:`CrossEntropyLoss`.
+    with the class y of anchor i. Embeddings are not normalized; see :class:`CrossEntropyLoss`.
 
     Reference: Wen et al., "A Discriminative Feature Learning Approach for Deep Face Recognition", ECCV 2016, Eq. (5),
     whose lambda = 0.003 is for half the squares, as written in Cai et al., "Center Contrastive Loss for Metric

@@ -19,7 +19,7 @@ from vicinal.utils.errors import InputError
 
 
 class MarginLoss(RowLoss):
-    """Margin loss on Euclidean distances D of normalised embeddings: positives below a boundary, negatives above,
+    """Margin loss on Euclidean distances D of normalized embeddings: positives below a boundary, negatives above,
 
         [margin + D_ap - beta]+  for a positive pair,  [margin - D_an + beta]+  for a negative pair
 

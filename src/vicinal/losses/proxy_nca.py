@@ -1,4 +1,4 @@
-"""ProxyNCA and ProxyNCA++: neighbourhood component analysis with a proxy, a center, for each class."""
+"""ProxyNCA and ProxyNCA++: neighborhood component analysis with a proxy, a center, for each class."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ProxyNCAPlusPlusLoss(CenterSoftmaxLoss):
 
         -log( exp(-|x_i - c_y|^2 / temperature) / sum_j exp(-|x_i - c_j|^2 / temperature) )
 
-    over all classes including the own one; all vectors have norm 1, so it is normalised softmax with a scale of
+    over all classes including the own one; all vectors have norm 1, so it is normalized softmax with a scale of
     2 / temperature.
 
     Reference: Teh et al., "ProxyNCA++: Revisiting and Revitalizing Proxy Neighborhood Component Analysis", ECCV 2020,

@@ -71,7 +71,7 @@ def _ascending(thresholds: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
     Rows with fewer thresholds than others continue with +inf.
     """
-    max_thresholds = int(count_positives(thresholds).amax())  # synchronises with a GPU, as fewer columns are less work
+    max_thresholds = int(count_positives(thresholds).amax())  # synchronizes with a GPU, as fewer columns are less work
     smallest = thresholds.topk(max_thresholds, dim=1, largest=False)
     for k in range(max_thresholds):
         yield smallest.indices[:, k, None], smallest.values[:, k, None]

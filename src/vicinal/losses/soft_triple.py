@@ -16,7 +16,7 @@ MIN_SQUARED_DISTANCE = 1e-5
 
 
 class SoftTripleLoss(CenterSoftmaxLoss):
-    """SoftTriple loss: normalised softmax with a margin over classes with several centers, the mean over all anchors of
+    """SoftTriple loss: normalized softmax with a margin over classes with several centers, the mean over all anchors of
 
         -log( exp(scale (S_iy - margin)) / (exp(scale (S_iy - margin)) + sum_{j != y} exp(scale S_ij)) )
 

@@ -16,7 +16,7 @@ from vicinal.utils.arguments import check_positive
 
 
 class NTXentLoss(RowLoss):
-    """NT-Xent, the normalised temperature-scaled cross entropy: the mean over all positive pairs (i, j) of
+    """NT-Xent, the normalized temperature-scaled cross entropy: the mean over all positive pairs (i, j) of
 
         -log( exp(S_ij / temperature) / (exp(S_ij / temperature) + sum_N exp(S_ik / temperature)) )
 
@@ -81,7 +81,7 @@ class NPairsLoss(NTXentLoss):
 
     Reference: Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NIPS 2016, Eq. (8), on
     cosine similarities as in Wang et al., "Multi-Similarity Loss", CVPR 2019, supplement. Sohn's embeddings are not
-    normalised; `scale` replaces their squared norm.
+    normalized; `scale` replaces their squared norm.
 
     Args:
         scale: positive factor of the similarities.
@@ -111,7 +111,7 @@ class NPairsLoss(NTXentLoss):
 
 
 class NCALoss(RowLoss):
-    """Neighbourhood component analysis: minus the sum over all anchors i of
+    """Neighborhood component analysis: minus the sum over all anchors i of
 
         log( sum_P exp(scale S_ij) / sum_{k != i} exp(scale S_ik) )
 

@@ -101,7 +101,7 @@ def _sum_over_triplets(
     """The sum of the losses of each anchor, the number of losses above zero, and the two gradients of the sum."""
     total, violating = positives.new_zeros(len(positives)), positives.new_zeros(len(positives))
     grad_positives, grad_negatives = torch.zeros_like(positives), torch.zeros_like(negatives)
-    max_positives = int(count_positives(positives).amax())  # synchronises with a GPU, as fewer columns are less work
+    max_positives = int(count_positives(positives).amax())  # synchronizes with a GPU, as fewer columns are less work
     hardest = positives.topk(max_positives, dim=1, largest=False)
     for k in range(max_positives):
         losses, slopes = _hinges(negatives - hardest.values[:, k, None], margin, soft, semi_hard)

@@ -1,4 +1,4 @@
-"""Images in frames, in the cells of a grid: the parts of pictures of queries and their neighbours."""
+"""Images in frames, in the cells of a grid: the parts of pictures of queries and their neighbors."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _thumbnail(image: str | Path | Image.Image) -> Image.Image:
 
 
 def verdict(query_label: object, label: object) -> tuple[str, str]:
-    """Color and mark of a neighbour; the mark is for readers who cannot tell green from red."""
+    """Color and mark of a neighbor; the mark is for readers who cannot tell green from red."""
     if _is_unknown(query_label) or _is_unknown(label):
         return UNKNOWN, ""
     return (RIGHT, " ✓") if str(query_label) == str(label) else (WRONG, " ✗")

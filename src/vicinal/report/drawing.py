@@ -1,4 +1,4 @@
-"""Colours, axes and files of all pictures."""
+"""Colors, axes and files of all pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of queries with their neighbours, and of the course of training."""
+"""Pictures of queries with their neighbors, and of the course of training."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ MAX_ROWS = 50  # of a grid; few programs open larger pictures
 def neighbor_grid(
     queries: Sequence[Item], neighbors: Sequence[Sequence[Item]], path: str | Path, title: str | None = None
 ) -> None:
-    """Draw each query in a row with its neighbours: green frame for the same label, red for another, grey if unknown.
+    """Draw each query in a row with its neighbors: green frame for the same label, red for another, gray if unknown.
 
     Labels are compared as text, so that class 5 of a benchmark equals a folder named `5`. Of more than 50 queries the
     first 50 are drawn, and the title says so.
 
     Args:
-        queries: for each query its `path` (a file, or a PIL image; if it is unknown, a grey field is drawn) and its
+        queries: for each query its `path` (a file, or a PIL image; if it is unknown, a gray field is drawn) and its
             `label`; both are None, NaN or absent if they are unknown.
-        neighbors: for each query its neighbours, best first: `path`, `label` and `score`.
+        neighbors: for each query its neighbors, best first: `path`, `label` and `score`.
         path: the picture; its suffix is the format (png, jpg, webp, pdf, svg).
         title: a line above the picture.
 
@@ -47,7 +47,7 @@ def neighbor_grid(
         'PNG'
     """
     if not queries or len(queries) != len(neighbors):
-        raise InputError(f"{len(queries)} queries and {len(neighbors)} lists of neighbours; give one list per query")
+        raise InputError(f"{len(queries)} queries and {len(neighbors)} lists of neighbors; give one list per query")
     if len(queries) > MAX_ROWS:
         title = " - ".join(filter(None, [title, f"the first {MAX_ROWS} of {len(queries):,} queries"]))
         queries, neighbors = queries[:MAX_ROWS], neighbors[:MAX_ROWS]

@@ -1,4 +1,4 @@
-"""Nearest neighbours: exact search (`top_k`), re-ranking, refinement, and an `Index` that is kept for many searches."""
+"""Nearest neighbors: exact search (`top_k`), re-ranking, refinement, and an `Index` that is kept for many searches."""
 
 from __future__ import annotations
 

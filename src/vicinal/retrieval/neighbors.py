@@ -1,4 +1,4 @@
-"""Exact nearest neighbours by cosine similarity, in bounded memory."""
+"""Exact nearest neighbors by cosine similarity, in bounded memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIN_ROWS, MAX_ROWS = 256, 4096  # queries per block: fewer make the matrix produ
 
 @dataclass(frozen=True)
 class Neighbors:
-    """The k nearest neighbours of each query, best first.
+    """The k nearest neighbors of each query, best first.
 
     Attributes:
         scores: float32 [queries, k], cosine similarities (approximate ones from an `ivfpq` index), or the scores of a
@@ -39,7 +39,7 @@ class Neighbors:
 
     @classmethod
     def empty(cls, num_queries: int, k: int) -> Neighbors:
-        """Return uninitialised arrays to be filled, as `numpy.empty` does."""
+        """Return uninitialized arrays to be filled, as `numpy.empty` does."""
         return cls(np.empty((num_queries, k), np.float32), np.empty((num_queries, k), np.int64))
 
 
@@ -63,7 +63,7 @@ def top_k(
     Args:
         queries: float [q, dim], numpy or torch, of any precision.
         gallery: float [g, dim].
-        k: number of neighbours per query.
+        k: number of neighbors per query.
         exclude_self: int64 [q], the gallery row that is the query itself, which is not found (leave-one-out), -1 for
             none.
         query_groups: int64 [q]; gallery vectors of the query's own group are not found, -1 means no group.
@@ -93,7 +93,7 @@ def top_k(
 def nearest(
     queries: UnitVectors, gallery: UnitVectors, k: int, exclusions: Exclusions, chunk_size: int | None = None
 ) -> Neighbors:
-    """Find the `k` nearest neighbours as :func:`top_k` does, of vectors that are unit vectors already.
+    """Find the `k` nearest neighbors as :func:`top_k` does, of vectors that are unit vectors already.
 
     Raises:
         InputError: the dimensions differ, or `k` is larger than what is left of the gallery.

@@ -1,4 +1,4 @@
-"""Queries, the gallery that they search, and the nearest neighbours of both, each found only once."""
+"""Queries, the gallery that they search, and the nearest neighbors of both, each found only once."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from vicinal.utils.errors import InputError
 class QueryGallery:
     """Queries and the gallery that they search, as a re-ranking method sees them.
 
-    An image is never its own neighbour. Groups (cameras, sequences) restrict what a query may find, not what is near
-    it, so neighbours may be of any group.
+    An image is never its own neighbor. Groups (cameras, sequences) restrict what a query may find, not what is near
+    it, so neighbors may be of any group.
 
     Args:
         queries: [q, dim].
         gallery: [g, dim]; the same object as `queries` where one set searches itself.
         exclude_self: int64 [q], the gallery row that is the query itself, -1 for a query outside of the gallery.
         chunk_size: number of queries per block of a search; None chooses as many as fit into the memory budget.
-        ranking: the queries' nearest neighbours, if they were found before.
-        num_neighbors: how many neighbours per query will be asked for at most, so that the first search finds them all.
+        ranking: the queries' nearest neighbors, if they were found before.
+        num_neighbors: how many neighbors per query will be asked for at most, so that the first search finds them all.
 
     Example:
         >>> vectors = UnitVectors(np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), "vector")
@@ -54,12 +54,12 @@ class QueryGallery:
 
     @cached_property
     def is_leave_one_out(self) -> bool:
-        """Whether one set searches itself, so that a query's neighbours are those of its gallery row."""
+        """Whether one set searches itself, so that a query's neighbors are those of its gallery row."""
         return self.queries is self.gallery and bool((self.exclude_self == np.arange(len(self.queries))).all())
 
     @cached_property
     def max_neighbors(self) -> int:
-        """How many neighbours every query has at least."""
+        """How many neighbors every query has at least."""
         return len(self.gallery) - bool((self.exclude_self >= 0).any())
 
     def query_neighbors(self, k: int) -> Neighbors:
@@ -80,7 +80,7 @@ class QueryGallery:
         return nearest(self.gallery.subset(rows), self.gallery, k, exclusions, self.chunk_size)
 
     def check_num_neighbors(self, method: object, name: str, value: int, max_value: int, min_value: int = 1) -> None:
-        """Raise InputError when a method's argument asks for more neighbours than the gallery has.
+        """Raise InputError when a method's argument asks for more neighbors than the gallery has.
 
         The gallery allows values up to `max_value`; where that is below the method's `min_value`, it is too small.
         """

@@ -52,6 +52,6 @@ def range_search(queries: UnitVectors, gallery: UnitVectors, thresholds: Floats)
 def _check_count(num_pairs: int, num_queries: int) -> None:
     if num_pairs > MAX_PAIRS:
         raise InputError(
-            f"the neighbourhoods of {num_queries} images hold more than {MAX_PAIRS} others: use a smaller k or "
+            f"the neighborhoods of {num_queries} images hold more than {MAX_PAIRS} others: use a smaller k or "
             "epsilon, or look at the embeddings, most of which may be equal"
         )

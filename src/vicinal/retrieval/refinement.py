@@ -1,4 +1,4 @@
-"""Refinement: every embedding is moved by its nearest neighbours before embeddings are compared."""
+"""Refinement: every embedding is moved by its nearest neighbors before embeddings are compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vicinal.retrieval.scores import Array, UnitVectors, check_chunk_size, check
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
 
-MAX_GATHERED_VALUES = 2**22  # of neighbours and attention heads in memory at a time; more would not fit into caches
+MAX_GATHERED_VALUES = 2**22  # of neighbors and attention heads in memory at a time; more would not fit into caches
 
 
 def refine(
@@ -28,16 +28,16 @@ def refine(
     depth: int | None = None,
     chunk_size: int | None = None,
 ) -> Floats:
-    """Refine embeddings, each by its nearest neighbours: Context Refiner, Algorithm 2.
+    """Refine embeddings, each by its nearest neighbors: Context Refiner, Algorithm 2.
 
     Args:
         refiner: a refiner trained on embeddings of the same model; the computation runs on its device.
         embeddings: float [n, dim], numpy or torch, of any precision.
-        gallery: float [g, dim], among which neighbours are searched; None searches among the other embeddings.
-        neighbors: number of neighbours; None takes the refiner's own number. All are taken where there are fewer.
+        gallery: float [g, dim], among which neighbors are searched; None searches among the other embeddings.
+        neighbors: number of neighbors; None takes the refiner's own number. All are taken where there are fewer.
         depth: number of blocks; None applies all.
         chunk_size: number of embeddings at a time; None takes so many that about 32 MB are needed in addition to
-            embeddings and result. (The search for neighbours takes about 64 MB.)
+            embeddings and result. (The search for neighbors takes about 64 MB.)
 
     Returns:
         float32 [n, dim], of length 1.
@@ -68,17 +68,17 @@ def refine(
 class Refinement(Reranking):
     """Refines the embeddings of queries and gallery and searches again: Context Refiner, Algorithm 2.
 
-    The context of an image is its nearest neighbours without itself; other images of the same embedding may be among
-    them. Where one set searches itself (leave-one-out), neighbours are searched among all other images, whatever
+    The context of an image is its nearest neighbors without itself; other images of the same embedding may be among
+    them. Where one set searches itself (leave-one-out), neighbors are searched among all other images, whatever
     `context` is.
 
     Args:
         refiner: a refiner trained on embeddings of the same model.
-        context: where neighbours are searched if queries and gallery are separate: "everything", among queries and
+        context: where neighbors are searched if queries and gallery are separate: "everything", among queries and
             gallery together, as in the paper, so that the result of a query depends on the other queries; or "gallery",
             as in an index, whose gallery was refined before and whose queries come one by one.
         depth: number of blocks; None applies all.
-        neighbors: number of neighbours; None takes the refiner's own number. All are taken where there are fewer. A
+        neighbors: number of neighbors; None takes the refiner's own number. All are taken where there are fewer. A
             refiner of the context "self" takes none.
 
     Raises:
@@ -132,7 +132,7 @@ class Refinement(Reranking):
         return RerankedScores(refined.subset(query_rows), refined.subset(np.arange(size)))
 
     def _refine_by_gallery(self, gallery: UnitVectors, outside: UnitVectors, chunk_size: int | None) -> UnitVectors:
-        """Refine the gallery, and the queries outside of it, by neighbours from the gallery."""
+        """Refine the gallery, and the queries outside of it, by neighbors from the gallery."""
         searches = (
             QueryGallery.leave_one_out(gallery, chunk_size),
             QueryGallery(outside, gallery, np.full(len(outside), -1), chunk_size),
@@ -140,7 +140,7 @@ class Refinement(Reranking):
         return self._unit(np.concatenate([self.refine_queries(search) for search in searches]))
 
     def _refine_together(self, gallery: UnitVectors, outside: UnitVectors, chunk_size: int | None) -> UnitVectors:
-        """Refine the gallery, and the queries outside of it, by neighbours from both."""
+        """Refine the gallery, and the queries outside of it, by neighbors from both."""
         everything = UnitVectors(
             torch.cat([vectors.block(0, len(vectors)) for vectors in (gallery, outside)]), "embedding"
         )
@@ -152,19 +152,19 @@ class Refinement(Reranking):
         return self.refine_vectors(query_gallery.queries, query_gallery.gallery, context, query_gallery.chunk_size)
 
     def find_context(self, query_gallery: QueryGallery) -> Integers:
-        """Return the gallery rows of each query's neighbours, int64 [queries, k], as many as there are."""
+        """Return the gallery rows of each query's neighbors, int64 [queries, k], as many as there are."""
         k = min(self.num_neighbors, query_gallery.max_neighbors)
         return query_gallery.query_neighbors(k).ids if k else np.empty((len(query_gallery.queries), 0), np.int64)
 
     def refine_vectors(
         self, vectors: UnitVectors, gallery: UnitVectors, context: Integers, chunk_size: int | None = None
     ) -> Floats:
-        """Refine vectors by neighbours that are known.
+        """Refine vectors by neighbors that are known.
 
         Args:
             vectors: [n, dim].
             gallery: [g, dim].
-            context: int64 [n, k], the gallery rows of each vector's neighbours.
+            context: int64 [n, k], the gallery rows of each vector's neighbors.
             chunk_size: number of vectors at a time; None takes so many that about 32 MB are needed.
 
         Returns:

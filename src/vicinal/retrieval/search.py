@@ -57,7 +57,7 @@ def search_images(
         exclude_self: whether to leave out matches that have the query's own path; there are k others unless the index
             has fewer.
         refiner: the refiner that the index was built with, if any. The embedding of a query whose path is in the index
-            is not among the neighbours by which the query is refined, whether its match is left out or not; another
+            is not among the neighbors by which the query is refined, whether its match is left out or not; another
             image of the same path counts as a duplicate.
 
     Raises:

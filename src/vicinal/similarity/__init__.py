@@ -1,6 +1,6 @@
 """Anchors, references and their pairs: what every loss computes from.
 
-:class:`PairSource` holds the normalised anchors and references of a batch and its positive and negative pairs. A
+:class:`PairSource` holds the normalized anchors and references of a batch and its positive and negative pairs. A
 distributed training loop of your own builds one with :meth:`PairSource.from_distributed_batch` and passes it to
 `Loss.parts`.
 """

@@ -92,7 +92,7 @@ class CenterBlocks:
         return distributed.all_reduce_logsumexp(others) if self.centers.is_sharded else others, kept
 
     def tile(self, block: Block, span: slice, units: Tensor) -> CenterTile:
-        """The statistics of a block over the tile of these normalised centers."""
+        """The statistics of a block over the tile of these normalized centers."""
         k = self.centers.centers_per_class
         logits = self.centers.scale * block.anchors @ units.T
         if self.bias is not None:

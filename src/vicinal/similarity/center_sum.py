@@ -29,7 +29,7 @@ def sum_over_anchors(anchors: Tensor, labels: Tensor, centers: ClassCenters, row
     processes is that of the whole.
 
     Args:
-        anchors: float [n, d], L2-normalised unless the centers have a bias; float32 or float64.
+        anchors: float [n, d], L2-normalized unless the centers have a bias; float32 or float64.
         labels: int [n], from 0 to num_classes - 1.
         centers: class centers.
         row_values: the loss of each anchor.

@@ -1,4 +1,4 @@
-"""Normalised class centers, tile by tile, and the gradient of the normalisation."""
+"""Normalized class centers, tile by tile, and the gradient of the normalization."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ TILE_ELEMENTS = 2**20
 
 
 class CenterTiles:
-    """Normalised class centers, tile by tile. Gradients with respect to them become gradients of the centers.
+    """Normalized class centers, tile by tile. Gradients with respect to them become gradients of the centers.
 
     Iterating gives the spans of the tiles.
 
     Args:
         vectors: float [centers, d].
-        normalized: whether the vectors are L2-normalised, or used as they are.
+        normalized: whether the vectors are L2-normalized, or used as they are.
         size: number of centers in a tile.
         needs_sum: whether `sum` is needed.
 
     Attributes:
-        sum: float [d], of all normalised vectors, once every tile was read.
+        sum: float [d], of all normalized vectors, once every tile was read.
     """
 
     def __init__(self, vectors: Tensor, normalized: bool, size: int, needs_sum: bool = False) -> None:
@@ -40,7 +40,7 @@ class CenterTiles:
             yield slice(start, min(start + self.size, len(self.vectors)))
 
     def units(self, span: slice) -> Tensor:
-        """The normalised vectors of a tile, [size, d]."""
+        """The normalized vectors of a tile, [size, d]."""
         vectors, inverse = self.vectors[span], self.inverse_norms[span]
         is_first = span.stop > self.num_read
         self.num_read = max(self.num_read, span.stop)
@@ -53,7 +53,7 @@ class CenterTiles:
         return vectors * inverse[:, None] if self.normalized else vectors
 
     def normalize_backward(self, gradient: Tensor, units: Tensor, span: slice) -> None:
-        """Turn the gradient with respect to the normalised vectors of a tile into that of its vectors, in place."""
+        """Turn the gradient with respect to the normalized vectors of a tile into that of its vectors, in place."""
         if self.normalized:
             along = torch.linalg.vecdot(gradient, units)[:, None]
             inverse = self.inverse_norms[span, None].clamp_max(1 / MIN_GRADIENT_NORM)

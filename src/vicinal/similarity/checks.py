@@ -19,7 +19,7 @@ Its arguments are the labels of anchors, `[rows, ...]`, and of references, `[col
 
 
 def can_read_values(tensor: Tensor) -> bool:
-    """Whether reading the values of a tensor neither synchronises with a GPU nor breaks a graph of `torch.compile`."""
+    """Whether reading the values of a tensor neither synchronizes with a GPU nor breaks a graph of `torch.compile`."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 

@@ -42,7 +42,7 @@ class ClassCenters:
         scale: factor of the similarities in the exponentials.
         centers_per_class: number of centers of each class.
         temperature: of the softmax that weights several centers of a class.
-        bias: float [num_classes], added to the products; neither anchors nor centers are then normalised.
+        bias: float [num_classes], added to the products; neither anchors nor centers are then normalized.
         needs_mean: whether the loss needs `CenterRows.mean`, which requires one center per class.
         class_ids: int [classes here], the labels of the classes of `vectors`, ascending; None: 0, 1, 2, ...
         classes_per_process: number of classes that each process holds, the same tuple on all of them; empty: this
@@ -89,7 +89,7 @@ class ClassCenters:
 
         Args:
             anchors: float [rows, d].
-            own: float [rows x centers_per_class, d], not normalised.
+            own: float [rows x centers_per_class, d], not normalized.
             bias: float [rows], or None.
         """
         units = own if bias is not None else normalize(own)

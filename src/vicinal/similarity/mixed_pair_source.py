@@ -85,7 +85,7 @@ class MixedPairSource(PairSource):
     """A pair source of mixtures of the vectors in `anchors` and of those in `references`.
 
     Attributes:
-        anchor_mixture: the anchors. Neighbouring ones should have vectors in common.
+        anchor_mixture: the anchors. Neighboring ones should have vectors in common.
         reference_mixture: the references.
         total_anchors: number of anchors of all processes together.
     """

@@ -1,4 +1,4 @@
-"""L2 normalisation, exact for vectors of any length, and the floating-point type that losses compute in."""
+"""L2 normalization, exact for vectors of any length, and the floating-point type that losses compute in."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.autograd.function import once_differentiable
 MIN_NORM = 1e-12
 """Vectors whose entries are all below it are divided by it instead of their norm."""
 MIN_GRADIENT_NORM = 1e-3
-"""The derivative of the normalisation of a shorter vector is that of a vector of this norm in the same direction."""
+"""The derivative of the normalization of a shorter vector is that of a vector of this norm in the same direction."""
 
 
 def normalize(vectors: Tensor) -> Tensor:
-    """L2-normalise the rows of a float tensor [n, d] without overflow or underflow; a zero row stays zero.
+    """L2-normalize the rows of a float tensor [n, d] without overflow or underflow; a zero row stays zero.
 
     Rows are first divided by their largest absolute entry, so that squares of very large or very small entries neither
     overflow nor underflow. Rows whose entries are all below 1e-12 are divided by 1e-12 instead of their norm.
@@ -40,7 +40,7 @@ def normalize(vectors: Tensor) -> Tensor:
 
 
 def _unit_rows(vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The normalised rows, and the two numbers that each was divided by in turn."""
+    """The normalized rows, and the two numbers that each was divided by in turn."""
     largest = vectors.detach().abs().amax(dim=-1, keepdim=True)
     scaled = vectors / largest.clamp_min(MIN_NORM)
     norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True).masked_fill(largest < MIN_NORM, 1.0)

@@ -35,9 +35,9 @@ from vicinal.utils.errors import InputError
 
 @dataclass(frozen=True)
 class PairSource:
-    """L2-normalised anchors and references, and which of their pairs are positive and negative.
+    """L2-normalized anchors and references, and which of their pairs are positive and negative.
 
-    Use :meth:`from_batch` or :meth:`from_distributed_batch`, which check and normalise.
+    Use :meth:`from_batch` or :meth:`from_distributed_batch`, which check and normalize.
 
     Attributes:
         anchors: float [n, d].
@@ -49,7 +49,7 @@ class PairSource:
         masks: the positive and the negative pairs, bool [n, c] each, in place of labels.
         is_distributed: whether the anchors are this process's part of a batch and the references all of it.
         num_calls: how often the loss was called, which changes its random choices; an int64 scalar, or None.
-        unnormalized: the anchors before normalisation, float [n, d] in at least float32, where they are known.
+        unnormalized: the anchors before normalization, float [n, d] in at least float32, where they are known.
     """
 
     anchors: Tensor
@@ -78,7 +78,7 @@ class PairSource:
         positive: Tensor | None = None,
         negative: Tensor | None = None,
     ) -> PairSource:
-        """Check and normalise a batch. For the arguments see :meth:`vicinal.losses.Loss.forward`.
+        """Check and normalize a batch. For the arguments see :meth:`vicinal.losses.Loss.forward`.
 
         Raises:
             InputError: Shapes, types or the offset do not match.
@@ -197,14 +197,14 @@ class PairSource:
         )
 
     def without_normalization(self) -> PairSource:
-        """Return a source of the embeddings of the anchors before normalisation, without other references.
+        """Return a source of the embeddings of the anchors before normalization, without other references.
 
         Raises:
             InputError: they are not known, as in a mixture.
         """
         vectors = self.unnormalized
         if vectors is None:
-            raise InputError("this loss uses the embeddings before normalisation, which are not known here")
+            raise InputError("this loss uses the embeddings before normalization, which are not known here")
         return replace(
             self, anchors=vectors, references=vectors, reference_labels=self.labels, offset=0, is_distributed=False
         )
@@ -221,7 +221,7 @@ class PairSource:
     def class_columns(self) -> ClassColumns | None:
         """The columns of each class, where positive pairs are those of equal labels and finding the columns pays.
 
-        On a CPU masks over all columns cost more than the losses; on a GPU finding the columns would synchronise.
+        On a CPU masks over all columns cost more than the losses; on a GPU finding the columns would synchronize.
         """
         if not self.is_by_label or self.reference_labels is None or not can_read_values(self.anchors):
             return None

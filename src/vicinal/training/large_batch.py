@@ -37,7 +37,7 @@ def embed_in_micro_batches(model: nn.Module, images: Tensor, micro_batch_size: i
     training modes and the model's buffers are as they were the first time, and buffers end as after one pass. Other
     state that a forward pass reads and changes, such as generators of its own, is not repeated; gradient checkpointing
     inside the model must be the kind with `use_reentrant=False`. The gradient is that of the whole batch unless images
-    see each other in the model: batch normalisation in training causes a warning, once per model.
+    see each other in the model: batch normalization in training causes a warning, once per model.
 
     Reference: Patel et al., "Recall@k Surrogate Loss with Large Batches and Similarity Mixup", CVPR 2022, Algorithm 1,
     after Revaud et al., "Learning with Average Precision", ICCV 2019.
@@ -194,7 +194,7 @@ def _warn_of_batch_norm(model: nn.Module, micro_batch_size: int, batch_size: int
         return
     _warned.add(model)
     warnings.warn(
-        f"batch normalisation in training sees {micro_batch_size} images at a time and not all {batch_size}: the "
+        f"batch normalization in training sees {micro_batch_size} images at a time and not all {batch_size}: the "
         "gradient is not "
         "that of the whole batch; freeze it as Embedder(freeze_batch_norm=True) does, in a recipe by "
         "model.freeze_batch_norm",

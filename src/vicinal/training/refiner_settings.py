@@ -77,7 +77,7 @@ class RefinerSettings(BaseSettings):
     """All settings of a refiner's training, except those of the refiner and the loss.
 
     Args:
-        embeddings: file of embeddings of labelled images, .parquet or .npy with its table, as `vicinal embed` writes
+        embeddings: file of embeddings of labeled images, .parquet or .npy with its table, as `vicinal embed` writes
             it. All rows are used, or those of the splits train and val.
         run: folder of a training run, instead of `embeddings`: its model embeds its training and validation images.
         embedder_fraction: fraction of the run's training classes on which a new embedder is trained by the run's

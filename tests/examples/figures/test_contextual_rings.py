@@ -15,7 +15,7 @@ from vicinal.losses import ContextualLoss, ContrastiveLoss, MarginLoss
 
 
 def r_precision(embeddings: Tensor, labels: Tensor) -> float:
-    """R-precision; each sample is its own neighbour too."""
+    """R-precision; each sample is its own neighbor too."""
     nearest = (embeddings @ embeddings.T).topk(80, dim=1).indices
     return (labels[nearest] == labels[:, None]).float().mean().item()
 

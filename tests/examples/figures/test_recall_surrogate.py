@@ -90,7 +90,7 @@ def test_the_two_are_close_at_the_defaults() -> None:
         curve = recall_curve(RecallAtKLoss(k), similarity, positive, moved, values)
         for difference, of_positives in zip((curve.surrogate - curve.recall).abs().tolist(), found, strict=True):
             bound = sum(1 / (1 + np.exp(abs(k - rank))) for rank in of_positives) / min(k, 5)
-            assert difference <= bound + 0.02  # of the other sigmoid: neighbours are 3 temperatures away
+            assert difference <= bound + 0.02  # of the other sigmoid: neighbors are 3 temperatures away
             if min(abs(k - rank) for rank in of_positives) >= 4:
                 far += 1
                 assert difference < 0.05

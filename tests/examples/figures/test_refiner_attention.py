@@ -54,7 +54,7 @@ def test_neighbors_by_hand(make) -> None:
     assert refiner.training  # as it was
 
 
-def test_fewer_neighbours_than_the_refiner_wants() -> None:
+def test_fewer_neighbors_than_the_refiner_wants() -> None:
     found = refined_neighbors(moving(neighbors=9), *embedded(4, 2), [1])
     assert found.before.ids.shape == found.after.ids.shape == (1, 3)
     assert found.attention.shape == (3, 1, 3)
@@ -90,12 +90,12 @@ def test_grid(tmp_path: Path, figures: list[Figure], monkeypatch: pytest.MonkeyP
         assert -0.16 <= text.get_position()[0] <= axes.get_xlim()[1]
 
 
-def test_grid_without_labels_and_with_many_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grid_without_labels_and_with_many_neighbors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, table = pictured(tmp_path)
-    unlabelled = Table(table.frame[["path"]])
+    unlabeled = Table(table.frame[["path"]])
     colors, draw = [], refiner_attention.cell
     monkeypatch.setattr(refiner_attention, "cell", lambda *given: (colors.append(given[4]), draw(*given)))
-    attention_grid(moving(neighbors=20), vectors, unlabelled, [3], tmp_path / "grid.png")
+    attention_grid(moving(neighbors=20), vectors, unlabeled, [3], tmp_path / "grid.png")
     assert colors == [QUERY] + [UNKNOWN] * 24
     width, height = Image.open(tmp_path / "grid.png").size
     assert width == pytest.approx(172.5 * (13 * 1.16 + 0.2 + 0.32), abs=2)
@@ -119,7 +119,7 @@ def test_what_a_grid_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         attention_grid(moving(), vectors, table, list(range(26)), tmp_path / "grid.png")
     with pytest.raises(InputError, match="neither query nor gallery"):
         refined_neighbors(moving(), *in_sides(), [0, 1])
-    with pytest.raises(InputError, match="0 neighbours of 30 embeddings leave none"):
+    with pytest.raises(InputError, match="0 neighbors of 30 embeddings leave none"):
         refined_neighbors(moving(neighbors=0), vectors, table, [0])
     with pytest.raises(InputError, match="needs the images' paths"):
         attention_grid(moving(), *embedded(), [0], tmp_path / "grid.png")
@@ -129,6 +129,6 @@ def test_what_a_grid_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         attention_grid(moving(), vectors, table, [0], tmp_path / "grid.doc")
 
 
-def test_a_row_that_is_not_evaluated_has_no_neighbours() -> None:
+def test_a_row_that_is_not_evaluated_has_no_neighbors() -> None:
     with pytest.raises(InputError, match="neither query nor gallery"):
         refined_neighbors(moving(), *in_sides(), [0, 1])

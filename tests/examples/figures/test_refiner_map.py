@@ -64,7 +64,7 @@ def test_weights_have_the_perplexity_and_leave_out_oneself() -> None:
 
 
 def test_classes_contract_on_the_map() -> None:
-    """Averages of neighbours are nearer to each other, and images of other classes are not."""
+    """Averages of neighbors are nearer to each other, and images of other classes are not."""
     vectors, table = noisy_digits()
     moved = movement(expanding(64), vectors, table, max_images=200)
     labels = table.labels[moved.rows]
@@ -88,7 +88,7 @@ def test_images_are_drawn_class_by_class() -> None:
 
 
 def test_seed_and_context_beyond_the_map() -> None:
-    """The same images have the same places; their neighbours may be images that are not on the map."""
+    """The same images have the same places; their neighbors may be images that are not on the map."""
     refiner, (vectors, table) = moving(), embedded(60)
     first, same, other = (movement(refiner, vectors, table, 20, seed=seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first.after, same.after)
@@ -107,7 +107,7 @@ def test_only_what_is_evaluated_is_on_the_map() -> None:
     assert len(number) == 20
 
 
-def test_arrows_and_colours(figures: list[Figure], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrows_and_colors(figures: list[Figure], monkeypatch: pytest.MonkeyPatch) -> None:
     refiner, (vectors, table) = moving(), embedded(label=[f"class {i % 3}" for i in range(30)])
     moved = movement(refiner, vectors, table, 12, "pca")
     moved = moved._replace(after=3 * moved.after)  # beyond the points

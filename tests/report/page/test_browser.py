@@ -130,7 +130,7 @@ def test_text_can_be_read_in_both_schemes(tab: Browser, pages: dict[str, Path], 
     assert read["texts"] > 300
 
 
-def test_colours_can_be_chosen_and_print_is_light(tab: Browser, pages: dict[str, Path]) -> None:
+def test_colors_can_be_chosen_and_print_is_light(tab: Browser, pages: dict[str, Path]) -> None:
     tab.open(pages["one"])
     paper = "getComputedStyle(document.body).backgroundColor"
     light, drawn = tab.ask(paper), tab.ask(PIXELS)
@@ -154,7 +154,7 @@ def test_click_enlarges_and_keys_go_on(tab: Browser, pages: dict[str, Path]) -> 
     assert tab.ask(text_of("found-note")) == "query"
     assert tab.ask("document.getElementById('query').hidden")
     tab.press("ArrowRight")
-    assert "neighbour 1, " in tab.ask(text_of("found-note"))
+    assert "neighbor 1, " in tab.ask(text_of("found-note"))
     (query, first), (found, second) = tab.ask(FRAMES)
     assert query
     assert found

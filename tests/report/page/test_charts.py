@@ -65,7 +65,7 @@ def test_nothing_to_draw() -> None:
     assert line_chart([], "x", "y", "") is None
 
 
-def test_lines_differ_by_more_than_colour() -> None:
+def test_lines_differ_by_more_than_color() -> None:
     lines = [Line(str(number), np.arange(2.0), np.arange(2.0)) for number in range(12)]
     looks = re.findall(
         r'class="line (color\d)"(?: stroke-dasharray="([^"]+)")?', line_chart(lines, "x", "y", "")[:20000]

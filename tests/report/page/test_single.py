@@ -100,7 +100,7 @@ def test_people_without_eyes_or_mouse_can_use_it(page: Page) -> None:
     assert page.all("p", id="map-said")[0]["aria-live"] == "polite"
 
 
-def test_neighbors_are_marked_by_more_than_colour(page: Page, digits: Case) -> None:
+def test_neighbors_are_marked_by_more_than_color(page: Page, digits: Case) -> None:
     cells = page.all("button", type="button")
     right = [cell for cell in cells if cell.get("class") == "cell right"]
     wrong = [cell for cell in cells if cell.get("class") == "cell wrong"]

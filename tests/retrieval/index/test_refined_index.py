@@ -41,7 +41,7 @@ def made(neighbors: int = 4, seed: int = 0, model: str | None = None) -> Context
 
 
 def refined_alone(refiner: ContextRefiner, vector: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """One vector, refined by its nearest neighbours among the others."""
+    """One vector, refined by its nearest neighbors among the others."""
     nearest = np.argsort(-(others @ vector), kind="stable")[: refiner.neighbors]
     with torch.no_grad():
         return refiner(torch.from_numpy(vector[None]), torch.from_numpy(others[nearest][None]))[0].numpy()
@@ -52,7 +52,7 @@ def all_refined_alone(refiner: ContextRefiner, vectors: np.ndarray) -> np.ndarra
 
 
 def check_neighbors(matches, queries: np.ndarray, gallery: np.ndarray, ids: np.ndarray) -> None:
-    """The neighbours are the best gallery rows, which have the given ids, with their scores."""
+    """The neighbors are the best gallery rows, which have the given ids, with their scores."""
     scores = queries @ gallery.T
     best = np.argsort(-scores, axis=1)[:, : matches.ids.shape[1]]
     np.testing.assert_array_equal(matches.ids, ids[best])
@@ -90,7 +90,7 @@ def test_queries_that_are_in_the_index() -> None:
 
 
 def test_many_duplicates_hide_the_query() -> None:
-    """Among ten equal embeddings, a search for a few neighbours need not find the query itself."""
+    """Among ten equal embeddings, a search for a few neighbors need not find the query itself."""
     refiner, vectors = made(neighbors=3), np.repeat(unit(3), 10, axis=0)
     index = Index.build(vectors, table(30), refiner=refiner)
     wanted = refined_alone(refiner, vectors[0], vectors[1:])
@@ -101,7 +101,7 @@ def test_many_duplicates_hide_the_query() -> None:
     np.testing.assert_allclose(index._engine.take(np.arange(1))[0], wanted, atol=2e-6)
 
 
-def test_search_images_recognises_a_query_by_its_path() -> None:
+def test_search_images_recognizes_a_query_by_its_path() -> None:
     refiner, vectors = made(), unit(30)
     index, gallery = Index.build(vectors, table(30), refiner=refiner), all_refined_alone(refiner, vectors)
     strangers = Table(pd.DataFrame({"path": ["/12.png", "/stranger.png", "/30.png"]}))

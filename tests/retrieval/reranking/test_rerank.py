@@ -144,7 +144,7 @@ def test_ties_are_in_gallery_order(rows: int, seed: int, data: st.DataObject) ->
 
 @pytest.mark.parametrize("method", [ReciprocalReranking(k1=4, k2=1), ReciprocalReranking(k1=7, k2=3)], ids=name)
 def test_a_query_that_ties_with_the_last_neighbor_is_reciprocal(method: Reranking) -> None:
-    queries, gallery = lattice(60, 6, 1), lattice(70, 6, 0)  # nearly every query ties with some k-th neighbour
+    queries, gallery = lattice(60, 6, 1), lattice(70, 6, 0)  # nearly every query ties with some k-th neighbor
     check(rerank(queries, gallery, 70, method), reference(method, queries, gallery, np.full(60, -1)))
 
 

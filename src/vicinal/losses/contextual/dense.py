@@ -1,4 +1,4 @@
-"""The contextual loss by dense matrices: for neighbourhoods of any size, for all variants, and for GPUs."""
+"""The contextual loss by dense matrices: for neighborhoods of any size, for all variants, and for GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def dense_loss(similarity: Tensor, positive: Tensor, known: Tensor | None, k: in
         similarity: float [n, n]; its diagonal is overwritten.
         positive: bool [n, n], the y.
         known: bool [n, n], pairs whose y is known; others contribute 0. None: all, and y is symmetric.
-        k: number of neighbours of a sample, including itself.
+        k: number of neighbors of a sample, including itself.
         variant: definition of contextual similarity.
     """
     similarity = similarity.fill_diagonal_(1.0)

@@ -21,9 +21,9 @@ from vicinal.utils.arguments import MAX_INTEGER, check_nonnegative, check_positi
 from vicinal.utils.errors import InputError, one_line
 
 MIN_SPARSE_SAMPLES = 256
-"""Number of samples up to which dense matrices are faster however small the neighbourhoods are."""
+"""Number of samples up to which dense matrices are faster however small the neighborhoods are."""
 MAX_DENSITY = 1 / 40
-"""Fraction of all samples, as neighbours or as a class, from which on dense matrices are faster."""
+"""Fraction of all samples, as neighbors or as a class, from which on dense matrices are faster."""
 
 
 class ContextualLoss(Loss):
@@ -31,7 +31,7 @@ class ContextualLoss(Loss):
 
         1/n^2 sum over i != j of (y_ij - w_ij)^2
 
-    Contextual similarity is the fraction of its neighbours that a sample has in common with another. The neighbours N_i
+    Contextual similarity is the fraction of its neighbors that a sample has in common with another. The neighbors N_i
     are the k nearest samples, including the sample itself, and those whose squared distance is at most epsilon larger;
 
         w1_ij = 1/2 (|N_i and N_j| / |N_i|  +  |neither in N_i nor in N_j| / |not in N_i|)   if j is in N_i, else 0
@@ -39,11 +39,11 @@ class ContextualLoss(Loss):
         w_ij  = (w2_ij + w2_ji) / 2
 
     The loss is 0 when the k - 1 nearest of every sample are the other samples of its class, by a margin of epsilon. The
-    gradient of a sample depends on the neighbours of its neighbours, so that label noise has less influence than in
-    pair losses. Membership in a neighbourhood is a step function; alpha replaces its gradient.
+    gradient of a sample depends on the neighbors of its neighbors, so that label noise has less influence than in
+    pair losses. Membership in a neighborhood is a step function; alpha replaces its gradient.
 
-    The computation is exact at any size. Where neighbourhoods and classes are small, as neighbourhoods are after the
-    first epochs, time grows only with the search for neighbours, and memory with the batch; otherwise, and on a GPU, it
+    The computation is exact at any size. Where neighborhoods and classes are small, as neighborhoods are after the
+    first epochs, time grows only with the search for neighbors, and memory with the batch; otherwise, and on a GPU, it
     multiplies dense matrices, and holds about a dozen of them.
 
     A batch should have k samples per class. With references, which must contain the embeddings (offset), it is the loss
@@ -55,14 +55,14 @@ class ContextualLoss(Loss):
     0.1 * SimilarityRegularizer(0.3)`. The arguments after alpha are its ablations (Table 1 and 5, Fig. 16 and 17).
 
     Args:
-        k: number of neighbours of a sample, including itself, at least 2; None: the number of samples per class in the
-            batch, which synchronises with a GPU.
+        k: number of neighbors of a sample, including itself, at least 2; None: the number of samples per class in the
+            batch, which synchronizes with a GPU.
         epsilon: by how much larger a squared distance may be than the k-th, not negative.
         alpha: replaces the gradient of a step.
         theta: "step", or "sigmoid" with its own gradient (Eq. 21).
         temperature: of the sigmoid of squared distances; the paper gives none.
         conjunction: "product" or "min" of two memberships, for membership in both.
-        complement: whether common non-neighbours count too; otherwise w1 is the fraction of common neighbours alone.
+        complement: whether common non-neighbors count too; otherwise w1 is the fraction of common neighbors alone.
         intersection: step 2; without it w1 is whether j is in N_i.
         expansion: step 3; without it w is w1. Without both, the loss is L1 of Eq. (32).
         detach_sizes: whether the sizes in w1 have no gradient.
@@ -155,7 +155,7 @@ class ContextualLoss(Loss):
         return _WithGradient.apply(loss, source.anchors)
 
     def _may_be_sparse(self, source: PairSource) -> bool:
-        # On a GPU products of dense matrices are fast, and the search for neighbours would synchronise with it.
+        # On a GPU products of dense matrices are fast, and the search for neighbors would synchronize with it.
         is_plain = type(source) is PairSource and source.is_by_label and can_read_values(source.anchors)
         if not is_plain or not self.variant.has_matrix_form or self.variant.correct_gradient:
             return False

@@ -1,10 +1,10 @@
-"""Contextual similarity and its gradient as products of matrices, which are sparse where neighbourhoods are small.
+"""Contextual similarity and its gradient as products of matrices, which are sparse where neighborhoods are small.
 
-Neighbourhoods are usually small. Contextual similarity is then 0 for almost all pairs. The complements of
-neighbourhoods add `n - |N_i| - |N_j|` to the size of the intersection, and a constant per row to the gradient. So no
-matrix has more than a few entries per row, and only the search for neighbours computes all pairs.
+Neighborhoods are usually small. Contextual similarity is then 0 for almost all pairs. The complements of
+neighborhoods add `n - |N_i| - |N_j|` to the size of the intersection, and a constant per row to the gradient. So no
+matrix has more than a few entries per row, and only the search for neighbors computes all pairs.
 
-In the notation of the paper (Liao et al., ICML 2023, Eq. (1) to (5)), with N and N' the neighbourhoods of k and k/2 as
+In the notation of the paper (Liao et al., ICML 2023, Eq. (1) to (5)), with N and N' the neighborhoods of k and k/2 as
 matrices of ones, R = N' * N'^T, c and r the row sums of N and R, m = n - c:
 
     P  = N N^T                  W1 = N * A,  A_ij = (P_ij / c_i + (n - c_i - c_j + P_ij) / m_i) / 2
@@ -31,7 +31,7 @@ M = TypeVar("M", bound=Matrix)
 
 @dataclass(frozen=True)
 class Neighborhoods(Generic[M]):
-    """Neighbourhoods as matrices [n, n] with a one for each neighbour.
+    """Neighborhoods as matrices [n, n] with a one for each neighbor.
 
     Attributes:
         near: N, for each row its k nearest, including itself, and those that are as near up to epsilon.
@@ -44,7 +44,7 @@ class Neighborhoods(Generic[M]):
 
 @dataclass(frozen=True)
 class Gradient(Generic[M]):
-    """dL/dN + dL/dN' as `entries + grad_common @ N + grad_rows 1^T`, which are sparse if the neighbourhoods are."""
+    """dL/dN + dL/dN' as `entries + grad_common @ N + grad_rows 1^T`, which are sparse if the neighborhoods are."""
 
     entries: M
     grad_common: M | None
@@ -64,9 +64,9 @@ class ContextualSimilarity(Generic[M]):
         self.variant = variant
         self.sizes = self.near.row_sums()
         self.n = len(self.sizes)
-        self.all_near = (self.sizes == self.n).to(self.sizes.dtype)  # rows without non-neighbours have all in common
+        self.all_near = (self.sizes == self.n).to(self.sizes.dtype)  # rows without non-neighbors have all in common
         self.num_far = (self.n - self.sizes).clamp_min(1)
-        # Two rows have in common as many non-neighbours as neighbours, plus one of these numbers for each row.
+        # Two rows have in common as many non-neighbors as neighbors, plus one of these numbers for each row.
         self.far_minus_near = self.n - self.sizes + self.all_near, -self.sizes
         self.w1 = self._intersection() if variant.intersection else self.near
         if variant.expansion:
@@ -79,7 +79,7 @@ class ContextualSimilarity(Generic[M]):
         return (self.w2 + self.w2.T if self.variant.expansion else self.w1 + self.w1).half()
 
     def gradient(self, grad_w: M) -> Gradient[M]:
-        """The gradient with respect to the neighbourhoods; can be called once. With expansion `grad_w` is symmetric."""
+        """The gradient with respect to the neighborhoods; can be called once. With expansion `grad_w` is symmetric."""
         if not self.variant.expansion:
             return self._grad_near(grad_w)
         scaled = grad_w.scaled(1 / self.num_reciprocal)
@@ -109,7 +109,7 @@ class ContextualSimilarity(Generic[M]):
 
     @property
     def _weight_of_common(self) -> Tensor:
-        """The derivative of a row's agreement A with respect to the number of common neighbours."""
+        """The derivative of a row's agreement A with respect to the number of common neighbors."""
         if not self.variant.complement:
             return 1 / self.sizes
         return (1 / self.sizes + 1 / self.num_far) / 2

@@ -1,4 +1,4 @@
-"""The contextual loss of small neighbourhoods by sparse matrices: no matrix of all pairs is ever held."""
+"""The contextual loss of small neighborhoods by sparse matrices: no matrix of all pairs is ever held."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from vicinal.similarity.tiles import default_tile_rows
 def find_neighborhoods(
     vectors: Tensor, k: int, epsilon: float, max_neighbors: float
 ) -> Neighborhoods[SparseMatrix] | None:
-    """Find the neighbourhoods of unit vectors [n, d], tile by tile.
+    """Find the neighborhoods of unit vectors [n, d], tile by tile.
 
     Returns:
-        The neighbourhoods; None if the mean number of neighbours of the rows of a tile exceeds `max_neighbors`.
+        The neighborhoods; None if the mean number of neighbors of the rows of a tile exceeds `max_neighbors`.
     """
     n, rows = len(vectors), default_tile_rows(len(vectors))
     tiles: list[tuple[Tensor, Tensor]] = []

@@ -56,14 +56,14 @@ def similarity_of_kth(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def slack(epsilon: float, dtype: torch.dtype) -> float:
-    """By how much less similar than the k-th a neighbour may be."""
+    """By how much less similar than the k-th a neighbor may be."""
     # Half the squared distance of unit vectors is 1 - s. Matrix products of different shapes round differently, and
     # similarities that differ by no more than that are ties.
     return epsilon / 2 + 16 * torch.finfo(dtype).eps
 
 
 def _neighborhood(similarity: Tensor, kth: Tensor, variant: Variant) -> tuple[Tensor, Tensor]:
-    """Eq. (2) or (21): how much each column is a neighbour of its row, and how much it is not."""
+    """Eq. (2) or (21): how much each column is a neighbor of its row, and how much it is not."""
     if variant.theta == "sigmoid":
         margin = (similarity - kth + variant.epsilon / 2) * (2 / variant.temperature)
         return margin.sigmoid(), (-margin).sigmoid()
@@ -72,7 +72,7 @@ def _neighborhood(similarity: Tensor, kth: Tensor, variant: Variant) -> tuple[Te
 
 
 def _agreement(near: Tensor, far: Tensor, variant: Variant) -> Tensor:
-    """Eq. (3) without its first factor: the fractions of neighbours, and of non-neighbours, in common with a column."""
+    """Eq. (3) without its first factor: the fractions of neighbors, and of non-neighbors, in common with a column."""
     fraction = _fraction_in_common(near, variant)
     return (fraction + _fraction_in_common(far, variant)) / 2 if variant.complement else fraction
 
@@ -97,7 +97,7 @@ def _minima_with(part: Tensor, members: Tensor) -> Tensor:
 
 
 def _expanded(w1: Tensor, close: Tensor, variant: Variant) -> Tensor:
-    """Eq. (4): the average over close reciprocal neighbours, made symmetric."""
+    """Eq. (4): the average over close reciprocal neighbors, made symmetric."""
     reciprocal = _and(close, close.T, variant)
     sizes = reciprocal.sum(dim=1, keepdim=True)
     w2 = reciprocal @ w1 / (sizes.detach() if variant.detach_expansion_size else sizes)

@@ -1,4 +1,4 @@
-"""Queries that are in several sets: which got better and which got worse, with their neighbours in both."""
+"""Queries that are in several sets: which got better and which got worse, with their neighbors in both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_CHANGES = 10  # queries that got better, and as many that got worse
 def changes_section(
     sets: Mapping[str, EvaluatedEmbeddings], neighbors: Mapping[str, QueryNeighbors], frames: Mapping[str, ImageFrames]
 ) -> Section:
-    """Queries that got better or worse than in the first set, each with its neighbours in both sets."""
+    """Queries that got better or worse than in the first set, each with its neighbors in both sets."""
     metric = query_metric(next(iter(sets.values())).evaluation)
     before, *others = (_Side(name, each, metric, neighbors[name], frames[name]) for name, each in sets.items())
     parts = [part for after in others for part in _against(before, after)]

@@ -1,4 +1,4 @@
-"""Charts in SVG: lines and histograms, in the colours of the page's style sheet."""
+"""Charts in SVG: lines and histograms, in the colors of the page's style sheet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vicinal.utils.arrays import Doubles
 WIDTH, HEIGHT = 480, 240
 LEFT, RIGHT, TOP, BOTTOM = 66, WIDTH - 14, 10, HEIGHT - 44  # coordinates of the axes
 MAX_POINTS, MAX_LISTED = 400, 20  # of a line: drawn, and in its table
-DASHES = ("", "7 4", "2 3", "9 3 2 3")  # so that lines differ by more than their colours
+DASHES = ("", "7 4", "2 3", "9 3 2 3")  # so that lines differ by more than their colors
 NUM_COLORS = 6  # of the style sheet
 MAX_VALUE = 1e300  # larger values are drawn here, because their range may be infinite
 

@@ -34,7 +34,7 @@ def write_comparison_page(
 ) -> None:
     """Write a page, as :func:`~vicinal.report.page.write_page` does, that compares several sets with the first one.
 
-    The page has the metrics side by side, the queries that got better and worse with their neighbours in both sets,
+    The page has the metrics side by side, the queries that got better and worse with their neighbors in both sets,
     similarities of pairs, settings that differ, learning curves on common axes, and the data. For a set that was not
     evaluated on the queries and gallery of the first one there are no differences, and the page says why.
 

@@ -1,4 +1,4 @@
-"""Images in frames: queries with their neighbours, each a button that enlarges the image."""
+"""Images in frames: queries with their neighbors, each a button that enlarges the image."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ImageFrames:
 
         Args:
             row: of the table.
-            kind: "query", "right", "wrong" or "plain", the colour of the frame.
+            kind: "query", "right", "wrong" or "plain", the color of the frame.
             mark: a few characters below the image.
             text: describes the image to screen readers, and beside the enlarged image.
         """
@@ -59,13 +59,13 @@ class ImageFrames:
         return self.frame(row, "query", "query", "query")
 
     def neighbor(self, query: int, row: int, rank: int, similarity: float) -> Markup:
-        """The frame of a neighbour, which shows whether it is of the query's class."""
+        """The frame of a neighbor, which shows whether it is of the query's class."""
         kind, mark = ("right", RIGHT) if self.labels[query] == self.labels[row] else ("wrong", WRONG)
-        text = f"neighbour {rank}, {kind}, similarity {similarity:.3f}"
+        text = f"neighbor {rank}, {kind}, similarity {similarity:.3f}"
         return self.frame(row, kind, f"{mark} {similarity:.2f}", text)
 
     def ranking(self, neighbors: QueryNeighbors, query: int, max_neighbors: int = MAX_NEIGHBORS) -> Markup:
-        """A list of a query, given by its row, and its nearest neighbours."""
+        """A list of a query, given by its row, and its nearest neighbors."""
         at = neighbors.index(query)
         rows = neighbors.neighbors[at, :max_neighbors].tolist()
         similarities = neighbors.similarities[at, :max_neighbors].tolist()

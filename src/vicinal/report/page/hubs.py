@@ -1,4 +1,4 @@
-"""Images that are neighbours of very many others."""
+"""Images that are neighbors of very many others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_HUBS = 12
 
 
 def hubs_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Section:
-    """The images that are in the most lists of neighbours."""
+    """The images that are in the most lists of neighbors."""
     result = hubness(neighbors)
     lead = (
         f"Images that are among the {neighbors.k} nearest of very many queries: on average an image is in "

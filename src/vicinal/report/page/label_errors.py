@@ -1,4 +1,4 @@
-"""Images whose neighbours agree on another class."""
+"""Images whose neighbors agree on another class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_ERRORS = 12
 
 
 def label_errors_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Section:
-    """The most certain errors, each with the neighbours that agree on another class."""
+    """The most certain errors, each with the neighbors that agree on another class."""
     errors = label_errors(neighbors, NUM_VOTES, MIN_VOTES)
     shown = errors.head(MAX_ERRORS)
     lead = (
@@ -19,10 +19,10 @@ def label_errors_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Sect
         f"but at least {MIN_VOTES}): look whether the label is right. "
     )
     lead += f"There are {len(errors):,}" if len(errors) else "There are none"
-    lead += f"; the {len(shown)} with the most similar neighbours are shown." if len(shown) < len(errors) else "."
+    lead += f"; the {len(shown)} with the most similar neighbors are shown." if len(shown) < len(errors) else "."
     entries = [
         entry(
-            f"Labelled {each.label}; its neighbours say {each.suggested_label}",
+            f"Labeled {each.label}; its neighbors say {each.suggested_label}",
             frames.ranking(neighbors, each.row, each.num_votes),
         )
         for each in shown.itertuples()

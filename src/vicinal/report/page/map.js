@@ -24,7 +24,7 @@ function makeMap(canvas, map) {
   const placeX = (point) => width / 2 + view.x + (map.x[point] - side / 2) * unit();
   const placeY = (point) => height / 2 + view.y - (map.y[point] - side / 2) * unit();
   const isOpen = (point) => only < 0 || map.label[point] === only;
-  const colour = (label) => {
+  const color = (label) => {
     const hue = Math.round((label * 137.508) % 360);
     const band = Math.floor(label / 8) % 3;
     return isDark() ? `hsl(${hue} 70% ${60 + 10 * band}%)` : `hsl(${hue} 75% ${42 - 8 * band}%)`;
@@ -56,10 +56,10 @@ function makeMap(canvas, map) {
     context.arc(x, y, radius, 0, 2 * Math.PI);
     if (map.right[point] === 0) { // its nearest image is of another class
       context.lineWidth = 1.8;
-      context.strokeStyle = colour(map.label[point]);
+      context.strokeStyle = color(map.label[point]);
       context.stroke();
     } else {
-      context.fillStyle = colour(map.label[point]);
+      context.fillStyle = color(map.label[point]);
       context.fill();
     }
   }
@@ -250,7 +250,7 @@ function makeMap(canvas, map) {
       button.type = "button";
       button.dataset.label = String(label);
       button.setAttribute("aria-pressed", String(label === only));
-      spot.style.background = colour(label);
+      spot.style.background = color(label);
       const text = document.createElement("span");
       text.textContent = name;
       text.dir = "auto";

@@ -28,7 +28,7 @@ for (const image of document.querySelectorAll("img[data-image]")) {
 
 // Theme: the system's, light or dark.
 const themes = { system: "as the system", light: "light", dark: "dark" };
-const redraws = []; // what is drawn in colours that are not the style sheet's
+const redraws = []; // what is drawn in colors that are not the style sheet's
 const systemIsDark = window.matchMedia("(prefers-color-scheme: dark)");
 let theme = "system";
 let printing = false;
@@ -87,7 +87,7 @@ window.addEventListener("scroll", () => {
 }, { passive: true });
 markSection();
 
-// The viewer: one image large, beside the query it was found for; its neighbours by the arrow keys.
+// The viewer: one image large, beside the query it was found for; its neighbors by the arrow keys.
 const viewer = byId("viewer");
 let items = [];
 let at = 0;

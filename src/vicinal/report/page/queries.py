@@ -1,4 +1,4 @@
-"""The worst queries, the best, and some drawn at random, with their neighbours."""
+"""The worst queries, the best, and some drawn at random, with their neighbors."""
 
 from __future__ import annotations
 

@@ -44,11 +44,11 @@ def write_page(
     map_images: int = MAX_MAP_IMAGES,
     seed: int = 0,
 ) -> None:
-    """Write a page that opens from disk without a network: numbers, charts, queries with neighbours, and a map.
+    """Write a page that opens from disk without a network: numbers, charts, queries with neighbors, and a map.
 
     The page has metrics, the worst and best queries, a t-SNE map that can be moved and zoomed, recall per class,
     confusions, similarities of pairs, hubs, duplicates and probable label errors, statistics of the data, and the
-    learning curves and recipe of a run. It shows a part of many images, and says so. Neighbours are the nearest by
+    learning curves and recipe of a run. It shows a part of many images, and says so. Neighbors are the nearest by
     cosine similarity, without re-ranking.
 
     Args:

@@ -106,7 +106,7 @@ def _thumbnail(path: str, size: int) -> Image.Image | None:
 
 
 def _small_jpeg(path: str, size: int) -> Image.Image | None:
-    """A colour JPEG decoded at a fraction of its size, many times faster; None for any other image."""
+    """A color JPEG decoded at a fraction of its size, many times faster; None for any other image."""
     if not os.path.isfile(path):  # opening a pipe would block forever
         return None
     try:

@@ -30,7 +30,7 @@ def curves_section(runs: Mapping[str, Run]) -> Section | None:
     drawn = [chart for chart in charts if chart is not None]
     if not drawn:
         return None
-    lead = "How training went, over the steps of the optimiser."
+    lead = "How training went, over the steps of the optimizer."
     return section("curves", "Learning curves", lead, element("div", *drawn, class_="charts"))
 
 

@@ -121,7 +121,7 @@ class FaissEngine:
 
         Args:
             queries: [q, dim].
-            k: number of neighbours per query.
+            k: number of neighbors per query.
             active_ids: int64 [m], the ids among which to search, at least k, ascending.
         """
         active = self._active(active_ids)

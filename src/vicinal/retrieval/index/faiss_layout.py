@@ -20,7 +20,7 @@ CODE_VALUES = 256
 
 
 def check_layout(data: bytes) -> None:
-    """Check the serialised bytes of an exact, hnsw or ivfpq index for cosine similarities.
+    """Check the serialized bytes of an exact, hnsw or ivfpq index for cosine similarities.
 
     Raises:
         InputError: they are something else or damaged, or a size is larger than the file.

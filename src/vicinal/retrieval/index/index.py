@@ -36,7 +36,7 @@ class Index:
     HNSW.
 
     An index built with a refiner searches refined embeddings. It also keeps the unrefined embeddings, at 4 bytes per
-    dimension and image, because the neighbours of a new image or of a query are found among them; they are real vectors
+    dimension and image, because the neighbors of a new image or of a query are found among them; they are real vectors
     even beside `ivfpq`, which then saves little memory. Everything that is added or searched later needs the same
     refiner.
 
@@ -98,7 +98,7 @@ class Index:
             table: n rows.
             kind: `exact` compares with every vector; `hnsw` is a graph, faster and nearly exact above 100,000 vectors;
                 `ivfpq` keeps about one byte per four dimensions and gives approximate scores: at some tens of
-                dimensions or fewer these are so coarse that many true neighbours are missed, so it is for vectors of
+                dimensions or fewer these are so coarse that many true neighbors are missed, so it is for vectors of
                 many dimensions; `auto` is `exact` up to 100,000 vectors, `hnsw` above.
             model_fingerprint: identifies the model that made the vectors.
             refiner: refines every vector first, by its nearest among the others. These are found by comparing every
@@ -281,11 +281,11 @@ class Index:
 
         Args:
             vectors: float [q, dim].
-            k: number of neighbours per query.
+            k: number of neighbors per query.
             refiner: the refiner that the index was built with, if any. Its fingerprint is checked once: do not train it
                 further between searches.
             query_ids: int [q], only with a refiner: the id of each query in the index, -1 for none. The query is not
-                refined by its own embedding (but may find itself); duplicates under other ids count as neighbours.
+                refined by its own embedding (but may find itself); duplicates under other ids count as neighbors.
 
         Returns:
             Scores and ids.

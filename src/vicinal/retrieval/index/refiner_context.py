@@ -1,4 +1,4 @@
-"""The unrefined embeddings beside an index of refined ones, among which the neighbours of new embeddings are found."""
+"""The unrefined embeddings beside an index of refined ones, among which the neighbors of new embeddings are found."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from vicinal.retrieval.refinement import Refinement
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.arrays import Integers
 
-MAX_GATHERED = 8192  # neighbour vectors in memory at a time
+MAX_GATHERED = 8192  # neighbor vectors in memory at a time
 
 
 class RefinerContext:
     """Refines embeddings one by one, each by its nearest among the unrefined embeddings of an index.
 
     Args:
-        engine: holds the unrefined embeddings; exact or hnsw, as neighbours must be real vectors, not codes.
+        engine: holds the unrefined embeddings; exact or hnsw, as neighbors must be real vectors, not codes.
         refiner_fingerprint: of the refiner that the index was built with.
 
     Example:
@@ -45,15 +45,15 @@ class RefinerContext:
         Args:
             vectors: [n, dim].
             refiner: the refiner that the index was built with.
-            active_ids: int64 [m], the ids among which neighbours are searched.
-            query_ids: int64 [n], the id of each vector itself among these, which is not its neighbour; -1 for none.
+            active_ids: int64 [m], the ids among which neighbors are searched.
+            query_ids: int64 [n], the id of each vector itself among these, which is not its neighbor; -1 for none.
 
         Returns:
             [n, dim].
         """
         method = Refinement(refiner, "gallery")
         refined = np.empty((len(vectors), vectors.dim), np.float32)
-        for is_indexed in (True, False):  # separately, as a vector that is in the index has one neighbour less
+        for is_indexed in (True, False):  # separately, as a vector that is in the index has one neighbor less
             rows = np.flatnonzero((query_ids >= 0) == is_indexed)
             k = min(method.num_neighbors, len(active_ids) - is_indexed)
             chunk_size = max(1, MAX_GATHERED // max(k, 1))

@@ -46,9 +46,9 @@ class IndexFiles:
 
     Attributes:
         config: values that can be written as JSON.
-        vectors: the serialised vectors to search.
+        vectors: the serialized vectors to search.
         metadata: one row per vector that can be found.
-        context: the serialised unrefined embeddings of an index of refined ones, else None.
+        context: the serialized unrefined embeddings of an index of refined ones, else None.
 
     Example:
         >>> import pandas as pd, tempfile

@@ -1,1 +1,1 @@
-"""Re-ranking: rankings are improved by the neighbours that query and gallery images have in common."""
+"""Re-ranking: rankings are improved by the neighbors that query and gallery images have in common."""

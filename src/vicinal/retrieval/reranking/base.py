@@ -107,7 +107,7 @@ class Reranking(ABC):
     @property
     @abstractmethod
     def num_neighbors(self) -> int:
-        """Number of neighbours of each query that the method looks at."""
+        """Number of neighbors of each query that the method looks at."""
 
     @property
     def stage(self) -> str:
@@ -119,7 +119,7 @@ class Reranking(ABC):
         """Re-rank.
 
         Raises:
-            InputError: the method asks for more neighbours than the gallery has.
+            InputError: the method asks for more neighbors than the gallery has.
         """
 
     def _check_counts(self, *names: str) -> None:

@@ -1,4 +1,4 @@
-"""Contextual re-ranking: images are similar that have the same neighbours."""
+"""Contextual re-ranking: images are similar that have the same neighbors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from vicinal.utils.errors import InputError
 
 @dataclass(frozen=True)
 class ContextualReranking(Reranking):
-    """Re-ranks by the number of common neighbours of two images: Liao et al., "Supervised Metric Learning to Rank for
+    """Re-ranks by the number of common neighbors of two images: Liao et al., "Supervised Metric Learning to Rank for
     Retrieval via Contextual Similarity Optimization", ICML 2023, Appendix I.5 with Eq. 15 and 16.
 
     The score of query i and gallery image j is ``beta * w_ij + (1 - beta) * exp(2 s_ij - 2)``, where ``w_ij`` is
-    ``|N(i) & N(j)| / |N(i)|`` if j is in N(i), else 0. The neighbourhood N(i) is i itself and all images that are at
+    ``|N(i) & N(j)| / |N(i)|`` if j is in N(i), else 0. The neighborhood N(i) is i itself and all images that are at
     least as similar to it as the (k - 1)-th of the others, or less similar by at most `epsilon` in squared distance
     ``2 - 2 s``. (Eq. 15 is printed with the opposite sign.) All images at the distance of the last one belong to it, so
     N(i) may be larger than k.
@@ -34,15 +34,15 @@ class ContextualReranking(Reranking):
     the result of another one.
 
     Time and memory grow linearly with the number of images if embeddings are spread out. If n of them are equal, each
-    has all of them in its neighbourhood: n^2 members, and a matrix product of n^3 steps.
+    has all of them in its neighborhood: n^2 members, and a matrix product of n^3 steps.
 
     Args:
-        k: size of the neighbourhoods, including the image itself. The paper takes 16 for CUB and Cars, 4 for SOP.
-        beta: weight of shared neighbours, from 0 to below 1.
-        epsilon: how much farther than the last neighbour, in squared distance, an image may be to belong.
+        k: size of the neighborhoods, including the image itself. The paper takes 16 for CUB and Cars, 4 for SOP.
+        beta: weight of shared neighbors, from 0 to below 1.
+        epsilon: how much farther than the last neighbor, in squared distance, an image may be to belong.
 
     Raises:
-        InputError: k, beta or epsilon is impossible; when applied: k is larger than the gallery, or neighbourhoods have
+        InputError: k, beta or epsilon is impossible; when applied: k is larger than the gallery, or neighborhoods have
             more than 17 million members in total (embeddings are nearly all equal, or epsilon is large).
 
     Example:
@@ -99,7 +99,7 @@ class ContextualReranking(Reranking):
 
 @dataclass(frozen=True)
 class _GalleryNeighborhoods:
-    """Neighbourhoods of the gallery images `rows`, int64 ascending, and the similarities that membership requires."""
+    """Neighborhoods of the gallery images `rows`, int64 ascending, and the similarities that membership requires."""
 
     rows: Integers
     sets: NeighborSets
@@ -133,7 +133,7 @@ class _ContextualScores(RerankedScores):
         return ScoreIncrements(rows - start, columns, self._beta / (1 - self._beta) * weights)
 
     def _belongs(self, rows: Integers, columns: Integers, which: Integers) -> Booleans:
-        """Return whether queries outside of the gallery belong to neighbourhoods of gallery images, bool [pairs]."""
+        """Return whether queries outside of the gallery belong to neighborhoods of gallery images, bool [pairs]."""
         return pair_scores(self.queries, self.gallery, rows, columns) >= self._gallery_neighborhoods.thresholds[which]
 
     def incremented(self, similarities: Floats, amounts: Doubles) -> Floats:

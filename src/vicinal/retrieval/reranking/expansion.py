@@ -1,4 +1,4 @@
-"""Query expansion and database-side augmentation: vectors are averaged with their nearest neighbours."""
+"""Query expansion and database-side augmentation: vectors are averaged with their nearest neighbors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vicinal.retrieval.reranking.base import RerankedScores, Reranking
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.arguments import check_nonnegative
 
-MAX_GATHERED = 8192  # neighbour vectors in memory at a time
+MAX_GATHERED = 8192  # neighbor vectors in memory at a time
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Expansion(Reranking):
         return self._expand(query_gallery.gallery, query_gallery.gallery, neighbors, "gallery vector")
 
     def _expand(self, vectors: UnitVectors, gallery: UnitVectors, neighbors: Neighbors, name: str) -> UnitVectors:
-        """Return normalised sums of vectors and their neighbours."""
+        """Return normalized sums of vectors and their neighbors."""
         expanded = np.empty((len(vectors), vectors.dim), dtype=np.float32)
         rows = max(1, MAX_GATHERED // self.n)
         for start in range(0, len(vectors), rows):
@@ -62,16 +62,16 @@ class QueryExpansion(Expansion):
     """Searches again with each query moved towards its first results: Radenovic et al., "Fine-tuning CNN Image
     Retrieval with No Human Annotation", TPAMI 2018, Section 3.4 (alpha query expansion).
 
-    The new query is the normalised sum of the query and its n nearest gallery images, each weighted by ``s^alpha`` (0
+    The new query is the normalized sum of the query and its n nearest gallery images, each weighted by ``s^alpha`` (0
     where the similarity s is negative). The score is the cosine similarity to the new query.
 
     Args:
-        n: number of neighbours, without the query itself.
+        n: number of neighbors, without the query itself.
         alpha: exponent of the weights; 0 gives all similarities that are not negative the same weight (average query
-            expansion), larger values give distant neighbours less.
+            expansion), larger values give distant neighbors less.
 
     Raises:
-        InputError: n or alpha is impossible; when applied: n is larger than the number of neighbours.
+        InputError: n or alpha is impossible; when applied: n is larger than the number of neighbors.
 
     Example:
         >>> from vicinal.retrieval import rerank
@@ -88,16 +88,16 @@ class QueryExpansion(Expansion):
 class DatabaseAugmentation(Expansion):
     """Searches a gallery whose images are moved towards their own nearest: :class:`QueryExpansion` of the gallery.
 
-    Queries stay as they are. Where a set searches itself, a query is among the neighbours of other images, like any
+    Queries stay as they are. Where a set searches itself, a query is among the neighbors of other images, like any
     image of the gallery. (Database-side augmentation: Turcot and Lowe, ICCV workshops 2009; weighted as in alpha query
     expansion.)
 
     Args:
-        n: number of neighbours, without the image itself.
+        n: number of neighbors, without the image itself.
         alpha: exponent of the weights, as in :class:`QueryExpansion`.
 
     Raises:
-        InputError: n or alpha is impossible; when applied: n is larger than the number of neighbours.
+        InputError: n or alpha is impossible; when applied: n is larger than the number of neighbors.
 
     Example:
         >>> from vicinal.retrieval import rerank
@@ -113,17 +113,17 @@ class DatabaseAugmentation(Expansion):
 
 @dataclass(frozen=True)
 class NeighborAverage(Expansion):
-    """Searches with queries and gallery both moved: each becomes the normalised sum of itself and its n nearest.
+    """Searches with queries and gallery both moved: each becomes the normalized sum of itself and its n nearest.
 
     It is a context refiner without its blocks (Context Refiner, Table 4, "MS-Loss + NNs"), the simplest baseline for
     one.
 
     Args:
-        n: number of neighbours, without the image itself.
+        n: number of neighbors, without the image itself.
         alpha: exponent of the weights, as in :class:`QueryExpansion`; 0, the default, weights all equally.
 
     Raises:
-        InputError: n or alpha is impossible; when applied: n is larger than the number of neighbours.
+        InputError: n or alpha is impossible; when applied: n is larger than the number of neighbors.
 
     Example:
         >>> from vicinal.retrieval import rerank

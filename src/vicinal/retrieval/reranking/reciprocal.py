@@ -1,4 +1,4 @@
-"""k-reciprocal re-ranking: images are similar that have the same reciprocal neighbours."""
+"""k-reciprocal re-ranking: images are similar that have the same reciprocal neighbors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Matrix = Any  # scipy.sparse.csr_array, [images, gallery]
 
 @dataclass(frozen=True)
 class ReciprocalReranking(Reranking):
-    """Re-ranks by the common reciprocal neighbours of two images: Zhong et al., "Re-ranking Person Re-identification
+    """Re-ranks by the common reciprocal neighbors of two images: Zhong et al., "Re-ranking Person Re-identification
     with k-reciprocal Encoding", CVPR 2017, Eq. 3 to 12.
 
     With the cosine distance ``d = 1 - s``:
@@ -41,14 +41,14 @@ class ReciprocalReranking(Reranking):
     gallery images; it is among the k nearest of a gallery image if it is at least as similar as the k-th of them. So no
     query changes the result of another one.
 
-    The published code also lets queries be neighbours of each other, takes "more than" two thirds, squared distances
+    The published code also lets queries be neighbors of each other, takes "more than" two thirds, squared distances
     divided by each image's largest one (for unit vectors this is close to d), and V divided by its sum.
 
     Time and memory grow linearly with the number of images if embeddings are spread out. If n of them are equal, each
-    shares neighbours with all, which takes time proportional to n^2; memory still grows with n only.
+    shares neighbors with all, which takes time proportional to n^2; memory still grows with n only.
 
     Args:
-        k1: number of neighbours, without the image itself.
+        k1: number of neighbors, without the image itself.
         k2: number of images whose V is averaged, including the image itself, at most k1; 1 leaves V as it is.
         lam: weight of the original distance, from 1e-30 to 1. For the Jaccard distance alone take a small one such as
             1e-6, which also ranks images that share nothing.
@@ -103,7 +103,7 @@ class ReciprocalReranking(Reranking):
 
 
 class _Encoder:
-    """Encodes images as V, their similarities to reciprocal neighbours in the gallery."""
+    """Encodes images as V, their similarities to reciprocal neighbors in the gallery."""
 
     def __init__(self, gallery: UnitVectors, neighbors: Neighbors, k1: int) -> None:
         self._gallery, self._neighbors, self._k1 = gallery, neighbors, k1

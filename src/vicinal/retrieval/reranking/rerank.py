@@ -35,9 +35,9 @@ def rerank(
     """Find the first `k` of each query's re-ranked gallery, exactly.
 
     Where a set searches itself, pass the same array as queries and gallery and ``exclude_self=np.arange(n)``: a single
-    search then gives both the ranking and the neighbours of all images. Otherwise the gallery is also searched for its
-    own neighbours. What a query must not find (itself, its group) is not in its ranking, but the method may still use
-    it as a neighbour.
+    search then gives both the ranking and the neighbors of all images. Otherwise the gallery is also searched for its
+    own neighbors. What a query must not find (itself, its group) is not in its ranking, but the method may still use
+    it as a neighbor.
 
     Args:
         queries: float [q, dim]; this and all arguments that are not described here are those of
@@ -57,7 +57,7 @@ def rerank(
         Gallery rows and the method's scores; equal scores are in gallery order.
 
     Raises:
-        InputError: as `top_k`; or the method asks for more neighbours than the gallery has; or `ranking` does not
+        InputError: as `top_k`; or the method asks for more neighbors than the gallery has; or `ranking` does not
             belong to these queries, contains what they must not find, or is shorter than `k`.
 
     Example:

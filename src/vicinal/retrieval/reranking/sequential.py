@@ -11,7 +11,7 @@ from vicinal.retrieval.reranking.base import RerankedScores, Reranking
 
 @dataclass(frozen=True)
 class SequentialReranking(Reranking):
-    """Refines embeddings, then re-ranks by the neighbours of the refined embeddings.
+    """Refines embeddings, then re-ranks by the neighbors of the refined embeddings.
 
     Args:
         refinement: the first step.
