@@ -118,7 +118,7 @@ def test_published_recipes_can_be_read_and_say_command_and_cost(path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epochs: 3\noptimizer:\n  lr: 1\n", "recipe.yaml:2: unknown key optimizer; did you mean optimizer?"),
+        ("epochs: 3\noptimzer:\n  lr: 1\n", "recipe.yaml:2: unknown key optimzer; did you mean optimizer?"),
         ("optimizer:\n  name: sgd\n  lrr: 1\n", "recipe.yaml:3: unknown key optimizer.lrr; did you mean optimizer.lr"),
         ("epochs: many\n", "recipe.yaml:1: epochs = many must be an integer"),
         ("batch_size: 8\nepochs: 0\n", "recipe.yaml:2: epochs = 0 must be at least 1"),

@@ -123,7 +123,7 @@ class BaseRecipe(ABC):
         """
         file = None if path is None else RecipeFile.read(path)
         check = RecipeCheck(cls.schema(), cls.verb, file, overrides, OfferedClasses(allow_imports))
-        check.check_keys()
+        check.check()
         values, parser = check.resolved(), cls.parser()
         try:
             _set_default_loss(parser, values.get("loss"))

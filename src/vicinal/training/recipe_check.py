@@ -12,7 +12,7 @@ import yaml
 
 from vicinal.training.recipe_classes import OfferedClasses, import_path
 from vicinal.training.recipe_file import RecipeFile
-from vicinal.training.recipe_schema import Schema, Setting, arguments_schema, setting_names
+from vicinal.training.recipe_schema import UNCHECKED, Schema, Setting, arguments_schema, setting_names
 from vicinal.utils.arguments import check_plain_values
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.plain_yaml import LimitProblem, compose_yaml, load_yaml, problem_of
@@ -58,7 +58,7 @@ class RecipeCheck:
         for key, value in [*(file.values.items() if file else ()), *parsed]:
             _put(self.given, str(key), value)
 
-    def check_keys(self) -> None:
+    def check(self) -> None:
         """Raise InputError at the first key that is unknown or may not have its value.
 
         This is where classes are checked: after it, no value but that of a class setting can name anything that a
@@ -66,13 +66,11 @@ class RecipeCheck:
         """
         for mistake in self._wrong_groups(self.given, self.schema, ""):
             self._fail(mistake)
-        for mistake in self._mistakes(self.given, self.schema, "", only_keys=True):
+        for mistake in self._mistakes(self.given, self.schema, ""):
             self._fail(mistake)
 
     def fail(self, error: str) -> NoReturn:
-        """Raise InputError for the first invalid setting; with the error itself if each is valid on its own."""
-        for mistake in self._mistakes(self.given, self.schema, "", only_keys=False):
-            self._fail(mistake)
+        """Raise InputError with the error of a parser or a dataclass, with its file and line."""
         # Messages of Vicinal begin with the key, or with the class of the loss and the name of its argument.
         words = [word.rstrip(":") for word in error.split()[:2]]
         lines = self.file.lines if self.file else {}
@@ -103,26 +101,28 @@ class RecipeCheck:
             elif value is None and group is not None and group.base_class:
                 yield Mistake(key, f"{key} is a group; write its settings below it")
 
-    def _mistakes(self, given: Mapping[Any, Any], schema: Schema, prefix: str, only_keys: bool) -> Iterator[Mistake]:
+    def _mistakes(self, given: Mapping[Any, Any], schema: Schema, prefix: str) -> Iterator[Mistake]:
         for name, value in given.items():
             key, setting = f"{prefix}{name}", schema.get(name)
             if setting is None:
                 yield Mistake(key, f"unknown key {one_line(key, 80)}; {self._hint(str(name), schema, prefix)}")
+            elif setting is UNCHECKED:
+                continue
             elif not isinstance(setting, Setting):
-                yield from self._mistakes(value, setting, f"{key}.", only_keys)
+                yield from self._mistakes(value, setting, f"{key}.")
             elif setting.takes_code and value in (None, _path_of(setting.default)):
                 continue  # the default, as a saved recipe has it
             elif setting.takes_code:
                 yield Mistake(key, f"{key} takes a function or a class, which a recipe cannot give; leave it out")
             elif setting.base_class is None or value is None:
-                yield from self._value_mistakes(key, value, setting, only_keys)
+                yield from self._value_mistakes(key, value, setting)
             elif isinstance(value, list):
                 for position, element in enumerate(value):
-                    yield from self._class_mistakes(f"{key}[{position}]", element, setting, only_keys)
+                    yield from self._class_mistakes(f"{key}[{position}]", element, setting)
             else:
-                yield from self._class_mistakes(key, value, setting, only_keys)
+                yield from self._class_mistakes(key, value, setting)
 
-    def _value_mistakes(self, key: str, value: Any, setting: Setting, only_keys: bool) -> Iterator[Mistake]:
+    def _value_mistakes(self, key: str, value: Any, setting: Setting) -> Iterator[Mistake]:
         """The mistakes in a plain value."""
         try:
             _check_text(key, value)
@@ -130,10 +130,10 @@ class RecipeCheck:
                 check_plain_values(key, value)
         except InputError as error:
             yield Mistake(key, str(error))
-        if (setting.is_open or not only_keys) and not setting.accepts(value):
+        if not setting.accepts(value):
             yield Mistake(key, f"{key} = {one_line(shown(value), 80)} must be {setting}")
 
-    def _class_mistakes(self, key: str, value: Any, setting: Setting, only_keys: bool) -> Iterator[Mistake]:
+    def _class_mistakes(self, key: str, value: Any, setting: Setting) -> Iterator[Mistake]:
         """The mistakes in a class: its name alone, or `class_path` and `init_args`."""
         path, arguments = _class_and_arguments(value)
         kind = self._class_of(path, setting)
@@ -144,9 +144,9 @@ class RecipeCheck:
         if not isinstance(arguments, Mapping):
             yield Mistake(key, f"{key}.init_args is {one_line(shown(arguments), 80)}; give the arguments of a class")
             return
-        yield from self._mistakes(arguments, schema, f"{key}.", only_keys)
+        yield from self._mistakes(arguments, schema, f"{key}.")
         missing = [name for name, each in schema.items() if each.default is Parameter.empty and name not in arguments]
-        if missing and not only_keys:
+        if missing:
             yield Mistake(key, f"{key} = {kind.__name__} needs the arguments {', '.join(missing)}")
         beside = [name for name in value if name not in ("class_path", "init_args")] if path is not None else []
         for name in beside if isinstance(value, Mapping) and self.file else ():
@@ -186,7 +186,7 @@ class RecipeCheck:
     def resolved(self) -> dict[str, Any]:
         """The settings for a parser, nested: each class as `class_path` with its module and `init_args`.
 
-        Only for settings that :meth:`check_keys` has checked.
+        Only for settings that :meth:`check` has checked.
         """
         return self._resolved(self.given, self.schema)
 

@@ -120,9 +120,10 @@ def _described(kind: Any) -> str:
         return words[kind]
     if get_origin(kind) is Literal:
         return " or ".join(map(str, get_args(kind)))
-    inner = [_described(each) for each in get_args(kind) if each is not ...]
+    inner = list(dict.fromkeys(_described(each) for each in get_args(kind) if each is not ...))
     if get_origin(kind) in (list, tuple):
-        return f"a list, each element {inner[0]}"
+        number = "" if get_origin(kind) is list or ... in get_args(kind) else f" of {len(get_args(kind))}"
+        return f"a list{number}, each element {inner[0]}"
     if get_origin(kind) is dict:
-        return f"a mapping, each value {inner[1]}"
+        return f"a mapping, each value {inner[-1]}"
     return ", or ".join(inner) or str(kind)

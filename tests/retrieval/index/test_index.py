@@ -76,6 +76,10 @@ def test_other_libraries_may_patch_faiss() -> None:
         "from vicinal.data.table import Table\nfrom vicinal.retrieval.index.index import Index\n"
         "index = Index.build(np.eye(3), Table(pd.DataFrame({'label': [1, 2, 3]})))\n"
         "index.delete([0])\nassert index.search(np.eye(3)[1:], 2).ids.tolist() == [[1, 2], [2, 1]]\n"
+        "from vicinal.retrieval.index import faiss_engine\nfaiss_engine.IVFPQ_MIN_VECTORS = 400\n"
+        "many = Table(pd.DataFrame({'label': range(400)}))\nvectors = np.random.default_rng(0).normal(size=(400, 8))\n"
+        "for kind in ('exact', 'hnsw', 'ivfpq'):\n"
+        "    assert type(Index.build(vectors, many, kind).vectors()) is np.ndarray\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 

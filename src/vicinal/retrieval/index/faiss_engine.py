@@ -104,14 +104,14 @@ class FaissEngine:
     def take(self, ids: Integers) -> Floats:
         """Return the vectors of these ids, float32 [n, dim]; those of `ivfpq` are approximate."""
         if self.kind != "ivfpq":
-            return cast(Floats, self._faiss.reconstruct_batch(ids))
+            return np.asarray(self._faiss.reconstruct_batch(ids))  # a tensor where faiss.contrib.torch_utils is in use
         if not len(ids):
             return np.empty((0, self.dim), np.float32)
         # a single one would be looked for in all lists, so all in the range are read at once
         first, last = int(ids.min()), int(ids.max())
-        vectors = self._faiss.reconstruct_n(first, last - first + 1)
+        vectors = np.asarray(self._faiss.reconstruct_n(first, last - first + 1))
         is_range = len(ids) == len(vectors) and bool((np.diff(ids) == 1).all())
-        return cast(Floats, vectors if is_range else vectors[ids - first])
+        return vectors if is_range else vectors[ids - first]
 
     def search(self, queries: UnitVectors, k: int, active_ids: Integers) -> Neighbors:
         """Find the k nearest vectors of each query.
