@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,42 +18,50 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-@pytest.fixture(scope="session")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of eight classes with six little pictures each: a color a class, and noise."""
-    folder = tmp_path_factory.mktemp("photos")
+def draw_photos(folder: Path, num_classes: int, images_per_class: int) -> Path:
+    """Draw a folder of little pictures: one color per class, and noise."""
     rng = np.random.default_rng(0)
-    for label in range(8):
+    for label in range(num_classes):
         color = rng.integers(40, 216, 3)
-        (folder / f"class{label}").mkdir()
-        for number in range(6):
+        (folder / f"class{label}").mkdir(parents=True)
+        for number in range(images_per_class):
             pixels = np.clip(color + rng.normal(0, 25, (20, 24, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / f"class{label}" / f"{number}.png")
     return folder
 
 
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of eight classes with six little pictures each."""
+    return draw_photos(tmp_path_factory.mktemp("photos"), 8, 6)
+
+
 @pytest.fixture
-def folder(tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of a test, with photos of the names that the documents use."""
-    shutil.copytree(photos, tmp_path / "photos")
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a test, with photos as the documents say: ten classes of eight images."""
+    draw_photos(tmp_path / "photos", 10, 8)
     (tmp_path / "photos" / "class0").rename(tmp_path / "photos" / "owl")
     (tmp_path / "photos" / "owl" / "1.png").rename(tmp_path / "photos" / "owl" / "1.jpg")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-SMALL = [
+# What a machine without a network and a GPU needs to train within a second; batches are left as they are.
+QUICK = [
     "--model.backbone=test_resnet",
     "--model.pretrained=false",
     "--model.dim=16",
     "--transform.size=16",
+    "--epochs=2",
+    "--accelerator=cpu",
+]
+SMALL = [
+    *QUICK,
     "--batch_size=8",
     "--samples_per_class=2",
-    "--epochs=2",
     "--optimizer.lr=0.001",
     "--log_every=1",
     "--data.cache=true",
-    "--accelerator=cpu",
 ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, SMALL
+from tests.conftest import QUICK, ROOT
 from vicinal import Recipe, RefinerRecipe
 from vicinal.cli.main import main, parse
 from vicinal.training.recipe_schema import setting_names
@@ -19,7 +19,7 @@ DOCUMENTS = [README, *sorted(page for page in DOCS.rglob("*.md") if page.parent.
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 SET_UP = ["python3 -m venv .venv", "source .venv/bin/activate", "pip install ."]  # a test has all that already
 # What makes the commands possible without a network, and quick; all else is as written.
-WITHOUT_NETWORK = {"train": [*SMALL, "--batch_size=4"]}
+WITHOUT_NETWORK = {"train": QUICK}
 
 
 def blocks(document: Path, language: str) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, SMALL
+from tests.conftest import QUICK, ROOT
 from tests.test_documents import SET_UP, python_without_network
 from vicinal.cli.main import main
 
@@ -27,7 +27,7 @@ FILE_NAME = re.compile(r"# ([\w.]+\.(?:py|yaml))\n")
 
 
 def run_command(line: str) -> None:
-    """Run a command of a page, with the small settings where it trains."""
+    """Run a command of a page; a training is quick, but has the batches of the page."""
     words = shlex.split(line, comments=True)
     environment = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
     program, *arguments = words[len(environment) :]
@@ -35,7 +35,7 @@ def run_command(line: str) -> None:
         for name, value in environment.items():
             assert (name, value) == ("PYTHONPATH", "."), line
         if arguments[0] == "train" and "--resume" not in arguments:
-            arguments += [*SMALL, "--batch_size=4"]
+            arguments += QUICK
         try:
             status = main(arguments)
         except SystemExit as stopped:  # of --version and --help
