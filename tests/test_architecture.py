@@ -26,7 +26,7 @@ IMPORTS: dict[str, set[str]] = {
     "evaluation": {"data", "retrieval"},
     "analysis": {"data", "models", "retrieval", "evaluation"},
     "report": {"data", "models", "retrieval", "evaluation", "analysis"},
-    "training": {*LOSSES, "data", "models", "retrieval", "evaluation", "report"},
+    "training": {*LOSSES, "memory", "mixing", "weighting", "data", "models", "retrieval", "evaluation", "report"},
     "workflows": {"data", "models", "retrieval", "evaluation", "analysis", "report", "training"},
     "cli": {"data", "models", "retrieval", "evaluation", "report", "training", "workflows"},
 }
@@ -40,6 +40,8 @@ def imported(file: Path) -> Iterator[str]:
         node = statements.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             statements += node.orelse
+        elif isinstance(node, ast.Import):
+            yield from (name.name.split(".")[1] for name in node.names if name.name.startswith("vicinal."))
         elif isinstance(node, ast.ImportFrom) and node.module == "vicinal":
             yield from (name.name for name in node.names if name.name != "__version__")
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vicinal."):

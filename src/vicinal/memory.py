@@ -16,6 +16,10 @@ from vicinal.utils.errors import InputError
 __all__ = ["CrossBatchMemory"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class CrossBatchMemory(Loss):
     """Cross-batch memory: a loss whose references are the batch and the embeddings of the batches before it.
 

@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class Miner(ABC):
     """Selects pairs row by row; a new miner is one method."""
 

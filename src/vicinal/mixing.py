@@ -17,6 +17,11 @@ from vicinal.utils.seeds import uniform
 
 __all__ = ["SiMix"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 MAX_EXAMPLES = 2**20
 """Number of examples, including virtual ones, above which a batch is refused."""
 

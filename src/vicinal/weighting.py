@@ -46,6 +46,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def pair_weights(loss: Loss, source: PairSource, *, signed: bool = False) -> Tensor:
     """Compute the weight that a loss gives each pair of a batch, `|dL / dS_ij|`.
 

@@ -158,7 +158,10 @@ def test_small_classes_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         ({"batch_size": 8, "samples_per_class": 0}, "samples_per_class 0"),
         ({"batch_size": 0, "samples_per_class": 2}, "0 cannot be divided"),
-        ({"batch_size": 10, "samples_per_class": 2}, r"takes 5 classes, but there are 3; take a smaller batch"),
+        (
+            {"batch_size": 10, "samples_per_class": 2},
+            r"takes 5 classes, but there are 3; take a batch_size of 6 or less",
+        ),
         ({"batch_size": 12, "samples_per_class": 4}, r"but there are 2 \(1 with fewer than 4 images left out\)"),
         (
             {"batch_size": 6, "samples_per_class": 2, "world_size": 2},

@@ -12,6 +12,7 @@ from tests.evaluation.cases import clusters
 from vicinal.data.table import Table
 from vicinal.evaluation import ResultsTable, average_runs, compare_models, evaluate, tabulate
 from vicinal.evaluation.results_table import COLUMNS
+from vicinal.utils.errors import InputError
 
 
 def table() -> Table:
@@ -106,3 +107,8 @@ def test_the_weakest_groups_come_first_and_every_group_counts_the_same(results) 
     assert len(shown) == 10
     assert shown[0] == pytest.approx(100 * recalls["value"].min(), abs=0.005)
     assert float(lines[-1].split()[2]) == pytest.approx(100 * recalls["value"].mean(), abs=0.005)
+
+
+def test_tables_of_other_intervals_are_not_put_together(results) -> None:
+    with pytest.raises(InputError, match="use the same resampling for all"):
+        ResultsTable.concat([results["one"], results["compared"]])

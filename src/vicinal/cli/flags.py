@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -138,6 +139,6 @@ def _help_text(text: str, field: Field[Any]) -> str:
     """The description of a field with its default; None is what a flag means that is not given."""
     text = text.rstrip(".").replace("%", "%%")
     if field.default is None:
-        return text.replace("None", "the default")
+        return re.sub(r"\bNone\b", "the default", re.sub(r"(?<=\.)(\s+)None\b", r"\1The default", text))
     is_shown = field.default is not False and field.default not in (MISSING, ())
     return f"{text} (default: {field.default})" if is_shown else text

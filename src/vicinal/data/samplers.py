@@ -172,9 +172,14 @@ class ClassBalancedBatchSampler(EpochBatchSampler):
             dropped = f" ({number} with fewer than {self.samples_per_class} images left out)" if number else ""
             raise InputError(
                 f"batch_size is {self.batch_size}, samples_per_class {self.samples_per_class}: that takes "
-                f"{self.classes_per_batch} classes, but there are {len(self.members)}{dropped}; take a smaller batch "
-                "or more images per class"
+                f"{self.classes_per_batch} classes, but there are {len(self.members)}{dropped}; {self._smaller_batch()}"
             )
+
+    def _smaller_batch(self) -> str:
+        """What to do if there are too few classes for a batch."""
+        if len(self.members) < 2:
+            return "at least two classes with enough images are needed"
+        return f"take a batch_size of {len(self.members) * self.samples_per_class} or less, or more images per class"
 
     def __len__(self) -> int:
         return max(1, sum(map(len, self.members)) // self.batch_size)

@@ -6,14 +6,14 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.table import Table
-from vicinal.evaluation.resampling import Resampling, UnitTotals, unit_totals
+from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, UnitTotals, unit_totals
 from vicinal.evaluation.result import Evaluation
 from vicinal.utils.arrays import Doubles
 from vicinal.utils.errors import InputError
 
 
 def confidence_intervals(
-    evaluation: Evaluation, table: Table | None, resampling: Resampling | None = None
+    evaluation: Evaluation, table: Table | None, resampling: Resampling = DEFAULT_RESAMPLING
 ) -> pd.DataFrame:
     """Percentile bootstrap intervals of every metric that is a mean over queries.
 
@@ -22,7 +22,7 @@ def confidence_intervals(
     Args:
         evaluation: of the table.
         table: what was evaluated, with labels; it may be None when resampling queries.
-        resampling: what is resampled, how often, and the confidence level; None: the defaults of :class:`Resampling`.
+        resampling: what is resampled, how often, and the confidence level.
 
     Returns:
         One row per metric, whose name is the index, with the columns `low` and `high`.
@@ -37,7 +37,6 @@ def confidence_intervals(
         >>> confidence_intervals(evaluate(vectors, table, recall_at=[1]), table).loc["recall@1"].tolist()
         [0.5, 1.0]
     """
-    resampling = resampling or Resampling()
     if not evaluation.per_query:
         raise InputError("confidence intervals need scores of single queries: per_query of the evaluation is empty")
     scores = np.column_stack(list(evaluation.per_query.values()))

@@ -9,7 +9,7 @@ from vicinal.data.table import Table
 from vicinal.evaluation.bootstrap import confidence_intervals
 from vicinal.evaluation.breakdown import metrics_by
 from vicinal.evaluation.paired import common_metrics, metric_differences, paired_differences
-from vicinal.evaluation.resampling import Resampling
+from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling
 from vicinal.evaluation.result import Evaluation
 from vicinal.evaluation.results_table import ResultsTable, full_names
 from vicinal.utils.errors import InputError
@@ -62,14 +62,14 @@ def tabulate(
 
 
 def compare_models(
-    evaluations: Mapping[str, Evaluation], table: Table | None, resampling: Resampling | None = None
+    evaluations: Mapping[str, Evaluation], table: Table | None, resampling: Resampling = DEFAULT_RESAMPLING
 ) -> ResultsTable:
     r"""Compare several models with the first one, on the same queries: intervals, differences and p-values.
 
     Args:
         evaluations: name of the model -> its evaluation of the table, two or more.
         table: what was evaluated, with labels; it may be None when resampling queries.
-        resampling: how intervals and p-values are computed; None: the defaults of :class:`Resampling`.
+        resampling: how intervals and p-values are computed.
 
     Returns:
         The metrics that all models have; the first model is the baseline.
@@ -89,7 +89,6 @@ def compare_models(
     """
     if len(evaluations) < 2:
         raise InputError(f"{len(evaluations)} models to compare; give at least two")
-    resampling = resampling or Resampling()
     (baseline, first), *others = evaluations.items()
     parts = [first.to_results(baseline, intervals=confidence_intervals(first, table, resampling))]
     for model, evaluation in others:

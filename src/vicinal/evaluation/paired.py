@@ -8,7 +8,7 @@ import pandas as pd
 
 from vicinal.data.table import Table
 from vicinal.evaluation.bootstrap import bootstrap_bounds
-from vicinal.evaluation.resampling import Resampling, UnitTotals, unit_totals
+from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, UnitTotals, unit_totals
 from vicinal.evaluation.result import Evaluation
 from vicinal.utils.arrays import Doubles
 from vicinal.utils.errors import InputError
@@ -17,7 +17,7 @@ ROUNDING = 1e-12  # differences that are smaller than this fraction of their par
 
 
 def paired_differences(
-    first: Evaluation, second: Evaluation, table: Table | None, resampling: Resampling | None = None
+    first: Evaluation, second: Evaluation, table: Table | None, resampling: Resampling = DEFAULT_RESAMPLING
 ) -> pd.DataFrame:
     """Compare two models on the same queries: differences, their bootstrap intervals, and p-values by permutation.
 
@@ -31,8 +31,7 @@ def paired_differences(
         first: the evaluation of one model, such as the baseline.
         second: the evaluation of the other model, on the same queries.
         table: what was evaluated, with labels; it may be None when resampling queries.
-        resampling: what is resampled (and swapped), how often, and the confidence level; None: the defaults of
-            :class:`Resampling`.
+        resampling: what is resampled (and swapped), how often, and the confidence level.
 
     Returns:
         One row per metric that both have, whose name is the index, with the columns `difference` (second minus first),
@@ -50,7 +49,6 @@ def paired_differences(
         >>> paired_differences(evaluate(bad, table, [1]), evaluate(good, table, [1]), table).loc["recall@1"].tolist()
         [0.75, 0.5, 1.0, 0.5]
     """
-    resampling = resampling or Resampling()
     _check_same_protocol(first, second)
     names = [name for name in first.per_query if name in second.per_query]
     if not names:

@@ -141,3 +141,6 @@ def _units(evaluation: Evaluation, table: Table | None, resample_by: ResampleBy)
 
 def _sum_by_unit(values: Doubles, units: Integers) -> Doubles:
     return np.column_stack([np.bincount(units, weights=column) for column in values.T])
+
+
+DEFAULT_RESAMPLING = Resampling()

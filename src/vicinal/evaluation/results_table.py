@@ -9,6 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from vicinal.utils.errors import InputError
+
 LABEL = "label"  # the label level of the labels themselves
 COLUMNS = {
     "model": "string",
@@ -99,8 +101,15 @@ class ResultsTable:
 
     @classmethod
     def concat(cls, tables: Iterable[ResultsTable]) -> ResultsTable:
-        """The rows of several tables, one after the other; the tables must have the same attributes."""
+        """The rows of several tables, one after the other, with the other attributes of the first one.
+
+        Raises:
+            InputError: the tables have other confidence levels, or resampled something else.
+        """
         first, *others = tables
+        for other in others:
+            if (other.confidence_level, other.resample_by) != (first.confidence_level, first.resample_by):
+                raise InputError("the tables have other kinds of intervals; use the same resampling for all")
         return replace(first, frame=pd.concat([first.frame, *(each.frame for each in others)], ignore_index=True))
 
     @property

@@ -71,3 +71,7 @@ __all__ = [
     "WeightedSum",
     "check_finite",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

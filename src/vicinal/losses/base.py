@@ -115,7 +115,7 @@ class Loss(nn.Module, ABC):
 
     def value(self, source: PairSource) -> Tensor:
         """Compute a loss of one term, a scalar; a zero that backpropagates if nothing can be compared."""
-        raise NotImplementedError
+        raise InputError(f"{type(self).__name__} is a base class of losses; give a loss such as MultiSimilarityLoss")
 
     @torch.no_grad()
     def anchor_values(self, source: PairSource) -> Tensor:

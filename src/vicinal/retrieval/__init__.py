@@ -9,13 +9,16 @@ from vicinal.utils.lazy import lazy_imports
 if TYPE_CHECKING:
     from vicinal.retrieval.index.index import Index
     from vicinal.retrieval.neighbors import Neighbors, top_k
+    from vicinal.retrieval.query_gallery import QueryGallery
+    from vicinal.retrieval.range_queries import range_search
     from vicinal.retrieval.refinement import Refinement, refine
-    from vicinal.retrieval.reranking.base import Reranking
+    from vicinal.retrieval.reranking.base import RerankedScores, Reranking
     from vicinal.retrieval.reranking.contextual import ContextualReranking
     from vicinal.retrieval.reranking.expansion import DatabaseAugmentation, NeighborAverage, QueryExpansion
     from vicinal.retrieval.reranking.reciprocal import ReciprocalReranking
     from vicinal.retrieval.reranking.rerank import rerank
     from vicinal.retrieval.reranking.sequential import SequentialReranking
+    from vicinal.retrieval.scores import UnitVectors
     from vicinal.retrieval.search import SearchResult, search_images
     from vicinal.retrieval.whitening import PCAWhitening
 
@@ -27,11 +30,15 @@ __all__ = [
     "Neighbors",
     "PCAWhitening",
     "QueryExpansion",
+    "QueryGallery",
     "ReciprocalReranking",
     "Refinement",
+    "RerankedScores",
     "Reranking",
     "SearchResult",
     "SequentialReranking",
+    "UnitVectors",
+    "range_search",
     "refine",
     "rerank",
     "search_images",

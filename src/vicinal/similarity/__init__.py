@@ -11,3 +11,7 @@ from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
 
 __all__ = ["PairSource", "Relation", "Rows", "normalize"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from inspect import isabstract
 
 from vicinal.utils.errors import InputError, one_line
 
@@ -32,13 +33,13 @@ class OfferedClasses:
             _import(name)
 
     def all(self, base: type) -> dict[str, type]:
-        """The subclasses of a class that a recipe may name, itself included, by name."""
+        """The classes of a kind that a recipe may name, by name; abstract ones cannot be created."""
         found: dict[str, type] = {}
         pending = [base]
         while pending:
             kind = pending.pop(0)
             pending += kind.__subclasses__()
-            if self._offers(kind) and not kind.__name__.startswith("_"):
+            if self._offers(kind) and not (kind.__name__.startswith("_") or isabstract(kind)):
                 found.setdefault(kind.__name__, kind)
         return found
 

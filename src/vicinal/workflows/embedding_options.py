@@ -14,15 +14,16 @@ class EmbeddingOptions:
     """How images become embeddings.
 
     Args:
-        model: a model folder, a run folder, or the name of a model on the Hugging Face Hub; None takes that of the
-            source, where the source is a run.
+        model: a model folder, a run folder, or the name of a model on the Hugging Face Hub; needed for images, unless a
+            run is given in their place, which has its own model.
         root: the folder that a table's paths are relative to, or in which a benchmark is stored.
         batch_size: number of images embedded at a time.
         num_workers: number of processes that read images.
         precision: 32, bf16 or 16.
         device: such as cpu or cuda; None takes a GPU where there is one.
-        on_error: "raise" stops at an unreadable image, "skip" leaves it out and lists it. None: for a run as in its
-            training; for other images, skip in folders that are embedded, indexed or searched, else raise.
+        on_error: "raise" stops at an unreadable image, "skip" leaves it out and lists it. None takes, for a
+            run, the setting of its training; for other images, skip in folders that are embedded, indexed or searched,
+            else raise.
         scales: factors of the image size at which each image is embedded; the embeddings are averaged. None embeds each
             image once, at its own size.
         max_size: with scales, the whole image is embedded after its longer side was reduced to this number of pixels;

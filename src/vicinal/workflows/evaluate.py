@@ -117,10 +117,10 @@ def tabulate_sources(
     if combine == "average":
         return average_runs(finals, settings.confidence_level)
     if combine == "compare":
-        return compare_models(finals, first.table, resampling_of(first, settings, always=True))
+        return compare_models(finals, first.table, resampling_of(first, settings))
     tables = []
     for each in evaluated:
-        resampling = resampling_of(each, settings)
+        resampling = None if settings.intervals is None else resampling_of(each, settings)
         if each.plain is None or each.reranked is None:
             results = tabulate(
                 each.final, each.table, model=each.name, resampling=resampling, group_by=settings.group_by
@@ -131,18 +131,13 @@ def tabulate_sources(
     return ResultsTable.concat(tables)
 
 
-def resampling_of(
-    evaluated: EvaluatedSource, settings: EvaluationSettings, *, always: bool = False
-) -> Resampling | None:
-    """How intervals of a source are computed, None where none are asked for; logs where they will be too narrow.
+def resampling_of(evaluated: EvaluatedSource, settings: EvaluationSettings) -> Resampling:
+    """How intervals of a source are computed; logs where they will be too narrow.
 
     Args:
         evaluated: the source.
-        settings: what is resampled.
-        always: whether there are intervals even if they are not asked for: by classes, or by queries without labels.
+        settings: what is resampled; where it is not said, classes, or queries if there are no labels.
     """
-    if settings.intervals is None and not always:
-        return None
     resample_by = settings.intervals or ("classes" if evaluated.table.has("label") else "queries")
     if resample_by == "classes":
         num_classes = count_query_classes(evaluated.final, evaluated.table)

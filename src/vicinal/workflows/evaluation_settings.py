@@ -32,7 +32,7 @@ class EvaluationSettings:
         intervals: what is resampled for confidence intervals, classes or queries; None: there are no intervals.
         confidence_level: of the intervals, between 0 and 1.
         num_resamples: number of bootstrap samples, and of permutations for p-values.
-        seed: of everything random.
+        seed: seed of everything random.
 
     Raises:
         InputError: a metric does not exist, or a setting is impossible.

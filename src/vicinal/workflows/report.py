@@ -71,9 +71,10 @@ def write_report(
 
 def _results(evaluated: EvaluatedSource, baseline: EvaluatedSource, settings: EvaluationSettings) -> ResultsTable:
     """The results of one source, with the intervals and differences that are possible; logs why others are not."""
-    name, table, resampling = evaluated.name, evaluated.table, resampling_of(evaluated, settings)
-    if resampling is None:
+    name, table = evaluated.name, evaluated.table
+    if settings.intervals is None:
         return evaluated.final.to_results(name)
+    resampling = resampling_of(evaluated, settings)
     intervals = differences = None
     try:
         intervals = confidence_intervals(evaluated.final, table, resampling)

@@ -8,7 +8,7 @@ import numpy as np
 
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.query_gallery import QueryGallery
-from vicinal.retrieval.range_search import range_search
+from vicinal.retrieval.range_queries import range_search
 from vicinal.retrieval.reranking.base import RerankedScores, Reranking, ScoreIncrements
 from vicinal.retrieval.reranking.neighbor_sets import NeighborSets, intersection_sizes
 from vicinal.retrieval.scores import UnitVectors, pair_scores
