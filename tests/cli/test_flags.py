@@ -21,7 +21,7 @@ class Options:
         size: the size in %; None: all.
         rate: the rate.
         kind: the kind.
-        scales: the scales.
+        scales: the scales. None takes one.
         exact: be exact.
         fractions: the fractions.
         name: the name.
@@ -69,7 +69,7 @@ def test_help_has_the_docstring_and_the_defaults() -> None:
     text = " ".join(parser().format_help().split())
     assert "--size INT the size in %; the default: all --rate FLOAT the rate (default: 0.0)" in text
     assert "--kind {a,b} the kind (default: a)" in text
-    assert "--exact be exact --fractions" in text
+    assert "--scales FLOAT [FLOAT ...] the scales. The default takes one --exact be exact --fractions" in text
 
 
 @pytest.mark.parametrize(
