@@ -241,9 +241,11 @@ def own(place: Path) -> Path:
     (place / "own_package").mkdir()
     (place / "own_package" / "__init__.py").touch()
     (place / "own_package" / "losses.py").write_text(OWN)
-    for name in ("own_package", "own_package.losses"):  # stays importable afterwards, since its classes stay
-        sys.modules.pop(name, None)
-    return place
+    before = {name: sys.modules.pop(name, None) for name in ("own_package", "own_package.losses")}
+    yield place
+    for name, module in before.items():  # they stay importable, since their classes stay
+        if module is not None:
+            sys.modules.setdefault(name, module)
 
 
 def test_a_class_of_ones_own_is_taken_where_the_user_says_so(own: Path) -> None:
