@@ -184,7 +184,7 @@ CASES: dict[str, tuple[Case, str]] = {
     "broken image": (lambda t, p: train(broken_image(t, p)), "class4/3.png"),
     "missing image": (
         lambda t, p: train(text(t / "t.csv", "path,label\n" + "".join(f"{i}.png,{i % 8}\n" for i in range(32)))),
-        "0.png: no such file; --data.on_error skip leaves out such images",
+        ".png: no such file; --data.on_error skip leaves out such images",
     ),
     "unknown recipe key": (
         lambda t, p: ["train", str(text(t / "r.yaml", "epochs: 2\nbacth_size: 3\n")), "--out", "run"],
