@@ -38,11 +38,11 @@ def test_meaning_names_the_k_and_the_level() -> None:
     assert meaning("mine") == meaning("mine@3") == ""
 
 
-@pytest.mark.parametrize(("level", "sought"), [("easy", "easy"), ("medium", "easy and hard"), ("hard", "hard")])
-def test_difficulties_of_the_revisited_sets_are_no_classes(level: str, sought: str) -> None:
+@pytest.mark.parametrize(("level", "relevant"), [("easy", "easy"), ("medium", "easy and hard"), ("hard", "hard")])
+def test_difficulties_of_the_revisited_sets_are_no_classes(level: str, relevant: str) -> None:
     for name in ("mAP", "mP@10"):
         said = meaning(f"{level}/{name}")
-        assert said.endswith(f"; {sought} images are sought")
+        assert said.endswith(f"; {relevant} images are relevant")
         assert "class" not in said
     assert "first 10 images" in meaning(f"{level}/mP@10")
     assert meaning(f"{level}/mine") == ""

@@ -102,14 +102,14 @@ def test_people_without_eyes_or_mouse_can_use_it(page: Page) -> None:
 
 def test_neighbors_are_marked_by_more_than_color(page: Page, digits: Case) -> None:
     cells = page.all("button", type="button")
-    right = [cell for cell in cells if cell.get("class") == "cell right"]
-    wrong = [cell for cell in cells if cell.get("class") == "cell wrong"]
-    assert right
-    assert wrong
-    assert all(", right, similarity" in str(cell["data-note"]) for cell in right)
-    assert all(", wrong, similarity" in str(cell["data-note"]) for cell in wrong)
+    match = [cell for cell in cells if cell.get("class") == "cell match"]
+    mismatch = [cell for cell in cells if cell.get("class") == "cell mismatch"]
+    assert match
+    assert mismatch
+    assert all(", match, similarity" in str(cell["data-note"]) for cell in match)
+    assert all(", mismatch, similarity" in str(cell["data-note"]) for cell in mismatch)
     marks = [page.words.count(f"{mark} ") for mark in "✓✗"]
-    assert marks == [len(right), len(wrong)]
+    assert marks == [len(match), len(mismatch)]
 
 
 def test_each_image_is_in_the_file_once(page: Page) -> None:
@@ -124,8 +124,8 @@ def test_each_image_is_in_the_file_once(page: Page) -> None:
 
 def test_map_data_fit_together(page: Page, digits: Case) -> None:
     drawn = page.data["map"]
-    assert [len(drawn[key]) for key in ("x", "y", "label", "image", "right")] == [60] * 5
-    assert set(drawn["right"]) <= {0, 1}
+    assert [len(drawn[key]) for key in ("x", "y", "label", "image", "match")] == [60] * 5
+    assert set(drawn["match"]) <= {0, 1}
     names = [drawn["classes"][label] for label in drawn["label"]]
     assert names == [page.data["images"][image]["label"] for image in drawn["image"]]
     options = [option["value"] for option in page.all("option")]
@@ -180,7 +180,7 @@ def test_queries_with_nothing_to_find_are_not_wrong(half_lonely: Case, tmp_path)
     write_page(tmp_path / "page.html", *half_lonely)
     page = Page(tmp_path / "page.html")
     assert "Every query that has something to find has its class nearest." in page.words
-    assert page.data["map"]["right"] == [1] * 50 + [-1] * 50
+    assert page.data["map"]["match"] == [1] * 50 + [-1] * 50
     listed = page.source.split('id="queries"')[1].split("</section>")[0]
     assert "a · mAP@R 100.00 %" in listed
     assert "mAP@R –" not in listed
@@ -189,9 +189,27 @@ def test_queries_with_nothing_to_find_are_not_wrong(half_lonely: Case, tmp_path)
 def test_images_alone_in_their_class_are_no_label_errors(tmp_path) -> None:
     vectors = np.eye(2)[[0] * 9 + [1] * 8] + np.random.default_rng(0).normal(0, 0.01, (17, 2))
     write_page(tmp_path / "page.html", *case_of(vectors, ["lone"] + ["a"] * 8 + ["b"] * 8))
-    assert "look whether the label is right. There are none." in Page(tmp_path / "page.html").words
+    lead = "Queries whose 5 nearest images are all of one other class (or as many as it has, but at least 3): "
+    lead += "check the label."
+    words = Page(tmp_path / "page.html").words
+    assert f"{lead} There are none." in words
+    assert "Labeled as" not in words
     write_page(tmp_path / "page.html", *case_of(vectors, ["b"] + ["a"] * 8 + ["b"] * 8))
-    assert "look whether the label is right. There are 1." in Page(tmp_path / "page.html").words
+    words = Page(tmp_path / "page.html").words
+    assert f"{lead} There are 1." in words
+    assert words.count("Labeled as b; neighbors' label: a") == 1
+
+
+def test_only_the_label_errors_with_the_most_similar_neighbors_are_shown(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    vectors = np.repeat(np.eye(14), 9, axis=0) + rng.normal(0, 0.01, (126, 14))
+    labels = [f"class{group}" for group in range(14) for _ in range(9)]
+    for group in range(13):  # the first image of each group has the label of the last one
+        labels[9 * group] = "class13"
+    write_page(tmp_path / "page.html", *case_of(vectors, labels))
+    words = Page(tmp_path / "page.html").words
+    assert "check the label. There are 13; the 12 with the most similar neighbors are shown." in words
+    assert words.count("Labeled as class13; neighbors' label: class") == 12
 
 
 def test_confusions_are_of_queries_with_something_to_find(tmp_path) -> None:
@@ -283,7 +301,7 @@ def test_queries_and_gallery(digits: Case, tmp_path) -> None:
     page = Page(tmp_path / "page.html")
     assert "query/gallery: 50 queries, 150 gallery images" in page.words
     assert len(page.data["map"]["x"]) == 150
-    assert set(page.data["map"]["right"]) == {-1}
+    assert set(page.data["map"]["match"]) == {-1}
 
 
 def test_evaluation_of_other_queries_is_refused(digits: Case, tmp_path) -> None:

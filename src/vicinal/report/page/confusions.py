@@ -32,7 +32,7 @@ def confusions_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Sectio
         lead,
         _matrix(confusion_matrix(neighbors)) if has_matrix else None,
         tall(_pairs_table(pairs.head(MAX_CONFUSIONS))),
-        element("h3", "The most similar wrong pair of each"),
+        element("h3", "The most similar mismatch of each"),
         entry_list((_example(frames, each) for each in pairs.head(MAX_EXAMPLES).itertuples()), side_by_side=True),
     )
 
@@ -50,9 +50,9 @@ def _matrix(counts: pd.DataFrame) -> Markup:
     return element("div", table(caption, ["class", *heads], lines, range(1, len(names) + 1)), class_="matrix")
 
 
-def _count(count: Any, fraction: float, is_right: bool) -> Markup:
+def _count(count: Any, fraction: float, is_match: bool) -> Markup:
     """A cell of the matrix, the darker the larger its fraction of the class."""
-    kind = "right" if is_right else "wrong"
+    kind = "match" if is_match else "mismatch"
     style = f"--fraction:{fraction:.3f}" if count else None
     return element("span", f"{count:,}", class_=f"fraction {kind}", style=style)
 

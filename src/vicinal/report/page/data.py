@@ -47,7 +47,7 @@ def data_section(evaluated: Table, evaluation: Evaluation, run: Run) -> Section:
         ("Queries", f"{evaluation.num_queries:,}"),
         ("Gallery images", f"{evaluation.num_gallery:,}"),
         ("Queries with nothing to find, not counted", f"{evaluation.num_without_positive:,}"),
-        ("Right images tied with others", f"{evaluation.num_ties:,}"),
+        ("Positives tied with other images", f"{evaluation.num_ties:,}"),
     ]
     parts: list[object] = [facts(known), statistics_table("What was evaluated", part.statistics())]
     if run.table is not None:

@@ -118,6 +118,6 @@ def _difference(first: pd.Series, other: pd.Series) -> Markup:
         return element("span", change)
     low, high = (100 * end for end in ends)
     text = f"{low:+.2f} to {high:+.2f}"
-    word, kind = ("▲ better", "right") if low > 0 else ("▼ worse", "wrong") if high < 0 else ("not clear", "open")
+    word, kind = ("▲ better", "better") if low > 0 else ("▼ worse", "worse") if high < 0 else ("not clear", "open")
     verdict = element("span", word, class_=f"verdict {kind}")
     return element("span", f"{change} ", verdict, element("br"), element("small", text))

@@ -9,9 +9,9 @@ from vicinal.data.table import Table
 from vicinal.report.page.markup import Markup, element
 from vicinal.report.page.thumbnails import Thumbnails
 
-RIGHT, WRONG = "✓", "✗"  # marks for readers who cannot tell green from red
+MATCH, MISMATCH = "✓", "✗"  # marks for readers who cannot tell green from red
 KEY = (
-    f"Solid green frames and {RIGHT}: of the query's class. Dashed red frames and {WRONG}: of another. "
+    f"Solid green frames and {MATCH}: of the query's class. Dashed red frames and {MISMATCH}: of another. "
     "The numbers are cosine similarities. A click enlarges; arrow keys go on to the next image."
 )
 MAX_NEIGHBORS = 8  # shown of a query
@@ -34,7 +34,7 @@ class ImageFrames:
 
         Args:
             row: of the table.
-            kind: "query", "right", "wrong" or "plain", the color of the frame.
+            kind: "query", "match", "mismatch" or "plain", the color of the frame.
             mark: a few characters below the image.
             text: describes the image to screen readers, and beside the enlarged image.
         """
@@ -60,7 +60,7 @@ class ImageFrames:
 
     def neighbor(self, query: int, row: int, rank: int, similarity: float) -> Markup:
         """The frame of a neighbor, which shows whether it is of the query's class."""
-        kind, mark = ("right", RIGHT) if self.labels[query] == self.labels[row] else ("wrong", WRONG)
+        kind, mark = ("match", MATCH) if self.labels[query] == self.labels[row] else ("mismatch", MISMATCH)
         text = f"neighbor {rank}, {kind}, similarity {similarity:.3f}"
         return self.frame(row, kind, f"{mark} {similarity:.2f}", text)
 

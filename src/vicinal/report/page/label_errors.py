@@ -16,13 +16,13 @@ def label_errors_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Sect
     shown = errors.head(MAX_ERRORS)
     lead = (
         f"Queries whose {NUM_VOTES} nearest images are all of one other class (or as many as it has, "
-        f"but at least {MIN_VOTES}): look whether the label is right. "
+        f"but at least {MIN_VOTES}): check the label. "
     )
     lead += f"There are {len(errors):,}" if len(errors) else "There are none"
     lead += f"; the {len(shown)} with the most similar neighbors are shown." if len(shown) < len(errors) else "."
     entries = [
         entry(
-            f"Labeled {each.label}; its neighbors say {each.suggested_label}",
+            f"Labeled as {each.label}; neighbors' label: {each.suggested_label}",
             frames.ranking(neighbors, each.row, each.num_votes),
         )
         for each in shown.itertuples()

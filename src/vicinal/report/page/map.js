@@ -54,7 +54,7 @@ function makeMap(canvas, map) {
     if (x < -radius || y < -radius || x > width + radius || y > height + radius) return;
     context.beginPath();
     context.arc(x, y, radius, 0, 2 * Math.PI);
-    if (map.right[point] === 0) { // its nearest image is of another class
+    if (map.match[point] === 0) { // its nearest image is of another class
       context.lineWidth = 1.8;
       context.strokeStyle = color(map.label[point]);
       context.stroke();
@@ -72,7 +72,7 @@ function makeMap(canvas, map) {
   }
 
   const verdicts = { "1": "its nearest image is of its class", "0": "its nearest image is of another class", "-1": "" };
-  const noteOf = (point) => ["on the map", verdicts[map.right[point]]].filter(Boolean).join("; ");
+  const noteOf = (point) => ["on the map", verdicts[map.match[point]]].filter(Boolean).join("; ");
   function choose(point, aloud, isKey = false) {
     byKeys = isKey;
     rest = null;
@@ -83,7 +83,7 @@ function makeMap(canvas, map) {
     if (point >= 0) {
       fill(byId("map-tip-image"), map.image[point]);
       byId("map-tip-label").textContent = map.classes[map.label[point]];
-      byId("map-tip-note").textContent = verdicts[map.right[point]];
+      byId("map-tip-note").textContent = verdicts[map.match[point]];
       if (aloud) said.textContent = `${map.classes[map.label[point]]}: ${data.images[map.image[point]].file}; ${noteOf(point)}`;
     }
     draw();

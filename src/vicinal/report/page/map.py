@@ -51,13 +51,13 @@ def _data(
         "y": y.tolist(),
         "label": labels,
         "image": [frames.thumbnails.number(frames.table, row, SMALL) for row in points["row"].tolist()],
-        "right": _nearest_is_right(neighbors)[points["row"]].tolist(),
+        "match": _nearest_is_match(neighbors)[points["row"]].tolist(),
     }
 
 
-def _nearest_is_right(neighbors: QueryNeighbors) -> Integers:
+def _nearest_is_match(neighbors: QueryNeighbors) -> Integers:
     """For each image 1 or 0, whether its nearest is of its class; -1 if it is no query that can find its class."""
-    right = np.full(len(neighbors.table), -1)
+    match = np.full(len(neighbors.table), -1)
     queries = neighbors.with_positives()
-    right[queries.queries] = queries.same_class[:, 0]
-    return right
+    match[queries.queries] = queries.same_class[:, 0]
+    return match

@@ -21,17 +21,17 @@ MEANINGS = {
     "R-precision": "of the first R images, those of the query's class, which has R images to find",
     "mAP": "average precision of the whole ranking: precision at each image of the class, averaged",
     "MRR": "mean of 1 / rank of the first image of the query's class",
-    "mP@": "of the first {} images (or of those up to the last sought one), those that are sought",
+    "mP@": "of the first {} images (or of those up to the last relevant one), those that are relevant",
     "NMI": "of all images, not of queries: information that k-means clusters and classes share",
     "AMI": "of all images, not of queries: as NMI, above what clusters drawn by chance give",
     "F1": "of all images, not of queries: pairs that are together in k-means clusters and classes, F-score",
 }
 DIFFICULTIES = {  # of the revisited Oxford and Paris, whose queries have no classes
-    "easy": "easy images are sought",
-    "medium": "easy and hard images are sought",
-    "hard": "hard images are sought",
+    "easy": "easy images are relevant",
+    "medium": "easy and hard images are relevant",
+    "hard": "hard images are relevant",
 }
-SOUGHT = {"mAP": "average precision of the whole ranking: precision at each sought image, averaged"}
+RELEVANT = {"mAP": "average precision of the whole ranking: precision at each relevant image, averaged"}
 BAR_WIDTH, BAR_HEIGHT = 160, 16
 
 
@@ -83,7 +83,7 @@ def meaning(name: str) -> str:
     level, _, metric = name.rpartition("/")
     kind, at, cut = metric.partition("@")
     if level in DIFFICULTIES:
-        text = SOUGHT.get(metric) or MEANINGS.get(kind + at, "").format(cut)
+        text = RELEVANT.get(metric) or MEANINGS.get(kind + at, "").format(cut)
         return f"{text}; {DIFFICULTIES[level]}" if text else ""
     text = MEANINGS.get(metric) or MEANINGS.get(kind + at, "").format(cut)
     return text.replace("class", f"{level} class") if level else text

@@ -47,4 +47,4 @@ def _text(label: str, row: int, evaluation: Evaluation) -> str:
     metric, query = query_metric(evaluation), int(np.searchsorted(evaluation.query_indices, row))
     text = f"{label} · {metric} {percent(float(evaluation.per_query[metric][query]))}"
     rank = int(evaluation.first_positive_ranks[query]) if len(evaluation.first_positive_ranks) else 0
-    return f"{text} · first right image at rank {rank:,}" if rank else text
+    return f"{text} · first match at rank {rank:,}" if rank else text
