@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 from tests.conftest import ROOT
+from tests.training.test_refiner import TINY, save_clusters
 from vicinal.utils.run_folder import RunFolder
 
 SECONDS = 60  # within which a run must end after a signal; it takes one on a machine without other work
@@ -30,8 +31,8 @@ SETUPS = {
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 
 
-def command(out: Path, settings: list[str]) -> list[str]:
-    return [sys.executable, "-m", "vicinal", "train", *settings, "--out", str(out), "--resume"]
+def command(out: Path, settings: list[str], verb: str = "train") -> list[str]:
+    return [sys.executable, "-m", "vicinal", verb, *settings, "--out", str(out), "--resume"]
 
 
 def start(words: list[str]) -> subprocess.Popen[str]:
@@ -95,19 +96,20 @@ def check_same(run: RunFolder, straight: RunFolder) -> None:
     assert not list(run.path.rglob(".*.tmp"))
 
 
-def check_moments(settings: list[str], tmp_path: Path, count: int, numbers: tuple[signal.Signals, ...]) -> None:
+def check_moments(settings: list[str], tmp_path: Path, count: int, verb: str = "train") -> None:
     straight = RunFolder(tmp_path / "straight")
-    seconds = finish(command(straight.path, settings))
+    seconds = finish(command(straight.path, settings, verb))
     moments = random.Random(0)
-    for number in numbers:
+    for number in SIGNALS:
         run = RunFolder(tmp_path / f"run {number}")
+        words = command(run.path, settings, verb)
         for _ in range(count):
             if run.model.is_dir():
                 check_same(run, straight)
                 shutil.rmtree(run.path)
-            errors = end_by(number, command(run.path, settings), moments.uniform(0.3, 1) * seconds)
+            errors = end_by(number, words, moments.uniform(0.3, 1) * seconds)
             assert "Traceback" not in errors
-        finish(command(run.path, settings))
+        finish(words)
         check_same(run, straight)
 
 
@@ -117,7 +119,14 @@ def check_moments(settings: list[str], tmp_path: Path, count: int, numbers: tupl
 def test_signals_at_random_moments(small: list[str], tmp_path: Path, setup: str) -> None:
     """Ctrl-C, SIGTERM and kill -9 at twenty moments each."""
     settings = [*small, "--epochs=4", "--checkpoint_minutes=0", *SETUPS[setup]]
-    check_moments(settings, tmp_path, 20, SIGNALS)
+    check_moments(settings, tmp_path, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes from /proc")
+def test_signals_at_random_moments_of_a_refiner(tmp_path: Path) -> None:
+    settings = [f"--embeddings={save_clusters(tmp_path / 'e.parquet')}", *TINY, "--checkpoint_minutes=0"]
+    check_moments(settings, tmp_path, 20, "refine")
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes from /proc")
