@@ -15,7 +15,7 @@ from vicinal.utils.errors import InputError
 
 
 def test_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
-    counts, findings = fuzz.fuzz(list(fuzz.KINDS), seconds=4, seed=0, parent=tmp_path)
+    counts, findings = fuzz.fuzz(list(fuzz.KINDS), seconds=2, seed=0, parent=tmp_path)
     assert not findings
     assert {kind for each in counts for kind in fuzz.KINDS if each.startswith(f"{kind}:")} == set(fuzz.KINDS)
 

@@ -365,7 +365,11 @@ def test_global_random_state_is_neither_read_nor_changed() -> None:
 # Large and precise ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", DEFAULTS)
+QUICK = ("multi-similarity", "smooth AP", "contrastive")
+SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in DEFAULTS if case not in QUICK]
+
+
+@pytest.mark.parametrize("case", [*(case for case in DEFAULTS if case in QUICK), *SLOW])
 def test_the_mixed_matrix_is_never_held(case: str) -> None:
     tile_rows, n = 8, 240
     mixed = n * 5 // 2

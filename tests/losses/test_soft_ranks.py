@@ -142,6 +142,7 @@ def test_where_points_stand_does_not_matter(step: str) -> None:
     torch.testing.assert_close(again, by_others, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_many_points_need_no_more_memory_than_one() -> None:
     points, others = (torch.rand(32, n, dtype=torch.float64) for n in (500, 2000))
 

@@ -130,7 +130,10 @@ def test_signals_at_random_moments_of_a_refiner(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes from /proc")
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(SIGNALS[0], marks=pytest.mark.slow), *SIGNALS[1:2], pytest.param(SIGNALS[2], marks=pytest.mark.slow)],
+)
 def test_a_signal_while_workers_read_images(small: list[str], tmp_path: Path, number: signal.Signals) -> None:
     settings = [*small, "--epochs=100", *SETUPS["workers"]]
     run, process = RunFolder(tmp_path / "run"), start(command(tmp_path / "run", settings))

@@ -329,7 +329,7 @@ def _foreign_images(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("noise", [False, True])
+@pytest.mark.parametrize("noise", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_hierarchical_batches_and_noise_are_resumed_as_if_never_stopped(
     small: list[str], photos: Path, tmp_path: Path, noise: bool
 ) -> None:
@@ -418,7 +418,7 @@ def _child(target, *arguments) -> multiprocessing.process.BaseProcess:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes by fork")
-@pytest.mark.parametrize("every_step", [False, True])
+@pytest.mark.parametrize("every_step", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_killed_at_any_moment_it_ends_with_the_same_weights(small: list[str], tmp_path: Path, every_step: bool) -> None:
     settings = [*small, "--epochs=4", "--model.dropout=0.2", f"--checkpoint_minutes={0 if every_step else 10}"]
     torch.set_num_threads(1)  # threads do not survive a fork
@@ -448,6 +448,7 @@ def _same_results(run: RunFolder, straight: RunFolder) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes by fork")
+@pytest.mark.slow
 def test_killed_while_a_file_is_written_it_ends_with_the_same_weights(small: list[str], tmp_path: Path) -> None:
     torch.set_num_threads(1)
     straight = train(Recipe.load(overrides=small), tmp_path / "straight")
