@@ -358,7 +358,11 @@ def peak_of_a_step(embed: Callable[[nn.Module, Tensor, int], Tensor], model: nn.
     return memory.peak
 
 
-@pytest.mark.parametrize("make", [_ClassToken, lambda: embedder(**RANDOM)], ids=["class token", "ResNet"])
+@pytest.mark.parametrize(
+    "make",
+    [_ClassToken, pytest.param(lambda: embedder(**RANDOM), marks=pytest.mark.slow)],
+    ids=["class token", "ResNet"],
+)
 def test_only_embeddings_grow_with_the_batch(make: Callable[[], nn.Module]) -> None:
     model = make()
     small, large = (peak_of_a_step(embed_in_micro_batches, model, batch) for batch in (12, 60))

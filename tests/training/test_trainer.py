@@ -272,7 +272,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_images(
 @pytest.mark.parametrize(
     ("number", "more"),
     [
-        (signal.SIGINT, ["--data.num_workers=1"]),
+        pytest.param(signal.SIGINT, ["--data.num_workers=1"], marks=pytest.mark.slow),
         # State that is easily forgotten: the batches of a step, and the scale of the loss.
         (
             signal.SIGTERM,
@@ -418,7 +418,8 @@ def _child(target, *arguments) -> multiprocessing.process.BaseProcess:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes by fork")
-@pytest.mark.parametrize("every_step", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("every_step", [False, True])
 def test_killed_at_any_moment_it_ends_with_the_same_weights(small: list[str], tmp_path: Path, every_step: bool) -> None:
     settings = [*small, "--epochs=4", "--model.dropout=0.2", f"--checkpoint_minutes={0 if every_step else 10}"]
     torch.set_num_threads(1)  # threads do not survive a fork

@@ -409,6 +409,7 @@ def test_queries_outside_take_no_needless_search(monkeypatch, method: Reranking)
     assert len(searches) == 2  # of the queries and of the gallery, or again with other vectors
 
 
+@pytest.mark.slow
 def test_collapsed_embeddings_are_fast() -> None:
     vectors = np.ones((2000, 4), dtype=np.float32)
     started = time.process_time()
