@@ -35,8 +35,8 @@ def test_neighbors_are_those_of_a_full_sort(noisy: Case) -> None:
     found = found_in(noisy)
     scores = cosines(noisy.vectors.astype(np.float64))
     np.fill_diagonal(scores, -np.inf)
-    assert (found.neighbors == np.argsort(-scores, axis=1)[:, :10]).all()
-    assert (found.same_class == (noisy.table.labels[found.neighbors] == noisy.table.labels[:, None])).all()
+    assert (found.ids == np.argsort(-scores, axis=1)[:, :10]).all()
+    assert (found.same_class == (noisy.table.labels[found.ids] == noisy.table.labels[:, None])).all()
     assert found.same_class[:, 0].mean() == pytest.approx(noisy.evaluation.metrics["recall@1"])
     assert (found.num_positives == 9).all()
     assert [found.index(row) for row in (0, 59)] == [0, 59]
@@ -55,7 +55,7 @@ def test_neighbors_of_queries_in_a_gallery_leave_out_their_own_group(least: int)
         of_class = frame.label == frame.label[query]
         same = (of_class & (frame.group == frame.group[query]) & (frame.group >= 0)).to_numpy()
         allowed = np.flatnonzero(frame.is_gallery & ~same & (frame.index != query))
-        assert found.neighbors[at].tolist() == allowed[np.argsort(-scores[query, allowed])][: found.k].tolist()
+        assert found.ids[at].tolist() == allowed[np.argsort(-scores[query, allowed])][: found.k].tolist()
         assert found.num_positives[at] == of_class[allowed].sum()
     counted = ~np.isnan(evaluation.per_query["recall@1"])
     assert (found.same_class[counted, 0] == evaluation.per_query["recall@1"][counted]).all()
@@ -65,16 +65,14 @@ def test_queries_with_positives_are_those_that_evaluation_counts() -> None:
     case = case_of(np.eye(5), [0, 0, 1, 2, 2], group=[0, 1, 0, 3, 3])
     found = found_in(case).with_positives()
     assert found.queries.tolist() == np.flatnonzero(~np.isnan(case.evaluation.per_query["mAP"])).tolist() == [0, 1]
-    assert [len(each) for each in (found.neighbors, found.similarities, found.num_positives, found.same_class)] == [
-        2
-    ] * 4
+    assert [len(each) for each in (found.ids, found.scores, found.num_positives, found.same_class)] == [2] * 4
 
 
 def test_an_image_does_not_find_itself_by_its_path() -> None:
     frame = pd.DataFrame({"label": [0, 0, 1, 0], "path": ["/a", "/b", "/c", "/a"]})
     table = Table(frame.assign(is_query=[1, 0, 0, 0], is_gallery=[0, 1, 1, 1]))
     found = query_neighbors(np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [1.0, 0.0]]), table)
-    assert (found.neighbors.tolist(), found.num_positives.tolist()) == ([[1, 2]], [1])
+    assert (found.ids.tolist(), found.num_positives.tolist()) == ([[1, 2]], [1])
     relabeled = Table(table.frame.assign(label=[0, 0, 1, 1]))
     assert query_neighbors(np.eye(4), relabeled).num_positives.tolist() == [1]
 
@@ -101,11 +99,11 @@ def test_confusions_count_first_neighbors(noisy: Case) -> None:
     assert pairs["num_queries"].is_monotonic_decreasing
     assert not pairs.duplicated(["label", "nearest_label"]).any()
     for each in pairs.itertuples():
-        mine = (labels == each.label) & (labels[found.neighbors[:, 0]] == each.nearest_label)
+        mine = (labels == each.label) & (labels[found.ids[:, 0]] == each.nearest_label)
         assert each.num_queries == mine.sum()
         assert each.fraction == mine.sum() / 10
-        assert each.similarity == found.similarities[each.query, 0] == found.similarities[mine, 0].max()
-        assert found.neighbors[each.query, 0] == each.neighbor
+        assert each.similarity == found.scores[each.query, 0] == found.scores[mine, 0].max()
+        assert found.ids[each.query, 0] == each.neighbor
 
 
 def test_matrix_of_confusions_counts_first_neighbors(noisy: Case) -> None:
@@ -130,11 +128,11 @@ def test_queries_without_positives_are_not_confused() -> None:
 def test_hubs_count_lists(noisy: Case) -> None:
     found = found_in(noisy)
     result = hubness(found)
-    counts = np.array([(found.neighbors == row).sum() for row in range(60)])
+    counts = np.array([(found.ids == row).sum() for row in range(60)])
     top = result.occurrences
     assert top["k_occurrence"].tolist() == sorted(counts, reverse=True)
     assert counts[top["row"]].tolist() == top["k_occurrence"].tolist()
-    assert top["same_class_fraction"][0] == found.same_class[found.neighbors == top["row"][0]].mean()
+    assert top["same_class_fraction"][0] == found.same_class[found.ids == top["row"][0]].mean()
     assert (result.mean, result.num_antihubs) == (10, (counts == 0).sum())
     assert result.skewness == pytest.approx(skew(counts))
     assert hubness(found_in(noisy, k=59)).skewness == 0
@@ -157,8 +155,8 @@ def test_label_errors_need_all_votes() -> None:
     found = found_in(case_of(vectors, given))
     (error,) = label_errors(found).itertuples()
     assert (error.row, error.label, error.suggested_label, error.num_votes) == (3, 1, 0, 5)
-    assert (given[found.neighbors[3, :5]] == 0).all()
-    assert error.similarity == pytest.approx(found.similarities[3, :5].mean())
+    assert (given[found.ids[3, :5]] == 0).all()
+    assert error.similarity == pytest.approx(found.scores[3, :5].mean())
     assert label_errors(found, num_votes=9)["num_votes"].tolist() == [7]  # all images of the class
     assert label_errors(found_in(case_of(vectors, given), k=2)).empty
 

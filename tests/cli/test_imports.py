@@ -75,6 +75,8 @@ def test_typos_and_missing_files_load_nothing_heavy(photos: Path, tmp_path: Path
     recipes = [
         ["train"],
         ["train", "--bogus", "1", "--out", "run"],
+        ["train", "--epochs", "abc", "--out", "run"],
+        ["train", "--loss", "Triplett", "--out", "run"],
         ["train", tmp_path / "recipe.yaml", "--out", "run"],
         ["train", "none.yaml", "--out", "run"],
         ["train", "--out", "none", "--resume"],

@@ -35,14 +35,14 @@ def confusions(neighbors: QueryNeighbors) -> pd.DataFrame:
     neighbors = neighbors.with_positives()
     labels, classes = neighbors.table.labels, np.array(neighbors.table.classes, dtype=object)
     wrong = np.flatnonzero(~neighbors.same_class[:, 0])
-    query, neighbor = neighbors.queries[wrong], neighbors.neighbors[wrong, 0]
+    query, neighbor = neighbors.queries[wrong], neighbors.ids[wrong, 0]
     frame = pd.DataFrame(
         {
             "label": labels[query],
             "nearest_label": labels[neighbor],
             "query": query,
             "neighbor": neighbor,
-            "similarity": neighbors.similarities[wrong, 0].astype(np.float64),
+            "similarity": neighbors.scores[wrong, 0].astype(np.float64),
         }
     ).sort_values("similarity", ascending=False, kind="stable")
     pairs = frame.groupby(["label", "nearest_label"])
@@ -71,5 +71,5 @@ def confusion_matrix(neighbors: QueryNeighbors) -> pd.DataFrame:
     neighbors = neighbors.with_positives()
     labels, classes = neighbors.table.labels, neighbors.table.classes
     size = len(classes)
-    pairs = labels[neighbors.queries] * size + labels[neighbors.neighbors[:, 0]]
+    pairs = labels[neighbors.queries] * size + labels[neighbors.ids[:, 0]]
     return pd.DataFrame(np.bincount(pairs, minlength=size * size).reshape(size, size), index=classes, columns=classes)

@@ -32,15 +32,15 @@ def near_duplicates(neighbors: QueryNeighbors, threshold: float = DUPLICATE_SIMI
            first  second  similarity  same_label
         0      0       2         1.0       False
     """
-    queries, ranks = np.nonzero(neighbors.similarities > threshold)
-    pairs = np.sort(np.stack([neighbors.queries[queries], neighbors.neighbors[queries, ranks]], axis=1), axis=1)
+    queries, ranks = np.nonzero(neighbors.scores > threshold)
+    pairs = np.sort(np.stack([neighbors.queries[queries], neighbors.ids[queries, ranks]], axis=1), axis=1)
     first, second = pairs.T
     labels = neighbors.table.labels
     frame = pd.DataFrame(
         {
             "first": first,
             "second": second,
-            "similarity": neighbors.similarities[queries, ranks].astype(np.float64),
+            "similarity": neighbors.scores[queries, ranks].astype(np.float64),
             "same_label": labels[first] == labels[second],
         }
     )

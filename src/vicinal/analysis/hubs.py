@@ -56,8 +56,8 @@ def hubness(neighbors: QueryNeighbors) -> Hubness:
         1
     """
     size = len(neighbors.table)
-    counts = np.bincount(neighbors.neighbors.ravel(), minlength=size)[neighbors.gallery]
-    right = np.bincount(neighbors.neighbors.ravel(), neighbors.same_class.ravel(), size)[neighbors.gallery]
+    counts = np.bincount(neighbors.ids.ravel(), minlength=size)[neighbors.gallery]
+    right = np.bincount(neighbors.ids.ravel(), neighbors.same_class.ravel(), size)[neighbors.gallery]
     fractions = np.divide(right, counts, out=np.full(len(counts), np.nan), where=counts > 0)
     columns = {"row": neighbors.gallery, "k_occurrence": counts, "same_class_fraction": fractions}
     occurrences = pd.DataFrame(columns).sort_values("k_occurrence", ascending=False, kind="stable", ignore_index=True)

@@ -42,7 +42,7 @@ def label_errors(neighbors: QueryNeighbors, num_votes: int = 5, min_votes: int =
     """
     neighbors = neighbors.with_positives()
     table, labels = neighbors.table, neighbors.table.labels
-    voted = labels[neighbors.neighbors]
+    voted = labels[neighbors.ids]
     suggested = voted[:, 0]
     class_sizes = np.bincount(labels[neighbors.gallery], minlength=len(table.classes))
     votes = np.minimum(class_sizes[suggested], min(num_votes, neighbors.k))
@@ -54,7 +54,7 @@ def label_errors(neighbors: QueryNeighbors, num_votes: int = 5, min_votes: int =
             "label": [table.classes[code] for code in labels[neighbors.queries[found]]],
             "suggested_label": [table.classes[code] for code in suggested[found]],
             "num_votes": votes[found],
-            "similarity": [float(neighbors.similarities[query, : votes[query]].mean()) for query in found],
+            "similarity": [float(neighbors.scores[query, : votes[query]].mean()) for query in found],
         }
     )
     return errors.sort_values("similarity", ascending=False, kind="stable", ignore_index=True)

@@ -28,16 +28,16 @@ class QueryNeighbors:
         table: the images and their labels; every row number below is a row of this table.
         queries: int64 [q], rows of the queries, ascending. Queries that no gallery image is left for are not included.
         gallery: int64 [g], rows of the gallery, ascending.
-        neighbors: int64 [q, k], rows of the neighbors.
-        similarities: float32 [q, k], their cosine similarities to the query.
+        scores: float32 [q, k], the cosine similarities of the neighbors to the query.
+        ids: int64 [q, k], rows of the neighbors.
         num_positives: int64 [q], the number of gallery images of its class that each query can find.
     """
 
     table: Table
     queries: Integers
     gallery: Integers
-    neighbors: Integers
-    similarities: Floats
+    scores: Floats
+    ids: Integers
     num_positives: Integers
 
     def __repr__(self) -> str:
@@ -46,13 +46,13 @@ class QueryNeighbors:
     @property
     def k(self) -> int:
         """The number of neighbors per query."""
-        return self.neighbors.shape[1]
+        return self.ids.shape[1]
 
     @cached_property
     def same_class(self) -> Booleans:
         """Whether each neighbor is of the query's class, bool [q, k]."""
         labels = self.table.labels
-        return labels[self.neighbors] == labels[self.queries][:, None]
+        return labels[self.ids] == labels[self.queries][:, None]
 
     def index(self, row: int) -> int:
         """The index in `queries` of the query in a row of the table."""
@@ -68,7 +68,7 @@ class QueryNeighbors:
             array([0, 1])
         """
         kept = self.num_positives > 0
-        names = ("queries", "neighbors", "similarities", "num_positives")
+        names = ("queries", "scores", "ids", "num_positives")
         return replace(self, **{name: getattr(self, name)[kept] for name in names})
 
 
@@ -93,7 +93,7 @@ def query_neighbors(embeddings: Array, table: Table, k: int = 10) -> QueryNeighb
         >>> embeddings = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
         >>> found = query_neighbors(embeddings, table, k=1)
-        >>> found.neighbors.ravel().tolist(), found.same_class.all().item()
+        >>> found.ids.ravel().tolist(), found.same_class.all().item()
         ([1, 0, 3, 2], True)
     """
     if len(embeddings) != len(table):
@@ -112,7 +112,7 @@ def query_neighbors(embeddings: Array, table: Table, k: int = 10) -> QueryNeighb
         UnitVectors(embeddings, "embedding", _selected(rows, len(table))) for rows in (queries, gallery)
     )
     found = nearest(query_vectors, gallery_vectors, k, excluded, min(CHUNK_SIZE, len(queries)))
-    return QueryNeighbors(table, queries, gallery, gallery[found.ids], found.scores, num_positives)
+    return QueryNeighbors(table, queries, gallery, found.scores, gallery[found.ids], num_positives)
 
 
 def check_evaluation(evaluation: Evaluation, table: Table) -> None:

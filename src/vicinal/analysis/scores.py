@@ -91,7 +91,7 @@ def queries_by_score(neighbors: QueryNeighbors, evaluation: Evaluation, *, ascen
             "row": neighbors.queries,
             "label": neighbors.table.frame["label"].iloc[neighbors.queries].to_numpy(),
             "score": scores[np.searchsorted(evaluation.query_indices, neighbors.queries)],
-            "similarity": neighbors.similarities[:, 0].astype(np.float64),
+            "similarity": neighbors.scores[:, 0].astype(np.float64),
         }
     )
     return frame.sort_values(

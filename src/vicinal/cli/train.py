@@ -198,6 +198,7 @@ def _check_settings(arguments: Arguments, settings: type, model: str) -> dict[st
     schema = {**settings_schema(settings), model: UNCHECKED, "loss": UNCHECKED}
     check = RecipeCheck(schema, arguments.verb.__name__, file, overrides)
     check.check()
+    check.check_loss_name()
     if arguments.out is None:
         raise InputError("--out is missing: name the run's folder, such as --out run")
     return check.given

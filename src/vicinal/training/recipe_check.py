@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
-from vicinal.training.recipe_classes import OfferedClasses, import_path
+from vicinal.training.recipe_classes import OfferedClasses, import_path, loss_names
 from vicinal.training.recipe_file import RecipeFile
 from vicinal.training.recipe_schema import UNCHECKED, Schema, Setting, arguments_schema, setting_names
 from vicinal.utils.arguments import check_plain_values
@@ -68,6 +68,15 @@ class RecipeCheck:
             self._fail(mistake)
         for mistake in self._mistakes(self.given, self.schema, ""):
             self._fail(mistake)
+
+    def check_loss_name(self) -> None:
+        """Raise InputError if the loss is no public name, before the losses are imported, which takes seconds."""
+        path, _ = _class_and_arguments(self.given.get("loss"))
+        known = loss_names()
+        if isinstance(path, str) and "." not in path and path not in known:
+            near = difflib.get_close_matches(path, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"its classes: {', '.join(known)}"
+            self._fail(Mistake("loss", f"loss = {one_line(path, 80)} is not the name of a Loss class; {hint}"))
 
     def fail(self, error: str) -> NoReturn:
         """Raise InputError with the error of a parser or a dataclass, with its file and line."""

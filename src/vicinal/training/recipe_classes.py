@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 from collections.abc import Sequence
 from inspect import isabstract
+from pathlib import Path
 
+import vicinal
 from vicinal.utils.errors import InputError, one_line
+
+LOSS_FILES = ("losses/__init__.py", "memory.py", "mixing.py", "weighting.py")
+OTHER_LOSSES = ("CrossBatchMemory", "SiMix", "WeightedSum")  # their names do not end in Loss
 
 
 class OfferedClasses:
@@ -61,6 +67,21 @@ class OfferedClasses:
 
     def _is_allowed(self, module: str) -> bool:
         return any(_is_in(module, package) for package in self.allow_imports)
+
+
+def loss_names() -> list[str]:
+    """The losses that Vicinal offers, read from `__all__` of their modules without importing these.
+
+    Example:
+        >>> {"TripletLoss", "SiMix", "CrossBatchMemory"} <= set(loss_names())
+        True
+    """
+    names: list[str] = []
+    for file in LOSS_FILES:
+        body = ast.parse((Path(vicinal.__file__).parent / file).read_text(encoding="utf-8")).body
+        assigned = [each for each in body if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "__all__"]
+        names += [name for each in assigned for name in ast.literal_eval(each.value)]
+    return sorted(name for name in names if name.endswith("Loss") or name in OTHER_LOSSES)
 
 
 def import_path(kind: type) -> str:

@@ -67,8 +67,8 @@ class ImageFrames:
     def ranking(self, neighbors: QueryNeighbors, query: int, max_neighbors: int = MAX_NEIGHBORS) -> Markup:
         """A list of a query, given by its row, and its nearest neighbors."""
         at = neighbors.index(query)
-        rows = neighbors.neighbors[at, :max_neighbors].tolist()
-        similarities = neighbors.similarities[at, :max_neighbors].tolist()
+        rows = neighbors.ids[at, :max_neighbors].tolist()
+        similarities = neighbors.scores[at, :max_neighbors].tolist()
         nearest = zip(rows, range(1, len(rows) + 1), similarities, strict=True)
         return frame_list([self.query(query), *(self.neighbor(query, *each) for each in nearest)])
 
