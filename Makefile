@@ -36,7 +36,7 @@ docs: $(INSTALLED)
 	@echo "$(SITE)/index.html"
 
 tests: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 
 test-all: lint types docs
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
