@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from benchmarks.table import print_machine, print_table, take_turns
-from vicinal.data import ClassBalancedBatchSampler, Table, glyphs
+from vicinal.data import ClassBalancedBatchSampler, Table
+from vicinal.data.benchmarks import glyphs
 from vicinal.losses import MultiSimilarityLoss
 from vicinal.models import Embedder
 from vicinal.training import Recipe, Trainer

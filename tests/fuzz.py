@@ -39,8 +39,9 @@ from PIL import Image
 
 from vicinal import Embedder, Index, Recipe, Table, evaluate, load_table
 from vicinal.cli.main import main as run_command
-from vicinal.data import ImageTransform, load_embeddings, load_labels, read_image, revisited_ground_truth
+from vicinal.data import ImageTransform, load_embeddings, load_labels, read_image
 from vicinal.data import save_embeddings as write_embeddings
+from vicinal.data.benchmarks import revisited_ground_truth
 from vicinal.training.recipe_file import RecipeFile
 from vicinal.utils.errors import InputError
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vicinal.cli.flags import Arguments, Flags, Parser, add_settings, read_settings
+from vicinal.data.benchmarks.names import BENCHMARKS
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, no_such_source
 
@@ -13,10 +14,6 @@ if TYPE_CHECKING:
     from vicinal.models import ContextRefiner
     from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader
 
-BENCHMARKS = (
-    "digits", "glyphs", "omniglot", "in_shop", "vehicle_id", "vehicle_id_medium", "vehicle_id_small", "roxford",
-    "rparis",
-)  # fmt: skip
 IMAGES = (
     "a folder with one folder of images per class, a .csv or .parquet table with the columns path and label, "
     f"or a benchmark: {', '.join(BENCHMARKS)}"

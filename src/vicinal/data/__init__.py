@@ -1,4 +1,4 @@
-"""Datasets: tables, reading and transforming images, batch samplers, noise, files of embeddings, benchmarks."""
+"""Datasets: tables, reading and transforming images, batch samplers, noise, files of embeddings."""
 
 from __future__ import annotations
 
@@ -7,17 +7,6 @@ from typing import TYPE_CHECKING
 from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from vicinal.data.benchmarks import (
-        GroundTruth,
-        digits,
-        glyphs,
-        in_shop,
-        omniglot,
-        revisited_ground_truth,
-        roxford,
-        rparis,
-        vehicle_id,
-    )
     from vicinal.data.checks import check_trainable
     from vicinal.data.dataset import load_dataset
     from vicinal.data.decoding import convert_image, read_image
@@ -42,7 +31,6 @@ __all__ = [
     "Batch",
     "ClassBalancedBatchSampler",
     "DataSettings",
-    "GroundTruth",
     "HierarchicalBatchSampler",
     "ImageDataset",
     "ImageTransform",
@@ -56,25 +44,17 @@ __all__ = [
     "check_trainable",
     "confused_labels",
     "convert_image",
-    "digits",
     "first_classes",
     "foreign_images",
-    "glyphs",
-    "in_shop",
     "is_image_file",
     "load_dataset",
     "load_embeddings",
     "load_labels",
     "load_table",
     "load_vectors",
-    "omniglot",
     "open_set_labels",
     "random_labels",
     "read_fingerprint",
     "read_image",
-    "revisited_ground_truth",
-    "roxford",
-    "rparis",
     "save_embeddings",
-    "vehicle_id",
 ]

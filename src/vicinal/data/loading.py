@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vicinal.data import benchmarks
 from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.table import Table
 from vicinal.data.table_files import DIGEST_KEY, frame_digest
@@ -19,9 +20,8 @@ def load_table(
     r"""Read a table from a folder of images, a file or a benchmark.
 
     Args:
-        source: A folder, a .csv or .parquet file, or the name of a benchmark (`digits`, `glyphs`, `omniglot`,
-            `in_shop`, `vehicle_id` with `_medium` or `_small`, `roxford`, `rparis`; `./digits` is a folder of that
-            name).
+        source: A folder, a .csv or .parquet file, or the name of a benchmark, a function of
+            :mod:`vicinal.data.benchmarks` such as `digits` (`./digits` is a folder of that name).
         root: For a file, the folder that relative paths start from; for a benchmark, the folder that holds it.
         path_column: The column of image paths in a file; None if the table needs none.
         label_column: The column of labels in a file; None if the table needs none.
@@ -37,7 +37,7 @@ def load_table(
         ['kiwi', 'owl']
     """
     if isinstance(source, str) and source in BENCHMARKS:
-        return BENCHMARKS[source](root)
+        return getattr(benchmarks, source)(root)
     path = Path(source)
     suffix = path.suffix.lower()
     if not str(source):

@@ -67,7 +67,7 @@ class DataSettings:
 
     Args:
         source: a folder with one folder of images per class, a .csv or .parquet table with the columns `path` and
-            `label`, or a benchmark: digits, omniglot, glyphs.
+            `label`, or a benchmark, such as omniglot; `vicinal data --help` lists them.
         root: folder that relative paths of a table start from (default: the table's own), or that holds a benchmark.
         path_column: name of the table's column with the image paths.
         label_column: name of the table's column with the labels.

@@ -6,7 +6,8 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from vicinal.data import digits, load_table
+from vicinal.data import load_table
+from vicinal.data.benchmarks import digits
 
 
 def test_digits_are_scikit_learns_in_full_contrast(tmp_path: Path) -> None:

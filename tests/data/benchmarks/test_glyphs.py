@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vicinal.data import Table, glyphs
+from vicinal.data import Table
+from vicinal.data.benchmarks import glyphs
 from vicinal.data.benchmarks.glyphs import _font_files, _templates
 from vicinal.utils.errors import InputError
 

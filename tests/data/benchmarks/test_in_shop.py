@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vicinal.data import in_shop, load_table
+from vicinal.data import load_table
+from vicinal.data.benchmarks import in_shop
 from vicinal.utils.errors import InputError
 
 LIST = """6

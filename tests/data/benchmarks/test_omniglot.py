@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vicinal.data import Table, load_table, omniglot
+from vicinal.data import Table, load_table
+from vicinal.data.benchmarks import omniglot
 from vicinal.utils.errors import InputError
 
 SMALL1, SMALL2 = "images_background_small1", "images_background_small2"

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vicinal.data import GroundTruth, Table, load_table, revisited_ground_truth, roxford, rparis
+from vicinal.data import Table, load_table
+from vicinal.data.benchmarks import GroundTruth, revisited_ground_truth, roxford, rparis
 from vicinal.utils.errors import InputError
 
 BOXES = [[2, 3, 12, 18], [0.6, 1.4, 20.0, 10.0]]

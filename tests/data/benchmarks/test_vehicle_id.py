@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vicinal.data import load_table, vehicle_id
+from vicinal.data import load_table
+from vicinal.data.benchmarks import vehicle_id
 from vicinal.utils.errors import InputError
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +44,16 @@ def vehicle_id(root: str | Path | None = None, size: Literal["small", "medium", 
     return Table(pd.concat(frames, ignore_index=True), folder / "image")
 
 
+def vehicle_id_medium(root: str | Path | None = None) -> Table:
+    """:func:`vehicle_id` with the test set of 1,600 vehicles."""
+    return vehicle_id(root, "medium")
+
+
+def vehicle_id_small(root: str | Path | None = None) -> Table:
+    """:func:`vehicle_id` with the test set of 800 vehicles."""
+    return vehicle_id(root, "small")
+
+
 def _frame(path: Path) -> pd.DataFrame:
     rows = read_list(path, (2,))
     for line, (_, vehicle) in rows:
@@ -55,7 +64,3 @@ def _frame(path: Path) -> pd.DataFrame:
             )
     names, vehicles = zip(*(cells for _, cells in rows), strict=True)
     return pd.DataFrame({"path": [f"{name}.jpg" for name in names], "label": [int(vehicle) for vehicle in vehicles]})
-
-
-vehicle_id_small = partial(vehicle_id, size="small")
-vehicle_id_medium = partial(vehicle_id, size="medium")
