@@ -1,4 +1,4 @@
-"""Whether a copy of a benchmark is complete: its numbers of images and classes are the published ones, no image is absent."""
+"""Whether a copy of a benchmark is complete: the published numbers of images and classes, and no absent image."""
 
 from __future__ import annotations
 
