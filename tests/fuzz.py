@@ -1,4 +1,4 @@
-"""Fuzzing of everything that Vicinal reads: recipes, model folders, indexes, tables, embeddings, pickles and images.
+"""Fuzzing of everything that Vicinal reads: recipes, runs, models, indexes, tables, embeddings, pickles, images, ...
 
     python -m tests.fuzz                                    # ten minutes
     python -m tests.fuzz --minutes 60 --seed 7 --kind index --kind recipe
@@ -12,6 +12,7 @@ outside of the folder of the case. Findings are printed with the seed that repea
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import pickle
@@ -27,6 +28,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,13 +39,18 @@ import pandas as pd
 import torch
 from PIL import Image
 
-from vicinal import Embedder, Index, Recipe, Table, evaluate, load_table
+from vicinal import Embedder, Index, Recipe, Table, evaluate, load_table, train
 from vicinal.cli.main import main as run_command
 from vicinal.data import ImageTransform, load_embeddings, load_labels, read_image
 from vicinal.data import save_embeddings as write_embeddings
 from vicinal.data.benchmarks import revisited_ground_truth
+from vicinal.models import ContextRefiner
+from vicinal.retrieval import PCAWhitening, refine
+from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.recipe_file import RecipeFile
 from vicinal.utils.errors import InputError
+from vicinal.utils.run_folder import RunFolder
+from vicinal.utils.run_log import read_log
 
 MEMORY, SECONDS = 2 * 2**30, 20
 """What a case may take beyond what its process holds at the start."""
@@ -77,6 +84,13 @@ loss:
 schedule: {name: step, every: 2}
 validation: {metric: mAP@R, patience: 3}
 """
+
+
+RUN = (
+    "--data.source=digits", "--model.backbone=test_resnet", "--model.dim=8",
+    "--model.pretrained=false", "--transform.size=16", "--epochs=1", "--batch_size=16", "--accelerator=cpu",
+    "--data.num_workers=0",
+)  # fmt: skip
 
 
 class Kind(NamedTuple):
@@ -156,6 +170,19 @@ def make_images(folder: Path) -> None:
         image.save(folder / f"image.{ending}", **options)
 
 
+def make_whitening(folder: Path) -> None:
+    PCAWhitening.fit(vectors(), dim=4).save(folder / "whitening.safetensors")
+
+
+def make_refiner(folder: Path) -> None:
+    ContextRefiner(dim=8, depth=2, num_heads=2).save_pretrained(folder / "refiner")
+
+
+def make_run(folder: Path) -> None:
+    with redirect_stderr(io.StringIO()):
+        train(Recipe.load(overrides=RUN), folder / "run")
+
+
 def read_recipe(folder: Path) -> None:
     RecipeFile.read(folder / "recipe.yaml")
     recipe = Recipe.load(folder / "recipe.yaml")
@@ -192,9 +219,29 @@ def read_images(folder: Path) -> None:
         read_image(path)
 
 
+def read_whitening(folder: Path) -> None:
+    PCAWhitening.load(folder / "whitening.safetensors").apply(vectors())
+
+
+def read_refiner(folder: Path) -> None:
+    refine(ContextRefiner.from_pretrained(folder / "refiner"), vectors())
+
+
+def read_run(folder: Path) -> None:
+    run = RunFolder(folder / "run")
+    Recipe.load(run.recipe)
+    for log in (run.log, run.metrics):
+        read_log(log)
+    load_checkpoint(run.last, "module")
+    use_command(["evaluate", str(run.path), "--split", "test", "--device", "cpu"])
+
+
 KINDS: dict[str, Kind] = {
     "recipe": Kind(make_recipe, read_recipe),
     "model": Kind(make_model, read_model),
+    "refiner": Kind(make_refiner, read_refiner),
+    "whitening": Kind(make_whitening, read_whitening),
+    "run": Kind(make_run, read_run),
     "index": Kind(make_index, read_index),
     "table": Kind(make_tables, read_tables),
     "embeddings": Kind(make_embeddings, read_embeddings),
@@ -224,7 +271,7 @@ def mutate(folder: Path, rng: random.Random) -> None:
     data = bytearray(path.read_bytes())
     is_text = path.suffix in (".yaml", ".json", ".csv", ".md")
     for _ in range(rng.choice([1, 1, 1, 2, 5])):
-        data = _with_token(data, rng) if is_text and rng.random() < 0.7 else _with_bytes(data, rng)
+        data = _with_token(data, rng) if is_text and rng.random() < 0.7 else with_other_bytes(data, rng)
     path.write_bytes(data)
 
 
@@ -237,7 +284,7 @@ def _with_token(data: bytearray, rng: random.Random) -> bytearray:
     return bytearray((text[:start] + rng.choice(TOKENS) + text[end:]).encode("utf-8", "surrogatepass"))
 
 
-def _with_bytes(data: bytearray, rng: random.Random) -> bytearray:
+def with_other_bytes(data: bytearray, rng: random.Random) -> bytearray:
     """Cut, flip, overwrite or repeat bytes, mostly at the beginning, where sizes are."""
     at = int(len(data) * rng.random() ** rng.choice([1, 6]))
     action = rng.choice(["cut", "flip", "number", "number", "repeat"])

@@ -20,6 +20,7 @@ import pandas as pd
 import pytest
 import torch
 
+from tests.fuzz import with_other_bytes
 from vicinal.cli.main import main
 from vicinal.data import Table, save_embeddings
 from vicinal.models import ContextRefiner
@@ -275,25 +276,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 KINDS = ["exact", "hnsw", "ivfpq", "refined"]
-EXTREMES = [0, 1, -1, 127, 255, 2**15, 2**31 - 1, -(2**31), 2**32, 2**40, 2**62, -(2**62)]
 
 
 def mutated(random: Random, data: bytes) -> bytes:
-    """Cut, lengthen, flip or overwrite some of the bytes, mostly at the beginning, where sizes are."""
+    """Change some of the bytes."""
     changed = bytearray(data)
     for _ in range(random.choice([1, 1, 1, 3])):
-        position = int(len(changed) * random.random() ** random.choice([1, 6]))
-        action = random.choice(["cut", "flip", "number", "number", "repeat"])
-        if action == "cut":
-            del changed[position : position + random.choice([1, 8, 10**9])]
-        elif action == "flip" and changed:
-            changed[position % len(changed)] ^= 1 << random.randrange(8)
-        elif action == "number":
-            form = random.choice(["<q", "<i", "<b"])
-            size = struct.calcsize(form)
-            changed[position : position + size] = struct.pack("<q", random.choice(EXTREMES))[:size]
-        elif action == "repeat":
-            changed[position:position] = changed[position : position + 64]
+        changed = with_other_bytes(changed, random)
     return bytes(changed)
 
 

@@ -74,9 +74,7 @@ class RecipeCheck:
         path, _ = _class_and_arguments(self.given.get("loss"))
         known = loss_names()
         if isinstance(path, str) and "." not in path and path not in known:
-            near = difflib.get_close_matches(path, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"its classes: {', '.join(known)}"
-            self._fail(Mistake("loss", f"loss = {one_line(path, 80)} is not the name of a Loss class; {hint}"))
+            self._fail(Mistake("loss", _unknown_name("loss", path, "Loss", known)))
 
     def fail(self, error: str) -> NoReturn:
         """Raise InputError with the error of a parser or a dataclass, with its file and line."""
@@ -174,13 +172,10 @@ class RecipeCheck:
     def _unknown_class(self, key: str, path: Any, setting: Setting) -> str:
         base = setting.base_class
         assert base is not None
-        known = self.classes.all(base)
-        name, classes = one_line(shown(path), 80), f"its classes: {', '.join(sorted(known))}"
+        known = sorted(self.classes.all(base))
         if path is None:
-            return f"{key} needs a class_path, the name of a {base.__name__} class; {classes}"
-        near = difflib.get_close_matches(name.rpartition(".")[2], known, n=1)
-        hint = self._own_class(path) or (f"did you mean {near[0]}?" if near else classes)
-        return f"{key} = {name} is not the name of a {base.__name__} class; {hint}"
+            return f"{key} needs a class_path, the name of a {base.__name__} class; its classes: {', '.join(known)}"
+        return _unknown_name(key, path, base.__name__, known, self._own_class(path))
 
     def _own_class(self, path: Any) -> str | None:
         """What to do if a name may be that of a class of the user's own."""
@@ -261,6 +256,14 @@ def _parsed(key: str, text: str) -> Any:
         return load_yaml(text)
     except yaml.YAMLError as error:
         raise InputError(f"--{key} {one_line(text, 80)}: {problem_of(error)}") from None
+
+
+def _unknown_name(key: str, path: Any, base: str, known: Sequence[str], own: str | None = None) -> str:
+    """The message about a name that is not that of a class; `own` is what to do for a class of the user's own."""
+    name = one_line(shown(path), 80)
+    near = difflib.get_close_matches(name.rpartition(".")[2], known, n=1)
+    hint = own or (f"did you mean {near[0]}?" if near else f"its classes: {', '.join(known)}")
+    return f"{key} = {name} is not the name of a {base} class; {hint}"
 
 
 def _without_words(value: Any, load: bool) -> Any:
