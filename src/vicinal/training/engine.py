@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
 from vicinal.training.base_settings import BaseSettings, OptimizerSettings
+from vicinal.training.interrupt import ending_with_main_process
 from vicinal.training.sharded_centers import (
     exclude_from_ddp,
     gather_optimizer_state,
@@ -47,7 +48,8 @@ class Engine:
         self.settings = settings
         self.precision = create_precision(settings)
         self.fabric = create_fabric(settings, self.precision, find_unused_parameters)
-        self.fabric.launch()
+        with ending_with_main_process():
+            self.fabric.launch()
 
     def setup(self, module: nn.Module, parameter_groups: Mapping[str, list[nn.Parameter]]) -> None:
         """Wrap the module, and create the optimizer of its parameter groups, given by name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -12,7 +13,10 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
+from vicinal.utils.console import is_main_process
+
 PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent ends
+MAIN_PROCESS = "VICINAL_MAIN_PROCESS"  # the environment variable with its number
 
 
 class StopRequest:
@@ -44,6 +48,29 @@ def start_worker(worker: int) -> None:
     """Prepare a worker of a data loader: it ignores signals to the whole group, and ends with the trainer's process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    _end_with_parent()
+
+
+@contextmanager
+def ending_with_main_process() -> Iterator[None]:
+    """While this context is open, training processes may start others; these end when the main one ends.
+
+    The others would else wait for it, up to half an hour where they first meet.
+    """
+    if is_main_process():
+        os.environ[MAIN_PROCESS] = str(os.getpid())
+    else:
+        _end_with_parent()
+        if os.environ.get(MAIN_PROCESS, str(os.getppid())) != str(os.getppid()):
+            os._exit(1)  # it has ended already
+    try:
+        yield
+    finally:
+        os.environ.pop(MAIN_PROCESS, None)
+
+
+def _end_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends; only Linux can."""
     set_death_signal = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
     if set_death_signal is not None:
         set_death_signal(PR_SET_PDEATHSIG, signal.SIGKILL)
