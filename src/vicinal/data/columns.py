@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ SPLITS = ("train", "val", "test")
 MAX_TEXT = 4096  # characters of a path or label; longer ones are mistakes, or meant to fill the memory
 INT64 = np.iinfo(np.int64)
 BOOLEAN_COLUMNS = ("is_query", "is_gallery", "noisy_label", "noisy_image")
+BOX_COLUMNS = ("x_1", "y_1", "x_2", "y_2")  # left, top, right, bottom
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -43,7 +45,8 @@ def validate_frame(frame: pd.DataFrame, root: str | Path | None = None) -> pd.Da
     if len(repeated):
         raise InputError(f"column {repeated[0]!r} is there twice; every column needs its own name")
     columns = {str(column): _validate_column(frame[column], str(column), root) for column in frame.columns}
-    return pd.DataFrame(_with_comparable_labels(columns), index=frame.index).reset_index(drop=True)
+    columns = _with_checked_boxes(_with_comparable_labels(columns))
+    return pd.DataFrame(columns, index=frame.index).reset_index(drop=True)
 
 
 def _with_comparable_labels(columns: dict[str, pd.Series]) -> dict[str, pd.Series]:
@@ -52,6 +55,38 @@ def _with_comparable_labels(columns: dict[str, pd.Series]) -> dict[str, pd.Serie
     if len({columns[column].dtype for column in both}) < 2:
         return columns
     return columns | {column: columns[column].astype("str") for column in both}
+
+
+def _with_checked_boxes(columns: dict[str, pd.Series]) -> dict[str, pd.Series]:
+    """Convert the columns of bounding boxes to float64, NaN in rows without a box, if all four are there."""
+    if not set(BOX_COLUMNS) <= columns.keys():
+        return columns
+    numbers = {column: _numbers(columns[column], column) for column in BOX_COLUMNS}
+    edges = [numbers[column].to_numpy() for column in BOX_COLUMNS]
+    wrong = np.flatnonzero(~is_box(*edges) & ~np.isnan(edges).all(axis=0))
+    if len(wrong):
+        x_1, y_1, x_2, y_2 = (edge[wrong[0]] for edge in edges)
+        raise InputError(
+            f"{_row(numbers['x_1'], wrong[0])}: the bounding box from ({x_1:g}, {y_1:g}) to ({x_2:g}, {y_2:g}) is "
+            "empty or outside of its image; x_1, y_1 is its upper left corner and x_2, y_2 its lower right one"
+        )
+    return columns | numbers
+
+
+def is_box(x_1: Any, y_1: Any, x_2: Any, y_2: Any) -> Any:
+    """Whether the edges are finite and hold at least a part of the quadrant in which images lie, elementwise."""
+    finite = np.isfinite([x_1, y_1, x_2, y_2]).all(axis=0)
+    return finite & (np.less(x_1, x_2) & np.less(y_1, y_2)) & (np.greater(x_2, 0) & np.greater(y_2, 0))
+
+
+def _numbers(values: pd.Series, column: str) -> pd.Series:
+    """Convert to float64; empty cells become NaN."""
+    filled = values.mask(values.astype("str") == "")
+    numbers = pd.to_numeric(filled, errors="coerce").astype(np.float64)
+    wrong = np.flatnonzero(numbers.isna() & filled.notna())
+    if len(wrong):
+        raise InputError(f"{_row(values, wrong[0])}: {column} is {values.iloc[wrong[0]]!r}; it is a number of pixels")
+    return numbers
 
 
 def _validate_column(values: pd.Series, column: str, root: str | Path | None) -> pd.Series:

@@ -1,14 +1,19 @@
-"""Lists of images as benchmarks publish them: lines of fields separated by spaces."""
+"""Lists of images as benchmarks publish them: lines of fields, separated by spaces or commas."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from vicinal.utils.errors import InputError, unreadable
 from vicinal.utils.files import check_regular_file
 
+Row = tuple[int, list[str]]
+"""The number of a line, from 1, and its fields."""
 
-def read_list(path: Path, num_fields: tuple[int, ...], num_headers: int = 0) -> list[tuple[int, list[str]]]:
+
+def read_list(path: Path, num_fields: tuple[int, ...], num_headers: int = 0, separator: str | None = None) -> list[Row]:
     r"""Read the lines of a list that are not empty: their numbers, from 1, and their fields.
 
     Args:
@@ -16,6 +21,7 @@ def read_list(path: Path, num_fields: tuple[int, ...], num_headers: int = 0) -> 
         num_fields: The number of fields in the first lines, one after another; the last number is that of all further
             lines too.
         num_headers: The number of lines before the first image; at least one image must follow.
+        separator: What is between two fields; by default any number of spaces.
 
     Raises:
         InputError: The file cannot be read, is not UTF-8, names no image, or a line has another number of fields.
@@ -34,7 +40,7 @@ def read_list(path: Path, num_fields: tuple[int, ...], num_headers: int = 0) -> 
         raise unreadable(path, error) from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: not UTF-8 text") from None
-    rows = [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip()]
+    rows = [(number, line.strip().split(separator)) for number, line in enumerate(lines, 1) if line.strip()]
     for position, (number, row) in enumerate(rows):
         expected = num_fields[min(position, len(num_fields) - 1)]
         if len(row) != expected:
@@ -42,3 +48,55 @@ def read_list(path: Path, num_fields: tuple[int, ...], num_headers: int = 0) -> 
     if len(rows) <= num_headers:
         raise InputError(f"{path}: names no image")
     return rows
+
+
+def check_distinct(path: Path, rows: Sequence[Row]) -> None:
+    """Check that no two lines of a list have the same first field, the name of an image.
+
+    Raises:
+        InputError: Two have; the message names both.
+    """
+    lines: dict[str, int] = {}
+    for line, (name, *_) in rows:
+        if lines.setdefault(name, line) != line:
+            raise InputError(f"{path}, line {line}: {name} is there twice, first in line {lines[name]}")
+
+
+def read_by_id(path: Path, num_fields: int, ids: Collection[str] | None = None) -> dict[str, list[str]]:
+    """Read a list whose first field identifies the line: id -> the other fields.
+
+    Args:
+        path: The file.
+        num_fields: The number of fields in each line, with the id.
+        ids: Which must be there.
+
+    Raises:
+        InputError: As in :func:`read_list`, an id is there twice, or one is missing.
+    """
+    rows = read_list(path, (num_fields,))
+    check_distinct(path, rows)
+    found = {name: fields for _, (name, *fields) in rows}
+    missing = [name for name in ids or () if name not in found]
+    if missing:
+        more = f", nor for {len(missing) - 1:,} others" if len(missing) > 1 else ""
+        raise InputError(f"{path}: no line for {missing[0]}{more}; the copy is partial or another version")
+    return found
+
+
+def class_number(text: str, where: str) -> int:
+    """The number of a class.
+
+    Args:
+        text: A field of a list.
+        where: The file and line, for messages.
+
+    Raises:
+        InputError: The text is no number of up to 18 digits.
+
+    Example:
+        >>> class_number("007", "list.txt, line 1")
+        7
+    """
+    if not re.fullmatch("[0-9]{1,18}", text):  # a 64-bit integer; Python refuses to parse very long ones
+        raise InputError(f"{where}: {text[:40]!r} is not the number of a class, of up to 18 digits")
+    return int(text)
