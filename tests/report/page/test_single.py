@@ -269,6 +269,20 @@ def test_losses_beyond_all_bounds_have_a_chart(digits: Case, tmp_path) -> None:
     assert "Training loss" in chart.content
 
 
+@pytest.mark.parametrize(
+    ("guardrails", "kept"),
+    [("", 2), ("guardrail_metrics: [mAP]\n", 3)],  # epoch 2 has the best recall@1, but its mAP fell
+)
+def test_the_learning_curves_mark_the_kept_epoch(tmp_path, guardrails: str, kept: int) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "recipe.yaml").write_text(f"validation: {{metric: recall@1}}\n{guardrails}")
+    (run / "metrics.csv").write_text("step,epoch,recall@1,mAP\n0,0,0.1,0.3\n9,1,0.5,0.4\n18,2,0.9,0.2\n27,3,0.6,0.5\n")
+    section = curves_section({"run": read_run(run)})
+    assert section is not None
+    assert f"The weights after epoch {kept} were kept" in section.content
+    assert f"kept: epoch {kept}" in section.content
+
+
 def test_smallest_set(tmp_path) -> None:
     write_page(tmp_path / "page.html", *case_of(np.eye(2), ["a", "a"]))
     page = Page(tmp_path / "page.html")
