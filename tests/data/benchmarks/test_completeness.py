@@ -23,6 +23,17 @@ def test_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         check_complete("birds", Table(frame[:2], tmp_path), tmp_path)
 
 
+def test_versions_and_numbers_that_are_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").touch()
+    table = Table(pd.DataFrame({"path": ["a", "a", "a"], "label": [1, 1, 2], "split": "train"}), tmp_path)
+    for counts in ([(9, 9), (3, 2)], (None, 2)):
+        monkeypatch.setitem(COUNTS, "birds", {"train": counts})
+        assert check_complete("birds", table, tmp_path) is table
+    monkeypatch.setitem(COUNTS, "birds", {"train": [(9_000, 2), (None, 1_003)]})
+    with pytest.raises(InputError, match="3 images of 2 classes, but 9,000 of 2 or 1,003 classes are published"):
+        check_complete("birds", table, tmp_path)
+
+
 def test_absent_images(tmp_path: Path) -> None:
     (tmp_path / "here.jpg").touch()
     paths = [str(tmp_path / name) for name in ("here.jpg", "a.jpg", "x/b.jpg", "c.jpg", "d.jpg")]
