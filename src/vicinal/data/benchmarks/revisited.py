@@ -19,15 +19,13 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.benchmarks.cache import cache_folder, prepare_folder, writable_root
+from vicinal.data.benchmarks.json_files import read_json
 from vicinal.data.benchmarks.plain_pickle import read_plain_pickle
 from vicinal.data.decoding import read_image
 from vicinal.data.table import Table
 from vicinal.utils.arrays import Doubles, Integers
-from vicinal.utils.errors import InputError, unreadable
-from vicinal.utils.files import check_regular_file
-from vicinal.utils.memory import check_memory
+from vicinal.utils.errors import InputError
 
-BYTES_PER_CHARACTER = 20  # of a ground truth in JSON, with the objects of Python that it becomes
 LISTS = ("easy", "hard", "junk")
 FOLDERS = {"roxford": "roxford5k", "rparis": "rparis6k"}
 
@@ -70,7 +68,7 @@ class GroundTruth:
         path = Path(path)
         if path.suffix not in (".pkl", ".json"):
             raise InputError(f"{path}: a ground truth is read from a file ending in .pkl or .json")
-        content = read_plain_pickle(path) if path.suffix == ".pkl" else _read_json(path)
+        content = read_plain_pickle(path) if path.suffix == ".pkl" else read_json(path)
         try:
             return cls.from_dict(content)
         except InputError as error:
@@ -182,17 +180,6 @@ def _clip_box(box: Box, size: tuple[int, int], query: str) -> tuple[int, int, in
     if left >= right or top >= bottom:
         raise InputError(f"query {query!r}: bbx {list(box)} has no pixel of its image of {size[0]} x {size[1]}")
     return left, top, right, bottom
-
-
-def _read_json(path: Path) -> Any:
-    check_regular_file(path)
-    check_memory(BYTES_PER_CHARACTER * path.stat().st_size, str(path))
-    try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise unreadable(path, error) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON ({error})") from None
 
 
 def _value(content: Any, key: str, where: str) -> Any:
