@@ -49,6 +49,13 @@ def test_a_negative_number_of_workers() -> None:
         DataSettings(num_workers=-1)
 
 
+def test_settings_of_a_division_without_a_division() -> None:
+    with pytest.raises(InputError, match=r"data\.order = in_order must be random without data\.fractions"):
+        DataSettings(order="in_order", classes={"train": ["a"]})
+    with pytest.raises(InputError, match=r"data\.redivide = true needs data\.fractions, data\.classes or"):
+        DataSettings(redivide=True)
+
+
 def test_settings_are_imported_without_pandas_and_torch() -> None:
     code = "import sys, vicinal.data.settings; print([m for m in ('numpy', 'pandas', 'torch') if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -35,13 +35,12 @@ def data(arguments: Arguments) -> None:
     check_source(settings.source)
     check_files(settings.root)
     from vicinal.data import add_noise, load_table
+    from vicinal.data.dataset import divide
     from vicinal.data.image_files import check_image_files
 
     label_column = getattr(arguments, "label_column", None)  # labels are optional unless their column is named
     table = load_table(arguments.source, settings.root, settings.path_column, label_column)
-    if settings.fractions or settings.classes or settings.split_column:
-        table = table.split_classes(settings.fractions, settings.classes, settings.split_column, arguments.seed)
-    table = add_noise(table, settings.noise, arguments.seed)
+    table = add_noise(divide(table, settings, arguments.seed), settings.noise, arguments.seed)
     if arguments.out:
         table.save(arguments.out)
         log(f"wrote {arguments.out}")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vicinal.data.open_set_noise import open_set_labels
     from vicinal.data.samplers import ClassBalancedBatchSampler, RandomBatchSampler
     from vicinal.data.settings import DataSettings, NoiseSettings
+    from vicinal.data.splits import class_folds
     from vicinal.data.statistics import Statistics
     from vicinal.data.table import Table
     from vicinal.data.transforms import ImageTransform
@@ -42,6 +43,7 @@ __all__ = [
     "TrainBatches",
     "add_noise",
     "check_trainable",
+    "class_folds",
     "confused_labels",
     "convert_image",
     "first_classes",

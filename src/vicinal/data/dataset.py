@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vicinal.data.checks import check_trainable
 from vicinal.data.loading import load_table
 from vicinal.data.noise import add_noise
@@ -25,41 +27,42 @@ def load_dataset(settings: DataSettings, seed: int = 0) -> Table:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     table = load_dataset(DataSettings("digits", root=folder, classes={"train": [1, 2], "test": [3]}))
+        ...     table = load_dataset(DataSettings("digits", root=folder, classes={"train": [1, 2], "val": [3]}))
         >>> table.splits
-        ['train', 'test']
+        ['train', 'val', 'test']
     """
     if settings.source is None:
         raise InputError("data.source is missing: give a folder of class folders, a .csv or .parquet, or a benchmark")
     table = load_table(
         settings.source, root=settings.root, path_column=settings.path_column, label_column=settings.label_column
     )
-    fractions, classes, column = settings.fractions, settings.classes, settings.split_column
-    if (fractions, classes, column) == (None, None, None) and not table.has("split"):
+    if not settings.divides and not table.has("split"):
         _check_labeled(table, settings.source)
-        fractions = DEFAULT_FRACTIONS
-    if fractions or classes or column:
-        own = table
-        table = table.split_classes(fractions=fractions, classes=classes, column=column, seed=seed)
-        if fractions:
-            _check_test_classes(own, table, settings.source)
+        settings = replace(settings, fractions=DEFAULT_FRACTIONS)
+    table = divide(table, settings, seed)
     if "train" not in table.splits:
         raise InputError(f"{settings.source} has no rows in the split train; its splits: {', '.join(table.splits)}")
     return add_noise(table, settings.noise, seed)
 
 
-def _check_test_classes(own: Table, table: Table, source: str) -> None:
-    """Check that no class of the source's own test split is trained on or validated on."""
-    if not own.has("split") or "test" not in own.splits:
-        return
-    moved = set(own.subset("test").classes) - set(table.subset("test").classes if "test" in table.splits else ())
-    moved &= set(table.classes)
-    if moved:
-        raise InputError(
-            f"data.fractions would train or validate on {len(moved)} of the {len(own.subset('test').classes)} classes "
-            f"that {source} has for testing; leave data.fractions out to keep its splits, or give a table without a "
-            "column split"
-        )
+def divide(table: Table, settings: DataSettings, seed: int = 0) -> Table:
+    """Assign the classes of a table to splits as the settings say; without such settings, it is returned as it is.
+
+    Raises:
+        InputError: as :meth:`Table.split_classes <vicinal.data.Table.split_classes>`.
+
+    Example:
+        >>> from vicinal.data import load_table
+        >>> settings = DataSettings(fractions={"train": 0.8, "val": 0.2}, order="in_order")
+        >>> table = divide(load_table("digits"), settings)
+        >>> table.splits, table.subset("val").classes, table.subset("test").classes
+        (['train', 'val', 'test'], [4], [5, 6, 7, 8, 9])
+    """
+    if not settings.divides:
+        return table
+    return table.split_classes(
+        settings.fractions, settings.classes, settings.split_column, seed, settings.order, settings.redivide
+    )
 
 
 def _check_labeled(table: Table, source: str) -> None:

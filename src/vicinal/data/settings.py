@@ -72,10 +72,14 @@ class DataSettings:
         path_column: name of the table's column with the image paths.
         label_column: name of the table's column with the labels.
         fractions: fraction of the classes for each split, such as {train: 0.6, val: 0.2, test: 0.2}. Default: the
-            splits of the source, or else the fractions of this example.
+            splits of the source, or else the fractions of this example. A test split of the source stays as it is, and
+            the classes of its train and val are divided, such as {train: 0.5, val: 0.5}.
         classes: names of the classes of each split, such as {train: [cat, dog], test: [owl]}.
         split_column: name of a column that holds the split of each class; with fractions or classes, the column whose
             values are assigned to splits instead of labels, such as coarse.
+        order: which classes the fractions take: "random" ones, by the seed, or "in_order" the first ones for train, the
+            next for val, the last for test; integers are sorted as numbers.
+        redivide: divide the classes of the source's own test split too.
         noise: noise added to the training split on purpose, and limits of its size.
         cache: keep all decoded images in memory.
         num_workers: processes that read and transform images. Default: none with `cache`, else one per core, at most 8.
@@ -92,6 +96,8 @@ class DataSettings:
     fractions: dict[str, float] | None = None
     classes: dict[str, list[str | int]] | None = None
     split_column: str | None = None
+    order: Literal["random", "in_order"] = "random"
+    redivide: bool = False
     noise: NoiseSettings = field(default_factory=NoiseSettings)
     cache: bool = False
     num_workers: int | None = None
@@ -100,3 +106,12 @@ class DataSettings:
     def __post_init__(self) -> None:
         if self.num_workers is not None and self.num_workers < 0:
             raise InputError(f"data.num_workers = {self.num_workers} must be 0 or more")
+        if self.order != "random" and not self.fractions:
+            raise InputError(f"data.order = {self.order} must be random without data.fractions, which it is for")
+        if self.redivide and not self.divides:
+            raise InputError("data.redivide = true needs data.fractions, data.classes or data.split_column")
+
+    @property
+    def divides(self) -> bool:
+        """Whether classes are assigned to splits as these settings say."""
+        return bool(self.fractions or self.classes or self.split_column)

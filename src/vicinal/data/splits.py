@@ -1,9 +1,12 @@
-"""The splits train, val and test as disjoint sets of classes."""
+"""The splits train, val and test as disjoint sets of classes, and folds of classes."""
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -11,15 +14,71 @@ import pandas as pd
 from vicinal.data.columns import SPLITS
 from vicinal.utils.errors import InputError
 
+Name = TypeVar("Name")
+Order = Literal["random", "in_order"]
 
-def splits_by_fraction(names: Sequence[object], fractions: Mapping[str, float], seed: int) -> dict[object, str]:
-    """Assign classes to splits at random.
+
+def order_classes(names: Sequence[Name], order: Order = "random", seed: int = 0) -> list[Name]:
+    """Put classes in the order in which splits and folds take them.
 
     Args:
-        names: The distinct names of the classes, in an order that does not depend on the order of rows.
+        names: The distinct names, in an order that does not depend on the order of rows, such as
+            :attr:`Table.classes <vicinal.data.Table.classes>`.
+        order: `random`, by the seed; `in_order`, sorted: as numbers if every name is an integer, else as text.
+        seed: The seed of the random order; not negative.
+
+    Raises:
+        InputError: The order is unknown, or the seed is negative.
+
+    Example:
+        >>> order_classes(["10", "9", "1"], "in_order")
+        ['1', '9', '10']
+    """
+    if order not in ("random", "in_order"):
+        raise InputError(f"order is {order!r}; it can be random or in_order")
+    if seed < 0:
+        raise InputError(f"seed is {seed}; it must not be negative")
+    if order == "random":
+        return [names[position] for position in np.random.default_rng(seed).permutation(len(names))]
+    is_numeric = all(re.fullmatch("-?[0-9]+", str(name)) for name in names)
+    return sorted(names, key=lambda name: (int(str(name)) if is_numeric else 0, str(name)))
+
+
+def class_folds(names: Sequence[Name], num_folds: int, seed: int = 0, order: Order = "random") -> list[list[Name]]:
+    """Divide classes into folds for cross-validation, whose numbers of classes differ by one at most.
+
+    Args:
+        names: The distinct names, as in :func:`order_classes`.
+        num_folds: The number of folds, at least 2 and at most the number of classes.
+        seed: The seed of the random order.
+        order: As in :func:`order_classes`; `in_order` gives folds of consecutive classes, so that two folds are the
+            first and the second half.
+
+    Raises:
+        InputError: The number of folds or the order is impossible, or the seed is negative.
+
+    Example:
+        >>> class_folds([1, 2, 3, 4, 5], 2, order="in_order")
+        [[1, 2, 3], [4, 5]]
+    """
+    if not 2 <= num_folds <= len(names):
+        raise InputError(f"{num_folds} folds of {len(names)} classes; give 2 folds or more, each of a class or more")
+    ordered = order_classes(names, order, seed)
+    edges = [-(-len(ordered) * fold // num_folds) for fold in range(num_folds + 1)]
+    return [ordered[low:high] for low, high in pairwise(edges)]
+
+
+def splits_by_fraction(
+    names: Sequence[object], fractions: Mapping[str, float], seed: int, order: Order = "random"
+) -> dict[object, str]:
+    """Assign classes to the splits train, val and test, in this order.
+
+    Args:
+        names: The distinct names of the classes, as in :func:`order_classes`.
         fractions: The fraction of the classes for each split, rounded to whole classes; if the sum is below 1, the
             remaining classes get no split.
         seed: The seed of the random order.
+        order: As in :func:`order_classes`.
 
     Returns:
         The split of each name that gets one.
@@ -31,7 +90,7 @@ def splits_by_fraction(names: Sequence[object], fractions: Mapping[str, float], 
     if any(not fraction > 0 for fraction in fractions.values()) or sum(fractions.values()) > 1 + 1e-9:
         given = ", ".join(f"{split} {fraction}" for split, fraction in fractions.items())
         raise InputError(f"fractions are {given}; each must be above 0 and their sum at most 1")
-    order = np.random.default_rng(seed).permutation(len(names))
+    ordered = order_classes(names, order, seed)
     splits = [split for split in SPLITS if split in fractions]
     edges = np.rint(np.cumsum([0.0, *(fractions[split] for split in splits)]) * len(names)).astype(int)
     chosen: dict[object, str] = {}
@@ -40,7 +99,7 @@ def splits_by_fraction(names: Sequence[object], fractions: Mapping[str, float], 
             raise InputError(
                 f"a fraction of {fractions[split]} of {len(names)} classes leaves {split} without any; give more"
             )
-        chosen |= {names[position]: split for position in order[low:high]}
+        chosen |= dict.fromkeys(ordered[low:high], split)
     return chosen
 
 

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from vicinal.data.columns import SPLITS, validate_frame
+from vicinal.data.division import divide_classes
 from vicinal.data.folders import read_folder
-from vicinal.data.splits import shared_classes, splits_by_fraction, splits_by_list, warn_of_shared_classes
+from vicinal.data.splits import Order, warn_of_shared_classes
 from vicinal.data.statistics import Statistics, compute_statistics
 from vicinal.data.table_files import read_csv, write_table
 from vicinal.utils.arrays import Integers
-from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
 
@@ -259,49 +259,43 @@ class Table:
         classes: Mapping[str, Sequence[str | int]] | None = None,
         column: str | None = None,
         seed: int = 0,
+        order: Order = "random",
+        redivide: bool = False,
     ) -> Table:
         """Assign each class to one split. Rows of classes without a split are dropped; their number is logged.
 
+        A test split that the table has already stays as it is: the classes of its splits train and val are divided,
+        together, into new splits train and val. With separate queries and gallery, training images that come into
+        another split become both.
+
         Args:
-            fractions: The fraction of the classes for each split; which ones is random.
+            fractions: The fraction of the classes for each split.
             classes: The names of the classes of each split, instead of fractions.
             column: The column whose values are assigned to splits instead of `label`, such as `coarse` for whole groups
                 of classes. Without fractions and classes, the column itself holds the names of the splits.
             seed: The seed for fractions.
+            order: Which classes the fractions take: `random`, by the seed; `in_order`, the first ones for train, the
+                next for val and the last for test, sorted as numbers if all names are integers, else as text.
+            redivide: Whether the classes of the table's test split are divided too.
 
         Raises:
-            InputError: A class, column or split is unknown, the fractions are invalid, or a class is in two splits.
+            InputError: A class, column or split is unknown, the fractions are invalid, a class is in two splits, or the
+                test split would be altered.
 
         Example:
             >>> table = Table(pd.DataFrame({"label": ["a", "b", "c", "d"]}))
             >>> table.split_classes(fractions={"train": 0.5, "test": 0.5}, seed=1).splits
             ['train', 'test']
-            >>> table.split_classes(classes={"train": ["a", "b"], "test": ["c"]}).frame["split"].tolist()
+            >>> split = table.split_classes(classes={"train": ["a", "b"], "test": ["c"]})
+            >>> split.frame["split"].tolist()
             ['train', 'train', 'test']
+            >>> split.split_classes({"train": 0.5, "val": 0.5}, order="in_order").frame["split"].tolist()
+            ['train', 'val', 'test']
         """
         if (fractions is not None) + (classes is not None) > 1 or (fractions, classes, column) == (None, None, None):
             raise InputError("split_classes takes either fractions or classes, or a column that holds the splits")
         self._check_column(column or "label", "to be split")
-        values = self.frame[column or "label"]
-        names = sorted(values.dropna().unique().tolist(), key=str)
-        if fractions is not None:
-            split_of = splits_by_fraction(names, fractions, seed)
-        elif classes is not None:
-            split_of = splits_by_list(names, classes)
-        else:
-            split_of = {name: name for name in names}
-        return self._with_splits(values.map(split_of.get))
-
-    def _with_splits(self, splits: pd.Series) -> Table:
-        chosen = splits.notna()
-        if not chosen.all():
-            log(f"left out {(~chosen).sum():,} images of classes that were given to no split")
-        frame = validate_frame(self.frame.assign(split=splits)[chosen])
-        shared = shared_classes(frame)
-        if shared:
-            name, both = next(iter(shared.items()))
-            raise InputError(f"class {str(name)!r} would be in {' and '.join(both)}; one class belongs in one split")
-        return self._from_valid(frame)
+        return self._from_valid(divide_classes(self.frame, fractions, classes, column, seed, order, redivide))
 
     def save(self, path: str | Path) -> None:
         """Write the table atomically to a .csv or .parquet file, with absolute paths.

@@ -1,0 +1,85 @@
+"""Dividing the classes of a table into splits, without touching its test split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from vicinal.data.columns import validate_frame
+from vicinal.data.splits import Order, shared_classes, splits_by_fraction, splits_by_list
+from vicinal.utils.arrays import Booleans
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+
+HINT = "or set redivide, which divides all classes anew"
+
+
+def divide_classes(
+    frame: pd.DataFrame,
+    fractions: Mapping[str, float] | None,
+    classes: Mapping[str, Sequence[str | int]] | None,
+    column: str | None,
+    seed: int,
+    order: Order,
+    redivide: bool,
+) -> pd.DataFrame:
+    """The rows of a valid frame with their new splits; :meth:`Table.split_classes` has the arguments and errors."""
+    is_test = (frame["split"] == "test").to_numpy() if "split" in frame and not redivide else np.zeros(len(frame), bool)
+    values = frame[column or "label"]
+    if len(frame) and is_test.all():
+        raise InputError("the table has only the split test, which a division leaves as it is; take another, " + HINT)
+    names = sorted(values[~is_test].dropna().unique().tolist(), key=str)
+    if fractions is not None:
+        split_of = splits_by_fraction(names, fractions, seed, order)
+    elif classes is not None:
+        _check_not_test(classes, names, values[is_test])
+        split_of = splits_by_list(names, classes)
+    else:
+        split_of = {name: name for name in names}
+    if is_test.any():
+        _check_test_kept(set(split_of.values()), values[is_test], has_splits=fractions is None and classes is None)
+    splits = values.map(split_of.get).mask(is_test, "test")
+    return _with_splits(frame, splits, is_test)
+
+
+def _check_not_test(classes: Mapping[str, Sequence[object]], names: Sequence[object], tested: pd.Series) -> None:
+    """Check that no class of the test split is listed for a split."""
+    elsewhere = set(map(str, tested)) - set(map(str, names))
+    for split, listed in classes.items():
+        for name in map(str, listed):
+            if name in elsewhere:
+                raise InputError(f"{split}: class {name!r} is in the table's own test split; leave it out, {HINT}")
+
+
+def _check_test_kept(given: set[object], tested: pd.Series, has_splits: bool) -> None:
+    """Check that the division neither adds to the test split nor, as a column of splits, takes from it."""
+    if "test" in given or (has_splits and not tested.dropna().eq("test").all()):
+        raise InputError(
+            f"the table has a test split of {len(tested):,} images, which a division leaves as it is; "
+            f"divide the others into train and val, {HINT}"
+        )
+
+
+def _with_splits(frame: pd.DataFrame, splits: pd.Series, is_test: Booleans) -> pd.DataFrame:
+    chosen = splits.notna()
+    if not chosen.all():
+        log(f"left out {(~chosen).sum():,} images of classes that were given to no split")
+    if is_test.any():
+        log(f"the split test stays as it is: {is_test.sum():,} images")
+    divided = validate_frame(_with_sides(frame, splits).assign(split=splits)[chosen])
+    shared = shared_classes(divided[~is_test[chosen]])
+    if shared:
+        name, both = next(iter(shared.items()))
+        raise InputError(f"class {str(name)!r} would be in {' and '.join(both)}; one class belongs in one split")
+    return divided
+
+
+def _with_sides(frame: pd.DataFrame, splits: pd.Series) -> pd.DataFrame:
+    """Make the training images that come into val or test queries and gallery images, if the table has such sides."""
+    if not {"split", "is_query", "is_gallery"} <= set(frame.columns):
+        return frame
+    has_no_side = ~(frame["is_query"] | frame["is_gallery"])
+    is_new = has_no_side & (frame["split"] == "train") & splits.isin(["val", "test"])
+    return frame.assign(is_query=frame["is_query"] | is_new, is_gallery=frame["is_gallery"] | is_new)
