@@ -8,6 +8,7 @@ from vicinal.data.benchmarks.names import BENCHMARKS
 from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
+    from vicinal.data.benchmarks.cars import cars
     from vicinal.data.benchmarks.cub import cub
     from vicinal.data.benchmarks.digits import digits
     from vicinal.data.benchmarks.glyphs import glyphs
@@ -21,6 +22,7 @@ else:
 __all__ = [
     "BENCHMARKS",
     "GroundTruth",
+    "cars",
     "cub",
     "digits",
     "glyphs",

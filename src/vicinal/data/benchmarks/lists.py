@@ -50,16 +50,21 @@ def read_list(path: Path, num_fields: tuple[int, ...], num_headers: int = 0, sep
     return rows
 
 
-def check_distinct(path: Path, rows: Sequence[Row]) -> None:
+def check_distinct(path: Path, rows: Sequence[Row], unit: str = "line") -> None:
     """Check that no two lines of a list have the same first field, the name of an image.
+
+    Args:
+        path: The file, for messages.
+        rows: Its lines.
+        unit: What a line is called.
 
     Raises:
         InputError: Two have; the message names both.
     """
-    lines: dict[str, int] = {}
-    for line, (name, *_) in rows:
-        if lines.setdefault(name, line) != line:
-            raise InputError(f"{path}, line {line}: {name} is there twice, first in line {lines[name]}")
+    first: dict[str, int] = {}
+    for number, (name, *_) in rows:
+        if first.setdefault(name, number) != number:
+            raise InputError(f"{path}, {unit} {number}: {name} is there twice, first in {unit} {first[name]}")
 
 
 def read_by_id(path: Path, num_fields: int, ids: Collection[str] | None = None) -> dict[str, list[str]]:

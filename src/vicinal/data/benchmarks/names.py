@@ -5,6 +5,7 @@ BENCHMARKS = {
     "glyphs": "characters drawn from the fonts of matplotlib",
     "omniglot": "handwritten characters, Omniglot's small background sets",
     "cub": "birds, CUB-200-2011",
+    "cars": "cars, Cars196",
     "in_shop": "clothes, In-Shop of DeepFashion",
     "vehicle_id": "vehicles, PKU VehicleID with the large test set",
     "vehicle_id_medium": "the same with the medium test set",

@@ -1,0 +1,112 @@
+"""Cars196, also called Stanford Cars: photographs of cars, in the three layouts in which they are handed around."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from vicinal.data.benchmarks.boxes import box_columns, parse_box
+from vicinal.data.benchmarks.completeness import check_complete
+from vicinal.data.benchmarks.find import find_folder
+from vicinal.data.benchmarks.lists import Row, check_distinct, class_number, read_list
+from vicinal.data.benchmarks.mat_files import read_records
+from vicinal.data.table import Table
+from vicinal.utils.errors import InputError
+
+NUM_CLASSES = 196
+LAST_TRAINING_CLASS = 98
+NAMES = ("cars", "cars196", "Cars196", "CARS196", "stanford_cars")
+FIELDS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class")
+HINT = (
+    "get car_ims with cars_annos.mat, or cars_train and cars_test with devkit and cars_test_annos_withlabels.mat, or "
+    "car_data with names.csv, anno_train.csv and anno_test.csv, for example from Kaggle, and put them there"
+)
+
+
+def cars(root: str | Path | None = None) -> Table:
+    """Cars196 (Krause et al., 2013): 98 models of cars with 8,054 images for training, 98 with 8,131 for testing.
+
+    The labels are the published numbers of the classes, 1 to 98 for training and 99 to 196 for testing. The published
+    training and test images, a division of each class for classification, are taken together. The bounding boxes are in
+    the columns `x_1`, `y_1`, `x_2`, `y_2`.
+
+    The files are read as any of these hand them out; the labels are the same, while order and file names differ:
+
+    - `car_ims/` and `cars_annos.mat`;
+    - `cars_train/`, `cars_test/`, `devkit/` and `cars_test_annos_withlabels.mat`, there or in `devkit/`;
+    - `car_data/`, `names.csv`, `anno_train.csv` and `anno_test.csv`.
+
+    Args:
+        root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal. It
+            holds these files, or a folder `cars`, `cars196` or `stanford_cars` does.
+
+    Raises:
+        InputError: A file is missing, an annotation is not as published, or images are absent.
+    """
+    folder, marker = find_folder(root, NAMES, tuple(LAYOUTS), HINT)
+    frame = LAYOUTS[marker](folder)
+    splits = ["train" if label <= LAST_TRAINING_CLASS else "test" for label in frame["label"]]
+    return check_complete("cars", Table(frame.assign(split=splits), folder), folder)
+
+
+def _read_single(folder: Path) -> pd.DataFrame:
+    """All images in one folder, with one file of annotations."""
+    path = folder / "cars_annos.mat"
+    return _frame(path, read_records(path, "annotations", ("relative_im_path", *FIELDS)), "entry")
+
+
+def _read_devkit(folder: Path) -> pd.DataFrame:
+    """A folder of images for training and one for testing, each with a file of annotations."""
+    name = "cars_test_annos_withlabels.mat"
+    path = next((place / name for place in (folder, folder / "devkit") if (place / name).is_file()), None)
+    if path is None:
+        raise InputError(
+            f"{folder}: no {name}, nor one in devkit/; it was published beside the devkit, whose own "
+            "cars_test_annos.mat does not tell the classes of the test images"
+        )
+    files = {"cars_train": folder / "devkit" / "cars_train_annos.mat", "cars_test": path}
+    frames = [_frame(file, read_records(file, "annotations", ("fname", *FIELDS)), "entry") for file in files.values()]
+    return pd.concat([_inside(images, frame) for images, frame in zip(files, frames, strict=True)], ignore_index=True)
+
+
+def _read_class_folders(folder: Path) -> pd.DataFrame:
+    """A folder per class, for training and for testing, each with a list."""
+    classes = [
+        name.strip('"').replace("/", "-") for _, (name,) in read_list(folder / "names.csv", (1,), separator="\n")
+    ]
+    images = "car_data/car_data" if (folder / "car_data" / "car_data").is_dir() else "car_data"
+    frames = []
+    for part in ("train", "test"):
+        path = folder / f"anno_{part}.csv"
+        frame = _frame(path, read_list(path, (6,), separator=","), "line")
+        if frame["label"].max() > len(classes):
+            raise InputError(f"{path}: has the class {frame['label'].max()}, but names.csv has {len(classes)} names")
+        frames.append(_inside([f"{images}/{part}/{classes[label - 1]}" for label in frame["label"]], frame))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _inside(folders: str | Sequence[str], frame: pd.DataFrame) -> pd.DataFrame:
+    """Add the folder to each path, one for all or one per image."""
+    return frame.assign(path=pd.Series(folders, index=frame.index) + "/" + frame["path"])
+
+
+def _frame(path: Path, rows: Sequence[Row], unit: str) -> pd.DataFrame:
+    """The table of annotations: the name of an image, its box and its class. The unit is what a row is called."""
+    check_distinct(path, rows, unit)
+    where = [f"{path}, {unit} {number}" for number, _ in rows]
+    labels = [class_number(fields[5], place) for place, (_, fields) in zip(where, rows, strict=True)]
+    wrong = next((i for i, label in enumerate(labels) if not 1 <= label <= NUM_CLASSES), None)
+    if wrong is not None:
+        raise InputError(f"{where[wrong]}: has the class {labels[wrong]}; the classes are 1 to {NUM_CLASSES}")
+    boxes = [parse_box(fields[1:5], place) for place, (_, fields) in zip(where, rows, strict=True)]
+    return pd.DataFrame({"path": [fields[0] for _, fields in rows], "label": labels, **box_columns(boxes)})
+
+
+LAYOUTS: dict[str, Callable[[Path], pd.DataFrame]] = {
+    "cars_annos.mat": _read_single,
+    "devkit/cars_train_annos.mat": _read_devkit,
+    "anno_train.csv": _read_class_folders,
+}
+"""The file that each layout is known by, and its reader."""

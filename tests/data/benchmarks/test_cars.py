@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.data.benchmarks.published import (
+    accept_small,
+    write_cars,
+    write_cars_class_folders,
+    write_cars_devkit,
+    write_lines,
+    write_records,
+)
+from vicinal.data import load_table
+from vicinal.data.benchmarks import cars
+from vicinal.utils.errors import InputError
+
+LAYOUTS = [write_cars, write_cars_devkit, write_cars_class_folders]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept_small(monkeypatch, "cars")
+
+
+@pytest.mark.parametrize("write", LAYOUTS)
+def test_all_layouts_have_the_same_classes(write: Callable[[Path], None], tmp_path: Path) -> None:
+    write(tmp_path)
+    table = load_table("cars", root=tmp_path)
+    assert table.subset("train").classes == [1, 2, 3, 4, 5, 6]
+    assert table.subset("test").classes == [99, 100, 101, 102]
+    assert set(table.class_counts) == {5}
+    assert table.frame[["x_1", "y_1", "x_2", "y_2"]].drop_duplicates().values.tolist() == [[3, 2, 20, 18]]
+    assert len(set(table.paths)) == 50
+
+
+def test_the_files_of_each_layout(tmp_path: Path) -> None:
+    expected = ["car_ims/000050.jpg", "cars_test/00025.jpg", "car_data/car_data/test/Model 102 C-V 2012/00025.jpg"]
+    for number, (write, path) in enumerate(zip(LAYOUTS, expected, strict=True)):
+        write(tmp_path / str(number) / "cars")
+        assert cars(tmp_path / str(number)).paths[-1] == str(tmp_path / str(number) / "cars" / path)
+
+
+def test_the_devkit_alone_has_no_classes_of_test_images(tmp_path: Path) -> None:
+    write_cars_devkit(tmp_path)
+    labels = tmp_path / "cars_test_annos_withlabels.mat"
+    labels.rename(tmp_path / "devkit" / labels.name)
+    assert len(cars(tmp_path)) == 50
+    (tmp_path / "devkit" / labels.name).unlink()
+    with pytest.raises(
+        InputError,
+        match=r"no cars_test_annos_withlabels\.mat, nor one in devkit/; .* cars_test_annos\.mat does not tell",
+    ):
+        cars(tmp_path)
+    (tmp_path / "devkit" / "cars_test_annos.mat").rename(labels)
+    with pytest.raises(InputError, match=r"withlabels\.mat: has no class; the fields of its annotations are bbox_x1, "):
+        cars(tmp_path)
+
+
+RECORD = ("car_ims/000001.jpg", 3, 2, 20, 18, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([RECORD, RECORD], r"annos\.mat, entry 2: car_ims/000001\.jpg is there twice, first in entry 1"),
+        ([(*RECORD[:5], 197)], r"annos\.mat, entry 1: has the class 197; the classes are 1 to 196"),
+        ([(*RECORD[:5], 1.5)], r"annos\.mat, entry 1: '1\.5' is not the number of a class"),
+        (
+            [(RECORD[0], 3, 2, 3, 18, 1)],
+            r"annos\.mat, entry 1: the bounding box from \(3, 2\) to \(3, 18\) is empty or",
+        ),
+        ([(*RECORD[:5], 1.0)], "train of cars has 1 images of 1 classes, but 30 of 6 are published"),
+    ],
+)
+def test_bad_records(tmp_path: Path, rows: list[tuple[object, ...]], message: str) -> None:
+    write_records(
+        tmp_path / "cars_annos.mat", ("relative_im_path", "bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class"), rows
+    )
+    with pytest.raises(InputError, match=message):
+        cars(tmp_path)
+
+
+def test_broken_files(tmp_path: Path) -> None:
+    write_cars(tmp_path)
+    whole = (tmp_path / "cars_annos.mat").read_bytes()
+    for content in (b"", b"MATLAB", whole[: len(whole) // 2], whole[:200] + b"\xff" * 200 + whole[400:]):
+        (tmp_path / "cars_annos.mat").write_bytes(content)
+        with pytest.raises(InputError, match=r"cars_annos\.mat: (is no file of MATLAB|has no relative_im_path)"):
+            cars(tmp_path)
+
+
+def test_bad_lists(tmp_path: Path) -> None:
+    write_cars_class_folders(tmp_path)
+    write_lines(tmp_path / "names.csv", "Model 1", "Model 2")
+    with pytest.raises(InputError, match=r"anno_train\.csv: has the class 102, but names\.csv has 2 names"):
+        cars(tmp_path)
+    write_lines(tmp_path / "anno_train.csv", "00001.jpg,3,2,20,18")
+    with pytest.raises(InputError, match=r"anno_train\.csv, line 1: 5 fields where there must be 6"):
+        cars(tmp_path)
+
+
+def test_a_wrong_root(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"no cars_annos\.mat or devkit/cars_train_annos\.mat or anno_train\.csv in cars/"
+    ):
+        cars(tmp_path)
