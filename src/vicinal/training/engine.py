@@ -146,8 +146,9 @@ def create_optimizer(
     """The optimizer of the parameter groups, given by name; the trainer sets the learning rates."""
     decay = settings.weight_decay
     loss_decay = decay if settings.loss_weight_decay is None else settings.loss_weight_decay
+    decays = {"loss": loss_decay, "pooling": 0.0}  # a smaller exponent of GeM is no simpler model
     groups = [
-        {"params": parameters, "name": name, "weight_decay": loss_decay if name == "loss" else decay}
+        {"params": parameters, "name": name, "weight_decay": decays.get(name, decay)}
         for name, parameters in parameter_groups.items()
     ]
     if settings.name == "sgd":

@@ -16,12 +16,15 @@ class LearningRateFactors:
 
     Args:
         backbone: factor of the network below the pooling.
-        head: factor of pooling, norm and linear layer.
+        pooling: factor of the learned exponent of GeM pooling, which has no weight decay; 10 in the published code of
+            its paper.
+        head: factor of norm and linear layer.
         projector: factor of the projector, which is used in training only.
         loss: factor of the loss's parameters, such as class centers.
     """
 
     backbone: float = 1.0
+    pooling: float = 1.0
     head: float = 1.0
     projector: float = 1.0
     loss: float = 1.0
