@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pandas as pd
 
+from vicinal.data.benchmarks.archives import unpack_zip
 from vicinal.data.benchmarks.cache import cache_folder, prepare_folder, writable_root
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError
@@ -62,19 +61,7 @@ def _part(name: str, source: Path, cache: Path) -> Path:
 
 
 def _extract(path: Path, folder: Path, *, name: str) -> None:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = [member for member in archive.namelist() if member.endswith(".png")]
-            for member in members:
-                _check_member(path, member, name)
-            archive.extractall(folder, members)
-    except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError) as error:
-        raise InputError(f"{path}: not a sound zip archive ({error}); download it again") from None
+    layout = f"{name}/<alphabet>/<character>/<image>.png"
+    unpack_zip(path, folder, (".png",), rf"{name}/[^/]+/[^/]+/[^/]+\.png", layout)
     if not (folder / name).is_dir():
         raise InputError(f"{path}: no images under {name}/ in this archive; download the official one")
-
-
-def _check_member(path: Path, member: str, name: str) -> None:
-    parts = PurePosixPath(member).parts
-    if len(parts) != 4 or parts[0] != name or ".." in parts or "\\" in member:
-        raise InputError(f"{path}: holds {member!r}; its images must be {name}/<alphabet>/<character>/<image>.png")
