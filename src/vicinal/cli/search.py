@@ -80,6 +80,10 @@ def index(arguments: Arguments) -> None:
     check_source(arguments.add)
     check_files(None if arguments.source else arguments.index)
     check_embedding(arguments)
+    if arguments.source:
+        from vicinal.retrieval.index.storage import check_target
+
+        check_target(Path(arguments.index))  # before images are embedded
     changed = _change(arguments, load_refiner(arguments))
     facts = changed.describe()
     print_result(facts if arguments.json else "\n".join(f"{name:20s} {value}" for name, value in facts.items()))

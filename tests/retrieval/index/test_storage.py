@@ -50,8 +50,8 @@ def data_files(folder: Path) -> list[str]:
 
 
 def test_replacing_deletes_unused_files(tmp_path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
     OLD_PLAIN.save(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
     NEW_PLAIN.save(tmp_path)
     assert who(tmp_path) == "new"
     assert data_files(tmp_path) == ["config.json", "metadata", "notes.txt", "vectors"]
@@ -166,6 +166,9 @@ def test_foreign_folders_are_refused_and_kept(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file"):
         OLD_PLAIN.save(tmp_path / "file")
+    with pytest.raises(InputError, match=r"is not an index and holds file; give an index a folder of its own"):
+        OLD_PLAIN.save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
     for content in ('{"format": "model"}', "[]", "{", "\udcff"):
         (tmp_path / "config.json").write_text(content, errors="surrogateescape")
         with pytest.raises(InputError, match="is not the config of an index"):

@@ -73,10 +73,10 @@ class IndexFiles:
             The names of the data files, which identify the content.
 
         Raises:
-            InputError: `folder` is a file, or holds the config of something else.
+            InputError: `folder` is a file, or holds something else than an index.
             OSError: a file cannot be written; the old index stays.
         """
-        _check_target(folder)
+        check_target(folder)
         parquet = BytesIO()
         self.metadata.to_parquet(parquet, index=False)
         data = {VECTORS: self.vectors, METADATA: parquet.getvalue()}
@@ -122,11 +122,11 @@ def write_lock(folder: Path, timeout: float) -> Iterator[None]:
     """Hold the lock of the index in `folder` for a block: no other process writes; the folder is made if missing.
 
     Raises:
-        InputError: `folder` is a file or holds the config of something else, or the lock is still held after `timeout`
+        InputError: `folder` is a file or holds something else than an index, or the lock is still held after `timeout`
             seconds.
         OSError: the folder cannot be written.
     """
-    _check_target(folder)
+    check_target(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with hold_lock(folder / LOCK, timeout, f"write the index {folder}"):
         yield
@@ -137,12 +137,24 @@ def current_files(folder: Path) -> dict[str, str] | None:
     return _read_config(folder)["files"] if (folder / CONFIG).exists() else None
 
 
-def _check_target(folder: Path) -> None:
-    """Raise InputError if an index cannot be saved to `folder`."""
+def check_target(folder: Path) -> None:
+    """Raise InputError if an index cannot be saved to `folder`: it is a file, or holds something else."""
     if folder.is_file():
         raise InputError(f"{folder} is a file; an index is saved to a folder")
     if (folder / CONFIG).exists():
         _read_config(folder)
+    elif folder.is_dir():
+        others = sorted(path.name for path in {*folder.iterdir()} - {*_index_files(folder)} if path.name[0] != ".")
+        if others:
+            raise InputError(f"{folder} is not an index and holds {others[0]}; give an index a folder of its own")
+
+
+def _index_files(folder: Path) -> list[Path]:
+    """The data files of an index, of any generation, and the temporary files of a killed writer."""
+    files = temporary_files(folder / CONFIG)
+    for part, suffix in SUFFIXES.items():
+        files += [*folder.glob(f"{part}-*{suffix}"), *folder.glob(f".{part}-*{suffix}.*.tmp")]
+    return files
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -193,10 +205,7 @@ def _delete_unused(folder: Path) -> None:
         current = set(_read_config(folder)["files"].values())
     except InputError:
         current = set()
-    unused = temporary_files(folder / CONFIG)
-    for part, suffix in SUFFIXES.items():
-        unused += [*folder.glob(f"{part}-*{suffix}"), *folder.glob(f".{part}-*{suffix}.*.tmp")]
-    for path in unused:
+    for path in _index_files(folder):
         if path.name not in current:
             with suppress(PermissionError):  # where a reader has it open on Windows; the next writer deletes it
                 path.unlink(missing_ok=True)
