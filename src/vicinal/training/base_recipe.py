@@ -105,7 +105,7 @@ class BaseRecipe(ABC):
     @classmethod
     def load(
         cls: type[AnyRecipe],
-        path: str | Path | None = None,
+        path: str | Path | RecipeFile | None = None,
         overrides: Sequence[str] = (),
         allow_imports: Sequence[str] = (),
     ) -> AnyRecipe:
@@ -114,14 +114,14 @@ class BaseRecipe(ABC):
         A recipe is data: it can name the losses, miners and the like of Vicinal, and nothing else is imported.
 
         Args:
-            path: the file; None: all settings have their defaults.
+            path: the file, or one that was read before; None: all settings have their defaults.
             overrides: settings such as `--optimizer.lr=0.1`, with dots for nested keys.
             allow_imports: packages or modules whose classes the recipe may name too, such as `my_losses`.
 
         Raises:
             InputError: a missing file, an unknown key, a wrong type or an impossible value, with its file and line.
         """
-        file = None if path is None else RecipeFile.read(path)
+        file = RecipeFile.read(path) if isinstance(path, str | Path) else path
         check = RecipeCheck(cls.schema(), cls.verb, file, overrides, OfferedClasses(allow_imports))
         check.check()
         values, parser = check.resolved(), cls.parser()

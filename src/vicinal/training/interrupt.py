@@ -48,7 +48,7 @@ def start_worker(worker: int) -> None:
     """Prepare a worker of a data loader: it ignores signals to the whole group, and ends with the trainer's process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    _end_with_parent()
+    end_with_parent()
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def ending_with_main_process() -> Iterator[None]:
     if is_main_process():
         os.environ[MAIN_PROCESS] = str(os.getpid())
     else:
-        _end_with_parent()
+        end_with_parent()
         if os.environ.get(MAIN_PROCESS, str(os.getppid())) != str(os.getppid()):
             os._exit(1)  # it has ended already
     try:
@@ -69,7 +69,7 @@ def ending_with_main_process() -> Iterator[None]:
         os.environ.pop(MAIN_PROCESS, None)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Let the kernel kill this process when its parent ends; only Linux can."""
     set_death_signal = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
     if set_death_signal is not None:
