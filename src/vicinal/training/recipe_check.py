@@ -80,8 +80,8 @@ class RecipeCheck:
         """Raise InputError with the error of a parser or a dataclass, with its file and line."""
         # Messages of Vicinal begin with the key, or with the class of the loss and the name of its argument.
         words = [word.rstrip(":") for word in error.split()[:2]]
-        lines = self.file.lines if self.file else {}
-        key = next((key for key in (words[0], f"loss.{words[-1]}") if key in lines), "")
+        places = self.file.places if self.file else {}
+        key = next((key for key in (words[0], f"loss.{words[-1]}") if key in places), "")
         self._fail(Mistake(key, " ".join(error.split())))
 
     def _fail(self, mistake: Mistake) -> NoReturn:
@@ -91,12 +91,12 @@ class RecipeCheck:
         """File and line of a key, or of the nearest key above or below it; empty if the file has none of these."""
         if self.file is None or any(f"{key}.".startswith(f"{each}.") for each in self._overridden):
             return ""
-        lines, parts = self.file.lines, key.split(".")
+        places, parts = self.file.places, key.split(".")
         above = (".".join(parts[:number]) for number in range(len(parts), 0, -1))
-        below = (each for each in lines if each.startswith(f"{key}.") and key)
-        line = next((lines[each] for each in (*above, *below) if each in lines), None)
+        below = (each for each in places if each.startswith(f"{key}.") and key)
+        place = next((places[each] for each in (*above, *below) if each in places), None)
         is_given = key.partition(".")[0] in map(str, self.file.values)
-        return f"{self.file.path}:{line}: " if line else f"{self.file.path}: " if is_given else ""
+        return f"{place}: " if place else f"{self.file.path}: " if is_given else ""
 
     def _wrong_groups(self, given: Mapping[Any, Any], schema: Schema, prefix: str) -> Iterator[Mistake]:
         for name, value in given.items():
@@ -157,7 +157,7 @@ class RecipeCheck:
             yield Mistake(key, f"{key} = {kind.__name__} needs the arguments {', '.join(missing)}")
         beside = [name for name in value if name not in ("class_path", "init_args")] if path is not None else []
         for name in beside if isinstance(value, Mapping) and self.file else ():
-            if self.file and f"{key}.{name}" in self.file.lines:
+            if self.file and f"{key}.{name}" in self.file.places:
                 message = f"{key}.{name} is an argument of {kind.__name__}; write it below init_args"
                 yield Mistake(f"{key}.{name}", message)
 

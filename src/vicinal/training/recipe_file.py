@@ -1,12 +1,12 @@
-"""Reading a recipe file: its values, and the line of every key for messages."""
+"""Reading a recipe file and those that it extends: the values, and the place of every key for messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -16,47 +16,95 @@ from vicinal.utils.plain_yaml import MAX_CHARACTERS, compose_yaml, construct_yam
 DATA_SUFFIXES = (".csv", ".parquet", ".npy")
 
 
+MAX_FILES = 32  # that a recipe is made of
+WHOLE = frozenset({"fractions", "classes", "confusions"})  # mappings that replace those of the extended recipe
+
+
+class Place(NamedTuple):
+    """Where a key is given."""
+
+    path: Path
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}"
+
+
 @dataclass(frozen=True)
 class RecipeFile:
-    """The content of a recipe file.
+    """The content of a recipe file, with that of the recipes that it extends.
+
+    The key `extends` names one recipe file or a list of them, relative to the folder of the file. Its settings are
+    those of the extended files, the later ones first, and then its own: groups are merged key by key, lists and all
+    other values are replaced, and so is a class with its arguments where another class is named.
 
     Args:
         path: the file.
         values: its settings, nested.
-        lines: the line, from 1, of every key with dots. The arguments of a class, below `init_args`, are named without
-            it; the elements of a list are named by their position, such as `loss.losses[0].alpha`.
+        places: the file and line, from 1, of every key with dots. The arguments of a class, below `init_args`, are
+            named without it; the elements of a list are named by their position, such as `loss.losses[0].alpha`.
     """
 
     path: Path
     values: dict[str, Any]
-    lines: dict[str, int] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: str | Path) -> RecipeFile:
-        """Read a file.
+        """Read a file and those that it extends.
 
         Raises:
-            InputError: it cannot be read, is not a YAML mapping, has a key twice, has a value that is not plain or
-                contains itself, or exceeds the limits of :mod:`vicinal.utils.plain_yaml`.
+            InputError: one cannot be read, is not a YAML mapping, has a key twice, has a value that is not plain or
+                contains itself, exceeds the limits of :mod:`vicinal.utils.plain_yaml`, or extends itself; or there are
+                more than 32 of them.
         """
-        path = Path(path)
+        return cls._read_extended(Path(path), [], ())
+
+    @classmethod
+    def _read_extended(cls, path: Path, read: list[Path], below: tuple[Path, ...]) -> RecipeFile:
+        """Read a file and those that it extends; `read` are all files so far, `below` those that lead to this one."""
+        file = cls._read_one(path)
+        read.append(path)
+        extended, place = file.values.pop("extends", []), file.places.pop("extends", path)
+        names = [extended] if isinstance(extended, str) else extended
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InputError(f"{place}: extends must be the path of a recipe or a list of them")
+        result = cls(path, {})
+        for name in names:
+            base = path.parent / name
+            if base.resolve() in (*below, path.resolve()):
+                raise InputError(f"{place}: extends {name}, which extends this file")
+            if len(read) >= MAX_FILES:
+                raise InputError(f"{place}: the recipe extends more than {MAX_FILES} files")
+            if not base.is_file():
+                raise InputError(f"{place}: extends {name}, but there is no file {base}")
+            result = result._overridden_by(cls._read_extended(base, read, (*below, path.resolve())))
+        return result._overridden_by(file)
+
+    def _overridden_by(self, other: RecipeFile) -> RecipeFile:
+        places = dict(self.places)
+        values = _merged(self.values, other.values, "", places)
+        return RecipeFile(self.path, values, places | other.places)
+
+    @classmethod
+    def _read_one(cls, path: Path) -> RecipeFile:
         text = _read(path)
         with _yaml_errors(path):
             root = compose_yaml(text)
         if not isinstance(root, yaml.MappingNode):
             raise InputError(f"{path}:1: a recipe is a mapping such as `epochs: 30`")
         file = cls(path, {})
-        file._add_lines(root, "")
+        file._add_places(root, "")
         with _yaml_errors(path):
             file.values.update(construct_yaml(root))
         return file
 
-    def _add_lines(self, node: yaml.Node, name: str) -> None:
+    def _add_places(self, node: yaml.Node, name: str) -> None:
         if isinstance(node, yaml.SequenceNode):
             for position, element in enumerate(node.value):
                 inner = f"{name}[{position}]"
-                self.lines[inner] = element.start_mark.line + 1
-                self._add_lines(element, inner)
+                self.places[inner] = Place(self.path, element.start_mark.line + 1)
+                self._add_places(element, inner)
         elif isinstance(node, yaml.MappingNode):
             self._add_mapping(node, name)
 
@@ -70,8 +118,27 @@ class RecipeFile:
                 raise InputError(f"{self.path}:{line}: {one_line(key.value, 80)} is given twice; keep one")
             keys.add(key.value)
             inner = name if key.value == "init_args" else f"{name}.{key.value}".lstrip(".")
-            self.lines.setdefault(inner, line)
-            self._add_lines(value, inner)
+            self.places.setdefault(inner, Place(self.path, line))
+            self._add_places(value, inner)
+
+
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any], prefix: str, places: dict[str, Place]) -> dict[str, Any]:
+    """The values of `own` over those of `base`; the places of what is replaced are deleted."""
+    merged = dict(base)
+    for name, value in own.items():
+        key, before = f"{prefix}{name}" if name != "init_args" else prefix.removesuffix("."), base.get(name)
+        if isinstance(before, Mapping) and isinstance(value, Mapping) and not _replaces(name, value, before):
+            merged[name] = _merged(before, value, f"{key}.", places)
+            continue
+        merged[name] = value
+        for place in [place for place in places if place == key or place.startswith((f"{key}.", f"{key}["))]:
+            del places[place]
+    return merged
+
+
+def _replaces(name: str, value: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether a mapping replaces the one before as a whole."""
+    return name in WHOLE or value.get("class_path", before.get("class_path")) != before.get("class_path")
 
 
 def _read(path: Path) -> str:
