@@ -70,7 +70,7 @@ def test_gray_images():
 
 
 def test_the_projector_is_used_in_training_only():
-    model = build(projector=12, freeze_batch_norm=True)
+    model = build(projector=12, freeze_batch_norm="statistics")
     plain = model.head(model.pooling(model.backbone(images())))
     torch.testing.assert_close(model(images()), F.normalize(model.projector(plain)))
     torch.testing.assert_close(model.eval()(images()), F.normalize(plain))
@@ -88,7 +88,7 @@ def test_the_gradient_of_a_zero_embedding_is_bounded_and_not_zero():
 
 
 def test_dropout_is_used_in_training_only():
-    model = build(dropout=0.5, dim=64, freeze_batch_norm=True)
+    model = build(dropout=0.5, dim=64, freeze_batch_norm="statistics")
     dropped = (model(images()) == 0).float().mean()
     assert 0.3 < dropped < 0.7
     assert not (model.eval()(images()) == 0).any()
@@ -110,7 +110,7 @@ def train_steps(model, steps=4):
 
 @pytest.mark.parametrize("backbone", ["test_resnet", "test_efficientnet"])
 def test_frozen_batch_norm_keeps_its_statistics_through_training(backbone):
-    frozen, free = build(backbone, freeze_batch_norm=True), build(backbone)
+    frozen, free = build(backbone, freeze_batch_norm="statistics"), build(backbone)
     before = statistics(frozen)
     affine = {name: p.detach().clone() for name, p in frozen.named_parameters() if ".bn1." in name}
     assert len(before) > 10
@@ -122,7 +122,7 @@ def test_frozen_batch_norm_keeps_its_statistics_through_training(backbone):
 
 
 def test_frozen_batch_norm_uses_its_statistics_in_training():
-    model = build(freeze_batch_norm=True)
+    model = build(freeze_batch_norm="statistics")
     alone, together = model(images()[:1]), model(images())[:1]
     torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-5)
     assert model.training
@@ -132,11 +132,27 @@ def test_frozen_batch_norm_uses_its_statistics_in_training():
 def test_parameter_groups_hold_every_parameter_once():
     model = build(projector=4, learned_p=True)
     groups = model.parameter_groups()
-    assert list(groups) == ["backbone", "head", "projector"]
+    assert list(groups) == ["backbone", "pooling", "head", "projector"]
     grouped = [id(parameter) for group in groups.values() for parameter in group]
     assert sorted(grouped) == sorted(id(parameter) for parameter in model.parameters())
-    assert any(parameter is model.pooling.p for parameter in groups["head"])
-    assert build().parameter_groups()["projector"] == []
+    assert groups["pooling"] == [model.pooling.p]
+    assert build().parameter_groups()["projector"] == build().parameter_groups()["pooling"] == []
+
+
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_efficientnet"])
+def test_batch_norm_frozen_as_a_whole_has_no_trained_parameters(backbone):
+    model, other = build(backbone, freeze_batch_norm="all"), build(backbone)
+    norms = [module for module in model.backbone.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    affine = [parameter for norm in norms for parameter in norm.parameters()]
+    assert len(affine) == 2 * len(norms) > 10
+    before, state = [parameter.clone() for parameter in affine], statistics(model)
+    train_steps(model)
+    assert all(torch.equal(a, b) for a, b in zip(before, affine, strict=True))
+    assert all(torch.equal(tensor, state[name]) for name, tensor in statistics(model).items())
+    trained = {id(parameter) for group in model.parameter_groups().values() for parameter in group}
+    assert trained == {id(p) for p in model.parameters()} - {id(p) for p in affine}
+    assert trained == {id(p) for p in model.parameters() if p.requires_grad}
+    assert len(trained) + len(affine) == sum(len(group) for group in other.parameter_groups().values())
 
 
 def test_embed_is_the_forward_pass_in_evaluation_mode():
@@ -230,7 +246,8 @@ def test_built_from_the_command_line():
         ({"p": "a"}, "p is 'a'; it must be a finite number from 0.001 to 10,000"),
         ({"pretrained": None}, "pretrained is None; give a weights file, true or false"),
         ({"pretrained": 3}, "pretrained is 3"),
-        ({"norm": "batch"}, "norm: 'batch' is unknown"),
+        ({"norm": "batch"}, "norm: 'batch' is unknown; choose layer, layer_affine, l2 or none"),
+        ({"freeze_batch_norm": True}, "freeze_batch_norm is True; choose none, statistics or all"),
         ({"pooling": "sum"}, "pooling: 'sum' is unknown"),
         ({"backbone": "resnet5O"}, "nearest: resnet50"),
         ({"backbone": "crossvit_9_240"}, "crossvit_9_240 cannot be built without its pooling"),

@@ -38,7 +38,9 @@ def folder(tmp_path):
 
 
 CASES = [
-    ("test_resnet", {"pooling": "gem", "learned_p": True, "projector": 12, "freeze_batch_norm": True}),
+    ("test_resnet", {"pooling": "gem", "learned_p": True, "projector": 12, "freeze_batch_norm": "all"}),
+    ("test_resnet", {"norm": "layer_affine", "freeze_batch_norm": "statistics"}),
+    ("test_resnet", {"dim": None, "norm": "l2", "projector": 12}),
     ("test_resnet", {"pooling": "max", "norm": "none", "backbone_args": {"channels": [4, 4, 8, 8]}}),
     ("test_vit", {"pooling": "token", "norm": "none"}),
     ("test_vit", {"pooling": "avg+max", "dropout": 0.2}),
@@ -202,6 +204,9 @@ def refused(source, message):
         ({"p": 0}, r"p is 0"),
         ({"dropout": -1}, r"dropout is -1"),
         ({"norm": "batch"}, r"norm: 'batch' is unknown"),
+        ({"norm": "layer_affine"}, r"model\.safetensors: lacks tensor head\.0\."),
+        ({"freeze_batch_norm": True}, r"freeze_batch_norm is True; it must be str"),
+        ({"freeze_batch_norm": "some"}, r"freeze_batch_norm is 'some'; choose none, statistics or all"),
         ({"pooling": "token"}, r"test_resnet has no class token"),
         ({"pooling": ["gem"]}, r"pooling is \['gem'\]"),
         ({"backbone": "resnet5O"}, r"nearest: resnet50"),

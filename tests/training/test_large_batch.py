@@ -37,7 +37,7 @@ IMAGES = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 0, 1, 2, 1, 0, 2, 2, 3, 1])
 
 
-def embedder(freeze_batch_norm: bool = True, **more: Any) -> Embedder:
+def embedder(freeze_batch_norm: str = "statistics", **more: Any) -> Embedder:
     torch.manual_seed(0)
     transform = ImageTransform(size=32)
     return Embedder(
@@ -178,7 +178,9 @@ class _Counting(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:batch normalization")
-@pytest.mark.parametrize("make", [lambda: embedder(freeze_batch_norm=False), _Counting], ids=["batch norm", "counting"])
+@pytest.mark.parametrize(
+    "make", [lambda: embedder(freeze_batch_norm="none"), _Counting], ids=["batch norm", "counting"]
+)
 def test_buffers_take_part_and_end_as_after_one_pass(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     model = make()
@@ -376,10 +378,10 @@ def test_only_embeddings_grow_with_the_batch(make: Callable[[], nn.Module]) -> N
 
 
 def test_batch_norm_in_training_is_warned_of_once() -> None:
-    model = embedder(freeze_batch_norm=False)
+    model = embedder(freeze_batch_norm="none")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        embed_in_micro_batches(embedder(freeze_batch_norm=True), IMAGES, 4)
+        embed_in_micro_batches(embedder(freeze_batch_norm="statistics"), IMAGES, 4)
         embed_in_micro_batches(model, IMAGES, 10)
         embed_in_micro_batches(model.eval(), IMAGES, 4)
     with pytest.warns(UserWarning, match=r"sees 4 images at a time and not all 10: .*freeze it") as caught:

@@ -18,7 +18,12 @@ from vicinal.training.checkpoint import load_checkpoint
 from vicinal.utils.run_folder import RunFolder
 
 # Nothing that depends on an image's process: no augmentation, and batch normalization that keeps its statistics.
-STILL = ["--transform.scale=[1,1]", "--transform.ratio=[1,1]", "--transform.flip=0", "--model.freeze_batch_norm=true"]
+STILL = [
+    "--transform.scale=[1,1]",
+    "--transform.ratio=[1,1]",
+    "--transform.flip=0",
+    "--model.freeze_batch_norm=statistics",
+]
 
 
 def train_with_two_processes(settings: list[str], out: Path) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,18 +14,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vicinal.data.transforms import ImageTransform
 from vicinal.models.backbones import check_patches, has_class_token, num_features, num_prefix_tokens
 from vicinal.models.devices import check_device
+from vicinal.models.head import NormName, build_head, check_head, set_to_whitening
 from vicinal.models.initializations import create_backbone, default_transform
 from vicinal.models.inputs import Images, image_batches
-from vicinal.models.model_format import EMBEDDER, MAX_DIM
+from vicinal.models.model_format import EMBEDDER
 from vicinal.models.modes import eval_mode, unit_vectors
 from vicinal.models.pooling import ClassToken, PoolingName, build_pooling, to_feature_maps
 from vicinal.models.saving import SavedModel
-from vicinal.utils.arguments import is_number, shown
+from vicinal.utils.arguments import shown
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
 
 Precision = Literal["32", "bf16", "16"]
+FrozenBatchNorm = Literal["none", "statistics", "all"]
 
 DTYPES: dict[str, torch.dtype] = {"32": torch.float32, "bf16": torch.bfloat16, "16": torch.float16}
 
@@ -40,12 +42,17 @@ class Embedder(SavedModel):
 
     Args:
         backbone: Any timm model, such as resnet50 or vit_base_patch16_clip_224.openai.
-        dim: Dimension of the embeddings, 1 to 65,536.
+        dim: Dimension of the embeddings, 1 to 65,536; None: no linear layer, the embeddings are the pooled features.
         pooling: How a feature map becomes a vector: avg, max, gem (generalized mean), avg+max (their sum), or token
             (a transformer's class token; all others pool its patch tokens).
-        norm: Normalization of the pooled features before the linear layer: layer, or none.
+        norm: Normalization of the pooled features before the linear layer: layer, layer_affine (with learned weight and
+            bias), l2, or none.
         pretrained: Initial weights of the backbone: true (timm's, downloaded), false (random), or a local file
             (.safetensors, .pth, .pt, .bin).
+        head_whitening: A whitening that `vicinal whiten` or :meth:`vicinal.retrieval.PCAWhitening.save` wrote, whose
+            linear map is the initial one of the linear layer; without it, weights are random. Learn it on the
+            embeddings of this backbone and pooling with ``dim=None, norm="none"``, and use it with ``norm="l2"``, as
+            Recall@k Surrogate does for landmarks.
         p: Exponent of gem, 0.001 to 10,000: 1 is the mean, large ones approach the maximum.
         learned_p: Learn the exponent of gem, with initial value p.
         dropout: Dropout probability of the embeddings in training, before L2 normalization (0.2 for small datasets in
@@ -53,8 +60,9 @@ class Embedder(SavedModel):
         projector: Width of a linear layer after the embedding in training only, or none (2048 for CUB and Cars in
             Contextual Similarity). In training the model returns its L2-normalized outputs; it is saved with the
             model but not used for embeddings.
-        freeze_batch_norm: Do not update the statistics of the backbone's batch normalization, and use them in training
-            too. As in the papers' published code, its weight and bias are still learned.
+        freeze_batch_norm: What of the backbone's batch normalization does not change in training: none; statistics,
+            which are then used in training too, while weight and bias are learned, as in the papers' published code; or
+            all, statistics, weight and bias.
         transform: The image transform in training and tests; by default that of the backbone's pretrained weights,
             whereas a default `ImageTransform` has ImageNet's mean and std.
         backbone_args: More arguments of timm.create_model, such as {channels: [16, 32, 64, 128]} for the widths of a
@@ -79,21 +87,24 @@ class Embedder(SavedModel):
     def __init__(
         self,
         backbone: str = "resnet50",
-        dim: int = 512,
+        dim: int | None = 512,
         pooling: PoolingName = "gem",
-        norm: Literal["layer", "none"] = "layer",
+        norm: NormName = "layer",
         pretrained: bool | str | Path = True,
         *,
+        head_whitening: str | Path | None = None,
         p: float = 3.0,
         learned_p: bool = False,
         dropout: float = 0.0,
         projector: int | None = None,
-        freeze_batch_norm: bool = False,
+        freeze_batch_norm: FrozenBatchNorm = "none",
         transform: ImageTransform | None = None,
         backbone_args: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        _check_head(dim, norm, dropout, projector)
+        check_head(dim, norm, dropout, projector)
+        if freeze_batch_norm not in ("none", "statistics", "all"):
+            raise InputError(f"freeze_batch_norm is {shown(freeze_batch_norm)}; choose none, statistics or all")
         self.config: dict[str, Any] = {
             "backbone": backbone,
             "backbone_args": dict(backbone_args or {}),
@@ -107,7 +118,6 @@ class Embedder(SavedModel):
             "freeze_batch_norm": freeze_batch_norm,
         }
         self.normalize_in_training = True
-        self.dim = dim
         self.freeze_batch_norm = freeze_batch_norm
         self.pooling = build_pooling(pooling, p, learned_p)
         self.transform = transform or default_transform(backbone)
@@ -119,9 +129,13 @@ class Embedder(SavedModel):
         if isinstance(self.pooling, ClassToken) and not has_class_token(self.backbone):
             raise InputError(f"pooling 'token': {backbone} has no class token; choose avg, max, gem or avg+max")
         self.num_features = num_features(self.backbone)
-        layer_norm = nn.LayerNorm(self.num_features, elementwise_affine=False) if norm == "layer" else nn.Identity()
-        self.head = nn.Sequential(layer_norm, nn.Linear(self.num_features, dim), nn.Dropout(dropout))
-        self.projector = None if projector is None else nn.Linear(dim, projector)
+        self.dim = self.num_features if dim is None else dim
+        self.head = build_head(self.num_features, dim, norm, dropout)
+        if head_whitening is not None:
+            set_to_whitening(self.head[1], head_whitening)
+        self.projector = None if projector is None else nn.Linear(self.dim, projector)
+        for parameter in self._frozen_parameters():
+            parameter.requires_grad_(False)
         self.train()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -158,19 +172,32 @@ class Embedder(SavedModel):
     def train(self, mode: bool = True) -> Embedder:
         """Set training mode, or evaluation mode if `mode` is False; frozen batch normalization stays in the latter."""
         super().train(mode)
-        if self.freeze_batch_norm:
-            for module in self.backbone.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
+        if self.freeze_batch_norm != "none":
+            for module in self._batch_norms():
+                module.eval()
         return self
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """All parameters by part: `backbone`, `head` (with a learned p) and `projector` (empty if there is none)."""
+        """The parameters that are trained, by part: `backbone`, `pooling`, `head` and `projector`.
+
+        Weights and biases of batch normalization that is frozen as a whole are in none of them. A part without
+        parameters, such as a pooling whose p is not learned, has an empty list.
+        """
+        frozen = set(map(id, self._frozen_parameters()))
         return {
-            "backbone": list(self.backbone.parameters()),
-            "head": [*self.pooling.parameters(), *self.head.parameters()],
+            "backbone": [parameter for parameter in self.backbone.parameters() if id(parameter) not in frozen],
+            "pooling": list(self.pooling.parameters()),
+            "head": list(self.head.parameters()),
             "projector": list(self.projector.parameters()) if self.projector is not None else [],
         }
+
+    def _batch_norms(self) -> Iterator[nn.Module]:
+        return (module for module in self.backbone.modules() if isinstance(module, _BatchNorm))
+
+    def _frozen_parameters(self) -> list[nn.Parameter]:
+        """Weights and biases that are never trained."""
+        norms = self._batch_norms() if self.freeze_batch_norm == "all" else ()
+        return [parameter for norm in norms for parameter in norm.parameters()]
 
     def embed(
         self,
@@ -243,21 +270,6 @@ class Embedder(SavedModel):
                 raise InputError(f"transform: {key} is missing")
         arguments = {key: value for key, value in config.items() if key not in ("recipe", "metrics")}
         return cls(**{**arguments, "transform": transform, "pretrained": False})
-
-
-def _check_head(dim: int, norm: str, dropout: float, projector: int | None) -> None:
-    _check_width("dim", dim)
-    if projector is not None:
-        _check_width("projector", projector)
-    if norm not in ("layer", "none"):
-        raise InputError(f"norm: {norm!r} is unknown; choose layer or none")
-    if not is_number(dropout) or not 0 <= dropout < 1:
-        raise InputError(f"dropout is {shown(dropout)}; it must be a number from 0 to below 1")
-
-
-def _check_width(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_DIM:
-        raise InputError(f"{name} is {shown(value)}; it must be an integer from 1 to {MAX_DIM:,}")
 
 
 def _check_finite(vectors: Floats, precision: str) -> None:

@@ -10,7 +10,7 @@ import yaml
 EMBEDDER_TEXT = """
 # {name}
 
-An image embedder trained with Vicinal. It maps an image to an L2-normalized embedding of {dim} dimensions; images of
+An image embedder trained with Vicinal. It maps an image to an L2-normalized embedding{dimensions}; images of
 the same class have similar embeddings, also for classes that were not in the training set. The dot product of two
 embeddings is their cosine similarity.
 
@@ -80,7 +80,8 @@ def embedder_card(name: str, config: Mapping[str, Any]) -> str:
         name=name,
         size=transform["size"],
         channels=transform["channels"],
-        **{key: config[key] for key in ("dim", "backbone", "pooling", "norm")},
+        dimensions="" if config["dim"] is None else f" of {config['dim']} dimensions",
+        **{key: config[key] for key in ("backbone", "pooling", "norm")},
     )
     return _card(name, text, config, "image-feature-extraction", [f"timm-{config['backbone']}"])
 

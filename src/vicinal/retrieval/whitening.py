@@ -10,19 +10,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import safetensors.numpy
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from vicinal.data.whitening_files import ARRAYS, read_whitening, write_whitening
 from vicinal.retrieval.scores import BLOCK_ROWS, Array, is_numeric
 from vicinal.utils.arguments import is_integer, is_number
 from vicinal.utils.arrays import Doubles, Floats, check_not_masked
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import check_regular_file, write_bytes
-
-FORMAT = "vicinal-whitening"
-TENSORS = {"mean": 1, "components": 2, "explained_variance": 1}  # each with its number of axes
 
 MIN_VARIANCE = np.finfo(np.float64).tiny / np.finfo(np.float64).eps  # variances below have lost digits
 
@@ -95,7 +90,7 @@ class PCAWhitening:
             >>> len(PCAWhitening.fit(np.random.default_rng(0).standard_normal((9, 2))).fingerprint())
             16
         """
-        return hashlib.sha256(b"".join(getattr(self, name).tobytes() for name in TENSORS)).hexdigest()[:16]
+        return hashlib.sha256(b"".join(getattr(self, name).tobytes() for name in ARRAYS)).hexdigest()[:16]
 
     def apply(self, vectors: Array, normalize: bool = True) -> Floats:
         """Whiten vectors.
@@ -140,8 +135,7 @@ class PCAWhitening:
             ...     PCAWhitening.load(f"{folder}/whitening.safetensors").dim
             2
         """
-        tensors = {name: np.ascontiguousarray(getattr(self, name)) for name in TENSORS}
-        write_bytes(_checked_path(path), safetensors.numpy.save(tensors, {"format": FORMAT}))
+        write_whitening(path, {name: getattr(self, name) for name in ARRAYS})
 
     @classmethod
     def load(cls, path: str | Path) -> PCAWhitening:
@@ -150,21 +144,7 @@ class PCAWhitening:
         Raises:
             InputError: there is no such file, or it is not a complete file of a whitening.
         """
-        path = _checked_path(path)
-        check_regular_file(path)
-        try:
-            with safe_open(path, "numpy") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is not a dict
-                metadata = file.metadata() or {}
-        except OSError as error:
-            raise InputError(f"{path}: it cannot be read ({error})") from None
-        except (SafetensorError, ValueError, TypeError) as error:
-            raise InputError(f"{path}: not a complete .safetensors file ({error})") from None
-        if metadata.get("format") != FORMAT:
-            raise InputError(f"{path}: not a whitening: its format is not {FORMAT!r}")
-        if not _is_valid(tensors):
-            raise InputError(f"{path}: damaged: its tensors are not those of a whitening; learn it again")
-        return cls(**tensors)
+        return cls(**read_whitening(path))
 
 
 def _matrix(vectors: Array) -> npt.NDArray[np.generic] | Tensor:
@@ -234,20 +214,3 @@ def _unit(values: Doubles) -> Doubles:
     scaled = np.divide(values, largest, out=np.zeros_like(values), where=largest > 0)  # squares are then in range
     lengths = np.linalg.norm(scaled, axis=1, keepdims=True)
     return np.divide(scaled, lengths, out=scaled, where=lengths > 0)
-
-
-def _checked_path(path: str | Path) -> Path:
-    path = Path(path)
-    if path.suffix != ".safetensors":
-        raise InputError(f"{path}: a whitening is kept in a file ending in .safetensors")
-    return path
-
-
-def _is_valid(tensors: dict[str, npt.NDArray[np.generic]]) -> bool:
-    """Return whether the tensors have the names, types and shapes of a whitening, finite values and variances > 0."""
-    if {name: tensor.ndim for name, tensor in tensors.items()} != TENSORS:
-        return False
-    if any(tensor.dtype != np.float64 or not np.isfinite(tensor).all() for tensor in tensors.values()):
-        return False
-    variances, shape = tensors["explained_variance"], (len(tensors["explained_variance"]), len(tensors["mean"]))
-    return tensors["components"].shape == shape and min(shape) > 0 and bool(np.greater(variances, 0.0).all())

@@ -195,8 +195,7 @@ def _warn_of_batch_norm(model: nn.Module, micro_batch_size: int, batch_size: int
     _warned.add(model)
     warnings.warn(
         f"batch normalization in training sees {micro_batch_size} images at a time and not all {batch_size}: the "
-        "gradient is not "
-        "that of the whole batch; freeze it as Embedder(freeze_batch_norm=True) does, in a recipe by "
-        "model.freeze_batch_norm",
+        'gradient is not that of the whole batch; freeze it as Embedder(freeze_batch_norm="statistics") does, in a '
+        "recipe by model.freeze_batch_norm",
         stacklevel=3,
     )

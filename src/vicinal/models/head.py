@@ -1,0 +1,87 @@
+"""The head of an embedder: normalization of the pooled features, linear layer and dropout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vicinal.data.whitening_files import read_whitening
+from vicinal.models.model_format import MAX_DIM
+from vicinal.models.modes import unit_vectors
+from vicinal.similarity.normalize import at_least_float32
+from vicinal.utils.arguments import given, is_number, shown
+from vicinal.utils.errors import InputError
+
+NormName = Literal["layer", "layer_affine", "l2", "none"]
+"""The names of normalizations of the pooled features; see :func:`build_head`."""
+
+
+class L2Norm(nn.Module):
+    """Divides vectors by their L2 norm.
+
+    Example:
+        >>> L2Norm()(torch.tensor([[3.0, 4.0]]))
+        tensor([[0.6000, 0.8000]])
+    """
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Vectors [n, d] -> vectors [n, d] of norm 1, in at least float32."""
+        return unit_vectors(at_least_float32(vectors), self.training)
+
+
+def check_head(dim: int | None, norm: str, dropout: float, projector: int | None) -> None:
+    """Raise InputError if an argument is invalid; before the backbone is created, which may be downloaded."""
+    for name, width in given(dim=dim, projector=projector).items():
+        if not isinstance(width, int) or isinstance(width, bool) or not 1 <= width <= MAX_DIM:
+            raise InputError(f"{name} is {shown(width)}; it must be an integer from 1 to {MAX_DIM:,}")
+    if norm not in ("layer", "layer_affine", "l2", "none"):
+        raise InputError(f"norm: {shown(norm)} is unknown; choose layer, layer_affine, l2 or none")
+    if not is_number(dropout) or not 0 <= dropout < 1:
+        raise InputError(f"dropout is {shown(dropout)}; it must be a number from 0 to below 1")
+
+
+def build_head(num_features: int, dim: int | None, norm: NormName, dropout: float = 0.0) -> nn.Sequential:
+    """Create the head: normalization, linear layer, dropout.
+
+    Args:
+        num_features: Number of channels of the pooled features.
+        dim: Width of the linear layer; None: there is no linear layer.
+        norm: ``layer``, ``layer_affine`` (with weight and bias), ``l2`` or ``none``.
+        dropout: Probability of dropout.
+
+    Example:
+        >>> build_head(96, 8, "none")(torch.zeros(2, 96)).shape
+        torch.Size([2, 8])
+    """
+    linear = nn.Identity() if dim is None else nn.Linear(num_features, dim)
+    return nn.Sequential(_build_norm(norm, num_features), linear, nn.Dropout(dropout))
+
+
+def _build_norm(norm: NormName, num_features: int) -> nn.Module:
+    if norm.startswith("layer"):
+        return nn.LayerNorm(num_features, elementwise_affine=norm == "layer_affine")
+    return L2Norm() if norm == "l2" else nn.Identity()
+
+
+@torch.no_grad()
+def set_to_whitening(linear: nn.Module, path: str | Path) -> None:
+    """Set a linear layer to the map of a whitening, ``(x - mean) @ components.T / sqrt(explained_variance)``.
+
+    Raises:
+        InputError: The file cannot be read, or the whitening is of other dimensions than the layer.
+    """
+    arrays = {name: torch.from_numpy(array) for name, array in read_whitening(path).items()}
+    dim, width = arrays["components"].shape
+    if not isinstance(linear, nn.Linear):
+        raise InputError(f"head_whitening needs a linear layer, which the model does not have; set dim to {dim}")
+    if (width, dim) != (linear.in_features, linear.out_features):
+        raise InputError(
+            f"head_whitening: {path} maps {width} dimensions to {dim}, and the linear layer {linear.in_features} to "
+            f"{linear.out_features}; learn it on the pooled features of this backbone, and set dim to its dimension"
+        )
+    weight = arrays["components"] / arrays["explained_variance"].sqrt()[:, None]
+    linear.weight.copy_(weight)
+    linear.bias.copy_(-weight @ arrays["mean"])

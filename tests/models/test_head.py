@@ -1,0 +1,96 @@
+"""The head of an embedder: its normalizations, no linear layer, and one that begins as a whitening."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vicinal.data import ImageTransform
+from vicinal.models import Embedder
+from vicinal.retrieval import PCAWhitening
+from vicinal.utils.errors import InputError
+
+WIDTH = 96  # of test_resnet
+
+
+def build(seed: int = 0, **arguments: Any) -> Embedder:
+    torch.manual_seed(seed)
+    settings = {"dim": 8, "pretrained": False, "transform": ImageTransform(size=32), **arguments}
+    return Embedder("test_resnet", **settings).eval()
+
+
+def images(number: int = 6) -> Tensor:
+    return torch.randn(number, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+
+
+def pooled(model: Embedder, x: Tensor) -> Tensor:
+    return model.pooling(model.backbone(x))
+
+
+def test_affine_layer_norm_has_weight_and_bias_that_are_trained() -> None:
+    model = build(norm="layer_affine")
+    weight, bias = model.head[0].parameters()
+    with torch.no_grad():
+        weight.uniform_(0.5, 2)
+        bias.uniform_(-1, 1)
+    features = pooled(model, images())
+    centered = features - features.mean(1, keepdim=True)
+    normed = centered / (features.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt() * weight + bias
+    torch.testing.assert_close(model(images()), F.normalize(model.head[1](normed)))
+    model.train()(images())[:, 0].sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.any()
+    assert {id(weight), id(bias)} < {id(parameter) for parameter in model.parameter_groups()["head"]}
+    assert not list(build(norm="layer").head[0].parameters())
+
+
+def test_l2_norm_before_the_linear_layer() -> None:
+    model = build(norm="l2")
+    expected = F.normalize(model.head[1](F.normalize(pooled(model, images()))))
+    torch.testing.assert_close(model(images()), expected)
+
+
+def test_without_linear_layer_embeddings_are_the_pooled_features(tmp_path: Path) -> None:
+    model = build(dim=None, norm="none")
+    assert model.dim == model.train_output_dim == WIDTH
+    torch.testing.assert_close(model(images()), F.normalize(pooled(model, images())))
+    model.save_pretrained(tmp_path / "model")
+    assert Embedder.from_pretrained(tmp_path / "model").dim == WIDTH
+    assert "None" not in (tmp_path / "model" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("norm", "dim"), [("l2", WIDTH), ("none", WIDTH), ("none", 5)])
+def test_a_head_that_begins_as_a_whitening_is_the_whitening(norm: str, dim: int, tmp_path: Path) -> None:
+    """Of embeddings of the same backbone without head, which are of length 1; with norm "none" of longer vectors."""
+    features = build(dim=None, norm="none")
+    with torch.no_grad():
+        train, x = (pooled(features, images(number)).numpy() for number in (300, 6))
+    if norm == "l2":
+        train, x = features.embed(images(300), progress=False), features.embed(images(6), progress=False)
+    whitening = PCAWhitening.fit(train, dim, shrinkage=0.01)
+    whitening.save(tmp_path / "whitening.safetensors")
+    model = build(dim=dim, norm=norm, head_whitening=tmp_path / "whitening.safetensors")
+    np.testing.assert_allclose(model.embed(images(6), progress=False), whitening.apply(x), atol=2e-5)
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "whitening.safetensors").unlink()  # a saved model has the weights themselves
+    assert Embedder.from_pretrained(tmp_path / "model").fingerprint() == model.fingerprint()
+
+
+def test_a_whitening_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "whitening.safetensors"
+    PCAWhitening.fit(np.random.default_rng(0).standard_normal((50, 12)), 8).save(path)
+    with pytest.raises(InputError, match="maps 12 dimensions to 8, and the linear layer 96 to 8; learn it on"):
+        build(head_whitening=path)
+    with pytest.raises(InputError, match="head_whitening needs a linear layer, which the model does not have; set dim"):
+        build(dim=None, head_whitening=path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(InputError, match="not a complete .safetensors file"):
+        build(head_whitening=path)
+    with pytest.raises(InputError, match="a whitening is kept in a file ending in .safetensors"):
+        build(head_whitening=tmp_path / "whitening.npy")

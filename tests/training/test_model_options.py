@@ -1,0 +1,77 @@
+"""Options of the model in a run: what is frozen stays, the exponent of GeM learns, a head begins as a whitening."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from vicinal.models import Embedder
+from vicinal.retrieval import PCAWhitening
+from vicinal.training import Recipe, Trainer, train
+from vicinal.training.checkpoint import load_checkpoint
+from vicinal.training.training_data import load_training_table
+from vicinal.utils.errors import InputError
+from vicinal.utils.run_folder import RunFolder
+
+
+def trainer(settings: list[str], out: Path, *more: str) -> Trainer:
+    recipe = Recipe.load(overrides=[*settings, *more])
+    return Trainer(recipe, load_training_table(recipe.settings), RunFolder(out))
+
+
+def test_batch_norm_frozen_as_a_whole_stays_after_frozen_epochs_too(small: list[str], tmp_path: Path) -> None:
+    decay = ["--optimizer.weight_decay=0.9", "--optimizer.lr=0.1"]
+    one = trainer(small, tmp_path / "run", "--model.freeze_batch_norm=all", "--freeze_backbone_epochs=1", *decay)
+    norms = [module for module in one.embedder.backbone.modules() if isinstance(module, nn.BatchNorm2d)]
+    affine = [parameter for norm in norms for parameter in norm.parameters()]
+    optimized = {id(p) for group in one.engine.optimizer.param_groups for p in group["params"]}
+    assert not optimized & {id(parameter) for parameter in affine}
+    frozen = [*affine, *(buffer for norm in norms for buffer in norm.buffers())]
+    before = [tensor.detach().clone() for tensor in frozen]
+    convolution = next(m.weight for m in one.embedder.backbone.modules() if isinstance(m, nn.Conv2d))
+    initial = convolution.detach().clone()
+    one.finish = lambda: None  # which would load the weights of the best epoch
+    one.fit()
+    assert len(affine) > 10
+    assert all(torch.equal(a, b) for a, b in zip(before, frozen, strict=True))
+    assert not any(parameter.requires_grad for parameter in affine)
+    assert not torch.equal(convolution, initial)
+    Trainer.finish(one)
+    assert Embedder.from_pretrained(one.run.model).config["freeze_batch_norm"] == "all"
+
+
+def test_the_exponent_of_gem_learns_at_its_own_rate_without_weight_decay(small: list[str], tmp_path: Path) -> None:
+    more = ["--transform.size=64", "--model.learned_p=true", "--optimizer.lr_factors.pooling=10", "--optimizer.weight_decay=0.5"]
+    one = trainer(small, tmp_path / "run", *more)
+    groups = {group["name"]: group for group in one.engine.optimizer.param_groups}
+    assert groups["pooling"]["params"] == [one.embedder.pooling.p]
+    assert {name: group["weight_decay"] for name, group in groups.items()} == {
+        "backbone": 0.5,
+        "pooling": 0.0,
+        "head": 0.5,
+    }
+    one.fit()
+    log = pd.read_csv(one.run.log)
+    assert log["lr pooling"].tolist() == pytest.approx((10 * log["lr backbone"]).tolist())
+    p = load_checkpoint(one.run.last)["module"]["embedder.pooling.p"].item()
+    assert p != pytest.approx(3, abs=1e-3)
+    plain = trainer(small, tmp_path / "plain")
+    assert [group["name"] for group in plain.engine.optimizer.param_groups] == ["backbone", "head"]
+
+
+def test_a_recipe_starts_from_a_whitening(small: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "whitening.safetensors"
+    PCAWhitening.fit(np.random.default_rng(0).standard_normal((500, 96)), 16).save(path)
+    settings = [*small, "--model.norm=l2", f"--model.head_whitening={path}", "--epochs=1"]
+    weight = trainer(settings, tmp_path / "run").embedder.head[1].weight.detach()
+    whitening = PCAWhitening.load(path)
+    expected = whitening.components / whitening.explained_variance[:, None] ** 0.5
+    np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-6)
+    with pytest.raises(InputError, match="model: head_whitening: .* maps 96 dimensions to 16, and the linear layer"):
+        train(Recipe.load(overrides=[*settings, "--model.dim=12"]), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
