@@ -148,7 +148,7 @@ def test_a_factor_of_zero_keeps_a_part(small: list[str], tmp_path: Path) -> None
 
 
 def test_frozen_batch_norm_does_not_move_in_training(small: list[str], tmp_path: Path) -> None:
-    one = trainer(small, tmp_path / "run", "--model.freeze_batch_norm=true", "--freeze_backbone_epochs=1")
+    one = trainer(small, tmp_path / "run", "--model.freeze_batch_norm=statistics", "--freeze_backbone_epochs=1")
     before = copied(list(one.embedder.backbone.buffers()))
     one.fit()
     assert all(torch.equal(a, b) for a, b in zip(before, one.embedder.backbone.buffers(), strict=True))
@@ -171,7 +171,7 @@ def test_clipping_bounds_the_step(small: list[str], tmp_path: Path) -> None:
 
 def test_accumulation_is_the_mean_gradient(small: list[str], tmp_path: Path) -> None:
     sgd = ["--optimizer.name=sgd", "--optimizer.momentum=0", "--optimizer.weight_decay=0", "--schedule.name=constant"]
-    sgd += ["--model.freeze_batch_norm=true", "--optimizer.lr=1"]
+    sgd += ["--model.freeze_batch_norm=statistics", "--optimizer.lr=1"]
     one = trainer(small, tmp_path / "run", *sgd, "--accumulate_grad_batches=2")
     one.start()
     start = copied([p for group in one.parameter_groups.values() for p in group])
@@ -204,7 +204,7 @@ def test_accumulation_is_the_mean_gradient(small: list[str], tmp_path: Path) -> 
 def test_micro_batches_change_memory_and_nothing_else(
     small: list[str], tmp_path: Path, more: list[str], tolerance: float
 ) -> None:
-    settings = [*small, "--model.freeze_batch_norm=true", "--optimizer.name=sgd", "--optimizer.lr=0.02", *more]
+    settings = [*small, "--model.freeze_batch_norm=statistics", "--optimizer.name=sgd", "--optimizer.lr=0.02", *more]
     whole = train(Recipe.load(overrides=settings), tmp_path / "whole")
     parts = train(Recipe.load(overrides=[*settings, "--micro_batch_size=3"]), tmp_path / "parts")
     for column in ("loss", "gradient norm"):
