@@ -1,25 +1,25 @@
-"""Creating backbones with initial weights: timm's pretrained ones, those of a local file, or random ones."""
+"""Creating backbones with initial weights: published ones, those of a local file, or random ones."""
 
 from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from timm.models import get_pretrained_cfg, load_pretrained, load_state_dict, model_entrypoint
+from timm.models import get_pretrained_cfg
 from torch import nn
 
 from vicinal.data.transforms import ImageTransform
+from vicinal.models import inception  # noqa: F401 - adds its networks to those of timm
+from vicinal.models.initialization_table import INITIALIZATIONS
 from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
+from vicinal.models.weight_files import download_weights, load_weights, read_weights
 from vicinal.utils.arguments import check_plain_values, shown
 from vicinal.utils.errors import InputError, one_line
-
-WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 # The arguments that create_backbone sets itself, and all that make timm fetch weights or configurations.
 RESERVED_ARGS = frozenset(
@@ -51,9 +51,6 @@ RESERVED_ARGS = frozenset(
     }
 )
 
-# Layers after pooling, which a backbone without classifier does not have.
-CLASSIFIER_LAYERS = frozenset({"head", "head_dist", "fc", "classifier", "last_linear", "fc_norm", "attn_pool"})
-
 
 def create_backbone(
     name: str,
@@ -61,21 +58,25 @@ def create_backbone(
     channels: int = 3,
     image_size: int | None = None,
     backbone_args: Mapping[str, Any] | None = None,
+    own_pooling: bool = False,
 ) -> nn.Module:
-    """Create a timm model without pooling and classifier, with its initial weights.
+    """Create a network without classifier, with its initial weights.
 
     Args:
-        name: Any timm model, ``resnet50``, or with the tag of its weights, ``vit_base_patch16_clip_224.openai``.
-        pretrained: True: timm's weights, downloaded once; False: random; else a local file of weights
-            (``.safetensors``, ``.pth``, ``.pt`` or ``.bin``) in any format that timm reads for this model. The first
-            convolution and position embeddings are adapted to `channels` and `image_size`; a classifier is ignored.
+        name: Any timm model, ``resnet50``, or with the tag of its weights, ``resnet50.tv_in1k``; ``bn_inception`` or
+            ``googlenet``; or a name in :data:`~vicinal.models.INITIALIZATIONS`, ``vit_b16_clip_400m``.
+        pretrained: True: published weights, downloaded once; False: random; else a local file of weights
+            (``.safetensors``, ``.pth``, ``.pt``, ``.bin``, ``.ckpt`` or ``.torch``) in any format that is known for
+            this network. The first convolution and position embeddings are adapted to `channels` and `image_size`; a
+            classifier is ignored.
         channels: The number of channels of the images.
         image_size: The side in pixels, for models with a fixed input size, such as most transformers.
         backbone_args: More arguments of ``timm.create_model``, such as ``{"channels": [16, 32, 64, 128]}`` for the
             widths of a small ResNet, ``drop_path_rate`` or ``img_size``.
+        own_pooling: Keep the network's own pooling (mean, class token, attention), so that the outputs are vectors.
 
     Returns:
-        The model, on the CPU, in training mode; [n, channels, H, W] -> maps or tokens.
+        The model, on the CPU, in training mode; [n, channels, H, W] -> maps or tokens, or vectors with `own_pooling`.
 
     Raises:
         InputError: The model, an argument or the file is unknown, or the weights do not fit or cannot be loaded.
@@ -86,18 +87,35 @@ def create_backbone(
         torch.Size([2, 96, 1, 1])
     """
     check_backbone_name(name)
-    backbone_args = backbone_args or {}
+    backbone_args = dict(backbone_args or {})
     check_backbone_args(backbone_args)
-    if isinstance(pretrained, bool):
-        return _create(name, pretrained, channels, image_size, backbone_args)
-    state = read_weights(pretrained)
-    backbone = _create(name, False, channels, image_size, backbone_args)
-    _load(backbone, name, channels, state, Path(pretrained))
+    arguments = dict(backbone_args, num_classes=0, in_chans=channels)
+    if not own_pooling:
+        arguments["global_pool"] = ""
+    url = INITIALIZATIONS[name].url if name in INITIALIZATIONS else None
+    name = timm_name(name)
+    if image_size is not None and get_pretrained_cfg(name).fixed_input_size:
+        arguments.setdefault("img_size", image_size)
+    if isinstance(pretrained, bool) and not (pretrained and url):
+        return _create(name, pretrained, arguments, backbone_args)
+    state = download_weights(url) if url and pretrained is True else read_weights(pretrained)  # type: ignore[arg-type]
+    backbone = _create(name, False, arguments, backbone_args)
+    load_weights(backbone, name, state, channels, str(url if pretrained is True else pretrained))
     return backbone
 
 
+def timm_name(name: str) -> str:
+    """The name in timm of a backbone, which differs for those of :data:`~vicinal.models.INITIALIZATIONS`.
+
+    Example:
+        >>> timm_name("vit_b16_clip_400m"), timm_name("resnet50")
+        ('vit_base_patch16_clip_quickgelu_224.openai', 'resnet50')
+    """
+    return INITIALIZATIONS[name].backbone if name in INITIALIZATIONS else name
+
+
 def check_backbone_name(name: str) -> None:
-    """Check that a name is that of a timm model.
+    """Check that a name is that of a backbone.
 
     Raises:
         InputError: The model or its tag is unknown; the message names similar ones.
@@ -110,8 +128,9 @@ def check_backbone_name(name: str) -> None:
     """
     if not isinstance(name, str) or not re.fullmatch(r"\w+(\.\w+)?", name):
         raise InputError(f"backbone: {name!r} is not the name of a timm model, such as 'resnet50'")
+    name = timm_name(name)
     if not timm.is_model(name):
-        nearest = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+        nearest = difflib.get_close_matches(name, [*INITIALIZATIONS, *timm.list_models()], n=3, cutoff=0.5)
         hint = f"nearest: {', '.join(nearest)}" if nearest else "timm.list_models() gives all names"
         raise InputError(f"backbone: timm has no model {name!r}; {hint}")
     architecture, _, tag = name.partition(".")
@@ -140,16 +159,18 @@ def check_backbone_args(backbone_args: Mapping[str, Any]) -> None:
 
 
 def default_transform(name: str) -> ImageTransform:
-    """The transform for which a timm model's pretrained weights were trained: size, resize, mean, std, interpolation.
+    """The transform for which a backbone's pretrained weights were trained: size, resize, mean, std, interpolation.
 
     Args:
-        name: A timm model. Use ``dataclasses.replace`` to change the result.
+        name: A backbone, as for :func:`create_backbone`. Use ``dataclasses.replace`` to change the result.
 
     Example:
         >>> default_transform("vit_base_patch16_clip_224.openai").mean
         (0.48145466, 0.4578275, 0.40821073)
     """
     check_backbone_name(name)
+    if name in INITIALIZATIONS:
+        return INITIALIZATIONS[name].transform
     config = timm.data.resolve_data_config(pretrained_cfg=get_pretrained_cfg(name).to_dict())
     size = config["input_size"][-1]
     return ImageTransform(
@@ -161,36 +182,8 @@ def default_transform(name: str) -> ImageTransform:
     )
 
 
-def read_weights(path: str | Path) -> dict[str, Any]:
-    """Read a file of weights as a state dict; from a pickle only tensors and plain values are loaded.
-
-    Outer keys (``state_dict``, ``model`` and their averaged variants) and the prefix ``module.`` are removed.
-
-    Raises:
-        InputError: The file does not exist, is of another type, is truncated, or would run code.
-    """
-    if not isinstance(path, (str, Path)):
-        raise InputError(f"pretrained is {path!r}; give a weights file, true or false")
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise InputError(f"pretrained: there is no file {path}; give a weights file, true or false")
-    if path.suffix not in WEIGHT_SUFFIXES:
-        raise InputError(f"pretrained: {path} does not end in one of {', '.join(WEIGHT_SUFFIXES)}")
-    try:
-        state = load_state_dict(str(path), weights_only=True)
-    except Exception as error:  # the readers raise many types of errors on damaged files
-        raise InputError(f"pretrained: {path} cannot be read as weights: {one_line(error)}") from error
-    if not state or not all(isinstance(value, (torch.Tensor, Mapping)) for value in state.values()):
-        raise InputError(f"pretrained: {path} does not hold named tensors")
-    return state
-
-
-def _create(
-    name: str, pretrained: bool, channels: int, image_size: int | None, backbone_args: Mapping[str, Any]
-) -> nn.Module:
-    arguments = dict(backbone_args, num_classes=0, global_pool="", in_chans=channels)
-    if image_size is not None and get_pretrained_cfg(name).fixed_input_size:
-        arguments.setdefault("img_size", image_size)
+def _create(name: str, pretrained: bool, arguments: Mapping[str, Any], backbone_args: Mapping[str, Any]) -> nn.Module:
+    """Create a timm model with these arguments, of which `backbone_args` are those of the user."""
     if pretrained and not get_pretrained_cfg(name).has_weights:
         raise InputError(f"backbone {name} has no published weights; use pretrained=false or a local file")
     try:
@@ -219,38 +212,3 @@ def _check_size(name: str, arguments: Mapping[str, Any]) -> None:
         network = timm.create_model(name, pretrained=False, **arguments)
     check_buffers(what, network)
     check_network_memory(what, network)
-
-
-def _load(backbone: nn.Module, name: str, channels: int, state: dict[str, Any], path: Path) -> None:
-    """Load a state dict as timm loads a download, but raise an error where timm only logs a warning."""
-    missing: list[str] = []
-    unexpected: list[str] = []
-
-    def record(_: nn.Module, keys: Any) -> None:
-        missing.extend(keys.missing_keys)
-        unexpected.extend(keys.unexpected_keys)
-
-    hook = backbone.register_load_state_dict_post_hook(record)  # type: ignore[no-untyped-call]
-    # The function with which timm converts other formats and resizes position embeddings, if the model has one.
-    converter = getattr(sys.modules[model_entrypoint(name).__module__], "checkpoint_filter_fn", None)
-    pretrained_cfg: Any = backbone.pretrained_cfg
-    source = dict(pretrained_cfg, state_dict=state, source="", custom_load=False)
-    try:
-        load_pretrained(backbone, source, num_classes=0, in_chans=channels, filter_fn=converter)
-    except Exception as error:  # the converter raises many types of errors for other models
-        raise InputError(f"pretrained: {path} does not fit {name}: {one_line(error)}") from error
-    finally:
-        hook.remove()
-    _check_keys(missing, unexpected, f"pretrained: {path} does not fit {name}")
-
-
-def _check_keys(missing: list[str], unexpected: list[str], what: str) -> None:
-    # Weights of a model whose last norm is after pooling (fc_norm) have none before it, unlike a backbone without
-    # pooling; timm initializes that norm anew, for downloaded weights too.
-    if any(key.startswith("fc_norm.") for key in unexpected):
-        missing = [key for key in missing if not key.startswith("norm.")]
-    unexpected = [key for key in unexpected if key.split(".")[0] not in CLASSIFIER_LAYERS]
-    for keys, kind in ((missing, "lacks"), (unexpected, "has the unknown")):
-        if keys:
-            more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-            raise InputError(f"{what}: it {kind} {', '.join(keys[:5])}{more}")

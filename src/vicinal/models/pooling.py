@@ -12,7 +12,7 @@ from vicinal.utils.errors import InputError
 
 MIN_P, MAX_P, MIN_EPS = 1e-3, 1e4, 1e-30
 
-PoolingName = Literal["avg", "max", "gem", "avg+max", "token"]
+PoolingName = Literal["avg", "max", "gem", "avg+max", "token", "backbone"]
 """The names of poolings; see :func:`~vicinal.models.build_pooling`."""
 
 
@@ -125,7 +125,8 @@ def build_pooling(name: PoolingName, p: float = 3.0, learned_p: bool = False) ->
     """Create the pooling module of a name.
 
     Args:
-        name: ``avg``, ``max``, ``gem``, ``avg+max`` (their sum), or ``token`` (class token).
+        name: ``avg``, ``max``, ``gem``, ``avg+max`` (their sum), ``token`` (class token), or ``backbone`` (the
+            backbone's own pooling, after which nothing is left to pool).
         p: Exponent of ``gem``.
         learned_p: Learn the exponent of ``gem``.
 
@@ -149,7 +150,9 @@ def build_pooling(name: PoolingName, p: float = 3.0, learned_p: bool = False) ->
             return AvgMaxPool()
         case "token":
             return ClassToken()
-    raise InputError(f"pooling: {name!r} is unknown; choose avg, max, gem, avg+max or token")
+        case "backbone":
+            return nn.Identity()
+    raise InputError(f"pooling: {name!r} is unknown; choose avg, max, gem, avg+max, token or backbone")
 
 
 def to_feature_maps(features: Tensor, channels: int, channels_last: bool = False, num_prefix_tokens: int = 0) -> Tensor:

@@ -1,0 +1,139 @@
+"""Files of weights: reading them, and loading them into networks of timm from the formats that were published."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.models import load_pretrained, load_state_dict, model_entrypoint
+from torch import Tensor, nn
+
+from vicinal.utils.errors import InputError, one_line
+
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".torch")
+
+# Layers after pooling, which a backbone without classifier does not have.
+CLASSIFIER_LAYERS = frozenset({"head", "heads", "head_dist", "fc", "classifier", "last_linear", "fc_norm", "attn_pool"})
+
+# Names in the vision transformers of SWAG and torchvision -> names in timm.
+TORCHVISION_VIT = (
+    (r"^class_token$", "cls_token"),
+    (r"^conv_proj\.", "patch_embed.proj."),
+    (r"^encoder\.pos_embedding$", "pos_embed"),
+    (r"^encoder\.ln\.", "norm."),
+    (r"^encoder\.layers\.(?:encoder_)?layer_(\d+)\.", r"blocks.\1."),
+    (r"\.ln_([12])\.", r".norm\1."),
+    (r"\.self_attention\.in_proj_", ".attn.qkv."),
+    (r"\.self_attention\.out_proj\.", ".attn.proj."),
+    (r"\.mlp\.(?:linear_1|0)\.", ".mlp.fc1."),
+    (r"\.mlp\.(?:linear_2|3)\.", ".mlp.fc2."),
+)
+
+
+def read_weights(path: str | Path) -> dict[str, Any]:
+    """Read a file of weights as a state dict; from a pickle only tensors and plain values are loaded.
+
+    Outer keys (``state_dict``, ``model`` and their averaged variants) and the prefix ``module.`` are removed.
+
+    Raises:
+        InputError: The file does not exist, is of another type, is truncated, or would run code.
+    """
+    if not isinstance(path, (str, Path)):
+        raise InputError(f"pretrained is {path!r}; give a weights file, true or false")
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise InputError(f"pretrained: there is no file {path}; give a weights file, true or false")
+    if path.suffix not in WEIGHT_SUFFIXES:
+        raise InputError(f"pretrained: {path} does not end in one of {', '.join(WEIGHT_SUFFIXES)}")
+    try:
+        state = load_state_dict(str(path), weights_only=True)
+    except Exception as error:  # the readers raise many types of errors on damaged files
+        raise InputError(f"pretrained: {path} cannot be read as weights: {one_line(error)}") from error
+    if not state or not all(isinstance(value, (torch.Tensor, Mapping)) for value in state.values()):
+        raise InputError(f"pretrained: {path} does not hold named tensors")
+    return state
+
+
+def download_weights(url: str) -> dict[str, Any]:
+    """Download a published file of weights once, to the cache of torch.hub; only tensors and plain values are loaded.
+
+    Raises:
+        InputError: The file cannot be downloaded or read.
+    """
+    try:
+        return dict(torch.hub.load_state_dict_from_url(url, map_location="cpu", weights_only=True, check_hash=True))
+    except Exception as error:  # networks fail in many ways, and the reader raises many types of errors
+        raise InputError(
+            f"{url} could not be fetched and loaded ({one_line(error)}); give the file itself "
+            "(pretrained=path/to/the/file) or pretrained=false"
+        ) from error
+
+
+def load_weights(backbone: nn.Module, name: str, state: dict[str, Any], channels: int, source: str) -> None:
+    """Load weights as timm loads a download, but raise an error where timm only logs a warning.
+
+    The first convolution and position embeddings are adapted to the network; a classifier is ignored. Besides timm's
+    own names, those of many publishers are known: by timm, as for CLIP, DiHT and DINOv2; here, for the vision
+    transformers of SWAG and torchvision.
+
+    Args:
+        backbone: The network, without classifier.
+        name: The name of the network in timm.
+        state: The weights by name, as :func:`read_weights` returns them.
+        channels: The number of channels of the network's images.
+        source: Where the weights come from, for messages.
+
+    Raises:
+        InputError: The weights do not fit the network.
+    """
+    missing: list[str] = []
+    unexpected: list[str] = []
+
+    def record(_: nn.Module, keys: Any) -> None:
+        missing.extend(keys.missing_keys)
+        unexpected.extend(keys.unexpected_keys)
+
+    hook = backbone.register_load_state_dict_post_hook(record)  # type: ignore[no-untyped-call]
+    # The function with which timm converts other formats and resizes position embeddings, if the model has one.
+    converter = getattr(sys.modules[model_entrypoint(name).__module__], "checkpoint_filter_fn", None)
+    pretrained_cfg: Any = backbone.pretrained_cfg
+    try:
+        cfg = dict(pretrained_cfg, state_dict=_from_torchvision(state), source="", custom_load=False)
+        load_pretrained(backbone, cfg, num_classes=0, in_chans=channels, filter_fn=converter)
+    except Exception as error:  # the converter raises many types of errors for other models
+        raise InputError(f"pretrained: {source} does not fit {name}: {one_line(error)}") from error
+    finally:
+        hook.remove()
+    _check_keys(missing, unexpected, f"pretrained: {source} does not fit {name}")
+
+
+def _from_torchvision(state: dict[str, Any]) -> dict[str, Any]:
+    """Rename the weights of a vision transformer of SWAG or torchvision; others are returned as they are."""
+    positions = state.get("encoder.pos_embedding")
+    if not isinstance(positions, Tensor):
+        return state
+    if positions.ndim == 3 and positions.shape[1] == 1:  # SWAG's are [sequence, 1, channels]
+        state = {**state, "encoder.pos_embedding": positions.transpose(0, 1)}
+    return {_timm_name(name): tensor for name, tensor in state.items()}
+
+
+def _timm_name(name: str) -> str:
+    for pattern, replacement in TORCHVISION_VIT:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _check_keys(missing: list[str], unexpected: list[str], what: str) -> None:
+    # Weights of a model whose last norm is after pooling (fc_norm) have none before it, unlike a backbone without
+    # pooling; timm initializes that norm anew, for downloaded weights too.
+    if any(key.startswith("fc_norm.") for key in unexpected):
+        missing = [key for key in missing if not key.startswith("norm.")]
+    unexpected = [key for key in unexpected if key.split(".")[0] not in CLASSIFIER_LAYERS]
+    for keys, kind in ((missing, "lacks"), (unexpected, "has the unknown")):
+        if keys:
+            more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+            raise InputError(f"{what}: it {kind} {', '.join(keys[:5])}{more}")
