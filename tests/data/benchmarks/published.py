@@ -20,14 +20,15 @@ from vicinal.data.benchmarks.completeness import COUNTS
 TRAIN, TEST, IMAGES = 6, 4, 5
 """Classes for training, classes for testing, images per class."""
 
-SMALL = {"train": (TRAIN * IMAGES, TRAIN), "test": (TEST * IMAGES, TEST)}
-"""The numbers of images and classes of the tiny benchmarks, in the form of `COUNTS`."""
+TEST_CLASSES = {"vehicle_id_small": 2, "vehicle_id_medium": 3}
+"""Classes for testing of the benchmarks that have another number of them."""
 
 
 def accept_small(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Replace the published numbers of the benchmarks by those of the tiny ones."""
     for name in names:
-        monkeypatch.setitem(COUNTS, name, SMALL)
+        test = TEST_CLASSES.get(name, TEST)
+        monkeypatch.setitem(COUNTS, name, {"train": (TRAIN * IMAGES, TRAIN), "test": (test * IMAGES, test)})
 
 
 def write_image(path: Path, label: object, size: tuple[int, int] = (24, 20)) -> None:
@@ -99,6 +100,99 @@ def write_cars_class_folders(root: Path) -> None:
         write_lines(root / f"anno_{part}.csv", *(f"{file},{box},{label}" for file, label in rows))
 
 
+def write_sop(root: Path) -> None:
+    """`Stanford_Online_Products/`: the classes 1 to 6 and 11319 to 11322, of two super-classes each."""
+    folder = root / "Stanford_Online_Products"
+    image_id, everything = 0, []
+    for part, classes in {"train": range(1, 1 + TRAIN), "test": range(11319, 11319 + TEST)}.items():
+        rows = []
+        for label, number in ((label, number) for label in classes for number in range(IMAGES)):
+            image_id += 1
+            name, super_class = ("bicycle", 1) if label % 2 else ("coffee_maker", 4)
+            path = f"{name}_final/{label}_{number}.JPG"
+            write_image(folder / path, label)
+            rows.append(f"{image_id} {label} {super_class} {path}")
+        write_lines(folder / f"Ebay_{part}.txt", "image_id class_id super_class_id path", *rows)
+        everything += rows
+    write_lines(folder / "Ebay_info.txt", "image_id class_id super_class_id path", *everything)
+
+
+def write_in_shop(root: Path, images: str = "img") -> None:
+    """`In-shop Clothes Retrieval Benchmark/` with its folders: six items and four, in four categories."""
+    folder = root / "In-shop Clothes Retrieval Benchmark"
+    partition, boxes = [], []
+    for item, number in ((item, number) for item in range(1, 1 + TRAIN + TEST) for number in range(IMAGES)):
+        category = (
+            ("WOMEN/Dresses", "MEN/Denim")[item % 2] if item <= TRAIN else ("WOMEN/Skirts", "MEN/Pants")[item % 2]
+        )
+        name = f"{category}/id_{item:08d}/{number:02d}_1_front.jpg"
+        write_image(folder / "Img" / images / name, item)
+        status = "train" if item <= TRAIN else "query" if number < 2 else "gallery"
+        partition.append(f"img/{name}   id_{item:08d}   {status}")
+        boxes.append(f"img/{name}   1 2 003 002 020 {12 + number:03d}")
+    total = str(len(partition))
+    header = "image_name clothes_type pose_type x_1 y_1 x_2 y_2"
+    write_lines(folder / "Eval/list_eval_partition.txt", total, "image_name item_id evaluation_status", *partition)
+    write_lines(folder / "Anno/list_bbox_inshop.txt", total, header, *reversed(boxes))
+
+
+def write_in_shop_highres(root: Path) -> None:
+    """The same with the images of high resolution only."""
+    write_in_shop(root, "img_highres")
+
+
+def write_inaturalist_2018(root: Path) -> None:
+    """`train_val2018/` and `Inat_dataset_splits/`: six species and four, of two supercategories each."""
+    for part, species in _species().items():
+        paths = [
+            f"train_val2018/{('Aves', 'Plantae')[s % 2]}/{s}/{s:08x}{i:08x}.jpg" for s in species for i in range(IMAGES)
+        ]
+        for path in paths:
+            write_image(root / path, Path(path).parent.name)
+        write_lines(root / "Inat_dataset_splits" / f"Inaturalist_{part}_set1.txt", *paths)
+
+
+def write_mini_inaturalist_2021(root: Path) -> None:
+    """`train_mini/` and the two lists: six species and four, of two supercategories each."""
+    for part, species in _species().items():
+        rows = []
+        for number, image in ((number, image) for number in species for image in range(IMAGES)):
+            folder = (
+                f"{number:05d}_{('Animalia_Chordata_Aves', 'Plantae_Tracheophyta_Liliopsida')[number % 2]}_{number}"
+            )
+            path = f"{folder}/{number:08x}-{image:04x}.jpg"
+            write_image(root / "train_mini" / path, number)
+            rows.append(f"{path},{(3, 8)[number % 2]},{number}")
+        write_lines(root / f"iNaturalist_{part}.txt", *rows)
+
+
+def _species() -> dict[str, range]:
+    return {"train": range(20, 20 + TRAIN), "test": range(90, 90 + TEST)}
+
+
+def write_vehicle_id(root: Path) -> None:
+    """`VehicleID_V1.0/`: six vehicles, test sets of two, three and four, and attributes of every other vehicle."""
+    folder = root / "VehicleID_V1.0"
+    rows = {
+        v: [f"{v * 10 + i:07d} {v}" for i in range(IMAGES)] for v in (*range(1, 1 + TRAIN), *range(100, 100 + TEST))
+    }
+    for vehicle, images in rows.items():
+        for row in images:
+            write_image(folder / "image" / f"{row.split()[0]}.jpg", vehicle)
+    parts = {
+        "train_list": range(1, 1 + TRAIN),
+        **{f"test_list_{n}": range(100, 102 + n // 800 - 1) for n in (800, 1600)},
+    }
+    parts["test_list_2400"] = range(100, 100 + TEST)
+    for name, vehicles in parts.items():
+        write_lines(
+            folder / "train_test_split" / f"{name}.txt", *(row for vehicle in vehicles for row in rows[vehicle])
+        )
+    known = [vehicle for vehicle in rows if vehicle % 2 == 0]
+    write_lines(folder / "attribute/model_attr.txt", *(f"{vehicle} {vehicle % 7}" for vehicle in known))
+    write_lines(folder / "attribute/color_attr.txt", *(f"{vehicle} {vehicle % 3}" for vehicle in known))
+
+
 _CAR_FIELDS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class")
 _CAR_BOX = (3, 2, 20, 18)
 
@@ -124,5 +218,13 @@ def write_records(path: Path, fields: Sequence[str], rows: Sequence[tuple[object
 WRITERS: dict[str, Callable[[Path], None]] = {
     "cars": write_cars,
     "cub": write_cub,
+    "in_shop": write_in_shop,
+    "in_shop_highres": write_in_shop_highres,
+    "inaturalist_2018": write_inaturalist_2018,
+    "mini_inaturalist_2021": write_mini_inaturalist_2021,
+    "sop": write_sop,
+    "vehicle_id": write_vehicle_id,
+    "vehicle_id_medium": write_vehicle_id,
+    "vehicle_id_small": write_vehicle_id,
 }
 """The writer of each benchmark, by the name that recipes and the command use."""

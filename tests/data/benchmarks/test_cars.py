@@ -67,7 +67,7 @@ RECORD = ("car_ims/000001.jpg", 3, 2, 20, 18, 1)
     [
         ([RECORD, RECORD], r"annos\.mat, entry 2: car_ims/000001\.jpg is there twice, first in entry 1"),
         ([(*RECORD[:5], 197)], r"annos\.mat, entry 1: has the class 197; the classes are 1 to 196"),
-        ([(*RECORD[:5], 1.5)], r"annos\.mat, entry 1: '1\.5' is not the number of a class"),
+        ([(*RECORD[:5], 1.5)], r"annos\.mat, entry 1: '1\.5' is not an integer"),
         (
             [(RECORD[0], 3, 2, 3, 18, 1)],
             r"annos\.mat, entry 1: the bounding box from \(3, 2\) to \(3, 18\) is empty or",

@@ -4,65 +4,101 @@ from pathlib import Path
 
 import pytest
 
+from tests.data.benchmarks.published import accept_small, write_in_shop, write_in_shop_highres
 from vicinal.data import load_table
-from vicinal.data.benchmarks import in_shop
+from vicinal.data.benchmarks import in_shop, in_shop_highres
 from vicinal.utils.errors import InputError
 
-LIST = """6
-image_name                         item_id      evaluation_status
-img/WOMEN/Dresses/id_00000002/02_1_front.jpg   id_00000002   train
-img/WOMEN/Dresses/id_00000002/02_2_side.jpg    id_00000002   train
-img/MEN/Tees/id_00000007/01_1_front.jpg        id_00000007   query
-img/MEN/Tees/id_00000007/01_4_full.jpg         id_00000007   gallery
-img/MEN/Tees/id_00000009/01_1_front.jpg        id_00000009   query
-img/MEN/Tees/id_00000009/01_2_side.jpg         id_00000009   gallery
-"""
+LIST, BOXES = "list_eval_partition.txt", "list_bbox_inshop.txt"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "in_shop" / "img").mkdir(parents=True)
-    (tmp_path / "in_shop" / "list_eval_partition.txt").write_text(LIST)
-    return tmp_path / "in_shop"
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    accept_small(monkeypatch, "in_shop", "in_shop_highres")
+    write_in_shop(tmp_path)
+    return (tmp_path / "In-shop Clothes Retrieval Benchmark").rename(tmp_path / "in_shop")
 
 
-def test_the_published_list(folder: Path) -> None:
-    table = in_shop(folder.parent)
-    assert table.frame["label"].tolist()[1:3] == ["id_00000002", "id_00000007"]
-    assert table.frame["split"].tolist() == ["train", "train", "test", "test", "test", "test"]
-    assert table.frame["is_query"].tolist() == [False, False, True, False, True, False]
-    assert table.frame["is_gallery"].tolist() == [False, False, False, True, False, True]
-    assert table.paths[3] == str(folder / "img/MEN/Tees/id_00000007/01_4_full.jpg")
-    assert load_table("in_shop", root=folder.parent).paths == table.paths
+def test_the_published_files(folder: Path) -> None:
+    table = load_table("in_shop", root=folder.parent)
+    train, test = table.subset("train").frame, table.subset("test").frame
+    assert train["label"].unique().tolist() == [f"id_{number:08d}" for number in range(1, 7)]
+    assert train["coarse"].unique().tolist() == ["MEN/Denim", "WOMEN/Dresses"]
+    assert test["coarse"].unique().tolist() == ["MEN/Pants", "WOMEN/Skirts"]
+    assert not train[["is_query", "is_gallery"]].any(axis=None)
+    assert test["is_query"].tolist() == [True, True, False, False, False] * 4
+    assert test["is_gallery"].tolist() == [False, False, True, True, True] * 4
+    assert table.frame[["x_1", "y_1", "x_2", "y_2"]].values.tolist()[1::5] == [[3, 2, 20, 13]] * 10
+    assert table.paths[0] == str(folder / "Img/img/MEN/Denim/id_00000001/00_1_front.jpg")
 
 
-def test_the_folders_as_published(folder: Path) -> None:
-    (folder / "Eval").mkdir()
-    (folder / "list_eval_partition.txt").rename(folder / "Eval" / "list_eval_partition.txt")
-    (folder / "Img").mkdir()
-    (folder / "img").rename(folder / "Img" / "img")
-    assert in_shop(folder.parent).paths[0].startswith(str(folder / "Img" / "img" / "WOMEN"))
+@pytest.mark.parametrize("place", ["Anno", "."])
+def test_other_places_of_list_and_images(folder: Path, place: str) -> None:
+    (folder / "Eval" / LIST).rename(folder / place / LIST)
+    (folder / "Img" / "img").rename(folder / "img")
+    table = in_shop(folder)
+    assert table.paths[0].startswith(str(folder / "img"))
+    assert table.has("x_1")
+    (folder / "Anno" / BOXES).unlink()
+    assert not in_shop(folder).has("x_1")
+
+
+def test_images_of_high_resolution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept_small(monkeypatch, "in_shop_highres")
+    write_in_shop_highres(tmp_path)
+    folder = tmp_path / "In-shop Clothes Retrieval Benchmark"
+    table = in_shop_highres(tmp_path)
+    assert table.paths[0].startswith(str(folder / "Img/img_highres/MEN"))
+    assert not table.has("x_1")  # the boxes are those of the small images
+    with pytest.raises(
+        InputError, match="no folder img, nor one in Img/; there is img_highres, which is read as in_shop_highres"
+    ):
+        in_shop(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("6\n", "7\n", "names 7 images in its first line, but has 6; download it again"),
-        ("   query\n", "   val\n", "line 5: 'val'; an image is for train, query or gallery"),
-        ("   query\n", "\n", "line 5: 2 fields where there must be 3"),
-        ("6\n", "", "line 1: 3 fields where there must be 1"),
-        (LIST[LIST.index("img") :], "", "names no image"),
-        (LIST, "", "names no image"),
+        ("50\n", "51\n", "names 51 images in its first line, but has 50; download it again"),
+        ("   query\n", "   val\n", "line 33: 'val'; an image is for train, query or gallery"),
+        ("   query\n", "\n", "line 33: 2 fields where there must be 3"),
+        ("50\n", "", "line 1: 3 fields where there must be 1"),
+        (
+            "01_1_front",
+            "00_1_front",
+            "line 4: img/MEN/Denim/id_00000001/00_1_front.jpg is there twice, first in line 3",
+        ),
+        ("img/MEN/Denim/id_00000001/", "MEN/Denim/", "line 3: 'MEN/Denim/00_1_front.jpg'; a name is img/<gender>/"),
     ],
 )
 def test_bad_lists(folder: Path, old: str, new: str, message: str) -> None:
-    (folder / "list_eval_partition.txt").write_text(LIST.replace(old, new, 1))
+    text = (folder / "Eval" / LIST).read_text()
+    (folder / "Eval" / LIST).write_text(text.replace(old, new, 1))
     with pytest.raises(InputError, match=rf"list_eval_partition\.txt.*{message}"):
-        in_shop(folder.parent)
+        in_shop(folder)
+
+
+def test_a_list_without_images(folder: Path) -> None:
+    (folder / "Eval" / LIST).write_text("0\nimage_name item_id evaluation_status\n")
+    with pytest.raises(InputError, match="names no image"):
+        in_shop(folder)
+
+
+def test_bad_boxes(folder: Path) -> None:
+    path = folder / "Anno" / BOXES
+    whole = path.read_text()
+    path.write_text(whole.replace(" 003 002 020 016\n", " 003 002 003 016\n", 1))
+    with pytest.raises(
+        InputError, match=r"inshop\.txt, line 3: the bounding box from \(3, 2\) to \(3, 16\) is empty or"
+    ):
+        in_shop(folder)
+    path.write_text(whole.replace("50\n", "49\n", 1).removesuffix(whole.splitlines(keepends=True)[-1]))
+    with pytest.raises(InputError, match=r"no bounding box of 1 images, such as img/MEN/Denim/id_00000001/00_1_front"):
+        in_shop(folder)
 
 
 def test_missing_files_are_named_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"in_shop: no list_eval_partition\.txt, nor one in Eval/; download .* https://"
+        InputError, match=r"no list_eval_partition\.txt or Eval/list.* or Anno/list.* in in_shop/, In-shop .* https://"
     ):
         in_shop(tmp_path)

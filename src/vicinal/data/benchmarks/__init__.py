@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from vicinal.data.benchmarks.cub import cub
     from vicinal.data.benchmarks.digits import digits
     from vicinal.data.benchmarks.glyphs import glyphs
-    from vicinal.data.benchmarks.in_shop import in_shop
+    from vicinal.data.benchmarks.in_shop import in_shop, in_shop_highres
+    from vicinal.data.benchmarks.inaturalist import inaturalist_2018, mini_inaturalist_2021
     from vicinal.data.benchmarks.omniglot import omniglot
     from vicinal.data.benchmarks.revisited import GroundTruth, revisited_ground_truth, roxford, rparis
+    from vicinal.data.benchmarks.sop import sop
     from vicinal.data.benchmarks.vehicle_id import vehicle_id, vehicle_id_medium, vehicle_id_small
 else:
     __getattr__, __dir__ = lazy_imports(__name__)
@@ -27,10 +29,14 @@ __all__ = [
     "digits",
     "glyphs",
     "in_shop",
+    "in_shop_highres",
+    "inaturalist_2018",
+    "mini_inaturalist_2021",
     "omniglot",
     "revisited_ground_truth",
     "roxford",
     "rparis",
+    "sop",
     "vehicle_id",
     "vehicle_id_medium",
     "vehicle_id_small",

@@ -103,5 +103,5 @@ def class_number(text: str, where: str) -> int:
         7
     """
     if not re.fullmatch("[0-9]{1,18}", text):  # a 64-bit integer; Python refuses to parse very long ones
-        raise InputError(f"{where}: {text[:40]!r} is not the number of a class, of up to 18 digits")
+        raise InputError(f"{where}: {text[:40]!r} is not an integer of up to 18 digits")
     return int(text)

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Literal
 
 import pandas as pd
 
-from vicinal.data.benchmarks.cache import cache_folder
-from vicinal.data.benchmarks.lists import read_list
+from vicinal.data.benchmarks.completeness import check_complete
+from vicinal.data.benchmarks.find import find_folder
+from vicinal.data.benchmarks.lists import check_distinct, class_number, read_list
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError
 
+ATTRIBUTES = ("model", "color")
 NUM_VEHICLES = {"small": 800, "medium": 1600, "large": 2400}
 
 
 def vehicle_id(root: str | Path | None = None, size: Literal["small", "medium", "large"] = "large") -> Table:
     """VehicleID (Liu et al., "Deep Relative Distance Learning", CVPR 2016): vehicles are classes.
 
-    The published protocol has three test sets, and draws queries and gallery at random, so they are not in the table:
-    evaluate the split `test` with :func:`~vicinal.evaluation.vehicle_id.evaluate_vehicle_id`.
+    13,134 vehicles are for training (13,164 in the list that is handed out). The published protocol has three
+    test sets, and draws queries and gallery at random, so they are not in the table: evaluate the split `test` with
+    :func:`~vicinal.evaluation.vehicle_id.evaluate_vehicle_id`. Model and color of the vehicles are the columns `model`
+    and `color`, numbers as published or empty, if the folder `attribute` is there.
 
     Args:
-        root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal. Its
-            folder `vehicle_id` holds the published folders `image` and `train_test_split`.
+        root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal. It
+            holds the published folder `VehicleID`, `VehicleID_V1.0` or `vehicle_id`, or is that folder, with the
+            folders `image`, `train_test_split` and perhaps `attribute`.
         size: The test set: `small` has 800 vehicles, `medium` 1,600, `large` 2,400.
 
     Raises:
@@ -32,16 +36,17 @@ def vehicle_id(root: str | Path | None = None, size: Literal["small", "medium", 
     """
     if size not in NUM_VEHICLES:
         raise InputError(f"vehicle_id: size is {size!r}; it can be {', '.join(NUM_VEHICLES)}")
-    folder = cache_folder(root) / "vehicle_id"
-    lists = folder / "train_test_split"
-    if not lists.is_dir():
-        raise InputError(
-            f"{folder}: no folder train_test_split; ask for VehicleID at "
-            "https://www.pkuml.org/resources/pku-vehicleid.html and put it there, or give the folder above as root"
-        )
+    hint = "ask for VehicleID at https://www.pkuml.org/resources/pku-vehicleid.html and put it there"
+    folder, lists = find_folder(root, ("vehicle_id", "VehicleID", "VehicleID_V1.0"), ("train_test_split",), hint)
     parts = {"train": "train_list.txt", "test": f"test_list_{NUM_VEHICLES[size]}.txt"}
-    frames = [_frame(lists / name).assign(split=split) for split, name in parts.items()]
-    return Table(pd.concat(frames, ignore_index=True), folder / "image")
+    frames = [_frame(folder / lists / name).assign(split=split) for split, name in parts.items()]
+    frame = pd.concat(frames, ignore_index=True)
+    for name in ATTRIBUTES:
+        path = folder / "attribute" / f"{name}_attr.txt"
+        if path.is_file():
+            frame[name] = frame["label"].map(_attribute(path)).astype("Int64")
+    name = "vehicle_id" if size == "large" else f"vehicle_id_{size}"
+    return check_complete(name, Table(frame, folder / "image"), folder)
 
 
 def vehicle_id_medium(root: str | Path | None = None) -> Table:
@@ -56,11 +61,16 @@ def vehicle_id_small(root: str | Path | None = None) -> Table:
 
 def _frame(path: Path) -> pd.DataFrame:
     rows = read_list(path, (2,))
-    for line, (_, vehicle) in rows:
-        if not re.fullmatch("[0-9]{1,18}", vehicle):  # a 64-bit integer; Python refuses to parse very long ones
-            raise InputError(
-                f"{path}, line {line}: {vehicle[:40]!r}; a line is the image's name and the vehicle's number, "
-                "of up to 18 digits"
-            )
-    names, vehicles = zip(*(cells for _, cells in rows), strict=True)
-    return pd.DataFrame({"path": [f"{name}.jpg" for name in names], "label": [int(vehicle) for vehicle in vehicles]})
+    check_distinct(path, rows)
+    labels = [class_number(vehicle, f"{path}, line {line}") for line, (_, vehicle) in rows]
+    return pd.DataFrame({"path": [f"{name}.jpg" for _, (name, _) in rows], "label": labels})
+
+
+def _attribute(path: Path) -> dict[int, int]:
+    """An attribute of the vehicles for which it is known."""
+    rows = read_list(path, (2,))
+    check_distinct(path, rows)
+    where = [f"{path}, line {line}" for line, _ in rows]
+    return {
+        class_number(v, place): class_number(value, place) for (_, (v, value)), place in zip(rows, where, strict=True)
+    }

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.data.benchmarks.published import accept_small, write_inaturalist_2018, write_mini_inaturalist_2021
+from vicinal.data import load_table
+from vicinal.data.benchmarks import inaturalist_2018, mini_inaturalist_2021
+from vicinal.utils.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept_small(monkeypatch, "inaturalist_2018", "mini_inaturalist_2021")
+
+
+def test_the_lists_of_2018(tmp_path: Path) -> None:
+    write_inaturalist_2018(tmp_path)
+    table = load_table("inaturalist_2018", root=tmp_path)
+    assert table.subset("train").classes == [20, 21, 22, 23, 24, 25]
+    assert table.subset("test").classes == [90, 91, 92, 93]
+    assert table.frame.groupby("label")["coarse"].unique().map(list).tolist() == [["Aves"], ["Plantae"]] * 5
+    assert table.paths[5].startswith(str(tmp_path / "train_val2018" / "Plantae" / "21"))
+    for path in (tmp_path / "Inat_dataset_splits").iterdir():
+        path.rename(tmp_path / path.name)
+    assert inaturalist_2018(tmp_path).paths == table.paths
+
+
+def test_the_lists_of_2021(tmp_path: Path) -> None:
+    write_mini_inaturalist_2021(tmp_path)
+    table = load_table("mini_inaturalist_2021", root=tmp_path)
+    assert table.subset("train").classes == [20, 21, 22, 23, 24, 25]
+    assert table.subset("test").classes == [90, 91, 92, 93]
+    assert table.frame.groupby("label")["coarse"].unique().map(list).tolist() == [["Birds"], ["Plants"]] * 5
+    assert table.paths[0].startswith(str(tmp_path / "train_mini" / "00020_Animalia_Chordata_Aves"))
+
+
+def test_resized_images_come_first_and_lists_may_be_in_their_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "mini_inaturalist_2021"
+    write_mini_inaturalist_2021(folder)
+    (folder / "data").mkdir()
+    for path in folder.glob("*.txt"):
+        path.rename(folder / "data" / path.name)
+    (folder / "train_mini").rename(folder / "train_mini_resized")
+    (folder / "train_mini").mkdir()
+    assert mini_inaturalist_2021(tmp_path).paths[0].startswith(str(folder / "train_mini_resized"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("Aves/a.jpg", "line 1: 'Aves/a.jpg'; a path ends in <supercategory>/<species>/<image>"),
+        ("train_val2018/Aves/20/a.jpg 20", "line 1: 2 fields where there must be 1"),
+        ("train_val2018/Aves/robin/a.jpg", "line 1: 'robin' is not an integer"),
+        ("x/Aves/20/a.jpg\nx/Aves/20/a.jpg", "line 2: x/Aves/20/a.jpg is there twice, first in line 1"),
+        (
+            "train_val2018/Aves/20/a.jpg",
+            "train of inaturalist_2018 has 1 images of 1 classes, but 30 of 6 are published",
+        ),
+    ],
+)
+def test_bad_lists_of_2018(tmp_path: Path, line: str, message: str) -> None:
+    write_inaturalist_2018(tmp_path)
+    (tmp_path / "Inat_dataset_splits" / "Inaturalist_train_set1.txt").write_text(line)
+    with pytest.raises(InputError, match=message):
+        inaturalist_2018(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("a/a.jpg,3", "line 1: 2 fields where there must be 3"),
+        ("a/a.jpg,11,20", "line 1: has the supercategory 11; there are 0 to 10"),
+        ("a/a.jpg,3,twenty", "line 1: 'twenty' is not an integer"),
+        ("a/a.jpg,3,20\na/a.jpg,3,20", "line 2: a/a.jpg is there twice, first in line 1"),
+    ],
+)
+def test_bad_lists_of_2021(tmp_path: Path, line: str, message: str) -> None:
+    write_mini_inaturalist_2021(tmp_path)
+    (tmp_path / "iNaturalist_test.txt").write_text(line)
+    with pytest.raises(InputError, match=rf"iNaturalist_test\.txt, {message}"):
+        mini_inaturalist_2021(tmp_path)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no Inat_dataset_splits/Inaturalist_train_set1\.txt or Inat.*/Smooth_AP"):
+        inaturalist_2018(tmp_path)
+    with pytest.raises(InputError, match=r"no iNaturalist_train\.txt or data/iNaturalist_train\.txt in mini_inat"):
+        mini_inaturalist_2021(tmp_path)
+    write_mini_inaturalist_2021(tmp_path)
+    (tmp_path / "train_mini").rename(tmp_path / "train")
+    with pytest.raises(InputError, match=r"50 of 50 images that its lists name are absent: train_mini/00020_"):
+        mini_inaturalist_2021(tmp_path)
