@@ -16,6 +16,7 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from vicinal.losses.row_functions import replace_zeros
 from vicinal.mining import Miner
 from vicinal.similarity.checks import Relation
 from vicinal.similarity.pair_source import PairSource
@@ -274,7 +275,8 @@ class PairLoss(Loss):
 class RowLoss(PairLoss):
     """A sum or mean over anchors of a function of one row of similarities.
 
-    A new loss is one method, :meth:`row_values`. Its reductions are:
+    A new loss is one method, :meth:`row_values`. A loss that also reads the weights of the pairs, in its counts too,
+    sets `supports_weights`, and :class:`~vicinal.mixing.Metrix` can then mix its examples. Its reductions are:
 
     - "sum": the sum over anchors.
     - "anchors": the mean over all anchors; those without pairs contribute 0.
@@ -288,6 +290,7 @@ class RowLoss(PairLoss):
     """
 
     reductions: ClassVar[tuple[str, ...]] = ("sum", "anchors", "contributing")
+    supports_weights: ClassVar[bool] = False
 
     def __init__(
         self, miner: Miner | None = None, reduction: Reduction = "anchors", tile_rows: int | None = None
@@ -336,4 +339,4 @@ def mean_over(total: Tensor, count: Tensor, source: PairSource) -> Tensor:
     count = count.to(total.dtype)
     # The mean over processes of `sum / mean count` is the sum over all anchors divided by the count over all.
     count = distributed.all_reduce_mean(count) if source.is_distributed else count
-    return total / count.clamp_min(1 / distributed.world_size())
+    return total / replace_zeros(count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from vicinal.losses.base import Reduction, RowLoss
-from vicinal.losses.row_functions import log_sum_exp, softplus, zero_if_empty
+from vicinal.losses.row_functions import log_sum_exp, softplus, weighted_sum, zero_if_empty
 from vicinal.mining import Miner
 from vicinal.similarity.rows import Rows
 from vicinal.utils.arguments import check_finite, check_positive
@@ -39,6 +39,8 @@ class LiftedStructureLoss(RowLoss):
         tensor(4.7021)
     """
 
+    supports_weights = True
+
     def __init__(
         self,
         margin: float = 1.0,
@@ -51,7 +53,8 @@ class LiftedStructureLoss(RowLoss):
         self.margin = margin
 
     def row_values(self, rows: Rows) -> Tensor:
-        return (self.margin + log_sum_exp(rows.positives, -1.0) + log_sum_exp(rows.negatives, 1.0)).relu()
+        positives = log_sum_exp(rows.positives, -1.0, rows.positive_weights)
+        return (self.margin + positives + log_sum_exp(rows.negatives, 1.0, rows.negative_weights)).relu()
 
     def contributes(self, rows: Rows) -> Tensor:
         return rows.has_positives & rows.has_negatives
@@ -83,6 +86,8 @@ class LiftedStructureStarLoss(RowLoss):
         >>> LiftedStructureStarLoss()(embeddings, torch.tensor([7, 7, 9, 9]))
         tensor(-0.2300)
     """
+
+    supports_weights = True
 
     def __init__(
         self,
@@ -130,6 +135,8 @@ class BinLiftedLoss(RowLoss):
         tensor(0.1455)
     """
 
+    supports_weights = True
+
     def __init__(
         self,
         alpha: float = 2.0,
@@ -147,11 +154,12 @@ class BinLiftedLoss(RowLoss):
         self.base = base
 
     def row_values(self, rows: Rows) -> Tensor:
-        positives = softplus(self.alpha * (self.base - rows.positives)).sum(dim=1) / self.alpha
-        negatives = softplus(self.beta * (rows.negatives - self.base)).sum(dim=1) / self.beta
-        return (positives + negatives + _lifted_star(rows, self.alpha, self.beta)) / 2
+        positives = weighted_sum(softplus(self.alpha * (self.base - rows.positives)), rows.positive_weights)
+        negatives = weighted_sum(softplus(self.beta * (rows.negatives - self.base)), rows.negative_weights)
+        return (positives / self.alpha + negatives / self.beta + _lifted_star(rows, self.alpha, self.beta)) / 2
 
 
 def _lifted_star(rows: Rows, alpha: float, beta: float) -> Tensor:
-    positives, negatives = log_sum_exp(rows.positives, -alpha), log_sum_exp(rows.negatives, beta)
+    positives = log_sum_exp(rows.positives, -alpha, rows.positive_weights)
+    negatives = log_sum_exp(rows.negatives, beta, rows.negative_weights)
     return zero_if_empty(positives) / alpha + zero_if_empty(negatives) / beta

@@ -16,7 +16,9 @@ from vicinal.losses.row_functions import (
     log_one_plus_sum_exp,
     log_sum_exp,
     replace_padding,
+    replace_zeros,
     softplus,
+    weighted_sum,
     zero_if_empty,
 )
 from vicinal.mining import Miner, MultiSimilarityMiner
@@ -55,6 +57,7 @@ class ContrastiveLoss(RowLoss):
     """
 
     reductions: ClassVar[tuple[str, ...]] = ("violating", "pairs", "sum", "anchors")
+    supports_weights = True
 
     def __init__(
         self,
@@ -71,17 +74,20 @@ class ContrastiveLoss(RowLoss):
 
     def row_values(self, rows: Rows) -> Tensor:
         positives, negatives = self._pair_values(rows)
-        return positives.sum(dim=1) + negatives.sum(dim=1)
+        return weighted_sum(positives, rows.positive_weights) + weighted_sum(negatives, rows.negative_weights)
 
     def row_terms(self, rows: Rows) -> tuple[Tensor, ...]:
         if self.reduction in ("sum", "anchors"):
             return (self.row_values(rows),)
         positives, negatives = self._pair_values(rows)
-        counts: tuple[Tensor, Tensor] = count_positives(rows.positives), count_negatives(rows.negatives)
+        num_positives = count_positives(rows.positives, rows.positive_weights)
+        num_negatives = count_negatives(rows.negatives, rows.negative_weights)
         if self.reduction == "violating":
-            no_margin = self.positive_margin is None
-            counts = counts[0] if no_margin else count_above_zero(positives), count_above_zero(negatives)
-        return positives.sum(dim=1), negatives.sum(dim=1), *counts
+            num_negatives = count_above_zero(negatives, rows.negative_weights)
+            if self.positive_margin is not None:
+                num_positives = count_above_zero(positives, rows.positive_weights)
+        positives = weighted_sum(positives, rows.positive_weights)
+        return positives, weighted_sum(negatives, rows.negative_weights), num_positives, num_negatives
 
     def reduce(self, sums: Sequence[Tensor], source: PairSource) -> Tensor:
         if self.reduction in ("sum", "anchors"):
@@ -123,6 +129,8 @@ class BinomialDevianceLoss(RowLoss):
         tensor(4.1683)
     """
 
+    supports_weights = True
+
     def __init__(
         self,
         alpha: float = 2.0,
@@ -140,10 +148,11 @@ class BinomialDevianceLoss(RowLoss):
         self.base = base
 
     def row_values(self, rows: Rows) -> Tensor:
-        positives = softplus(self.alpha * (self.base - rows.positives)).sum(dim=1)
-        negatives = softplus(self.beta * (rows.negatives - self.base)).sum(dim=1)
-        num_positives, num_negatives = count_positives(rows.positives), count_negatives(rows.negatives)
-        return positives / num_positives.clamp_min(1) + negatives / num_negatives.clamp_min(1)
+        positives = weighted_sum(softplus(self.alpha * (self.base - rows.positives)), rows.positive_weights)
+        negatives = weighted_sum(softplus(self.beta * (rows.negatives - self.base)), rows.negative_weights)
+        num_positives = replace_zeros(count_positives(rows.positives, rows.positive_weights))
+        num_negatives = replace_zeros(count_negatives(rows.negatives, rows.negative_weights))
+        return positives / num_positives + negatives / num_negatives
 
 
 class MultiSimilarityLoss(RowLoss):
@@ -177,6 +186,8 @@ class MultiSimilarityLoss(RowLoss):
         tensor(0.2605)
     """
 
+    supports_weights = True
+
     def __init__(
         self,
         alpha: float = 2.0,
@@ -196,13 +207,14 @@ class MultiSimilarityLoss(RowLoss):
         self.plus_one = plus_one
 
     def row_values(self, rows: Rows) -> Tensor:
-        positives, negatives = self._log(rows.positives, -self.alpha), self._log(rows.negatives, self.beta)
+        positives = self._log(rows.positives, -self.alpha, rows.positive_weights)
+        negatives = self._log(rows.negatives, self.beta, rows.negative_weights)
         return positives / self.alpha + negatives / self.beta
 
-    def _log(self, similarity: Tensor, scale: float) -> Tensor:
+    def _log(self, similarity: Tensor, scale: float, weights: Tensor | None) -> Tensor:
         if self.plus_one:
-            return log_one_plus_sum_exp(similarity, scale, self.base)
-        return zero_if_empty(log_sum_exp(similarity, scale) - scale * self.base)
+            return log_one_plus_sum_exp(similarity, scale, self.base, weights)
+        return zero_if_empty(log_sum_exp(similarity, scale, weights) - scale * self.base)
 
 
 class CircleLoss(RowLoss):
@@ -232,6 +244,8 @@ class CircleLoss(RowLoss):
         tensor(16.9733)
     """
 
+    supports_weights = True
+
     def __init__(
         self,
         margin: float = 0.4,
@@ -250,9 +264,9 @@ class CircleLoss(RowLoss):
         # Positive weights, because 0 times the infinity of the padding would be NaN.
         tiny = torch.finfo(rows.negatives.dtype).tiny
         weights = (rows.negatives.detach() + self.margin).clamp_min_(tiny)
-        negatives = log_sum_exp(weights * (rows.negatives - self.margin), self.scale)
+        negatives = log_sum_exp(weights * (rows.negatives - self.margin), self.scale, rows.negative_weights)
         weights = (1 + self.margin - rows.positives.detach()).clamp_min(tiny)
-        positives = log_sum_exp(weights * (rows.positives - 1 + self.margin), -self.scale)
+        positives = log_sum_exp(weights * (rows.positives - 1 + self.margin), -self.scale, rows.positive_weights)
         return softplus(negatives + positives)
 
     def contributes(self, rows: Rows) -> Tensor:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vicinal.losses.center_based import CenterBasedLoss
-from vicinal.losses.row_functions import softplus
+from vicinal.losses.row_functions import log_one_plus_sum_exp, softplus
 from vicinal.similarity.center_tiles import TILE_ELEMENTS, CenterTiles, mask_own_class
 from vicinal.similarity.normalize import normalize
 from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity.rows import Rows
 from vicinal.similarity.tiles import refuse_second_derivative
 from vicinal.utils.arguments import check_finite, check_positive
 
@@ -79,6 +81,24 @@ class ProxyAnchorLoss(CenterBasedLoss):
         sums = zeros.index_add(0, labels, (exponents - largest[labels]).exp())
         present = zeros.index_add(0, labels, torch.ones_like(own)) > 0
         return ((sums + (-largest).exp()).log() + largest).sum() / present.sum()
+
+    def center_rows(self, source: PairSource) -> PairSource:
+        """The centers of the batch's classes as anchors, which are compared with the batch, with gradients of both."""
+        batch = self._anchors(source).references_as_batch()
+        labels = self._labels(batch).long()
+        classes = labels.unique()  # type: ignore[no-untyped-call]
+        centers = normalize(self._created().to(batch.anchors.dtype)[classes])
+        return PairSource(centers, batch.anchors, classes, labels, offset=None, num_calls=source.num_calls)
+
+    def row_terms(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """The two logarithms of each center, of pairs that may have weights, [rows] each."""
+        positives = log_one_plus_sum_exp(rows.positives, -self.alpha, self.margin, rows.positive_weights)
+        return positives, log_one_plus_sum_exp(rows.negatives, self.alpha, -self.margin, rows.negative_weights)
+
+    def reduce(self, sums: Sequence[Tensor], centers: PairSource) -> Tensor:
+        """The loss from the sums of :meth:`row_terms` over the centers of :meth:`center_rows`; others have no pairs."""
+        assert self.num_classes is not None
+        return sums[0] / len(centers) + sums[1] / self.num_classes
 
 
 class _ProxyAnchor(torch.autograd.Function):

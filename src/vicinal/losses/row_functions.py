@@ -1,7 +1,7 @@
 """Functions of the similarities in a row that losses are composed of: smooth maxima, counts, distances.
 
 In all of them padding, +inf among positives and -inf among negatives, contributes nothing to the value and has a zero
-gradient. They are differentiable once.
+gradient. They are differentiable once. Where pairs may have weights, a pair of weight w counts as w pairs.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ MIN_TEMPERATURE = 1e-30
 """Smaller temperatures are raised to this one. Their reciprocals would be infinite, and results would be the same."""
 
 
-def log_sum_exp(similarity: Tensor, scale: float) -> Tensor:
-    """`log sum_k exp(scale * s_k)` over each row, [rows]; -inf with a zero gradient for a row without pairs.
+def log_sum_exp(similarity: Tensor, scale: float, weights: Tensor | None = None) -> Tensor:
+    """`log sum_k w_k exp(scale * s_k)` over each row, [rows]; -inf with a zero gradient for a row without pairs.
 
     Args:
         similarity: float [rows, columns].
         scale: positive for negative pairs and negative for positive pairs, so that the exponents of padding are -inf.
+        weights: float [rows, columns], not negative, without gradient; None: all 1.
 
     Example:
         >>> log_sum_exp(torch.tensor([[1.0, 1.0, -math.inf], [-math.inf, -math.inf, -math.inf]]), 2.0)
         tensor([2.6931,   -inf])
     """
+    if weights is not None:
+        similarity = similarity + weights.log() / scale
     if torch.compiler.is_compiling():
         exponents = similarity * scale
         shift = exponents.detach().amax(dim=1, keepdim=True).clamp_min(torch.finfo(exponents.dtype).min)
@@ -65,14 +68,14 @@ def softplus(x: Tensor) -> Tensor:
     return F.softplus(x, threshold=40.0)  # from 40 on it equals x even in float64
 
 
-def log_one_plus_sum_exp(similarity: Tensor, scale: float, base: float = 0.0) -> Tensor:
-    """`log(1 + sum_k exp(scale * (s_k - base)))` over each row, [rows]; 0 for a row without pairs.
+def log_one_plus_sum_exp(similarity: Tensor, scale: float, base: float = 0.0, weights: Tensor | None = None) -> Tensor:
+    """`log(1 + sum_k w_k exp(scale * (s_k - base)))` over each row, [rows]; 0 for a row without pairs.
 
     Example:
         >>> log_one_plus_sum_exp(torch.tensor([[1.0, -math.inf]]), 2.0, base=1.0)
         tensor([0.6931])
     """
-    return softplus(log_sum_exp(similarity, scale) - scale * base)
+    return softplus(log_sum_exp(similarity, scale, weights) - scale * base)
 
 
 def zero_if_empty(log_sums: Tensor) -> Tensor:
@@ -85,19 +88,29 @@ def replace_padding(positives: Tensor, value: float) -> Tensor:
     return torch.where(positives < math.inf, positives, value)
 
 
-def count_positives(positives: Tensor) -> Tensor:
-    """The number of positives of each anchor, [rows], in the type of the similarities."""
-    return (positives.detach() < math.inf).sum(dim=1).to(positives.dtype)
+def weighted_sum(values: Tensor, weights: Tensor | None) -> Tensor:
+    """The sum of weight times value over each row, [rows]; without weights the sum of the values."""
+    return values.sum(dim=1) if weights is None else torch.linalg.vecdot(values, weights)
 
 
-def count_negatives(negatives: Tensor) -> Tensor:
-    """The number of negatives of each anchor, [rows], in the type of the similarities."""
-    return (negatives.detach() > -math.inf).sum(dim=1).to(negatives.dtype)
+def count_positives(positives: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The number of positives of each anchor, or their weight, [rows], in the type of the similarities."""
+    return (positives.detach() < math.inf).sum(dim=1).to(positives.dtype) if weights is None else weights.sum(1)
 
 
-def count_above_zero(hinges: Tensor) -> Tensor:
-    """The number of positive entries in each row of non-negative numbers, [rows], in their type."""
-    return hinges.detach().sign().sum(dim=1)
+def count_negatives(negatives: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The number of negatives of each anchor, or their weight, [rows], in the type of the similarities."""
+    return (negatives.detach() > -math.inf).sum(dim=1).to(negatives.dtype) if weights is None else weights.sum(1)
+
+
+def count_above_zero(hinges: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The number, or weight, of positive entries in each row of non-negative numbers, [rows], in their type."""
+    return weighted_sum(hinges.detach().sign(), weights)
+
+
+def replace_zeros(counts: Tensor) -> Tensor:
+    """Replace 0 by 1 in counts that sums are divided by: a sum over no pairs is 0."""
+    return torch.where(counts > 0, counts, 1.0)
 
 
 def euclidean_distance(similarity: Tensor) -> Tensor:

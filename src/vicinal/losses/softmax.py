@@ -136,6 +136,8 @@ class NCALoss(RowLoss):
         tensor(3.2024)
     """
 
+    supports_weights = True
+
     def __init__(
         self,
         scale: float = 1.0,
@@ -148,8 +150,8 @@ class NCALoss(RowLoss):
         self.scale = scale
 
     def row_values(self, rows: Rows) -> Tensor:
-        positives = log_sum_exp(replace_padding(rows.positives, -math.inf), self.scale)
-        negatives = log_sum_exp(rows.negatives, self.scale)
+        positives = log_sum_exp(replace_padding(rows.positives, -math.inf), self.scale, rows.positive_weights)
+        negatives = log_sum_exp(rows.negatives, self.scale, rows.negative_weights)
         return torch.where(rows.has_positives, softplus(negatives - zero_if_empty(positives)), 0.0)
 
     def contributes(self, rows: Rows) -> Tensor:

@@ -16,6 +16,10 @@ SPARSE_FRACTION, MAX_GATHERED = 1 / 16, 2**21
 class Pairs(Protocol):
     """The pairs of some anchors with all references."""
 
+    @property
+    def positive(self) -> Tensor:
+        """Bool [rows, k], whether each of k columns, all or those of the anchor's class, is a positive."""
+
     def split(self, similarity: Tensor) -> tuple[Tensor, Tensor]:
         """Split similarities [rows, c] into positives [rows, p], padded with +inf, and negatives [rows, c], padded
         with -inf. May overwrite its argument.

@@ -22,6 +22,9 @@ class Rows(NamedTuple):
         labels: int [rows], the labels of the anchors, or [rows, ...] with a relation; None where none were given.
         keys: int [rows], a number for each anchor that changes from call to call; random choices depend on it.
         dim: dimension of the embeddings.
+        positive_weights: float [rows, p], how much each positive counts, as with mixed examples; 0 for padding. None:
+            each counts as one. Only losses with `supports_weights` read it.
+        negative_weights: float [rows, q], the same for the negatives.
     """
 
     positives: Tensor
@@ -29,6 +32,8 @@ class Rows(NamedTuple):
     labels: Tensor | None
     keys: Tensor
     dim: int
+    positive_weights: Tensor | None = None
+    negative_weights: Tensor | None = None
 
     def keep(self, positives: Tensor | None = None, negatives: Tensor | None = None) -> Rows:
         """Return the rows with only the pairs that are True in the bool masks; None keeps all pairs of a kind."""
