@@ -8,6 +8,7 @@ from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from vicinal.models.embedder import Embedder
+    from vicinal.models.initialization_table import INITIALIZATIONS, Initialization
     from vicinal.models.initializations import create_backbone, default_transform
     from vicinal.models.multi_scale import embed_multi_scale
     from vicinal.models.pooling import AvgMaxPool, AvgPool, ClassToken, GeM, MaxPool, PoolingName, build_pooling
@@ -17,12 +18,14 @@ else:
 
 
 __all__ = [
+    "INITIALIZATIONS",
     "AvgMaxPool",
     "AvgPool",
     "ClassToken",
     "ContextRefiner",
     "Embedder",
     "GeM",
+    "Initialization",
     "MaxPool",
     "PoolingName",
     "build_pooling",
