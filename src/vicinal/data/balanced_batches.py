@@ -1,9 +1,13 @@
-"""How class-balanced batches are drawn: how often each class comes, in which batches, and with which images."""
+"""How class-balanced batches are drawn: how often each class comes, in which batches, and with which images.
+
+Three ways to draw the classes have the same arguments and result, :data:`DRAWS` by name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +25,7 @@ def rows_by_class(labels: npt.NDArray[np.generic]) -> tuple[list[object], list[I
     return classes.tolist(), np.split(rows, np.cumsum(counts)[:-1])
 
 
-def balanced_batches(
+def batches_by_size(
     members: Sequence[Integers],
     num_batches: int,
     classes_per_batch: int,
@@ -47,6 +51,79 @@ def balanced_batches(
     groups = np.concatenate([_draw_groups(members[c], quotas[c], samples_per_class, rng) for c in classes])
     class_of_group = np.repeat(classes, quotas[classes])
     return groups[assign_to_batches(class_of_group, num_batches, rng)].reshape(num_batches, -1)
+
+
+def uniform_batches(
+    members: Sequence[Integers],
+    num_batches: int,
+    classes_per_batch: int,
+    samples_per_class: int,
+    rng: np.random.Generator,
+) -> Integers:
+    """Draw batches of distinct classes, in each of which every class is equally likely, whatever its size.
+
+    Within a class, images are drawn as in :func:`batches_by_size`, whose arguments and result these are.
+    """
+    draws = [rng.choice(len(members), classes_per_batch, replace=False) for _ in range(num_batches)]
+    classes = np.concatenate(draws)
+    drawn, counts = np.unique(classes, return_counts=True)
+    pairs = zip(drawn, counts, strict=True)
+    groups = np.concatenate([_draw_groups(members[c], number, samples_per_class, rng) for c, number in pairs])
+    batches = np.empty_like(groups)
+    batches[np.argsort(classes, kind="stable")] = groups
+    return batches.reshape(num_batches, -1)
+
+
+def exhaustive_batches(
+    members: Sequence[Integers],
+    num_batches: int | None,
+    classes_per_batch: int,
+    samples_per_class: int,
+    rng: np.random.Generator,
+) -> Integers:
+    """Divide every class into groups of images, and use each group in one batch, until too few classes are left.
+
+    The classes are put in random order. Each batch takes a group of the first classes in this order that have groups
+    left, so a class comes to one batch after the other until it is exhausted. The batches are then put in random order.
+    What is left of a class that is no whole group is not used, nor are the groups of the last classes, which are too
+    few for a batch.
+
+    Args:
+        members: The rows of each class; at least `classes_per_batch` classes.
+        num_batches: The number of batches, from as many such passes as needed; None: those of one pass.
+        classes_per_batch: The number of classes in each batch.
+        samples_per_class: The number of images of each class in a batch.
+        rng: The random generator.
+
+    Returns:
+        As :func:`batches_by_size`.
+    """
+    passes = [_exhaust(members, classes_per_batch, samples_per_class, rng)]
+    while sum(map(len, passes)) < (num_batches or 0):
+        passes.append(_exhaust(members, classes_per_batch, samples_per_class, rng))
+    return np.concatenate(passes)[:num_batches]
+
+
+def _exhaust(
+    members: Sequence[Integers], classes_per_batch: int, samples_per_class: int, rng: np.random.Generator
+) -> Integers:
+    """The batches of one pass, as :func:`exhaustive_batches`."""
+    order = rng.permutation(len(members))
+    groups = [_whole_groups(rng.permutation(members[each]), samples_per_class) for each in order]
+    left = np.array([len(each) for each in groups])
+    ends = np.cumsum(left)
+    batches = []
+    while np.count_nonzero(left) >= classes_per_batch:
+        classes = np.flatnonzero(left)[:classes_per_batch]
+        batches.append(ends[classes] - left[classes])
+        left[classes] -= 1
+    return np.concatenate(groups)[rng.permutation(np.stack(batches))].reshape(len(batches), -1)
+
+
+def _whole_groups(rows: Integers, samples_per_class: int) -> Integers:
+    """The rows in groups, without those that are left; one group with repeated rows where there are too few."""
+    num_groups = len(rows) // samples_per_class
+    return np.resize(rows, (max(1, num_groups), samples_per_class))
 
 
 def draw_quotas(sizes: Integers, limits: Integers, total: int, rng: np.random.Generator) -> Integers:
@@ -124,3 +201,11 @@ def assign_to_batches(keys: Integers, num_batches: int, rng: np.random.Generator
         orders.append(order)
     positions = np.argsort(np.stack(orders), axis=1).T
     return positions + np.arange(len(rounds)) * num_batches
+
+
+ClassSampling = Literal["by_size", "uniform", "exhaustive"]
+DRAWS: dict[ClassSampling, Callable[..., Integers]] = {
+    "by_size": batches_by_size,
+    "uniform": uniform_batches,
+    "exhaustive": exhaustive_batches,
+}

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from vicinal.data.balanced_batches import assign_to_batches, balanced_batches, draw_quotas, rows_by_class
+from vicinal.data.balanced_batches import DRAWS, assign_to_batches, draw_quotas, rows_by_class
 from vicinal.data.samplers import ClassBalancedBatchSampler
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
@@ -19,9 +19,10 @@ class HierarchicalBatchSampler(ClassBalancedBatchSampler):
     """Balanced hierarchical sampling: a batch consists of sub-batches, each with classes of one coarse class.
 
     Reference: "Supervised Metric Learning to Rank for Retrieval via Contextual Similarity Optimization" (Liao,
-    Tsiligkaridis, Kulis, ICML 2023), Appendix H.3. Here an epoch has as many images as the dataset (theirs are longer:
-    655 batches on SOP, where these are 465). The number of sub-batches of a coarse class in an epoch is proportional to
-    its number of images, so that every image is drawn equally often in the long run. They are assigned to the batches
+    Tsiligkaridis, Kulis, ICML 2023), Appendix H.3. An epoch has as many images as the dataset unless `num_batches` is
+    given (465 batches on SOP; theirs are 655). The number of sub-batches of a coarse class in an epoch is proportional
+    to its number of images, so that every image is drawn equally often in the long run; or equal for all coarse
+    classes, as the published code of ROADMAP takes every pair of them equally often. They are assigned to the batches
     in turn: a coarse class with more than its part of the images comes to a batch several times, as evenly as possible,
     but no more often than it has different classes for. No class comes to a batch twice. Within a sub-batch, the rules
     of :class:`ClassBalancedBatchSampler` hold.
@@ -35,6 +36,10 @@ class HierarchicalBatchSampler(ClassBalancedBatchSampler):
         batch_size: Images per batch, over all processes.
         samples_per_class: Images of each class in a batch.
         coarse_classes_per_batch: Sub-batches per batch.
+        class_sampling: How often a class is drawn within its coarse class: `by_size` or `uniform`.
+        coarse_sampling: How often a coarse class is drawn: `by_size`, in proportion to its number of images, or
+            `uniform`, equally often.
+        num_batches: Batches per epoch; None: about as many as one pass over the images takes.
         small_classes: What to do with classes of fewer than `samples_per_class` images: `drop` them, or draw their
             images with replacement (`replace`).
         seed: The seed of the random order, which also depends on the epoch; not negative.
@@ -64,6 +69,9 @@ class HierarchicalBatchSampler(ClassBalancedBatchSampler):
         samples_per_class: int,
         coarse_classes_per_batch: int = 2,
         *,
+        class_sampling: Literal["by_size", "uniform"] = "by_size",
+        coarse_sampling: Literal["by_size", "uniform"] = "by_size",
+        num_batches: int | None = None,
         small_classes: Literal["drop", "replace"] = "drop",
         seed: int = 0,
         rank: int = 0,
@@ -76,13 +84,16 @@ class HierarchicalBatchSampler(ClassBalancedBatchSampler):
             fine,
             batch_size,
             samples_per_class,
+            class_sampling=class_sampling,
+            num_batches=num_batches,
             small_classes=small_classes,
             seed=seed,
             rank=rank,
             world_size=world_size,
             class_names=class_names,
         )
-        self.coarse_classes_per_batch = coarse_classes_per_batch
+        self.coarse_classes_per_batch, self.coarse_sampling = coarse_classes_per_batch, coarse_sampling
+        self._check_sampling()
         self._check_sub_batches()
         names, classes = rows_by_class(coarse[[rows[0] for rows in self.members]])
         self._coarse_names, self._coarse_members = _merge_small(
@@ -96,6 +107,11 @@ class HierarchicalBatchSampler(ClassBalancedBatchSampler):
     def classes_per_sub_batch(self) -> int:
         """The number of classes in a sub-batch."""
         return self.classes_per_batch // self.coarse_classes_per_batch
+
+    def _check_sampling(self) -> None:
+        for name in ("class_sampling", "coarse_sampling"):
+            if getattr(self, name) not in ("by_size", "uniform"):
+                raise InputError(f"{name} is {getattr(self, name)!r}; with coarse classes it can be by_size or uniform")
 
     def _check_sub_batches(self) -> None:
         if self.coarse_classes_per_batch < 1 or self.classes_per_batch % self.coarse_classes_per_batch:
@@ -142,6 +158,7 @@ class HierarchicalBatchSampler(ClassBalancedBatchSampler):
     def _draw_coarse_classes(self, rng: np.random.Generator) -> Integers:
         """The coarse class of each sub-batch of each batch, `[batches, coarse_classes_per_batch]`."""
         sizes = np.array([sum(len(self.members[each]) for each in classes) for classes in self._coarse_members])
+        sizes = sizes if self.coarse_sampling == "by_size" else np.ones_like(sizes)
         max_per_batch = np.array([len(classes) // self.classes_per_sub_batch for classes in self._coarse_members])
         quotas = draw_quotas(sizes, max_per_batch * len(self), self.coarse_classes_per_batch * len(self), rng)
         order = rng.permutation(len(quotas))
@@ -161,12 +178,13 @@ class HierarchicalBatchSampler(ClassBalancedBatchSampler):
         """
         num_sections = int(times.max())
         sections = _divide_into_sections(members, num_sections, rng)
-        sizes = np.array([sum(map(len, section)) for section in sections])
+        by_size = self.class_sampling == "by_size"
+        sizes = np.array([sum(map(len, section)) if by_size else len(section) for section in sections])
         quotas = draw_quotas(sizes, np.full(num_sections, len(times)), int(times.sum()), rng)
         section_of = _assign_sections(quotas, times, rng)
         sub_batches = np.empty((len(section_of), self.classes_per_sub_batch * self.samples_per_class), np.int64)
         for number, section in enumerate(sections):
-            sub_batches[section_of == number] = balanced_batches(
+            sub_batches[section_of == number] = DRAWS[self.class_sampling](
                 section, int(quotas[number]), self.classes_per_sub_batch, self.samples_per_class, rng
             )
         return sub_batches
