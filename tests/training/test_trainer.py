@@ -162,7 +162,7 @@ def test_clipping_bounds_the_step(small: list[str], tmp_path: Path) -> None:
     with one.watching():
         plan = one._plan()
         before = copied(parameters)
-        one.train_step(next(one._batches_of_steps(plan)), epoch=0.0)
+        one.train_step(next(one._batches_of_steps(plan)), epoch=0.0, num_steps=6)
     moved = sum(((a - b) ** 2).sum() for a, b in zip(before, parameters, strict=True)).sqrt()
     assert moved.item() == pytest.approx(0.01, rel=1e-3)
     one.log.close()
@@ -177,7 +177,7 @@ def test_accumulation_is_the_mean_gradient(small: list[str], tmp_path: Path) -> 
     start = copied([p for group in one.parameter_groups.values() for p in group])
     with one.watching():
         batches = next(one._batches_of_steps(one._plan()))
-        one.train_step(batches, epoch=0.0)
+        one.train_step(batches, epoch=0.0, num_steps=6)
     assert len(batches) == 2
     moved = [a - b for a, b in zip(start, [p for g in one.parameter_groups.values() for p in g], strict=True)]
     for parameter, value in zip([p for g in one.parameter_groups.values() for p in g], start, strict=True):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vicinal.training.checks import require, require_left_out
+from vicinal.training.run_length import RunLength
 from vicinal.training.schedule import Schedule
 from vicinal.utils.errors import InputError
 
@@ -21,6 +22,8 @@ class OptimizerSettings:
         weight_decay: L2 penalty (sgd, adam) or decoupled weight decay (adamw).
         loss_weight_decay: weight decay of the loss's parameters, such as class centers; null: `weight_decay`.
         momentum: momentum of sgd; 0 for none.
+        betas: coefficients of the running means of the gradient and of its square, for adam and adamw.
+        eps: added to the denominator, for adam and adamw. ProxyNCA++ takes 1.0.
     """
 
     name: Literal["sgd", "adam", "adamw"] = "adamw"
@@ -28,6 +31,8 @@ class OptimizerSettings:
     weight_decay: float = 1e-4
     loss_weight_decay: float | None = None
     momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
 
     def __post_init__(self) -> None:
         require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "a positive number")
@@ -35,6 +40,12 @@ class OptimizerSettings:
         decay = self.loss_weight_decay
         require(decay is None or 0 <= decay < math.inf, "optimizer.loss_weight_decay", decay, "0 or more, or null")
         require(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "in [0, 1)")
+        require(all(0 <= beta < 1 for beta in self.betas), "optimizer.betas", self.betas, "two numbers in [0, 1)")
+        require(0 < self.eps < math.inf, "optimizer.eps", self.eps, "a positive number")
+        if self.name == "sgd":
+            require_left_out(self, "optimizer.", ("betas", "eps"), "optimizer.name is adam or adamw")
+        else:
+            require_left_out(self, "optimizer.", ("momentum",), "optimizer.name is sgd")
 
     def lr_factor(self, part: str) -> float:
         """The factor of the learning rate for one part of the module, such as the backbone."""
@@ -46,7 +57,8 @@ class Validation:
     """Evaluation on the split `val`, whose classes are not trained on.
 
     Args:
-        metric: the metric that decides which weights are best, such as recall@1, mAP@R, R-precision or mAP.
+        metric: the metric that decides which weights are best: recall@K, mAP@K, precision@K or positives_recall@K with
+            any K, mAP@R, R-precision, mAP or MRR.
         every: number of epochs between two evaluations.
         patience: stop after this many evaluations without a new best score; null never stops early.
     """
@@ -61,6 +73,9 @@ class Validation:
         require(self.patience is None or self.patience >= 1, "validation.patience", self.patience, "at least 1")
 
 
+EPOCHS = {"hint": "max_steps ends a run within an epoch"}  # for messages about values such as 0.5
+
+
 @dataclass(frozen=True)
 class BaseSettings:
     """The settings that the recipes of embedders and refiners share.
@@ -68,11 +83,19 @@ class BaseSettings:
     Args:
         batch_size: number of images per batch, over all processes.
         samples_per_class: number of images of each class in a batch; 0 draws images at random whatever their class.
+        class_sampling: how often a class is drawn: "by_size", in proportion to its number of images; "uniform", the
+            classes of each batch at random and all equally likely; "exhaustive", in one batch after the other until its
+            images are used up, each at most once per epoch.
         small_classes: "drop" leaves out classes with fewer than `samples_per_class` images, "replace" draws their
             images with replacement.
-        epochs: number of passes over the training images.
+        epochs: number of passes over the training images; null: no limit, where `max_steps` ends the run.
+        max_steps: number of steps of the optimizer after which the run ends, unless `epochs` ends it before; null: no
+            limit. An epoch that it cuts short ends as others do, with validation and checkpoint.
+        steps_per_epoch: number of steps per epoch; null: about as many as one pass over the training images takes.
         optimizer: the optimizer.
         schedule: the schedule of the learning rate.
+        max_grad_value: largest absolute value of each element of the gradient, to which larger ones are clipped, before
+            `max_grad_norm` applies; null: no limit.
         max_grad_norm: largest norm of the gradient, to which larger gradients are scaled down; null: no limit.
         accumulate_grad_batches: number of batches whose gradients are averaged before each step of the optimizer.
         precision: "32", "bf16-mixed" or "16-mixed"; the loss is always computed in float32.
@@ -85,10 +108,14 @@ class BaseSettings:
 
     batch_size: int = 128
     samples_per_class: int = 4
+    class_sampling: Literal["by_size", "uniform", "exhaustive"] = "by_size"
     small_classes: Literal["drop", "replace"] = "drop"
-    epochs: int = 30
+    epochs: int | None = field(default=30, metadata=EPOCHS)
+    max_steps: int | None = None
+    steps_per_epoch: int | None = None
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: Schedule = field(default_factory=Schedule)
+    max_grad_value: float | None = None
     max_grad_norm: float | None = None
     accumulate_grad_batches: int = 1
     precision: Literal["32", "bf16-mixed", "16-mixed"] = "32"
@@ -103,20 +130,43 @@ class BaseSettings:
         """The number of training processes, one per device."""
         return 1
 
+    @property
+    def length(self) -> RunLength:
+        """When the run ends."""
+        return RunLength(self.epochs, self.max_steps)
+
     def __post_init__(self) -> None:
-        for name in ("batch_size", "epochs", "accumulate_grad_batches", "log_every"):
+        for name in ("batch_size", "accumulate_grad_batches", "log_every"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("epochs", "max_steps", "steps_per_epoch"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, value, "at least 1 or null")
+        require(self.epochs is not None or self.max_steps is not None, "epochs", "null", "a number without max_steps")
         for name in ("samples_per_class", "seed", "checkpoint_minutes"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        max_norm, batch_size, samples = self.max_grad_norm, self.batch_size, self.samples_per_class
-        require(max_norm is None or 0 < max_norm < math.inf, "max_grad_norm", max_norm, "a positive number or null")
+        require(self.seed < 2**63, "seed", self.seed, "below 2**63")
+        for name in ("max_grad_value", "max_grad_norm"):
+            value = getattr(self, name)
+            require(value is None or 0 < value < math.inf, name, value, "a positive number or null")
+        self._check_batches()
+        self._check_momentum()
+
+    def _check_batches(self) -> None:
+        batch_size, samples = self.batch_size, self.samples_per_class
         require(batch_size >= 2, "batch_size", batch_size, "at least 2: a loss compares images")
         require(samples != 1, "samples_per_class", 1, "0 or at least 2: a loss compares images of one class")
         above = f"above samples_per_class = {samples}, so that a batch has two classes"
         require(samples < batch_size, "batch_size", batch_size, above)
-        require(self.seed < 2**63, "seed", self.seed, "below 2**63")
         divisible = samples == 0 or batch_size % samples == 0
         require(divisible, "batch_size", batch_size, f"a multiple of samples_per_class = {samples}")
+        if samples == 0:
+            require_left_out(self, "", ("class_sampling",), "samples_per_class is above 0")
+
+    def _check_momentum(self) -> None:
+        """Raise InputError if a momentum that changes is asked of an optimizer without momentum."""
+        has_momentum = self.optimizer.name != "sgd" or self.optimizer.momentum > 0
+        fits = has_momentum or self.schedule.momentum_range is None
+        require(fits, "schedule.momentum_range", self.schedule.momentum_range, "null with optimizer.momentum = 0")
 
 
 def check_lr_factors(factors: object) -> None:
@@ -126,12 +176,10 @@ def check_lr_factors(factors: object) -> None:
 
 
 def check_metric(key: str, metric: str) -> None:
-    """Raise InputError unless every evaluation has the metric."""
-    known = re.fullmatch(r"recall@[1248]|mAP@R|R-precision|mAP", metric)
-    require(known is not None, key, metric, "recall@1, 2, 4 or 8, mAP@R, R-precision or mAP")
+    """Raise InputError unless there is such a metric."""
+    from vicinal.evaluation.metrics import metric_by_name  # needs numpy, and the help does not
 
-
-def require(condition: bool, key: str, value: object, expected: str) -> None:
-    """Raise InputError, naming the setting and what is expected of it, unless the condition holds."""
-    if not condition:
-        raise InputError(f"{key} = {value} must be {expected}")
+    try:
+        metric_by_name(metric)
+    except InputError as error:
+        raise InputError(f"{key} = {metric}: {error}") from None

@@ -52,7 +52,7 @@ class BaseTrainer(ABC):
     verb: str  # of the command, for messages
 
     def __init__(self, settings: BaseSettings, run: RunFolder, find_unused_parameters: bool = False) -> None:
-        self.settings = settings
+        self.settings, self.length = settings, settings.length
         self.run = run
         self.progress = Progress()
         self.latest_loss = math.nan
@@ -128,7 +128,7 @@ class BaseTrainer(ABC):
         with killing_children(), self.watching():
             if self.progress.step == 0:
                 self.validate()
-            while self.progress.epoch < self.settings.epochs and not self.out_of_patience():
+            while not self.length.is_reached(self.progress) and not self.out_of_patience():
                 self.train_epoch()
                 self.finish_epoch()
         self.finish()
@@ -137,27 +137,31 @@ class BaseTrainer(ABC):
     def watching(self) -> Iterator[None]:
         """Treat Ctrl-C as a request to stop after the step, and show progress and the remaining time."""
         with StopRequest() as self.stop, progress_bar() as self.bar:
-            self.task = self.bar.add_task("training", total=self.settings.epochs, note="")
+            self.task = self.bar.add_task("training", total=None, note="")
             yield
 
     def train_epoch(self) -> None:
-        """Take the steps of an epoch, or those that are left of it."""
+        """Take the steps of an epoch, or those that are left of it; fewer if the run ends within the epoch."""
         self._on_epoch_start()
         self.throughput.restart()
-        plan = self._plan()
-        steps = math.ceil(len(plan) / self.settings.accumulate_grad_batches)
-        with closing(self._batches_of_steps(plan)) as batches_of_steps:
+        plan, per_step = self._plan(), self.settings.accumulate_grad_batches
+        steps = math.ceil(len(plan) / per_step)
+        steps_to_take = self.length.steps_of_epoch(self.progress, steps)
+        num_steps = self.length.num_steps(self.progress, steps)
+        self._say_if_epochs_end_before_steps(num_steps)
+        with closing(self._batches_of_steps(plan[: steps_to_take * per_step])) as batches_of_steps:
             for batches in batches_of_steps:
-                last = self.progress.steps_in_epoch + 1 == steps
-                self.train_step(batches, epoch=self.progress.epoch + self.progress.steps_in_epoch / steps, last=last)
-                self._show_progress(steps)
+                epoch = self.progress.epoch + self.progress.steps_in_epoch / steps
+                last = self.progress.steps_in_epoch + 1 == steps_to_take
+                self.train_step(batches, epoch=epoch, num_steps=num_steps, last=last)
+                self._show_progress(num_steps)
                 self._save_if_time()
                 self._stop_if_requested()
 
-    def train_step(self, batches: Sequence[Batch], epoch: float, last: bool = False) -> None:
+    def train_step(self, batches: Sequence[Batch], epoch: float, num_steps: int, last: bool = False) -> None:
         """Take one optimizer step with the mean gradient of the batches; the last step of an epoch is always logged."""
         torch.manual_seed(derive_seed(self.settings.seed, self.progress.step, distributed.rank()))
-        self.engine.set_learning_rates(epoch)
+        self.engine.set_learning_rates(epoch, self.progress.step, num_steps)
         terms = [self._backward(batch, 1 / len(batches), last=batch is batches[-1]) for batch in batches]
         grad_norm = self.engine.clip_gradients()
         self._check_gradient(grad_norm, terms[-1], batches)
@@ -171,7 +175,7 @@ class BaseTrainer(ABC):
         """Validate if it is time, and write the checkpoint."""
         self._average_loss()
         self.progress.count_epoch()
-        last = self.progress.epoch == self.settings.epochs
+        last = self.length.is_reached(self.progress)
         if last or self.progress.epoch % self.settings.validation.every == 0:
             self.validate()
         log(f"{self._summary(self.progress.loss)}, {self._time_left()}")
@@ -257,13 +261,19 @@ class BaseTrainer(ABC):
         if distributed.world_size() > 1:
             self.progress.loss_sum = distributed.all_reduce_mean(total).item()
 
-    def _show_progress(self, steps: int) -> None:
-        epoch = self.progress.epoch + self.progress.steps_in_epoch / steps
-        self.bar.update(self.task, completed=epoch, note=self._summary(self.latest_loss))
+    def _show_progress(self, num_steps: int) -> None:
+        note = self._summary(self.latest_loss)
+        self.bar.update(self.task, completed=self.progress.step, total=num_steps, note=note)
+
+    def _say_if_epochs_end_before_steps(self, num_steps: int) -> None:
+        epochs, max_steps = self.settings.epochs, self.settings.max_steps
+        if self.progress.step == 0 and max_steps is not None and num_steps < max_steps:
+            end = f"epochs = {epochs} ends the run at step {num_steps}, before max_steps = {max_steps}"
+            log(f"{end}; epochs: null sets no such limit")
 
     def _summary(self, loss: float) -> str:
         progress, metric = self.progress, self.settings.validation.metric
-        text = f"epoch {progress.epoch}/{self.settings.epochs}: loss {loss:.4f}"
+        text = f"{self.length.position(progress)}: loss {loss:.4f}"
         if math.isnan(progress.score):
             return text
         score = f"{progress.score:.4f}" if math.isfinite(progress.score) else "below the guardrails"
@@ -271,9 +281,10 @@ class BaseTrainer(ABC):
         return f"{text}, {metric} {score} ({best})"
 
     def _time_left(self) -> str:
-        """The time that the remaining epochs take if they take as long as those of this process so far."""
-        seconds = (time.monotonic() - self.started_at) / max(1, self.progress.epoch - self.started_epoch)
-        return f"{duration(seconds * (self.settings.epochs - self.progress.epoch))} left"
+        """The time that the rest of the run takes if it goes on as in this process so far."""
+        done = self.length.fraction(self.progress)
+        speed = max(done - self.started_fraction, 1e-9) / (time.monotonic() - self.started_at)
+        return f"{duration((1 - done) / speed)} left"
 
     def _stop_if_requested(self) -> None:
         if distributed.any_process(self.stop.requested):
@@ -310,7 +321,7 @@ class BaseTrainer(ABC):
         if self.is_main_process:
             self.log = RunLog(self.run, self.progress.step, self.progress.epoch)
         self.started_at = self.saved_at = time.monotonic()
-        self.started_epoch = self.progress.epoch
+        self.started_fraction = self.length.fraction(self.progress)
 
     def save(self) -> None:
         """Write the checkpoint from which a run resumes."""

@@ -15,7 +15,7 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from vicinal.training.base_settings import BaseSettings, OptimizerSettings
 from vicinal.training.interrupt import ending_with_main_process
@@ -67,12 +67,19 @@ class Engine:
         self.fabric.backward(loss)
 
     def clip_gradients(self) -> float:
-        """Limit the norm of the gradient if the settings say so, and return the norm before."""
+        """Limit the elements, and then the norm of the gradient, if the settings say so; return the norm before."""
+        max_value, max_norm = self.settings.max_grad_value, self.settings.max_grad_norm
         norm = self.fabric.clip_gradients(self.module, self.optimizer, max_norm=math.inf, error_if_nonfinite=False)
         assert norm is not None
-        norm = global_grad_norm(norm, self.module)
-        if self.settings.max_grad_norm is not None:
-            clip_grads_with_norm_(self.module.parameters(), self.settings.max_grad_norm, norm)
+        norm = clipped = global_grad_norm(norm, self.module)
+        parameters = list(self.module.parameters())
+        if max_value is not None:
+            clip_grad_value_(parameters, max_value)
+        if max_value is not None and max_norm is not None:
+            clipped = get_total_norm([each.grad for each in parameters if each.grad is not None])
+            clipped = global_grad_norm(clipped, self.module)
+        if max_norm is not None:
+            clip_grads_with_norm_(parameters, max_norm, clipped)
         return norm.item()
 
     def step(self) -> None:
@@ -80,12 +87,15 @@ class Engine:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def set_learning_rates(self, epoch: float) -> None:
-        """Set the learning rates for the time `epoch`, whole or fractional."""
+    def set_learning_rates(self, epoch: float, step: int, num_steps: int) -> None:
+        """Set learning rates, and momentum if it changes, for a step; arguments as for :meth:`Schedule.factor`."""
         settings = self.settings
-        lr = settings.optimizer.lr * settings.schedule.factor(epoch, settings.epochs)
+        lr = settings.optimizer.lr * settings.schedule.factor(epoch, step, num_steps)
+        momentum = settings.schedule.momentum(step, num_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * settings.optimizer.lr_factor(group["name"])
+            if momentum is not None:
+                group.update({"betas": (momentum, group["betas"][1])} if "betas" in group else {"momentum": momentum})
 
     @property
     def learning_rates(self) -> dict[str, float]:
@@ -155,4 +165,4 @@ def create_optimizer(
         nesterov = settings.momentum > 0  # torch has no Nesterov momentum of 0
         return torch.optim.SGD(groups, settings.lr, settings.momentum, weight_decay=decay, nesterov=nesterov)
     kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
-    return kind(groups, settings.lr, weight_decay=decay)
+    return kind(groups, settings.lr, settings.betas, settings.eps, weight_decay=decay)

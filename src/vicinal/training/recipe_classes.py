@@ -12,8 +12,8 @@ from pathlib import Path
 import vicinal
 from vicinal.utils.errors import InputError, one_line
 
-LOSS_FILES = ("losses/__init__.py", "memory.py", "mixing.py", "weighting.py")
-OTHER_LOSSES = ("CrossBatchMemory", "SiMix", "WeightedSum")  # their names do not end in Loss
+LOSS_FILES = ("losses/__init__.py", "memory.py", "mixing/__init__.py", "weighting.py")
+OTHER_LOSSES = ("CrossBatchMemory", "Metrix", "SiMix", "WeightedSum")  # their names do not end in Loss
 
 
 class OfferedClasses:

@@ -17,10 +17,11 @@ PLAIN_MODULES = ("builtins", "collections.abc", "pathlib", "typing")
 
 
 class Setting(NamedTuple):
-    """The type of a setting, and its default."""
+    """The type of a setting, its default, and what to do about a value of another type."""
 
     type: Any = Any
     default: Any = None
+    hint: str = ""
 
     @property
     def base_class(self) -> type | None:
@@ -53,7 +54,7 @@ class Setting(NamedTuple):
         return True
 
     def __str__(self) -> str:
-        return _described(self.type)
+        return "; ".join(filter(None, [_described(self.type), self.hint]))
 
 
 UNCHECKED = Setting("checked elsewhere")
@@ -66,8 +67,11 @@ Schema = Mapping[str, "Setting | Schema"]
 def settings_schema(kind: type) -> dict[str, Setting | Schema]:
     """The schema of a dataclass of settings; its fields that are dataclasses are groups."""
     types = get_type_hints(kind)
-    names = [field.name for field in fields(kind)]
-    return {name: settings_schema(types[name]) if is_dataclass(types[name]) else Setting(types[name]) for name in names}
+    schema: dict[str, Setting | Schema] = {}
+    for field in fields(kind):
+        type_, hint = types[field.name], field.metadata.get("hint", "")
+        schema[field.name] = settings_schema(type_) if is_dataclass(type_) else Setting(type_, hint=hint)
+    return schema
 
 
 def arguments_schema(kind: type) -> dict[str, Setting]:

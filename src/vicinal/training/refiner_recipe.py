@@ -9,7 +9,7 @@ import torch
 
 from vicinal.models import ContextRefiner
 from vicinal.training.base_recipe import BaseRecipe
-from vicinal.training.base_settings import require
+from vicinal.training.checks import require
 from vicinal.training.refiner_settings import RefinerSettings
 from vicinal.utils.errors import InputError
 

@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass, field
 
 from vicinal.training.base_settings import (
+    EPOCHS,
     BaseSettings,
     OptimizerSettings,
     Validation,
     check_lr_factors,
     check_metric,
-    require,
 )
+from vicinal.training.checks import require
 from vicinal.training.schedule import Schedule
 
 
@@ -97,7 +98,7 @@ class RefinerSettings(BaseSettings):
     embedder_fraction: float = 0.0
     val_fraction: float = 0.2
     augmentation: ContextAugmentation = field(default_factory=ContextAugmentation)
-    epochs: int = 15
+    epochs: int | None = field(default=15, metadata=EPOCHS)
     optimizer: RefinerOptimizer = field(default_factory=RefinerOptimizer)
     schedule: Schedule = field(default_factory=lambda: Schedule(warmup=1.0))
     validation: Validation = field(default_factory=lambda: Validation("mAP@R", patience=5))

@@ -7,7 +7,8 @@ from typing import Literal
 
 from vicinal.data.settings import DataSettings
 from vicinal.data.transforms import ImageTransform
-from vicinal.training.base_settings import BaseSettings, OptimizerSettings, check_lr_factors, require
+from vicinal.training.base_settings import BaseSettings, OptimizerSettings, check_lr_factors
+from vicinal.training.checks import require, require_left_out
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ class TrainingSettings(BaseSettings):
             batch at once.
         coarse_classes_per_batch: number of coarse classes per batch, each with equally many images (balanced
             hierarchical sampling); 0 draws classes whatever their coarse class.
+        coarse_sampling: how often a coarse class is drawn: "by_size", in proportion to its number of images, or
+            "uniform", equally often. Within it, classes are drawn as `class_sampling` says, which cannot be exhaustive.
         coarse_column: column of the table with the coarse labels: coarse, coarse_2, ...
         centers: initial class centers of a center-based loss: "random"; "class_means", the means of the training
             images' embeddings by the untrained model; or the folder of a run, whose centers are copied by class name,
@@ -112,6 +115,7 @@ class TrainingSettings(BaseSettings):
     optimizer: EmbedderOptimizer = field(default_factory=EmbedderOptimizer)
     micro_batch_size: int | None = None
     coarse_classes_per_batch: int = 0
+    coarse_sampling: Literal["by_size", "uniform"] = "by_size"
     coarse_column: str = "coarse"
     centers: str = "random"
     sample_selection: SampleSelection = field(default_factory=SampleSelection)
@@ -133,8 +137,10 @@ class TrainingSettings(BaseSettings):
     def _check_hierarchy(self) -> None:
         number, samples = self.coarse_classes_per_batch, self.samples_per_class
         if number == 0:
-            expected = "left out unless coarse_classes_per_batch is above 0"
-            return require(self.coarse_column == "coarse", "coarse_column", self.coarse_column, expected)
+            names = ("coarse_sampling", "coarse_column")
+            return require_left_out(self, "", names, "coarse_classes_per_batch is above 0")
+        expected = "by_size or uniform with coarse_classes_per_batch"
+        require(self.class_sampling != "exhaustive", "class_sampling", self.class_sampling, expected)
         expected = "0 with samples_per_class = 0, which draws images whatever their labels"
         require(samples > 0, "coarse_classes_per_batch", number, expected)
         expected = f"a multiple of samples_per_class = {samples} times coarse_classes_per_batch = {number}"

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from vicinal.data import ImageDataset, Table, TrainBatches
+from vicinal.data import ImageDataset, Table
+from vicinal.data.whole_images import train_batches
 from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
@@ -74,24 +75,25 @@ class Trainer(BaseTrainer):
 
     def _load_batches(self, plan: list[list[int]], start: int) -> Generator[Batch, None, None]:
         seed = (self.settings.seed, self.progress.epoch, distributed.rank())
+        source = train_batches(self.images, plan, seed)
         loader = DataLoader(
-            TrainBatches(self.images, plan, seed),
+            source,
             batch_size=None,
-            sampler=range(start, len(plan)),
+            sampler=source.items(start),
             num_workers=num_workers(self.settings.data),
             worker_init_fn=start_worker,
             pin_memory=self.engine.fabric.device.type == "cuda",
         )
-        batches = iter(loader)
+        items = iter(loader)
         try:
-            yield from batches
+            yield from source.collate(items, start)
         except RuntimeError as error:
             if not str(error).startswith("DataLoader worker"):
                 raise
             text = f"a process that reads images ended, for lack of memory perhaps: {one_line(error, 120)}"
             raise TrainingStoppedError(f"{text}; {self.resume_hint}") from error
         finally:
-            getattr(batches, "_shutdown_workers", lambda: None)()  # a traceback would keep them alive
+            getattr(items, "_shutdown_workers", lambda: None)()  # a traceback would keep them alive
 
     def _loss_terms(self, batch: Batch) -> LossTerms:
         terms: LossTerms = self.module(batch["images"], batch["labels"])

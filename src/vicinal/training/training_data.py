@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from typing import Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +64,9 @@ def create_sampler(settings: TrainingSettings, table: Table) -> ClassBalancedBat
         settings.batch_size,
         settings.samples_per_class,
         settings.coarse_classes_per_batch,
+        class_sampling=cast(Literal["by_size", "uniform"], settings.class_sampling),
+        coarse_sampling=settings.coarse_sampling,
+        num_batches=_num_batches(settings),
         small_classes=settings.small_classes,
         seed=settings.seed,
         rank=distributed.rank(),
@@ -75,17 +79,32 @@ def create_flat_sampler(settings: BaseSettings, table: Table) -> ClassBalancedBa
     """The batch sampler of this process, without regard to coarse labels."""
     rank, world_size = distributed.rank(), distributed.world_size()
     if settings.samples_per_class == 0:
-        return RandomBatchSampler(len(table), settings.batch_size, seed=settings.seed, rank=rank, world_size=world_size)
+        return RandomBatchSampler(
+            len(table),
+            settings.batch_size,
+            num_batches=_num_batches(settings),
+            seed=settings.seed,
+            rank=rank,
+            world_size=world_size,
+        )
     return ClassBalancedBatchSampler(
         table.labels,
         settings.batch_size,
         settings.samples_per_class,
+        class_sampling=settings.class_sampling,
+        num_batches=_num_batches(settings),
         small_classes=settings.small_classes,
         seed=settings.seed,
         rank=rank,
         world_size=world_size,
         class_names=table.classes,
     )
+
+
+def _num_batches(settings: BaseSettings) -> int | None:
+    """The number of batches per epoch; None: that of the sampler."""
+    steps = settings.steps_per_epoch
+    return None if steps is None else steps * settings.accumulate_grad_batches
 
 
 def _coarse_labels(table: Table, column: str) -> npt.NDArray[np.generic]:

@@ -1,0 +1,60 @@
+"""How long a run is: so many epochs, so many steps, or whichever ends first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from vicinal.training.progress import Progress
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """The end of a run, by epochs, by steps, or by whichever comes first.
+
+    Args:
+        epochs: number of epochs; None: no limit.
+        max_steps: number of steps of the optimizer; None: no limit. At least one of the two is given.
+
+    Example:
+        >>> length = RunLength(epochs=None, max_steps=250)
+        >>> progress = Progress(step=200, epoch=2)  # two epochs of 100 steps
+        >>> length.is_reached(progress), length.steps_of_epoch(progress, steps=100), length.num_steps(progress, 100)
+        (False, 50, 250)
+        >>> length.position(progress)
+        'epoch 2, step 200/250'
+    """
+
+    epochs: int | None
+    max_steps: int | None
+
+    def is_reached(self, progress: Progress) -> bool:
+        """Whether the run is over; never within an epoch, which must be finished first, even if it was cut short."""
+        epochs = math.inf if self.epochs is None else self.epochs
+        steps = math.inf if self.max_steps is None else self.max_steps
+        return progress.steps_in_epoch == 0 and (progress.epoch >= epochs or progress.step >= steps)
+
+    def steps_of_epoch(self, progress: Progress, steps: int) -> int:
+        """The number of steps taken in the current epoch of `steps` steps: fewer if the run ends in it."""
+        return steps if self.max_steps is None else min(steps, self.max_steps - _steps_before(progress))
+
+    def num_steps(self, progress: Progress, steps: int) -> int:
+        """The number of steps of the whole run if this epoch and all after it have `steps` steps."""
+        left = math.inf if self.epochs is None else (self.epochs - progress.epoch) * steps
+        end = _steps_before(progress) + left
+        return int(end if self.max_steps is None else min(end, self.max_steps))
+
+    def fraction(self, progress: Progress) -> float:
+        """The fraction of the run that is over, as far as epochs are finished."""
+        of_epochs = 0.0 if self.epochs is None else progress.epoch / self.epochs
+        return of_epochs if self.max_steps is None else max(of_epochs, progress.step / self.max_steps)
+
+    def position(self, progress: Progress) -> str:
+        """Where the run is, for messages."""
+        epoch = f"epoch {progress.epoch}" if self.epochs is None else f"epoch {progress.epoch}/{self.epochs}"
+        return epoch if self.max_steps is None else f"{epoch}, step {progress.step}/{self.max_steps}"
+
+
+def _steps_before(progress: Progress) -> int:
+    """The number of steps before the current epoch."""
+    return progress.step - progress.steps_in_epoch
