@@ -9,6 +9,7 @@ from vicinal.data.loading import load_table
 from vicinal.data.noise import add_noise
 from vicinal.data.settings import DataSettings
 from vicinal.data.table import Table
+from vicinal.data.train_lists import use_train_list
 from vicinal.utils.errors import InputError
 
 DEFAULT_FRACTIONS = {"train": 0.6, "val": 0.2, "test": 0.2}
@@ -48,8 +49,11 @@ def load_dataset(settings: DataSettings, seed: int = 0) -> Table:
 def divide(table: Table, settings: DataSettings, seed: int = 0) -> Table:
     """Assign the classes of a table to splits as the settings say; without such settings, it is returned as it is.
 
+    A list of training images replaces the training split first.
+
     Raises:
-        InputError: as :meth:`Table.split_classes <vicinal.data.Table.split_classes>`.
+        InputError: as :meth:`Table.split_classes <vicinal.data.Table.split_classes>` and
+            :func:`~vicinal.data.use_train_list`.
 
     Example:
         >>> from vicinal.data import load_table
@@ -58,6 +62,8 @@ def divide(table: Table, settings: DataSettings, seed: int = 0) -> Table:
         >>> table.splits, table.subset("val").classes, table.subset("test").classes
         (['train', 'val', 'test'], [4], [5, 6, 7, 8, 9])
     """
+    if settings.train_list is not None:
+        table = use_train_list(table, settings.train_list)
     if not settings.divides:
         return table
     return table.split_classes(

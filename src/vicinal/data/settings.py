@@ -80,6 +80,8 @@ class DataSettings:
         order: which classes the fractions take: "random" ones, by the seed, or "in_order" the first ones for train, the
             next for val, the last for test; integers are sorted as numbers.
         redivide: divide the classes of the source's own test split too.
+        train_list: a list of training images with labels of its own, lines `<path>,<label>` such as those of PRISM's
+            noisy lists, in place of the training split of the source.
         noise: noise added to the training split on purpose, and limits of its size.
         cache: keep all decoded images in memory.
         num_workers: processes that read and transform images. Default: none with `cache`, else one per core, at most 8.
@@ -98,6 +100,7 @@ class DataSettings:
     split_column: str | None = None
     order: Literal["random", "in_order"] = "random"
     redivide: bool = False
+    train_list: str | None = None
     noise: NoiseSettings = field(default_factory=NoiseSettings)
     cache: bool = False
     num_workers: int | None = None
