@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.conftest import output
 from vicinal.cli.main import main
-from vicinal.data import Table, open_set_labels
+from vicinal.data import Table, open_set_labels, split_fingerprint
 from vicinal.training import Recipe
 from vicinal.training.training_data import load_training_table
 
@@ -20,10 +20,11 @@ from vicinal.training.training_data import load_training_table
 def test_it_shows_statistics_and_saves_a_table(photos: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "table.csv"
     text = output(capsys, "data", photos, "--fractions", "{train: 0.5, test: 0.5}", "--out", out)
-    head, *rows = [line.split() for line in text.splitlines() if line.strip()]
+    head, *rows, fingerprint = [line.split() for line in text.splitlines() if line.strip()]
     assert head == ["images", "classes", "per", "class:", "min", "median", "max"]
     counts = ["6", "6", "6"]
     assert rows == [["train", "24", "4", *counts], ["test", "24", "4", *counts], ["all", "48", "8", *counts]]
+    assert fingerprint == ["split", "fingerprint:", split_fingerprint(Table.from_csv(out))]
     assert len(pd.read_csv(out)) == 48
     assert json.loads(output(capsys, "data", out, "--json"))["splits"]["test"]["num_classes"] == 4
 
@@ -42,7 +43,7 @@ def test_it_reports_files_that_are_broken_missing_unknown_or_duplicates(photos: 
     captured = capsys.readouterr()
     assert captured.err.startswith(f"{folder}: left out files of formats that are not read: 1 .heic; convert HEIC to")
     assert len(captured.err.splitlines()) == 1
-    statistics, unreadable, duplicates = re.split(r"\n\n|\n(?=4 images)", captured.out.rstrip())
+    statistics, _, unreadable, duplicates = re.split(r"\n\n|\n(?=4 images)", captured.out.rstrip())
     assert statistics.splitlines()[-1].split()[:3] == ["all", "51", "8"]
     assert unreadable.splitlines()[0] == "3 images cannot be read:"
     assert [line.split(": ", 1)[1][:20] for line in unreadable.splitlines()[1:]] == [
@@ -58,6 +59,19 @@ def test_it_reports_files_that_are_broken_missing_unknown_or_duplicates(photos: 
     files = json.loads(output(capsys, "data", folder, "--json"))["files"]
     assert (len(files["unreadable"]), len(files["duplicates"]), files["num_ambiguous"]) == (3, 2, 1)
     assert "cannot be read" not in output(capsys, "data", folder, "--no_check")
+
+
+def test_boxes_beyond_their_image_are_listed(photos: Path, tmp_path: Path, capsys) -> None:
+    edges = ([0, 0, 24, 20], [3, 4, 25, 20], [None] * 4, [-1, 0, 9, 9])
+    rows = [[f"class0/{number}.png", "a", *box] for number, box in enumerate(edges)]
+    frame = pd.DataFrame(rows, columns=["path", "label", "x_1", "y_1", "x_2", "y_2"])
+    frame.to_csv(tmp_path / "boxes.csv", index=False)
+    text = output(capsys, "data", tmp_path / "boxes.csv", "--root", photos)
+    assert text.splitlines()[-3:] == [
+        "2 bounding boxes beyond the image:",
+        f"  {photos}/class0/1.png: box 3, 4, 25, 20, image 24 x 20",
+        f"  {photos}/class0/3.png: box -1, 0, 9, 9, image 24 x 20",
+    ]
 
 
 def test_classes_of_splits_and_columns_have_the_flags_of_a_recipe(photos: Path, tmp_path: Path, capsys) -> None:

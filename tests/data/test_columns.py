@@ -91,3 +91,41 @@ def test_64_bit_integers_are_labels() -> None:
     assert validate_frame(pd.DataFrame({"label": ends}), None)["label"].tolist() == ends
     small = validate_frame(pd.DataFrame({"label": np.array([3, 7], dtype=np.uint64)}), None)["label"]
     assert (small.tolist(), small.dtype) == ([3, 7], np.int64)
+
+
+BOXES = {"x_1": ["0", ""], "y_1": ["1.5", ""], "x_2": ["3", ""], "y_2": ["4", ""]}
+
+
+def test_boxes_are_numbers_or_empty() -> None:
+    checked = validate_frame(pd.DataFrame(BOXES), None)
+    assert checked.dtypes.tolist() == [np.float64] * 4
+    assert checked.iloc[0].tolist() == [0, 1.5, 3, 4]
+    assert checked.iloc[1].isna().all()
+    alone = pd.DataFrame({"x_1": ["left"]})
+    assert validate_frame(alone, None)["x_1"].tolist() == ["left"]  # no box without the other three
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("x_1", "left", "row 0: x_1 is 'left'; it is a number of pixels"),
+        (
+            "x_2",
+            "0",
+            r"row 0: the bounding box from \(0, 1\.5\) to \(0, 4\) is empty or outside of its image; x_1, y_1",
+        ),
+        ("y_2", "1", r"row 0: the bounding box from \(0, 1\.5\) to \(3, 1\)"),
+        ("y_2", "inf", r"row 0: the bounding box from \(0, 1\.5\) to \(3, inf\)"),
+        ("y_2", "", r"row 0: the bounding box from \(0, 1\.5\) to \(3, nan\)"),
+        ("x_1", "nan", "row 0: x_1 is 'nan'; it is a number of pixels"),
+        ("x_1", "4", r"row 0: the bounding box from \(4, 1\.5\) to \(3, 4\)"),
+    ],
+)
+def test_impossible_boxes(column: str, value: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        validate_frame(pd.DataFrame(BOXES | {column: [value, ""]}), None)
+
+
+def test_a_box_outside_of_every_image() -> None:
+    with pytest.raises(InputError, match="is empty or outside"):
+        validate_frame(pd.DataFrame({"x_1": [-5.0], "y_1": [0], "x_2": [0], "y_2": [4]}), None)

@@ -49,6 +49,13 @@ def test_an_exact_fraction_of_the_training_images_is_replaced_by_foreign_ones() 
     assert noisy.frame["path"].dtype == table.frame["path"].dtype
 
 
+def test_foreign_images_have_no_bounding_box() -> None:
+    table = animals()
+    noisy = foreign_images(Table(table.frame.assign(x_1=0, y_1=0, x_2=5, y_2=5)), foreign(30), 0.2)
+    assert (noisy.frame[["x_1", "y_1", "x_2", "y_2"]].isna().all(axis=1) == noisy.frame["noisy_image"]).all()
+    assert noisy.frame["x_2"].notna().sum() == len(table) - 20
+
+
 @pytest.mark.parametrize("kind", [*LABEL_NOISES, "foreign"])
 def test_noise_depends_on_the_seed_and_a_larger_fraction_contains_a_smaller_one(kind: str) -> None:
     table = animals()

@@ -34,7 +34,7 @@ def data(arguments: Arguments) -> None:
     settings = read_settings(DataSettings, arguments, noise=read_settings(NoiseSettings, arguments, "noise."))
     check_source(settings.source)
     check_files(settings.root)
-    from vicinal.data import add_noise, load_table
+    from vicinal.data import add_noise, load_table, split_fingerprint
     from vicinal.data.dataset import divide
     from vicinal.data.image_files import check_image_files
 
@@ -46,7 +46,10 @@ def data(arguments: Arguments) -> None:
         log(f"wrote {arguments.out}")
     statistics = table.statistics()
     problems = check_image_files(table) if table.has("path") and not arguments.no_check else None
+    fingerprint = split_fingerprint(table) if table.has("path") else None
     if arguments.json:
-        print_result(asdict(statistics) | ({} if problems is None else {"files": asdict(problems)}))
+        result = asdict(statistics) | {"split_fingerprint": fingerprint}
+        print_result(result | ({} if problems is None else {"files": asdict(problems)}))
     else:
-        print_result("\n\n".join(filter(None, (str(statistics), str(problems or "")))))
+        parts = (str(statistics), fingerprint and f"split fingerprint: {fingerprint}", str(problems or ""))
+        print_result("\n\n".join(filter(None, parts)))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vicinal.data.open_set_noise import open_set_labels
     from vicinal.data.samplers import ClassBalancedBatchSampler, RandomBatchSampler
     from vicinal.data.settings import DataSettings, NoiseSettings
+    from vicinal.data.split_fingerprint import split_fingerprint
     from vicinal.data.splits import class_folds
     from vicinal.data.statistics import Statistics
     from vicinal.data.table import Table
@@ -59,4 +60,5 @@ __all__ = [
     "read_fingerprint",
     "read_image",
     "save_embeddings",
+    "split_fingerprint",
 ]

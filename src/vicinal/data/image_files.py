@@ -1,4 +1,4 @@
-"""What is wrong with the image files of a table: those that cannot be read, and those that are there twice."""
+"""What is wrong with image files: those that cannot be read or are there twice, and bounding boxes beyond them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import hashlib
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.decoding import read_image
 from vicinal.data.table import Table
 from vicinal.utils.console import track
@@ -26,6 +27,7 @@ class ImageFileProblems:
         unreadable: The message of each image that cannot be read.
         duplicates: Groups of paths whose files have the same content.
         num_ambiguous: The number of these groups whose images have different labels.
+        boxes: The bounding boxes that reach beyond their image, with the size of the image.
 
     Example:
         >>> print(ImageFileProblems(["a.png: no such file"], [["b.png", "c.png"]]))
@@ -38,6 +40,7 @@ class ImageFileProblems:
     unreadable: list[str]
     duplicates: list[list[str]]
     num_ambiguous: int = 0
+    boxes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         number, groups = len(self.unreadable), len(self.duplicates)
@@ -49,17 +52,19 @@ class ImageFileProblems:
             files = sum(map(len, self.duplicates))
             lines.append(f"{files:,} images have the content of another ({count(groups, 'group')}{ambiguous}):")
             lines += listed([", ".join(group) for group in self.duplicates])
+        if self.boxes:
+            lines += [f"{count(len(self.boxes), 'bounding box', 'es')} beyond the image:", *listed(self.boxes)]
         return "\n".join(lines)
 
 
-def count(number: int, noun: str) -> str:
+def count(number: int, noun: str, plural: str = "s") -> str:
     """A number with its noun.
 
     Example:
         >>> count(1, "image"), count(1200, "image")
         ('1 image', '1,200 images')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def listed(lines: Sequence[str]) -> list[str]:
@@ -69,7 +74,7 @@ def listed(lines: Sequence[str]) -> list[str]:
 
 
 def check_image_files(table: Table) -> ImageFileProblems:
-    """Read all images of a table, and report those that cannot be read and those that are there twice.
+    """Read all images of a table, and report those that cannot be read or are there twice, and boxes beyond them.
 
     Raises:
         InputError: The table has no paths.
@@ -82,23 +87,36 @@ def check_image_files(table: Table) -> ImageFileProblems:
     paths = list(dict.fromkeys(table.paths))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
-            errors = list(track(pool.map(_error, paths), "reading images", len(paths), sys.stderr.isatty()))
+            found = list(track(pool.map(_size_or_error, paths), "reading images", len(paths), sys.stderr.isatty()))
         except BaseException:  # Ctrl-C: do not read the remaining images first
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    readable = [path for path, error in zip(paths, errors, strict=True) if error is None]
-    duplicates = _duplicates(readable)
+    sizes = {path: size for path, size in zip(paths, found, strict=True) if not isinstance(size, str)}
+    duplicates = _duplicates(list(sizes))
     labels = dict(zip(table.paths, table.frame["label"], strict=True)) if table.has("label") else {}
     num_ambiguous = sum(len({labels.get(path) for path in group}) > 1 for group in duplicates)
-    return ImageFileProblems([error for error in errors if error is not None], duplicates, num_ambiguous)
+    errors = [error for error in found if isinstance(error, str)]
+    return ImageFileProblems(errors, duplicates, num_ambiguous, _boxes_beyond(table, sizes))
 
 
-def _error(path: str) -> str | None:
+def _size_or_error(path: str) -> tuple[int, int] | str:
     try:
-        read_image(path)
+        return read_image(path).size
     except InputError as error:
         return str(error)
-    return None
+
+
+def _boxes_beyond(table: Table, sizes: Mapping[str, tuple[int, int]]) -> list[str]:
+    """The bounding boxes that are partly outside of their image."""
+    if not all(map(table.has, BOX_COLUMNS)):
+        return []
+    rows = zip(table.paths, table.frame[list(BOX_COLUMNS)].to_numpy().tolist(), strict=True)
+    known = ((path, box, *sizes[path]) for path, box in rows if path in sizes)
+    return [
+        f"{path}: box {', '.join(f'{edge:g}' for edge in box)}, image {width} x {height}"
+        for path, box, width, height in known
+        if min(box) < 0 or box[2] > width or box[3] > height  # false for the NaN of rows without a box
+    ]
 
 
 def _duplicates(paths: Sequence[str]) -> list[list[str]]:

@@ -31,6 +31,8 @@ class Table:
     - `split`: `train`, `val` or `test`.
     - `is_query`, `is_gallery`: booleans, for protocols with separate queries and gallery.
     - `group`: camera or sequence; matches within a group are ignored.
+    - `x_1`, `y_1`, `x_2`, `y_2`: the upper left and the lower right corner of a bounding box, in pixels; empty in rows
+      without a box. They are kept and checked; images are not cropped to them.
     - `noisy_label`, `noisy_image`, `label_clean`: what :func:`~vicinal.data.add_noise` altered, and the label before.
 
     A table is immutable: methods that change rows or columns return a new one.
