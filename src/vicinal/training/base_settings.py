@@ -91,6 +91,8 @@ class BaseSettings:
         epochs: number of passes over the training images; null: no limit, where `max_steps` ends the run.
         max_steps: number of steps of the optimizer after which the run ends, unless `epochs` ends it before; null: no
             limit. An epoch that it cuts short ends as others do, with validation and checkpoint.
+        stop_epoch: number of epochs after which the run ends although its schedule goes on, as `vicinal tune` replays
+            the epochs of a search; null: the run ends with its schedule.
         steps_per_epoch: number of steps per epoch; null: about as many as one pass over the training images takes.
         optimizer: the optimizer.
         schedule: the schedule of the learning rate.
@@ -112,6 +114,7 @@ class BaseSettings:
     small_classes: Literal["drop", "replace"] = "drop"
     epochs: int | None = field(default=30, metadata=EPOCHS)
     max_steps: int | None = None
+    stop_epoch: int | None = None
     steps_per_epoch: int | None = None
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: Schedule = field(default_factory=Schedule)
@@ -133,12 +136,12 @@ class BaseSettings:
     @property
     def length(self) -> RunLength:
         """When the run ends."""
-        return RunLength(self.epochs, self.max_steps)
+        return RunLength(self.epochs, self.max_steps, self.stop_epoch)
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "accumulate_grad_batches", "log_every"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("epochs", "max_steps", "steps_per_epoch"):
+        for name in ("epochs", "max_steps", "stop_epoch", "steps_per_epoch"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least 1 or null")
         require(self.epochs is not None or self.max_steps is not None, "epochs", "null", "a number without max_steps")

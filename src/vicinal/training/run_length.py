@@ -15,6 +15,8 @@ class RunLength:
     Args:
         epochs: number of epochs; None: no limit.
         max_steps: number of steps of the optimizer; None: no limit. At least one of the two is given.
+        stop_epoch: number of epochs after which the run ends although the two, and thus its schedule, go on; None: it
+            does not.
 
     Example:
         >>> length = RunLength(epochs=None, max_steps=250)
@@ -23,14 +25,22 @@ class RunLength:
         (False, 50, 250)
         >>> length.position(progress)
         'epoch 2, step 200/250'
+        >>> RunLength(epochs=30, max_steps=None, stop_epoch=20).num_steps(Progress(), 100)  # as the schedule sees it
+        3000
     """
 
     epochs: int | None
     max_steps: int | None
+    stop_epoch: int | None = None
+
+    @property
+    def last_epoch(self) -> int | None:
+        """The number of epochs after which the run ends, unless steps end it before; None: no limit."""
+        return min((each for each in (self.epochs, self.stop_epoch) if each is not None), default=None)
 
     def is_reached(self, progress: Progress) -> bool:
         """Whether the run is over; never within an epoch, which must be finished first, even if it was cut short."""
-        epochs = math.inf if self.epochs is None else self.epochs
+        epochs = math.inf if self.last_epoch is None else self.last_epoch
         steps = math.inf if self.max_steps is None else self.max_steps
         return progress.steps_in_epoch == 0 and (progress.epoch >= epochs or progress.step >= steps)
 
@@ -46,12 +56,12 @@ class RunLength:
 
     def fraction(self, progress: Progress) -> float:
         """The fraction of the run that is over, as far as epochs are finished."""
-        of_epochs = 0.0 if self.epochs is None else progress.epoch / self.epochs
+        of_epochs = 0.0 if self.last_epoch is None else progress.epoch / self.last_epoch
         return of_epochs if self.max_steps is None else max(of_epochs, progress.step / self.max_steps)
 
     def position(self, progress: Progress) -> str:
         """Where the run is, for messages."""
-        epoch = f"epoch {progress.epoch}" if self.epochs is None else f"epoch {progress.epoch}/{self.epochs}"
+        epoch = f"epoch {progress.epoch}" if self.last_epoch is None else f"epoch {progress.epoch}/{self.last_epoch}"
         return epoch if self.max_steps is None else f"{epoch}, step {progress.step}/{self.max_steps}"
 
 
