@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from vicinal.data import ImageTransform
-from vicinal.data.image_ops import RandomRotation, ToNormalizedTensor
+from vicinal.data.image_ops import Normalize, RandomRotation, ToPixels
 from vicinal.utils.errors import InputError
 
 
@@ -32,7 +32,7 @@ def plain(transform: ImageTransform) -> v2.Compose:
 def test_normalized_tensor_is_what_torchvision_gives(channels: int) -> None:
     transform = ImageTransform(channels=channels)
     image = noise(5, 7, channels)
-    found = ToNormalizedTensor(transform)(image)
+    found = Normalize(transform)(ToPixels(transform.channels)(image))
     torch.testing.assert_close(found, plain(transform)(image), atol=1e-6, rtol=1e-5)
     assert found.is_contiguous()
 
@@ -130,7 +130,7 @@ def test_the_config_survives_json() -> None:
         ({"mean": [0.5]}, r"mean is \(0.5,\); it must be 3 number\(s\), one per channel"),
         ({"channels": 1, "mean": [0.5]}, r"std is \(0.229, 0.224, 0.225\); it must be 1 number"),
         ({"std": [0.2, 0.0, 0.2]}, "std is .* must be above 0"),
-        ({"sizes": 3}, "unknown key 'sizes'; the keys are size, resize, scale"),
+        ({"sizes": 3}, "unknown key 'sizes'; the keys are size, resize, longest, scale"),
     ],
 )
 def test_impossible_configs_name_the_key(config: dict[str, object], message: str) -> None:

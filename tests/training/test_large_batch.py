@@ -508,12 +508,12 @@ def _messages(micro_batch_size: int | None, mine: slice) -> tuple[list[str], int
 
     ours = system("a beta a class", micro_batch_size)
     wrapped = DistributedDataParallel(ours)
-    steps(ours, wrapped, mine, accumulate=True)  # buckets are arranged after the first step
+    steps(ours, wrapped, mine, accumulate_grad_batches=True)  # buckets are arranged after the first step
     wrapped.register_comm_hook(None, hook)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("all_gather", "all_reduce", "broadcast"):
             patch.setattr(dist, name, counting(name, getattr(dist, name)))
-        steps(ours, wrapped, mine, accumulate=True)
+        steps(ours, wrapped, mine, accumulate_grad_batches=True)
     return found, numbers
 
 

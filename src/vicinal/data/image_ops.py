@@ -17,10 +17,12 @@ MAX_ASPECT_RATIO = 8
 
 
 def build_train_transform(transform: ImageTransform) -> nn.Module:
-    """The random transform for training: PIL image -> float32 `[channels, size, size]`."""
+    """The random transform for training: PIL image -> float32 `[channels, size, size]`; uint8 of whole images."""
     mode = v2.InterpolationMode(transform.interpolation)
     steps: list[nn.Module] = [
         v2.RandomResizedCrop(transform.size, transform.scale, transform.ratio, interpolation=mode)
+        if transform.longest is None
+        else LimitSize(transform.longest)
     ]
     if transform.rotation:
         steps.insert(0, RandomRotation(transform.rotation, transform.interpolation))
@@ -29,48 +31,58 @@ def build_train_transform(transform: ImageTransform) -> nn.Module:
     if transform.color_jitter:
         saturation = transform.color_jitter if transform.channels == 3 else 0.0
         steps.append(v2.ColorJitter(transform.color_jitter, transform.color_jitter, saturation))
-    return v2.Compose([*steps, ToNormalizedTensor(transform)])
+    steps.append(ToPixels(transform.channels))
+    if transform.longest is None:
+        steps.append(Normalize(transform))
+    return v2.Compose(steps)
 
 
 def build_test_transform(transform: ImageTransform) -> nn.Module:
-    """The transform for testing: PIL image -> float32 `[channels, size, size]`."""
+    """The transform for testing: PIL image -> float32 `[channels, size, size]`; `[channels, height, width]` whole."""
+    if transform.longest is not None:
+        return v2.Compose([LimitSize(transform.longest), ToPixels(transform.channels), Normalize(transform)])
     resize = round(transform.size / 0.875) if transform.resize is None else transform.resize
     crop = ResizeCenterCrop(resize, transform.size, v2.InterpolationMode(transform.interpolation))
-    return v2.Compose([crop, ToNormalizedTensor(transform)])
+    return v2.Compose([crop, ToPixels(transform.channels), Normalize(transform)])
 
 
-def build_whole_image_transform(transform: ImageTransform, max_size: int) -> nn.Module:
-    """The whole image, with its longer side reduced to `max_size`: PIL image -> float32 `[channels, height, width]`."""
-    return v2.Compose([LimitSize(max_size), ToNormalizedTensor(transform)])
+class ToPixels(nn.Module):
+    """PIL image -> uint8 `[channels, height, width]`."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+
+    def forward(self, image: Image.Image) -> torch.Tensor:
+        pixels = torch.from_numpy(np.array(image)).view(image.height, image.width, self.channels)
+        return pixels.permute(2, 0, 1).contiguous()
 
 
-class ToNormalizedTensor(nn.Module):
-    """PIL image -> float32 `[channels, height, width]` with values `(pixel / 255 - mean) / std`.
+class Normalize(nn.Module):
+    """Pixels, uint8 `[..., channels, height, width]` on any device -> float32 `(pixel / 255 - mean) / std`.
 
-    It takes two operations; the three transforms of torchvision for it take longer than the crop of a small image.
+    It takes two operations; the transforms of torchvision for it take longer than the crop of a small image.
     """
 
     def __init__(self, transform: ImageTransform) -> None:
         super().__init__()
-        self.channels = transform.channels
         self.mean = 255 * torch.tensor(transform.mean, dtype=torch.float32).view(-1, 1, 1)
         self.std = 255 * torch.tensor(transform.std, dtype=torch.float32).view(-1, 1, 1)
 
-    def forward(self, image: Image.Image) -> torch.Tensor:
-        pixels = torch.from_numpy(np.array(image)).view(image.height, image.width, self.channels)
-        return (pixels.permute(2, 0, 1).contiguous() - self.mean).div_(self.std)
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return (pixels - self.mean.to(pixels.device)).div_(self.std.to(pixels.device))
 
 
 class LimitSize(nn.Module):
-    """Reduce an image, with its aspect ratio, until its longer side is at most `max_size`; never enlarge it."""
+    """Reduce an image, with its aspect ratio, until its longer side is at most `longest`; never enlarge it."""
 
-    def __init__(self, max_size: int) -> None:
+    def __init__(self, longest: int) -> None:
         super().__init__()
-        self.max_size = max_size
+        self.longest = longest
 
     def forward(self, image: Image.Image) -> Image.Image:
         reduced = image.copy()  # `thumbnail` works in place, and the image may be cached
-        reduced.thumbnail((self.max_size, self.max_size), Image.Resampling.LANCZOS)
+        reduced.thumbnail((self.longest, self.longest), Image.Resampling.LANCZOS)
         return reduced
 
 

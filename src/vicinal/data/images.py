@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -20,8 +21,8 @@ from vicinal.utils.console import log, track
 from vicinal.utils.errors import InputError
 from vicinal.utils.seeds import derive_seed
 
-Batch = dict[str, torch.Tensor]
-"""The tensors `images` and `rows` of a batch, and `labels` if the table has labels."""
+Batch = dict[str, Any]
+"""The tensors `images` and `rows` of a batch, and `labels` if the table has labels; whole images are a list."""
 
 
 class UnreadableImageError(InputError):
@@ -140,6 +141,7 @@ class TrainBatches(Dataset[Batch]):
         seed: The seeds of the random transforms, such as those of run, epoch and process.
 
     An item is a dictionary of `images` float32 `[b, channels, size, size]`, `labels` int64 `[b]`, `rows` int64 `[b]`.
+    For whole images of differing sizes see :class:`~vicinal.data.whole_images.WholeTrainImages`.
     """
 
     def __init__(self, dataset: ImageDataset, batches: Sequence[Sequence[int]], seed: tuple[int, ...]) -> None:
@@ -154,12 +156,27 @@ class TrainBatches(Dataset[Batch]):
 
     def __getitem__(self, index: int) -> Batch:
         rows = self.batches[index]
-        with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed, which would also seed the generators of the accelerators.
-            torch.default_generator.manual_seed(derive_seed(*self.seed, index % len(self)))
+        with seeded(*self.seed, index % len(self)):
             images = _load_images(self.dataset, rows, self.transform)
         indices = torch.tensor(rows)
         return {"images": images, "labels": self.labels[indices], "rows": indices}
+
+    def items(self, start: int) -> range:
+        """The items that the batches from number `start` on consist of."""
+        return range(start, len(self.batches))
+
+    def collate(self, items: Iterator[Any], start: int) -> Iterator[Batch]:
+        """The batches from number `start` on, made of their items."""
+        return items
+
+
+@contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """With torch's generator of the CPU seeded by these numbers; afterwards it is as it was before."""
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed, which would also seed the generators of the accelerators.
+        torch.default_generator.manual_seed(derive_seed(*numbers))
+        yield
 
 
 class TestBatches(Dataset[Batch]):
@@ -167,7 +184,7 @@ class TestBatches(Dataset[Batch]):
 
     Args:
         dataset: The images.
-        batch_size: Images per batch.
+        batch_size: Images per batch; whole images, which differ in size, are batches of one.
 
     An item is a dictionary of `images` float32 `[b, channels, size, size]`, `rows` int64 `[b]` and, if the table has
     labels, `labels` int64 `[b]`.
@@ -179,7 +196,7 @@ class TestBatches(Dataset[Batch]):
         if batch_size < 1:
             raise InputError(f"batch_size is {batch_size}; it must be at least 1")
         self.dataset = dataset
-        self.batch_size = batch_size
+        self.batch_size = batch_size if dataset.transform.longest is None else 1
         self.transform = dataset.transform.test()
         self.labels = torch.from_numpy(dataset.table.labels) if dataset.table.has("label") else None
 

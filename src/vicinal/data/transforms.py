@@ -17,6 +17,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 MAX_SIZE = 4_096
 """Largest side in pixels; then an image resized to it has at most 134 megapixels, whatever its aspect ratio."""
+MAX_LONGEST = 16_384
+"""Largest length of the longer side of whole images, which are never enlarged, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,17 @@ class ImageTransform:
     resized to `resize`, and the center is cropped. Both give a square of `size` pixels with values
     `(pixel / 255 - mean) / std`.
 
+    With `longest`, images are neither cropped nor enlarged, in training and in tests: they keep their aspect ratio, and
+    those whose longer side exceeds it are reduced (by Lanczos resampling, as in the protocol of ROxford and RParis).
+    The other random changes of training remain; `size`, `resize` and `interpolation` are not used for the images. Those
+    of a batch then differ in size, so that networks process them one by one.
+
     Args:
         size: side of the square, in pixels; at most 4,096.
         resize: length of the shorter side before the center crop in tests; `size / 0.875` if None.
-        scale: smallest and largest area of a training crop, as fractions of the image's area.
-        ratio: smallest and largest aspect ratio, width / height, of a training crop.
+        longest: largest length of the longer side of whole images, in pixels, at most 16,384; None: squares.
+        scale: smallest and largest area of a training crop, as fractions of the image's area; not with `longest`.
+        ratio: smallest and largest aspect ratio, width / height, of a training crop; not with `longest`.
         flip: probability of a horizontal flip in training.
         color_jitter: maximum change of brightness, contrast and saturation in training, as a fraction (0.4 is common).
         rotation: maximum angle of a random rotation in training, in degrees, in both directions.
@@ -56,6 +64,7 @@ class ImageTransform:
 
     size: int = 224
     resize: int | None = None
+    longest: int | None = None
     scale: tuple[float, float] = (0.2, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
@@ -75,8 +84,13 @@ class ImageTransform:
         self._check("size", fits, f"an integer of pixels above 0, at most {MAX_SIZE:,}")
         fits = self.resize is None or (_is_integer(self.resize) and self.size <= self.resize <= MAX_SIZE)
         self._check("resize", fits, f"an integer of pixels, at least size ({self.size}) and at most {MAX_SIZE:,}")
+        fits = self.longest is None or (_is_integer(self.longest) and 0 < self.longest <= MAX_LONGEST)
+        self._check("longest", fits, f"an integer of pixels above 0, at most {MAX_LONGEST:,}")
         self._check("scale", _is_range(self.scale, 1), "two numbers above 0 and at most 1, the smaller first")
         self._check("ratio", _is_range(self.ratio, math.inf), "two numbers above 0, the smaller first")
+        for key in ("scale", "ratio"):
+            fits = self.longest is None or getattr(self, key) == getattr(ImageTransform, key)
+            self._check(key, fits, f"left out with transform.longest ({self.longest}), which keeps images whole")
         for key, limit in (("flip", 1), ("color_jitter", 1), ("rotation", 180)):
             value = getattr(self, key)
             self._check(key, _is_number(value) and 0 <= value <= limit, f"a number from 0 to {limit}")
@@ -93,13 +107,17 @@ class ImageTransform:
             raise InputError(f"transform.{key} is {getattr(self, key)!r}; it must be {expected}")
 
     def train(self) -> nn.Module:
-        """The transform for training: PIL image -> float32 `[channels, size, size]`, random by torch's generator."""
+        """The transform for training: PIL image -> float32 `[channels, size, size]`, random by torch's generator.
+
+        Of whole images it gives the pixels, uint8 `[channels, height, width]`, as large batches of them would not fit
+        into memory otherwise; the embedder normalizes them.
+        """
         from vicinal.data.image_ops import build_train_transform  # imports torchvision
 
         return build_train_transform(self)
 
     def test(self) -> nn.Module:
-        """The transform for testing: PIL image -> float32 `[channels, size, size]`."""
+        """The transform for testing: PIL image -> float32 `[channels, size, size]`, or `[channels, height, width]`."""
         from vicinal.data.image_ops import build_test_transform  # imports torchvision
 
         return build_test_transform(self)

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vicinal.data.image_ops import Normalize
 from vicinal.data.transforms import ImageTransform
 from vicinal.models.backbones import check_patches, has_class_token, num_features, num_prefix_tokens
 from vicinal.models.devices import check_device
 from vicinal.models.head import NormName, build_head, check_head, set_to_whitening
+from vicinal.models.image_sizes import check_any_size
 from vicinal.models.initializations import create_backbone, default_transform
 from vicinal.models.inputs import Images, image_batches
 from vicinal.models.model_format import EMBEDDER
@@ -125,7 +127,10 @@ class Embedder(SavedModel):
         self.backbone = create_backbone(backbone, pretrained, channels, size, backbone_args)
         # On a CPU small ResNets train 1.3 to 1.6 times faster in this memory format.
         self.backbone.to(memory_format=torch.channels_last)
-        check_patches(self.backbone, backbone, size)
+        if self.transform.longest is None:
+            check_patches(self.backbone, backbone, size)
+        else:
+            check_any_size(self.backbone, backbone)
         if isinstance(self.pooling, ClassToken) and not has_class_token(self.backbone):
             raise InputError(f"pooling 'token': {backbone} has no class token; choose avg, max, gem or avg+max")
         self.num_features = num_features(self.backbone)
@@ -142,12 +147,14 @@ class Embedder(SavedModel):
         """Embed transformed images.
 
         Args:
-            images: Float [n, C, H, W].
+            images: Float [n, C, H, W], or uint8, pixels that are normalized here.
 
         Returns:
             L2-normalized [n, dim], computed in at least float32. In training it is [n, projector] if there is a
             projector, and not normalized if `normalize_in_training` is False.
         """
+        if images.dtype == torch.uint8:
+            images = Normalize(self.transform)(images).to(next(self.parameters()).dtype)
         features = self.backbone(images.contiguous(memory_format=torch.channels_last))
         if not isinstance(self.pooling, ClassToken):
             features = to_feature_maps(

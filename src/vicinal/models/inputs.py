@@ -38,7 +38,7 @@ def image_batches(
         source: A table; an image dataset, whose cache is used; a list of paths or of PIL images; or transformed images
             as one tensor [n, C, H, W] or a list of tensors [C, H, W].
         transform: The transform, whose version for testing is applied to everything but tensors.
-        batch_size: Images per batch.
+        batch_size: Images per batch; whole images, which differ in size, are batches of one.
         num_workers: Processes that read files.
         on_error: Raise an error at a file that cannot be read, or skip it.
         pin_memory: Read images into page-locked memory, which is copied to an accelerator faster.
@@ -63,6 +63,7 @@ def image_batches(
         tensors = _check_tensors(given, transform)
         return torch.split(tensors, batch_size), -(-len(tensors) // batch_size)
     if _all_are(given, Image.Image):
+        batch_size = batch_size if transform.longest is None else 1
         return _transform_batches(given, transform, batch_size), -(-len(given) // batch_size)
     batches = TestBatches(_dataset(given, transform, on_error), batch_size)
     loader = DataLoader(batches, batch_size=None, num_workers=num_workers, pin_memory=pin_memory)

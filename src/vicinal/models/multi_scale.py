@@ -4,45 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from vicinal.data.image_ops import build_whole_image_transform
 from vicinal.data.images import ImageDataset
-from vicinal.data.transforms import MAX_SIZE, ImageTransform
+from vicinal.data.transforms import MAX_LONGEST, MAX_SIZE, ImageTransform
 from vicinal.models.embedder import Embedder, Precision
+from vicinal.models.image_sizes import patch_size, takes_one_size
 from vicinal.models.inputs import Images, image_batches
-from vicinal.utils.arguments import MAX_INTEGER, check_list, is_integer, is_number, shown
+from vicinal.utils.arguments import check_list, is_integer, is_number, shown
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
 
 SCALES = (1.0, 2**0.5, 2**-0.5)
-
-
-@dataclass(frozen=True)
-class WholeImageTransform(ImageTransform):
-    """A transform that, in tests, takes the whole image instead of its center.
-
-    Args:
-        max_size: the maximum length of the longer side, to which larger images are reduced; none are enlarged.
-
-    Example:
-        >>> from PIL import Image
-        >>> WholeImageTransform(channels=1, max_size=20).test()(Image.new("L", (80, 60))).shape
-        torch.Size([1, 15, 20])
-    """
-
-    max_size: int = 1024
-
-    def test(self) -> nn.Module:
-        """The whole image: PIL image -> float32 `[channels, height, width]`."""
-        return build_whole_image_transform(self, self.max_size)
 
 
 def embed_multi_scale(
@@ -70,7 +50,8 @@ def embed_multi_scale(
         source: The images, as in :meth:`Embedder.embed`.
         scales: Factors of the sides of the images.
         max_size: Embed whole images, one at a time regardless of `batch_size`, whose longer side is first reduced to
-            this many pixels if it is longer; None: embed the square that the model's transform crops.
+            this many pixels if it is longer, as by the transform's `longest`; None: embed what the model's transform
+            gives, most often a square from the center.
         batch_size: Images per batch.
         num_workers: Processes that read files.
         precision: As in :meth:`Embedder.embed`.
@@ -96,10 +77,10 @@ def embed_multi_scale(
         batches, num_batches = image_batches(source, model.transform, batch_size, num_workers, on_error)
     else:
         batches, num_batches = _whole_images(model, source, max_size, num_workers, on_error)
-    patch_size = _patch_size(model.backbone)
+    patches = patch_size(model.backbone)
     parts = [np.empty((0, model.dim), np.float32)]
     for images in track(batches, "embedding", total=num_batches, show=progress):
-        scaled = (_resize(images, scale, patch_size) for scale in scales)
+        scaled = (_resize(images, scale, patches) for scale in scales)
         vectors = [
             model.embed(each, batch_size=len(each), precision=precision, device=device, progress=False)
             for each in scaled
@@ -128,12 +109,11 @@ def _check(model: Embedder, scales: Sequence[float], max_size: int | None) -> No
     for scale in scales:
         if not is_number(scale) or not 0 < scale < math.inf:
             raise InputError(f"scale {shown(scale)} is impossible; a scale is a number above 0")
-        if max_size is None and scale * model.transform.size > MAX_SIZE:
+        if max_size is None and model.transform.longest is None and scale * model.transform.size > MAX_SIZE:
             raise _too_large(scale, model.transform.size)
-    if max_size is not None and not (is_integer(max_size) and 1 <= max_size <= MAX_INTEGER):
-        raise InputError(f"max_size is {shown(max_size)}; it must be an integer of pixels, at least 1")
-    is_fixed_size = getattr(getattr(model.backbone, "patch_embed", None), "strict_img_size", False)
-    if is_fixed_size and (max_size is not None or set(scales) != {1}):
+    if max_size is not None and not (is_integer(max_size) and 1 <= max_size <= MAX_LONGEST):
+        raise InputError(f"max_size is {shown(max_size)}; it must be an integer of pixels, from 1 to {MAX_LONGEST:,}")
+    if takes_one_size(model.backbone) and (max_size is not None or set(scales) != {1}):
         raise InputError(
             f"{model.config['backbone']} takes images of {model.transform.size} pixels only; make the model with "
             "backbone_args={'dynamic_img_size': True}, if this backbone knows it, or use one scale, 1"
@@ -153,25 +133,19 @@ def _whole_images(
         raise InputError("max_size is for images that are read and transformed; tensors already have their size")
     if isinstance(source, ImageDataset):
         source = source.table  # the transform of the dataset would crop the center
-    transform = WholeImageTransform(**{**asdict(model.transform), "max_size": max_size})
+    default = ImageTransform()  # the crops of training are not those of whole images
+    transform = replace(model.transform, longest=int(max_size), scale=default.scale, ratio=default.ratio)
     return image_batches(source, transform, batch_size=1, num_workers=num_workers, on_error=on_error)
 
 
-def _patch_size(backbone: nn.Module) -> tuple[int, ...]:
-    """The sides of the backbone's patches; (1, 1) if it takes images of any size."""
-    embed = getattr(backbone, "patch_embed", None)
-    patch_size = getattr(embed, "patch_size", None)
-    return (1, 1) if patch_size is None or getattr(embed, "dynamic_img_pad", False) else tuple(patch_size)
-
-
-def _resize(images: Tensor, scale: float, patch_size: tuple[int, ...]) -> Tensor:
+def _resize(images: Tensor, scale: float, patches: tuple[int, ...]) -> Tensor:
     """Multiply the sides of images [n, C, H, W], rounded down as published or to the nearest whole patches."""
     sides = tuple(images.shape[-2:])
     if scale > 1 and max(sides) * scale > MAX_SIZE:
         raise _too_large(scale, max(sides))
-    if patch_size == (1, 1):
+    if patches == (1, 1):
         if min(sides) * scale < 1:
             raise InputError(f"an image of {sides[1]} x {sides[0]} pixels is too small for scale {scale:g}")
         return images if scale == 1 else F.interpolate(images, scale_factor=scale, mode="bilinear")
-    size = tuple(max(1, round(side * scale / patch)) * patch for side, patch in zip(sides, patch_size, strict=True))
+    size = tuple(max(1, round(side * scale / patch)) * patch for side, patch in zip(sides, patches, strict=True))
     return images if size == sides else F.interpolate(images, size=size, mode="bilinear")

@@ -7,7 +7,7 @@ the gradient by the embeddings, the rest of the way, from the embeddings into th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 from weakref import WeakSet
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vicinal.utils.errors import InputError
 
 
-def embed_in_micro_batches(model: nn.Module, images: Tensor, micro_batch_size: int | None) -> Tensor:
+def embed_in_micro_batches(model: nn.Module, images: Tensor | Sequence[Tensor], micro_batch_size: int | None) -> Tensor:
     """Embed a batch in the memory of a micro-batch, for a loss that has the gradient of the whole batch.
 
     The images are embedded micro-batch by micro-batch, without a graph. When the gradient with respect to the
@@ -44,16 +44,17 @@ def embed_in_micro_batches(model: nn.Module, images: Tensor, micro_batch_size: i
 
     Args:
         model: from images [m, ...] to embeddings [m, d].
-        images: [n, ...], on any device; each micro-batch is moved to the model's.
+        images: [n, ...], on any device; each micro-batch is moved to the model's. Or a list of n images [...] that
+            differ in size.
         micro_batch_size: images a pass, m; the last may have fewer. None, or n and more: one pass, with an ordinary
-            graph.
+            graph. 1 for images in a list.
 
     Returns:
         [n, d], on the model's device.
 
     Raises:
-        InputError: micro_batch_size is no whole number from 1 up, the model is wrapped by
-            DistributedDataParallel or gives no tensor.
+        InputError: micro_batch_size is no whole number from 1 up, or not 1 for images in a list; the list is empty;
+            the model is wrapped by DistributedDataParallel or gives no tensor.
 
     Example:
         >>> from vicinal.losses import MarginLoss
@@ -64,14 +65,15 @@ def embed_in_micro_batches(model: nn.Module, images: Tensor, micro_batch_size: i
         >>> loss(embeddings, labels).backward()
         >>> optimizer.step()
     """
-    _check(model, micro_batch_size)
-    device = next((parameter.device for parameter in model.parameters()), images.device)
+    tensors = [images] if isinstance(images, Tensor) else [image[None] for image in images]
+    _check(model, micro_batch_size, images)
+    device = next((parameter.device for parameter in model.parameters()), tensors[0].device)
     if micro_batch_size is None or len(images) <= micro_batch_size:
-        return model(images.to(device, non_blocking=True))
+        return model(tensors[0].to(device, non_blocking=True))
     _warn_of_batch_norm(model, micro_batch_size, len(images))
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     forward = _Forward(model, list(trained), micro_batch_size, device)
-    return cast(Tensor, _TwoStages.apply(forward, images, *trained.values()))
+    return cast(Tensor, _TwoStages.apply(forward, *tensors, *trained.values()))
 
 
 class _Forward:
@@ -86,14 +88,14 @@ class _Forward:
         # Without its cache: in older versions of torch, weights that the first pass leaves there have no graph.
         self.autocast = torch.autocast(kind, dtype, torch.is_autocast_enabled(kind), cache_enabled=False)
 
-    def first(self, images: Tensor) -> Tensor:
-        """The embeddings of all images."""
+    def first(self, images: Sequence[Tensor]) -> Tensor:
+        """The embeddings of all images, tensors [.., ...]."""
         with self.autocast:
             # Copied: an embedding may be a part of something larger, as a class token is, which is not to be kept.
-            parts = (_tensor(self.model(self._moved(part))) for part in torch.split(images, self.micro_batch_size))
+            parts = (_tensor(self.model(self._moved(part))) for part in self._parts(images))
             return torch.cat([part.clone() for part in parts])
 
-    def again(self, images: Tensor, gradient: Tensor, parameters: list[Tensor]) -> None:
+    def again(self, images: Sequence[Tensor], gradient: Tensor, parameters: list[Tensor]) -> None:
         """Send the gradient by the embeddings on to images and parameters, leaves that take the places of the model's.
 
         The model's own parameters get theirs once, by the graph that this pass is a node of, as hooks on them expect:
@@ -103,12 +105,14 @@ class _Forward:
         tensors = {**dict(zip(self.trained, parameters, strict=True)), **buffers}
         with torch.enable_grad(), _kept_random_states(self.device), _in_modes(self.modes):
             _set_random_states(self.random, self.device)
-            parts = (torch.split(tensor, self.micro_batch_size) for tensor in (images, gradient))
-            for part, upstream in zip(*parts, strict=True):
+            for part, upstream in zip(self._parts(images), self._parts([gradient]), strict=True):
                 with self.autocast:
                     embeddings = functional_call(self.model, tensors, (self._moved(part),))
                 with _kept_random_states(self.device):  # what a backward pass draws, the first forward pass did not
                     embeddings.backward(upstream)
+
+    def _parts(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+        return (part for tensor in tensors for part in torch.split(tensor, self.micro_batch_size))
 
     def _moved(self, part: Tensor) -> Tensor:
         return part.to(self.device, non_blocking=True)
@@ -140,16 +144,17 @@ class _TwoStages(torch.autograd.Function):
     """Both passes as one node of a graph, from images and parameters to embeddings."""
 
     @staticmethod
-    def forward(ctx: Any, forward: _Forward, images: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.pass_again = forward.again
-        ctx.save_for_backward(images, *parameters)  # so that torch raises if one is changed before the second pass
-        return forward.first(images)
+    def forward(ctx: Any, forward: _Forward, *tensors: Tensor) -> Tensor:
+        """Of images, one tensor or one for each image, and then the parameters."""
+        ctx.pass_again, ctx.num_images = forward.again, len(tensors) - len(forward.trained)
+        ctx.save_for_backward(*tensors)  # so that torch raises if one is changed before the second pass
+        return forward.first(tensors[: ctx.num_images])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in ctx.saved_tensors]
-        ctx.pass_again(leaves[0], gradient, leaves[1:])
+        ctx.pass_again(leaves[: ctx.num_images], gradient, leaves[ctx.num_images :])
         return None, *(leaf.grad for leaf in leaves)
 
 
@@ -174,11 +179,14 @@ def _kept_random_states(device: torch.device) -> Iterator[None]:
         _set_random_states(states, device)
 
 
-def _check(model: nn.Module, micro_batch_size: object) -> None:
+def _check(model: nn.Module, micro_batch_size: object, images: Tensor | Sequence[Tensor]) -> None:
     if micro_batch_size is not None and (
         type(micro_batch_size) is not int or micro_batch_size < 1
     ):  # True is an int too
         raise InputError(f"micro_batch_size = {micro_batch_size!r} must be a whole number, at least 1, or None")
+    if not isinstance(images, Tensor) and (micro_batch_size != 1 or not len(images)):
+        problem = f"micro_batch_size = {micro_batch_size!r} must be 1" if len(images) else "there are no images"
+        raise InputError(f"embed_in_micro_batches: {problem}; images in a list are embedded one by one")
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise InputError(
             "embed_in_micro_batches: call it inside the module that DistributedDataParallel wraps, with the bare model"
