@@ -131,6 +131,8 @@ class TrainingSettings(BaseSettings):
         require(self.devices >= 1, "devices", self.devices, "at least 1")
         size = self.micro_batch_size
         require(size is None or size >= 1, "micro_batch_size", size, "at least 1 or null")
+        fits = size == 1 or self.transform.longest is None
+        require(fits, "micro_batch_size", size, "1 with transform.longest, as whole images differ in size")
         require(is_coarse_column(self.coarse_column), "coarse_column", self.coarse_column, "coarse, coarse_2, ...")
         self._check_hierarchy()
 
