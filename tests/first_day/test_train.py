@@ -22,6 +22,7 @@ CASES = [
     ("typo", "miner", ["--loss.miner=Hardest"], "not the name of a Miner class; did you mean HardestMiner?"),
     ("typo", "backbone", ["--model.backbone", "resnet-50"], "not the name of a timm model, such as 'resnet50'"),
     ("typo", "choice", ["--optimizer.name=adamW"], "optimizer.name = adamW must be sgd or adam or adamw"),
+    ("short key", "pooling", ["--pooling=avg"], "unknown key pooling; did you mean model.pooling?"),
     ("short key", "learning rate", ["--lr", "0.1"], "unknown key lr; did you mean optimizer.lr?"),
     ("short key", "source", ["--source=photos"], "unknown key source; did you mean data.source?"),
     ("group", "data", ["--data", "photos"], "data is a group; write its settings below it, such as data.source"),
