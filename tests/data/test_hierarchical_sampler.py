@@ -34,30 +34,63 @@ def sub_batches_of(sampler: HierarchicalBatchSampler, labels: np.ndarray, sample
     samples_per_class=st.integers(2, 3),
     classes=st.integers(1, 4),
     coarse_classes_per_batch=st.integers(1, 4),
+    sampling=st.fixed_dictionaries(
+        {
+            "class_sampling": st.sampled_from(["by_size", "uniform"]),
+            "coarse_sampling": st.sampled_from(["by_size", "uniform"]),
+            "num_batches": st.none() | st.integers(1, 20),
+        }
+    ),
     seed=st.integers(0, 1000),
 )
 def test_every_sub_batch_is_of_one_coarse_class_and_no_class_comes_twice_to_a_batch(
-    sizes: list[list[int]], samples_per_class: int, classes: int, coarse_classes_per_batch: int, seed: int
+    sizes: list[list[int]],
+    samples_per_class: int,
+    classes: int,
+    coarse_classes_per_batch: int,
+    sampling: dict[str, object],
+    seed: int,
 ) -> None:
     labels, coarse = images_of(sizes, seed)
     batch = samples_per_class * classes * coarse_classes_per_batch
     assume(sum(map(len, sizes)) >= classes * coarse_classes_per_batch)
     try:
         sampler = HierarchicalBatchSampler(
-            labels, coarse, batch, samples_per_class, coarse_classes_per_batch, seed=seed
+            labels, coarse, batch, samples_per_class, coarse_classes_per_batch, **sampling, seed=seed
         )
     except InputError:  # only where joining leaves too few, which other tests look at
         assume(False)
     together = {name: names[0] for names in sampler.merged_coarse_classes for name in names}
     kinds = np.array([together.get(name, name) for name in coarse[np.unique(labels, return_index=True)[1]]])
     sub_batches = sub_batches_of(sampler, labels, samples_per_class)
-    assert sub_batches.shape == (max(1, len(labels) // batch), coarse_classes_per_batch, classes)
+    num_batches = sampling["num_batches"] or max(1, len(labels) // batch)
+    assert sub_batches.shape == (num_batches, coarse_classes_per_batch, classes)
     assert all(len(set(each.ravel())) == classes * coarse_classes_per_batch for each in sub_batches)
     coarse_classes = kinds[sub_batches]
     assert (coarse_classes == coarse_classes[:, :, :1]).all()
     for each in np.unique(kinds):
         times = (coarse_classes[:, :, 0] == each).sum(axis=1)
         assert times.max() <= times.min() + 1
+
+
+def test_uniform_coarse_classes_come_equally_often_and_so_do_uniform_classes() -> None:
+    labels, coarse = images_of([[4] * 6, [40] * 6, [8, 8, 8, 8, 80, 80], [12] * 8])
+    sampler = HierarchicalBatchSampler(
+        labels, coarse, 8, 2, class_sampling="uniform", coarse_sampling="uniform", num_batches=12
+    )
+    coarse_of = coarse[np.unique(labels, return_index=True)[1]]
+    pairs, counts = Counter[tuple[int, ...]](), np.zeros(len(coarse_of))
+    for epoch in range(200):
+        sampler.set_epoch(epoch)
+        sub_batches = sub_batches_of(sampler, labels, samples_per_class=2)
+        coarse_classes = coarse_of[sub_batches[:, :, 0]]
+        assert np.bincount(coarse_classes.ravel()).tolist() == [6] * 4
+        pairs.update(tuple(sorted(each)) for each in coarse_classes.tolist())
+        counts += np.bincount(sub_batches.ravel(), minlength=len(counts))
+    assert len(pairs) == 6
+    assert max(abs(number / 400 - 1) for number in pairs.values()) < 0.2
+    expected = 200 * 6 * 2 / np.bincount(coarse_of)[coarse_of]  # two classes in each of six sub-batches per epoch
+    assert np.abs(counts / expected - 1).max() < 0.2
 
 
 def test_sub_batches_are_in_proportion_to_the_images_of_a_coarse_class() -> None:
@@ -206,11 +239,17 @@ def test_small_classes_are_dropped_or_drawn_with_replacement(capsys: pytest.Capt
             {"batch_size": 4, "coarse_classes_per_batch": 1},
             "2 coarse classes are needed, but 1 is left of 2, since those of fewer than the 2 classes",
         ),
+        (
+            "aabbcc",
+            {"class_sampling": "exhaustive"},
+            "class_sampling is 'exhaustive'; with coarse classes it can be",
+        ),
+        ("aabbcc", {"coarse_sampling": "all"}, "coarse_sampling is 'all'; with coarse classes it can be by_size or un"),
         ("aabbcc", {"batch_size": 8}, "that takes 4 classes, but there are 3"),
         ("aabbcc", {"world_size": 4}, "classes per batch: 2 cannot be divided evenly among 4 processes"),
     ],
 )
-def test_invalid_hierarchical_batches(coarse: str, arguments: dict[str, int], message: str) -> None:
+def test_invalid_hierarchical_batches(coarse: str, arguments: dict[str, object], message: str) -> None:
     labels = ["ant", "ant", "cat", "cat", "dog", "dog"]
     with pytest.raises(InputError, match=message):
         HierarchicalBatchSampler(labels, list(coarse), **{"batch_size": 4, "samples_per_class": 2, **arguments})

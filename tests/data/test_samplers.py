@@ -32,10 +32,18 @@ def check_batch(rows: list[int], labels: np.ndarray, classes: int, samples_per_c
     samples_per_class=st.integers(1, 6),
     classes=st.integers(1, 12),
     replace=st.booleans(),
+    sampling=st.sampled_from(["by_size", "uniform", "exhaustive"]),
+    num_batches=st.none() | st.integers(1, 30),
     seed=st.integers(0, 1000),
 )
 def test_every_batch_has_distinct_classes_of_distinct_images(
-    sizes: list[int], samples_per_class: int, classes: int, replace: bool, seed: int
+    sizes: list[int],
+    samples_per_class: int,
+    classes: int,
+    replace: bool,
+    sampling: str,
+    num_batches: int | None,
+    seed: int,
 ) -> None:
     labels = labels_of(sizes, seed)
     batch, small = classes * samples_per_class, "replace" if replace else "drop"
@@ -44,9 +52,19 @@ def test_every_batch_has_distinct_classes_of_distinct_images(
         with pytest.raises(InputError, match=f"that takes {classes} classes, but there are {len(usable)}"):
             ClassBalancedBatchSampler(labels, batch, samples_per_class, small_classes=small, seed=seed)
         return
-    sampler = ClassBalancedBatchSampler(labels, batch, samples_per_class, small_classes=small, seed=seed)
+    sampler = ClassBalancedBatchSampler(
+        labels,
+        batch,
+        samples_per_class,
+        class_sampling=sampling,
+        num_batches=num_batches,
+        small_classes=small,
+        seed=seed,
+    )
     batches = list(sampler)
-    assert len(batches) == len(sampler) == max(1, sum(usable) // batch)
+    assert len(batches) == len(sampler)
+    if num_batches is not None or sampling != "exhaustive":
+        assert len(batches) == (num_batches or max(1, sum(usable) // batch))
     for rows in batches:
         check_batch(rows, labels, classes, samples_per_class, replace)
 
@@ -106,6 +124,50 @@ def test_classes_meet_in_all_combinations() -> None:
     assert max(pairs.values()) < 2 * min(pairs.values())
 
 
+def test_uniform_classes_are_equally_likely_in_every_batch() -> None:
+    sizes = [4, 8, 40, 300, 20]
+    labels = labels_of(sizes)
+    sampler, pairs = ClassBalancedBatchSampler(labels, 8, 4, class_sampling="uniform"), Counter[tuple[int, ...]]()
+    for epoch in range(100):
+        sampler.set_epoch(epoch)
+        pairs.update(tuple(sorted(set(labels[rows].tolist()))) for rows in sampler)
+    expected = 100 * len(sampler) / 10
+    assert len(sampler) == sum(sizes) // 8
+    assert len(pairs) == 10
+    assert max(abs(number / expected - 1) for number in pairs.values()) < 0.15
+    counts = Counter(chain(*sampler))
+    for label in range(len(sizes)):
+        times = [counts[row] for row in np.flatnonzero(labels == label)]
+        assert max(times) - min(times) <= 1  # by the pass that is not over
+
+
+@pytest.mark.parametrize(("sizes", "classes"), [([9, 6, 17, 5, 12, 8, 4], 3), ([8, 9, 10], 3), ([41, 3, 2], 2)])
+def test_exhaustive_batches_use_every_group_once_until_too_few_classes_are_left(sizes: list[int], classes: int) -> None:
+    labels = labels_of(sizes)
+    sampler = ClassBalancedBatchSampler(labels, 2 * classes, 2, class_sampling="exhaustive")
+    lengths = set()
+    for epoch in range(20):
+        sampler.set_epoch(epoch)
+        rows = list(chain(*sampler))
+        assert len(set(rows)) == len(rows) == len(sampler) * 2 * classes
+        left = np.array(sizes) // 2 - np.bincount(labels[rows], minlength=len(sizes)) // 2
+        assert (left > 0).sum() < classes
+        lengths.add(len(sampler))
+    if len(sizes) == classes:
+        assert lengths == {min(sizes) // 2}  # all classes in every batch: the smallest one ends the epoch
+
+
+def test_exhaustive_classes_come_to_one_batch_after_the_other() -> None:
+    labels = np.repeat(np.arange(6), 16)
+    sampler = ClassBalancedBatchSampler(labels, 4, 2, class_sampling="exhaustive", num_batches=48)
+    pairs = [tuple(sorted(set(labels[rows].tolist()))) for rows in sampler]
+    for one_pass in (pairs[:24], pairs[24:]):  # eight groups per class
+        assert sorted(Counter(one_pass).values()) == [8, 8, 8]
+        assert sorted(chain(*set(one_pass))) == list(range(6))
+    assert set(pairs[:24]) != set(pairs[24:])
+    assert pairs[:8] != [pairs[0]] * 8  # the batches are in random order
+
+
 def test_batches_are_a_function_of_seed_and_epoch() -> None:
     labels = labels_of([7, 9, 11, 13])
 
@@ -123,12 +185,13 @@ def test_batches_are_a_function_of_seed_and_epoch() -> None:
     assert all(isinstance(row, int) for rows in sampler for row in rows)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 6])
-def test_processes_together_have_the_batches_of_one(world_size: int) -> None:
+@pytest.mark.parametrize(("world_size", "sampling"), [(2, "by_size"), (3, "uniform"), (6, "exhaustive")])
+def test_processes_together_have_the_batches_of_one(world_size: int, sampling: str) -> None:
     labels = labels_of([9, 8, 7, 6, 5, 9, 9])
-    one = list(ClassBalancedBatchSampler(labels, 24, 4, seed=3))
+    more = {"class_sampling": sampling, "seed": 3}
+    one = list(ClassBalancedBatchSampler(labels, 24, 4, **more))
     parts = [
-        list(ClassBalancedBatchSampler(labels, 24, 4, seed=3, rank=rank, world_size=world_size))
+        list(ClassBalancedBatchSampler(labels, 24, 4, **more, rank=rank, world_size=world_size))
         for rank in range(world_size)
     ]
     assert [list(chain(*local)) for local in zip(*parts, strict=True)] == one
@@ -173,6 +236,11 @@ def test_small_classes_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
             {"batch_size": 4, "samples_per_class": 2, "small_classes": "keep"},
             "small_classes is 'keep'; it can be drop or replace",
         ),
+        (
+            {"batch_size": 4, "samples_per_class": 2, "class_sampling": "all"},
+            "class_sampling is 'all'; it can be by_size, uniform, exhaustive",
+        ),
+        ({"batch_size": 4, "samples_per_class": 2, "num_batches": 0}, "num_batches is 0; it must be at least 1"),
     ],
 )
 def test_invalid_class_balanced_batches(arguments: dict[str, object], message: str) -> None:
@@ -189,6 +257,15 @@ def test_random_batches_take_each_image_at_most_once() -> None:
     assert set(rows) <= set(range(23))
     sampler.set_epoch(1)
     assert list(sampler) != batches
+
+
+def test_random_batches_of_several_passes() -> None:
+    batches = list(RandomBatchSampler(10, batch_size=4, num_batches=5))
+    assert len(batches) == 5
+    for one_pass in (batches[:2], batches[2:4]):
+        assert len(set(chain(*one_pass))) == 8
+    assert batches[:2] == list(RandomBatchSampler(10, batch_size=4))
+    assert len(list(RandomBatchSampler(10, batch_size=4, num_batches=1))) == 1
 
 
 def test_random_batches_are_divided_among_processes() -> None:
