@@ -93,6 +93,16 @@ def test_uniform_coarse_classes_come_equally_often_and_so_do_uniform_classes() -
     assert np.abs(counts / expected - 1).max() < 0.2
 
 
+def test_uniform_classes_come_equally_often_where_a_coarse_class_comes_twice_to_some_batches() -> None:
+    labels, coarse = images_of([[80, 80, 80, 8, 8, 8], [24] * 2, [24] * 2])
+    sampler = HierarchicalBatchSampler(labels, coarse, 8, 2, class_sampling="uniform")
+    counts = np.zeros(10)
+    for epoch in range(200):
+        sampler.set_epoch(epoch)
+        counts += np.bincount(sub_batches_of(sampler, labels, samples_per_class=2).ravel(), minlength=10)
+    assert np.abs(counts[:6] / counts[:6].mean() - 1).max() < 0.05
+
+
 def test_sub_batches_are_in_proportion_to_the_images_of_a_coarse_class() -> None:
     labels, coarse = images_of([[4] * 20, [4] * 40, [4] * 10, [4] * 30])  # 100 groups of 4: 10 batches of 2 parts of 5
     sampler = HierarchicalBatchSampler(labels, coarse, batch_size=40, samples_per_class=4)
