@@ -19,7 +19,7 @@ embeddings is their cosine similarity.
 | backbone | `{backbone}` (timm) |
 | pooling | {pooling} |
 | normalization before the linear layer | {norm} |
-| images | {size} px, {channels} channels |
+| images | {images}, {channels} channels |
 
 ## Use
 
@@ -69,7 +69,7 @@ def embedder_card(name: str, config: Mapping[str, Any]) -> str:
         config: The content of the model's `config.json`; the card shows its `metrics` and `recipe`.
 
     Example:
-        >>> transform = {"size": 64, "channels": 1}
+        >>> transform = {"size": 64, "longest": None, "channels": 1}
         >>> card = embedder_card("digits", {"backbone": "test_resnet", "dim": 32, "pooling": "gem", "norm": "layer",
         ...                                 "transform": transform, "metrics": {"recall@1": 0.9}, "recipe": {}})
         >>> [line for line in card.splitlines() if "recall@1" in line]
@@ -78,7 +78,7 @@ def embedder_card(name: str, config: Mapping[str, Any]) -> str:
     transform = config["transform"]
     text = EMBEDDER_TEXT.format(
         name=name,
-        size=transform["size"],
+        images=f"whole, at most {longest} px" if (longest := transform["longest"]) else f"{transform['size']} px",
         channels=transform["channels"],
         dimensions="" if config["dim"] is None else f" of {config['dim']} dimensions",
         **{key: config[key] for key in ("backbone", "pooling", "norm")},
