@@ -64,11 +64,11 @@ def neighbor_grid(
 def learning_curves(
     log: pd.DataFrame, metrics: pd.DataFrame, path: str | Path, kept_epoch: float | None = None
 ) -> None:
-    """Draw the training loss and the validation recall over the steps.
+    """Draw the training loss and the recall on the validation split and on training images over the steps.
 
     Args:
         log: columns `step` and `loss`.
-        metrics: columns `step` and `recall@...`, one curve per column; may have no rows.
+        metrics: columns `step` and `recall@...` or `train recall@...`, one curve per column; may have no rows.
         path: the picture; its suffix is the format.
         kept_epoch: the epoch whose weights are kept, in the column `epoch` of `metrics`; a line marks it.
 
@@ -83,7 +83,7 @@ def learning_curves(
         ...     learning_curves(log, pd.DataFrame({"step": [3], "recall@1": [0.5]}), f"{folder}/curves.png")
     """
     _require(log, ("step", "loss"), "log")
-    recalls = [column for column in metrics.columns if str(column).startswith("recall@")]
+    recalls = [column for column in metrics.columns if str(column).startswith(("recall@", "train recall@"))]
     if len(metrics):
         _require(metrics, ("step",), "metrics")
     figure = Figure(figsize=(7.5, 5.2 if recalls else 3.0), dpi=DPI, layout="constrained")
@@ -107,9 +107,10 @@ def _loss_panel(axes: Axes, log: pd.DataFrame) -> None:
 def _recall_panel(axes: Axes, metrics: pd.DataFrame, recalls: Sequence[str]) -> None:
     for number, column in enumerate(recalls):
         color = ("#1a7f4b", "#5aa469", "#8fbf7f", "#b8d59f")[min(number, 3)]
-        axes.plot(metrics["step"], 100 * metrics[column], color=color, marker="o", markersize=3.5, label=column)
+        style = {"color": "#3b6fb6", "linestyle": ":"} if column.startswith("train ") else {"color": color}
+        axes.plot(metrics["step"], 100 * metrics[column], marker="o", markersize=3.5, label=column, **style)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)
-    tidy(axes, "validation recall (%)")
+    tidy(axes, "validation recall (%)" if not recalls[-1].startswith("train ") else "recall (%)")
 
 
 def _mark_kept(panels: Sequence[Axes], metrics: pd.DataFrame, epoch: float) -> None:

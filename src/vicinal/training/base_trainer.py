@@ -26,8 +26,9 @@ from vicinal.training.engine import Engine
 from vicinal.training.interrupt import StopRequest, killing_children
 from vicinal.training.logs import RunLog, Throughput
 from vicinal.training.progress import Progress
+from vicinal.training.progress_display import ProgressDisplay
 from vicinal.utils import distributed
-from vicinal.utils.console import duration, log, progress_bar
+from vicinal.utils.console import log
 from vicinal.utils.errors import InterruptedRunError, NonFiniteLossError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.utils.run_log import read_log
@@ -95,6 +96,10 @@ class BaseTrainer(ABC):
     def _sample_name(self, row: int) -> str:
         """The name of a row of the training split in messages."""
 
+    def _evaluate_training(self) -> dict[str, float]:
+        """The metrics on training images, for the log. Only the first process calls this."""
+        return {}
+
     def _score(self, metrics: Mapping[str, float]) -> float:
         """The score that decides which weights are best."""
         return metrics[self.settings.validation.metric]
@@ -136,8 +141,7 @@ class BaseTrainer(ABC):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Treat Ctrl-C as a request to stop after the step, and show progress and the remaining time."""
-        with StopRequest() as self.stop, progress_bar() as self.bar:
-            self.task = self.bar.add_task("training", total=None, note="")
+        with StopRequest() as self.stop, self.display.bar():
             yield
 
     def train_epoch(self) -> None:
@@ -148,13 +152,13 @@ class BaseTrainer(ABC):
         steps = math.ceil(len(plan) / per_step)
         steps_to_take = self.length.steps_of_epoch(self.progress, steps)
         num_steps = self.length.num_steps(self.progress, steps)
-        self._say_if_epochs_end_before_steps(num_steps)
+        self.display.start(self.progress, num_steps)
         with closing(self._batches_of_steps(plan[: steps_to_take * per_step])) as batches_of_steps:
             for batches in batches_of_steps:
                 epoch = self.progress.epoch + self.progress.steps_in_epoch / steps
                 last = self.progress.steps_in_epoch + 1 == steps_to_take
                 self.train_step(batches, epoch=epoch, num_steps=num_steps, last=last)
-                self._show_progress(num_steps)
+                self.display.step(self.progress, self.latest_loss, num_steps)
                 self._save_if_time()
                 self._stop_if_requested()
 
@@ -178,19 +182,19 @@ class BaseTrainer(ABC):
         last = self.length.is_reached(self.progress)
         if last or self.progress.epoch % self.settings.validation.every == 0:
             self.validate()
-        log(f"{self._summary(self.progress.loss)}, {self._time_left()}")
+        self.display.epoch(self.progress)
         self._on_epoch_end()
         self.save()
 
     def validate(self) -> None:
         """Evaluate on the validation split, if there is one, and save the weights if they are the best so far."""
         metrics = self._evaluate() if self.is_main_process else None
+        if self.is_main_process and (values := {**(metrics or {}), **self._evaluate_training()}):
+            self.log.metrics(self.progress.step, self.progress.epoch, values)
         # If each process evaluated for itself, a rounding error could make one of them stop before the others.
         metrics = distributed.broadcast_object(metrics)
         if metrics is None:
             return
-        if self.is_main_process:
-            self.log.metrics(self.progress.step, self.progress.epoch, metrics)
         if self.progress.count_evaluation(self._score(metrics)):
             state = {"module": self.module.state_dict(), "metrics": metrics, "epoch": self.progress.epoch}
             if self.is_main_process:
@@ -261,31 +265,6 @@ class BaseTrainer(ABC):
         if distributed.world_size() > 1:
             self.progress.loss_sum = distributed.all_reduce_mean(total).item()
 
-    def _show_progress(self, num_steps: int) -> None:
-        note = self._summary(self.latest_loss)
-        self.bar.update(self.task, completed=self.progress.step, total=num_steps, note=note)
-
-    def _say_if_epochs_end_before_steps(self, num_steps: int) -> None:
-        epochs, max_steps = self.settings.epochs, self.settings.max_steps
-        if self.progress.step == 0 and max_steps is not None and num_steps < max_steps:
-            end = f"epochs = {epochs} ends the run at step {num_steps}, before max_steps = {max_steps}"
-            log(f"{end}; epochs: null sets no such limit")
-
-    def _summary(self, loss: float) -> str:
-        progress, metric = self.progress, self.settings.validation.metric
-        text = f"{self.length.position(progress)}: loss {loss:.4f}"
-        if math.isnan(progress.score):
-            return text
-        score = f"{progress.score:.4f}" if math.isfinite(progress.score) else "below the guardrails"
-        best = f"best {progress.best:.4f} in epoch {progress.best_epoch}" if math.isfinite(progress.best) else "no best"
-        return f"{text}, {metric} {score} ({best})"
-
-    def _time_left(self) -> str:
-        """The time that the rest of the run takes if it goes on as in this process so far."""
-        done = self.length.fraction(self.progress)
-        speed = max(done - self.started_fraction, 1e-9) / (time.monotonic() - self.started_at)
-        return f"{duration((1 - done) / speed)} left"
-
     def _stop_if_requested(self) -> None:
         if distributed.any_process(self.stop.requested):
             self.save()
@@ -320,8 +299,8 @@ class BaseTrainer(ABC):
             self._on_start()
         if self.is_main_process:
             self.log = RunLog(self.run, self.progress.step, self.progress.epoch)
-        self.started_at = self.saved_at = time.monotonic()
-        self.started_fraction = self.length.fraction(self.progress)
+        self.display = ProgressDisplay(self.length, self.settings.validation.metric, self.progress)
+        self.saved_at = time.monotonic()
 
     def save(self) -> None:
         """Write the checkpoint from which a run resumes."""

@@ -113,13 +113,14 @@ class RunLog:
         self._write(self._steps, "train", step, epoch, values)
 
     def metrics(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
-        """Log an evaluation."""
+        """Log an evaluation; the names of metrics on training images begin with `train `."""
         self._write(self._metrics, "val", step, epoch, values)
 
     def _write(self, log: CsvLog, group: str, step: int, epoch: float, values: Mapping[str, float]) -> None:
         log.write({"step": step, "epoch": epoch, **values})
         for name, value in values.items():
-            self._board.add_scalar(f"{group}/{name}", value, step)
+            tag = name.replace(" ", "/", 1) if name.startswith("train ") else f"{group}/{name}"
+            self._board.add_scalar(tag, value, step)
 
     def close(self) -> None:
         """Write buffered values."""

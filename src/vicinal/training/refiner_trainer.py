@@ -88,7 +88,7 @@ class RefinerTrainer(BaseTrainer):
         self._create_module()
         self.neighbors = torch.from_numpy(self._neighbors(unit)).to(device)
         self.val_neighbors = self._neighbors(self.val_vectors)
-        self.unrefined = evaluate(self.val_vectors.block(0, len(self.val_vectors)), self.validation)
+        self.unrefined = self._evaluate_vectors(self.val_vectors.block(0, len(self.val_vectors)))
         self.sampler = create_flat_sampler(self.settings, self.training)
 
     def _create_module(self) -> None:
@@ -161,7 +161,11 @@ class RefinerTrainer(BaseTrainer):
 
     def _evaluation(self) -> Evaluation:
         refined = Refinement(self.refiner).refine_vectors(self.val_vectors, self.val_vectors, self.val_neighbors)
-        return evaluate(torch.from_numpy(refined).to(self.engine.fabric.device), self.validation)
+        return self._evaluate_vectors(torch.from_numpy(refined).to(self.engine.fabric.device))
+
+    def _evaluate_vectors(self, vectors: Tensor) -> Evaluation:
+        metrics = [self.settings.validation.metric, *self.settings.guardrail_metrics]
+        return evaluate(vectors, self.validation, metrics=metrics)
 
     def _score(self, metrics: Mapping[str, float]) -> float:
         """The metric, or -inf if a guardrail metric is lower than that of the embeddings themselves."""

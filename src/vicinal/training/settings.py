@@ -7,7 +7,7 @@ from typing import Literal
 
 from vicinal.data.settings import DataSettings
 from vicinal.data.transforms import ImageTransform
-from vicinal.training.base_settings import BaseSettings, OptimizerSettings, check_lr_factors
+from vicinal.training.base_settings import BaseSettings, OptimizerSettings, Validation, check_lr_factors
 from vicinal.training.checks import require, require_left_out
 
 
@@ -46,6 +46,22 @@ class EmbedderOptimizer(OptimizerSettings):
 
     def lr_factor(self, part: str) -> float:
         return vars(self.lr_factors)[part]
+
+
+@dataclass(frozen=True)
+class EmbedderValidation(Validation):
+    """Evaluation on the split `val`, whose classes are not trained on, and on training images.
+
+    Args:
+        train_images: number of training images whose recall@1 is logged at each evaluation too: always the same, whole
+            classes at random, and so a few more; 0: none.
+    """
+
+    train_images: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.train_images >= 0, "validation.train_images", self.train_images, "0 or more")
 
 
 @dataclass(frozen=True)
@@ -94,6 +110,7 @@ class TrainingSettings(BaseSettings):
         data: source of the images and the split of their classes.
         transform: preprocessing of the images, in training and evaluation.
         optimizer: the optimizer of the embedder and its loss.
+        validation: evaluation on the split `val`, and on training images.
         micro_batch_size: number of images per forward and backward pass on each process, for batches that do not fit
             into memory; the gradient stays that of the whole batch, and a step takes a third longer. null: the whole
             batch at once.
@@ -113,6 +130,7 @@ class TrainingSettings(BaseSettings):
     data: DataSettings = field(default_factory=DataSettings)
     transform: ImageTransform = field(default_factory=ImageTransform)
     optimizer: EmbedderOptimizer = field(default_factory=EmbedderOptimizer)
+    validation: EmbedderValidation = field(default_factory=EmbedderValidation)
     micro_batch_size: int | None = None
     coarse_classes_per_batch: int = 0
     coarse_sampling: Literal["by_size", "uniform"] = "by_size"

@@ -19,7 +19,7 @@ from vicinal.training.interrupt import start_worker
 from vicinal.training.recipe import Recipe
 from vicinal.training.selection_report import SelectionReport, known_noisy
 from vicinal.training.settings import TrainingSettings
-from vicinal.training.training_data import create_sampler, num_workers
+from vicinal.training.training_data import create_sampler, num_workers, sample_classes
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
@@ -51,8 +51,17 @@ class Trainer(BaseTrainer):
         if self.images.table.classes != training.classes:  # none of a class's images can be read
             self._create_module(self.images.table)
         self.val_images = self._dataset("val") if "val" in table.splits else None
+        self.train_sample = self._train_sample()
         noisy = known_noisy(self.images.table)
         self.step_selection, self.epoch_selection = SelectionReport(noisy), SelectionReport(noisy)
+
+    def _train_sample(self) -> ImageDataset | None:
+        """The training images that are evaluated too."""
+        number = self.settings.validation.train_images
+        if number == 0:
+            return None
+        sample = sample_classes(self.images.table, number, self.settings.seed)
+        return ImageDataset(sample, self.settings.transform, cache=self.settings.data.cache)
 
     def _dataset(self, split: str) -> ImageDataset:
         data = self.settings.data
@@ -125,7 +134,14 @@ class Trainer(BaseTrainer):
     def _evaluate(self) -> dict[str, float] | None:
         if self.val_images is None:
             return None
-        return evaluate(self._embed(self.val_images, self.embedder), self.val_images.table).metrics
+        vectors, metric = self._embed(self.val_images, self.embedder), self.settings.validation.metric
+        return evaluate(vectors, self.val_images.table, metrics=[metric]).metrics
+
+    def _evaluate_training(self) -> dict[str, float]:
+        if self.train_sample is None:
+            return {}
+        vectors = self._embed(self.train_sample, self.embedder)
+        return {"train recall@1": evaluate(vectors, self.train_sample.table, recall_at=[1]).metrics["recall@1"]}
 
     def _embed(self, images: ImageDataset, embedder: Embedder) -> Floats:
         batch_size = self.settings.micro_batch_size or self.settings.batch_size

@@ -18,6 +18,7 @@ from vicinal.data import (
     load_dataset,
 )
 from vicinal.data.settings import DataSettings
+from vicinal.evaluation.protocol import query_gallery_rows
 from vicinal.training.base_settings import BaseSettings
 from vicinal.training.settings import TrainingSettings
 from vicinal.utils import distributed
@@ -44,10 +45,28 @@ def require_validatable(table: Table, metric: str) -> None:
         raise InputError(
             "the split val has no class with two images, so its queries have no positives; see data.fractions"
         )
-    if metric.startswith("recall@") and len(table) <= int(metric[len("recall@") :]):
+    k, (_, gallery) = metric.partition("@")[2], query_gallery_rows(table)
+    if k.isdigit() and not table.has("is_gallery") and len(table) <= int(k):
         raise InputError(f"validation.metric = {metric} needs more than the {len(table)} images of the split val")
+    if k.isdigit() and len(gallery) < int(k):
+        raise InputError(f"validation.metric = {metric} needs more than {len(gallery)} gallery images in the split val")
     if len(counts) == 1:
         warnings.warn(f"the split val has one class ({table.classes[0]}): its scores are always perfect", stacklevel=2)
+
+
+def sample_classes(table: Table, num_images: int, seed: int) -> Table:
+    """Whole classes at random, until they have `num_images` images, are two classes, and one has two images.
+
+    Every image of the result is a query and a gallery image.
+    """
+    order = np.random.default_rng(seed).permutation(len(table.classes))
+    sizes = table.class_counts[order]
+    enough = (np.cumsum(sizes) >= min(num_images, len(table))) & (np.maximum.accumulate(sizes) >= 2)
+    if not enough.any():
+        raise InputError(f"validation.train_images = {num_images} must be 0: no training class has two images")
+    number = max(2, 1 + int(enough.argmax()))
+    sample = table.take(np.isin(table.labels, order[:number]))
+    return Table(sample.frame.drop(columns=["is_query", "is_gallery"], errors="ignore"))
 
 
 def create_sampler(settings: TrainingSettings, table: Table) -> ClassBalancedBatchSampler | RandomBatchSampler:

@@ -46,6 +46,8 @@ def _loss_chart(runs: Mapping[str, Run]) -> Markup | None:
 
 def _metrics_chart(runs: Mapping[str, Run]) -> Markup | None:
     lines = []
+    has_training = any("train recall@1" in run.metrics for run in runs.values())
+    text = "Metrics on the validation split" + (", and recall@1 on training images." if has_training else ".")
     for name, run in runs.items():
         metrics = [column for column in run.metrics.columns if column not in ("step", "epoch")]
         for metric in metrics if len(runs) == 1 else metrics[:1]:
@@ -53,11 +55,11 @@ def _metrics_chart(runs: Mapping[str, Run]) -> Markup | None:
             lines.append(_line(label, run.metrics["step"], 100 * run.metrics[metric]))
     kept = _kept_evaluation(next(iter(runs.values()))) if len(runs) == 1 else None
     if kept is None:
-        return _chart(lines, "%", "Metrics on the validation split.")
+        return _chart(lines, "%", text)
     values = np.concatenate([line.y for line in lines])
     ends = np.array([np.nanmin(values), np.nanmax(values)])
     lines.append(Line(f"kept: epoch {kept['epoch']:g}", np.full(2, float(kept["step"])), ends))
-    return _chart(lines, "%", f"Metrics on the validation split. The weights after epoch {kept['epoch']:g} were kept.")
+    return _chart(lines, "%", f"{text} The weights after epoch {kept['epoch']:g} were kept.")
 
 
 def _kept_evaluation(run: Run) -> pd.Series | None:
