@@ -138,7 +138,7 @@ def test_a_run_of_whole_images_resumes_exactly(settings: list[str], tmp_path: Pa
 
 def test_a_recipe_needs_micro_batches_of_one(settings: list[str]) -> None:
     for more in ([], ["--micro_batch_size=2"]):
-        with pytest.raises(InputError, match="micro_batch_size = (2|None) must be 1 with transform.longest"):
+        with pytest.raises(InputError, match=r"micro_batch_size = (2|None) must be 1 with transform.longest"):
             Recipe.load(overrides=[*settings, *more])
-    with pytest.raises(InputError, match="transform.ratio is .* left out with transform.longest"):
+    with pytest.raises(InputError, match=r"transform.ratio is .* left out with transform.longest"):
         Recipe.load(overrides=[*settings, "--micro_batch_size=1", "--transform.ratio=[0.5,2]"])
