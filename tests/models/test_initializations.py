@@ -5,7 +5,8 @@ import safetensors.torch
 import timm
 import torch
 
-from vicinal.models.initializations import create_backbone, default_transform, read_weights
+from vicinal.models import create_backbone, default_transform
+from vicinal.models.weight_files import read_weights
 from vicinal.utils.errors import InputError
 
 

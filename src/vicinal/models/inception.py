@@ -164,7 +164,7 @@ class GoogLeNet(InceptionNetwork):
 
     def __init__(self, num_classes: int = 1000, in_chans: int = 3, global_pool: str = "avg") -> None:
         super().__init__(num_classes, global_pool)
-        network = TorchvisionGoogLeNet(aux_logits=False, init_weights=True)
+        network = TorchvisionGoogLeNet(aux_logits=False, init_weights=False)
         if in_chans != 3:
             network.conv1.conv = nn.Conv2d(in_chans, 64, 7, stride=2, padding=3, bias=False)
         for name in GOOGLENET_LAYERS:

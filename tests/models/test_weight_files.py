@@ -1,0 +1,138 @@
+"""Files of weights in the formats of their publishers give the features of the publishers' networks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import VisionTransformer
+
+from vicinal.models import INITIALIZATIONS, create_backbone
+from vicinal.models.weight_files import download_weights
+from vicinal.utils.errors import InputError
+
+SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 2}
+IMAGES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def randomize(network):
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2 + (parameter.ndim == 1))
+    return network.eval()
+
+
+def swag_name(name):
+    return (
+        name.replace("encoder_layer_", "layer_").replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2.")
+    )
+
+
+@pytest.mark.parametrize("publisher", ["SWAG", "torchvision"])
+def test_a_file_of_swag_or_torchvision_gives_the_features_of_torchvision(tmp_path, publisher):
+    network = randomize(VisionTransformer(64, 16, num_layers=2, num_heads=2, hidden_dim=64, mlp_dim=256, num_classes=5))
+    state, path = network.state_dict(), tmp_path / "vit_b16.torch"
+    if publisher == "SWAG":
+        state = {swag_name(name): tensor for name, tensor in state.items() if not name.startswith("heads.")}
+        state["encoder.pos_embedding"] = state["encoder.pos_embedding"].transpose(0, 1)
+        assert state["encoder.pos_embedding"].shape == (17, 1, 64)
+        state |= {"head.layers.head.weight": torch.zeros(5, 64), "head.layers.head.bias": torch.zeros(5)}
+    torch.save(state, path)
+    backbone = create_backbone("vit_b16_swag", path, image_size=64, backbone_args=SMALL).eval()
+    network.heads = nn.Identity()
+    torch.testing.assert_close(backbone(IMAGES)[:, 0], network(IMAGES), rtol=1e-4, atol=1e-5)
+    larger = create_backbone("vit_b16_swag", path, image_size=96, backbone_args=SMALL)
+    assert larger.pos_embed.shape == (1, 37, 64)
+
+
+class ClipVision(nn.Module):
+    """The vision transformer of CLIP, with the modules of PyTorch; DiHT's is the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.class_embedding = nn.Parameter(torch.empty(64))
+        self.positional_embedding = nn.Parameter(torch.empty(17, 64))
+        self.proj = nn.Parameter(torch.empty(64, 32))
+        self.conv1 = nn.Conv2d(3, 64, 16, stride=16, bias=False)
+        self.ln_pre, self.ln_post = nn.LayerNorm(64), nn.LayerNorm(64)
+        layer = nn.TransformerEncoderLayer(64, 2, 256, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.transformer = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, images):
+        patches = self.conv1(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.class_embedding.expand(len(images), 1, -1), patches], 1) + self.positional_embedding
+        return self.ln_post(self.transformer(self.ln_pre(tokens)))
+
+    def published(self):
+        """The weights under CLIP's names, beside some of the text encoder."""
+        names = {".layers.": ".resblocks.", ".self_attn.": ".attn.", ".linear1.": ".mlp.c_fc.", ".linear2.":
+                 ".mlp.c_proj.", ".norm1.": ".ln_1.", ".norm2.": ".ln_2."}  # fmt: skip
+        state = {"logit_scale": torch.tensor(4.6), "positional_embedding": torch.zeros(77, 64)}
+        state["transformer.resblocks.0.ln_1.weight"] = torch.ones(64)
+        for name, tensor in self.state_dict().items():
+            for ours, theirs in names.items():
+                name = name.replace(ours, theirs)
+            state[f"visual.{name}"] = tensor
+        return state
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_file_of_diht_gives_the_tokens_of_its_vision_transformer(tmp_path, nested):
+    network = randomize(ClipVision())
+    state = network.published()
+    torch.save({"state_dict": state, "epoch": 3} if nested else state, tmp_path / "diht.ckpt")
+    backbone = create_backbone("vit_b16_diht", tmp_path / "diht.ckpt", image_size=64, backbone_args=SMALL).eval()
+    torch.testing.assert_close(backbone(IMAGES), network(IMAGES), rtol=1e-4, atol=1e-4)
+
+
+def test_position_embeddings_of_dinov2_are_resized(tmp_path):
+    network = create_backbone("vit_s14_dinov2", False, image_size=518, backbone_args=SMALL)
+    torch.save({"mask_token": torch.zeros(1, 64), **network.state_dict()}, tmp_path / "dinov2_vits14_pretrain.pth")
+    path = tmp_path / "dinov2_vits14_pretrain.pth"
+    backbone = create_backbone("vit_s14_dinov2", path, image_size=224, backbone_args=SMALL)
+    assert backbone(torch.zeros(1, 3, 224, 224)).shape == (1, 257, 64)
+    assert torch.equal(backbone.blocks[1].ls2.gamma, network.blocks[1].ls2.gamma)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of downloads in which there is nothing yet."""
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "hub"))
+    return tmp_path / "hub" / "checkpoints"
+
+
+def test_published_files_are_downloaded_once(tmp_path, cache):
+    torch.save({"a": torch.ones(2)}, tmp_path / "weights.torch")
+    url = (tmp_path / "weights.torch").as_uri()
+    assert torch.equal(download_weights(url)["a"], torch.ones(2))
+    (tmp_path / "weights.torch").unlink()
+    assert torch.equal(download_weights(url)["a"], torch.ones(2))
+
+
+def test_a_download_with_another_hash_is_refused(tmp_path, cache):
+    torch.save({"a": torch.ones(2)}, tmp_path / "weights-0123abcd.pth")
+    with pytest.raises(InputError, match=r"could not be fetched and loaded \(invalid hash value") as error:
+        download_weights((tmp_path / "weights-0123abcd.pth").as_uri())
+    assert "\n" not in str(error.value)
+    assert not any(cache.iterdir())
+
+
+def test_initializations_that_timm_does_not_have_are_downloaded(tmp_path, cache, monkeypatch):
+    network = randomize(ClipVision())
+    cache.mkdir(parents=True)
+    torch.save(network.published(), cache / INITIALIZATIONS["vit_b16_diht"].url.rpartition("/")[2])
+    backbone = create_backbone("vit_b16_diht", True, image_size=64, backbone_args=SMALL).eval()
+    torch.testing.assert_close(backbone(IMAGES), network(IMAGES), rtol=1e-4, atol=1e-4)
+    assert not torch.equal(create_backbone("vit_b16_diht", False, backbone_args=SMALL).norm.bias, backbone.norm.bias)
+
+
+def test_a_failed_download_says_what_to_do(cache, monkeypatch):
+    def refuse(*arguments, **options):
+        raise OSError("no route\nto host")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    monkeypatch.setattr("torch.hub.urlopen", refuse)
+    with pytest.raises(InputError, match=r"vit_b16\.torch could not be fetched .*pretrained=path/to/the/file") as error:
+        create_backbone("vit_b16_swag", True)
+    assert "\n" not in str(error.value)
