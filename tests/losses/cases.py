@@ -15,6 +15,7 @@ from tests.losses import references
 from tests.losses.batches import Batch
 from tests.losses.gradients import value_and_gradients
 from tests.losses.miner_references import MinerReference
+from tests.losses.mixed_references import metrix
 from vicinal.losses import (
     BinLiftedLoss,
     BinomialDevianceLoss,
@@ -47,6 +48,7 @@ from vicinal.mining import (
     SemiHardMiner,
     SequentialMiner,
 )
+from vicinal.mixing import Metrix
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class Case:
     @property
     def is_random(self) -> bool:
         """Whether the loss draws pairs, from each anchor's place in the batch."""
-        miner = self.loss().miner
-        return miner is not None and miner.is_random
+        loss = self.loss()
+        return isinstance(loss, Metrix) or (loss.miner is not None and loss.miner.is_random)
 
     def suited(self, batch: Batch) -> Batch:
         """The batch with the labels 0, 1, 2, ... where the loss has something for each class."""
@@ -168,6 +170,12 @@ DEFAULTS: dict[str, Case] = {
 """Every loss as one would first use it."""
 
 
+def _metrix(loss: PairLoss, clean: Callable[..., Tensor], **arguments: Any) -> Case:
+    """A loss with mixed examples."""
+    mined = by_hand.multi_similarity if loss.miner else None
+    return Case(Metrix, partial(metrix, clean=clean), {"loss": loss, **arguments}, mined)
+
+
 def _reductions(kind: type[PairLoss], reference: Callable[..., Tensor], *names: str, **arguments: Any) -> list[Case]:
     return [Case(kind, reference, {**arguments, "reduction": name}) for name in names]
 
@@ -229,6 +237,17 @@ _VARIANTS: list[Case] = [
     Case(HistogramLoss, references.histogram, {"bins": 7}),
     # Every miner with one loss.
     *(_mined(ContrastiveLoss, references.contrastive, miner, reduction="anchors") for miner in MINERS),
+    # Every additive loss with mixed examples.
+    _metrix(ContrastiveLoss(), references.contrastive),
+    _metrix(ContrastiveLoss(None, 0.0, reduction="pairs"), references.contrastive, pairs="both", alpha=0.3),
+    _metrix(MultiSimilarityLoss(), references.multi_similarity, weight=2.0),
+    _metrix(MultiSimilarityLoss(miner=None, plus_one=False), references.multi_similarity, pairs="anchor-negative"),
+    _metrix(BinomialDevianceLoss(reduction="contributing"), references.binomial_deviance, seed=3),
+    _metrix(LiftedStructureLoss(), references.lifted_structure, pairs="both"),
+    _metrix(LiftedStructureStarLoss(), references.lifted_structure_star),
+    _metrix(BinLiftedLoss(), references.bin_lifted),
+    _metrix(NCALoss(), references.nca, alpha=1.0),
+    _metrix(CircleLoss(), references.circle),
 ]
 
 _MINED: list[Case] = [
@@ -241,6 +260,7 @@ _MINED: list[Case] = [
 def _name(case: Case) -> str:
     miners = {miner: name for name, (miner, _) in MINERS.items()}
     shown = {name: miners.get(value, value) if name == "miner" else value for name, value in case.arguments.items()}
+    shown |= {name: type(value).__name__ for name, value in case.arguments.items() if isinstance(value, PairLoss)}
     return f"{case.kind.__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"
 
 

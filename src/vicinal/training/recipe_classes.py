@@ -84,6 +84,19 @@ def loss_names() -> list[str]:
     return sorted(name for name in names if name.endswith("Loss") or name in OTHER_LOSSES)
 
 
+def constructor_arguments(file: str, name: str) -> list[str]:
+    """The arguments of a class of Vicinal, read from its file without importing it.
+
+    Example:
+        >>> constructor_arguments("models/embedder.py", "Embedder")[:2]
+        ['backbone', 'dim']
+    """
+    tree = ast.parse((Path(vicinal.__file__).parent / file).read_text(encoding="utf-8"))
+    body = next(each.body for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name)
+    arguments = next(each.args for each in body if isinstance(each, ast.FunctionDef) and each.name == "__init__")
+    return [each.arg for each in (*arguments.args[1:], *arguments.kwonlyargs)]
+
+
 def import_path(kind: type) -> str:
     """The shortest path from which a class can be imported.
 
