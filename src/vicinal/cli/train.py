@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from vicinal.training.base_recipe import AnyRecipe
 
 
+MODELS = {"model": ("models/embedder.py", "Embedder"), "refiner": ("models/refiner.py", "ContextRefiner")}
+
+
 class Help(NamedTuple):
     """What `--help` shows beside the flags: the settings that matter most, each with its default, and examples."""
 
@@ -187,15 +190,17 @@ def _check_settings(arguments: Arguments, settings: type, model: str) -> dict[st
     Args:
         arguments: the flags, and in `rest` the path of the recipe and the settings.
         settings: the dataclass of the recipe's settings.
-        model: the key of the model, whose settings are checked later, as those of the loss.
+        model: the key of the model; the values of its settings are checked later, as the loss is.
     """
     from vicinal.training.recipe_check import RecipeCheck
+    from vicinal.training.recipe_classes import constructor_arguments
     from vicinal.training.recipe_file import RecipeFile
     from vicinal.training.recipe_schema import UNCHECKED, settings_schema
 
-    path, overrides = _recipe_and_overrides(arguments)
+    path, overrides = recipe_and_overrides(arguments)
     file = None if path is None else RecipeFile.read(path)
-    schema = {**settings_schema(settings), model: UNCHECKED, "loss": UNCHECKED}
+    model_schema = dict.fromkeys(constructor_arguments(*MODELS[model]), UNCHECKED)
+    schema = {**settings_schema(settings), model: model_schema, "loss": UNCHECKED}
     check = RecipeCheck(schema, arguments.verb.__name__, file, overrides)
     check.check()
     check.check_loss_name()
@@ -213,14 +218,15 @@ def _check_out(arguments: Arguments) -> None:
         run.check_run()
 
 
-def _recipe_and_overrides(arguments: Arguments) -> tuple[str | None, list[str]]:
+def recipe_and_overrides(arguments: Arguments) -> tuple[str | None, list[str]]:
+    """The path of the recipe, None without one, and the settings on the command line."""
     words: list[str] = arguments.rest
     return (None, words) if not words or words[0].startswith("-") else (words[0], words[1:])
 
 
 def _load_recipe(arguments: Arguments, kind: type[AnyRecipe]) -> AnyRecipe | None:
     """The recipe that was given; None where a run is resumed without one."""
-    path, overrides = _recipe_and_overrides(arguments)
+    path, overrides = recipe_and_overrides(arguments)
     if arguments.resume and path is None:
         if not overrides:
             return None

@@ -111,9 +111,7 @@ class RecipeCheck:
     def _mistakes(self, given: Mapping[Any, Any], schema: Schema, prefix: str) -> Iterator[Mistake]:
         for name, value in given.items():
             key, setting = f"{prefix}{name}", schema.get(name)
-            if setting is None and UNCHECKED in schema.values() and not self._is_near(str(name), schema):
-                continue  # a later check knows all keys, and which one may be meant
-            elif setting is None:
+            if setting is None:
                 yield Mistake(key, f"unknown key {one_line(key, 80)}; {self._hint(str(name), schema, prefix)}")
             elif setting is UNCHECKED:
                 continue
@@ -220,19 +218,11 @@ class RecipeCheck:
         return {"class_path": import_path(kind), "init_args": resolved}
 
     def _hint(self, name: str, schema: Schema, prefix: str) -> str:
-        near = self._near(name, schema, prefix)
+        near = [f"{prefix}{each}" for each in difflib.get_close_matches(name, schema, n=1)]
+        near += sorted((key for key in setting_names(self.schema) if key.endswith(f".{name}")), key=_depth)
         if near:
             return f"did you mean {near[0]}?"
         return f"known here: {', '.join(schema)}" if prefix else f"`vicinal {self.verb} --help_all` lists all keys"
-
-    def _near(self, name: str, schema: Schema, prefix: str) -> list[str]:
-        """The keys that may be meant: those with a similar name, and those with the same name elsewhere."""
-        near = [f"{prefix}{each}" for each in difflib.get_close_matches(name, schema, n=1)]
-        return near + sorted((key for key in setting_names(self.schema) if key.endswith(f".{name}")), key=_depth)
-
-    def _is_near(self, name: str, schema: Schema) -> bool:
-        """Whether a key may be meant that a key of an unchecked group cannot be nearer to."""
-        return any(_depth(key) <= 1 for key in self._near(name, schema, ""))
 
 
 def _depth(key: str) -> int:
