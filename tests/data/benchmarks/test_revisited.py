@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data.benchmarks.published_more import MORE_WRITERS, accept_small_more, write_roxford_1m
 from vicinal.data import Table, load_table
-from vicinal.data.benchmarks import GroundTruth, revisited_ground_truth, roxford, rparis
+from vicinal.data.benchmarks import GroundTruth, revisited_ground_truth, roxford, roxford_1m, rparis
 from vicinal.utils.errors import InputError
 
 BOXES = [[2, 3, 12, 18], [0.6, 1.4, 20.0, 10.0]]
@@ -211,3 +212,34 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             GroundTruth.load(tmp_path / name)
     with pytest.raises(InputError, match=r"lost\.json: no such file"):
         GroundTruth.load(tmp_path / "lost.json")
+
+
+@pytest.mark.parametrize("name", ["roxford_1m", "rparis_1m"])
+def test_distractors_come_last_in_the_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    accept_small_more(monkeypatch)
+    MORE_WRITERS[name](tmp_path)
+    table, without = load_table(name, root=tmp_path), load_table(name.removesuffix("_1m"), root=tmp_path)
+    assert table.paths[: len(without)] == without.paths
+    assert [Path(path).name for path in table.paths[len(without) :]] == [f"distractor_{i}.jpg" for i in range(3)]
+    assert table.frame["is_gallery"].tolist() == [True] * 4 + [False] * 2 + [True] * 3
+    assert table.frame["is_query"].tolist() == [False] * 4 + [True] * 2 + [False] * 3
+
+
+def test_distractors_must_be_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept_small_more(monkeypatch)
+    write_roxford_1m(tmp_path)
+    path = tmp_path / "revisitop1m/revisitop1m.txt"
+    whole = path.read_text()
+    for text, message in (
+        (whole + "lost.jpg\n", r"revisitop1m\.txt: names 4 images, but 3 are published"),
+        (whole.replace("distractor_2", "distractor_1"), r"line 3: distractor_1\.jpg is there twice, first in line 2"),
+        (whole.replace("distractor_2", "lost"), r"revisitop1m: 1 of 3 images that its lists name are absent: jpg/lost"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InputError, match=message):
+            roxford_1m(tmp_path)
+    path.unlink()
+    with pytest.raises(
+        InputError, match=r"no revisitop1m\.txt in revisitop1m/ or the folder itself; .* download it and"
+    ):
+        roxford_1m(tmp_path)

@@ -2,7 +2,8 @@
 
 The published files (Radenovic et al., "Revisiting Oxford and Paris", CVPR 2018; http://cmp.felk.cvut.cz/revisitop) are
 a folder `roxford5k` or `rparis6k` with the images in `jpg/` and the ground truth `gnd_roxford5k.pkl` or
-`gnd_rparis6k.pkl`. A file `gnd_roxford5k.json` of the same structure is used first if it exists.
+`gnd_rparis6k.pkl`. A file `gnd_roxford5k.json` of the same structure is used first if it exists. The distractors R1M
+are a folder `revisitop1m` with the list `revisitop1m.txt` and the images in `jpg/`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.benchmarks.cache import cache_folder, prepare_folder, writable_root
+from vicinal.data.benchmarks.completeness import check_images
+from vicinal.data.benchmarks.find import find_folder
 from vicinal.data.benchmarks.json_files import read_json
+from vicinal.data.benchmarks.lists import check_distinct, read_list
 from vicinal.data.benchmarks.plain_pickle import read_plain_pickle
 from vicinal.data.decoding import read_image
 from vicinal.data.table import Table
@@ -28,6 +32,7 @@ from vicinal.utils.errors import InputError
 
 LISTS = ("easy", "hard", "junk")
 FOLDERS = {"roxford": "roxford5k", "rparis": "rparis6k"}
+DISTRACTORS, NUM_DISTRACTORS = "revisitop1m", 1_001_001
 
 Box = tuple[float, float, float, float]
 
@@ -131,6 +136,26 @@ def rparis(root: str | Path | None = None) -> Table:
     return _table("rparis", root)
 
 
+def roxford_1m(root: str | Path | None = None) -> Table:
+    """:func:`roxford` with a million distractors (R1M), in the gallery and positives of no query.
+
+    They come last in the table; the ground truth is that of :func:`roxford`.
+
+    Args:
+        root: The folder of benchmarks; it also holds the published folder `revisitop1m` with the list
+            `revisitop1m.txt` and the images in `jpg`.
+
+    Raises:
+        InputError: A file is missing or invalid, or distractors are absent.
+    """
+    return _with_distractors(roxford(root), root)
+
+
+def rparis_1m(root: str | Path | None = None) -> Table:
+    """:func:`rparis` with a million distractors, as :func:`roxford_1m`."""
+    return _with_distractors(rparis(root), root)
+
+
 def revisited_ground_truth(name: str, root: str | Path | None = None) -> GroundTruth:
     """The ground truth of `roxford` or `rparis`.
 
@@ -166,6 +191,20 @@ def _table(name: str, root: str | Path | None) -> Table:
     )
     is_query = np.arange(len(frame)) >= len(ground_truth.images)
     return Table(frame.assign(is_query=is_query, is_gallery=~is_query))
+
+
+def _with_distractors(table: Table, root: str | Path | None) -> Table:
+    """Add the images of the published list, which has the name of a file per line."""
+    name, hint = f"{DISTRACTORS}.txt", "download it and the images (to jpg/) from http://cmp.felk.cvut.cz/revisitop"
+    folder, _ = find_folder(root, (DISTRACTORS,), (name,), hint)
+    rows = read_list(folder / name, (1,))
+    check_distinct(folder / name, rows)
+    if len(rows) != NUM_DISTRACTORS:
+        raise InputError(f"{folder / name}: names {len(rows):,} images, but {NUM_DISTRACTORS:,} are published")
+    paths = [str(folder / "jpg" / image) for _, (image,) in rows]
+    check_images(paths, folder)
+    distractors = pd.DataFrame({"path": paths, "is_query": False, "is_gallery": True})
+    return Table(pd.concat([table.frame, distractors], ignore_index=True))
 
 
 def _write_crops(ground_truth: GroundTruth, images: Path, crops: Sequence[str], folder: Path) -> None:
