@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vicinal.cli.flags import Arguments, Flags, Parser, add_settings, read_settings
 from vicinal.data.benchmarks.names import BENCHMARKS
+from vicinal.data.containers.names import split_container
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, no_such_source
 
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
 
 IMAGES = (
     "a folder with one folder of images per class, a .csv or .parquet table with the columns path and label, "
-    f"or a benchmark: {', '.join(BENCHMARKS)}"
+    f"or a benchmark: {', '.join(BENCHMARKS)}; or a container: hf:NAME, wds:SHARDS or fiftyone:FOLDER"
 )
 SOURCE = f"a run folder, a file of embeddings (.parquet or .npy), the folder of an index, or images: {IMAGES}"
 
 
 def check_source(source: str | None) -> None:
     """Raise InputError if a source does not exist; before anything slow is imported."""
-    if source is not None and source not in BENCHMARKS and not _exists(source):
+    if source is not None and source not in BENCHMARKS and not split_container(source) and not _exists(source):
         raise InputError(no_such_source(source, BENCHMARKS))
 
 

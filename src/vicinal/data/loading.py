@@ -1,4 +1,4 @@
-"""Reading a table from a folder of images, a file or a benchmark."""
+"""Reading a table from a folder of images, a file, a benchmark or a container."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 
 from vicinal.data import benchmarks
 from vicinal.data.benchmarks import BENCHMARKS
+from vicinal.data.containers import load_container
+from vicinal.data.containers.names import split_container
 from vicinal.data.table import Table
 from vicinal.data.table_files import DIGEST_KEY, frame_digest
 from vicinal.utils.errors import InputError, no_such_source
@@ -17,14 +19,17 @@ def load_table(
     path_column: str | None = "path",
     label_column: str | None = "label",
 ) -> Table:
-    r"""Read a table from a folder of images, a file or a benchmark.
+    r"""Read a table from a folder of images, a file, a benchmark or a container of another library.
 
     Args:
         source: A folder, a .csv or .parquet file, or the name of a benchmark, a function of
-            :mod:`vicinal.data.benchmarks` such as `digits` (`./digits` is a folder of that name).
-        root: For a file, the folder that relative paths start from; for a benchmark, the folder that holds it.
-        path_column: The column of image paths in a file; None if the table needs none.
-        label_column: The column of labels in a file; None if the table needs none.
+            :mod:`vicinal.data.benchmarks` such as `digits` (`./digits` is a folder of that name). Or a Hugging Face
+            dataset `hf:NAME`, WebDataset shards `wds:SHARDS` or a FiftyOne export `fiftyone:FOLDER`, as of
+            :func:`vicinal.data.containers.load_container`. A .parquet file can hold the images themselves.
+        root: For a file, the folder that relative paths start from; for a benchmark, the folder that holds it; for
+            images that are no files of their own, the folder that they are written to.
+        path_column: The column of image paths, or of images; None if the table needs none.
+        label_column: The column of labels; None if the table needs none.
 
     Raises:
         InputError: The source does not exist or is not a valid table.
@@ -38,18 +43,27 @@ def load_table(
     """
     if isinstance(source, str) and source in BENCHMARKS:
         return getattr(benchmarks, source)(root)
+    if split_container(source):
+        return load_container(str(source), root, path_column, label_column)
     path = Path(source)
     suffix = path.suffix.lower()
     if not str(source):
         raise InputError(no_such_source(source, BENCHMARKS))
     if suffix in (".csv", ".parquet") and not path.is_dir():
-        read = Table.from_csv if suffix == ".csv" else Table.from_parquet
+        read = Table.from_csv if suffix == ".csv" else _read_parquet
         return read(path, root, path_column, label_column)
     if not path.is_dir():
         raise InputError(no_such_source(source, BENCHMARKS))
     if root is not None:
         raise InputError(f"{source}: a folder of images takes no root ({root}); its paths start from itself")
     return Table.from_folder(path)
+
+
+def _read_parquet(path: Path, root: str | Path | None, path_column: str | None, label_column: str | None) -> Table:
+    from vicinal.data.containers.parquet_images import holds_images, read_parquet_images  # imports pyarrow
+
+    read = read_parquet_images if holds_images(path, path_column) else Table.from_parquet
+    return read(path, root, path_column, label_column)
 
 
 def load_run_table(path: str | Path) -> Table:

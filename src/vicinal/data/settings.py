@@ -67,9 +67,11 @@ class DataSettings:
 
     Args:
         source: a folder with one folder of images per class, a .csv or .parquet table with the columns `path` and
-            `label`, or a benchmark, such as omniglot; `vicinal data --help` lists them.
-        root: folder that relative paths of a table start from (default: the table's own), or that holds a benchmark.
-        path_column: name of the table's column with the image paths.
+            `label`, or a benchmark, such as omniglot; `vicinal data --help` lists them. Or a Hugging Face dataset
+            hf:NAME, WebDataset shards wds:SHARDS, or a FiftyOne export fiftyone:FOLDER.
+        root: folder that relative paths of a table start from (default: the table's own), or that holds a benchmark, or
+            that the images of a Hugging Face dataset or of shards are written to.
+        path_column: name of the table's column with the image paths, or of a column with the images themselves.
         label_column: name of the table's column with the labels.
         fractions: fraction of the classes for each split, such as {train: 0.6, val: 0.2, test: 0.2}. Default: the
             splits of the source, or else the fractions of this example. A test split of the source stays as it is, and

@@ -1,0 +1,59 @@
+"""Datasets in containers of other libraries: Hugging Face datasets, WebDataset shards, FiftyOne exports, Parquet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vicinal.data.containers.names import CONTAINERS, split_container
+from vicinal.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from vicinal.data.table import Table
+
+__all__ = ["CONTAINERS", "load_container"]
+
+
+def load_container(
+    source: str, root: str | Path | None = None, path_column: str | None = None, label_column: str | None = None
+) -> Table:
+    """Read the table of a container: `hf:NAME`, `wds:SHARDS` or `fiftyone:FOLDER`.
+
+    Images that are not files of their own are written, as they are encoded, into the folder of benchmarks on the first
+    call; so is their table.
+
+    - `hf:owner/name`, `hf:owner/name:configuration` or `hf:owner/name@revision` is a dataset on the Hugging Face Hub.
+      It is read once; a later revision is read if it is named. `hf:folder` is a folder of `save_to_disk`, or of images
+      or Parquet files as the library reads them. Configurations `corpus`, `query` and `qrels` together become
+      queries and a gallery. Needs the extra `datasets`.
+    - `wds:shards/train-{000000..000010}.tar`, or with `*`, is a set of tar files. A sample is an image (`key.jpg`) with
+      its label in `key.cls` or in the key `label` of `key.json`.
+    - `fiftyone:folder` is an image classification export of FiftyOne: `labels.json` and `data/`.
+
+    Args:
+        source: The container.
+        root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal.
+        path_column: The column of images, if there are several; `path` and None name none.
+        label_column: The column of labels, if it cannot be told: with `hf:` by the name `label` or because there is one
+            column of classes. None if the table needs no labels.
+
+    Raises:
+        InputError: The container cannot be read, or what holds its images or labels is not clear.
+    """
+    from vicinal.data.containers.export import NamedColumns
+
+    kind, name = split_container(source) or ("", "")
+    if not name:
+        raise InputError(f"{source} names no container; give {' or '.join(f'{each}:NAME' for each in CONTAINERS)}")
+    columns = NamedColumns.of_table(path_column, label_column)
+    if kind == "hf":
+        from vicinal.data.containers.hugging_face import read_hugging_face
+
+        return read_hugging_face(name, root, columns)
+    if kind == "wds":
+        from vicinal.data.containers.webdataset import read_webdataset
+
+        return read_webdataset(name, root, columns)
+    from vicinal.data.containers.fiftyone import read_fiftyone
+
+    return read_fiftyone(Path(name))

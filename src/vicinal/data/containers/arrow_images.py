@@ -1,0 +1,150 @@
+"""Images in columns of Arrow tables, as Hugging Face datasets have them: a struct of `bytes` and `path`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from vicinal.data.containers.export import NamedColumns, Sample
+from vicinal.utils.errors import InputError
+
+METADATA = b"huggingface"  # the key of a schema's metadata that holds the features of a dataset
+BATCH_SIZE = 64  # rows, since each may hold an image of megabytes
+
+
+@dataclass(frozen=True)
+class ImageColumns:
+    """The columns of an Arrow table that a table of images is made of.
+
+    Args:
+        image: The column of images.
+        label: The column of labels, if there is one.
+        others: Further columns of one value per row.
+        class_names: The names of the classes of columns that hold numbers of classes.
+    """
+
+    image: str
+    label: str | None
+    others: tuple[str, ...]
+    class_names: dict[str, list[str]]
+
+    def samples(
+        self, batches: Iterable[pa.RecordBatch | pa.Table], folder: Path | None, source: str
+    ) -> Iterator[Sample]:
+        """The images with their values.
+
+        Args:
+            batches: The rows.
+            folder: Images that are files in this folder stay where they are.
+            source: Where they come from, for messages.
+        """
+        columns = {column: column for column in self.others} | ({"label": self.label} if self.label else {})
+        row = 0
+        for batch in batches:
+            values = {name: self._values(batch, column, source) for name, column in columns.items()}
+            for position, image in enumerate(batch.column(self.image).to_pylist()):
+                content, name = _content(image, folder, f"{source}, row {row}")
+                yield Sample(content, name, {column: values[column][position] for column in columns})
+                row += 1
+
+    def _values(self, batch: pa.RecordBatch | pa.Table, column: str, source: str) -> list[Any]:
+        """The values of a column; the names of classes instead of their numbers, and None for a number below 0."""
+        values: list[Any] = batch.column(column).to_pylist()
+        names = self.class_names.get(column)
+        if names is None:
+            return values
+        wrong = next((value for value in values if value is not None and value >= len(names)), None)
+        if wrong is not None:
+            raise InputError(f"{source}: {column} is {wrong}, but there are {len(names)} classes, numbered from 0")
+        return [None if value is None or value < 0 else names[value] for value in values]
+
+
+def has_images(schema: pa.Schema) -> bool:
+    """Whether there is a column of images."""
+    return any(map(_is_image, schema.types))
+
+
+def choose_columns(schema: pa.Schema, columns: NamedColumns, source: str) -> ImageColumns:
+    """Choose the columns of images and labels.
+
+    Args:
+        schema: The columns, with the features of a Hugging Face dataset in its metadata, if there are any.
+        columns: The columns that the user names. If none is named for images, it is `image`, else the only one; for
+            labels, it is `label`, else the only one of classes.
+        source: Where they come from, for messages.
+
+    Raises:
+        InputError: There is no such column, or several could be meant.
+    """
+    class_names = _class_names(schema)
+    images = [field.name for field in schema if _is_image(field.type)]
+    image = _choose("images", columns.image, "image", images, source)
+    if image is None:
+        raise InputError(f"{source}: no column of images; the columns are {', '.join(schema.names) or 'none'}")
+    values = [field.name for field in schema if _is_value(field.type)]
+    could_be_labels = values if columns.label or "label" in values else [*class_names]
+    label = _choose("labels", columns.label, "label", could_be_labels, source)
+    others = tuple(column for column in values if column not in (label, "label", "path", "split"))
+    return ImageColumns(image, label, others, class_names)
+
+
+def _choose(what: str, named: str | None, default: str, columns: list[str], source: str) -> str | None:
+    """The column that is named, else the default one, else the only one; None if there is none."""
+    given = ", ".join(columns) or "none"
+    if named is not None:
+        if named not in columns:
+            raise InputError(f"{source}: no column {named!r} that could hold {what}; there are {given}")
+        return named
+    if default in columns or not columns:
+        return default if columns else None
+    if len(columns) > 1:
+        argument = {"images": "path_column", "labels": "label_column"}[what]
+        raise InputError(f"{source}: several columns could hold {what} ({given}); name one by {argument}")
+    return columns[0]
+
+
+def _is_image(kind: pa.DataType) -> bool:
+    if not pa.types.is_struct(kind):
+        return False
+    fields = {kind.field(number).name: kind.field(number).type for number in range(kind.num_fields)}
+    binary = fields.get("bytes")
+    return set(fields) == {"bytes", "path"} and (pa.types.is_binary(binary) or pa.types.is_large_binary(binary))
+
+
+def _is_value(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_floating)
+    return pa.types.is_boolean(kind) or any(test(kind) for test in tests)
+
+
+def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
+    """The names of the classes of each column of the type ClassLabel."""
+    try:
+        features = json.loads((schema.metadata or {})[METADATA])["info"]["features"]
+        found = {name: each["names"] for name, each in features.items() if each.get("_type") == "ClassLabel"}
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {
+        name: list(map(str, names))
+        for name, names in found.items()
+        if isinstance(names, list) and name in schema.names and pa.types.is_integer(schema.field(name).type)
+    }
+
+
+def _content(image: dict[str, Any] | None, folder: Path | None, where: str) -> tuple[bytes | Path | None, str]:
+    """The bytes of an image, or the file in the folder that it is, and its name."""
+    content, path = (image or {}).get("bytes"), (image or {}).get("path")
+    name = Path(path).name if path else ""
+    if content is not None or path is None:
+        return content, name
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"{where}: the image is not in the dataset, but {path!r}, which is not a file here")
+    is_own = folder is not None and file.resolve().is_relative_to(folder.resolve())
+    return (file if is_own else file.read_bytes()), name

@@ -1,0 +1,187 @@
+"""WebDataset shards: tar files in which members of the same name up to the first dot are one sample.
+
+They are read by `tarfile`, not by the library webdataset: that reads members of any size into memory and runs a name
+that begins with `pipe:` as a command, and of what it adds, nothing is needed here.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from vicinal.data.columns import is_known_column
+from vicinal.data.containers.export import NamedColumns, Sample, export_folder, export_images, file_versions
+from vicinal.data.containers.names import SPLITS
+from vicinal.data.folders import IMAGE_SUFFIXES
+from vicinal.data.table import Table
+from vicinal.utils.errors import InputError, one_line, unreadable
+from vicinal.utils.files import check_regular_file
+
+MAX_SHARDS = 1_000_000
+MAX_BYTES = 2**28  # of one member
+LABELS = ("cls", "label")  # the members and keys of JSON that are labels, unless others are named
+RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
+SPLIT_NAME = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLITS)})(?:[^a-z]|$)")
+
+
+def read_webdataset(pattern: str, root: str | Path | None, columns: NamedColumns) -> Table:
+    """The table of WebDataset shards; :func:`~vicinal.data.containers.load_container` has the rules."""
+    shards = find_shards(pattern)
+    folder = export_folder(root, "webdataset", pattern, columns, file_versions(shards))
+    reader = _ShardReader(columns.image, LABELS if columns.label is None else (columns.label,))
+
+    def read(scratch: Path) -> Iterator[Sample]:
+        splits = _splits(shards)
+        for shard, split in zip(shards, splits, strict=True):
+            for sample in reader.read(shard):
+                yield Sample(sample.image, sample.name, sample.values | ({"split": split} if all(splits) else {}))
+
+    return export_images(folder, f"wds:{pattern}", read, columns)
+
+
+def find_shards(pattern: str) -> list[Path]:
+    """The tar files of a pattern with ranges such as `{000000..000010}` and with `*` and `?`, in order.
+
+    Raises:
+        InputError: There are none, or some of a range are absent.
+    """
+    if math.prod(int(high) - int(low) + 1 for low, high in RANGE.findall(pattern)) not in range(1, MAX_SHARDS + 1):
+        raise InputError(f"wds:{pattern}: a range is empty, or there are more than {MAX_SHARDS:,} shards")
+    texts = [each if number % 2 == 0 else None for number, each in enumerate(re.split(r"(\{\d+\.\.\d+\})", pattern))]
+    choices = [_numbers(*found) for found in RANGE.findall(pattern)]
+    shards: list[Path] = []
+    for numbers in product(*choices):
+        remaining = iter(numbers)
+        name = "".join(next(remaining) if text is None else text for text in texts)
+        shards += sorted(map(Path, glob.glob(name))) if glob.has_magic(name) else [Path(name)]
+    absent = [str(shard) for shard in shards if not shard.exists()]
+    if absent or not shards:
+        found = (
+            f"{len(absent):,} of {len(shards):,} shards are absent: {', '.join(absent[:3])}" if absent else "no file"
+        )
+        raise InputError(f"wds:{pattern}: {found}; give tar files, such as wds:train-{{000000..000010}}.tar")
+    for shard in shards:
+        check_regular_file(shard)
+    return shards
+
+
+def _numbers(low: str, high: str) -> list[str]:
+    return [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
+
+
+def _splits(shards: list[Path]) -> list[str | None]:
+    """The split that the name of each shard tells."""
+    found = [SPLIT_NAME.search(shard.name.lower()) for shard in shards]
+    return [SPLITS[match[1]] if match else None for match in found]
+
+
+@dataclass(frozen=True)
+class _ShardReader:
+    """Reads the samples of a shard.
+
+    Args:
+        image: The suffix of the members with images, if there are several.
+        labels: The suffixes of members, or keys in JSON, with labels.
+    """
+
+    image: str | None
+    labels: tuple[str, ...]
+
+    def read(self, shard: Path) -> Iterator[Sample]:
+        for key, members in self._groups(shard):
+            yield self._sample(key, members, f"{shard}, sample {key!r}")
+
+    def _groups(self, shard: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
+        """The name of each sample, and its members by their suffixes."""
+        key: str | None = None
+        members: dict[str, bytes] = {}
+        for name, content in self._members(shard):
+            folder, slash, file = name.rpartition("/")
+            stem, _, suffix = file.partition(".")
+            if folder + slash + stem != key:
+                if key is not None and members:
+                    yield key, members
+                key, members = folder + slash + stem, {}
+            if suffix.lower() in members:
+                raise InputError(f"{shard}: {name!r} is there twice; every member needs its own name")
+            members[suffix.lower()] = content
+        if key is not None and members:
+            yield key, members
+
+    def _members(self, shard: Path) -> Iterator[tuple[str, bytes]]:
+        """The names and contents of the members that are read. Nothing is unpacked under its own name."""
+        try:
+            with tarfile.open(shard, "r:") as tar:
+                for member in tar:
+                    if member.isdir() or not self._is_read(member.name):
+                        continue
+                    if not member.isreg() or member.issparse():
+                        raise InputError(f"{shard}: {member.name!r} is no plain file in the archive, which shards hold")
+                    if member.size > MAX_BYTES:
+                        size = f"{member.size / 1e6:,.0f} MB"
+                        raise InputError(
+                            f"{shard}: {member.name!r} has {size}; at most {MAX_BYTES / 1e6:,.0f} are read"
+                        )
+                    file = tar.extractfile(member)
+                    content = file.read() if file else b""
+                    if len(content) != member.size:
+                        raise tarfile.ReadError(f"{member.name!r} is cut off")
+                    yield member.name, content
+        except OSError as error:
+            raise unreadable(shard, error) from None
+        except (tarfile.TarError, EOFError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{shard}: not a tar file that can be read ({one_line(error)})") from None
+
+    def _is_read(self, name: str) -> bool:
+        suffix = name.rpartition("/")[2].partition(".")[2].lower()
+        return suffix in ("json", self.image, *self._label_members) or _is_image(suffix)
+
+    @property
+    def _label_members(self) -> list[str]:
+        return [suffix for label in self.labels for suffix in (label.lower(), f"{label.lower()}.txt")]
+
+    def _sample(self, key: str, members: dict[str, bytes], where: str) -> Sample:
+        images = [suffix for suffix in members if _is_image(suffix)]
+        suffix = self.image or (images[0] if images else "")
+        if self.image is None and len(images) > 1:
+            raise InputError(f"{where}: has several images ({', '.join(images)}); name one by path_column")
+        fields = _fields(members["json"], where) if "json" in members else {}
+        values = {name: value for name, value in fields.items() if is_known_column(name) and value is not None}
+        values = {name: value for name, value in values.items() if name not in ("path", "label", "split")}
+        label = next((_text(members[each], where) for each in self._label_members if each in members), None)
+        if label is None:
+            label = next((fields[each] for each in self.labels if fields.get(each) is not None), None)
+        return Sample(members.get(suffix), f"{key}.{suffix}", values | ({} if label is None else {"label": label}))
+
+
+def _is_image(suffix: str) -> bool:
+    return f".{suffix.rpartition('.')[2]}" in IMAGE_SUFFIXES
+
+
+def _text(content: bytes, where: str) -> str | int:
+    """A label: an integer, or text."""
+    try:
+        text = content.decode().strip()
+    except UnicodeDecodeError:
+        raise InputError(f"{where}: the label is not UTF-8 text") from None
+    return int(text) if re.fullmatch("-?[0-9]{1,18}", text) else text
+
+
+def _fields(content: bytes, where: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: not JSON ({one_line(error)})") from None
+    if not isinstance(fields, dict):
+        raise InputError(f"{where}: the JSON is no mapping of names to values")
+    return fields

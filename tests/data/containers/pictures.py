@@ -1,0 +1,16 @@
+"""Tiny pictures, encoded in several formats."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from PIL import Image
+
+
+def encoded(number: int, suffix: str = ".png") -> bytes:
+    """The bytes of a picture that no other number has."""
+    pixels = np.random.default_rng(number).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, {".png": "PNG", ".jpg": "JPEG", ".webp": "WEBP"}[suffix])
+    return buffer.getvalue()
