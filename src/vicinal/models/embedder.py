@@ -74,6 +74,8 @@ class Embedder(SavedModel):
         recipe: How the model was trained, as JSON values; empty if unknown.
         metrics: The metrics of the model, as JSON values; empty if unknown.
         normalize_in_training: Whether the outputs are L2-normalized in training; False for losses that use their norm.
+        features_in_training: Whether the outputs in training are followed by the pooled features; True for losses that
+            use these. `split_output` separates them.
 
     Raises:
         InputError: An argument is invalid, or backbone and pooling do not fit.
@@ -120,6 +122,7 @@ class Embedder(SavedModel):
             "freeze_batch_norm": freeze_batch_norm,
         }
         self.normalize_in_training = True
+        self.features_in_training = False
         self.freeze_batch_norm = freeze_batch_norm
         self.pooling = build_pooling(pooling, p, learned_p)
         self.transform = transform or default_transform(backbone)
@@ -151,8 +154,19 @@ class Embedder(SavedModel):
 
         Returns:
             L2-normalized [n, dim], computed in at least float32. In training it is [n, projector] if there is a
-            projector, and not normalized if `normalize_in_training` is False.
+            projector, not normalized if `normalize_in_training` is False, and followed by the pooled features,
+            [n, num_features], if `features_in_training` is True.
         """
+        features = self.pooled_features(images)
+        vectors = self._project(features, with_projector=self.training)
+        if not self.training or self.normalize_in_training:
+            vectors = unit_vectors(vectors, self.training)
+        if self.training and self.features_in_training:
+            return torch.cat([vectors, features.to(vectors)], dim=1)
+        return vectors
+
+    def pooled_features(self, images: Tensor) -> Tensor:
+        """Compute the pooled features of transformed images, [n, num_features], which embeddings are computed from."""
         if images.dtype == torch.uint8:
             images = Normalize(self.transform)(images).to(next(self.parameters()).dtype)
         features = self.backbone(images.contiguous(memory_format=torch.channels_last))
@@ -163,13 +177,24 @@ class Embedder(SavedModel):
                 channels_last=getattr(self.backbone, "output_fmt", "NCHW") == "NHWC",
                 num_prefix_tokens=num_prefix_tokens(self.backbone),
             )
-        vectors: Tensor = self.head(self.pooling(features))
-        if self.training and self.projector is not None:
+        pooled: Tensor = self.pooling(features)
+        return pooled
+
+    def unnormalized(self, images: Tensor, with_projector: bool = False) -> Tensor:
+        """Compute embeddings [n, dim] before L2 normalization; those of the projector, if there is one and is asked."""
+        return self._project(self.pooled_features(images), with_projector)
+
+    def split_output(self, output: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Split an output in training into embeddings and, with `features_in_training`, features [n, num_features]."""
+        if not self.features_in_training:
+            return output, None
+        return output[:, : self.train_output_dim], output[:, self.train_output_dim :]
+
+    def _project(self, features: Tensor, with_projector: bool) -> Tensor:
+        vectors: Tensor = self.head(features)
+        if with_projector and self.projector is not None:
             vectors = self.projector(vectors)
-        vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-        if self.training and not self.normalize_in_training:
-            return vectors
-        return unit_vectors(vectors, self.training)
+        return vectors.to(torch.promote_types(vectors.dtype, torch.float32))
 
     @property
     def train_output_dim(self) -> int:
