@@ -48,11 +48,12 @@ def class_folds(names: Sequence[Name], num_folds: int, seed: int = 0, order: Ord
     """Divide classes into folds for cross-validation, whose numbers of classes differ by one at most.
 
     Args:
-        names: The distinct names, as in :func:`order_classes`.
+        names: The distinct names, in an order that does not depend on the order of rows, such as
+            :attr:`Table.classes <vicinal.data.Table.classes>`.
         num_folds: The number of folds, at least 2 and at most the number of classes.
         seed: The seed of the random order.
-        order: As in :func:`order_classes`; `in_order` gives folds of consecutive classes, so that two folds are the
-            first and the second half.
+        order: `random`, by the seed; `in_order`, consecutive classes, sorted as numbers if all names are integers, else
+            as text, so that two folds are the first and the second half.
 
     Raises:
         InputError: The number of folds or the order is impossible, or the seed is negative.

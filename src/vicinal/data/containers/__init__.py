@@ -11,7 +11,7 @@ from vicinal.utils.errors import InputError
 if TYPE_CHECKING:
     from vicinal.data.table import Table
 
-__all__ = ["CONTAINERS", "load_container"]
+__all__ = ["load_container"]
 
 
 def load_container(
