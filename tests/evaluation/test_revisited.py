@@ -210,6 +210,21 @@ def test_a_table_has_its_gallery_first() -> None:
         evaluate_revisited_table(gallery, table.take([0, 1, 2]), ground_truth)
 
 
+def test_a_table_may_have_distractors_last() -> None:
+    query, gallery = in_order(3)
+    ground_truth, distractors = ground_truth_of([["easy", "other", "hard"]]), gallery[[0, 0]]
+    table = Table(pd.DataFrame({"is_gallery": [True] * 3 + [False] + [True] * 2}))
+    vectors = np.concatenate([gallery, query, distractors])
+    found = evaluate_revisited_table(vectors, table, ground_truth)
+    wanted = evaluate_revisited(query, gallery, ground_truth, distractors=distractors)
+    assert found.metrics["hard/mAP"] == wanted["hard"].metrics["mAP"]
+    assert found.metrics["hard/mAP"] < evaluate_revisited(query, gallery, ground_truth)["hard"].metrics["mAP"]
+    assert found.num_gallery == 5
+    for other in (Table(pd.DataFrame(index=range(6))), Table(table.frame.assign(is_gallery=False))):
+        with pytest.raises(InputError, match=r"6 embeddings, but .* 1 queries, after which there may be distractors"):
+            evaluate_revisited_table(vectors, other, ground_truth)
+
+
 def test_bad_input() -> None:
     query, gallery = in_order(3)
     ground_truth = ground_truth_of([["easy", "other", "hard"]])

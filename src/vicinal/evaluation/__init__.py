@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from vicinal.evaluation.clustering import Clustering, cluster, cluster_metrics
     from vicinal.evaluation.comparison import compare_models, compare_reranking, tabulate
     from vicinal.evaluation.hierarchy import coarse_columns
+    from vicinal.evaluation.listed_positives import evaluate_listed_positives
+    from vicinal.evaluation.met import evaluate_met
     from vicinal.evaluation.metrics import metric_by_name
     from vicinal.evaluation.paired import paired_differences
     from vicinal.evaluation.protocol import count_noisy_labels, evaluate, query_gallery_rows
@@ -44,6 +46,8 @@ __all__ = [
     "count_query_classes",
     "evaluate",
     "evaluate_arrays",
+    "evaluate_listed_positives",
+    "evaluate_met",
     "evaluate_revisited",
     "evaluate_revisited_table",
     "evaluate_vehicle_id",

@@ -128,23 +128,33 @@ def merge_difficulties(parts: Mapping[str, Evaluation]) -> Evaluation:
 
 
 def evaluate_revisited_table(embeddings: Array, table: Table, ground_truth: GroundTruth) -> Evaluation:
-    """Evaluate the table of ROxford or RParis at all difficulties; its gallery images come first, then its queries.
+    """Evaluate the table of ROxford or RParis at all difficulties.
 
     Args:
         embeddings: float [rows, dim].
-        table: as :func:`~vicinal.data.benchmarks.revisited.roxford` returns it.
+        table: as :func:`~vicinal.data.benchmarks.revisited.roxford` or
+            :func:`~vicinal.data.benchmarks.revisited.roxford_1m` returns it: first the gallery images, then the
+            queries, then distractors, if any (`is_gallery` is true for them).
         ground_truth: as :func:`~vicinal.data.benchmarks.revisited.revisited_ground_truth` returns it.
 
     Raises:
         InputError: as :func:`evaluate_revisited`.
     """
     num_images, num_queries = len(ground_truth.images), len(ground_truth.queries)
-    if not len(embeddings) == len(table) == num_images + num_queries:
+    first_distractor = num_images + num_queries
+    others = table.frame.iloc[first_distractor:]
+    has_others = len(others) > 0 and table.has("is_gallery") and bool(others["is_gallery"].all())
+    if not len(embeddings) == len(table) or (len(table) != first_distractor and not has_others):
         raise InputError(
             f"{len(embeddings)} embeddings, but the ground truth has {num_images} gallery images and then "
-            f"{num_queries} queries"
+            f"{num_queries} queries, after which there may be distractors (is_gallery)"
         )
-    found = evaluate_revisited(embeddings[num_images:], embeddings[:num_images], ground_truth)
+    found = evaluate_revisited(
+        embeddings[num_images:first_distractor],
+        embeddings[:num_images],
+        ground_truth,
+        distractors=embeddings[first_distractor:] if has_others else None,
+    )
     return replace(merge_difficulties(found), query_indices=num_images + np.arange(num_queries))
 
 

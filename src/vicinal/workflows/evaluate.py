@@ -23,6 +23,8 @@ from vicinal.evaluation import (
     compare_reranking,
     count_query_classes,
     evaluate,
+    evaluate_listed_positives,
+    evaluate_met,
     evaluate_revisited_table,
     evaluate_vehicle_id,
     tabulate,
@@ -156,12 +158,14 @@ def _protocol(settings: EvaluationSettings, source: str, is_reranked: bool) -> C
         "--hierarchy": settings.hierarchy,
         "--clusters": settings.clusters,
         "--rerank and --refiner": is_reranked,
-        "--recall_at": settings.recall_at is not None and protocol in REVISITED,
+        "--recall_at": settings.recall_at is not None and protocol != VEHICLE_ID,
     }.items():
         if is_given:
             raise InputError(f"{option} cannot be combined with the protocol of {protocol}; leave it out")
     if protocol == VEHICLE_ID:
         return partial(evaluate_vehicle_id, recall_at=settings.recall_at, seed=settings.seed)
+    if protocol not in REVISITED:
+        return evaluate_met if protocol == "met" else evaluate_listed_positives
     from vicinal.data.benchmarks.revisited import revisited_ground_truth
 
     return partial(evaluate_revisited_table, ground_truth=revisited_ground_truth(protocol, settings.root))

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Protocol = Literal["standard", "roxford", "rparis", "vehicle_id"]
+Protocol = Literal["standard", "roxford", "rparis", "vehicle_id", "landmarks_v2", "met"]
 
 REVISITED: tuple[Protocol, ...] = ("roxford", "rparis")
 VEHICLE_ID: Protocol = "vehicle_id"
 BENCHMARK_PROTOCOLS: dict[str, Protocol] = {
     **{name: name for name in REVISITED},
+    "roxford_1m": "roxford",
+    "rparis_1m": "rparis",
+    **dict.fromkeys(("landmarks_v2", "landmarks_v2_full"), "landmarks_v2"),
+    **dict.fromkeys(("met", "met_mini"), "met"),
     **dict.fromkeys(("vehicle_id", "vehicle_id_medium", "vehicle_id_small"), VEHICLE_ID),
 }
 
@@ -26,7 +30,8 @@ class EvaluationSettings:
             the first K), MRR.
         hierarchy: score the coarse labels of the table too.
         clusters: compare k-means clusters with the classes too: NMI, AMI and F1.
-        protocol: standard, roxford, rparis or vehicle_id; None: that of the benchmark the source names, else standard.
+        protocol: standard, roxford, rparis, vehicle_id, landmarks_v2 or met; None: that of the benchmark the source
+            names, else standard.
         root: folder of the ground truth of roxford and rparis.
         group_by: a column of the table; the metrics of each group of queries are given too.
         intervals: what is resampled for confidence intervals, classes or queries; None: there are no intervals.
