@@ -62,7 +62,8 @@ def read_hugging_face(name: str, root: str | Path | None, columns: NamedColumns)
     """The table of a Hugging Face dataset; :func:`~vicinal.data.containers.load_container` has the rules."""
     parsed = DatasetName.parse(name)
     version = parsed.revision if parsed.folder is None else file_versions(_files(parsed.folder))
-    folder = export_folder(root, "hugging_face", parsed.path, columns, [parsed.configuration, version])
+    short = parsed.path if parsed.folder is None else parsed.folder.resolve().name
+    folder = export_folder(root, "hugging_face", short, columns, [parsed.configuration, version])
 
     def read(scratch: Path) -> Iterator[Sample]:
         try:

@@ -31,7 +31,7 @@ def read_parquet_images(
 ) -> Table:
     """The table of a Parquet file with images; :func:`~vicinal.data.containers.load_container` has the rules."""
     named = NamedColumns.of_table(path_column, label_column)
-    folder = export_folder(root, "parquet", path.name, named, file_versions([path]))
+    folder = export_folder(root, "parquet", path.stem, named, file_versions([path]))
 
     def read(scratch: Path) -> Iterator[Sample]:
         with open_parquet(path) as file:

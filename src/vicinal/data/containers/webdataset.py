@@ -35,7 +35,7 @@ SPLIT_NAME = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLITS)})(?:[^a-z]|$)")
 def read_webdataset(pattern: str, root: str | Path | None, columns: NamedColumns) -> Table:
     """The table of WebDataset shards; :func:`~vicinal.data.containers.load_container` has the rules."""
     shards = find_shards(pattern)
-    folder = export_folder(root, "webdataset", pattern, columns, file_versions(shards))
+    folder = export_folder(root, "webdataset", shards[0].stem, columns, file_versions(shards))
     reader = _ShardReader(columns.image, LABELS if columns.label is None else (columns.label,))
 
     def read(scratch: Path) -> Iterator[Sample]:
