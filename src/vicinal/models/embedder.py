@@ -17,7 +17,7 @@ from vicinal.models.backbones import check_patches, has_class_token, num_feature
 from vicinal.models.devices import check_device
 from vicinal.models.head import NormName, build_head, check_head, set_to_whitening
 from vicinal.models.image_sizes import check_any_size
-from vicinal.models.initializations import create_backbone, default_transform
+from vicinal.models.initializations import create_backbone, default_transform, timm_name
 from vicinal.models.inputs import Images, image_batches
 from vicinal.models.model_format import EMBEDDER
 from vicinal.models.modes import eval_mode, unit_vectors
@@ -43,14 +43,16 @@ class Embedder(SavedModel):
     Random weights are drawn from torch's default generator: set ``torch.manual_seed`` for reproducible ones.
 
     Args:
-        backbone: Any timm model, such as resnet50 or vit_base_patch16_clip_224.openai.
+        backbone: Any timm model, such as resnet50; bn_inception or googlenet; or a name of published weights, such as
+            vit_b16_clip_400m, of :data:`~vicinal.models.initialization_table.INITIALIZATIONS`.
         dim: Dimension of the embeddings, 1 to 65,536; None: no linear layer, the embeddings are the pooled features.
-        pooling: How a feature map becomes a vector: avg, max, gem (generalized mean), avg+max (their sum), or token
-            (a transformer's class token; all others pool its patch tokens).
+        pooling: How a feature map becomes a vector: avg, max, gem (generalized mean), avg+max (their sum), token
+            (a transformer's class token), or backbone (the network's own: mean, class token or attention). Those before
+            token pool a transformer's patch tokens.
         norm: Normalization of the pooled features before the linear layer: layer, layer_affine (with learned weight and
             bias), l2, or none.
-        pretrained: Initial weights of the backbone: true (timm's, downloaded), false (random), or a local file
-            (.safetensors, .pth, .pt, .bin).
+        pretrained: Initial weights of the backbone: true (published ones, downloaded), false (random), or a local file
+            (.safetensors, .pth, .pt, .bin, .ckpt, .torch).
         head_whitening: A whitening that `vicinal whiten` or :meth:`vicinal.retrieval.PCAWhitening.save` wrote, whose
             linear map is the initial one of the linear layer; without it, weights are random. Learn it on the
             embeddings of this backbone and pooling with ``dim=None, norm="none"``, and use it with ``norm="l2"``, as
@@ -110,7 +112,7 @@ class Embedder(SavedModel):
         if freeze_batch_norm not in ("none", "statistics", "all"):
             raise InputError(f"freeze_batch_norm is {shown(freeze_batch_norm)}; choose none, statistics or all")
         self.config: dict[str, Any] = {
-            "backbone": backbone,
+            "backbone": timm_name(backbone),
             "backbone_args": dict(backbone_args or {}),
             "pooling": pooling,
             "p": p,
@@ -127,7 +129,8 @@ class Embedder(SavedModel):
         self.pooling = build_pooling(pooling, p, learned_p)
         self.transform = transform or default_transform(backbone)
         channels, size = self.transform.channels, self.transform.size
-        self.backbone = create_backbone(backbone, pretrained, channels, size, backbone_args)
+        own_pooling = isinstance(self.pooling, nn.Identity)
+        self.backbone = create_backbone(backbone, pretrained, channels, size, backbone_args, own_pooling)
         # On a CPU small ResNets train 1.3 to 1.6 times faster in this memory format.
         self.backbone.to(memory_format=torch.channels_last)
         if self.transform.longest is None:
@@ -170,7 +173,7 @@ class Embedder(SavedModel):
         if images.dtype == torch.uint8:
             images = Normalize(self.transform)(images).to(next(self.parameters()).dtype)
         features = self.backbone(images.contiguous(memory_format=torch.channels_last))
-        if not isinstance(self.pooling, ClassToken):
+        if not isinstance(self.pooling, (ClassToken, nn.Identity)):
             features = to_feature_maps(
                 features,
                 self.num_features,
@@ -178,6 +181,8 @@ class Embedder(SavedModel):
                 num_prefix_tokens=num_prefix_tokens(self.backbone),
             )
         pooled: Tensor = self.pooling(features)
+        if pooled.shape[1:] != (self.num_features,):
+            raise InputError(f"pooling 'backbone': {self.config['backbone']} has none of its own; choose another")
         return pooled
 
     def unnormalized(self, images: Tensor, with_projector: bool = False) -> Tensor:

@@ -64,7 +64,7 @@ def create_backbone(
 
     Args:
         name: Any timm model, ``resnet50``, or with the tag of its weights, ``resnet50.tv_in1k``; ``bn_inception`` or
-            ``googlenet``; or a name in :data:`~vicinal.models.INITIALIZATIONS`, ``vit_b16_clip_400m``.
+            ``googlenet``; or a name in `INITIALIZATIONS`, such as ``vit_b16_clip_400m``.
         pretrained: True: published weights, downloaded once; False: random; else a local file of weights
             (``.safetensors``, ``.pth``, ``.pt``, ``.bin``, ``.ckpt`` or ``.torch``) in any format that is known for
             this network. The first convolution and position embeddings are adapted to `channels` and `image_size`; a
@@ -105,13 +105,13 @@ def create_backbone(
 
 
 def timm_name(name: str) -> str:
-    """The name in timm of a backbone, which differs for those of :data:`~vicinal.models.INITIALIZATIONS`.
+    """The name in timm of a backbone, which differs for those of `INITIALIZATIONS`.
 
     Example:
         >>> timm_name("vit_b16_clip_400m"), timm_name("resnet50")
         ('vit_base_patch16_clip_quickgelu_224.openai', 'resnet50')
     """
-    return INITIALIZATIONS[name].backbone if name in INITIALIZATIONS else name
+    return INITIALIZATIONS[name].backbone if isinstance(name, str) and name in INITIALIZATIONS else name
 
 
 def check_backbone_name(name: str) -> None:
