@@ -38,9 +38,11 @@ def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if homes[name] == package:  # a submodule
             return importlib.import_module(f"{package}.{name}")
-        value = getattr(importlib.import_module(homes[name]), name)
-        setattr(module, name, value)
-        return value
+        home = importlib.import_module(homes[name])  # this binds the module to its own name, which may be public too
+        for public in {name, homes[name].rpartition(".")[2]}:
+            if homes.get(public) == homes[name]:
+                setattr(module, public, getattr(home, public))
+        return getattr(home, name)
 
     def list_names() -> list[str]:
         return sorted({*module.__all__, *(name for name in vars(module) if name.startswith("__"))})
