@@ -65,9 +65,7 @@ class CrossBatchMemory(Loss):
         for part in loss.modules():
             if isinstance(part, Loss) and not part.supports_references:
                 name = type(part).__name__
-                raise InputError(
-                    f"CrossBatchMemory: {name} compares with class centers, not with a memory; add it outside"
-                )
+                raise InputError(f"CrossBatchMemory: {name} cannot compare with a memory; add it outside")
         check_positive_integer(self, size=size)
         check_nonnegative(self, warmup=warmup)
         self.loss = loss

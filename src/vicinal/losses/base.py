@@ -39,11 +39,13 @@ class Loss(nn.Module, ABC):
     Attributes:
         uses_only_similarities: whether the loss is a function of the similarities alone.
         uses_norms: whether the loss depends on the norms of the embeddings; other losses L2-normalize them.
+        uses_features: whether the loss needs the features that the embeddings were computed from.
         supports_references: whether the loss can compare embeddings with references other than their batch.
     """
 
     uses_only_similarities: ClassVar[bool] = False
     uses_norms: ClassVar[bool] = False
+    uses_features: ClassVar[bool] = False
     supports_references: ClassVar[bool] = True
 
     def forward(
@@ -57,6 +59,7 @@ class Loss(nn.Module, ABC):
         relation: Relation | None = None,
         positive: Tensor | None = None,
         negative: Tensor | None = None,
+        features: Tensor | None = None,
     ) -> Tensor:
         """Compute the loss of a batch that is compared with itself, or with references.
 
@@ -75,6 +78,7 @@ class Loss(nn.Module, ABC):
                 with several labels each.
             positive: bool [n, c], the positive pairs, in place of labels.
             negative: bool [n, c], the negative pairs. Default: all pairs that are not positive.
+            features: float [n, f], what the embeddings were computed from, for losses with `uses_features`.
 
         Returns:
             A scalar, the sum of :meth:`parts`.
@@ -101,6 +105,7 @@ class Loss(nn.Module, ABC):
             relation=relation,
             positive=positive,
             negative=negative,
+            features=features,
         )
         return torch.stack(list(self.parts(source).values())).sum()
 

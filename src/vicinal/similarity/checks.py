@@ -41,6 +41,17 @@ def check_embeddings(name: str, embeddings: Tensor, device: torch.device | None 
         raise InputError(f"{name} must be float [n, d], not {embeddings.dtype} {list(embeddings.shape)}")
 
 
+def check_features(features: Tensor | None, embeddings: Tensor) -> None:
+    """Features must be float [n, f], one row for each of the embeddings [n, d]; None is allowed."""
+    if features is None:
+        return
+    check_embeddings("features", features, embeddings.device)
+    if len(features) != len(embeddings):
+        raise InputError(
+            f"features must be float [{len(embeddings)}, f], one row for each embedding, not {list(features.shape)}"
+        )
+
+
 def check_finite(embeddings: Tensor) -> None:
     """Check that embeddings have neither NaN nor infinity; a loss of such embeddings is NaN without a message.
 

@@ -18,6 +18,7 @@ from vicinal.similarity.checks import (
     Relation,
     can_read_values,
     check_embeddings,
+    check_features,
     check_labels,
     check_masks,
     check_offset_labels,
@@ -50,6 +51,7 @@ class PairSource:
         is_distributed: whether the anchors are this process's part of a batch and the references all of it.
         num_calls: how often the loss was called, which changes its random choices; an int64 scalar, or None.
         unnormalized: the anchors before normalization, float [n, d] in at least float32, where they are known.
+        features: what the embeddings of the anchors were computed from, float [n, f], where that is known.
     """
 
     anchors: Tensor
@@ -62,6 +64,7 @@ class PairSource:
     is_distributed: bool = False
     num_calls: Tensor | None = None
     unnormalized: Tensor | None = None
+    features: Tensor | None = None
 
     allows_sparse_gradient: ClassVar[bool] = True
 
@@ -77,6 +80,7 @@ class PairSource:
         relation: Relation | None = None,
         positive: Tensor | None = None,
         negative: Tensor | None = None,
+        features: Tensor | None = None,
     ) -> PairSource:
         """Check and normalize a batch. For the arguments see :meth:`vicinal.losses.Loss.forward`.
 
@@ -89,6 +93,7 @@ class PairSource:
             (3, 3, 0)
         """
         check_embeddings("embeddings", embeddings)
+        check_features(features, embeddings)
         if relation is not None and not callable(relation):
             raise InputError(f"relation must be a function of two tensors of labels, not {type(relation).__name__}")
         labels, reference_labels = signed_labels(labels), signed_labels(reference_labels)
@@ -97,12 +102,21 @@ class PairSource:
             if reference_labels is not None or offset is not None:
                 raise InputError("reference_labels and offset describe references, and no references are given")
             anchors = normalize(unnormalized)
-            source = cls(anchors, anchors, labels, labels, 0, relation, unnormalized=unnormalized)
+            source = cls(anchors, anchors, labels, labels, 0, relation, unnormalized=unnormalized, features=features)
         else:
             check_references(embeddings, references, offset)
             dtype = torch.promote_types(embeddings.dtype, references.dtype)
             anchors, references = (normalize(at_least_float32(x.to(dtype))) for x in (embeddings, references))
-            source = cls(anchors, references, labels, reference_labels, offset, relation, unnormalized=unnormalized)
+            source = cls(
+                anchors,
+                references,
+                labels,
+                reference_labels,
+                offset,
+                relation,
+                unnormalized=unnormalized,
+                features=features,
+            )
         if positive is not None:
             return source._with_masks(positive, negative)
         if negative is not None:
@@ -111,7 +125,7 @@ class PairSource:
         return source
 
     @classmethod
-    def from_distributed_batch(cls, embeddings: Tensor, labels: Tensor) -> PairSource:
+    def from_distributed_batch(cls, embeddings: Tensor, labels: Tensor, features: Tensor | None = None) -> PairSource:
         """Compare this process's part of a batch with the parts of all processes, gathered with their gradients.
 
         The mean over processes of a loss and of its gradients is then that of the whole batch in one process.
@@ -119,17 +133,19 @@ class PairSource:
         Args:
             embeddings: float [n, d], with the same n on every process.
             labels: int [n].
+            features: float [n, f], of this process, for losses that use them.
 
         Raises:
             InputError: shapes or types do not match, or the processes have batches of different sizes.
         """
         if distributed.world_size() == 1:
-            return cls.from_batch(embeddings, labels)
+            return cls.from_batch(embeddings, labels, features=features)
         check_embeddings("embeddings", embeddings)
         check_labels("labels", labels, "embeddings", len(embeddings), None, embeddings.device)
         labels = cast(Tensor, signed_labels(labels))
         references, reference_labels = distributed.all_gather(embeddings), distributed.all_gather(labels)
-        source = cls.from_batch(embeddings, labels, references, reference_labels, distributed.rank() * len(labels))
+        offset = distributed.rank() * len(labels)
+        source = cls.from_batch(embeddings, labels, references, reference_labels, offset, features=features)
         return replace(source, is_distributed=True)
 
     def __len__(self) -> int:
@@ -194,6 +210,7 @@ class PairSource:
             offset=0,
             is_distributed=False,
             unnormalized=None,
+            features=None,
         )
 
     def without_normalization(self) -> PairSource:
@@ -212,7 +229,20 @@ class PairSource:
     def with_anchors(self, anchors: Tensor) -> Self:
         """Return the same source with other anchors, and with other references where these are the anchors."""
         references = anchors if self.references is self.anchors else self.references
-        return replace(self, anchors=anchors, references=references, unnormalized=None)
+        return replace(self, anchors=anchors, references=references, unnormalized=None, features=None)
+
+    def with_embeddings(self, embeddings: Tensor) -> Self:
+        """Return the same source with other embeddings of its batch, float [n, d], in place of anchors and references.
+
+        Raises:
+            InputError: there are references that are not from the batch.
+        """
+        if self.has_own_references:
+            raise InputError("embeddings of a batch do not replace references that are not from the batch")
+        unnormalized = at_least_float32(embeddings)
+        anchors = normalize(unnormalized)
+        references = normalize(distributed.all_gather(unnormalized)) if self.is_distributed else anchors
+        return replace(self, anchors=anchors, references=references, unnormalized=unnormalized, features=None)
 
     def mean_similarity(self) -> Tensor:
         """The mean over all pairs of an anchor and a reference; a scalar."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from vicinal.distillation import S2SD
 from vicinal.losses import Loss
 from vicinal.models import Embedder
 from vicinal.similarity.pair_source import PairSource
 from vicinal.training.large_batch import embed_in_micro_batches
+from vicinal.utils.errors import InputError
 
 
 class TrainingModule(nn.Module):
@@ -18,6 +20,9 @@ class TrainingModule(nn.Module):
         loss: the loss, with or without parameters.
         micro_batch_size: number of images per forward and backward pass; None: the whole batch at once.
 
+    Raises:
+        InputError: the loss uses features, and samples are selected.
+
     Attributes:
         selected: bool [n], the images of this process's last batch that the loss was computed on; None: all.
     """
@@ -25,16 +30,23 @@ class TrainingModule(nn.Module):
     def __init__(self, embedder: Embedder, loss: Loss, micro_batch_size: int | None = None) -> None:
         super().__init__()
         self.embedder = embedder
-        uses_norm = any(part.uses_norms for part in loss.modules() if isinstance(part, Loss))
-        self.embedder.normalize_in_training = not uses_norm
+        parts = [part for part in loss.modules() if isinstance(part, Loss)]
+        self.embedder.normalize_in_training = not any(part.uses_norms for part in parts)
+        self.embedder.features_in_training = any(part.uses_features for part in parts)
+        if self.embedder.features_in_training and type(self) is not TrainingModule:
+            raise InputError("sample_selection: a loss that uses features, such as S2SD, has none of selected samples")
+        for part in parts:
+            if isinstance(part, S2SD) and not part.heads:
+                part.create_heads(embedder.num_features)
         self.loss = loss
         self.micro_batch_size = micro_batch_size
         self.selected: Tensor | None = None
 
     def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The terms of the loss, with this process's images as anchors and those of all processes as references."""
-        embeddings = embed_in_micro_batches(self.embedder, images, self.micro_batch_size)
-        return self.loss.parts(PairSource.from_distributed_batch(embeddings, labels.to(embeddings.device)))
+        output = embed_in_micro_batches(self.embedder, images, self.micro_batch_size)
+        embeddings, features = self.embedder.split_output(output)
+        return self.loss.parts(PairSource.from_distributed_batch(embeddings, labels.to(output.device), features))
 
     def start_epoch(self, epoch: int) -> None:
         """Called at the start of every epoch, counted from 0."""
