@@ -151,7 +151,10 @@ def test_relevance_that_is_not_of_classes(relevant: list[tuple[str, str, int]], 
     assert not list(tmp_path.glob("kept/hugging_face/parts*"))
 
 
-@pytest.mark.parametrize("relevant", [[{0, 1}, {1, 2}], [{0, 1}, {0}], [{0}, {0, 1}], [{0, 1, 2}, {0, 1, 3}]])
+@pytest.mark.parametrize(
+    "relevant",
+    [[{0, 1}, {1, 2}], [{0, 1}, {0}], [{0}, {0, 1}], [{0, 1, 2}, {0, 1, 3}], [{0, 2}, {1, 2}, {1, 3}]],
+)
 def test_classes_are_disjoint(relevant: list[set[int]]) -> None:
     with pytest.raises(InputError, match="no relevance of classes"):
         relevance_classes(relevant, 4, "birds")
