@@ -7,6 +7,7 @@ import timm
 import torch
 from timm.models import get_pretrained_cfg
 
+from tests.conftest import ROOT
 from vicinal import Recipe
 from vicinal.models import INITIALIZATIONS, create_backbone, default_transform
 from vicinal.utils.errors import InputError
@@ -71,3 +72,17 @@ def test_a_recipe_takes_the_transform_of_the_name():
 def test_misspelled_names_are_corrected():
     with pytest.raises(InputError, match=r"no model 'vit_b16_clip_400'; nearest: vit_b16_clip_400m"):
         create_backbone("vit_b16_clip_400", False)
+
+
+def test_the_table_of_the_guide_is_true():
+    lines = (ROOT / "docs" / "guides" / "models.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    names = {(0.485, 0.456, 0.406): "ImageNet", (0.5,) * 3: "0.5", (0.48145466, 0.4578275, 0.40821073): "CLIP"}
+    assert [row[:7] for row in rows] == [
+        [f"`{name}`", each.network, each.weights, each.activation, str(each.size), names.get(each.mean, "Caffe"),
+         each.pooling]
+        for name, each in INITIALIZATIONS.items()
+    ]  # fmt: skip
+    for row, each in zip(rows, INITIALIZATIONS.values(), strict=True):
+        assert row[7].startswith(f"`{each.backbone}`")
+        assert each.url is None or f"({each.url})" in row[7]

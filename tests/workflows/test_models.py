@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
+import timm
 
 from vicinal.models import ContextRefiner, Embedder
+from vicinal.models.pooling import PoolingName
 from vicinal.utils.errors import InputError
+from vicinal.workflows.embedding_options import EmbeddingOptions
 from vicinal.workflows.models import load_model, load_refiner, usable_device
 
 
@@ -38,6 +42,42 @@ def test_other_paths_are_refused(tmp_path: Path) -> None:
         load_model(str(tmp_path / "run"))
     with pytest.raises(InputError, match="is a context refiner, not an embedder; give it with --refiner"):
         load_model(str(tmp_path / "refiner"))
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks of timm have random weights instead of downloaded ones."""
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **arguments: create(name, **arguments))
+
+
+def test_untrained_backbones(offline: None) -> None:
+    model = load_model("timm/test_resnet.r160_in1k")
+    assert not model.training
+    assert (model.dim, model.config["pooling"], model.config["norm"], model.config["dim"]) == (
+        96,
+        "backbone",
+        "none",
+        None,
+    )
+    assert load_model("timm/test_resnet", "gem").config["pooling"] == "gem"
+    assert load_model("timm/deit_s16_in1k").config["pooling"] == "token"
+
+
+def test_untrained_backbones_that_do_not_exist(offline: None, tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match="model timm/resnet5O: backbone: timm has no model 'resnet5O'; nearest: resnet50"
+    ):
+        load_model("timm/resnet5O")
+    with pytest.raises(InputError, match="model timm/test_resnet: pooling 'token': test_resnet has no class token"):
+        load_model("timm/test_resnet", "token")
+    with pytest.raises(InputError, match="run has its own pooling; pooling is for backbones"):
+        load_model(str(tmp_path / "run"), "gem")
+
+
+def test_the_poolings_are_those_of_models() -> None:
+    kinds = get_type_hints(EmbeddingOptions)["pooling"]
+    assert set(get_args(get_args(kinds)[0])) == set(get_args(PoolingName))
 
 
 def test_usable_device() -> None:

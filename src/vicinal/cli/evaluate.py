@@ -133,7 +133,8 @@ def report(arguments: Arguments) -> None:
 def _add_sources(parser: Parser) -> None:
     parser.add_argument("sources", nargs="*", metavar="source", help=f"{SOURCE}; with --images: a model")
     parser.add_argument("--images", metavar="SOURCE", help=f"evaluate on these images: {IMAGES}. The sources are then "
-                        "runs, model folders, or models on the Hugging Face Hub")  # fmt: skip
+                        "runs, model folders, models on the Hugging Face Hub, or untrained backbones, such as "
+                        "timm/resnet50")  # fmt: skip
     parser.add_argument("--embeddings", metavar="FILE", help="instead of a source: a .npy or .parquet file")
     parser.add_argument("--labels", metavar="FILE", help="labels of these embeddings: a .csv or .parquet table with "
                         "a column label (and coarse, group, is_query, is_gallery, ...), or a .npy file")  # fmt: skip

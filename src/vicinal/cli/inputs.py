@@ -41,7 +41,7 @@ def _exists(path: str) -> bool:
 
 
 def check_model(name: str | None) -> None:
-    """Raise InputError if a model is neither a folder nor the name of one on the Hugging Face Hub."""
+    """Raise InputError if a model is neither a folder nor the name of one on the Hugging Face Hub, nor `timm/NAME`."""
     if name is not None and name.count("/") != 1 and not (name and Path(name).expanduser().exists()):
         raise InputError(f"model: there is no folder {name}" if name else "model: the name is empty; give a folder")
 

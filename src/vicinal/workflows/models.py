@@ -14,14 +14,26 @@ from vicinal.workflows.source_kind import source_kind
 
 if TYPE_CHECKING:
     from vicinal.models.embedder import Embedder
+    from vicinal.models.pooling import PoolingName
+
+TIMM = "timm/"
 
 
-def load_model(path: str) -> Embedder:
-    """Load a model folder, the model of a run folder, or a model of the Hugging Face Hub.
+def load_model(path: str, pooling: PoolingName | None = None) -> Embedder:
+    """Load a model folder, the model of a run folder, a model of the Hugging Face Hub, or an untrained backbone.
+
+    Args:
+        path: the folder; the name on the Hub; or `timm/` and the name of a backbone, such as `timm/resnet50`, whose
+            embeddings are its pooled features, without a head.
+        pooling: the pooling of an untrained backbone; None: that with which its weights were trained.
 
     Raises:
-        InputError: there is no such model, or it is damaged.
+        InputError: there is no such model, it is damaged, or `pooling` is given for one that has its own.
     """
+    if path.startswith(TIMM) and not Path(path).exists():
+        return _load_backbone(path.removeprefix(TIMM), pooling)
+    if pooling is not None:
+        raise InputError(f"{path} has its own pooling; pooling is for backbones, such as --model timm/resnet50")
     kind, run = source_kind(path), RunFolder(Path(path))
     check_not_refiner_run(path)
     if kind == "run" and not run.model.is_dir():
@@ -29,6 +41,18 @@ def load_model(path: str) -> Embedder:
     from vicinal.models.embedder import Embedder  # loads timm
 
     return Embedder.from_pretrained(run.model if kind == "run" else path)
+
+
+def _load_backbone(name: str, pooling: PoolingName | None) -> Embedder:
+    from vicinal.models.embedder import Embedder
+    from vicinal.models.initialization_table import INITIALIZATIONS
+
+    if pooling is None:
+        pooling = INITIALIZATIONS[name].pooling if name in INITIALIZATIONS else "backbone"
+    try:
+        return Embedder(name, dim=None, pooling=pooling, norm="none").eval()
+    except InputError as error:
+        raise InputError(f"model {TIMM}{name}: {error}") from None
 
 
 def load_refiner(path: str) -> ContextRefiner:

@@ -146,11 +146,11 @@ class EmbeddingReader(EmbeddingOptions):
             return self._model
         if source_kind(source) != "run":
             raise InputError(f"{source} holds images; say which model embeds them with --model")
-        return load_model(source)
+        return load_model(source, self.pooling)
 
     @cached_property
     def _model(self) -> Embedder:
-        return load_model(str(self.model))
+        return load_model(str(self.model), self.pooling)
 
     @cached_property
     def _pca_whitening(self) -> PCAWhitening | None:
@@ -188,7 +188,7 @@ class EmbeddingReader(EmbeddingOptions):
 
     def _refuse_image_options(self, source: str) -> None:
         """Refuse options about images where the source holds embeddings already."""
-        for option, value in (("--model", self.model), ("--scales", self.scales)):
+        for option, value in (("--model", self.model), ("--pooling", self.pooling), ("--scales", self.scales)):
             if value is not None:
                 raise InputError(f"{source} holds embeddings already; leave out {option}, or name the images")
 
