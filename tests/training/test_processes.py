@@ -40,6 +40,10 @@ def train_with_two_processes(settings: list[str], out: Path) -> subprocess.Compl
         ["--micro_batch_size=3", "--loss=MarginLoss"],
         ["--loss=ProxyAnchorLoss", "--max_grad_norm=1"],
         ["--loss=CenterContrastiveLoss", "--loss.sharded=true", "--max_grad_norm=0.5", "--centers=class_means"],
+        [
+            *("--loss=CenterContrastiveLoss", "--loss.sharded=true", "--max_grad_norm=0.05", "--max_grad_value=0.01"),
+            *("--class_sampling=uniform", "--steps_per_epoch=2", "--max_steps=5", "--validation.train_images=9"),
+        ],
     ],
 )
 def test_two_processes_train_as_one(small: list[str], tmp_path: Path, micro_batch_size: list[str]) -> None:

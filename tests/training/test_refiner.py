@@ -24,7 +24,7 @@ from vicinal.retrieval import Refinement
 from vicinal.training import RefinerRecipe, RefinerTrainer, refiner_trainer
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.class_centers import read_centers
-from vicinal.utils.errors import InterruptedRunError, NotBetterError
+from vicinal.utils.errors import InputError, InterruptedRunError, NotBetterError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.refine import resume_refiner, train_refiner
 
@@ -93,6 +93,17 @@ def script_validation(monkeypatch: pytest.MonkeyPatch, scores: Iterable[float]) 
 
 
 RISING = [0.1 * n for n in range(1, 10)]
+
+
+def test_any_metric_can_decide_and_guard(tiny: list[str], tmp_path: Path) -> None:
+    one = trainer(tiny, tmp_path / "run", "--validation.metric=recall@7", "--guardrail_metrics=[precision@3, MRR]")
+    one.start()
+    one.validate()
+    metrics = pd.read_csv(one.run.metrics)
+    assert {"recall@1", "mAP@R", "recall@7", "precision@3", "MRR"} < set(metrics)
+    assert metrics["precision@3"][0] == pytest.approx(one.unrefined.metrics["precision@3"], abs=1e-5)
+    with pytest.raises(InputError, match=r"guardrail_metrics = recall@0: recall@0 is impossible"):
+        trainer(tiny, tmp_path / "run", "--guardrail_metrics=[recall@0]")
 
 
 # What comes of it ---------------------------------------------------------------------------------------------------
