@@ -18,7 +18,7 @@ from vicinal.training.run_length import RunLength
 from vicinal.utils.errors import InterruptedRunError
 from vicinal.utils.run_folder import RunFolder
 
-FIVE_STEPS = ["--epochs=null", "--max_steps=5", "--steps_per_epoch=2"]
+FIVE_STEPS = ["--epochs=null", "--max_steps=5", "--steps_per_epoch=3"]
 
 
 def test_a_run_ends_after_its_epochs_or_its_steps() -> None:
@@ -51,12 +51,12 @@ def test_a_run_of_steps(small: list[str], tmp_path: Path, capsys: pytest.Capture
     run = train(Recipe.load(overrides=[*small, *FIVE_STEPS]), tmp_path / "run")
     log, metrics = pd.read_csv(run.log), pd.read_csv(run.metrics)
     assert log["step"].tolist() == [1, 2, 3, 4, 5]
-    assert log["epoch"].tolist() == [0, 0.5, 1, 1.5, 2]
+    assert log["epoch"].tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1, 4 / 3], rel=1e-4)
     cosine = [0.0005 * (1 + math.cos(math.pi * step / 5)) for step in range(5)]
     assert log["lr backbone"].tolist() == pytest.approx(cosine, rel=1e-4)
-    assert metrics[["step", "epoch"]].to_numpy().tolist() == [[0, 0], [2, 1], [4, 2], [5, 3]]  # the last is cut short
+    assert metrics[["step", "epoch"]].to_numpy().tolist() == [[0, 0], [3, 1], [5, 2]]  # the last is cut short
     lines = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines() if line.startswith("epoch ")]
-    assert lines == ["epoch 1, step 2/5", "epoch 2, step 4/5", "epoch 3, step 5/5"]
+    assert lines == ["epoch 1, step 3/5", "epoch 2, step 5/5"]
 
 
 def test_epochs_that_end_before_the_steps_are_mentioned(
@@ -94,7 +94,7 @@ def test_a_run_of_steps_that_is_stopped_anywhere_is_resumed_as_if_never_stopped(
 
     def interrupted_step(self: Trainer, *arguments, **more) -> None:
         step(self, *arguments, **more)
-        if self.progress.step in (3, 4, 5):  # within an epoch, at its end, and at the end of the run
+        if self.progress.step in (3, 4, 5):  # at the end of an epoch, within one, and at the end of the run
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(Trainer, "train_step", interrupted_step)
