@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vicinal.data.splits import class_folds
     from vicinal.data.statistics import Statistics
     from vicinal.data.table import Table
+    from vicinal.data.train_lists import use_train_list
     from vicinal.data.transforms import ImageTransform
 else:
     __getattr__, __dir__ = lazy_imports(__name__)
@@ -61,4 +62,5 @@ __all__ = [
     "read_image",
     "save_embeddings",
     "split_fingerprint",
+    "use_train_list",
 ]
