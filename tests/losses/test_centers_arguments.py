@@ -120,7 +120,7 @@ def test_a_value_of_each_anchor_is_not_for_all() -> None:
 def test_neither_memory_nor_mixtures(kind: type[CenterBasedLoss]) -> None:
     loss = kind(3, 4)
     for part in (loss, 0.5 * loss, ContrastiveLoss() + loss):
-        with pytest.raises(InputError, match=rf"^CrossBatchMemory: {kind.__name__} compares with class centers, not"):
+        with pytest.raises(InputError, match=rf"^CrossBatchMemory: {kind.__name__} cannot compare with a memory"):
             CrossBatchMemory(part, size=10)
         with pytest.raises(InputError, match=rf"^SiMix: loss must be a loss of similarities .*, not {kind.__name__}$"):
             SiMix(part)

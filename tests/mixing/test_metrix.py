@@ -104,7 +104,7 @@ def test_own_references_are_refused_with_centers() -> None:
     x, labels = torch.eye(4), torch.tensor([0, 0, 1, 1])
     with pytest.raises(InputError, match=r"^ProxyAnchorLoss: the references are the class centers"):
         Metrix(ProxyAnchorLoss(2, 4))(x, labels, x, labels)
-    with pytest.raises(InputError, match=r"^CrossBatchMemory: ProxyAnchorLoss compares with class centers"):
+    with pytest.raises(InputError, match=r"^CrossBatchMemory: ProxyAnchorLoss cannot compare with a memory"):
         CrossBatchMemory(Metrix(ProxyAnchorLoss(2, 4)), 8)
     with pytest.raises(InputError, match=r"not Metrix$"):
         SiMix(Metrix(ProxyAnchorLoss(2, 4)))
