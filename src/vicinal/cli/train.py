@@ -35,7 +35,7 @@ TRAIN_HELP = Help(
     {
         "data.source": ("", "folder with one folder of images per class, .csv or .parquet table, or benchmark"),
         "data.fractions": ("", "fraction of the classes per split, such as '{train: 0.6, val: 0.2, test: 0.2}'"),
-        "model.backbone": ("resnet50", "name of a model in timm"),
+        "model.backbone": ("resnet50", "name of a model in timm, or of published weights, such as vit_b16_clip_400m"),
         "model.pretrained": ("true", "start from pretrained weights"),
         "model.dim": ("512", "dimension of the embeddings"),
         "transform.size": ("224", "side of the images in pixels; the default depends on the backbone"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vicinal.models.refiner import ContextRefiner
+from vicinal.utils.console import condensed_retries
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.source_kind import source_kind
@@ -50,7 +51,8 @@ def _load_backbone(name: str, pooling: PoolingName | None) -> Embedder:
     if pooling is None:
         pooling = INITIALIZATIONS[name].pooling if name in INITIALIZATIONS else "backbone"
     try:
-        return Embedder(name, dim=None, pooling=pooling, norm="none").eval()
+        with condensed_retries():
+            return Embedder(name, dim=None, pooling=pooling, norm="none").eval()
     except InputError as error:
         raise InputError(f"model {TIMM}{name}: {error}") from None
 
