@@ -17,6 +17,7 @@ from vicinal.losses import (
     CenterContrastiveLoss,
     CenterLoss,
     ContextualLoss,
+    CrossEntropyLoss,
     MultiSimilarityLoss,
     NCALoss,
     NormSoftmaxLoss,
@@ -24,7 +25,7 @@ from vicinal.losses import (
 )
 from vicinal.similarity.pair_source import PairSource
 from vicinal.training import Recipe, Trainer, resume, train
-from vicinal.training.co_teaching import CoTeachingModule
+from vicinal.training.co_teaching import CoTeachingModule, CoTeachingPlusModule
 from vicinal.training.prism import PrismSelector
 from vicinal.training.selection_report import SelectionReport, known_noisy
 from vicinal.training.training_data import load_training_table
@@ -154,6 +155,67 @@ def test_in_co_teaching_each_model_learns_the_easiest_samples_of_the_other() -> 
         assert sorted(easy[1].tolist()) == module.selected.nonzero().flatten().tolist()
 
 
+def test_in_co_teaching_plus_only_what_the_models_classify_differently_is_learned() -> None:
+    torch.manual_seed(0)
+    models, losses = [_Linear(), _Linear()], [CrossEntropyLoss(5, 4), CrossEntropyLoss(5, 4)]
+    module = CoTeachingPlusModule(
+        *(models[0], losses[0], models[1], losses[1]),  # type: ignore[arg-type]
+        noise_rate=0.5,
+        warmup_epochs=2,
+        co_teaching_epochs=1,
+    ).double()
+    x, labels = torch.randn(30, 3, dtype=torch.float64), torch.randint(0, 5, (30,))
+    for epoch, fraction in ((0, 1.0), (1, 0.75), (2, 0.5), (5, 0.5)):
+        module.start_epoch(epoch)
+        terms = module(x, labels)
+        logits = [model(x) @ loss.centers.T + loss.bias for model, loss in zip(models, losses, strict=True)]
+        differ = [i for i in range(30) if epoch == 0 or logits[0][i].argmax() != logits[1][i].argmax()]
+        assert epoch == 0 or 4 < len(differ) < 26
+        values = [[-each[i].log_softmax(0)[labels[i]] for i in range(30)] for each in logits]
+        easy = [sorted(differ, key=lambda i, v=v: v[i].item())[: round(fraction * len(differ))] for v in values]
+        expected = [
+            torch.stack([values[0][i] for i in easy[1]]).mean(),
+            torch.stack([values[1][i] for i in easy[0]]).mean(),
+        ]
+        assert list(terms) == ["CrossEntropyLoss", "CrossEntropyLoss (peer)"]
+        torch.testing.assert_close(list(terms.values()), expected)
+        assert module.selected is not None
+        assert sorted(easy[1]) == module.selected.nonzero().flatten().tolist()
+
+
+def test_where_both_models_agree_neither_learns() -> None:
+    torch.manual_seed(0)
+    model, loss = _Linear(), NormSoftmaxLoss(3, 4)
+    module = CoTeachingPlusModule(
+        *(model, loss, model, loss),  # type: ignore[arg-type]
+        noise_rate=0.2,
+        warmup_epochs=0,
+        co_teaching_epochs=0,
+    )
+    module.start_epoch(0)
+    value = torch.stack(list(module(torch.randn(8, 3), torch.arange(8) % 3).values())).sum()
+    value.backward()
+    assert not value
+    assert all(p.grad is not None and not p.grad.any() for p in module.parameters())
+    assert module.selected is not None
+    assert not module.selected.any()
+
+
+def test_co_teaching_plus_needs_class_probabilities(small: list[str], tmp_path: Path) -> None:
+    for loss, message in (
+        ("MultiSimilarityLoss", "of MultiSimilarityLoss none has them"),
+        ("{class_path: WeightedSum, init_args: {weights: [1, 1], losses: [NormSoftmaxLoss, CosFaceLoss]}}", "2 have"),
+    ):
+        recipe = Recipe.load(overrides=[*small, f"--loss={loss}", "--sample_selection.method=co-teaching+"])
+        with pytest.raises(InputError, match=f"co-teaching\\+ needs a loss with class probabilities, .*{message}"):
+            train(recipe, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+    with pytest.raises(InputError, match=r"must be co-teaching\+ where sample_selection.co_teaching_epochs is given"):
+        Recipe.load(
+            overrides=[*small, "--sample_selection.method=co-teaching", "--sample_selection.co_teaching_epochs=2"]
+        )
+
+
 def test_the_report_counts() -> None:
     report = SelectionReport(torch.tensor([True, False, True, False, False]))
     assert math.isnan(report.values()["excluded fraction"])
@@ -178,7 +240,7 @@ def test_known_noisy_rows() -> None:
     assert rows.tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize("method", ["prism", "co-teaching"])
+@pytest.mark.parametrize("method", ["prism", "co-teaching", "co-teaching+"])
 def test_a_run_reports_the_noise_it_finds(
     method: str, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,11 +249,13 @@ def test_a_run_reports_the_noise_it_finds(
         f"--sample_selection.method={method}",
         "--sample_selection.noise_rate=0.3",
     ]
+    if method == "co-teaching+":
+        noise.append("--sample_selection.co_teaching_epochs=1")
     run = train(Recipe.load(overrides=[*small, *noise, "--loss=NormSoftmaxLoss", "--epochs=3"]), tmp_path / "run")
     log = pd.read_csv(run.log)
     assert {"excluded fraction", "noise precision", "noise recall"} <= set(log)
     assert log["excluded fraction"].iloc[0] == 0
-    assert 0 < log["excluded fraction"].iloc[-1] < 0.7
+    assert 0 < log["excluded fraction"].iloc[-1] <= 1 if method == "co-teaching+" else 0.7
     assert capsys.readouterr().err.count("sample selection excluded") == 3
 
 

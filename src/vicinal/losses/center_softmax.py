@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from vicinal.losses.center_based import CenterBasedLoss
 from vicinal.losses.row_functions import softplus
 from vicinal.similarity.center_sum import sum_over_anchors, values_of_anchors
-from vicinal.similarity.class_centers import CenterRows, ClassCenters
+from vicinal.similarity.class_centers import CenterRows, ClassCenters, RowValues, dense_logits
 from vicinal.similarity.pair_source import PairSource
 from vicinal.utils import distributed
 from vicinal.utils.arguments import check_fraction, check_positive, check_seed
@@ -76,27 +78,52 @@ class CenterSoftmaxLoss(CenterBasedLoss):
         mean_other = (rows.num_classes * rows.mean - self.scale * rows.own[:, 0]) / (rows.num_classes - 1)
         return value + self.label_smoothing * (positive - mean_other)
 
+    @torch.no_grad()
+    def class_logits(self, embeddings: Tensor) -> Tensor:
+        """Compute the logits of all classes, without margin: their softmax are the class probabilities.
+
+        Args:
+            embeddings: float [n, d].
+
+        Returns:
+            float [n, num_classes], without gradient.
+
+        Example:
+            >>> loss = NormSoftmaxLoss(num_classes=2, dim=2, scale=10)
+            >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
+            >>> loss.class_logits(torch.tensor([[0.6, 0.8]]))
+            tensor([[6., 8.]])
+        """
+        labels = torch.zeros(len(embeddings), dtype=torch.int64, device=embeddings.device)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            anchors = self._anchors(PairSource.from_batch(embeddings, labels)).anchors
+            centers = self._class_centers(self.all_centers())
+            return dense_logits(anchors, centers, *centers.parameters(anchors.dtype))[1]
+
     def mean_value(self, source: PairSource) -> Tensor:
         return self._mean_against(self._created(), source)
 
-    def _mean_against(self, centers: Tensor, source: PairSource) -> Tensor:
-        """The mean loss over all anchors with these centers, which may be detached."""
+    def _mean_against(self, centers: Tensor, source: PairSource, row_values: RowValues | None = None) -> Tensor:
+        """The mean loss over all anchors with these centers, which may be detached; or that of other values of rows."""
         selected = self._selected(centers, source)
         if self.sample_rate < 1 and self.training:
             self.calls += 1
-        return sum_over_anchors(source.anchors, self._labels(source), selected, self.row_values) / len(source)
+        values = row_values or self.row_values
+        return sum_over_anchors(source.anchors, self._labels(source), selected, values) / len(source)
 
-    def _anchor_values(self, source: PairSource) -> Tensor:
+    def _anchor_values(self, source: PairSource, row_values: RowValues | None = None) -> Tensor:
         anchors = self._anchors(source)
         if not len(anchors):
             return anchors.anchors.new_zeros(0)
         centers = self._selected(self._created().detach(), anchors)
-        values = values_of_anchors(anchors.anchors, self._labels(anchors), centers, self.row_values)
+        values = values_of_anchors(anchors.anchors, self._labels(anchors), centers, row_values or self.row_values)
         # Where centers are sharded, the values are those of the anchors of all processes.
         return values if len(anchors) == len(source) else values[source.offset :][: len(source)]
 
     def _selected(self, centers: Tensor, source: PairSource) -> ClassCenters:
         """The centers that a batch is compared with."""
+        if self.sample_rate == 1 and not self.is_sharded:
+            return self._class_centers(centers)
         ids = self._sampled(source) if self.sample_rate < 1 else None
         if ids is not None:
             k = self.centers_per_class
@@ -107,14 +134,11 @@ class CenterSoftmaxLoss(CenterBasedLoss):
             local = torch.arange(num_local, device=centers.device) if ids is None else ids
             ids = local + first
             classes_per_process = [self._num_sampled(classes, len(source)) for classes in self.classes_per_process()]
-        return ClassCenters(
-            centers,
-            self.scale,
-            self.centers_per_class,
-            needs_mean=self.label_smoothing > 0,
-            class_ids=ids,
-            classes_per_process=tuple(classes_per_process),
-        )
+        return replace(self._class_centers(centers), class_ids=ids, classes_per_process=tuple(classes_per_process))
+
+    def _class_centers(self, centers: Tensor) -> ClassCenters:
+        """Centers, and how the similarity to a class is computed."""
+        return ClassCenters(centers, self.scale, self.centers_per_class, needs_mean=self.label_smoothing > 0)
 
     def _num_sampled(self, num_classes: int, num_anchors: int) -> int:
         """How many of the classes of a process are selected: at least as many as there are anchors, if possible."""

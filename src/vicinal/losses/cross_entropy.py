@@ -64,7 +64,7 @@ class CrossEntropyLoss(CenterSoftmaxLoss):
         vectors = unnormalized.anchors.clamp(-MAX_ENTRY, MAX_ENTRY)
         return replace(unnormalized, anchors=vectors, references=vectors)
 
-    def _selected(self, centers: Tensor, source: PairSource) -> ClassCenters:
+    def _class_centers(self, centers: Tensor) -> ClassCenters:
         assert self.bias is not None
         return ClassCenters(centers, self.scale, bias=self.bias, needs_mean=self.label_smoothing > 0)
 

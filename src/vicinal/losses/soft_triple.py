@@ -74,7 +74,7 @@ class SoftTripleLoss(CenterSoftmaxLoss):
         value = super().mean_value(source)
         return value + self.regularizer * self._half_mean_distance() if self.regularizer else value
 
-    def _selected(self, centers: Tensor, source: PairSource) -> ClassCenters:
+    def _class_centers(self, centers: Tensor) -> ClassCenters:
         return ClassCenters(centers, self.scale, self.centers_per_class, self.gamma)
 
     def _half_mean_distance(self) -> Tensor:

@@ -101,14 +101,22 @@ def dense_center_rows(
     anchors: Tensor, labels: Tensor, centers: ClassCenters, vectors: Tensor, bias: Tensor | None = None
 ) -> CenterRows:
     """Compute the rows from the whole similarity matrix, with autograd."""
+    by_class, logits = dense_logits(anchors, centers, vectors, bias)
+    index, _ = centers.locate(labels)
+    own = torch.take_along_dim(by_class, index[:, None, None], dim=1)[:, 0] / centers.scale
+    is_own = torch.arange(centers.num_classes, device=labels.device) == index[:, None]
+    others = logits.masked_fill(is_own, -math.inf).logsumexp(dim=1)
+    return CenterRows(own, others, logits.mean(dim=1), centers.num_classes)
+
+
+def dense_logits(
+    anchors: Tensor, centers: ClassCenters, vectors: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute scale x similarity to each center, [n, num_classes, centers_per_class], and class, [n, num_classes]."""
     similarity = anchors @ (vectors if bias is not None else normalize(vectors)).T
     logits = centers.scale * (similarity if bias is None else similarity + bias)
     by_class = logits.view(len(logits), -1, centers.centers_per_class)
     if centers.centers_per_class > 1:
         weights = (by_class / (centers.scale * centers.temperature)).softmax(dim=2)
         logits = (weights * by_class).sum(dim=2)
-    index, _ = centers.locate(labels)
-    own = torch.take_along_dim(by_class, index[:, None, None], dim=1)[:, 0] / centers.scale
-    is_own = torch.arange(centers.num_classes, device=labels.device) == index[:, None]
-    others = logits.masked_fill(is_own, -math.inf).logsumexp(dim=1)
-    return CenterRows(own, others, logits.mean(dim=1), centers.num_classes)
+    return by_class, logits

@@ -14,6 +14,8 @@ from typing import Any, ClassVar, TypeVar
 import docstring_parser
 import jsonargparse
 
+import vicinal.correction
+import vicinal.distillation
 import vicinal.memory
 import vicinal.mixing
 import vicinal.weighting  # noqa: F401 - a recipe may name a class of an imported module without its module

@@ -12,7 +12,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from vicinal.distillation import S2SD
 from vicinal.losses import CenterBasedLoss, Loss
+from vicinal.losses.center_softmax import CenterSoftmaxLoss
 from vicinal.models import Embedder
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats, Integers
@@ -35,8 +37,30 @@ class SavedCenters(NamedTuple):
 
 
 def losses_with_centers(loss: Loss) -> dict[str, CenterBasedLoss]:
-    """The center-based losses in a loss, by their names in it."""
-    return {name: part for name, part in loss.named_modules() if isinstance(part, CenterBasedLoss)}
+    """The center-based losses in a loss, by their names in it; not those of the heads of S2SD, which are no model's."""
+    heads = {id(part) for each in loss.modules() if isinstance(each, S2SD) for part in each.head_losses.modules()}
+    parts = loss.named_modules()
+    return {name: part for name, part in parts if isinstance(part, CenterBasedLoss) and id(part) not in heads}
+
+
+def class_predictor(loss: Loss, purpose: str) -> CenterSoftmaxLoss:
+    """The one part of a loss that has class probabilities.
+
+    Args:
+        loss: the loss.
+        purpose: what it is needed for, the start of a message.
+
+    Raises:
+        InputError: none or several parts have class probabilities.
+    """
+    found = [part for part in loss.modules() if isinstance(part, CenterSoftmaxLoss)]
+    if len(found) != 1:
+        number = "none has" if not found else f"{len(found)} have"
+        raise InputError(
+            f"{purpose} needs a loss with class probabilities, such as CrossEntropyLoss or NormSoftmaxLoss; of "
+            f"{type(loss).__name__} {number} them"
+        )
+    return found[0]
 
 
 def create_centers(loss: Loss, num_classes: int, dim: int) -> None:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from vicinal.losses import Loss
 from vicinal.losses.base import loss_terms
 from vicinal.models import Embedder
 from vicinal.training.class_centers import check_initial_centers, create_centers
-from vicinal.training.co_teaching import CoTeachingModule
+from vicinal.training.co_teaching import CoTeachingModule, CoTeachingPlusModule
 from vicinal.training.prism import PrismModule, PrismSelector
 from vicinal.training.recipe import Recipe
 from vicinal.training.training_module import TrainingModule
+from vicinal.training.transition import check_transition
 from vicinal.utils.errors import InputError
 
 
-def create_training_module(recipe: Recipe, num_classes: int, num_images: int, resumed: bool = False) -> TrainingModule:
+def create_training_module(
+    recipe: Recipe, classes: Sequence[str | int], num_images: int, resumed: bool = False
+) -> TrainingModule:
     """Create model and loss, in the module for the recipe's sample selection.
 
     Args:
         recipe: all settings.
-        num_classes: number of training classes.
+        classes: names of the training classes.
         num_images: number of training images.
         resumed: whether the weights will be those of a checkpoint.
 
@@ -29,22 +34,23 @@ def create_training_module(recipe: Recipe, num_classes: int, num_images: int, re
     """
     settings = recipe.settings
     torch.manual_seed(settings.seed)
-    embedder, loss = _create_model_and_loss(recipe, num_classes)
+    embedder, loss = _create_model_and_loss(recipe, len(classes))
     if not resumed:
         check_initial_centers(settings.centers, loss, embedder)
+        check_transition(settings.transition, loss, classes)
     selection, size = settings.sample_selection, settings.micro_batch_size
     warmup = selection.warmup_epochs
     if selection.method == "prism":
         selector = PrismSelector(selection.noise_rate, selection.memory_size or num_images, selection.window)
         return PrismModule(embedder, loss, selector, warmup_epochs=warmup, micro_batch_size=size)
-    if selection.method == "co-teaching":
-        _require_sample_values(loss)
-        rate = selection.noise_rate
-        peer, peer_loss = _create_model_and_loss(recipe, num_classes)
-        return CoTeachingModule(
-            embedder, loss, peer, peer_loss, noise_rate=rate, warmup_epochs=warmup, micro_batch_size=size
-        )
-    return TrainingModule(embedder, loss, size)
+    if selection.method == "none":
+        return TrainingModule(embedder, loss, size)
+    _require_sample_values(loss, selection.method)
+    peer, peer_loss = _create_model_and_loss(recipe, len(classes))
+    plus = {"co_teaching_epochs": selection.co_teaching_epochs} if selection.method == "co-teaching+" else {}
+    kind = CoTeachingPlusModule if plus else CoTeachingModule
+    rate = selection.noise_rate
+    return kind(embedder, loss, peer, peer_loss, noise_rate=rate, warmup_epochs=warmup, micro_batch_size=size, **plus)
 
 
 def _create_model_and_loss(recipe: Recipe, num_classes: int) -> tuple[Embedder, Loss]:
@@ -53,10 +59,10 @@ def _create_model_and_loss(recipe: Recipe, num_classes: int) -> tuple[Embedder, 
     return embedder, loss
 
 
-def _require_sample_values(loss: Loss) -> None:
+def _require_sample_values(loss: Loss, method: str) -> None:
     for term in loss_terms(loss):
         if type(term)._anchor_values is Loss._anchor_values:
             raise InputError(
-                "sample_selection.method = co-teaching needs a loss that has a value for each sample; "
+                f"sample_selection.method = {method} needs a loss that has a value for each sample; "
                 f"{type(term).__name__} has none"
             )

@@ -12,8 +12,15 @@ from pathlib import Path
 import vicinal
 from vicinal.utils.errors import InputError, one_line
 
-LOSS_FILES = ("losses/__init__.py", "memory.py", "mixing/__init__.py", "weighting.py")
-OTHER_LOSSES = ("CrossBatchMemory", "Metrix", "SiMix", "WeightedSum")  # their names do not end in Loss
+LOSS_FILES = (
+    "losses/__init__.py",
+    "memory.py",
+    "correction.py",
+    "distillation.py",
+    "mixing/__init__.py",
+    "weighting.py",
+)
+OTHER_LOSSES = ("CrossBatchMemory", "ForwardCorrection", "Metrix", "S2SD", "SiMix", "WeightedSum")  # not named ...Loss
 
 
 class OfferedClasses:

@@ -71,28 +71,36 @@ class SampleSelection:
     Args:
         method: "none"; "prism" leaves out samples that are unlike the past samples of their class, kept in a memory
             (Liu et al., CVPR 2021); "co-teaching" trains two models, each on the samples with the smallest loss of the
-            other (Han et al., NeurIPS 2018), and needs a loss that has a value for each sample.
+            other (Han et al., NeurIPS 2018), and needs a loss that has a value for each sample; "co-teaching+" does so
+            among the samples that the two classify differently (Yu et al., ICML 2019), and needs a loss with class
+            probabilities.
         noise_rate: assumed fraction of noisy labels among the training images.
         warmup_epochs: number of epochs before prism leaves out any samples, or over which the fraction that co-teaching
             leaves out rises to `noise_rate`.
         memory_size: number of embeddings in the memory of prism; null: the number of training images.
         window: number of batches over which the threshold of prism is averaged.
+        co_teaching_epochs: number of first epochs of co-teaching, before co-teaching+ leaves out samples that the two
+            models classify alike.
     """
 
-    method: Literal["none", "prism", "co-teaching"] = "none"
+    method: Literal["none", "prism", "co-teaching", "co-teaching+"] = "none"
     noise_rate: float = 0.2
     warmup_epochs: int = 1
     memory_size: int | None = None
     window: int = 10
+    co_teaching_epochs: int = 0
 
     def __post_init__(self) -> None:
         require(0 <= self.noise_rate < 1, "sample_selection.noise_rate", self.noise_rate, "from 0 to below 1")
         require(self.warmup_epochs >= 0, "sample_selection.warmup_epochs", self.warmup_epochs, "0 or more")
         require(self.window >= 1, "sample_selection.window", self.window, "at least 1")
+        epochs = self.co_teaching_epochs
+        require(epochs >= 0, "sample_selection.co_teaching_epochs", epochs, "0 or more")
         size = self.memory_size
         require(size is None or size >= 1, "sample_selection.memory_size", size, "at least 1 or null")
         self._require_method(("prism",), "memory_size", "window")
-        self._require_method(("prism", "co-teaching"), "noise_rate", "warmup_epochs")
+        self._require_method(("co-teaching+",), "co_teaching_epochs")
+        self._require_method(("prism", "co-teaching", "co-teaching+"), "noise_rate", "warmup_epochs")
 
     def _require_method(self, methods: tuple[str, ...], *names: str) -> None:
         """Raise InputError if settings of a method are given and the method is not."""
@@ -100,6 +108,27 @@ class SampleSelection:
         given = " or ".join(f"sample_selection.{name}" for name in names)
         expected = f"{' or '.join(methods)} where {given} is given"
         require(unchanged or self.method in methods, "sample_selection.method", self.method, expected)
+
+
+@dataclass(frozen=True)
+class TransitionSettings:
+    """The transition matrix of the loss ForwardCorrection: how probable each label is for each true class.
+
+    Args:
+        source: a .csv file with the columns label, confused_with and probability, one pair of classes per line; or the
+            folder of a run on the same noisy labels, whose loss has class probabilities and is not corrected: the
+            matrix is estimated from them (Patrini et al., CVPR 2017, Eq. 12 and 13).
+        quantile: the image whose class probabilities are the row of a class is that at this quantile of the
+            probability of the class; 1: the image with the highest, which is right for many classes.
+    """
+
+    source: str | None = None
+    quantile: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.quantile <= 1, "transition.quantile", self.quantile, "from 0 to 1")
+        fits = self.quantile == 1 or self.source is not None
+        require(fits, "transition.quantile", self.quantile, "left out without transition.source")
 
 
 @dataclass(frozen=True)
@@ -123,6 +152,7 @@ class TrainingSettings(BaseSettings):
             images' embeddings by the untrained model; or the folder of a run, whose centers are copied by class name,
             while classes that it does not have get random centers.
         sample_selection: training with noisy labels.
+        transition: the transition matrix of the loss ForwardCorrection.
         freeze_backbone_epochs: number of first epochs in which the backbone is frozen.
         devices: number of devices, with one training process each.
     """
@@ -137,6 +167,7 @@ class TrainingSettings(BaseSettings):
     coarse_column: str = "coarse"
     centers: str = "random"
     sample_selection: SampleSelection = field(default_factory=SampleSelection)
+    transition: TransitionSettings = field(default_factory=TransitionSettings)
     freeze_backbone_epochs: int = 0
     devices: int = 1
 

@@ -20,6 +20,7 @@ from vicinal.training.recipe import Recipe
 from vicinal.training.selection_report import SelectionReport, known_noisy
 from vicinal.training.settings import TrainingSettings
 from vicinal.training.training_data import create_sampler, num_workers, sample_classes
+from vicinal.training.transition import find_transition, set_transition
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
@@ -70,7 +71,7 @@ class Trainer(BaseTrainer):
     def _create_module(self, training: Table) -> None:
         """Create model, loss and optimizer for the classes of the training images."""
         self.bare_module = create_training_module(
-            self.recipe, len(training.classes), len(training), resumed=self.run.last.exists()
+            self.recipe, training.classes, len(training), resumed=self.run.last.exists()
         )
         self.embedder, self.loss = self.bare_module.embedder, self.bare_module.loss
         self.parameter_groups = self.bare_module.parameter_groups()
@@ -161,7 +162,7 @@ class Trainer(BaseTrainer):
         self.recipe.save(self.run.recipe)
 
     def _on_start(self) -> None:
-        """Set the class centers to their initial values, unless these are random."""
+        """Set class centers and transition matrices to their initial values, unless these are random."""
         centers, training = self.settings.centers, self.images.table
         for embedder, loss in zip(self.bare_module.embedders, self.bare_module.losses, strict=True):
             if centers == "class_means":
@@ -172,6 +173,10 @@ class Trainer(BaseTrainer):
                 set_centers_to_class_means(loss, vectors, training.labels)
             elif centers != "random":
                 copy_centers_from_run(loss, centers, training.classes)
+        if self.settings.transition.source is not None:
+            device, main = self.engine.fabric.device, self.is_main_process
+            matrix = find_transition(self.settings.transition, self.images, device) if main else None
+            set_transition(self.bare_module.losses, distributed.broadcast_object(matrix))
 
     def _extra_state(self) -> dict[str, Any]:
         reports = {"epoch_selection": self.epoch_selection, "step_selection": self.step_selection}
