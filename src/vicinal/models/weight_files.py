@@ -68,8 +68,8 @@ def download_weights(url: str) -> dict[str, Any]:
         return dict(torch.hub.load_state_dict_from_url(url, map_location="cpu", weights_only=True, check_hash=True))
     except Exception as error:  # networks fail in many ways, and the reader raises many types of errors
         raise InputError(
-            f"{url} could not be fetched and loaded ({one_line(error)}); give the file itself "
-            "(pretrained=path/to/the/file) or pretrained=false"
+            f"{url} could not be fetched and loaded ({one_line(error)}); put the file into {torch.hub.get_dir()}/"
+            "checkpoints, or use pretrained=path/to/the/file or pretrained=false"
         ) from error
 
 
