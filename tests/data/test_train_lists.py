@@ -18,18 +18,10 @@ from tests.data.benchmarks.published import (
     write_lines,
     write_sop,
 )
+from tests.data.benchmarks.published_more import cub_rows, write_cub_train_list
 from vicinal.data import DataSettings, Table, load_dataset, load_table
 from vicinal.data.train_lists import use_train_list
 from vicinal.utils.errors import InputError
-
-
-def cub_rows(*classes: int) -> list[str]:
-    """The lines of a list without noise."""
-    return [
-        f"/data/CUB_200_2011/images/{number:03d}.Bird_{number}/Bird_{number}_{i:04d}.jpg,{number}"
-        for number in classes
-        for i in range(5)
-    ]
 
 
 @pytest.fixture
@@ -39,16 +31,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def noisy_lists(root: Path) -> Path:
-    """Symmetric noise in two images, and the list of the other ones."""
-    rows = cub_rows(*range(1, 7))
-    write_lines(root / "CUB_0.1noised_cleaned_train.csv", *rows[2:])
-    write_lines(root / "CUB_0.1noised_train.csv", *(row[:-1] + "4" for row in rows[:2]), *rows[2:])
-    return root / "CUB_0.1noised_train.csv"
-
-
 def test_the_labels_are_those_of_the_list(root: Path) -> None:
-    table = use_train_list(load_table("cub", root=root), noisy_lists(root))
+    table = use_train_list(load_table("cub", root=root), write_cub_train_list(root))
     training, own = table.subset("train"), load_table("cub", root=root)
     assert sorted(training.paths) == sorted(own.subset("train").paths)
     assert training.frame["label"].tolist()[:6] == ["listed/4", "listed/4", *["listed/1"] * 3, "listed/2"]
@@ -59,7 +43,7 @@ def test_the_labels_are_those_of_the_list(root: Path) -> None:
 
 def test_noise_is_known_if_the_clean_list_is_there(root: Path) -> None:
     table = load_table("cub", root=root)
-    frame = use_train_list(table, noisy_lists(root)).frame
+    frame = use_train_list(table, write_cub_train_list(root)).frame
     assert frame["noisy_label"].tolist() == [True] * 2 + [False] * 48
     assert frame["label_clean"].tolist()[:3] == ["listed/1"] * 3
     assert (frame["label"] != frame["label_clean"]).tolist() == frame["noisy_label"].tolist()
@@ -127,7 +111,7 @@ def test_products(root: Path) -> None:
 
 
 def test_a_recipe_and_the_command_read_it(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(noisy_lists(root))
+    path = str(write_cub_train_list(root))
     table = load_dataset(DataSettings("cub", root=str(root), train_list=path, fractions={"train": 0.5, "val": 0.5}))
     assert {split: len(table.subset(split).classes) for split in table.splits} == {"train": 3, "val": 3, "test": 4}
     found = json.loads(output(capsys, "data", "cub", "--root", root, "--train_list", path, "--json"))

@@ -241,6 +241,23 @@ def write_kmnist(root: Path) -> None:
     write_mnist(root, "kmnist")
 
 
+def cub_rows(*classes: int) -> list[str]:
+    """The lines of a list of training images of `write_cub`, as PRISM published it, with the right labels."""
+    return [
+        f"/data/CUB_200_2011/images/{number:03d}.Bird_{number}/Bird_{number}_{i:04d}.jpg,{number}"
+        for number in classes
+        for i in range(IMAGES)
+    ]
+
+
+def write_cub_train_list(root: Path) -> Path:
+    """`CUB_0.1noised_train.csv`, with two noisy labels, and the list of the others; the images are those of `write_cub`."""
+    rows = cub_rows(*range(1, TRAIN + 1))
+    write_lines(root / "CUB_0.1noised_cleaned_train.csv", *rows[2:])
+    write_lines(root / "CUB_0.1noised_train.csv", *(row[:-1] + "4" for row in rows[:2]), *rows[2:])
+    return root / "CUB_0.1noised_train.csv"
+
+
 def replace_text(path: Path, old: str, new: str) -> None:
     """Replace the first place of a text in a file, which must be there."""
     text = path.read_text()

@@ -13,6 +13,9 @@ from vicinal.data.table import Table
 from vicinal.utils.errors import InputError
 
 NUM_TRAINING_CLASSES = 50
+NOISY, CLEAN = "Food-101N_release", "food-101"
+NOISY_HINT = f"download {NOISY}.zip from https://kuanghuei.github.io/Food-101N and unpack it there"
+CLEAN_HINT = f"download {CLEAN}.tar.gz, of Food-101, too and unpack it there"
 VERIFIED = ("verified_train.tsv", "verified_val.tsv")
 VERDICTS = {"1": "right", "0": "wrong"}
 # The list has this image as filet_mignon only, so that the verdict on another label of it says nothing about that one.
@@ -36,11 +39,8 @@ def food_101n(root: str | Path | None = None) -> Table:
     Raises:
         InputError: A file is missing, a line is not as published, or images are absent.
     """
-    names = ("food_101n", "Food-101N_release")
-    home = "download Food-101N_release.zip from https://kuanghuei.github.io/Food-101N"
-    noisy, _ = find_folder(root, names, ("meta/imagelist.tsv",), home)
-    names = ("food-101", "food_101n/food-101", "food_101")
-    clean, _ = find_folder(root, names, ("meta/train.txt",), "download food-101.tar.gz, of Food-101, too")
+    noisy, _ = find_folder(root, ("food_101n", NOISY), ("meta/imagelist.tsv",), NOISY_HINT)
+    clean, _ = find_folder(root, (CLEAN, f"food_101n/{CLEAN}"), ("meta/train.txt",), CLEAN_HINT)
     classes = sorted(name for _, (name,) in read_list(noisy / "meta" / "classes.txt", (1,), 1)[1:])
     of_clean = sorted(name for _, (name,) in read_list(clean / "meta" / "classes.txt", (1,)))
     if classes != of_clean:
