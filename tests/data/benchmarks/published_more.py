@@ -251,7 +251,7 @@ def cub_rows(*classes: int) -> list[str]:
 
 
 def write_cub_train_list(root: Path) -> Path:
-    """`CUB_0.1noised_train.csv`, with two noisy labels, and the list of the others; the images are those of `write_cub`."""
+    """`CUB_0.1noised_train.csv`, with two noisy labels, and the list of the others, both of images of `write_cub`."""
     rows = cub_rows(*range(1, TRAIN + 1))
     write_lines(root / "CUB_0.1noised_cleaned_train.csv", *rows[2:])
     write_lines(root / "CUB_0.1noised_train.csv", *(row[:-1] + "4" for row in rows[:2]), *rows[2:])
