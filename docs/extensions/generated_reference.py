@@ -30,8 +30,9 @@ from vicinal import training
 from vicinal.cli.main import main
 
 PUBLIC_PACKAGES = (
-    "losses", "mining", "weighting", "mixing", "memory", "correction", "similarity", "models", "data", "data.benchmarks",
-    "data.containers", "training", "retrieval", "evaluation", "analysis", "report", "report.page", "workflows",
+    "losses", "mining", "weighting", "mixing", "distillation", "memory", "correction", "similarity", "models", "data",
+    "data.benchmarks", "data.containers", "training", "retrieval", "evaluation", "analysis", "report", "report.page",
+    "workflows",
 )  # fmt: skip
 HELP_COLUMNS = "82"
 

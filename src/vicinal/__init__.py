@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vicinal import (
         analysis,
         data,
+        distillation,
         evaluation,
         losses,
         memory,
@@ -50,6 +51,7 @@ __all__ = [
     "__version__",
     "analysis",
     "data",
+    "distillation",
     "evaluate",
     "evaluation",
     "load_table",
