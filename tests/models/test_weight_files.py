@@ -102,10 +102,12 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "hub" / "checkpoints"
 
 
-def test_published_files_are_downloaded_once(tmp_path, cache):
+def test_published_files_are_downloaded_once(tmp_path, cache, capsys):
     torch.save({"a": torch.ones(2)}, tmp_path / "weights.torch")
     url = (tmp_path / "weights.torch").as_uri()
     assert torch.equal(download_weights(url)["a"], torch.ones(2))
+    printed = capsys.readouterr()
+    assert (printed.out, "Downloading" in printed.err) == ("", True)
     (tmp_path / "weights.torch").unlink()
     assert torch.equal(download_weights(url)["a"], torch.ones(2))
 
@@ -127,12 +129,14 @@ def test_initializations_that_timm_does_not_have_are_downloaded(tmp_path, cache,
     assert not torch.equal(create_backbone("vit_b16_diht", False, backbone_args=SMALL).norm.bias, backbone.norm.bias)
 
 
-def test_a_failed_download_says_what_to_do(cache, monkeypatch):
+@pytest.mark.parametrize("name", ["vit_b16_swag", "bn_inception_in1k"])
+def test_a_failed_download_says_what_to_do(cache, monkeypatch, capsys, name):
     def refuse(*arguments, **options):
         raise OSError("no route\nto host")
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     monkeypatch.setattr("torch.hub.urlopen", refuse)
-    with pytest.raises(InputError, match=r"vit_b16\.torch could not be fetched .*pretrained=path/to/the/file") as error:
-        create_backbone("vit_b16_swag", True)
+    with pytest.raises(InputError, match=r"could not be fetched .*pretrained=path/to/") as error:
+        create_backbone(name, True)
     assert "\n" not in str(error.value)
+    assert capsys.readouterr().out == ""

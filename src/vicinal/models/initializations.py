@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +191,8 @@ def _create(name: str, pretrained: bool, arguments: Mapping[str, Any], backbone_
     try:
         if backbone_args or "img_size" in arguments:
             _check_size(name, arguments)
-        return timm.create_model(name, pretrained=pretrained, **arguments)
+        with redirect_stdout(sys.stderr):  # torch.hub announces downloads on stdout, which is for results
+            return timm.create_model(name, pretrained=pretrained, **arguments)
     except InputError:
         raise
     except Exception as error:  # timm checks few arguments; an invalid one raises an error where it is first used

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ def download_weights(url: str) -> dict[str, Any]:
         InputError: The file cannot be downloaded or read.
     """
     try:
-        return dict(torch.hub.load_state_dict_from_url(url, map_location="cpu", weights_only=True, check_hash=True))
+        with redirect_stdout(sys.stderr):  # torch.hub announces downloads on stdout, which is for results
+            return dict(torch.hub.load_state_dict_from_url(url, map_location="cpu", weights_only=True, check_hash=True))
     except Exception as error:  # networks fail in many ways, and the reader raises many types of errors
         raise InputError(
             f"{url} could not be fetched and loaded ({one_line(error)}); put the file into {torch.hub.get_dir()}/"
