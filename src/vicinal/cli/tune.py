@@ -1,0 +1,141 @@
+"""`vicinal tune` and `vicinal sweep`: many training runs of one recipe with other settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vicinal.cli.flags import Arguments, Parser, add_settings, print_result
+from vicinal.cli.inputs import add_json, check_files, check_source
+from vicinal.cli.train import RecipeHelpFormatter, recipe_and_overrides
+from vicinal.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from vicinal.workflows.tuning.study_folder import StudyFolder
+    from vicinal.workflows.tuning.study_recipe import StudyRecipe
+
+TUNE_EXAMPLES = """\
+RECIPE is a recipe of `vicinal train` with the values of some settings under `search`:
+
+  search:
+    optimizer.lr: {log: [1e-5, 1e-3]}          logarithms equally likely
+    loss.margin: {range: [0.0, 0.5]}           numbers; {range: [32, 128], step: 32} for every 32nd
+    schedule.steps: [[25, 50], [40, 70]]       choices
+
+examples:
+  vicinal tune recipe.yaml --out study --trials 50 --prune median --jobs 4
+  vicinal tune recipe.yaml --out study --search.optimizer.lr '{log: [1e-5, 1e-3]}' --seeds 3 --replay
+  vicinal tune --out study --trials 100        continues the study"""
+SWEEP_EXAMPLES = """\
+RECIPE is a recipe of `vicinal train` with the values of one or more settings under `grid`:
+
+  grid:
+    loss.margin: [0.0, 0.1, 0.2]
+    batch_size: [64, 128, 256]
+
+examples:
+  vicinal sweep recipe.yaml --out sweep --seeds 3
+  vicinal sweep recipe.yaml --out sweep --grid.model.dim '[64, 128, 256, 512]' --jobs 2
+  vicinal sweep --out sweep --csv              continues, and prints the table"""
+
+
+def add_tune(parser: Parser) -> None:
+    """Add the flags of `vicinal tune`; all other flags are settings."""
+    from vicinal.workflows.tuning.settings import TuneSettings
+
+    _add_study(parser, TuneSettings, "search", TUNE_EXAMPLES)
+    add_json(parser)
+
+
+def add_sweep(parser: Parser) -> None:
+    """Add the flags of `vicinal sweep`; all other flags are settings."""
+    from vicinal.workflows.tuning.settings import SweepSettings
+
+    _add_study(parser, SweepSettings, "grid", SWEEP_EXAMPLES)
+    printed = parser.add_mutually_exclusive_group()
+    add_json(printed)
+    printed.add_argument("--csv", action="store_true", help="print the table as CSV, values from 0 to 1")
+
+
+def _add_study(parser: Parser, settings: type, section: str, examples: str) -> None:
+    parser.formatter_class = RecipeHelpFormatter
+    parser.usage = f"{parser.prog} [RECIPE] --out STUDY [--{section}.SETTING VALUES ...] [--SETTING VALUE ...]"
+    parser.epilog = examples
+    text = "the study's folder; a study that is there is continued, by several commands at a time if wanted"
+    parser.add_argument("--out", metavar="STUDY", help=text)
+    add_settings(parser, settings)
+    text = "a package or module of your own whose classes, such as losses, the recipe may name; may be repeated"
+    parser.add_argument("--allow_import", metavar="PACKAGE", action="append", default=[], help=text)
+    parser.add_argument("-h", "--help", action="store_true", help="show this help")
+
+
+def tune(arguments: Arguments) -> None:
+    """Search for the best settings of a recipe on training classes that are held out, with Optuna."""
+    if arguments.help:
+        return print_result(arguments.parser.format_help().rstrip())
+    from vicinal.workflows.tuning.settings import TuneSettings
+
+    study, settings = _read(arguments, "search", TuneSettings)
+    from vicinal.workflows.tuning.tune import tune
+
+    result = tune(study, arguments.out, settings, arguments.allow_import)
+    print_result(result.to_dict() if arguments.json else str(result))
+
+
+def sweep(arguments: Arguments) -> None:
+    """Train a recipe with every combination of some settings, and tabulate the metrics on the test split."""
+    if arguments.help:
+        return print_result(arguments.parser.format_help().rstrip())
+    from vicinal.workflows.tuning.settings import SweepSettings
+
+    study, settings = _read(arguments, "grid", SweepSettings)
+    from vicinal.workflows.tuning.sweep import sweep
+
+    result = sweep(study, arguments.out, settings, arguments.allow_import)
+    if arguments.json:
+        print_result(result.to_dict())
+    else:
+        print_result(result.to_csv().rstrip() if arguments.csv else str(result))
+
+
+def _read(arguments: Arguments, section: str, kind: type) -> tuple[StudyRecipe | None, Any]:
+    """The recipe, None where a study is continued, and the options; checked before anything slow is imported."""
+    from vicinal.workflows.tuning.study_folder import StudyFolder
+    from vicinal.workflows.tuning.study_recipe import StudyRecipe
+
+    if arguments.out is None:
+        raise InputError("--out is missing: name the study's folder, such as --out study")
+    folder = StudyFolder(Path(arguments.out))
+    folder.check_verb(section)
+    study = None
+    if arguments.rest:
+        path, words = recipe_and_overrides(arguments)
+        study = StudyRecipe.read(section, path, words, arguments.allow_import)
+        _check(study, arguments.verb.__name__)
+    return study, _options(arguments, kind, {} if study else _stored(folder))
+
+
+def _check(study: StudyRecipe, verb: str) -> None:
+    from vicinal.training.recipe_schema import UNCHECKED, settings_schema
+    from vicinal.training.settings import TrainingSettings
+
+    schema = {**settings_schema(TrainingSettings), "model": UNCHECKED, "loss": UNCHECKED}
+    check = study.check(schema, verb)
+    check.check_loss_name()
+    data = check.given.get("data", {})
+    check_source(data.get("source"))
+    check_files(data.get("root"))
+
+
+def _stored(folder: StudyFolder) -> dict[str, Any]:
+    """The options of the study that is continued."""
+    folder.check_study()
+    return {name: value for name, value in folder.stored().items() if name != "verb"}
+
+
+def _options(arguments: Arguments, kind: type, stored: dict[str, Any]) -> Any:
+    from dataclasses import fields
+
+    names = [field.name for field in fields(kind)]
+    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    return kind(**{**{name: value for name, value in stored.items() if name in names}, **given})

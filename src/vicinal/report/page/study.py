@@ -1,0 +1,167 @@
+"""The page about a search for settings: the best recipe, what mattered, and all trials."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vicinal.report.page.charts import Line, line_chart, points_table
+from vicinal.report.page.document import document
+from vicinal.report.page.markup import Markup, Section, element, facts, figure, note, percent, section, table, tall
+from vicinal.report.page.metrics import bar, named
+from vicinal.report.page.parallel import parallel_coordinates
+from vicinal.report.page.paths import without_home
+from vicinal.report.study_trial import StudyTrial, shown_value
+from vicinal.utils.files import write_bytes
+
+STATES = ("complete", "ended early", "failed", "running")
+
+
+def write_study_page(
+    path: str | Path,
+    trials: Sequence[StudyTrial],
+    *,
+    metric: str,
+    best: int | None = None,
+    recipe: str | None = None,
+    importances: Mapping[str, float] | None = None,
+    test: Mapping[str, float] | None = None,
+    log_keys: Collection[str] = (),
+    title: str = "Search",
+) -> None:
+    """Write a page about a search for settings.
+
+    It has the best trial with its recipe, the metrics on the test split if it was looked at, parallel coordinates, the
+    importance of each setting, the best score over the trials, and a table of all trials. It loads nothing.
+
+    Args:
+        path: the file; it is replaced as a whole.
+        trials: all trials.
+        metric: the name of their scores.
+        best: the number of the best trial; None: none has a score.
+        recipe: the best recipe, as YAML.
+        importances: the importance of each setting for the score; the sum is 1.
+        test: the metrics on the test split, by name.
+        log_keys: the settings whose axes are logarithmic.
+        title: of the page.
+
+    Raises:
+        OSError: the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> trials = [StudyTrial(0, "complete", {"optimizer.lr": 0.1}, 0.5, 3)]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_study_page(f"{folder}/report.html", trials, metric="recall@1", best=0)
+        ...     Path(f"{folder}/report.html").read_text(encoding="utf-8")[:15]
+        '<!doctype html>'
+    """
+    by_number = {trial.number: trial for trial in trials}
+    groups: dict[str, list[Section | None]] = {
+        "Result": [_best_section(by_number.get(-1 if best is None else best), metric), _test_section(test)],
+        "Search": [
+            _settings_section(trials, metric, best, log_keys),
+            _importances_section(importances),
+            _course_section(trials, metric),
+        ],
+        "Details": [_trials_section(trials, metric, best), _recipe_section(recipe)],
+    }
+    counts = [f"{number} {state}" for state in STATES if (number := sum(each.state == state for each in trials))]
+    summary = f"{len(trials)} trials: {', '.join(counts)}"
+    write_bytes(path, document(without_home(title), summary, groups, {"map": None, "images": []}))
+
+
+def _best_section(best: StudyTrial | None, metric: str) -> Section | None:
+    if best is None or best.score is None:
+        return None
+    scores = [("trial", best.number), (metric, percent(best.score)), ("after epoch", best.epoch)]
+    if len(best.seed_scores) > 1:
+        scores.append((f"of {len(best.seed_scores)} seeds", _spread(best.seed_scores)))
+    values = [(key, shown_value(value)) for key, value in best.values.items()]
+    lead = "The settings with the best score on training classes that were held out."
+    return section("best", "Best trial", lead, facts(scores), facts(values))
+
+
+def _test_section(test: Mapping[str, float] | None) -> Section | None:
+    if test is None:
+        return None
+    lines = [[named(name), percent(value), bar(value)] for name, value in test.items()]
+    lead = "The model that was trained on all training classes, evaluated on the test split once."
+    metrics = table("Metrics on the test split", ["metric", "value", "from 0 to 100 %"], lines, (1,))
+    return section("test", "Test", lead, metrics)
+
+
+def _settings_section(
+    trials: Sequence[StudyTrial], metric: str, best: int | None, log_keys: Collection[str]
+) -> Section | None:
+    chart = parallel_coordinates(trials, metric, -1 if best is None else best, log_keys)
+    if chart is None:
+        return None
+    lead = (
+        "A line for every trial, from setting to setting to its score; the stronger its color, the better. The thick "
+        "line is the best trial, dashed lines are trials that were ended early. Point at a line to see its numbers."
+    )
+    return section("settings", "Settings and scores", lead, chart)
+
+
+def _importances_section(importances: Mapping[str, float] | None) -> Section | None:
+    if not importances:
+        return None
+    lines = [[key, percent(value), bar(value)] for key, value in importances.items()]
+    lead = "How much of the differences between the scores each setting explains, by fANOVA (Hutter et al., ICML 2014)."
+    caption = table("Importance of the settings", ["setting", "importance", "from 0 to 100 %"], lines, (1,))
+    return section("importance", "Importance", lead, caption, note("It says little where trials are few."))
+
+
+def _course_section(trials: Sequence[StudyTrial], metric: str) -> Section | None:
+    scored = [trial for trial in trials if trial.score is not None and trial.state == "complete"]
+    if len(scored) < 2:
+        return None
+    numbers = np.array([float(trial.number) for trial in scored])
+    scores = np.array([100 * float(trial.score or 0.0) for trial in scored])
+    lines = [Line("best so far", numbers, np.maximum.accumulate(scores)), Line("trial", numbers, scores, faint=True)]
+    text = f"The best {metric} so far over the trials, and that of each trial behind it."
+    chart = line_chart(lines, "trial", f"{metric}, %", text)
+    if chart is None:
+        return None
+    numbers_table = points_table(text, lines, "trial", f"{metric}, %")
+    drawn = figure(chart, text, numbers_table)
+    return section("course", "Course of the search", "Where the best score still rises, more trials may help.", drawn)
+
+
+def _trials_section(trials: Sequence[StudyTrial], metric: str, best: int | None) -> Section:
+    keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
+    has_seeds = any(len(trial.seed_scores) > 1 for trial in trials)
+    columns = ["trial", "", metric, "epoch", *(["seeds"] if has_seeds else []), *keys]
+    lines = []
+    for trial in sorted(trials, key=lambda each: (each.number != best, -(each.score or 0.0), each.number)):
+        score = "–" if trial.score is None else percent(trial.score)
+        state = f"failed: {trial.reason}" if trial.state == "failed" else _unbroken(trial.state)
+        seeds = [_spread(trial.seed_scores)] if has_seeds else []
+        values = [_unbroken(shown_value(trial.values[key])) if key in trial.values else "–" for key in keys]
+        lines.append([trial.number, state, score, trial.epoch or "–", *seeds, *values])
+    numbers = range(2, len(columns) - len(keys))
+    return section(
+        "trials", "All trials", "The best one first.", tall(table("Settings and scores", columns, lines, numbers))
+    )
+
+
+def _unbroken(text: str) -> Markup:
+    return element("span", text, class_="unbroken")
+
+
+def _recipe_section(recipe: str | None) -> Section | None:
+    if recipe is None:
+        return None
+    text = element("pre", element("code", without_home(recipe)), tabindex="0", role="group", aria_label="The recipe")
+    lead = "Every setting of the best trial, as vicinal train takes it: best.yaml. It ends after the best epoch."
+    return section("recipe", "Best recipe", lead, text)
+
+
+def _spread(scores: Sequence[float]) -> str:
+    """The mean of the scores with several seeds, and their standard deviation."""
+    if len(scores) < 2:
+        return "–"
+    return f"{100 * np.mean(scores):.2f} ± {100 * np.std(scores, ddof=1):.2f} %"

@@ -1,0 +1,1 @@
+"""Studies: many training runs of one recipe with other settings, searched (tune) or on a grid (sweep)."""

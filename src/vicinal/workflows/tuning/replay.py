@@ -1,0 +1,81 @@
+"""The best settings on all training classes, until the epoch that was best on half of them, and one look at the test.
+
+The protocol of RS@k (Patel et al., CVPR 2022) and ProxyNCA++ (Teh et al., ECCV 2020).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vicinal.utils.console import log
+from vicinal.utils.errors import TrainingStoppedError
+from vicinal.utils.files import write_bytes
+from vicinal.utils.plain_yaml import dump_yaml
+from vicinal.workflows.tuning.best_trials import BestTrial
+from vicinal.workflows.tuning.divisions import FINAL, steps_per_epoch
+from vicinal.workflows.tuning.evaluation import evaluation_words, metrics_of
+from vicinal.workflows.tuning.processes import Task
+from vicinal.workflows.tuning.scheduler import run_tasks
+from vicinal.workflows.tuning.search import Search
+from vicinal.workflows.tuning.studies import JobQueue
+
+if TYPE_CHECKING:
+    from vicinal.training.recipe import Recipe
+
+TEST = "test"  # the name of the look at the test split
+
+
+def write_best(search: Search, best: BestTrial) -> None:
+    """Write the recipe of the best trial, which ends after the best epoch: its schedule is that of the whole run."""
+    recipe = search.study.recipe(best.values)
+    config = {**recipe.config, "stop_epoch": best.best.epoch, **_counted_steps(search, recipe)}
+    write_bytes(search.runner.folder.best, dump_yaml(config).encode())
+
+
+def _counted_steps(search: Search, recipe: Recipe) -> dict[str, Any]:
+    """The number of steps per epoch, where steps end the run: with more classes, a pass over them has more."""
+    if recipe.settings.epochs is not None or recipe.settings.steps_per_epoch is not None:
+        return {}
+    from vicinal.data import load_table
+
+    table = load_table(search.runner.folder.table(search.tables[0]))
+    return {"steps_per_epoch": steps_per_epoch(recipe, table)}
+
+
+def replay(search: Search, best: BestTrial) -> None:
+    """Train by the best recipe on all training classes, and evaluate on the test split, unless that was done before.
+
+    Raises:
+        TrainingStoppedError: one of the two failed.
+    """
+    from vicinal.training.recipe import Recipe
+
+    recipe = Recipe.load(search.runner.folder.best, allow_imports=search.study.allow_imports)
+
+    def train(slot: int) -> Task[str]:
+        outcome = yield from search.runner.train(FINAL, recipe, FINAL, slot)
+        return outcome.reason
+
+    def look(slot: int) -> Task[str]:
+        outcome = yield from search.runner.evaluate(FINAL, evaluation_words(recipe), slot)
+        if outcome.status == "finished":
+            result = {"trial": best.number, "epoch": best.best.epoch, "metrics": metrics_of(outcome.result)}
+            search.runner.write_result(TEST, {**result, **outcome.result})
+        return outcome.reason
+
+    looked = search.runner.result(TEST)
+    if looked is not None:
+        return _say_if_other(looked, best)
+    for name, task in ((FINAL, train), (TEST, look)):
+        queue = JobQueue(search.runner, {name: task})
+        run_tasks(queue.next, 1, search.runner.is_stopping)
+        if queue.failures:
+            raise TrainingStoppedError(f"{name}: {queue.failures[name]}")
+
+
+def _say_if_other(looked: dict[str, Any], best: BestTrial) -> None:
+    if looked["trial"] != best.number:
+        log(
+            f"the test split was looked at with trial {looked['trial']}; trial {best.number} is better by now, and it "
+            "is not looked at again"
+        )

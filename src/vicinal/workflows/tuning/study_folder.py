@@ -1,0 +1,175 @@
+"""A study is a folder; this page is its layout, and who works on what in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vicinal.utils.errors import InputError
+from vicinal.utils.files import write_bytes
+from vicinal.utils.plain_yaml import dump_yaml
+from vicinal.workflows.tuning.search_space import plain_space
+from vicinal.workflows.tuning.study_recipe import StudyRecipe
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+    from vicinal.data.table import Table
+
+VERBS = {"search": "tune", "grid": "sweep"}
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """Where the files of a study lie.
+
+    =================  ===============================================================================================
+    recipe.yaml        the recipe with the settings that vary under `search` or `grid`
+    study.json         the options of the study
+    tables/            the images and splits of its runs; those of a search have no test images
+    journal.log        the trials of a search, in the format of Optuna's journal storage
+    trials/007/        the run folder of a trial (trials/007/fold1 with several folds); beside it trials/007.yaml, its
+                       recipe, trials/007.log, its messages, and trials/007.json, its result once it is finished
+    seeds/007_1/       the same for the best trials with further seeds
+    best.yaml          the best recipe
+    final/             the run on all training classes
+    test.json          its metrics on the test split
+    report.html        the page about a search
+    cells/007_1/       the run of a cell of a grid, with its second seed; cells/007_1_test.json: its metrics on the test
+                       split
+    sweep.png          the picture of a grid
+    .locks/            held by the commands that work on something; several may work on one study
+    =================  ===============================================================================================
+
+    Args:
+        path: the folder.
+    """
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def settings(self) -> Path:
+        return self.path / "study.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.log"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best.yaml"
+
+    @property
+    def page(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def picture(self) -> Path:
+        return self.path / "sweep.png"
+
+    def table(self, name: str) -> Path:
+        """The table of some runs."""
+        return self.path / "tables" / f"{name}.parquet"
+
+    def file(self, name: str, suffix: str) -> Path:
+        """A file beside the run folder of a name, such as `trials/007.yaml`."""
+        return self.path / f"{name}{suffix}"
+
+    def lock(self, name: str) -> FileLock:
+        """The lock of a name. The system releases it when the process that holds it ends, however it ends."""
+        from filelock import FileLock
+
+        path = self.path / ".locks" / f"{name.replace('/', '_')}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(path)
+
+    def claim(self, name: str) -> FileLock | None:
+        """The lock of a name, held by this process until it releases it; None if it is held already."""
+        from filelock import Timeout
+
+        lock = self.lock(name)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return None
+        return lock
+
+    def check_verb(self, section: str) -> None:
+        """Raise InputError unless the folder holds a study of this verb, or nothing at all."""
+        verb = VERBS[section]
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file; give a folder for the study with --out")
+        own = self.stored().get("verb", verb)
+        if own != verb:
+            raise InputError(f"{self.path} holds a study of vicinal {own}; give another --out")
+        if not self.recipe.is_file() and self.path.exists() and any(self._strangers()):
+            raise InputError(f"{self.path} exists already and holds no study; give another --out")
+
+    def check_study(self) -> None:
+        """Raise InputError unless there is a study to continue."""
+        if not self.recipe.is_file():
+            raise InputError(f"{self.path} holds no study to continue; give a recipe")
+
+    def stored(self) -> dict[str, Any]:
+        """The options of the study that is there; empty without one."""
+        try:
+            stored = json.loads(self.settings.read_text(encoding="utf-8")) if self.recipe.is_file() else {}
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.settings}: not as the study wrote it ({error})") from None
+        return stored if isinstance(stored, dict) else {}
+
+    def _strangers(self) -> Iterator[Path]:
+        """What is there beside that what a command leaves that was killed before the study began."""
+        ours = {self.settings.name, "tables", ".locks"}
+        return (each for each in self.path.iterdir() if each.name not in ours)
+
+    @contextmanager
+    def creating(self) -> Iterator[bool]:
+        """Keep other commands from creating the study in a block; whether there is none yet."""
+        with self.lock("study"):
+            yield not self.recipe.is_file()
+
+    def create(self, given: StudyRecipe, settings: Mapping[str, Any], tables: Mapping[str, Table]) -> None:
+        """Write the first files of a study; the recipe last, because a folder with a recipe is a study."""
+        for name, table in tables.items():
+            self.table(name).parent.mkdir(parents=True, exist_ok=True)
+            table.save(self.table(name))
+        self.store(given.section, settings)
+        recipe = {**given.settings(), given.section: plain_space(given.space)}
+        write_bytes(self.recipe, dump_yaml(recipe).encode())
+
+    def store(self, section: str, settings: Mapping[str, Any]) -> None:
+        """Write the options of the study."""
+        write_bytes(self.settings, (json.dumps({"verb": VERBS[section], **settings}, indent=2) + "\n").encode())
+
+    def check_same(self, given: StudyRecipe, settings: Mapping[str, Any], fixed: tuple[str, ...]) -> None:
+        """Raise InputError unless the study is that of a recipe, with the same values of its fixed options."""
+        own = self.own_recipe(given.section, given.allow_imports)
+        try:
+            own.base.check_same(given.base)
+        except InputError as error:
+            difference = str(error).partition(";")[0].replace("the run's own", "the study's own")
+            self._fail(difference)
+        for key in [*own.space, *given.space]:
+            if own.space.get(key) != given.space.get(key):
+                self._fail(f"{given.section}.{key} is another one")
+        stored = self.stored()
+        for name in fixed:
+            if stored.get(name) != settings[name]:
+                self._fail(f"{name} = {settings[name]} differs from the study's own {stored.get(name)}")
+
+    def own_recipe(self, section: str, allow_imports: tuple[str, ...] = ()) -> StudyRecipe:
+        """The recipe of the study that is there."""
+        return StudyRecipe.read(section, self.recipe, allow_imports=allow_imports)
+
+    def _fail(self, difference: str) -> None:
+        raise InputError(f"{self.path} holds another study: {difference}; give another --out, or --out alone to "
+                         "continue it")  # fmt: skip
