@@ -103,7 +103,7 @@ class ForwardCorrection(Loss):
 
     def _anchor_values(self, source: PairSource) -> Tensor:
         if self.noise_rate is not None:
-            return self.loss._anchor_values(source, self._uniform_values)
+            return self.loss._values_of_rows(source, self._uniform_values)
         return self._matrix_values(self.loss._anchors(source)).detach()
 
     def _uniform_values(self, rows: CenterRows) -> Tensor:

@@ -111,12 +111,16 @@ class CenterSoftmaxLoss(CenterBasedLoss):
         values = row_values or self.row_values
         return sum_over_anchors(source.anchors, self._labels(source), selected, values) / len(source)
 
-    def _anchor_values(self, source: PairSource, row_values: RowValues | None = None) -> Tensor:
+    def _anchor_values(self, source: PairSource) -> Tensor:
+        return self._values_of_rows(source, self.row_values)
+
+    def _values_of_rows(self, source: PairSource, row_values: RowValues) -> Tensor:
+        """The value of each anchor, [n], without gradient."""
         anchors = self._anchors(source)
         if not len(anchors):
             return anchors.anchors.new_zeros(0)
         centers = self._selected(self._created().detach(), anchors)
-        values = values_of_anchors(anchors.anchors, self._labels(anchors), centers, row_values or self.row_values)
+        values = values_of_anchors(anchors.anchors, self._labels(anchors), centers, row_values)
         # Where centers are sharded, the values are those of the anchors of all processes.
         return values if len(anchors) == len(source) else values[source.offset :][: len(source)]
 

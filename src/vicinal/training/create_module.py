@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -39,18 +40,19 @@ def create_training_module(
         check_initial_centers(settings.centers, loss, embedder)
         check_transition(settings.transition, loss, classes)
     selection, size = settings.sample_selection, settings.micro_batch_size
-    warmup = selection.warmup_epochs
-    if selection.method == "prism":
-        selector = PrismSelector(selection.noise_rate, selection.memory_size or num_images, selection.window)
-        return PrismModule(embedder, loss, selector, warmup_epochs=warmup, micro_batch_size=size)
     if selection.method == "none":
         return TrainingModule(embedder, loss, size)
+    more: dict[str, Any] = {"warmup_epochs": selection.warmup_epochs, "micro_batch_size": size}
+    if selection.method == "prism":
+        selector = PrismSelector(selection.noise_rate, selection.memory_size or num_images, selection.window)
+        return PrismModule(embedder, loss, selector, **more)
     _require_sample_values(loss, selection.method)
     peer, peer_loss = _create_model_and_loss(recipe, len(classes))
-    plus = {"co_teaching_epochs": selection.co_teaching_epochs} if selection.method == "co-teaching+" else {}
-    kind = CoTeachingPlusModule if plus else CoTeachingModule
-    rate = selection.noise_rate
-    return kind(embedder, loss, peer, peer_loss, noise_rate=rate, warmup_epochs=warmup, micro_batch_size=size, **plus)
+    more["noise_rate"] = selection.noise_rate
+    if selection.method == "co-teaching":
+        return CoTeachingModule(embedder, loss, peer, peer_loss, **more)
+    more["co_teaching_epochs"] = selection.co_teaching_epochs
+    return CoTeachingPlusModule(embedder, loss, peer, peer_loss, **more)
 
 
 def _create_model_and_loss(recipe: Recipe, num_classes: int) -> tuple[Embedder, Loss]:

@@ -176,7 +176,9 @@ class Trainer(BaseTrainer):
         if self.settings.transition.source is not None:
             device, main = self.engine.fabric.device, self.is_main_process
             matrix = find_transition(self.settings.transition, self.images, device) if main else None
-            set_transition(self.bare_module.losses, distributed.broadcast_object(matrix))
+            matrix = distributed.broadcast_object(matrix)
+            assert matrix is not None
+            set_transition(self.bare_module.losses, matrix)
 
     def _extra_state(self) -> dict[str, Any]:
         reports = {"epoch_selection": self.epoch_selection, "step_selection": self.step_selection}

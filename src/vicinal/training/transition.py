@@ -104,8 +104,9 @@ def read_transition(path: str | Path, classes: Sequence[str | int]) -> Tensor:
         matrix[place] = _probability(text, f"{path}, line {line}")
     kept = 1 - matrix.sum(dim=1)
     if kept.min() < -MAX_ROUNDING:
-        name = classes[int(kept.argmin())]
-        raise InputError(f"{path}: the probabilities of {name} sum to {1 - kept.min():g}; at most 1 is possible")
+        least = int(kept.argmin())
+        total = f"the probabilities of {classes[least]} sum to {1 - kept[least]:g}"
+        raise InputError(f"{path}: {total}; at most 1 is possible")
     return matrix + kept.clamp_min(0).diag()
 
 
