@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 from vicinal.training import Recipe, RefinerRecipe
+from vicinal.workflows.tuning.study_recipe import StudyRecipe
 
 
 def load_script() -> ModuleType:
@@ -23,6 +24,7 @@ def load_script() -> ModuleType:
 
 SCRIPT = load_script()
 RECIPES = {path.relative_to(SCRIPT.FOLDER).with_suffix("").as_posix(): path for path in SCRIPT.recipe_files()}
+SECTIONS = {"tune": "search", "sweep": "grid"}
 HEADERS = {name: SCRIPT.read_header(path) for name, path in RECIPES.items()}
 
 
@@ -41,3 +43,7 @@ def test_a_recipe_can_be_read_and_says_what_it_is(name: str) -> None:
     kind = {"train": Recipe, "refine": RefinerRecipe}.get(words[1])
     if kind is not None:
         kind.load(RECIPES[name])
+    if words[1] in SECTIONS:
+        study = StudyRecipe.read(SECTIONS[words[1]], RECIPES[name])
+        study.check(Recipe.schema(), words[1])
+        study.recipe({key: values.values()[0] for key, values in study.space.items()})
