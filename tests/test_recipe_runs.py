@@ -47,9 +47,8 @@ def overrides(values: dict[str, Any], folder: Path) -> list[str]:
     backbone = "test_vit" if str(model.get("backbone")).startswith(TRANSFORMERS) else "test_resnet"
     words = [f"--model.backbone={backbone}", "--model.pretrained=false", "--max_steps=2", "--accelerator=cpu"]
     words += ["--data.num_workers=0", "--precision=32", "--log_every=1", "--transform.channels=3"]
-    words += (
-        ["--transform.longest=40"] if transform.get("longest") else ["--transform.size=32", "--transform.resize=32"]
-    )
+    whole = transform.get("longest") is not None
+    words += ["--transform.longest=40"] if whole else ["--transform.size=32", "--transform.resize=32"]
     per_class = min(2, values.get("samples_per_class", 4))
     words += ["--batch_size=8", f"--samples_per_class={per_class}"]
     if values.get("micro_batch_size"):
@@ -75,7 +74,7 @@ def evaluations(name: str, run: Path, root: Path) -> list[list[str]]:
     words = [{"run": str(run), "DATA": str(root)}.get(word, word) for word in shlex.split(HEADERS[name]["evaluate"])]
     words = [str(min(int(word), NUM_NEIGHBORS)) if word.isdecimal() else word for word in words]
     starts = [at for at, word in enumerate(words) if word == "vicinal"]
-    return [words[start + 1 : end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
+    return [words[start + 1 : end] for start, end in zip(starts, [*starts[1:], None], strict=False)]
 
 
 @pytest.mark.parametrize(
@@ -105,5 +104,5 @@ def test_a_recipe_trains_and_is_evaluated(name: str, tmp_path: Path, monkeypatch
     assert main(["train", str(recipe), *small]) == 0, capsys.readouterr().err
     assert len(Table.from_parquet(run / "table.parquet")) > 0
     for words in evaluations(name, run, tmp_path / "data"):
-        if words[0] == "evaluate":
+        if words[0] == "evaluate" and not any(word.startswith("timm/") for word in words):  # published weights
             assert output(capsys, *words, "--num_workers", "0", "--json")
