@@ -73,7 +73,10 @@ def set_to_whitening(linear: nn.Module, path: str | Path) -> None:
     Raises:
         InputError: The file cannot be read, or the whitening is of other dimensions than the layer.
     """
-    arrays = {name: torch.from_numpy(array) for name, array in read_whitening(path).items()}
+    try:
+        arrays = {name: torch.from_numpy(array) for name, array in read_whitening(path).items()}
+    except InputError as error:
+        raise InputError(f"head_whitening: {error}") from None
     dim, width = arrays["components"].shape
     if not isinstance(linear, nn.Linear):
         raise InputError(f"head_whitening needs a linear layer, which the model does not have; set dim to {dim}")
