@@ -94,6 +94,7 @@ def _model(stage: str, root: str, out: Path) -> Embedder:
         torch.manual_seed(0)
         return Recipe.load(RECIPE, settings).create_embedder()
     recipe = Recipe.load(RECIPE, settings)
+    assert recipe.settings.epochs is not None
     epochs = round(STAGES[stage] * recipe.settings.epochs)
     run = RunFolder(out / stage)
     if not run.model.exists():

@@ -139,6 +139,19 @@ def test_learning_curves(tmp_path) -> None:
     assert len(pixels(tmp_path / "both.png", "#1a7f4b"))
 
 
+def test_learning_curves_have_one_of_training_images(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = []
+    monkeypatch.setattr(plots, "write_figure", lambda figure, path: figures.append(figure))
+    log = pd.DataFrame({"step": range(50), "loss": np.linspace(3, 1, 50)})
+    for recalls in (["recall@1", "train recall@1"], ["train recall@1"], ["recall@1"]):
+        metrics = pd.DataFrame({name: [0.6, 0.5] for name in recalls})
+        learning_curves(log, metrics.assign(step=[10, 20]), tmp_path / "curves.png")
+        panel = figures.pop().axes[-1]
+        styles = {line.get_label(): line.get_linestyle() for line in panel.lines}
+        assert styles == {name: ":" if name.startswith("train ") else "-" for name in recalls}
+        assert panel.get_ylabel() == ("validation recall (%)" if recalls == ["recall@1"] else "recall (%)")
+
+
 def test_learning_curves_mark_the_kept_epoch(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = []
     monkeypatch.setattr(plots, "write_figure", lambda figure, path: figures.append(figure))

@@ -106,9 +106,9 @@ def _loss_panel(axes: Axes, log: pd.DataFrame) -> None:
 
 def _recall_panel(axes: Axes, metrics: pd.DataFrame, recalls: Sequence[str]) -> None:
     for number, column in enumerate(recalls):
-        color = ("#1a7f4b", "#5aa469", "#8fbf7f", "#b8d59f")[min(number, 3)]
-        style = {"color": "#3b6fb6", "linestyle": ":"} if column.startswith("train ") else {"color": color}
-        axes.plot(metrics["step"], 100 * metrics[column], marker="o", markersize=3.5, label=column, **style)
+        green = ("#1a7f4b", "#5aa469", "#8fbf7f", "#b8d59f")[min(number, 3)]
+        color, line = ("#3b6fb6", "o:") if column.startswith("train ") else (green, "o-")
+        axes.plot(metrics["step"], 100 * metrics[column], line, color=color, markersize=3.5, label=column)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)
     tidy(axes, "validation recall (%)" if not recalls[-1].startswith("train ") else "recall (%)")
 

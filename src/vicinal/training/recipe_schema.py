@@ -64,13 +64,13 @@ Schema = Mapping[str, "Setting | Schema"]
 """Name -> setting, or the schema of a group of settings."""
 
 
-def settings_schema(kind: type) -> dict[str, Setting | Schema]:
+def settings_schema(dataclass: Any) -> dict[str, Setting | Schema]:
     """The schema of a dataclass of settings; its fields that are dataclasses are groups."""
-    types = get_type_hints(kind)
+    types = get_type_hints(dataclass)
     schema: dict[str, Setting | Schema] = {}
-    for field in fields(kind):
-        type_, hint = types[field.name], field.metadata.get("hint", "")
-        schema[field.name] = settings_schema(type_) if is_dataclass(type_) else Setting(type_, hint=hint)
+    for field in fields(dataclass):
+        kind, hint = types[field.name], field.metadata.get("hint", "")
+        schema[field.name] = settings_schema(kind) if is_dataclass(kind) else Setting(kind, hint=hint)
     return schema
 
 
