@@ -323,9 +323,11 @@ def test_features_are_those_that_the_head_gets() -> None:
     assert embedder.eval()(images).shape == (4, 8)
 
 
-def test_selected_samples_are_refused(small: list[str], tmp_path: Path) -> None:
+def test_selected_samples_and_other_features_are_refused(small: list[str], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^sample_selection: a loss that uses features"):
         trainer(small, tmp_path, "--sample_selection.method=prism")
+    with pytest.raises(InputError, match=r"^S2SD: in_features = 3 does not fit; it must be "):
+        trainer(small, tmp_path, "--loss.in_features=3")
 
 
 S2SD_SETTINGS = ["--loss=S2SD", "--loss.loss=NormSoftmaxLoss", "--loss.dims=[12, 16]", "--loss.feature_warmup=2"]

@@ -36,7 +36,7 @@ class TrainingModule(nn.Module):
         if self.embedder.features_in_training and type(self) is not TrainingModule:
             raise InputError("sample_selection: a loss that uses features, such as S2SD, has none of selected samples")
         for part in parts:
-            if isinstance(part, S2SD) and not part.heads:
+            if isinstance(part, S2SD) and (part.in_features != embedder.num_features or not part.heads):
                 part.create_heads(embedder.num_features)
         self.loss = loss
         self.micro_batch_size = micro_batch_size
