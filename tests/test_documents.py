@@ -51,7 +51,7 @@ def test_python_blocks(document: Path, folder: Path) -> None:
         exec(python_without_network(block), {})
 
 
-RECIPES = {"train": Recipe, "refine": RefinerRecipe}
+RECIPES = {"train": Recipe, "tune": Recipe, "sweep": Recipe, "refine": RefinerRecipe}
 
 
 @pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
@@ -62,6 +62,7 @@ def test_commands_that_are_shown_have_the_options_they_name(document: Path) -> N
             assert program == "vicinal"
             given, rest = parse(words)
             flags = [word.removeprefix("--").partition("=")[0] for word in rest if word.startswith("-")]
+            flags = [re.sub(r"^(search|grid)\.", "", flag) for flag in flags]
             recipe = RECIPES.get(given.verb.__name__)
             known = set(setting_names(recipe.schema())) if recipe else set()
             unknown = [

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import ROOT, SMALL
 from tests.training.test_refiner import TINY, save_clusters
-from vicinal.cli.main import VERBS
+from vicinal.cli.main import VERBS, WITH_RECIPE
 from vicinal.data import Table, save_embeddings
 from vicinal.retrieval import Index
 
@@ -88,10 +88,19 @@ def test_typos_and_missing_files_load_nothing_heavy(photos: Path, tmp_path: Path
         ["refine", "--embeddings", "none.parquet", "--out", "run"],
         ["refine", "--run", "none", "--out", "run"],
         ["refine", "--embedings", "none.parquet", "--out", "run"],
+        ["tune", "--out", "none"],
+        ["tune", "none.yaml", "--out", "study"],
+        ["tune", tmp_path / "recipe.yaml", "--search.epochs=[1]", "--out", "study"],
+        ["tune", "--data.source", photos, "--out", "study"],
+        ["tune", "--data.source", "nowhere", "--search.epochs=[1]", "--out", "study"],
+        ["tune", "--data.source", photos, "--search.epoch=[1]", "--out", "study"],
+        ["tune", "--data.source", photos, "--search.epochs=[1]", "--out", photos],
+        ["sweep", "--data.source", photos, "--grid.epochs=[many]", "--out", "study"],
+        ["sweep", "--data.source", photos, "--grid.optimizer.lr={log: [1, 2]}", "--out", "study"],
     ]
     commands = [
         ["serach"],
-        *([verb.__name__, "--tpyo"] for verb in VERBS if verb.__name__ not in ("train", "refine")),
+        *([verb.__name__, "--tpyo"] for verb in VERBS if verb not in WITH_RECIPE),
         ["data", "nowhere"],
         ["data", photos, "--root", "nowhere"],
         ["evaluate", "none.parquet"],

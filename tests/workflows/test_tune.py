@@ -53,7 +53,9 @@ def test_a_search_has_no_test_images(study_recipe: Path) -> None:
     result = run(study_recipe, start)
     assert result.test is None
     assert not start.names("evaluate")
-    assert {start.configs[name]["data"]["source"] for name in start.names()} == {str(Path("study/tables/half.parquet").resolve())}
+    assert {start.configs[name]["data"]["source"] for name in start.names()} == {
+        str(Path("study/tables/half.parquet").resolve())
+    }
     table = Table.from_parquet("study/tables/half.parquet")
     assert table.splits == ["train", "val"]
     assert table.subset("train").classes == ["c0", "c1", "c2"]
@@ -107,11 +109,15 @@ def test_with_folds_every_class_validates_once_and_the_mean_counts(study_recipe:
 
 def test_the_split_val_of_the_data_may_validate(study_recipe: Path) -> None:
     table = Table.from_parquet("table.parquet")
-    Table(table.frame.assign(split=table.frame["split"].mask(table.frame["label"] == "c1", "val"))).save("table.parquet")
+    Table(table.frame.assign(split=table.frame["split"].mask(table.frame["label"] == "c1", "val"))).save(
+        "table.parquet"
+    )
     run(study_recipe, MadeUp(), trials=1, held_out="val")
     table = Table.from_parquet("study/tables/val.parquet")
     assert (table.splits, table.subset("val").classes) == (["train", "val"], ["c1"])
-    assert Table.from_parquet("study/tables/final.parquet").subset("train").classes == [f"c{label}" for label in range(6)]
+    assert Table.from_parquet("study/tables/final.parquet").subset("train").classes == [
+        f"c{label}" for label in range(6)
+    ]
 
 
 def test_further_seeds_decide_among_the_best(study_recipe: Path) -> None:
@@ -212,7 +218,9 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, is_time: Callable[[], bool]) ->
     monkeypatch.setattr(jobs.Runner, "__init__", init)
 
 
-def test_an_interrupted_trial_is_continued_with_its_settings(study_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_trial_is_continued_with_its_settings(
+    study_recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     straight = MadeUp()
     expected = run(study_recipe, straight, trials=4)
     Path("study").rename("straight")
@@ -262,7 +270,9 @@ def test_a_folder_of_something_else_is_refused(study_recipe: Path) -> None:
         tune(None, "nothing")
 
 
-def test_several_jobs_run_at_a_time_on_devices_of_their_own(study_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_jobs_run_at_a_time_on_devices_of_their_own(
+    study_recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vicinal.workflows.tuning.studies._devices", lambda recipe: ["3", "5"])
     start = MadeUp()
     run(study_recipe, start, trials=4, jobs=2)

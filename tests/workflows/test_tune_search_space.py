@@ -61,7 +61,6 @@ def test_values_of_a_grid() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "there is no setting to vary"),
         ({"a": 3}, r"a: 3 is no search space; give \{log"),
         ({"a": {}}, r"a: \{\} is no search space"),
         ({"a": {"log": [1, 2], "range": [1, 2]}}, "is no search space"),
@@ -106,7 +105,11 @@ def test_the_space_of_the_command_line_is_that_of_the_file_and_more(tmp_path: Pa
 
 
 def test_classes_and_lists_can_vary(tmp_path: Path) -> None:
-    words = ["--search.loss=[MarginLoss, TripletLoss]", "--search.schedule.steps=[[1, 2], [3]]", "--schedule.name=multistep"]
+    words = [
+        "--search.loss=[MarginLoss, TripletLoss]",
+        "--search.schedule.steps=[[1, 2], [3]]",
+        "--schedule.name=multistep",
+    ]
     study = read(tmp_path, "schedule: {steps: [1]}\n", *words)
     recipe = study.recipe({"loss": "TripletLoss", "schedule.steps": [3]})
     assert recipe.config["loss"]["class_path"] == "vicinal.losses.TripletLoss"
@@ -116,11 +119,11 @@ def test_classes_and_lists_can_vary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words", "message"),
     [
-        ("search:\n  optimizer.lrr: [1]\n", [], "search.optimizer.lrr: unknown key optimizer.lrr; did you mean optimizer.lr?"),
+        ("search:\n  optimizer.lrr: [1]\n", [], "search.optimizer.lrr: unknown key .*; did you mean optimizer.lr?"),
         ("search:\n  loss.alhpa: [1]\n", [], "search.loss.alhpa: unknown key loss.alhpa; did you mean loss.alpha?"),
         ("search:\n  epochs: [1, many]\n", [], "search.epochs: epochs = many must be an integer"),
         ("search:\n  loss: [NoLoss]\n", [], "search.loss: loss = NoLoss is not the name of a Loss class"),
-        ("epochs: 1\nsearch:\n  epochs: {log: [0, 1]}\n", [], "recipe.yaml:3: search.epochs: log: .* must begin above 0"),
+        ("epochs: 1\nsearch:\n  epochs: {log: [0, 1]}\n", [], "recipe.yaml:3: search.epochs: log: .* must begin above"),
         ("search: 3\n", [], "recipe.yaml:1: search must be a mapping"),
         ("epochs: 1\n", [], "search: there is no setting to vary"),
         ("epochs: 1\n", ["--search.epochs=[1"], "--search.epochs=.*not YAML"),
@@ -146,3 +149,11 @@ def test_cells_of_a_grid(tmp_path: Path) -> None:
     ]  # fmt: skip
     with pytest.raises(InputError, match=r"grid.optimizer.lr: a grid needs a list of values"):
         read(tmp_path, "grid:\n  optimizer.lr: {log: [0.1, 1]}\n", section="grid").cells()
+
+
+def test_a_recipe_may_have_a_search_and_a_grid_which_train_refuses(tmp_path: Path) -> None:
+    text = "epochs: 1\nsearch:\n  optimizer.lr: {log: [0.1, 1]}\ngrid:\n  epochs: [1, 2]\n"
+    assert read(tmp_path, text, section="grid").cells() == [{"epochs": 1}, {"epochs": 2}]
+    assert list(read(tmp_path, text).space) == ["optimizer.lr"]
+    with pytest.raises(InputError, match=r"recipe.yaml:2: unknown key search; it is for vicinal tune"):
+        Recipe.load(tmp_path / "recipe.yaml")

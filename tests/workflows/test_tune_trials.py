@@ -70,8 +70,10 @@ def test_a_trial_whose_process_was_killed_while_it_was_made_gets_the_missing_set
 
 def test_the_system_releases_the_locks_of_a_killed_process(folder: StudyFolder) -> None:
     program = (
-        "import os, signal, sys; from pathlib import Path; from vicinal.workflows.tuning.study_folder import StudyFolder;"
-        "folder = StudyFolder(Path(sys.argv[1])); assert folder.claim('trials/000'); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, sys; from pathlib import Path\n"
+        "from vicinal.workflows.tuning.study_folder import StudyFolder\n"
+        "assert StudyFolder(Path(sys.argv[1])).claim('trials/000')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run([sys.executable, "-c", program, str(folder.path)], cwd=ROOT)
     assert killed.returncode == -9

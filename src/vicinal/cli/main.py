@@ -18,6 +18,7 @@ from vicinal.cli.evaluate import add_evaluate, add_report, evaluate, report
 from vicinal.cli.flags import Arguments, Parser, fail, print_result, with_underscores
 from vicinal.cli.search import add_index, add_search, index, search
 from vicinal.cli.train import add_recipe, refine, train
+from vicinal.cli.tune import add_sweep, add_tune, sweep, tune
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, TrainingStoppedError
 
@@ -28,6 +29,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 VERBS: dict[Callable[[Arguments], None], Callable[[Parser], None]] = {
     data: add_data,
     train: add_recipe,
+    tune: add_tune,
+    sweep: add_sweep,
     evaluate: add_evaluate,
     report: add_report,
     embed: add_embed,
@@ -36,7 +39,7 @@ VERBS: dict[Callable[[Arguments], None], Callable[[Parser], None]] = {
     index: add_index,
     search: add_search,
 }
-WITH_RECIPE = (train, refine)  # arguments that are not flags of these verbs are settings
+WITH_RECIPE = (train, tune, sweep, refine)  # arguments that are not flags of these verbs are settings
 WITH_SOURCES = (evaluate, report)  # sources may come after flags
 
 EXAMPLE = """\

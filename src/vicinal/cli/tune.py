@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,31 +102,43 @@ def sweep(arguments: Arguments) -> None:
 
 def _read(arguments: Arguments, section: str, kind: type) -> tuple[StudyRecipe | None, Any]:
     """The recipe, None where a study is continued, and the options; checked before anything slow is imported."""
+    if arguments.out is None:
+        raise InputError("--out is missing: name the study's folder, such as --out study")
     from vicinal.workflows.tuning.study_folder import StudyFolder
     from vicinal.workflows.tuning.study_recipe import StudyRecipe
 
-    if arguments.out is None:
-        raise InputError("--out is missing: name the study's folder, such as --out study")
     folder = StudyFolder(Path(arguments.out))
     folder.check_verb(section)
     study = None
     if arguments.rest:
         path, words = recipe_and_overrides(arguments)
         study = StudyRecipe.read(section, path, words, arguments.allow_import)
-        _check(study, arguments.verb.__name__)
+        _check(study, arguments)
     return study, _options(arguments, kind, {} if study else _stored(folder))
 
 
-def _check(study: StudyRecipe, verb: str) -> None:
+def _check(study: StudyRecipe, arguments: Arguments) -> None:
     from vicinal.training.recipe_schema import UNCHECKED, settings_schema
     from vicinal.training.settings import TrainingSettings
 
     schema = {**settings_schema(TrainingSettings), "model": UNCHECKED, "loss": UNCHECKED}
-    check = study.check(schema, verb)
+    _check_flags(arguments, schema)
+    check = study.check(schema, "train")  # whose help lists all settings
     check.check_loss_name()
+    if study.section == "grid":
+        study.cells()
     data = check.given.get("data", {})
     check_source(data.get("source"))
     check_files(data.get("root"))
+
+
+def _check_flags(arguments: Arguments, settings: Collection[str]) -> None:
+    """Raise InputError for a misspelled flag, which is no setting either."""
+    for word in arguments.rest:
+        flag = word.partition("=")[0]
+        near = difflib.get_close_matches(flag, arguments.parser._option_string_actions, n=1, cutoff=0.8)
+        if near and flag.removeprefix("--") not in settings:
+            raise InputError(f"unknown argument {flag}, did you mean {near[0]}?")
 
 
 def _stored(folder: StudyFolder) -> dict[str, Any]:

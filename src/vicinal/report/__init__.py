@@ -1,22 +1,28 @@
-"""Pictures, and the self-contained HTML page about an evaluation."""
+"""Pictures, and self-contained HTML pages about an evaluation or a search."""
 
 from typing import TYPE_CHECKING
 
 from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
+    from vicinal.report.grid import draw_grid
     from vicinal.report.page.comparison import write_comparison_page
     from vicinal.report.page.single import write_page
+    from vicinal.report.page.study import write_study_page
     from vicinal.report.plots import learning_curves, neighbor_grid
     from vicinal.report.refiner_depths import depth_curve, depth_curves
+    from vicinal.report.study_trial import StudyTrial
 
 __all__ = [
+    "StudyTrial",
     "depth_curve",
     "depth_curves",
+    "draw_grid",
     "learning_curves",
     "neighbor_grid",
     "write_comparison_page",
     "write_page",
+    "write_study_page",
 ]
 
 __getattr__, __dir__ = lazy_imports(__name__)

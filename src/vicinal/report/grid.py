@@ -55,6 +55,8 @@ def _draw_line(axes: Axes, frame: pd.DataFrame, key: str, metric: str) -> None:
     )  # fmt: skip
     if numbers and places.min() > 0 and places.max() >= LOG_RANGE * places.min():
         axes.set_xscale("log")
+        axes.set_xticks(places, [f"{value:g}" for value in places])
+        axes.minorticks_off()
     if not numbers:
         axes.set_xticks(places, [str(value) for value in frame[key]])
     axes.set_xlabel(key, color=INK)

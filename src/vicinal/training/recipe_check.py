@@ -17,6 +17,9 @@ from vicinal.utils.arguments import check_plain_values
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.plain_yaml import LimitProblem, compose_yaml, load_yaml, problem_of
 
+STUDY_SECTIONS = {"search": "tune", "grid": "sweep"}
+"""The keys of a recipe file under which settings vary, each with the verb that reads it."""
+
 
 class Mistake(NamedTuple):
     """The key of an invalid setting, with dots, and a message about it."""
@@ -218,6 +221,8 @@ class RecipeCheck:
         return {"class_path": import_path(kind), "init_args": resolved}
 
     def _hint(self, name: str, schema: Schema, prefix: str) -> str:
+        if not prefix and name in STUDY_SECTIONS:
+            return f"it is for vicinal {STUDY_SECTIONS[name]}"
         near = [f"{prefix}{each}" for each in difflib.get_close_matches(name, schema, n=1)]
         near += sorted((key for key in setting_names(self.schema) if key.endswith(f".{name}")), key=_depth)
         if near:

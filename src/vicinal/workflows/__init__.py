@@ -11,20 +11,34 @@ if TYPE_CHECKING:
     from vicinal.workflows.refine import resume_refiner, train_refiner
     from vicinal.workflows.report import write_report
     from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader, load_images
+    from vicinal.workflows.tuning.settings import SweepSettings, TuneSettings
+    from vicinal.workflows.tuning.study_recipe import StudyRecipe
+    from vicinal.workflows.tuning.sweep import sweep
+    from vicinal.workflows.tuning.sweep_result import SweepCell, SweepResult
+    from vicinal.workflows.tuning.tune import tune
+    from vicinal.workflows.tuning.tune_result import TuneResult
 
 __all__ = [
     "EmbeddedTable",
     "EmbeddingReader",
     "EvaluatedSource",
     "EvaluationSettings",
+    "StudyRecipe",
+    "SweepCell",
+    "SweepResult",
+    "SweepSettings",
+    "TuneResult",
+    "TuneSettings",
     "evaluate_sources",
     "load_images",
     "load_model",
     "load_refiner",
     "per_query_frame",
     "resume_refiner",
+    "sweep",
     "tabulate_sources",
     "train_refiner",
+    "tune",
     "write_report",
 ]
 

@@ -132,10 +132,7 @@ def read_space(given: Mapping[str, Any]) -> SearchSpace:
             ...
         vicinal.utils.errors.InputError: optimizer.lr: log: [0, 1] must begin above 0
     """
-    space = {key: _read_values(key, value) for key, value in _flat(given)}
-    if not space:
-        raise InputError(f"there is no setting to vary; give its values as {FORMS}")
-    return space
+    return {key: _read_values(key, value) for key, value in _flat(given)}
 
 
 def plain_space(space: SearchSpace) -> dict[str, Any]:

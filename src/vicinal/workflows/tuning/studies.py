@@ -11,7 +11,7 @@ from vicinal.utils.console import log
 from vicinal.workflows.tuning.jobs import Runner
 from vicinal.workflows.tuning.processes import Start, Task
 from vicinal.workflows.tuning.scheduler import WAITING, Waiting
-from vicinal.workflows.tuning.study_folder import VERBS, StudyFolder
+from vicinal.workflows.tuning.study_folder import StudyFolder
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def open_study(
     if given is None:
         folder.check_study()
         return folder.own_recipe(section, tuple(allow_imports))
-    given.check(Recipe.schema(), VERBS[section])
+    given.check(Recipe.schema(), Recipe.verb)
     recipe = given.base
     tables = {} if folder.recipe.is_file() else make_tables(recipe)
     with folder.creating() as is_new:

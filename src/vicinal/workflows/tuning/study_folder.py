@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vicinal.training.recipe_check import STUDY_SECTIONS
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
     from vicinal.data.table import Table
-
-VERBS = {"search": "tune", "grid": "sweep"}
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class StudyFolder:
 
     def check_verb(self, section: str) -> None:
         """Raise InputError unless the folder holds a study of this verb, or nothing at all."""
-        verb = VERBS[section]
+        verb = STUDY_SECTIONS[section]
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; give a folder for the study with --out")
         own = self.stored().get("verb", verb)
@@ -148,7 +147,8 @@ class StudyFolder:
 
     def store(self, section: str, settings: Mapping[str, Any]) -> None:
         """Write the options of the study."""
-        write_bytes(self.settings, (json.dumps({"verb": VERBS[section], **settings}, indent=2) + "\n").encode())
+        stored = {"verb": STUDY_SECTIONS[section], **settings}
+        write_bytes(self.settings, (json.dumps(stored, indent=2) + "\n").encode())
 
     def check_same(self, given: StudyRecipe, settings: Mapping[str, Any], fixed: tuple[str, ...]) -> None:
         """Raise InputError unless the study is that of a recipe, with the same values of its fixed options."""

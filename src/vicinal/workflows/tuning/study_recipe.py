@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from vicinal.training.recipe_check import RecipeCheck
+from vicinal.training.recipe_check import STUDY_SECTIONS, RecipeCheck
 from vicinal.training.recipe_file import RecipeFile
 from vicinal.training.recipe_schema import Schema
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.plain_yaml import load_yaml, problem_of
-from vicinal.workflows.tuning.search_space import SearchSpace, read_space
+from vicinal.workflows.tuning.search_space import FORMS, SearchSpace, read_space
 
 if TYPE_CHECKING:
     from vicinal.training.recipe import Recipe
@@ -70,8 +70,8 @@ class StudyRecipe:
             if not isinstance(of_file, Mapping):
                 raise InputError(f"{_place(file, section)}{section} must be a mapping, such as optimizer.lr: [0.1, 1]")
             given = {**of_file, **given}
-            file = replace(file, values={key: value for key, value in file.values.items() if key != section})
-        space = _read_space(given, section, None if path is None else RecipeFile.read(path))
+            file = replace(file, values={key: value for key, value in file.values.items() if key not in STUDY_SECTIONS})
+        space = _read_space(given, section, file)
         return cls(section, file, tuple(overrides), space, tuple(allow_imports))
 
     def cells(self) -> list[dict[str, Any]]:
@@ -103,6 +103,8 @@ class StudyRecipe:
         classes = OfferedClasses(self.allow_imports)
         base = RecipeCheck(schema, verb, self.file, self.overrides, classes)
         base.check()
+        if not self.space:
+            raise InputError(f"{self.section}: there is no setting to vary; give its values as {FORMS}")
         for key, values in self.space.items():
             fixed = next((each for each in FIXED if _is_within(each, key) or _is_within(key, each)), None)
             if fixed is not None:
@@ -184,8 +186,7 @@ def _read_space(given: Mapping[str, Any], section: str, file: RecipeFile | None)
         return read_space(given)
     except InputError as error:
         key = str(error).partition(":")[0]
-        raise InputError(f"{_place(file, f'{section}.{key}')}{section}.{error}" if given else
-                         f"{_place(file, section)}{section}: {error}") from None  # fmt: skip
+        raise InputError(f"{_place(file, f'{section}.{key}')}{section}.{error}") from None
 
 
 def _place(file: RecipeFile | None, key: str) -> str:

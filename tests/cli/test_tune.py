@@ -1,0 +1,103 @@
+"""`vicinal tune` and `vicinal sweep`: flags, errors, and real runs that train in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.conftest import QUICK, draw_photos, output
+from tests.workflows.studies import InThisProcess
+from vicinal.cli.main import main
+from vicinal.evaluation import evaluate
+from vicinal.models import Embedder
+from vicinal.training import Recipe
+from vicinal.workflows import load_images
+from vicinal.workflows.tuning import scheduler, sweep, tune
+from vicinal.workflows.tuning.settings import SweepSettings, TuneSettings
+
+RECIPE = "data: {source: photos, cache: true}\nbatch_size: 8\nsamples_per_class: 2\nlog_every: 1\n"
+
+
+@pytest.fixture
+def working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a recipe, in which the runs of a study train in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(scheduler, "PAUSE", 0)
+    for module, run in ((tune, tune.tune), (sweep, sweep.sweep)):
+        monkeypatch.setattr(module, run.__name__, lambda *words, run=run: run(*words, start=InThisProcess))
+    draw_photos(tmp_path / "photos", 12, 4)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def test_tune_searches_replays_and_looks_once(working: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for image in (working / "photos").glob("class1*/*.png"):  # classes 1, 10 and 11 are for testing
+        image.write_bytes(b"not an image: a search that read one would fail")
+    training = ", ".join(f"class{label}" for label in (0, *range(2, 10)))
+    classes = f"{{train: [{training}], test: [class1, class10, class11]}}"
+    words = ["recipe.yaml", "--out", "study", f"--data.classes={classes}", "--search.optimizer.lr={log: [1e-4, 1e-2]}",
+             *QUICK, "--trials", "2", "--images_per_second", "1000", "--json"]  # fmt: skip
+    result = json.loads(output(capsys, "tune", *words))
+    assert [trial["state"] for trial in result["trials"]] == ["complete", "complete"]
+    assert result["test"] is None
+    Recipe.load(result["recipe"])
+    assert main(["tune", *words, "--replay"]) == 1  # the look at the test split fails, and only that
+    assert "row 0" in capsys.readouterr().err.splitlines()[-1]
+    draw_photos(working / "again", 12, 4)
+    for image in (working / "photos").glob("class1*/*.png"):
+        image.write_bytes((working / "again" / image.parent.name / image.name).read_bytes())
+    looked = json.loads(output(capsys, "tune", "--out", "study", "--replay", "--json"))["test"]
+    table = load_images("study/final").subset("test")
+    assert table.classes == ["class1", "class10", "class11"]
+    vectors = Embedder.from_pretrained("study/final/model").embed(table, progress=False)
+    assert looked["metrics"] == pytest.approx(evaluate(vectors, table).metrics, abs=1e-6)
+    log = pd.read_csv("study/final/metrics.csv") if Path("study/final/metrics.csv").is_file() else pd.DataFrame()
+    assert not len(log)  # nothing validates: all classes train
+    assert len(pd.read_csv("study/final/log.csv")["epoch"].astype(int).unique()) == looked["epoch"]
+
+
+def test_sweep_prints_a_table(working: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["recipe.yaml", "--out", "grid", "--grid.model.dim=[4, 8]", *QUICK, "--epochs=1", "--recall_at", "1", "3"]
+    text = output(capsys, "sweep", *words, "--images_per_second", "1000")
+    assert text.splitlines()[1].split() == ["model.dim", "recall@1", "recall@3", "mAP@R", "R-precision", "mAP"]
+    assert [line.split()[0] for line in text.splitlines()[2:]] == ["4", "8"]
+    metrics = json.loads(output(capsys, "evaluate", "grid/cells/001_0", "--split", "test", "--json", "--device", "cpu"))
+    cell = json.loads(output(capsys, "sweep", "--out", "grid", "--json"))["cells"][1]
+    assert cell["metrics"][0]["recall@1"] == pytest.approx(metrics["results"][0]["value"])
+    assert main(["sweep", *words, "--clusters"]) == 2
+    assert "clusters = True differs from the study's own False" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tune", "recipe.yaml"], "--out is missing"),
+        (["tune", "--out", "study"], "study holds no study to continue; give a recipe"),
+        (["tune", "recipe.yaml", "--out", "study"], "search: there is no setting to vary; give its values as {log"),
+        (["tune", "recipe.yaml", "--out", "study", "--search.lr=[1]"], "unknown key lr; did you mean optimizer.lr?"),
+        (["tune", "recipe.yaml", "--out", "study", "--trial", "3"], "unknown argument --trial, did you mean --trials?"),
+        (["tune", "recipe.yaml", "--out", "study", "--search.epochs=[1]", "--trials", "0"], "trials = 0 must be at"),
+        (["tune", "recipe.yaml", "--out", "study", "--search.epochs=[1]", "--held_out", "1"], "held_out = 1 must be"),
+        (["tune", "recipe.yaml", "--out", "study", "--search.epochs=[1]", "--held_out", "99"], "held_out = 99: 99 f"),
+        (["tune", "recipe.yaml", "--out", "recipe.yaml", "--search.epochs=[1]"], "recipe.yaml is a file; give"),
+        (["sweep", "recipe.yaml", "--out", "study"], "grid: there is no setting to vary"),
+        (["sweep", "recipe.yaml", "--out", "study", "--search.epochs=[1]"], "unknown key search"),
+        (["sweep", "recipe.yaml", "--out", "study", "--grid.data.root=[a]"], "have the same data.root"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(
+    working: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert message in lines[-1]
+    assert len([line for line in lines if "error" in line]) == 1
+    assert not (working / "study").exists()
+
+
+def test_flags_are_no_settings_of_a_recipe() -> None:
+    for settings in (TuneSettings, SweepSettings):
+        assert not set(settings.__dataclass_fields__) & {*Recipe.schema(), "out", "allow_import"}
