@@ -9,8 +9,9 @@ A small LeNet with two outputs is trained on scikit-learn's handwritten digits w
 
 Run `python examples/figures/center_embeddings.py --out center_losses.png` (a minute); for other losses, change LOSSES.
 Reference: Cai et al., "Center Contrastive Loss for Metric Learning", 2023. There it is MNIST, 60,000 training images of
-28 x 28 pixels, for 10 epochs; here 1,198 images of 8 x 8 pixels, for 100 epochs. The paper gives neither the scale nor
-the weight of its center loss: 16 and 0.05 are ours, and so are the numbers above the panels.
+28 x 28 pixels, for 10 epochs: `--benchmark mnist --root DATA --epochs 10`. By default it is 1,198 images of 8 x 8
+pixels, for 100 epochs. The paper gives neither the scale nor the weight of its center loss: 16 and 0.05 are ours, and
+so are the numbers above the panels.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import TABLEAU_COLORS
@@ -30,6 +32,7 @@ from matplotlib.patheffects import withStroke
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from vicinal.data import load_table, read_image
 from vicinal.losses import CenterBasedLoss, CenterContrastiveLoss, CenterLoss, CrossEntropyLoss, NormSoftmaxLoss
 from vicinal.report.drawing import DPI, INK, PALE, picture_format, write_figure
 
@@ -66,6 +69,15 @@ class PlaneEmbedding(NamedTuple):
     are_points: bool = False
 
 
+class Digits(NamedTuple):
+    """Images of ten digits: float [n, 1, size, size] from 0 to 1, and int64 [n], for training and for testing."""
+
+    images: Tensor
+    labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+
 class Spread(NamedTuple):
     """How far apart classes are, and how wide, in the plane and by angle.
 
@@ -82,8 +94,10 @@ class Spread(NamedTuple):
     radius: float
 
 
-def digit_embedding(loss: CenterBasedLoss, epochs: int = EPOCHS, seed: int = 0, test: bool = False) -> PlaneEmbedding:
-    """Train the LeNet with a loss on two thirds of the digits, and embed them.
+def digit_embedding(
+    loss: CenterBasedLoss, epochs: int = EPOCHS, seed: int = 0, test: bool = False, digits: Digits | None = None
+) -> PlaneEmbedding:
+    """Train the LeNet with a loss on digits, and embed them.
 
     AdamW has PyTorch's defaults, except that the points of :class:`~vicinal.losses.CenterLoss` have ten times the
     learning rate. Embeddings are not normalized; losses that compare directions do it themselves.
@@ -92,7 +106,8 @@ def digit_embedding(loss: CenterBasedLoss, epochs: int = EPOCHS, seed: int = 0, 
         loss: a loss with one center per class; it is copied, and its centers are created if it has none.
         epochs: passes through the training images.
         seed: of the split, weights, centers and the order of images.
-        test: embed the third of the images that is not trained on, instead of the training images.
+        test: embed the images that are not trained on, instead of the training images.
+        digits: the images; None: those of scikit-learn, of which a third is not trained on.
 
     Returns:
         Embeddings, labels 0 to 9, and the loss's centers: of :class:`~vicinal.losses.CenterLoss` the points, not the
@@ -100,24 +115,46 @@ def digit_embedding(loss: CenterBasedLoss, epochs: int = EPOCHS, seed: int = 0, 
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network, loss = lenet(), with_centers(loss)
-        data = load_digits()
-        images, labels = torch.from_numpy(data.images).float()[:, None] / MAX_GRAY, torch.from_numpy(data.target).long()
-        order = torch.randperm(len(images))
-        num_test = round(TEST_FRACTION * len(images))
-        train(network, loss, images[order[num_test:]], labels[order[num_test:]], epochs)
-    shown = order[:num_test] if test else order[num_test:]
+        network, loss = lenet(size=8 if digits is None else digits.images.shape[-1]), with_centers(loss)
+        digits = digits or small_digits()
+        train(network, loss, digits.images, digits.labels, epochs)
+    images, labels = (digits.test_images, digits.test_labels) if test else (digits.images, digits.labels)
     with torch.no_grad():
-        return PlaneEmbedding(network(images[shown]), labels[shown], *centers_of(loss))
+        embeddings = torch.cat([network(part) for part in images.split(1024)])
+        return PlaneEmbedding(embeddings, labels, *centers_of(loss))
 
 
-def lenet(channels: tuple[int, int] = (16, 32), width: int = 84) -> nn.Sequential:
-    """Two convolutions and two linear layers, for images of 8 x 8 pixels."""
+def small_digits() -> Digits:
+    """The digits of scikit-learn, of 8 x 8 pixels, divided at random by torch's generator."""
+    data = load_digits()
+    images, labels = torch.from_numpy(data.images).float()[:, None] / MAX_GRAY, torch.from_numpy(data.target).long()
+    order = torch.randperm(len(images))
+    rows, test_rows = order[round(TEST_FRACTION * len(images)) :], order[: round(TEST_FRACTION * len(images))]
+    return Digits(images[rows], labels[rows], images[test_rows], labels[test_rows])
+
+
+def benchmark_digits(name: str, root: str | Path | None = None) -> Digits:
+    """The digits of a benchmark such as `mnist`, with its splits train and test.
+
+    Raises:
+        InputError: the files are not there or damaged.
+    """
+    table = load_table(name, root)
+    parts = []
+    for split in ("train", "test"):
+        part = table.subset(split)
+        images = np.stack([np.asarray(read_image(path).convert("L")) for path in part.paths])
+        parts += [torch.from_numpy(images).float()[:, None] / 255, torch.from_numpy(part.labels)]
+    return Digits(*parts)
+
+
+def lenet(channels: tuple[int, int] = (16, 32), width: int = 84, size: int = 8) -> nn.Sequential:
+    """Two convolutions and two linear layers, for square images of `size` pixels."""
     first, second = channels
     return nn.Sequential(
         *(nn.Conv2d(1, first, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(first, second, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(4 * second, width), nn.ReLU(), nn.Linear(width, 2)),
+        *(nn.Flatten(), nn.Linear((size // 4) ** 2 * second, width), nn.ReLU(), nn.Linear(width, 2)),
     )
 
 
@@ -158,10 +195,11 @@ def digit_embeddings(
     epochs: int = EPOCHS,
     seed: int = 0,
     test: bool = False,
+    digits: Digits | None = None,
 ) -> None:
     """Train with each of the losses (name above the column -> loss), and draw the embeddings."""
     picture_format(Path(path))  # fails before a minute of training
-    embedding_views({name: digit_embedding(loss, epochs, seed, test) for name, loss in losses.items()}, path)
+    embedding_views({name: digit_embedding(loss, epochs, seed, test, digits) for name, loss in losses.items()}, path)
 
 
 def embedding_views(embeddings: Mapping[str, PlaneEmbedding], path: str | Path) -> None:
@@ -326,5 +364,8 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="passes through the training images")
     parser.add_argument("--seed", type=int, default=0, help="of each training")
     parser.add_argument("--test", action="store_true", help="draw the images that were not trained on")
+    parser.add_argument("--benchmark", help="mnist, or another benchmark of ten classes in its format")
+    parser.add_argument("--root", help="the folder that holds the benchmark's files")
     given = parser.parse_args()
-    digit_embeddings(given.out, LOSSES, given.epochs, given.seed, given.test)
+    benchmark = benchmark_digits(given.benchmark, given.root) if given.benchmark else None
+    digit_embeddings(given.out, LOSSES, given.epochs, given.seed, given.test, benchmark)

@@ -15,11 +15,13 @@ from torch import Tensor
 from examples.figures import center_embeddings
 from examples.figures.center_embeddings import (
     PlaneEmbedding,
+    benchmark_digits,
     digit_embedding,
     digit_embeddings,
     embedding_views,
     spread,
 )
+from tests.data.benchmarks.published_more import accept_small_more, write_mnist
 from vicinal.losses import (
     CenterBasedLoss,
     CenterContrastiveLoss,
@@ -70,6 +72,19 @@ def test_a_third_of_the_digits_is_not_trained_on() -> None:
     assert len(both.unique(dim=0)) == 1797  # none is in both
     assert not both.requires_grad
     assert not learned.centers.requires_grad
+
+
+def test_the_digits_of_a_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept_small_more(monkeypatch)
+    write_mnist(tmp_path)
+    digits = benchmark_digits("mnist", tmp_path)
+    assert (digits.images.shape, digits.test_images.shape) == ((30, 1, 8, 8), (12, 1, 8, 8))
+    assert digits.images.max() <= 1
+    assert digits.labels.bincount().tolist() == [5] * 6
+    embedding = digit_embedding(CCL, epochs=1, test=True, digits=digits)
+    assert torch.equal(embedding.labels, digits.test_labels)
+    large = digits._replace(images=torch.rand(30, 1, 28, 28), test_images=torch.rand(12, 1, 28, 28))
+    assert digit_embedding(CCL, epochs=1, digits=large).embeddings.shape == (30, 2)
 
 
 def test_embeddings_keep_their_length() -> None:
@@ -269,12 +284,12 @@ def test_the_papers_losses_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyP
     digit_embeddings(tmp_path / "four.png", epochs=2, seed=3, test=True)
     names = ["CrossEntropyLoss", "NormSoftmaxLoss", "CenterLoss", "CenterContrastiveLoss"]
     assert [type(loss).__name__ for loss, *_ in given] == names
-    assert [others for _, *others in given] == [[2, 3, True]] * 4
+    assert [others for _, *others in given] == [[2, 3, True, None]] * 4
     ours, plain = given[3][0], given[1][0]
     assert (ours.margin, ours.center_weight, ours.label_smoothing, ours.scale) == (0, 2, 0, plain.scale)
     assert Image.open(tmp_path / "four.png").size == (1590, 810)
     digit_embeddings(tmp_path / "mine.pdf", {"mine": CCL})
-    assert given[-1] == (CCL, 100, 0, False)
+    assert given[-1] == (CCL, 100, 0, False, None)
     assert (tmp_path / "mine.pdf").read_bytes().startswith(b"%PDF")
 
 
