@@ -251,7 +251,7 @@ def test_bad_input() -> None:
         ForwardCorrection(NormSoftmaxLoss(4, 5))(x, labels)
     with pytest.raises(InputError, match="noise_rate and a transition matrix are given"):
         ForwardCorrection(NormSoftmaxLoss(4, 5), 0.1).set_transition(torch.eye(4))
-    with pytest.raises(InputError, match="ForwardCorrection .* with a memory"):
+    with pytest.raises(InputError, match=r"ForwardCorrection .* with a memory"):
         CrossBatchMemory(ForwardCorrection(NormSoftmaxLoss(4, 5), 0.1), size=8)
     lacks = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
     for matrix, message in (

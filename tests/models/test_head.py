@@ -90,7 +90,7 @@ def test_a_whitening_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="head_whitening needs a linear layer, which the model does not have; set dim"):
         build(dim=None, head_whitening=path)
     path.write_bytes(b"nothing")
-    with pytest.raises(InputError, match="head_whitening: .*not a complete .safetensors file"):
+    with pytest.raises(InputError, match=r"head_whitening: .*not a complete .safetensors file"):
         build(head_whitening=path)
-    with pytest.raises(InputError, match="a whitening is kept in a file ending in .safetensors"):
+    with pytest.raises(InputError, match=r"a whitening is kept in a file ending in .safetensors"):
         build(head_whitening=tmp_path / "whitening.npy")

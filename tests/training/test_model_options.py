@@ -46,7 +46,8 @@ def test_batch_norm_frozen_as_a_whole_stays_after_frozen_epochs_too(small: list[
 
 
 def test_the_exponent_of_gem_learns_at_its_own_rate_without_weight_decay(small: list[str], tmp_path: Path) -> None:
-    more = ["--transform.size=64", "--model.learned_p=true", "--optimizer.lr_factors.pooling=10", "--optimizer.weight_decay=0.5"]
+    more = ["--model.learned_p=true", "--optimizer.lr_factors.pooling=10", "--optimizer.weight_decay=0.5"]
+    more.append("--transform.size=64")  # smaller ones have maps of one pixel, where the exponent does nothing
     one = trainer(small, tmp_path / "run", *more)
     groups = {group["name"]: group for group in one.engine.optimizer.param_groups}
     assert groups["pooling"]["params"] == [one.embedder.pooling.p]
@@ -72,6 +73,6 @@ def test_a_recipe_starts_from_a_whitening(small: list[str], tmp_path: Path) -> N
     whitening = PCAWhitening.load(path)
     expected = whitening.components / whitening.explained_variance[:, None] ** 0.5
     np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-6)
-    with pytest.raises(InputError, match="model: head_whitening: .* maps 96 dimensions to 16, and the linear layer"):
+    with pytest.raises(InputError, match=r"model: head_whitening: .* maps 96 dimensions to 16, and the linear layer"):
         train(Recipe.load(overrides=[*settings, "--model.dim=12"]), tmp_path / "other")
     assert not (tmp_path / "other").exists()
