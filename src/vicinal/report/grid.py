@@ -86,4 +86,4 @@ def _draw_heat_map(axes: Axes, frame: pd.DataFrame, keys: Sequence[str], metric:
     axes.spines[:].set_visible(False)
     colorbar = axes.figure.colorbar(image, ax=axes)
     colorbar.set_label(f"{metric} (%)", color=INK)
-    colorbar.outline.set_visible(False)  # type: ignore[operator]
+    colorbar.outline.set_visible(False)

@@ -9,7 +9,7 @@ from vicinal.utils.errors import InputError, TrainingStoppedError
 from vicinal.workflows.tuning.jobs import IsOver, Outcome, Runner, curve_of, never
 from vicinal.workflows.tuning.processes import Task
 from vicinal.workflows.tuning.scheduler import Waiting
-from vicinal.workflows.tuning.scores import best_of, mean_curve
+from vicinal.workflows.tuning.scores import Curve, best_of, mean_curve
 from vicinal.workflows.tuning.settings import TuneSettings
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
 from vicinal.workflows.tuning.trials import ClaimedTrial, Trials, trial_name
@@ -96,7 +96,7 @@ class Search:
         """
         if len(self.tables) == 1:
             return (yield from self.runner.train(name, recipe, self.tables[0], slot, is_hopeless))
-        curves = []
+        curves: list[Curve] = []
         for part, table in zip(self._parts(name), self.tables, strict=True):
             is_over = never if curves else is_hopeless
             outcome = yield from self.runner.train(part, recipe, table, slot, is_over)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vicinal.data.table import Table
     from vicinal.training.recipe import Recipe
 
-MakeTables = Callable[["Recipe"], dict[str, "Table"]]
+MakeTables = Callable[[StudyRecipe], dict[str, "Table"]]
 
 
 def open_study(
@@ -53,8 +53,7 @@ def open_study(
         folder.check_study()
         return folder.own_recipe(section, tuple(allow_imports))
     given.check(Recipe.schema(), Recipe.verb)
-    recipe = given.base
-    tables = {} if folder.recipe.is_file() else make_tables(recipe)
+    tables = {} if folder.recipe.is_file() else make_tables(given)
     with folder.creating() as is_new:
         if is_new:
             folder.create(given, settings, tables)

@@ -60,8 +60,7 @@ def sweep(
     if isinstance(recipe, str | Path):
         recipe = StudyRecipe.read(SECTION, recipe, allow_imports=allow_imports)
     options = {**asdict(settings), "recall_at": _listed(settings.recall_at), "metrics": _listed(settings.metrics)}
-    make_tables = partial(_make_tables, given=recipe)
-    study = open_study(folder, recipe, SECTION, options, FIXED, make_tables, allow_imports)
+    study = open_study(folder, recipe, SECTION, options, FIXED, _make_tables, allow_imports)
     base = study.base
     with stopping() as is_stopping:
         return Grid(study, base, settings, make_runner(folder, study, base, settings.jobs, start, is_stopping)).run()
@@ -126,14 +125,14 @@ class Grid:
         return [Part("grid", [(num_cells, "cell"), (num_seeds, "seed")] if whole else [(num_left, "run")], cost)]
 
 
-def _make_tables(recipe: Recipe, given: StudyRecipe) -> dict[str, Table]:
+def _make_tables(study: StudyRecipe) -> dict[str, Table]:
     """The table of a new study, with errors for cells that cannot be trained on it."""
-    table = load_study_table(recipe)
+    table = load_study_table(study.base)
     if "test" not in table.splits:
         raise InputError("the data has no split test, on which each cell is evaluated")
-    for values in given.cells():
+    for values in study.cells():
         try:
-            check_table(given.recipe(values), table)
+            check_table(study.recipe(values), table)
         except InputError as error:
             cell = ", ".join(f"{key} = {value}" for key, value in values.items())
             raise InputError(f"the cell {cell}: {error}") from None

@@ -26,7 +26,6 @@ from vicinal.workflows.tuning.tune_result import TuneResult, tune_result, write_
 
 if TYPE_CHECKING:
     from vicinal.data.table import Table
-    from vicinal.training.recipe import Recipe
 
 SECTION = "search"
 
@@ -95,15 +94,15 @@ def _run(search: Search) -> TuneResult:
     return tune_result(search)
 
 
-def _make_tables(recipe: Recipe, settings: TuneSettings) -> dict[str, Table]:
+def _make_tables(study: StudyRecipe, settings: TuneSettings) -> dict[str, Table]:
     """The tables of a new study, with errors for batches that they are too small for."""
-    table = load_study_table(recipe)
+    table = load_study_table(study.base)
     if settings.replay:
         _require_test(table)
     tables = search_tables(table, settings.held_out)
     for name, each in tables.items():
         try:
-            check_table(recipe, each)
+            check_table(study.base, each)
         except InputError as error:
             raise InputError(f"held_out = {settings.held_out}, {name}: {error}") from None
     return {**tables, FINAL: final_table(table)}

@@ -1,0 +1,116 @@
+"""Studies that are killed or interrupted at any moment, and several commands on one: nothing is lost or done twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, SMALL, draw_photos
+
+SECONDS = 120  # within which a study must end after a signal
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes from /proc"),
+]
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """A search whose trials do not depend on the order in which they are made."""
+    draw_photos(tmp_path / "photos", 12, 4)
+    return [
+        "tune", f"--data.source={tmp_path / 'photos'}", *SMALL, "--epochs=6",
+        "--search.optimizer.lr={log: [1e-4, 1e-2]}",
+        "--trials=3", "--sampler=random", "--replay", "--jobs=2", "--images_per_second=1000", "--json",
+    ]  # fmt: skip
+
+
+def start(words: list[str], out: Path) -> subprocess.Popen[str]:
+    """Start a study in a group of its own, as a terminal does."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "vicinal", *words, "--out", str(out)], cwd=ROOT, text=True, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def finish(words: list[str], out: Path) -> dict:
+    printed, errors = start(words, out).communicate(timeout=20 * SECONDS)
+    assert "error" not in errors, errors
+    return json.loads(printed)
+
+
+def at_work(out: Path) -> list[str]:
+    """The commands that work in a folder."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (each / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            state = (each / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if str(out) in command and state != "Z" and int(each.name) != os.getpid():
+            found.append(command)
+    return found
+
+
+def essence(result: dict) -> list[object]:
+    return [
+        result["best"],
+        result["test"],
+        [[each["values"], each["state"], each["score"]] for each in result["trials"]],
+    ]
+
+
+def wait_for_the_end(out: Path) -> None:
+    deadline = time.monotonic() + SECONDS
+    while at_work(out) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not at_work(out)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_study_that_is_ended_at_random_moments(words: list[str], tmp_path: Path, number: signal.Signals) -> None:
+    begun = time.monotonic()
+    straight = finish(words, tmp_path / "straight")
+    seconds, moments, out = time.monotonic() - begun, random.Random(0), tmp_path / "study"
+    for _ in range(5):
+        process = start(words, out)
+        try:
+            process.communicate(timeout=moments.uniform(0.1, 0.7) * seconds)
+            break
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, number)
+        _, errors = process.communicate(timeout=SECONDS)
+        assert "Traceback" not in errors
+        assert process.returncode in (0, -9 if number == signal.SIGKILL else 130)
+        wait_for_the_end(out)
+    result = finish(words, out)
+    assert essence(result) == essence(straight)
+    weights = [each / "final" / "model" / "model.safetensors" for each in (out, tmp_path / "straight")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_two_commands_share_a_study(words: list[str], tmp_path: Path) -> None:
+    straight, out = finish(words, tmp_path / "straight"), tmp_path / "study"
+    both = [start([*words, "--jobs=1"], out) for _ in range(2)]
+    results = []
+    for process in both:
+        printed, errors = process.communicate(timeout=20 * SECONDS)
+        assert process.returncode == 0, errors
+        results.append(json.loads(printed))
+    assert [essence(each) for each in results] == [essence(straight)] * 2
+    assert len(list((out / "trials").glob("*.json"))) == 3
+
+
+def test_devices_of_a_run_are_processes_of_its_own(words: list[str], tmp_path: Path) -> None:
+    result = finish([*words, "--devices=2", "--trials=1"], tmp_path / "study")
+    assert result["trials"][0]["state"] == "complete"
