@@ -83,7 +83,12 @@ CASES = [
         if place in ("backbone_args", "loss") or gadget in ("os.system", "gadget.Gadget")
     ),
     ("include", "recipe", "recipe: other.yaml\n", "unknown key recipe"),
-    ("include", "extends", "extends: other.yaml\n", "unknown key extends"),
+    ("extends", "gadget", "extends: other.yaml\n", "other.yaml:1: unknown key class_path"),
+    ("extends", "loss of a gadget", "extends: loss.yaml\n", "loss.yaml:1: loss = gadget.Gadget is not the"),
+    ("extends", "python", "extends: gadget.py\n", "gadget.py:2: not YAML"),
+    ("extends", "device", "extends: /dev/zero\n", "but there is no file /dev/zero"),
+    ("extends", "nested", "data: {extends: other.yaml}\n", "unknown key data.extends"),
+    ("extends", "in a class", "loss: {extends: other.yaml}\n", "unknown key loss.extends"),
     ("include", "config", "config: other.yaml\n", "unknown key config"),
     ("include", "loss file", "loss: other.yaml\n", UNKNOWN),
     ("include", "miner file", "loss: {class_path: MarginLoss, init_args: {miner: other.yaml}}\n", "Miner class"),
@@ -136,6 +141,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with files that a hostile recipe may name."""
     (tmp_path / "gadget.py").write_text("open('executed', 'w')\nclass Gadget: pass\n")
     (tmp_path / "other.yaml").write_text("class_path: gadget.Gadget\n")
+    (tmp_path / "loss.yaml").write_text("loss: gadget.Gadget\n")
     (tmp_path / "kept").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -156,7 +162,7 @@ def test_a_hostile_recipe_is_one_line_and_runs_nothing(place: Path, text: str, l
         Recipe.load("recipe.yaml")
     message = str(error.value)
     assert line in message
-    assert "recipe.yaml" in message
+    assert "recipe.yaml" in message or message.startswith(line)  # which names the extended file
     assert "\n" not in message
     assert len(message) < 1000
     assert time.monotonic() - started < 5
