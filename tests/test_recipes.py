@@ -42,7 +42,7 @@ def test_a_recipe_can_be_read_and_says_what_it_is(name: str) -> None:
     assert f"recipes/{name}.yaml" in words
     kind = {"train": Recipe, "refine": RefinerRecipe}.get(words[1])
     if kind is not None:
-        kind.load(RECIPES[name])
+        kind.load(RECIPES[name], ["--run=run"] if kind is RefinerRecipe else [])  # the command names the run
     if words[1] in SECTIONS:
         study = StudyRecipe.read(SECTIONS[words[1]], RECIPES[name])
         study.check(Recipe.schema(), words[1])
