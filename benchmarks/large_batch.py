@@ -54,7 +54,12 @@ def _step_on(micro_batch_size: int | None) -> Callable[[torch.Tensor, torch.Tens
     torch.manual_seed(0)
     transform = ImageTransform(size=SIZE, channels=1, mean=(0.92,), std=(0.26,))
     model = Embedder(
-        "test_resnet", DIM, pretrained=False, freeze_batch_norm="statistics", transform=transform, backbone_args=CHANNELS
+        "test_resnet",
+        DIM,
+        pretrained=False,
+        freeze_batch_norm="statistics",
+        transform=transform,
+        backbone_args=CHANNELS,
     )
     system = TrainingModule(model, MultiSimilarityLoss(), micro_batch_size)
     optimizer = torch.optim.AdamW(system.parameters(), lr=1e-4)

@@ -35,7 +35,7 @@ RECIPE = f"""
 model: {{backbone: resnet10t, dim: {DIM}, pretrained: false}}
 transform: {{size: {SIZE}, resize: {SIZE}, scale: [0.6, 1.0]}}
 data: {{source: glyphs, cache: true}}
-batch: {BATCH}
+batch_size: {BATCH}
 samples_per_class: {PER_CLASS}
 optimizer: {{name: adamw, lr: 0.0001}}
 schedule: {{name: constant}}
