@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import output
-from tests.data.benchmarks.published import WRITERS, accept_small
+from tests.data.benchmarks.published import WRITERS, accept_small, write_image
 from tests.data.benchmarks.published_more import MORE_WRITERS, accept_small_more
 from tests.test_recipes import HEADERS, RECIPES, SECTIONS
 from tests.training.test_refiner import save_clusters
@@ -59,7 +59,16 @@ def overrides(values: dict[str, Any], folder: Path) -> list[str]:
         words += ["--model.dim=16", f"--model.head_whitening={whitening(folder, 96)}"]
     elif model.get("dim", 512) is not None:
         words += ["--model.dim=16"]
+    if values["data"].get("noise", {}).get("foreign"):
+        words += [f"--data.noise.foreign={foreign_images(folder / 'foreign')}"]
     return words
+
+
+def foreign_images(folder: Path) -> Path:
+    """A folder of images of none of the classes."""
+    for number in range(4):
+        write_image(folder / "birds" / f"{number}.jpg", number)
+    return folder
 
 
 def whitening(folder: Path, dim: int) -> Path:
