@@ -169,7 +169,7 @@ class SupAPLoss(RankingLoss):
     which is never below the step function that it replaces, and has a gradient also where a negative is far above.
 
     Reference: Ramzi et al., "Robust and Decomposable Average Precision for Image Retrieval" (ROADMAP), NeurIPS 2021,
-    Section 3.1. The published code uses 1.44 as the value at `linear_from`, where its function therefore jumps.
+    Section 3.1. The published code has ``slope t + 1.44`` above `linear_from`, where its function therefore jumps.
 
     Args:
         temperature: of the sigmoid.
