@@ -98,33 +98,38 @@ def test_typos_and_missing_files_load_nothing_heavy(photos: Path, tmp_path: Path
         ["sweep", "--data.source", photos, "--grid.epochs=[many]", "--out", "study"],
         ["sweep", "--data.source", photos, "--grid.optimizer.lr={log: [1, 2]}", "--out", "study"],
     ]
+    models = [  # the nearest names are those of timm
+        ["evaluate", photos, "--model", "none"],
+        ["evaluate", "none", "--images", photos],
+        ["report", photos, "--model", "none"],
+        ["embed", photos, "--model", "none", "--out", "v.npy"],
+        ["whiten", photos, "--model", "none", "--out", "w.safetensors"],
+        ["index", "i", "--source", photos, "--model", "none"],
+    ]
     commands = [
         ["serach"],
         *([verb.__name__, "--tpyo"] for verb in VERBS if verb not in WITH_RECIPE),
         ["data", "nowhere"],
         ["data", photos, "--root", "nowhere"],
         ["evaluate", "none.parquet"],
-        ["evaluate", photos, "--model", "none"],
-        ["evaluate", "none", "--images", photos],
         ["evaluate", photos, "--refiner", "none"],
         ["evaluate", "--embeddings", "none.npy", "--labels", "none.csv"],
         ["report", "none.parquet"],
-        ["report", photos, "--model", "none"],
         ["embed", "none", "--out", "v.npy"],
-        ["embed", photos, "--model", "none", "--out", "v.npy"],
         ["embed", photos, "--whitening", "none.safetensors", "--out", "v.npy"],
         ["whiten", "none", "--out", "w.safetensors"],
-        ["whiten", photos, "--model", "none", "--out", "w.safetensors"],
         ["index", "none"],
         ["index", "i", "--source", "none"],
-        ["index", "i", "--source", photos, "--model", "none"],
         ["search", "none", "picture.jpg"],
         ["search", photos, "none.jpg"],
         ["search", photos, photos, "--refiner", "none"],
+        ["evaluate", photos, "--model", "runs/some/none"],
         *recipes,
     ]
     for words, modules in zip(commands, loaded_after(*commands, status=2), strict=True):
         assert modules <= ({"jsonargparse", "vicinal.training"} if words in recipes else set()), words
+    for words, modules in zip(models, loaded_after(*models, status=2), strict=True):
+        assert modules <= IMAGES - {"vicinal.models.embedder"}, words
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,14 @@ def test_untrained_backbones(offline: None) -> None:
         None,
     )
     assert load_model("timm/test_resnet", "gem").config["pooling"] == "gem"
+    assert load_model("test_resnet").config["backbone"] == "test_resnet"
     assert load_model("timm/deit_s16_in1k").config["pooling"] == "token"
+
+
+def test_a_folder_wins_over_a_backbone_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Embedder("test_resnet", dim=8, pretrained=False).save_pretrained("resnet50")
+    assert load_model("resnet50").dim == 8
 
 
 def test_untrained_backbones_that_do_not_exist(offline: None, tmp_path: Path) -> None:
@@ -69,6 +76,8 @@ def test_untrained_backbones_that_do_not_exist(offline: None, tmp_path: Path) ->
         InputError, match="model timm/resnet5O: backbone: timm has no model 'resnet5O'; nearest: resnet50"
     ):
         load_model("timm/resnet5O")
+    with pytest.raises(InputError, match="model resnet5O: there is no folder of that name; backbone: timm has no"):
+        load_model("resnet5O")
     with pytest.raises(InputError, match="model timm/test_resnet: pooling 'token': test_resnet has no class token"):
         load_model("timm/test_resnet", "token")
     with pytest.raises(InputError, match="run has its own pooling; pooling is for backbones"):

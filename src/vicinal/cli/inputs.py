@@ -41,7 +41,17 @@ def _exists(path: str) -> bool:
 
 
 def check_model(name: str | None) -> None:
-    """Raise InputError if a model is neither a folder nor the name of one on the Hugging Face Hub, nor `timm/NAME`."""
+    """Raise InputError if a model is neither a folder, the name of one on the Hugging Face Hub, nor a backbone."""
+    if name and ("/" not in name or name.startswith("timm/")) and not Path(name).expanduser().exists():
+        from vicinal.workflows.models import check_backbone
+
+        check_backbone(name)
+    else:
+        check_folder(name)
+
+
+def check_folder(name: str | None) -> None:
+    """Raise InputError if a saved model is neither a folder nor the name of one on the Hugging Face Hub."""
     if name is not None and name.count("/") != 1 and not (name and Path(name).expanduser().exists()):
         raise InputError(f"model: there is no folder {name}" if name else "model: the name is empty; give a folder")
 
@@ -50,7 +60,7 @@ def check_embedding(arguments: Arguments) -> None:
     """Raise InputError if what embedding images needs does not exist; before anything slow is imported."""
     given = vars(arguments)
     check_model(given.get("model"))
-    check_model(given.get("refiner"))
+    check_folder(given.get("refiner"))
     check_files(given.get("whitening"), given.get("root"))
 
 

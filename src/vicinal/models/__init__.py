@@ -8,6 +8,7 @@ from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from vicinal.models.embedder import Embedder
+    from vicinal.models.image_embedding import default_pooling
     from vicinal.models.initialization_table import INITIALIZATIONS, Initialization
     from vicinal.models.initializations import create_backbone, default_transform
     from vicinal.models.multi_scale import embed_multi_scale
@@ -30,6 +31,7 @@ __all__ = [
     "PoolingName",
     "build_pooling",
     "create_backbone",
+    "default_pooling",
     "default_transform",
     "embed_multi_scale",
 ]

@@ -17,7 +17,8 @@ from vicinal.models.backbones import check_patches, has_class_token, num_feature
 from vicinal.models.devices import check_device
 from vicinal.models.head import NormName, build_head, check_head, set_to_whitening
 from vicinal.models.image_sizes import check_any_size
-from vicinal.models.initializations import create_backbone, default_transform, timm_name
+from vicinal.models.initialization_table import timm_name
+from vicinal.models.initializations import create_backbone, default_transform
 from vicinal.models.inputs import Images, image_batches
 from vicinal.models.model_format import EMBEDDER
 from vicinal.models.modes import eval_mode, unit_vectors
@@ -47,8 +48,9 @@ class Embedder(SavedModel):
             vit_b16_clip_400m, of :data:`~vicinal.models.initialization_table.INITIALIZATIONS`.
         dim: Dimension of the embeddings, 1 to 65,536; None: no linear layer, the embeddings are the pooled features.
         pooling: How a feature map becomes a vector: avg, max, gem (generalized mean), avg+max (their sum), token
-            (a transformer's class token), or backbone (the network's own: mean, class token or attention). Those before
-            token pool a transformer's patch tokens.
+            (a transformer's class token), backbone (the network's own: mean, class token or attention), or projection
+            (its own, and CLIP's projection into the space of images and texts). Those before token pool a
+            transformer's patch tokens.
         norm: Normalization of the pooled features before the linear layer: layer, layer_affine (with learned weight and
             bias), l2, or none.
         pretrained: Initial weights of the backbone: true (published ones, downloaded), false (random), or a local file
@@ -130,7 +132,8 @@ class Embedder(SavedModel):
         self.transform = transform or default_transform(backbone)
         channels, size = self.transform.channels, self.transform.size
         own_pooling = isinstance(self.pooling, nn.Identity)
-        self.backbone = create_backbone(backbone, pretrained, channels, size, backbone_args, own_pooling)
+        projection = pooling == "projection"
+        self.backbone = create_backbone(backbone, pretrained, channels, size, backbone_args, own_pooling, projection)
         # On a CPU small ResNets train 1.3 to 1.6 times faster in this memory format.
         self.backbone.to(memory_format=torch.channels_last)
         if self.transform.longest is None:
@@ -139,7 +142,7 @@ class Embedder(SavedModel):
             check_any_size(self.backbone, backbone)
         if isinstance(self.pooling, ClassToken) and not has_class_token(self.backbone):
             raise InputError(f"pooling 'token': {backbone} has no class token; choose avg, max, gem or avg+max")
-        self.num_features = num_features(self.backbone)
+        self.num_features = self.backbone.num_classes if projection else num_features(self.backbone)
         self.dim = self.num_features if dim is None else dim
         self.head = build_head(self.num_features, dim, norm, dropout)
         if head_whitening is not None:
@@ -181,7 +184,7 @@ class Embedder(SavedModel):
                 num_prefix_tokens=num_prefix_tokens(self.backbone),
             )
         pooled: Tensor = self.pooling(features)
-        if pooled.shape[1:] != (self.num_features,):
+        if getattr(pooled, "shape", (0,))[1:] != (self.num_features,):
             raise InputError(f"pooling 'backbone': {self.config['backbone']} has none of its own; choose another")
         return pooled
 

@@ -141,3 +141,13 @@ INITIALIZATIONS = {
 }
 """The networks and weights that Recall@k Surrogate compares (Table 5 of "Three Things to Know about Deep Metric
 Learning"), those of the other papers, and newer ones. A name is a backbone wherever one is asked for."""
+
+
+def timm_name(name: str) -> str:
+    """The name in timm of a backbone, which differs for those of `INITIALIZATIONS`.
+
+    Example:
+        >>> timm_name("vit_b16_clip_400m"), timm_name("resnet50")
+        ('vit_base_patch16_clip_quickgelu_224.openai', 'resnet50')
+    """
+    return INITIALIZATIONS[name].backbone if isinstance(name, str) and name in INITIALIZATIONS else name

@@ -17,7 +17,8 @@ from torch import nn
 
 from vicinal.data.transforms import ImageTransform
 from vicinal.models import inception  # noqa: F401 - adds its networks to those of timm
-from vicinal.models.initialization_table import INITIALIZATIONS
+from vicinal.models.image_embedding import projection_dim
+from vicinal.models.initialization_table import INITIALIZATIONS, timm_name
 from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
 from vicinal.models.weight_files import download_weights, load_weights, read_weights
 from vicinal.utils.arguments import check_plain_values, shown
@@ -61,6 +62,7 @@ def create_backbone(
     image_size: int | None = None,
     backbone_args: Mapping[str, Any] | None = None,
     own_pooling: bool = False,
+    projection: bool = False,
 ) -> nn.Module:
     """Create a network without classifier, with its initial weights.
 
@@ -76,12 +78,15 @@ def create_backbone(
         backbone_args: More arguments of ``timm.create_model``, such as ``{"channels": [16, 32, 64, 128]}`` for the
             widths of a small ResNet, ``drop_path_rate`` or ``img_size``.
         own_pooling: Keep the network's own pooling (mean, class token, attention), so that the outputs are vectors.
+        projection: Keep the projection of CLIP too, which is the network's last layer.
 
     Returns:
-        The model, on the CPU, in training mode; [n, channels, H, W] -> maps or tokens, or vectors with `own_pooling`.
+        The model, on the CPU, in training mode; [n, channels, H, W] -> maps or tokens, or vectors with `own_pooling` or
+        `projection`.
 
     Raises:
-        InputError: The model, an argument or the file is unknown, or the weights do not fit or cannot be loaded.
+        InputError: The model, an argument or the file is unknown, the weights do not fit or cannot be loaded, or the
+            model has no projection.
 
     Example:
         >>> backbone = create_backbone("test_resnet", pretrained=False, channels=1)
@@ -91,8 +96,11 @@ def create_backbone(
     check_backbone_name(name)
     backbone_args = dict(backbone_args or {})
     check_backbone_args(backbone_args)
-    arguments = dict(backbone_args, num_classes=0, in_chans=channels)
-    if not own_pooling:
+    dim = projection_dim(name, published=pretrained is True) if projection else 0
+    if dim is None:
+        raise InputError(f"pooling 'projection': {name} has no projection of CLIP; choose backbone, its own pooling")
+    arguments = dict(backbone_args, num_classes=dim, in_chans=channels)
+    if not (own_pooling or projection):
         arguments["global_pool"] = ""
     url = INITIALIZATIONS[name].url if name in INITIALIZATIONS else None
     name = timm_name(name)
@@ -102,18 +110,8 @@ def create_backbone(
         return _create(name, pretrained, arguments, backbone_args)
     state = download_weights(url) if url and pretrained is True else read_weights(pretrained)  # type: ignore[arg-type]
     backbone = _create(name, False, arguments, backbone_args)
-    load_weights(backbone, name, state, channels, str(url if pretrained is True else pretrained))
+    load_weights(backbone, name, state, channels, dim, str(url if pretrained is True else pretrained))
     return backbone
-
-
-def timm_name(name: str) -> str:
-    """The name in timm of a backbone, which differs for those of `INITIALIZATIONS`.
-
-    Example:
-        >>> timm_name("vit_b16_clip_400m"), timm_name("resnet50")
-        ('vit_base_patch16_clip_quickgelu_224.openai', 'resnet50')
-    """
-    return INITIALIZATIONS[name].backbone if isinstance(name, str) and name in INITIALIZATIONS else name
 
 
 def check_backbone_name(name: str) -> None:

@@ -12,7 +12,7 @@ from vicinal.utils.errors import InputError
 
 MIN_P, MAX_P, MIN_EPS = 1e-3, 1e4, 1e-30
 
-PoolingName = Literal["avg", "max", "gem", "avg+max", "token", "backbone"]
+PoolingName = Literal["avg", "max", "gem", "avg+max", "token", "backbone", "projection"]
 """The names of poolings; see :func:`~vicinal.models.build_pooling`."""
 
 
@@ -125,8 +125,9 @@ def build_pooling(name: PoolingName, p: float = 3.0, learned_p: bool = False) ->
     """Create the pooling module of a name.
 
     Args:
-        name: ``avg``, ``max``, ``gem``, ``avg+max`` (their sum), ``token`` (class token), or ``backbone`` (the
-            backbone's own pooling, after which nothing is left to pool).
+        name: ``avg``, ``max``, ``gem``, ``avg+max`` (their sum), ``token`` (class token), ``backbone`` (the
+            backbone's own pooling, after which nothing is left to pool), or ``projection`` (the same, with CLIP's
+            projection).
         p: Exponent of ``gem``.
         learned_p: Learn the exponent of ``gem``.
 
@@ -150,9 +151,9 @@ def build_pooling(name: PoolingName, p: float = 3.0, learned_p: bool = False) ->
             return AvgMaxPool()
         case "token":
             return ClassToken()
-        case "backbone":
+        case "backbone" | "projection":
             return nn.Identity()
-    raise InputError(f"pooling: {name!r} is unknown; choose avg, max, gem, avg+max, token or backbone")
+    raise InputError(f"pooling: {name!r} is unknown; choose avg, max, gem, avg+max, token, backbone or projection")
 
 
 def to_feature_maps(features: Tensor, channels: int, channels_last: bool = False, num_prefix_tokens: int = 0) -> Tensor:

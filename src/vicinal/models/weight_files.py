@@ -75,7 +75,9 @@ def download_weights(url: str) -> dict[str, Any]:
         ) from error
 
 
-def load_weights(backbone: nn.Module, name: str, state: dict[str, Any], channels: int, source: str) -> None:
+def load_weights(
+    backbone: nn.Module, name: str, state: dict[str, Any], channels: int, num_classes: int, source: str
+) -> None:
     """Load weights as timm loads a download, but raise an error where timm only logs a warning.
 
     The first convolution and position embeddings are adapted to the network; a classifier is ignored. Besides timm's
@@ -83,10 +85,11 @@ def load_weights(backbone: nn.Module, name: str, state: dict[str, Any], channels
     transformers of SWAG and torchvision.
 
     Args:
-        backbone: The network, without classifier.
+        backbone: The network, without classifier; the last layer of CLIP's image towers is the projection.
         name: The name of the network in timm.
         state: The weights by name, as :func:`read_weights` returns them.
         channels: The number of channels of the network's images.
+        num_classes: The number of outputs of the network's last layer; 0: it has none, and that in `state` is ignored.
         source: Where the weights come from, for messages.
 
     Raises:
@@ -105,7 +108,8 @@ def load_weights(backbone: nn.Module, name: str, state: dict[str, Any], channels
     pretrained_cfg: Any = backbone.pretrained_cfg
     try:
         cfg = dict(pretrained_cfg, state_dict=_from_torchvision(state), source="", custom_load=False)
-        load_pretrained(backbone, cfg, num_classes=0, in_chans=channels, filter_fn=converter)
+        cfg["num_classes"] = num_classes or cfg["num_classes"]  # timm leaves out a last layer of another width
+        load_pretrained(backbone, cfg, num_classes=num_classes, in_chans=channels, filter_fn=converter)
     except Exception as error:  # the converter raises many types of errors for other models
         raise InputError(f"pretrained: {source} does not fit {name}: {one_line(error)}") from error
     finally:

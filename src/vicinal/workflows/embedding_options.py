@@ -14,10 +14,11 @@ class EmbeddingOptions:
     """How images become embeddings.
 
     Args:
-        model: a model folder, a run folder, the name of a model on the Hugging Face Hub, or an untrained backbone, such
-            as timm/resnet50; needed for images, unless a run is given in their place, which has its own model.
-        pooling: the pooling of an untrained backbone; backbone is its own. None takes that with which its weights were
-            trained.
+        model: a model folder, a run folder, the name of a model on the Hugging Face Hub, or the name of a pretrained
+            model of timm, such as timm/vit_small_patch14_dinov2.lvd142m or resnet50; needed for images, unless a run
+            is given in their place, which has its own model.
+        pooling: the pooling of a model of timm; backbone is its own, and projection its own with CLIP's projection.
+            None takes that of the image embedding which its weights were published with.
         root: the folder that a table's paths are relative to, or in which a benchmark is stored.
         batch_size: number of images embedded at a time.
         num_workers: number of processes that read images.
@@ -34,7 +35,7 @@ class EmbeddingOptions:
     """
 
     model: str | None = None
-    pooling: Literal["avg", "max", "gem", "avg+max", "token", "backbone"] | None = None
+    pooling: Literal["avg", "max", "gem", "avg+max", "token", "backbone", "projection"] | None = None
     root: str | None = None
     batch_size: int = 64
     num_workers: int = 0

@@ -20,19 +20,35 @@ if TYPE_CHECKING:
 TIMM = "timm/"
 
 
+def backbone_name(model: str) -> str | None:
+    """The backbone that a model's name stands for, with `timm/` before it or not; None for folders and Hub names.
+
+    A folder or file of the name wins.
+
+    Example:
+        >>> backbone_name("timm/resnet50"), backbone_name("resnet50"), backbone_name("someone/model")
+        ('resnet50', 'resnet50', None)
+    """
+    name = model.removeprefix(TIMM)
+    return None if not name or "/" in name or "\\" in name or Path(model).expanduser().exists() else name
+
+
 def load_model(path: str, pooling: PoolingName | None = None) -> Embedder:
     """Load a model folder, the model of a run folder, a model of the Hugging Face Hub, or an untrained backbone.
 
     Args:
-        path: the folder; the name on the Hub; or `timm/` and the name of a backbone, such as `timm/resnet50`, whose
-            embeddings are its pooled features, without a head.
-        pooling: the pooling of an untrained backbone; None: that with which its weights were trained.
+        path: the folder; the name on the Hub; or the name of a backbone, such as `resnet50` or `timm/resnet50`, whose
+            embeddings are the image embeddings that its weights were published with, without a head.
+        pooling: the pooling of an untrained backbone; None: that of
+            :func:`~vicinal.models.default_pooling`.
 
     Raises:
         InputError: there is no such model, it is damaged, or `pooling` is given for one that has its own.
     """
-    if path.startswith(TIMM) and not Path(path).exists():
-        return _load_backbone(path.removeprefix(TIMM), pooling)
+    backbone = backbone_name(path)
+    if backbone is not None:
+        check_backbone(path)
+        return _load_backbone(path, backbone, pooling)
     if pooling is not None:
         raise InputError(f"{path} has its own pooling; pooling is for backbones, such as --model timm/resnet50")
     kind, run = source_kind(path), RunFolder(Path(path))
@@ -44,17 +60,31 @@ def load_model(path: str, pooling: PoolingName | None = None) -> Embedder:
     return Embedder.from_pretrained(run.model if kind == "run" else path)
 
 
-def _load_backbone(name: str, pooling: PoolingName | None) -> Embedder:
-    from vicinal.models.embedder import Embedder
-    from vicinal.models.initialization_table import INITIALIZATIONS
+def check_backbone(model: str) -> None:
+    """Check that a model which is neither a folder nor a Hub name is a backbone.
 
-    if pooling is None:
-        pooling = INITIALIZATIONS[name].pooling if name in INITIALIZATIONS else "backbone"
+    Raises:
+        InputError: there is neither a folder nor a backbone of that name; the message names similar ones.
+    """
+    from vicinal.models.initializations import check_backbone_name  # loads timm
+
+    name = backbone_name(model)
+    try:
+        check_backbone_name(str(name))
+    except InputError as error:
+        where = "" if model.startswith(TIMM) else "there is no folder of that name; "
+        raise InputError(f"model {model}: {where}{error}") from None
+
+
+def _load_backbone(model: str, name: str, pooling: PoolingName | None) -> Embedder:
+    from vicinal.models.embedder import Embedder
+    from vicinal.models.image_embedding import default_pooling
+
     try:
         with condensed_retries():
-            return Embedder(name, dim=None, pooling=pooling, norm="none").eval()
+            return Embedder(name, dim=None, pooling=pooling or default_pooling(name), norm="none").eval()
     except InputError as error:
-        raise InputError(f"model {TIMM}{name}: {error}") from None
+        raise InputError(f"model {model}: {error}") from None
 
 
 def load_refiner(path: str) -> ContextRefiner:
