@@ -55,6 +55,7 @@ class Embedder(SavedModel):
             bias), l2, or none.
         pretrained: Initial weights of the backbone: true (published ones, downloaded), false (random), or a local file
             (.safetensors, .pth, .pt, .bin, .ckpt, .torch).
+        hidden: Width of a hidden layer with ReLU before the linear layer; None: there is none.
         head_whitening: A whitening that `vicinal whiten` or :meth:`vicinal.retrieval.PCAWhitening.save` wrote, whose
             linear map is the initial one of the linear layer; without it, weights are random. Learn it on the
             embeddings of this backbone and pooling with ``dim=None, norm="none"``, and use it with ``norm="l2"``, as
@@ -100,6 +101,7 @@ class Embedder(SavedModel):
         norm: NormName = "layer",
         pretrained: bool | str | Path = True,
         *,
+        hidden: int | None = None,
         head_whitening: str | Path | None = None,
         p: float = 3.0,
         learned_p: bool = False,
@@ -110,7 +112,7 @@ class Embedder(SavedModel):
         backbone_args: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        check_head(dim, norm, dropout, projector)
+        check_head(dim, norm, dropout, projector, hidden)
         if freeze_batch_norm not in ("none", "statistics", "all"):
             raise InputError(f"freeze_batch_norm is {shown(freeze_batch_norm)}; choose none, statistics or all")
         self.config: dict[str, Any] = {
@@ -120,6 +122,7 @@ class Embedder(SavedModel):
             "p": p,
             "learned_p": learned_p,
             "norm": norm,
+            "hidden": hidden,
             "dim": dim,
             "dropout": dropout,
             "projector": projector,
@@ -144,7 +147,7 @@ class Embedder(SavedModel):
             raise InputError(f"pooling 'token': {backbone} has no class token; choose avg, max, gem or avg+max")
         self.num_features = self.backbone.num_classes if projection else num_features(self.backbone)
         self.dim = self.num_features if dim is None else dim
-        self.head = build_head(self.num_features, dim, norm, dropout)
+        self.head = build_head(self.num_features, dim, norm, dropout, hidden)
         if head_whitening is not None:
             set_to_whitening(self.head[1], head_whitening)
         self.projector = None if projector is None else nn.Linear(self.dim, projector)
@@ -156,7 +159,8 @@ class Embedder(SavedModel):
         """Embed transformed images.
 
         Args:
-            images: Float [n, C, H, W], or uint8, pixels that are normalized here.
+            images: Float [n, C, H, W], or uint8, pixels that are normalized here. Or their pooled features,
+                float [n, num_features].
 
         Returns:
             L2-normalized [n, dim], computed in at least float32. In training it is [n, projector] if there is a
@@ -173,6 +177,8 @@ class Embedder(SavedModel):
 
     def pooled_features(self, images: Tensor) -> Tensor:
         """Compute the pooled features of transformed images, [n, num_features], which embeddings are computed from."""
+        if images.ndim == 2:  # features that were computed before
+            return images
         if images.dtype == torch.uint8:
             images = Normalize(self.transform)(images).to(next(self.parameters()).dtype)
         features = self.backbone(images.contiguous(memory_format=torch.channels_last))

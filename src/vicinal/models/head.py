@@ -1,4 +1,4 @@
-"""The head of an embedder: normalization of the pooled features, linear layer and dropout."""
+"""The head of an embedder: normalization of the pooled features, linear layer or MLP, and dropout."""
 
 from __future__ import annotations
 
@@ -32,32 +32,45 @@ class L2Norm(nn.Module):
         return unit_vectors(at_least_float32(vectors), self.training)
 
 
-def check_head(dim: int | None, norm: str, dropout: float, projector: int | None) -> None:
+def check_head(
+    dim: int | None, norm: str, dropout: float, projector: int | None, hidden: int | None = None
+) -> None:
     """Raise InputError if an argument is invalid; before the backbone is created, which may be downloaded."""
-    for name, width in given(dim=dim, projector=projector).items():
+    for name, width in given(dim=dim, hidden=hidden, projector=projector).items():
         if not isinstance(width, int) or isinstance(width, bool) or not 1 <= width <= MAX_DIM:
             raise InputError(f"{name} is {shown(width)}; it must be an integer from 1 to {MAX_DIM:,}")
+    if hidden is not None and dim is None:
+        raise InputError(f"hidden is {hidden}; it must be left out without dim, as there is no layer after it")
     if norm not in ("layer", "layer_affine", "l2", "none"):
         raise InputError(f"norm: {shown(norm)} is unknown; choose layer, layer_affine, l2 or none")
     if not is_number(dropout) or not 0 <= dropout < 1:
         raise InputError(f"dropout is {shown(dropout)}; it must be a number from 0 to below 1")
 
 
-def build_head(num_features: int, dim: int | None, norm: NormName, dropout: float = 0.0) -> nn.Sequential:
-    """Create the head: normalization, linear layer, dropout.
+def build_head(
+    num_features: int, dim: int | None, norm: NormName, dropout: float = 0.0, hidden: int | None = None
+) -> nn.Sequential:
+    """Create the head: normalization, linear layer or MLP, dropout.
 
     Args:
         num_features: Number of channels of the pooled features.
         dim: Width of the linear layer; None: there is no linear layer.
         norm: ``layer``, ``layer_affine`` (with weight and bias), ``l2`` or ``none``.
         dropout: Probability of dropout.
+        hidden: Width of a hidden layer with ReLU; None: there is none.
 
     Example:
         >>> build_head(96, 8, "none")(torch.zeros(2, 96)).shape
         torch.Size([2, 8])
     """
-    linear = nn.Identity() if dim is None else nn.Linear(num_features, dim)
-    return nn.Sequential(_build_norm(norm, num_features), linear, nn.Dropout(dropout))
+    layers = nn.Identity() if dim is None else _build_layers(num_features, dim, hidden)
+    return nn.Sequential(_build_norm(norm, num_features), layers, nn.Dropout(dropout))
+
+
+def _build_layers(num_features: int, dim: int, hidden: int | None) -> nn.Module:
+    if hidden is None:
+        return nn.Linear(num_features, dim)
+    return nn.Sequential(nn.Linear(num_features, hidden), nn.ReLU(), nn.Linear(hidden, dim))
 
 
 def _build_norm(norm: NormName, num_features: int) -> nn.Module:
@@ -78,6 +91,8 @@ def set_to_whitening(linear: nn.Module, path: str | Path) -> None:
     except InputError as error:
         raise InputError(f"head_whitening: {error}") from None
     dim, width = arrays["components"].shape
+    if isinstance(linear, nn.Sequential):
+        raise InputError("head_whitening needs one linear layer; leave out hidden")
     if not isinstance(linear, nn.Linear):
         raise InputError(f"head_whitening needs a linear layer, which the model does not have; set dim to {dim}")
     if (width, dim) != (linear.in_features, linear.out_features):

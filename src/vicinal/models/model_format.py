@@ -48,6 +48,7 @@ EMBEDDER = ModelFormat(
         "p": (int, float),
         "learned_p": (bool,),
         "norm": (str,),
+        "hidden": (int, type(None)),
         "dim": (int, type(None)),
         "dropout": (int, float),
         "projector": (int, type(None)),
