@@ -8,6 +8,7 @@ from pathlib import Path
 from vicinal.data.images import UnreadableImageError
 from vicinal.data.loading import load_run_table
 from vicinal.data.table import Table
+from vicinal.training.frozen_trainer import FrozenTrainer
 from vicinal.training.recipe import Recipe
 from vicinal.training.trainer import Trainer
 from vicinal.training.training_data import load_training_table
@@ -61,8 +62,14 @@ def resume(out: str | Path, recipe: Recipe | None = None, allow_imports: Sequenc
     return run
 
 
+def create_trainer(recipe: Recipe, table: Table, run: RunFolder) -> Trainer:
+    """The trainer of a recipe: of the whole model, or of its head on frozen features."""
+    kind = FrozenTrainer if recipe.settings.features == "frozen" else Trainer
+    return kind(recipe, table, run)
+
+
 def _fit(recipe: Recipe, table: Table, run: RunFolder) -> None:
     try:
-        Trainer(recipe, table, run).fit()
+        create_trainer(recipe, table, run).fit()
     except UnreadableImageError as error:
         raise InputError(f"{error}; --data.on_error skip leaves out such images") from None

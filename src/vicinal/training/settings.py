@@ -9,6 +9,7 @@ from vicinal.data.settings import DataSettings
 from vicinal.data.transforms import ImageTransform
 from vicinal.training.base_settings import BaseSettings, OptimizerSettings, Validation, check_lr_factors
 from vicinal.training.checks import require, require_left_out
+from vicinal.training.frozen_checks import check_frozen_settings
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,11 @@ class TrainingSettings(BaseSettings):
         sample_selection: training with noisy labels.
         transition: the transition matrix of the loss ForwardCorrection.
         freeze_backbone_epochs: number of first epochs in which the backbone is frozen.
+        features: "trained"; or "frozen": every image is passed once through backbone and pooling, without augmentation,
+            and the head alone is trained, on these features.
+        feature_cache: folder in which frozen features are kept, for all runs with the same backbone and images; null:
+            the folder features in VICINAL_DATA, else in ~/.cache/vicinal.
+        feature_dtype: type of the kept numbers, float32 or float16.
         devices: number of devices, with one training process each.
     """
 
@@ -169,6 +175,9 @@ class TrainingSettings(BaseSettings):
     sample_selection: SampleSelection = field(default_factory=SampleSelection)
     transition: TransitionSettings = field(default_factory=TransitionSettings)
     freeze_backbone_epochs: int = 0
+    features: Literal["trained", "frozen"] = "trained"
+    feature_cache: str | None = None
+    feature_dtype: Literal["float32", "float16"] = "float32"
     devices: int = 1
 
     def __post_init__(self) -> None:
@@ -180,10 +189,11 @@ class TrainingSettings(BaseSettings):
         require(self.devices >= 1, "devices", self.devices, "at least 1")
         size = self.micro_batch_size
         require(size is None or size >= 1, "micro_batch_size", size, "at least 1 or null")
-        fits = size == 1 or self.transform.longest is None
+        fits = size == 1 or self.transform.longest is None or self.features == "frozen"
         require(fits, "micro_batch_size", size, "1 with transform.longest, as whole images differ in size")
         require(is_coarse_column(self.coarse_column), "coarse_column", self.coarse_column, "coarse, coarse_2, ...")
         self._check_hierarchy()
+        check_frozen_settings(self)
 
     def _check_hierarchy(self) -> None:
         number, samples = self.coarse_classes_per_batch, self.samples_per_class

@@ -20,6 +20,7 @@ from vicinal.training.recipe import Recipe
 from vicinal.training.selection_report import SelectionReport, known_noisy
 from vicinal.training.settings import TrainingSettings
 from vicinal.training.training_data import create_sampler, num_workers, sample_classes
+from vicinal.training.training_module import TrainingModule
 from vicinal.training.transition import find_transition, set_transition
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats
@@ -46,12 +47,12 @@ class Trainer(BaseTrainer):
         training = self.table.subset("train")
         self.sampler = create_sampler(self.settings, training)  # finds mistakes before weights are downloaded,
         self._create_module(training)  # and this before images are read
-        self.images = self._dataset("train")
+        self.images = self._dataset(training)
         if len(self.images.table) < len(training):  # some images cannot be read
             self.sampler = create_sampler(self.settings, self.images.table)
         if self.images.table.classes != training.classes:  # none of a class's images can be read
             self._create_module(self.images.table)
-        self.val_images = self._dataset("val") if "val" in table.splits else None
+        self.val_images = self._dataset(table.subset("val")) if "val" in table.splits else None
         self.train_sample = self._train_sample()
         noisy = known_noisy(self.images.table)
         self.step_selection, self.epoch_selection = SelectionReport(noisy), SelectionReport(noisy)
@@ -62,20 +63,21 @@ class Trainer(BaseTrainer):
         if number == 0:
             return None
         sample = sample_classes(self.images.table, number, self.settings.seed)
-        return ImageDataset(sample, self.settings.transform, cache=self.settings.data.cache)
+        return self._dataset(sample)
 
-    def _dataset(self, split: str) -> ImageDataset:
+    def _dataset(self, table: Table) -> ImageDataset:
         data = self.settings.data
-        return ImageDataset(self.table.subset(split), self.settings.transform, cache=data.cache, on_error=data.on_error)
+        return ImageDataset(table, self.settings.transform, cache=data.cache, on_error=data.on_error)
 
     def _create_module(self, training: Table) -> None:
         """Create model, loss and optimizer for the classes of the training images."""
-        self.bare_module = create_training_module(
-            self.recipe, training.classes, len(training), resumed=self.run.last.exists()
-        )
+        self.bare_module = self._new_module(training)
         self.embedder, self.loss = self.bare_module.embedder, self.bare_module.loss
         self.parameter_groups = self.bare_module.parameter_groups()
         self.engine.setup(self.bare_module, self.parameter_groups)
+
+    def _new_module(self, training: Table) -> TrainingModule:
+        return create_training_module(self.recipe, training.classes, len(training), resumed=self.run.last.exists())
 
     # The steps ------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from vicinal.data.loading import load_run_table
 from vicinal.data.splits import shared_classes, splits_by_fraction
 from vicinal.training import Recipe, RefinerRecipe, RefinerTrainer, Trainer
 from vicinal.training.refiner_settings import RefinerSettings
+from vicinal.training.runs import create_trainer
 from vicinal.training.training_data import create_flat_sampler, require_validatable
 from vicinal.utils.arrays import Booleans, Floats
 from vicinal.utils.console import log
@@ -135,7 +136,7 @@ def _embeddings_by_new_embedder(
     embedder = RunFolder(run.embedder)
     if not embedder.model.is_dir():
         _check_refinable(recipe, table.take(~is_seen), embedder_recipe.model["dim"])
-        trainer = Trainer(embedder_recipe, table.take(~is_unseen), embedder)  # finds mistakes before files are written
+        trainer = create_trainer(embedder_recipe, table.take(~is_unseen), embedder)  # finds mistakes before files are written
         recipe.save(run.recipe)  # from here on the run can be resumed
         log(f"training an embedder on {len(table.take(is_seen).classes):,} classes, in {embedder.path}")
         _train_embedder(trainer, run)

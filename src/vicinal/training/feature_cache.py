@@ -1,0 +1,298 @@
+"""Pooled features on disk: every image is passed once through a backbone that is not trained."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vicinal import __version__
+from vicinal.data import ImageDataset, Table
+from vicinal.data.npy_files import open_npy
+from vicinal.data.transforms import ImageTransform
+from vicinal.models import Embedder
+from vicinal.models.embedder import DTYPES, Precision
+from vicinal.models.inputs import image_batches
+from vicinal.models.modes import eval_mode
+from vicinal.utils.console import log, track
+from vicinal.utils.errors import InputError, unreadable
+from vicinal.utils.files import write_bytes
+from vicinal.utils.locks import hold_lock
+
+FEATURES, PARTIAL, INFO, LOCK = "features.npy", "features.partial", "cache.json", ".lock"
+TRAINING_ONLY = ("scale", "ratio", "flip", "color_jitter", "rotation")  # do not change an image in tests
+LOCK_SECONDS = 7 * 24 * 3600
+NUM_DIGITS = 16
+
+FeatureDtype = Literal["float32", "float16"]
+
+
+@dataclass(frozen=True)
+class FeatureKey:
+    """What the features in a cache depend on.
+
+    Args:
+        model: fingerprint of backbone, pooling, transform and precision.
+        images: digest of paths, sizes and modification times of the images.
+        num_images: their number.
+        dim: dimension of the features.
+        dtype: type of the stored numbers.
+        version: that of Vicinal, which reads and transforms the images.
+    """
+
+    model: str
+    images: str
+    num_images: int
+    dim: int
+    dtype: FeatureDtype
+    version: str = __version__
+
+    @property
+    def name(self) -> str:
+        """The name of the cache's folder."""
+        return _digest(asdict(self))
+
+
+@dataclass(frozen=True)
+class CachedFeatures:
+    """The pooled features of images.
+
+    Args:
+        vectors: [n, d], a memory map of a file.
+        rows: the row of each image, by its path; images that cannot be read have none.
+        key: what the features depend on.
+    """
+
+    vectors: npt.NDArray[np.floating]
+    rows: dict[str, int]
+    key: FeatureKey
+
+
+class FeatureDataset(ImageDataset):
+    """The images of a table whose features are cached; those that could not be read are left out.
+
+    Args:
+        table: a table of such images.
+        transform: the transform with which they were embedded.
+        features: the features of these images, and perhaps of others.
+
+    Raises:
+        InputError: none of the images could be read.
+    """
+
+    def __init__(self, table: Table, transform: ImageTransform, features: CachedFeatures) -> None:
+        rows = np.array([features.rows.get(path, -1) for path in table.paths], dtype=np.int64)
+        if (rows < 0).all():
+            raise InputError(f"none of the {len(rows)} images can be read; the first is {table.paths[0]}")
+        super().__init__(table if (rows >= 0).all() else table.take(np.flatnonzero(rows >= 0)), transform)
+        self._features, self._rows = features.vectors, rows[rows >= 0]
+
+    def features(self, rows: Any) -> Tensor:
+        """The features of rows of the table, float32 [len(rows), d]."""
+        return torch.from_numpy(np.asarray(self._features[self._rows[rows]], dtype=np.float32))
+
+
+def cached_features(
+    embedder: Embedder,
+    table: Table,
+    folder: str | Path,
+    *,
+    dtype: FeatureDtype = "float32",
+    precision: Precision = "32",
+    batch_size: int = 64,
+    num_workers: int = 0,
+    on_error: Literal["raise", "skip"] = "raise",
+) -> CachedFeatures:
+    """The pooled features of a table's images, from the cache or, once, from the images.
+
+    They do not depend on the head of the model. Work that was interrupted or killed is continued, and one process
+    writes a cache at a time.
+
+    Args:
+        embedder: the model, with its backbone and pooling.
+        table: the images; an image that it has several times is embedded once.
+        folder: the folder of all caches, with one folder per model and list of images.
+        dtype: type of the stored numbers; float16 halves the file.
+        precision: 32, or bf16 or 16 for autocast.
+        batch_size: images per forward pass.
+        num_workers: processes that read images.
+        on_error: raise an error at an image that cannot be read, or skip it.
+
+    Raises:
+        InputError: an image cannot be read, features are not finite, the disk has no room for them, or the folder
+            cannot be written or holds the cache of another model.
+    """
+    paths = sorted(set(table.paths))
+    model = feature_fingerprint(embedder, precision)
+    key = FeatureKey(model, _images_digest(paths), len(paths), embedder.num_features, dtype)
+    cache = Path(folder) / key.name
+    with _write_errors(cache):
+        if not (cache / FEATURES).exists():
+            cache.mkdir(parents=True, exist_ok=True)
+            with hold_lock(cache / LOCK, LOCK_SECONDS, f"compute the features in {cache}"):
+                if not (cache / FEATURES).exists():
+                    log(f"computing the features of {len(paths):,} images once, into {cache}")
+                    images = _readable_images(cache, key, Table(_frame(paths)), embedder.transform, on_error)
+                    _write(cache, key, embedder, images, precision, batch_size, num_workers)
+    return _open(cache, key, paths)
+
+
+def feature_fingerprint(embedder: Embedder, precision: Precision) -> str:
+    """A short hash of all that the pooled features of an image depend on, but the image."""
+    config = {name: embedder.config[name] for name in ("backbone", "backbone_args", "pooling", "p")}
+    transform = {name: value for name, value in embedder.transform.to_dict().items() if name not in TRAINING_ONLY}
+    digest = hashlib.sha256(_digest({**config, "transform": transform, "precision": precision}).encode())
+    for part in (embedder.backbone, embedder.pooling):
+        for name, tensor in sorted(part.state_dict().items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:NUM_DIGITS]
+
+
+def _images_digest(paths: list[str]) -> str:
+    """A short hash of the files, whose content is taken to be the same as long as size and time are."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            status = os.stat(path)
+            digest.update(f"{path}\0{status.st_size} {status.st_mtime_ns}\n".encode(errors="surrogateescape"))
+        except (OSError, ValueError):  # reading the image says what is wrong
+            digest.update(f"{path}\0missing\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()[:NUM_DIGITS]
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:NUM_DIGITS]
+
+
+def _frame(paths: list[str]) -> Any:
+    import pandas as pd
+
+    return pd.DataFrame({"path": paths}, dtype=object)
+
+
+def _readable_images(
+    cache: Path, key: FeatureKey, table: Table, transform: ImageTransform, on_error: Literal["raise", "skip"]
+) -> ImageDataset:
+    """The images that can be read; the others are written down, so that they are looked for once."""
+    if not (cache / INFO).exists():
+        skipped = ImageDataset(table, transform, on_error=on_error).skipped
+        write_bytes(cache / INFO, json.dumps({**asdict(key), "skipped": skipped}).encode())
+    skipped = _read_skipped(cache, key)
+    return ImageDataset(table.take(np.setdiff1d(np.arange(len(table)), skipped)), transform)
+
+
+def _read_skipped(cache: Path, key: FeatureKey) -> list[int]:
+    """The rows that could not be read, of a cache that must be the one of this key."""
+    try:
+        info = json.loads((cache / INFO).read_bytes())
+        skipped = [int(row) for row in info.pop("skipped")]
+    except OSError as error:
+        raise unreadable(cache / INFO, error) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(f"{cache / INFO}: does not describe a cache of features; delete {cache}") from None
+    if info != asdict(key):
+        found = info.get("model")
+        raise InputError(f"{cache}: is a cache of another model or other images ({found}, not {key.model}); delete it")
+    return skipped
+
+
+def _write(
+    cache: Path,
+    key: FeatureKey,
+    embedder: Embedder,
+    images: ImageDataset,
+    precision: Precision,
+    batch_size: int,
+    num_workers: int,
+) -> None:
+    """Append the features of the images that are still missing; the file gets its name when it is complete."""
+    header, row_bytes = _npy_header((len(images), key.dim), key.dtype), key.dim * np.dtype(key.dtype).itemsize
+    with open(cache / PARTIAL, "a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        # Whole batches, so that all are those of an uninterrupted pass, and their features the same to the last bit.
+        done = max(0, size - len(header)) // row_bytes // batch_size * batch_size
+        file.truncate(len(header) + done * row_bytes if done else 0)
+        _check_space(cache, len(images), len(header) + (len(images) - done) * row_bytes)
+        if done:
+            log(f"the features of {done:,} images are there already")
+        else:
+            file.write(header)
+        rest = ImageDataset(images.table.take(range(done, len(images))), images.transform)
+        for features in _batches(embedder, rest, precision, batch_size, num_workers):
+            with np.errstate(over="ignore"):  # a number too large for float16 becomes infinite
+                values = features.numpy().astype(key.dtype)
+            _check_finite(values, images, done)
+            done += len(values)
+            file.write(values.tobytes())
+            file.flush()
+        os.fsync(file.fileno())
+    os.replace(cache / PARTIAL, cache / FEATURES)
+
+
+def _batches(
+    embedder: Embedder, images: ImageDataset, precision: Precision, batch_size: int, num_workers: int
+) -> Iterator[Tensor]:
+    """The pooled features of batches of images, float32 on the CPU."""
+    device = next(embedder.backbone.parameters()).device
+    batches, number = image_batches(images, images.transform, batch_size, num_workers, pin_memory=device.type == "cuda")
+    autocast = torch.autocast(device.type, dtype=DTYPES[precision], enabled=precision != "32")
+    with eval_mode(embedder), torch.inference_mode(), autocast:
+        for batch in track(batches, "features", total=number):
+            yield embedder.pooled_features(batch.to(device, non_blocking=True)).float().cpu()
+
+
+def _check_finite(values: npt.NDArray[np.floating], images: ImageDataset, start: int) -> None:
+    invalid = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if len(invalid):
+        hint = "; try feature_dtype float32" if values.dtype == np.float16 else ""
+        raise InputError(f"the features of {images.table.paths[start + invalid[0]]} are not finite{hint}")
+
+
+def _check_space(cache: Path, num_images: int, num_bytes: int) -> None:
+    free = shutil.disk_usage(cache).free
+    if num_bytes > free:
+        needed = f"the features of {num_images:,} images need {num_bytes / 1e9:,.3g} GB"
+        raise InputError(f"{cache}: {needed}, and {free / 1e9:,.3g} GB are free; choose another folder by feature_cache")
+
+
+def _npy_header(shape: tuple[int, int], dtype: FeatureDtype) -> bytes:
+    buffer = io.BytesIO()
+    described = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, described)
+    return buffer.getvalue()
+
+
+def _open(cache: Path, key: FeatureKey, paths: list[str]) -> CachedFeatures:
+    skipped = set(_read_skipped(cache, key))
+    readable = [path for row, path in enumerate(paths) if row not in skipped]
+    vectors = open_npy(cache / FEATURES)
+    if vectors.shape != (len(readable), key.dim) or vectors.dtype != key.dtype:
+        expected = f"it must be {key.dtype} {[len(readable), key.dim]}"
+        raise InputError(f"{cache / FEATURES}: {vectors.dtype} {list(vectors.shape)}; {expected}; delete {cache}")
+    if skipped:
+        log(f"left out {len(skipped):,} of {len(paths):,} images that cannot be read")
+    return CachedFeatures(vectors, {path: row for row, path in enumerate(readable)}, key)
+
+
+@contextmanager
+def _write_errors(cache: Path) -> Iterator[None]:
+    """Turn errors of writing into an InputError; what was written is kept."""
+    try:
+        yield
+    except OSError as error:
+        reason = "no room on the disk" if error.errno == errno.ENOSPC else error.strerror or str(error)
+        raise InputError(f"{cache}: cannot be written ({reason}); choose another folder by feature_cache") from error
