@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from vicinal.models.image_embedding import default_pooling
     from vicinal.models.initialization_table import INITIALIZATIONS, Initialization
     from vicinal.models.initializations import create_backbone, default_transform
+    from vicinal.models.layers import train_biases_and_norms, train_last_blocks
+    from vicinal.models.lora import add_lora
     from vicinal.models.multi_scale import embed_multi_scale
     from vicinal.models.pooling import AvgMaxPool, AvgPool, ClassToken, GeM, MaxPool, PoolingName, build_pooling
     from vicinal.models.refiner import ContextRefiner
@@ -29,9 +31,12 @@ __all__ = [
     "Initialization",
     "MaxPool",
     "PoolingName",
+    "add_lora",
     "build_pooling",
     "create_backbone",
     "default_pooling",
     "default_transform",
     "embed_multi_scale",
+    "train_biases_and_norms",
+    "train_last_blocks",
 ]

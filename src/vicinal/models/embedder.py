@@ -216,28 +216,30 @@ class Embedder(SavedModel):
         return self.dim if self.projector is None else self.projector.out_features
 
     def train(self, mode: bool = True) -> Embedder:
-        """Set training mode, or evaluation mode if `mode` is False; frozen batch normalization stays in the latter."""
+        """Set training mode, or evaluation mode if `mode` is False; frozen batch normalization stays in the latter.
+
+        Beside that of `freeze_batch_norm` it is frozen where its weight is, by `requires_grad`.
+        """
         super().train(mode)
-        if self.freeze_batch_norm != "none":
-            for module in self._batch_norms():
+        for module in self._batch_norms():
+            if self.freeze_batch_norm != "none" or (module.weight is not None and not module.weight.requires_grad):
                 module.eval()
         return self
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """The parameters that are trained, by part: `backbone`, `pooling`, `head` and `projector`.
 
-        Weights and biases of batch normalization that is frozen as a whole are in none of them. A part without
-        parameters, such as a pooling whose p is not learned, has an empty list.
+        Parameters of the backbone that are frozen, such as those that have LoRA adapters, are in none of them. A part
+        without parameters, such as a pooling whose p is not learned, has an empty list.
         """
-        frozen = set(map(id, self._frozen_parameters()))
         return {
-            "backbone": [parameter for parameter in self.backbone.parameters() if id(parameter) not in frozen],
+            "backbone": [parameter for parameter in self.backbone.parameters() if parameter.requires_grad],
             "pooling": list(self.pooling.parameters()),
             "head": list(self.head.parameters()),
             "projector": list(self.projector.parameters()) if self.projector is not None else [],
         }
 
-    def _batch_norms(self) -> Iterator[nn.Module]:
+    def _batch_norms(self) -> Iterator[_BatchNorm]:
         return (module for module in self.backbone.modules() if isinstance(module, _BatchNorm))
 
     def _frozen_parameters(self) -> list[nn.Parameter]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vicinal.models import model_folder
 from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
+from vicinal.models.lora import merged_state_dict
 from vicinal.models.model_format import ModelFormat
 from vicinal.utils.errors import InputError, one_line
 
@@ -57,7 +58,7 @@ class SavedModel(nn.Module, ABC):
             16
         """
         digest = hashlib.sha256(json.dumps(self._get_config(), sort_keys=True, default=str).encode())
-        for name, tensor in sorted(self.state_dict().items()):
+        for name, tensor in sorted(merged_state_dict(self).items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
@@ -97,7 +98,7 @@ class SavedModel(nn.Module, ABC):
             "metrics": dict(self.metrics if metrics is None else metrics),
         }
         _common_dtype(dict(self.named_parameters()))
-        model_folder.write(folder, self.model_format, config, self.state_dict())
+        model_folder.write(folder, self.model_format, config, merged_state_dict(self))
 
     @classmethod
     def from_pretrained(cls: type[Model], source: str | Path, revision: str | None = None) -> Model:

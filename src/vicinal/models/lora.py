@@ -1,0 +1,175 @@
+"""LoRA: low-rank adapters of the layers of a backbone, trained in their place and merged into them when it is saved."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from vicinal.models.modes import eval_mode
+from vicinal.utils.arguments import is_number, shown
+from vicinal.utils.errors import InputError
+from vicinal.utils.extras import import_extra
+
+if TYPE_CHECKING:
+    from vicinal.models.embedder import Embedder
+
+ADAPTER = "default"  # the name that peft gives to the one adapter of a layer
+ATTENTION = r"(.*[._])?attn\.(qkv|[qkv]|kv|[qkv]_proj|proj|out_proj)"
+MLP = r"(.*\.)?mlp\.fc[12]"
+
+
+def add_lora(
+    embedder: Embedder,
+    rank: int = 8,
+    alpha: float = 16.0,
+    dropout: float = 0.0,
+    targets: Sequence[str] | None = None,
+) -> list[str]:
+    """Freeze the backbone of an embedder, and add low-rank adapters to some of its layers (package peft, extra `lora`).
+
+    A layer with weight W computes ``(W + alpha / rank * B A) x`` instead of ``W x``. Only A and B are trained, beside
+    pooling, head and projector: A is random and B zero at first, so that the outputs do not change until training does.
+    `save_pretrained` and `fingerprint` merge the adapters into W: the folder is an ordinary one, which needs no peft.
+
+    Reference: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, Eq. 3.
+
+    Args:
+        embedder: The model, which is changed.
+        rank: The rank of the adapters, 1 or more.
+        alpha: The scale of the adapters times their rank.
+        dropout: Dropout probability of the inputs of the adapters, 0 to below 1.
+        targets: Names of the layers, each whole or its end: ``attn.qkv`` is that layer of all blocks. None: queries,
+            keys, values and output of all attention layers of a transformer, together with the MLPs where it uses a
+            weight of its attention in another way than by calling the layer (BEiT, Swin V2); the MLPs of ConvNeXt; all
+            convolutions but the first and grouped ones of other networks.
+
+    Returns:
+        The names of the layers with adapters.
+
+    Raises:
+        InputError: peft is not installed, a target names no layer, or a layer can have no adapter.
+
+    Example:
+        >>> from vicinal import Embedder
+        >>> embedder = Embedder("test_vit", dim=8, pooling="token", pretrained=False)
+        >>> add_lora(embedder, rank=4)[:2]
+        ['blocks.0.attn.qkv', 'blocks.0.attn.proj']
+    """
+    _check_arguments(rank, alpha, dropout)
+    peft = import_extra("peft", "lora", "LoRA")
+    if any(True for _ in _adapted(embedder)):
+        raise InputError("add_lora: the model has adapters already")
+    names = default_targets(embedder) if targets is None else find_targets(embedder, targets)
+    pattern = "|".join(map(re.escape, names))
+    config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=pattern)
+    peft.inject_adapter_in_model(config, embedder.backbone, ADAPTER)
+    embedder.train(embedder.training)  # batch normalization that is frozen now stays as it is
+    return names
+
+
+def default_targets(embedder: Embedder) -> list[str]:
+    """The names of the layers that get adapters unless others are asked for; see :func:`add_lora`."""
+    layers, called = _layers(embedder), _called(embedder)
+    usable = [name for name, layer in layers.items() if not _problem(layer) and name in called]
+    attention = [name for name in usable if re.fullmatch(ATTENTION, name)]
+    if attention and not any(re.fullmatch(ATTENTION, name) for name in layers if name not in called):
+        return attention
+    first = next(iter(layers), None)
+    names = [name for name in usable if name in attention or re.fullmatch(MLP, name)]
+    names = names or [name for name in usable if name != first]
+    if not names:
+        raise InputError(f"LoRA: {embedder.config['backbone']} has no layer that can have an adapter")
+    return names
+
+
+def find_targets(embedder: Embedder, targets: Sequence[str]) -> list[str]:
+    """The names of the layers that have one of these names, or end with it.
+
+    Raises:
+        InputError: a target names no layer, or one that can have no adapter.
+    """
+    if not targets or isinstance(targets, str):
+        raise InputError(f"LoRA: targets is {shown(targets)}; it must be a list of names of layers, such as [attn.qkv]")
+    layers, called, backbone = _layers(embedder), _called(embedder), embedder.config["backbone"]
+    found: dict[str, None] = {}
+    for target in targets:
+        names = [name for name in layers if f".{name}".endswith(f".{target}")]
+        if not names:
+            raise InputError(f"LoRA: targets: {backbone} has no layer {shown(target)}; {_nearest(target, layers)}")
+        for name in names:
+            problem = _problem(layers[name]) or ("" if name in called else "used without being called")
+            if problem:
+                raise InputError(f"LoRA: targets: {name} of {backbone} can have no adapter: it is {problem}")
+        found |= dict.fromkeys(names)
+    return list(found)
+
+
+@torch.no_grad()
+def merged_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a model with its adapters merged, as that of a model without adapters; it is not changed."""
+    state: dict[str, Tensor] = model.state_dict()
+    for name, layer in _adapted(model):
+        own = {key: state.pop(key) for key in list(state) if key.startswith(f"{name}.")}
+        base = f"{name}.base_layer."
+        state |= {f"{name}.{key.removeprefix(base)}": value for key, value in own.items() if key.startswith(base)}
+        state[f"{name}.weight"] = state[f"{name}.weight"] + layer.get_delta_weight(ADAPTER)
+    return state
+
+
+def _adapted(model: nn.Module) -> Iterable[tuple[str, Any]]:
+    """The layers with adapters, without importing peft where there are none."""
+    return ((name, layer) for name, layer in model.named_modules() if hasattr(layer, "get_delta_weight"))
+
+
+def _layers(embedder: Embedder) -> dict[str, nn.Module]:
+    """All linear and convolutional layers of the backbone, by name."""
+    modules = embedder.backbone.named_modules()
+    return {name: module for name, module in modules if isinstance(module, (nn.Linear, nn.Conv2d))}
+
+
+def _called(embedder: Embedder) -> set[str]:
+    """The names of the layers that are called when an image is embedded.
+
+    Some networks take the weight of a layer and do not call it: an adapter would have no effect.
+    """
+    called: set[str] = set()
+    layers, size = _layers(embedder), embedder.transform.size
+    hooks = [layer.register_forward_hook(lambda *_, name=name: called.add(name)) for name, layer in layers.items()]
+    weight = next(embedder.parameters())
+    try:
+        with eval_mode(embedder), torch.no_grad():
+            embedder.pooled_features(weight.new_zeros(1, embedder.transform.channels, size, size))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return called
+
+
+def _problem(layer: nn.Module) -> str:
+    """Why a layer can have no adapter: a subclass may do more with its weight, which a merged one would not undergo."""
+    if type(layer) is nn.Conv2d:
+        plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+        return "" if plain else "a convolution with groups, dilation or other padding than zeros"
+    return "" if type(layer) is nn.Linear else f"a {type(layer).__name__}, not Linear or Conv2d itself"
+
+
+def _nearest(target: object, layers: Iterable[str]) -> str:
+    """The names most like that of a target, for messages: those of whole blocks' layers, such as attn.qkv, first."""
+    ends = dict.fromkeys(name.split(".", i)[-1] for i in (99, 0) for name in layers)
+    pairs = dict.fromkeys(".".join(name.split(".")[-2:]) for name in layers)
+    near = difflib.get_close_matches(str(target), [*pairs, *ends], n=3, cutoff=0.5)
+    return f"nearest: {', '.join(near)}" if near else f"its layers are {', '.join(list(pairs)[:6])}, ..."
+
+
+def _check_arguments(rank: object, alpha: object, dropout: object) -> None:
+    if type(rank) is not int or rank < 1:  # True is an int too
+        raise InputError(f"LoRA: rank is {shown(rank)}; it must be an integer, 1 or more")
+    if not is_number(alpha) or not alpha > 0:  # type: ignore[operator]
+        raise InputError(f"LoRA: alpha is {shown(alpha)}; it must be a number above 0")
+    if not is_number(dropout) or not 0 <= dropout < 1:  # type: ignore[operator]
+        raise InputError(f"LoRA: dropout is {shown(dropout)}; it must be a number from 0 to below 1")

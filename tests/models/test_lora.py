@@ -1,0 +1,140 @@
+"""LoRA adapters: where they go, what they train, and that a saved model needs nothing of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from vicinal.data.transforms import ImageTransform
+from vicinal.models import Embedder
+from vicinal.models.lora import add_lora
+from vicinal.utils.errors import InputError
+
+pytest.importorskip("peft")
+
+
+def embedder(backbone: str = "test_vit", pooling: str = "token", size: int = 160, **more: object) -> Embedder:
+    torch.manual_seed(0)
+    transform = ImageTransform(size=size)
+    model = Embedder(backbone, dim=8, pooling=pooling, pretrained=False, transform=transform, **more)  # type: ignore[arg-type]
+    for name, parameter in model.named_parameters():
+        if name.endswith("gamma"):  # layer scales begin so small that blocks do nothing
+            torch.nn.init.ones_(parameter)
+    return model
+
+
+def trained(model: Embedder) -> Embedder:
+    """Give the adapters, which do nothing at first, values as training does."""
+    for parameter in model.backbone.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("backbone", "pooling", "size", "expected"),
+    [
+        ("test_vit", "token", 160, {"attn.qkv", "attn.proj"}),
+        ("test_convnext", "gem", 64, {"mlp.fc1", "mlp.fc2"}),
+        ("test_resnet", "gem", 64, {"0.conv1", "0.conv2", "0.conv3", "downsample.1", "conv1.3", "conv1.6"}),
+        ("test_efficientnet", "avg", 64, None),
+    ],
+)
+def test_merged_models_have_the_same_outputs(
+    backbone: str, pooling: str, size: int, expected: set[str] | None, tmp_path: Path
+) -> None:
+    model = embedder(backbone, pooling, size)
+    images = torch.randn(3, 3, size, size)
+    before, fingerprint = model.eval()(images), model.fingerprint()
+    names = add_lora(model, rank=3, alpha=6.0)
+    assert expected is None or {".".join(name.split(".")[-2:]) for name in names} == expected
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {
+        *(f"backbone.{name}.lora_{each}.default.weight" for name in names for each in "AB"),
+        "head.1.weight",
+        "head.1.bias",
+    }
+    assert torch.equal(model(images), before)
+    assert model.fingerprint() == fingerprint
+    after = trained(model)(images)
+    assert not torch.allclose(after, before, atol=1e-3)
+    model.save_pretrained(tmp_path / "model")
+    loaded = Embedder.from_pretrained(tmp_path / "model")
+    torch.testing.assert_close(loaded(images), after, rtol=0, atol=1e-5)
+    assert loaded.fingerprint() == model.fingerprint() != fingerprint
+
+
+def test_a_saved_model_loads_without_peft(tmp_path: Path) -> None:
+    model = embedder()
+    add_lora(model)
+    trained(model).save_pretrained(tmp_path / "model")
+    code = f"""
+import sys
+sys.modules["peft"] = None
+from vicinal import Embedder
+print(Embedder.from_pretrained({str(tmp_path / "model")!r}).fingerprint())
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == model.fingerprint()
+
+
+def test_all_adapters_get_a_gradient() -> None:
+    """BEiT takes the weight of `qkv` without calling it: an adapter of it would have none."""
+    model = embedder("beit_base_patch16_224", "token", 32, backbone_args={"depth": 2, "embed_dim": 48, "num_heads": 3})
+    names = add_lora(model)
+    assert names == [f"blocks.{i}.{layer}" for i in (0, 1) for layer in ("attn.proj", "mlp.fc1", "mlp.fc2")]
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    with pytest.raises(InputError, match=r"targets: blocks.0.attn.qkv of beit.*: it is used without being called"):
+        add_lora(embedder("beit_base_patch16_224", "token", 32, backbone_args={"depth": 1}), targets=["qkv"])
+
+
+def test_batch_normalization_of_a_frozen_backbone_stays() -> None:
+    model = embedder("test_resnet", "gem", 32)
+    add_lora(model)
+    buffers = [buffer.clone() for buffer in model.backbone.buffers()]
+    model.train()(torch.randn(4, 3, 32, 32)).sum().backward()
+    assert all(map(torch.equal, buffers, model.backbone.buffers()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"targets": ["atn.qkv"]}, r"test_vit has no layer 'atn.qkv'; nearest: attn.qkv, "),
+        ({"targets": ["xyz"]}, r"test_vit has no layer 'xyz'; its layers are patch_embed.proj, attn.qkv"),
+        ({"targets": []}, "it must be a list of names of layers"),
+        ({"targets": "qkv"}, "it must be a list of names of layers"),
+        ({"rank": 0}, "rank is 0; it must be an integer, 1 or more"),
+        ({"alpha": float("nan")}, "alpha is nan; it must be a number above 0"),
+        ({"dropout": 1}, "dropout is 1; it must be a number from 0 to below 1"),
+    ],
+)
+def test_impossible_adapters_are_refused(arguments: dict[str, object], message: str) -> None:
+    model = embedder()
+    with pytest.raises(InputError, match=message):
+        add_lora(model, **arguments)  # type: ignore[arg-type]
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_layers_that_do_more_with_their_weight_are_refused() -> None:
+    model = embedder("test_nfnet", "avg", 64)
+    with pytest.raises(
+        InputError, match=r"stages.0.0.conv1 of test_nfnet can have no adapter: it is a ScaledStdConv2d"
+    ):
+        add_lora(model, targets=["0.0.conv1"])
+
+
+def test_two_sets_of_adapters_are_refused() -> None:
+    model = embedder()
+    add_lora(model)
+    with pytest.raises(InputError, match="the model has adapters already"):
+        add_lora(model)
+
+
+def test_peft_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(InputError, match=r"LoRA: needs the package peft; pip install 'vicinal\[lora\]'"):
+        add_lora(embedder())
