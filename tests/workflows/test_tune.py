@@ -16,6 +16,7 @@ from vicinal.utils.errors import InputError, TrainingStoppedError
 from vicinal.workflows import TuneSettings, tune
 from vicinal.workflows.tuning import jobs, scheduler
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
+from vicinal.workflows.tuning.trials import ClaimedTrial
 from vicinal.workflows.tuning.tune_result import TuneResult
 
 pytestmark = pytest.mark.usefixtures("quick_recipes")
@@ -84,6 +85,18 @@ def test_replay_trains_on_all_classes_and_looks_at_the_test_split_once(study_rec
     assert later.names() == ["trials/004"]
     assert not later.names("evaluate")
     assert (after.best, after.test) == (4, result.test)
+
+
+def test_training_images_that_validate_become_queries_and_gallery(study_recipe: Path) -> None:
+    """In-Shop has neither among its training images."""
+    table = Table.from_parquet("table.parquet")
+    is_test = table.frame["split"] == "test"
+    Table(table.frame.assign(is_query=is_test, is_gallery=is_test)).save("table.parquet")
+    run(study_recipe, MadeUp(), trials=1)
+    frame = Table.from_parquet("study/tables/half.parquet").frame
+    assert (frame["is_query"] == (frame["split"] == "val")).all()
+    frame = Table.from_parquet("study/tables/final.parquet").frame
+    assert (frame["is_query"] == (frame["split"] == "test")).all()
 
 
 def test_replay_needs_a_test_split(study_recipe: Path) -> None:
@@ -195,6 +208,17 @@ def test_hopeless_trials_are_ended_early(study_recipe: Path) -> None:
     ended = [each for each in start.runs if each.asked]
     assert len(ended) == len(pruned)
     assert all(each.epoch < 3 and each.asked == ["kill"] for each in ended)
+
+
+def test_with_folds_the_first_one_decides_which_trials_are_ended(
+    study_recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scores(config: dict[str, Any]) -> list[float]:
+        return [0.5, 0.6] if config["data"]["source"].endswith("fold0.parquet") else [0.1, 0.2]
+
+    monkeypatch.setattr(ClaimedTrial, "is_hopeless", lambda self, curve: 0.1 in curve.values())
+    result = run(study_recipe, MadeUp(scores), trials=1, held_out="2")
+    assert result.trials[0].state == "complete"
 
 
 def test_weights_of_trials_are_deleted_unless_they_are_to_be_kept(study_recipe: Path) -> None:
