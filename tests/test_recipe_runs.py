@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import output
 from tests.data.benchmarks.published import WRITERS, accept_small, write_image
 from tests.data.benchmarks.published_more import MORE_WRITERS, accept_small_more
-from tests.test_recipes import HEADERS, RECIPES, SECTIONS
+from tests.test_recipes import FIRST, HEADERS, RECIPES, SECTIONS, VERBS
 from tests.training.test_refiner import save_clusters
 from vicinal.cli.main import main
 from vicinal.data import Table
@@ -26,18 +26,16 @@ ALSO_QUICK = {
     "recall_at_k/landmarks_resnet101_2048",  # whole images
     "center_contrastive/table3_co_teaching_plus",  # two models
 }
-FOLDERS = {name.partition("/")[0] for name in PUBLISHED}
-QUICK = {next(name for name in PUBLISHED if name.startswith(f"{folder}/")) for folder in FOLDERS} | ALSO_QUICK
+QUICK = FIRST | ALSO_QUICK
 TRANSFORMERS = ("vit", "deit", "eva")
 NUM_NEIGHBORS = 10  # at most, which the tiny test sets have
 
 
 def values_of(name: str) -> dict[str, Any]:
     """The settings of a recipe; of a grid or a search, those of its first cell."""
-    verb = shlex.split(HEADERS[name]["command"])[1]
-    if verb not in SECTIONS:
+    if VERBS[name] not in SECTIONS:
         return RecipeFile.read(RECIPES[name]).values
-    study = StudyRecipe.read(SECTIONS[verb], RECIPES[name])
+    study = StudyRecipe.read(SECTIONS[VERBS[name]], RECIPES[name])
     return study.recipe({key: values.values()[0] for key, values in study.space.items()}).config
 
 
@@ -90,9 +88,8 @@ def evaluations(name: str, run: Path, root: Path) -> list[list[str]]:
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in PUBLISHED]
 )
 def test_a_recipe_trains_and_is_evaluated(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    verb = shlex.split(HEADERS[name]["command"])[1]
     run = tmp_path / "run"
-    if verb == "refine":
+    if VERBS[name] == "refine":
         embeddings = save_clusters(tmp_path / "embeddings.parquet")
         words = ["refine", str(RECIPES[name]), f"--embeddings={embeddings}", "--epochs=1", "--batch_size=32"]
         words += ["--refiner.num_heads=2", "--guardrail_metrics=[]", "--accelerator=cpu", "--out", str(run)]
@@ -106,8 +103,8 @@ def test_a_recipe_trains_and_is_evaluated(name: str, tmp_path: Path, monkeypatch
     evaluated = {word for words in evaluations(name, run, tmp_path) for word in words if word in writers}
     for benchmark in {source, *evaluated}:
         writers[benchmark](tmp_path / "data")
-    recipe = RECIPES[name] if verb == "train" else tmp_path / "cell.yaml"
-    if verb != "train":
+    recipe = RECIPES[name] if VERBS[name] == "train" else tmp_path / "cell.yaml"
+    if VERBS[name] != "train":
         recipe.write_text(dump_yaml(values))
     small = [*overrides(values, tmp_path), f"--data.root={tmp_path / 'data'}", "--out", str(run)]
     assert main(["train", str(recipe), *small]) == 0, capsys.readouterr().err

@@ -10,6 +10,8 @@ import pytest
 
 from tests.conftest import ROOT
 from vicinal.training import Recipe, RefinerRecipe
+from vicinal.training.recipe_check import RecipeCheck
+from vicinal.training.recipe_file import RecipeFile
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
 
 
@@ -26,6 +28,10 @@ SCRIPT = load_script()
 RECIPES = {path.relative_to(SCRIPT.FOLDER).with_suffix("").as_posix(): path for path in SCRIPT.recipe_files()}
 SECTIONS = {"tune": "search", "sweep": "grid"}
 HEADERS = {name: SCRIPT.read_header(path) for name, path in RECIPES.items()}
+VERBS = {name: shlex.split(header["command"])[1] for name, header in HEADERS.items()}
+FIRST = set({name.rpartition("/")[0]: name for name in reversed(RECIPES)}.values())
+"""The first recipe of each folder."""
+SCHEMAS = {"train": Recipe.schema(), "refine": RefinerRecipe.schema()}
 
 
 def test_the_page_of_all_recipes_is_current() -> None:
@@ -33,17 +39,18 @@ def test_the_page_of_all_recipes_is_current() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_can_be_read_and_says_what_it_is(name: str) -> None:
+def test_a_recipe_says_what_it_is_and_its_keys_are_known(name: str) -> None:
     header = HEADERS[name]
     assert {"title", "command", "cost", "expected"} <= set(header)
     assert "/" not in name or {"paper", "row", "evaluate"} <= set(header)
-    words = shlex.split(header["command"])
-    assert words[:1] == ["vicinal"]
-    assert f"recipes/{name}.yaml" in words
-    kind = {"train": Recipe, "refine": RefinerRecipe}.get(words[1])
-    if kind is not None:
-        kind.load(RECIPES[name], ["--run=run"] if kind is RefinerRecipe else [])  # the command names the run
-    if words[1] in SECTIONS:
-        study = StudyRecipe.read(SECTIONS[words[1]], RECIPES[name])
-        study.check(Recipe.schema(), words[1])
-        study.recipe({key: values.values()[0] for key, values in study.space.items()})
+    assert f"recipes/{name}.yaml" in shlex.split(header["command"])
+    verb, file = VERBS[name], RecipeFile.read(RECIPES[name])
+    if verb in SECTIONS:
+        assert file.values.pop(SECTIONS[verb])
+    RecipeCheck(SCHEMAS["refine" if verb == "refine" else "train"], verb, file, []).check()
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if VERBS[name] in SECTIONS])
+def test_the_settings_of_a_study_are_known(name: str) -> None:
+    study = StudyRecipe.read(SECTIONS[VERBS[name]], RECIPES[name])
+    study.check(Recipe.schema(), VERBS[name])
