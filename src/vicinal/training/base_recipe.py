@@ -29,7 +29,7 @@ from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
 
-LAST_GROUPS = ("optimizer.lr_factors", "sample_selection", "data.noise")  # of the help
+LAST_GROUPS = ("optimizer.lr_factors", "fine_tuning", "sample_selection", "data.noise")  # of the help
 
 AnyRecipe = TypeVar("AnyRecipe", bound="BaseRecipe")
 

@@ -24,6 +24,8 @@ class OptimizerSettings:
         momentum: momentum of sgd; 0 for none.
         betas: coefficients of the running means of the gradient and of its square, for adam and adamw.
         eps: added to the denominator, for adam and adamw. ProxyNCA++ takes 1.0.
+        fused: whether a step updates all parameters in one kernel, which is faster for large models; results differ in
+            rounding only.
     """
 
     name: Literal["sgd", "adam", "adamw"] = "adamw"
@@ -33,6 +35,7 @@ class OptimizerSettings:
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    fused: bool = False
 
     def __post_init__(self) -> None:
         require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "a positive number")
@@ -100,6 +103,8 @@ class BaseSettings:
             `max_grad_norm` applies; null: no limit.
         max_grad_norm: largest norm of the gradient, to which larger gradients are scaled down; null: no limit.
         accumulate_grad_batches: number of batches whose gradients are averaged before each step of the optimizer.
+        ema_decay: decay per step of an exponential moving average of the weights, such as 0.999, which is evaluated and
+            saved in their place; in the first steps it is less, (1 + step) / (10 + step). null: no average.
         precision: "32", "bf16-mixed" or "16-mixed"; the loss is always computed in float32.
         validation: evaluation on the split `val`.
         checkpoint_minutes: minutes between two checkpoints within an epoch; one is also written after every epoch.
@@ -121,6 +126,7 @@ class BaseSettings:
     max_grad_value: float | None = None
     max_grad_norm: float | None = None
     accumulate_grad_batches: int = 1
+    ema_decay: float | None = None
     precision: Literal["32", "bf16-mixed", "16-mixed"] = "32"
     validation: Validation = field(default_factory=Validation)
     checkpoint_minutes: float = 10.0
@@ -151,6 +157,8 @@ class BaseSettings:
         for name in ("max_grad_value", "max_grad_norm"):
             value = getattr(self, name)
             require(value is None or 0 < value < math.inf, name, value, "a positive number or null")
+        decay = self.ema_decay
+        require(decay is None or 0 < decay < 1, "ema_decay", decay, "above 0 and below 1, or null")
         self._check_batches()
         self._check_momentum()
 

@@ -27,9 +27,10 @@ from vicinal.training.interrupt import StopRequest, killing_children
 from vicinal.training.logs import RunLog, Throughput
 from vicinal.training.progress import Progress
 from vicinal.training.progress_display import ProgressDisplay
+from vicinal.training.weight_average import WeightAverage
 from vicinal.utils import distributed
 from vicinal.utils.console import log
-from vicinal.utils.errors import InterruptedRunError, NonFiniteLossError
+from vicinal.utils.errors import InputError, InterruptedRunError, NonFiniteLossError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.utils.run_log import read_log
 from vicinal.utils.seeds import derive_seed
@@ -171,6 +172,7 @@ class BaseTrainer(ABC):
         self._check_gradient(grad_norm, terms[-1], batches)
         self.engine.step()
         self.progress.count_step()
+        self.average.update(self.progress.step)
         self.throughput.add(sum(len(batch["labels"]) for batch in batches) * distributed.world_size())
         if last or self.progress.step % self.settings.log_every == 0:
             self._log_step(epoch, terms, grad_norm)
@@ -188,6 +190,10 @@ class BaseTrainer(ABC):
 
     def validate(self) -> None:
         """Evaluate on the validation split, if there is one, and save the weights if they are the best so far."""
+        with self.average.in_module():
+            self._validate()
+
+    def _validate(self) -> None:
         metrics = self._evaluate() if self.is_main_process else None
         if self.is_main_process and (values := {**(metrics or {}), **self._evaluate_training()}):
             self.log.metrics(self.progress.step, self.progress.epoch, values)
@@ -196,7 +202,7 @@ class BaseTrainer(ABC):
         if metrics is None:
             return
         if self.progress.count_evaluation(self._score(metrics)):
-            state = {"module": self.module.state_dict(), "metrics": metrics, "epoch": self.progress.epoch}
+            state = {"module": self.engine.module_state(), "metrics": metrics, "epoch": self.progress.epoch}
             if self.is_main_process:
                 save_checkpoint(self.run.best, state)
 
@@ -297,6 +303,7 @@ class BaseTrainer(ABC):
             self._load()
         else:
             self._on_start()
+            self.average = self._new_average()
         if self.is_main_process:
             self.log = RunLog(self.run, self.progress.step, self.progress.epoch)
         self.display = ProgressDisplay(self.length, self.settings.validation.metric, self.progress)
@@ -305,7 +312,10 @@ class BaseTrainer(ABC):
     def save(self) -> None:
         """Write the checkpoint from which a run resumes."""
         self._average_loss()
-        state = {**self.engine.state_dict(), "progress": asdict(self.progress), **self._extra_state()}
+        with self.average.in_module():
+            average = self.average.select(self.engine.module_state())
+        progress = asdict(self.progress)
+        state = {**self.engine.state_dict(), "average": average, "progress": progress, **self._extra_state()}
         if self.is_main_process:
             save_checkpoint(self.run.last, state)
         self.saved_at = time.monotonic()
@@ -313,10 +323,23 @@ class BaseTrainer(ABC):
     def _load(self) -> None:
         keys = ("module", "optimizer", "precision", "progress", *self._extra_state())
         state = load_checkpoint(self.run.last, *keys)
-        self.engine.load_state_dict(state)
+        self._load_weights(state)
         self.progress = Progress(**state["progress"])
         self._load_extra_state(state)
         log(f"resuming {self.run.path} at step {self.progress.step}")
+
+    def _load_weights(self, state: dict[str, Any]) -> None:
+        try:
+            self.engine.load_state_dict(state)
+        except InputError as error:
+            raise InputError(f"{self.run.last}: {error}") from None
+        self.average = self._new_average()
+        with self.average.in_module():
+            self.engine.load_module_state({**state["module"], **state.get("average", {})})
+
+    def _new_average(self) -> WeightAverage:
+        """The average of the weights, which begins with those of now."""
+        return WeightAverage(self.engine.bare_module, self.engine.trained, self.settings.ema_decay)
 
     def finish(self) -> None:
         """Write the learning curves and the model, with the best weights if there was a validation, else the last."""
@@ -324,8 +347,10 @@ class BaseTrainer(ABC):
         metrics: dict[str, float] = {}
         if self.progress.best > -math.inf:
             best = load_checkpoint(self.run.best, "module", "metrics")
-            self.module.load_state_dict(best["module"])
+            self.engine.load_module_state(best["module"])
             metrics = {f"val {name}": value for name, value in best["metrics"].items()}
+        else:
+            self.average.swap()
         try:
             self._write_model(metrics)
         finally:  # the curves also show why there is no model worth writing

@@ -12,6 +12,7 @@ from vicinal.losses.base import loss_terms
 from vicinal.models import Embedder
 from vicinal.training.class_centers import check_initial_centers, create_centers
 from vicinal.training.co_teaching import CoTeachingModule, CoTeachingPlusModule
+from vicinal.training.fine_tuning import set_up_backbone
 from vicinal.training.prism import PrismModule, PrismSelector
 from vicinal.training.recipe import Recipe
 from vicinal.training.training_module import TrainingModule
@@ -57,6 +58,7 @@ def create_training_module(
 
 def _create_model_and_loss(recipe: Recipe, num_classes: int) -> tuple[Embedder, Loss]:
     embedder, loss = recipe.create_embedder(), recipe.create_loss()
+    set_up_backbone(embedder, recipe.settings)
     create_centers(loss, num_classes, embedder.train_output_dim)
     return embedder, loss
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Mapping
@@ -41,7 +42,10 @@ class Engine:
     Attributes:
         fabric: devices and processes.
         module: the module that is trained, wrapped for precision and processes; from :meth:`setup` on.
+        bare_module: the module itself; from :meth:`setup` on.
         optimizer: its optimizer; from :meth:`setup` on.
+        trained: the names of the parameters that the optimizer has; from :meth:`setup` on.
+        frozen: the other parameters, which checkpoints do not hold, by name; from :meth:`setup` on.
     """
 
     def __init__(self, settings: BaseSettings, find_unused_parameters: bool = False) -> None:
@@ -51,11 +55,27 @@ class Engine:
         with ending_with_main_process():
             self.fabric.launch()
 
-    def setup(self, module: nn.Module, parameter_groups: Mapping[str, list[nn.Parameter]]) -> None:
-        """Wrap the module, and create the optimizer of its parameter groups, given by name."""
+    def setup(
+        self,
+        module: nn.Module,
+        parameter_groups: Mapping[str, list[nn.Parameter]],
+        lr_factors: Mapping[nn.Parameter, float] | None = None,
+    ) -> None:
+        """Wrap the module, and create the optimizer of its parameter groups.
+
+        Args:
+            module: the module that is trained.
+            parameter_groups: its parameters that are trained, by the name of the group.
+            lr_factors: factors of the learning rate of single parameters, beside that of their group.
+        """
+        trained = {id(parameter) for parameters in parameter_groups.values() for parameter in parameters}
+        self.trained = [name for name, parameter in module.named_parameters() if id(parameter) in trained]
+        self.frozen = {name: each for name, each in module.named_parameters() if id(each) not in trained}
+        self._frozen_digest: str | None = None
+        self.bare_module = module
         exclude_from_ddp(module, self.settings.precision)
         self.module = self.fabric.setup_module(module)
-        optimizer = create_optimizer(self.settings.optimizer, parameter_groups)
+        optimizer = create_optimizer(self.settings.optimizer, parameter_groups, lr_factors or {})
         self.optimizer = cast(_FabricOptimizer, self.fabric.setup_optimizers(optimizer))  # one in, one out
 
     def no_sync(self, enabled: bool) -> AbstractContextManager[None]:
@@ -93,26 +113,54 @@ class Engine:
         lr = settings.optimizer.lr * settings.schedule.factor(epoch, step, num_steps)
         momentum = settings.schedule.momentum(step, num_steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * settings.optimizer.lr_factor(group["name"])
+            group["lr"] = lr * settings.optimizer.lr_factor(group["name"]) * group.get("lr_factor", 1.0)
             if momentum is not None:
                 group.update({"betas": (momentum, group["betas"][1])} if "betas" in group else {"momentum": momentum})
 
     @property
     def learning_rates(self) -> dict[str, float]:
-        """The learning rate of each parameter group."""
+        """The learning rate of each parameter group; of several of one name, the highest."""
         return {group["name"]: group["lr"] for group in self.optimizer.param_groups}
 
     def state_dict(self) -> dict[str, Any]:
         """The state of module, optimizer and precision, for a checkpoint; every process must call this."""
         return {
-            "module": self.module.state_dict(),
+            "module": self.module_state(),
+            "frozen": self.frozen_digest(),
             "optimizer": gather_optimizer_state(self.optimizer.state_dict(), self.optimizer.optimizer, self.module),
             "precision": self.precision.state_dict(),
         }
 
+    def module_state(self) -> dict[str, Tensor]:
+        """The state of the module without the parameters that are not trained; every process must call this."""
+        return {name: value for name, value in self.module.state_dict().items() if name not in self.frozen}
+
+    def load_module_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the state of :meth:`module_state`."""
+        self.module.load_state_dict({**self.frozen, **state})
+
+    def frozen_digest(self) -> str:
+        """A hash of the parameters that are not trained, by which a resumed run knows that it begins with the same."""
+        if self._frozen_digest is None:
+            digest = hashlib.sha256()
+            for name, parameter in self.frozen.items():
+                digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+                digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            self._frozen_digest = digest.hexdigest()
+        return self._frozen_digest
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of :meth:`state_dict`."""
-        self.module.load_state_dict(state["module"])
+        """Restore the state of :meth:`state_dict`.
+
+        Raises:
+            InputError: the parameters that are not trained are not those of the run that wrote it.
+        """
+        if state.get("frozen", self.frozen_digest()) != self.frozen_digest():
+            raise InputError(
+                "the frozen weights are not those with which the run began, and its checkpoint does not hold them: the "
+                "pretrained weights, or the version of torch or timm, are others"
+            )
+        self.load_module_state(state["module"])
         optimizer_state = shard_optimizer_state(state["optimizer"], self.optimizer.optimizer, self.module)
         self.optimizer.load_state_dict(optimizer_state)
         self.precision.load_state_dict(state["precision"])
@@ -151,18 +199,37 @@ def create_fabric(settings: BaseSettings, precision: Precision, find_unused_para
 
 
 def create_optimizer(
-    settings: OptimizerSettings, parameter_groups: Mapping[str, list[nn.Parameter]]
+    settings: OptimizerSettings,
+    parameter_groups: Mapping[str, list[nn.Parameter]],
+    lr_factors: Mapping[nn.Parameter, float],
 ) -> torch.optim.Optimizer:
-    """The optimizer of the parameter groups, given by name; the trainer sets the learning rates."""
+    """The optimizer of the parameter groups, given by name; the trainer sets the learning rates.
+
+    A group whose parameters differ in their factor of the learning rate becomes several of one name.
+    """
     decay = settings.weight_decay
     loss_decay = decay if settings.loss_weight_decay is None else settings.loss_weight_decay
     decays = {"loss": loss_decay, "pooling": 0.0}  # a smaller exponent of GeM is no simpler model
     groups = [
-        {"params": parameters, "name": name, "weight_decay": decays.get(name, decay)}
+        {"params": same, "name": name, "weight_decay": decays.get(name, decay), "lr_factor": factor}
         for name, parameters in parameter_groups.items()
+        for factor, same in _by_factor(parameters, lr_factors)
     ]
+    fused = settings.fused or None  # None leaves the choice to torch
     if settings.name == "sgd":
         nesterov = settings.momentum > 0  # torch has no Nesterov momentum of 0
-        return torch.optim.SGD(groups, settings.lr, settings.momentum, weight_decay=decay, nesterov=nesterov)
+        return torch.optim.SGD(
+            groups, settings.lr, settings.momentum, weight_decay=decay, nesterov=nesterov, fused=fused
+        )
     kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
-    return kind(groups, settings.lr, settings.betas, settings.eps, weight_decay=decay)
+    return kind(groups, settings.lr, settings.betas, settings.eps, weight_decay=decay, fused=fused)
+
+
+def _by_factor(
+    parameters: list[nn.Parameter], lr_factors: Mapping[nn.Parameter, float]
+) -> list[tuple[float, list[nn.Parameter]]]:
+    """The parameters by their factor of the learning rate, the lowest first."""
+    groups: dict[float, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(lr_factors.get(parameter, 1.0), []).append(parameter)
+    return sorted(groups.items(), key=lambda group: group[0])

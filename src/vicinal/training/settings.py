@@ -9,6 +9,7 @@ from vicinal.data.settings import DataSettings
 from vicinal.data.transforms import ImageTransform
 from vicinal.training.base_settings import BaseSettings, OptimizerSettings, Validation, check_lr_factors
 from vicinal.training.checks import require, require_left_out
+from vicinal.training.fine_tuning import FineTuning, check_backbone_settings
 from vicinal.training.frozen_checks import check_frozen_settings
 
 
@@ -41,9 +42,16 @@ class EmbedderOptimizer(OptimizerSettings):
 
     Args:
         lr_factors: factors of the learning rate for parts of the module.
+        layer_decay: factor of the learning rate of each block of the backbone to that of the next, such as 0.75; the
+            last block has it once, the stem most often.
     """
 
     lr_factors: LearningRateFactors = field(default_factory=LearningRateFactors)
+    layer_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.layer_decay <= 1, "optimizer.layer_decay", self.layer_decay, "above 0 and at most 1")
 
     def lr_factor(self, part: str) -> float:
         return vars(self.lr_factors)[part]
@@ -155,6 +163,10 @@ class TrainingSettings(BaseSettings):
         sample_selection: training with noisy labels.
         transition: the transition matrix of the loss ForwardCorrection.
         freeze_backbone_epochs: number of first epochs in which the backbone is frozen.
+        fine_tuning: which parameters of the backbone are trained.
+        gradient_checkpointing: whether the activations within each block of the backbone are computed again in the
+            backward pass, not kept: less memory, a third more time.
+        compile: whether the backbone is compiled by torch.compile, at its first use in training and in evaluation.
         features: "trained"; or "frozen": every image is passed once through backbone and pooling, without augmentation,
             and the head alone is trained, on these features.
         feature_cache: folder in which frozen features are kept, for all runs with the same backbone and images; null:
@@ -175,6 +187,9 @@ class TrainingSettings(BaseSettings):
     sample_selection: SampleSelection = field(default_factory=SampleSelection)
     transition: TransitionSettings = field(default_factory=TransitionSettings)
     freeze_backbone_epochs: int = 0
+    fine_tuning: FineTuning = field(default_factory=FineTuning)
+    gradient_checkpointing: bool = False
+    compile: bool = False
     features: Literal["trained", "frozen"] = "trained"
     feature_cache: str | None = None
     feature_dtype: Literal["float32", "float16"] = "float32"
@@ -194,6 +209,7 @@ class TrainingSettings(BaseSettings):
         require(is_coarse_column(self.coarse_column), "coarse_column", self.coarse_column, "coarse, coarse_2, ...")
         self._check_hierarchy()
         check_frozen_settings(self)
+        check_backbone_settings(self)
 
     def _check_hierarchy(self) -> None:
         number, samples = self.coarse_classes_per_batch, self.samples_per_class

@@ -15,6 +15,7 @@ from vicinal.models import Embedder
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
 from vicinal.training.class_centers import copy_centers_from_run, save_centers, set_centers_to_class_means
 from vicinal.training.create_module import create_training_module
+from vicinal.training.fine_tuning import layer_factors
 from vicinal.training.interrupt import start_worker
 from vicinal.training.recipe import Recipe
 from vicinal.training.selection_report import SelectionReport, known_noisy
@@ -74,7 +75,9 @@ class Trainer(BaseTrainer):
         self.bare_module = self._new_module(training)
         self.embedder, self.loss = self.bare_module.embedder, self.bare_module.loss
         self.parameter_groups = self.bare_module.parameter_groups()
-        self.engine.setup(self.bare_module, self.parameter_groups)
+        decay = self.settings.optimizer.layer_decay
+        factors = layer_factors(self.bare_module.embedders, decay)
+        self.engine.setup(self.bare_module, self.parameter_groups, factors)
 
     def _new_module(self, training: Table) -> TrainingModule:
         return create_training_module(self.recipe, training.classes, len(training), resumed=self.run.last.exists())
@@ -121,7 +124,7 @@ class Trainer(BaseTrainer):
 
     def _on_epoch_start(self) -> None:
         frozen = self.progress.epoch < self.settings.freeze_backbone_epochs
-        for parameter in self.parameter_groups["backbone"]:
+        for parameter in self.parameter_groups.get("backbone", []):
             parameter.requires_grad_(not frozen)
         self.module.train()
         if frozen:
