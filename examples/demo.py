@@ -26,7 +26,7 @@ The same with a folder of your own, one sub-folder of images per class:
     {vicinal} evaluate run --split test
     {vicinal} report run --split test
     {vicinal} index gallery --source photos/ --model run
-    {vicinal} search gallery photos/owl/1.jpg --model run --grid found.png
+    {vicinal} search gallery photos/owl/1.jpg --grid found.png
 """
 
 

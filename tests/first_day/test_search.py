@@ -63,7 +63,12 @@ CASES: list[tuple[str, str, list[str], str]] = [
     ("model", "another", search("plain", *M2), "; give --model {0}/m1, or build the index again"),
     ("model", "another, with whitening", search("whitened", *M2, *W), "; give --model {0}/m1, or build"),
     ("model", "where both are", search("plain", *M2), "(--model {0}/m1), not of"),
-    ("model", "none", search("plain"), "a/0.png holds images; say which model embeds them with --model"),
+    (
+        "model",
+        "none",
+        ["search", "{0}/plain", "{0}/e.parquet", "{0}/photos/a/0.png", "-k", "2"],
+        "a/0.png holds images; say which model embeds them with --model",
+    ),
     ("model", "another, to add", ["index", "{0}/plain", "--add", "{0}/photos", *M2], "; give --model {0}/m1, or build"),
     ("whitening", "missing", search("whitened", *M1), "; give --whitening {0}/w.safetensors, or build the index again"),
     ("whitening", "too many", search("plain", *M1, *W), "; leave out --whitening, or build the index again"),

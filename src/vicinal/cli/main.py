@@ -50,7 +50,7 @@ from a folder of images to searched neighbors:
   vicinal evaluate run --split test
   vicinal report run --split test
   vicinal index gallery --source photos/ --model run
-  vicinal search gallery picture.jpg --model run --grid found.png
+  vicinal search gallery picture.jpg --grid found.png
 
 `vicinal VERB --help` explains each verb."""
 

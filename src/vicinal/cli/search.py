@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vicinal.cli.flags import Arguments, Parser, integer_from, print_result
+from vicinal.cli.index_flags import are_images, made_with, use_flags_of_index
 from vicinal.cli.inputs import (
     SOURCE,
     add_embedding,
@@ -45,8 +46,8 @@ def add_index(parser: Parser) -> None:
         "--timeout", type=integer_from(0), default=600, metavar="SECONDS",
         help="wait so long while another process writes the index (default: 600)",
     )  # fmt: skip
-    add_refiner(parser, "refines every embedding by its nearest neighbors; an index that is built with a refiner needs "
-                "it for every --add and search too")  # fmt: skip
+    add_refiner(parser, "refines every embedding by its nearest neighbors; an index that is built with a refiner "
+                "refines what is added and searched later too")  # fmt: skip
     add_embedding(parser)
     add_json(parser)
 
@@ -84,28 +85,31 @@ def index(arguments: Arguments) -> None:
         from vicinal.retrieval.index.storage import check_target
 
         check_target(Path(arguments.index))  # before images are embedded
-    changed = _change(arguments, load_refiner(arguments))
+    changed = _change(arguments)
     facts = changed.describe()
     print_result(facts if arguments.json else "\n".join(f"{name:20s} {value}" for name, value in facts.items()))
 
 
-def _change(arguments: Arguments, refiner: ContextRefiner | None) -> Index:
+def _change(arguments: Arguments) -> Index:
     """The index, after the changes that the flags ask for."""
     from vicinal.retrieval import Index
 
-    reader = read_embedding(arguments)
     if arguments.source:
+        reader, refiner = read_embedding(arguments), load_refiner(arguments)
         index = _build(arguments, reader, refiner)
         _add_and_delete(index, arguments, refiner, _embed_added(arguments, reader))
         index.save(arguments.index, arguments.timeout)
         return index
     index = Index.load(arguments.index)
-    if arguments.add:
-        index.check_refiner(refiner)
     if not (arguments.add or arguments.delete):
         return index
-    del index  # images are embedded while others may write; what they wrote is loaded afterwards
-    added = _embed_added(arguments, reader)
+    added = refiner = None
+    if arguments.add:
+        reader, refiner = _reader_for(index, arguments, [arguments.add])
+        if are_images([arguments.add]):  # before many of them are embedded
+            index.check_model(reader.fingerprint, made_with(arguments, arguments.add))
+        del index  # images are embedded while others may write; what they wrote is loaded afterwards
+        added = _embed_added(arguments, reader)
     with Index.open(arguments.index, arguments.timeout) as index:
         _add_and_delete(index, arguments, refiner, added)
     return index
@@ -123,8 +127,22 @@ def _build(arguments: Arguments, reader: EmbeddingReader, refiner: ContextRefine
         arguments.kind or "auto",
         model_fingerprint=embedded.fingerprint,
         refiner=refiner,
-        made_with=_made_with(arguments, arguments.source),
+        made_with=made_with(arguments, arguments.source),
     )
+
+
+def _reader_for(
+    index: Index, arguments: Arguments, sources: Sequence[str]
+) -> tuple[EmbeddingReader, ContextRefiner | None]:
+    """What embeds images as those of the index, and refines them; by the flags, or else as the index was built.
+
+    Raises:
+        InputError: model or refiner are not those of the index, or not to be found.
+    """
+    use_flags_of_index(arguments, index.made_with, sources)
+    reader, refiner = read_embedding(arguments), load_refiner(arguments)
+    index.check_refiner(refiner)
+    return reader, refiner
 
 
 def _embed_added(arguments: Arguments, reader: EmbeddingReader) -> EmbeddedTable | None:
@@ -137,27 +155,10 @@ def _add_and_delete(
 ) -> None:
     if added is not None:
         index.check_refiner(refiner)
-        _check_models(index, refiner, added, _made_with(arguments, arguments.add))
+        _check_models(index, refiner, added, made_with(arguments, arguments.add))
         index.add(added.vectors, added.table, refiner)
     if arguments.delete:
         index.delete(arguments.delete)
-
-
-def _made_with(arguments: Arguments, source: str) -> dict[str, str]:
-    """The flags that make the embeddings of a source, with the places of their models and files."""
-    from vicinal.workflows.source_kind import source_kind
-
-    values = {name: getattr(arguments, name, None) for name in ("model", "scales", "max_size", "whitening", "refiner")}
-    if values["model"] is None and source_kind(source) == "run":
-        values["model"] = source
-    return {name: _place(value) for name, value in values.items() if value is not None}
-
-
-def _place(value: object) -> str:
-    """The value of a flag as text; the path of a file or folder in full."""
-    if isinstance(value, str):
-        return str(Path(value).expanduser().resolve()) if Path(value).expanduser().exists() else value
-    return " ".join(f"{each:g}" for each in value) if isinstance(value, Iterable) else str(value)
 
 
 def search(arguments: Arguments) -> None:
@@ -168,12 +169,12 @@ def search(arguments: Arguments) -> None:
     check_embedding(arguments)
     from vicinal.retrieval import Index, search_images
 
-    index, refiner = Index.load(arguments.index), load_refiner(arguments)
-    index.check_refiner(refiner)
+    index = Index.load(arguments.index)
+    reader, refiner = _reader_for(index, arguments, arguments.queries)
     found = []
-    made_with = _made_with(arguments, arguments.queries[0])
-    for queries in read_embedding(arguments).embed_sources(arguments.queries):
-        _check_models(index, refiner, queries, made_with)
+    flags = made_with(arguments, arguments.queries[0])
+    for queries in reader.embed_sources(arguments.queries):
+        _check_models(index, refiner, queries, flags)
         found += search_images(index, queries.vectors, queries.table, arguments.k, arguments.exclude_self, refiner)
     if arguments.grid:
         from vicinal.report.plots import neighbor_grid
@@ -183,9 +184,7 @@ def search(arguments: Arguments) -> None:
     print_result([each.to_dict() for each in found] if arguments.json else "\n\n".join(map(str, found)))
 
 
-def _check_models(
-    index: Index, refiner: ContextRefiner | None, embedded: EmbeddedTable, made_with: dict[str, str]
-) -> None:
+def _check_models(index: Index, refiner: ContextRefiner | None, embedded: EmbeddedTable, flags: dict[str, str]) -> None:
     """Raise InputError if embeddings are of another model than those of the index or the refiner."""
-    index.check_model(embedded.fingerprint, made_with)
+    index.check_model(embedded.fingerprint, flags)
     check_refiner(refiner, embedded)

@@ -86,6 +86,12 @@ class EmbeddingReader(EmbeddingOptions):
         super().__post_init__()
         _ = self._pca_whitening  # an unreadable file is reported before anything is embedded
 
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """Identifies the model of the options and the steps after it, before anything is embedded; None without one."""
+        whitening = [] if self._pca_whitening is None else [self._pca_whitening.fingerprint()]
+        return None if self.model is None else "+".join([self._model.fingerprint(), *self._scale_steps, *whitening])
+
     def embed(self, source: str, split: str | None = None) -> EmbeddedTable:
         """Return the embeddings of a source.
 
@@ -170,10 +176,8 @@ class EmbeddingReader(EmbeddingOptions):
 
         images = ImageDataset(table, model.transform, on_error=self.on_error or on_error)
         embed: Callable[..., Floats] = model.embed
-        steps: tuple[str, ...] = ()
         if self.scales is not None:
             embed = partial(embed_multi_scale, model, scales=self.scales, max_size=self.max_size)
-            steps = (f"scales {' '.join(f'{scale:g}' for scale in self.scales)}, max_size {self.max_size}",)
         try:
             vectors = embed(
                 images,
@@ -184,7 +188,14 @@ class EmbeddingReader(EmbeddingOptions):
             )
         except UnreadableImageError as error:
             raise InputError(f"{error}; --on_error skip leaves out such images") from None
-        return self._whiten(EmbeddedTable(vectors, images.table, model, steps))
+        return self._whiten(EmbeddedTable(vectors, images.table, model, self._scale_steps))
+
+    @property
+    def _scale_steps(self) -> tuple[str, ...]:
+        """The name of the step of embedding at several scales, if there is one."""
+        if self.scales is None:
+            return ()
+        return (f"scales {' '.join(f'{scale:g}' for scale in self.scales)}, max_size {self.max_size}",)
 
     def _refuse_image_options(self, source: str) -> None:
         """Refuse options about images where the source holds embeddings already."""

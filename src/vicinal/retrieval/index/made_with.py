@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from vicinal.utils.errors import InputError, one_line
 
-FLAGS = ("model", "scales", "max_size", "whitening", "refiner")
+FLAGS = ("model", "pooling", "scales", "max_size", "whitening", "refiner")
 
 
 def check_made_with(made_with: object) -> None:
@@ -45,6 +45,13 @@ def check_same_fingerprint(
     """
     if None in (expected, given) or expected == given:
         return
+    flags = _without_refiner(made_with)
+    if "model" in flags and flags == _without_refiner(given_made_with):
+        raise InputError(
+            f"what the index was built with has changed since: {_flags(flags)} gave embeddings of the model "
+            f"{one_line(str(expected), 80)}, now of {one_line(str(given), 80)}; give the former one with --model, or "
+            "build the index again"
+        )
     raise InputError(
         f"the index was built with embeddings of the model {_describe(expected, made_with)}, "
         f"not of {_describe(given, given_made_with)}; "
@@ -58,19 +65,24 @@ def refiner_flag(made_with: Mapping[str, str]) -> str:
 
 
 def _describe(fingerprint: str | None, made_with: Mapping[str, str]) -> str:
-    flags = _flags({name: value for name, value in made_with.items() if name != "refiner"})
+    flags = _flags(_without_refiner(made_with))
     return f"{one_line(str(fingerprint), 80)}{f' ({flags})' if flags else ''}"
 
 
 def _remedy(made_with: Mapping[str, str], given: Mapping[str, str]) -> str:
     """What to do so that embeddings are made with the same flags."""
-    wanted = {name: value for name, value in made_with.items() if name != "refiner"}
+    wanted = _without_refiner(made_with)
     if "model" in wanted and "model" not in given:
         return f"embed the images with {_flags(wanted)}"
     other = {name: value for name, value in wanted.items() if given.get(name) != value}
     extra = [f"--{name}" for name in given if name not in made_with]
     steps = [f"give {_flags(other)}"] * bool(other) + [f"leave out {' '.join(extra)}"] * bool(extra and wanted)
     return " and ".join(steps) or "use that model"
+
+
+def _without_refiner(made_with: Mapping[str, str]) -> dict[str, str]:
+    """The flags that determine embeddings before they are refined."""
+    return {name: value for name, value in made_with.items() if name != "refiner"}
 
 
 def _flags(values: Mapping[str, str]) -> str:

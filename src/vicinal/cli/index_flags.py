@@ -1,0 +1,80 @@
+"""The flags that the embeddings of an index were made with: what the index keeps, and taking them from it again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vicinal.cli.flags import Arguments
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+
+
+def made_with(arguments: Arguments, source: str) -> dict[str, str]:
+    """The flags that make the embeddings of a source, with the places of their models and files."""
+    from vicinal.retrieval.index.made_with import FLAGS
+    from vicinal.workflows.source_kind import source_kind
+
+    values = {name: getattr(arguments, name, None) for name in FLAGS}
+    if values["model"] is None and source_kind(source) == "run":
+        values["model"] = source
+    return {name: _place(value) for name, value in values.items() if value is not None}
+
+
+def use_flags_of_index(arguments: Arguments, stored: Mapping[str, str], sources: Sequence[str]) -> None:
+    """Set the flags that are not given to those that an index was built with, for images that no model embeds yet.
+
+    Nothing is set if a model is given, or if a source is no image: a run has a model of its own, and embeddings need
+    none.
+
+    Args:
+        arguments: the flags of the command.
+        stored: those of the index.
+        sources: what is to be searched or added.
+
+    Raises:
+        InputError: the model of the index is not known, or it or another file is not where it was.
+    """
+    if getattr(arguments, "model", None) is not None or not are_images(sources):
+        return
+    if "model" not in stored:
+        raise InputError(
+            f"{sources[0]} holds images, and the index does not say which model made its embeddings; give --model"
+        )
+    taken = {name: text for name, text in stored.items() if getattr(arguments, name, None) is None}
+    for name, text in taken.items():
+        if os.path.isabs(text) and not Path(text).exists():
+            raise InputError(f"the index was built with --{name} {text}, which is not there; say where it is: --{name}")
+        setattr(arguments, name, _value(name, text))
+    log("embedding as the index was built: " + " ".join(f"--{name} {text}" for name, text in taken.items()))
+
+
+def are_images(sources: Sequence[str]) -> bool:
+    """Whether all sources are images without a model of their own."""
+    from vicinal.workflows.source_kind import source_kind
+
+    return all(source_kind(source) in ("image", "images") for source in sources)
+
+
+def _place(value: object) -> str:
+    """The value of a flag as text; the path of a file or folder in full."""
+    if isinstance(value, str):
+        return str(Path(value).expanduser().resolve()) if Path(value).expanduser().exists() else value
+    return " ".join(map(_number, value)) if isinstance(value, Iterable) else str(value)
+
+
+def _number(value: float) -> str:
+    """A number as short text that is read back as the same number."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
+def _value(name: str, text: str) -> Any:
+    """The value of a flag whose text is kept in an index."""
+    try:
+        if name == "scales":
+            return [float(each) for each in text.split()]
+        return int(text) if name == "max_size" else text
+    except ValueError:
+        raise InputError(f"the index is damaged: it was built with --{name} {text[:80]!r}; build it again") from None
