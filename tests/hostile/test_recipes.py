@@ -125,7 +125,7 @@ CASES = [
     ("key", "null", "null: 1\n", "unknown key None"),
     ("key", "long", "a" * 1000 + ": 1\n", "unknown key aaaa"),
     ("null", "number", "optimizer: {lr: null}\n", "optimizer.lr = null must be a number"),
-    ("null", "whole number", "batch_size: null\n", "batch_size = null must be an integer"),
+    ("null", "whole number", "seed: null\n", "seed = null must be an integer"),
     ("null", "element", "schedule: {steps: [null]}\n", "must be a list, each element an integer"),
     ("null", "fraction", "data: {fractions: {train: null}}\n", "must be a mapping, each value a number"),
     ("null", "argument", "loss: {class_path: MarginLoss, init_args: {margin: null}}\n", "loss.margin = null must be a"),

@@ -28,7 +28,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
     path = write(tmp_path, "epochs: 3\noptimizer:\n  lr: 0.1\n  name: sgd\n")
     recipe = Recipe.load(path, ["--optimizer.lr", "0.2"])
     assert (recipe.settings.epochs, recipe.settings.optimizer.lr, recipe.settings.optimizer.name) == (3, 0.2, "sgd")
-    assert recipe.settings.batch_size == 128
+    assert recipe.settings.optimizer.weight_decay == 1e-4
 
 
 def test_preprocessing_is_by_default_that_of_the_backbones_weights() -> None:
@@ -122,8 +122,8 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
             "recipe.yaml:2: coarse_classes_per_batch = 2 must be 0 with samples_per_class = 0",
         ),
         (
-            "coarse_classes_per_batch: 3\n",
-            "batch_size = 128 must be a multiple of samples_per_class = 4 times coarse_classes_per_batch = 3",
+            "batch_size: 128\nsamples_per_class: 4\ncoarse_classes_per_batch: 3\n",
+            "recipe.yaml:1: batch_size = 128 must be a multiple of samples_per_class = 4 times coarse_classes_per",
         ),
         ("coarse_column: coarse_2\n", "recipe.yaml:1: coarse_column = coarse_2 must be left out unless"),
         ("coarse_column: genus\n", "recipe.yaml:1: coarse_column = genus must be coarse, coarse_2, ..."),
@@ -208,7 +208,7 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
         ("", "recipe.yaml:1: a recipe is a mapping"),
         ("seed: 18446744073709551616\n", "recipe.yaml:1: seed = 18446744073709551616 must be below"),
         ("samples_per_class: 1\n", "recipe.yaml:1: samples_per_class = 1 must be 0 or at least 2"),
-        ("batch_size: 4\n", "recipe.yaml:1: batch_size = 4 must be above samples_per_class = 4"),
+        ("batch_size: 4\nsamples_per_class: 4\n", "recipe.yaml:1: batch_size = 4 must be above samples_per_class = 4"),
         ("epochs: [1\n", "recipe.yaml:2: not YAML"),
         ("- 1\n- 2\n", "recipe.yaml:1: a recipe is a mapping"),
     ],

@@ -19,12 +19,15 @@ import vicinal.distillation
 import vicinal.memory
 import vicinal.mixing
 import vicinal.weighting  # noqa: F401 - a recipe may name a class of an imported module without its module
+from vicinal.data import Table
 from vicinal.losses import Loss, MultiSimilarityLoss
 from vicinal.training.base_settings import BaseSettings
+from vicinal.training.batch_size import fit_batches
 from vicinal.training.recipe_check import RecipeCheck, shown
 from vicinal.training.recipe_classes import OfferedClasses
 from vicinal.training.recipe_file import RecipeFile
 from vicinal.training.recipe_schema import Schema, Setting, arguments_schema, settings_schema
+from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
@@ -32,6 +35,7 @@ from vicinal.utils.plain_yaml import dump_yaml
 LAST_GROUPS = ("optimizer.lr_factors", "fine_tuning", "sample_selection", "data.noise")  # of the help
 
 AnyRecipe = TypeVar("AnyRecipe", bound="BaseRecipe")
+CHOSEN_BY_DATA = ("batch_size", "samples_per_class")  # where they are null
 
 
 class BaseRecipe(ABC):
@@ -160,6 +164,23 @@ class BaseRecipe(ABC):
         """Set the defaults that depend on other settings."""
         return None
 
+    def fitted(self: AnyRecipe, table: Table) -> AnyRecipe:
+        """The recipe with the batch size and the samples per class of a run on these training images.
+
+        See :func:`~vicinal.training.batch_size.fit_batches`; what is chosen is logged.
+        """
+        sizes = fit_batches(self.settings, table)._asdict()
+        chosen = {name: size for name, size in sizes.items() if getattr(self.settings, name) is None}
+        if not chosen:
+            return self
+        text = ", ".join(f"{name} = {size}" for name, size in chosen.items())
+        log(f"chosen to suit {len(table):,} training images of {len(table.classes):,} classes: {text}")
+        namespace = self._namespace.clone()
+        namespace.update(jsonargparse.Namespace(**chosen))
+        recipe = type(self)(self._parser, namespace)
+        recipe.allow_imports = self.allow_imports
+        return recipe
+
     def create_loss(self) -> Loss:
         """Create the loss."""
         return self._parser.instantiate(self._namespace).loss
@@ -172,7 +193,8 @@ class BaseRecipe(ABC):
         """Raise InputError, naming the first setting that differs, unless the other recipe is the same."""
         ours, theirs = _flattened(self.config), _flattened(other.config)
         for key in [*ours, *theirs]:
-            if ours.get(key) != theirs.get(key):
+            is_chosen = key in CHOSEN_BY_DATA and theirs.get(key) is None
+            if ours.get(key) != theirs.get(key) and not is_chosen:
                 raise InputError(
                     f"{key} = {shown(theirs.get(key))} differs from the run's own {shown(ours.get(key))}; "
                     "resume with --out and --resume alone, or start a new run"

@@ -84,8 +84,10 @@ class BaseSettings:
     """The settings that the recipes of embedders and refiners share.
 
     Args:
-        batch_size: number of images per batch, over all processes.
-        samples_per_class: number of images of each class in a batch; 0 draws images at random whatever their class.
+        batch_size: number of images per batch, over all processes; null: 128, or fewer where the training split has too
+            few classes.
+        samples_per_class: number of images of each class in a batch; 0 draws images at random whatever their class;
+            null: 4, or fewer where more than a tenth of the classes have fewer.
         class_sampling: how often a class is drawn: "by_size", in proportion to its number of images; "uniform", the
             classes of each batch at random and all equally likely; "exhaustive", in one batch after the other until its
             images are used up, each at most once per epoch.
@@ -113,8 +115,8 @@ class BaseSettings:
         accelerator: auto, cpu or gpu.
     """
 
-    batch_size: int = 128
-    samples_per_class: int = 4
+    batch_size: int | None = None
+    samples_per_class: int | None = None
     class_sampling: Literal["by_size", "uniform", "exhaustive"] = "by_size"
     small_classes: Literal["drop", "replace"] = "drop"
     epochs: int | None = field(default=30, metadata=EPOCHS)
@@ -145,13 +147,13 @@ class BaseSettings:
         return RunLength(self.epochs, self.max_steps, self.stop_epoch)
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "accumulate_grad_batches", "log_every"):
+        for name in ("accumulate_grad_batches", "log_every"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("epochs", "max_steps", "stop_epoch", "steps_per_epoch"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least 1 or null")
         require(self.epochs is not None or self.max_steps is not None, "epochs", "null", "a number without max_steps")
-        for name in ("samples_per_class", "seed", "checkpoint_minutes"):
+        for name in ("seed", "checkpoint_minutes"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         require(self.seed < 2**63, "seed", self.seed, "below 2**63")
         for name in ("max_grad_value", "max_grad_norm"):
@@ -164,12 +166,14 @@ class BaseSettings:
 
     def _check_batches(self) -> None:
         batch_size, samples = self.batch_size, self.samples_per_class
-        require(batch_size >= 2, "batch_size", batch_size, "at least 2: a loss compares images")
-        require(samples != 1, "samples_per_class", 1, "0 or at least 2: a loss compares images of one class")
-        above = f"above samples_per_class = {samples}, so that a batch has two classes"
-        require(samples < batch_size, "batch_size", batch_size, above)
-        divisible = samples == 0 or batch_size % samples == 0
-        require(divisible, "batch_size", batch_size, f"a multiple of samples_per_class = {samples}")
+        require(batch_size is None or batch_size >= 2, "batch_size", batch_size, "at least 2: a loss compares images")
+        expected = "0 or at least 2: a loss compares images of one class"
+        require(samples is None or samples == 0 or samples >= 2, "samples_per_class", samples, expected)
+        if batch_size is not None and samples:
+            above = f"above samples_per_class = {samples}, so that a batch has two classes"
+            require(samples < batch_size, "batch_size", batch_size, above)
+            expected = f"a multiple of samples_per_class = {samples}"
+            require(batch_size % samples == 0, "batch_size", batch_size, expected)
         if samples == 0:
             require_left_out(self, "", ("class_sampling",), "samples_per_class is above 0")
 

@@ -90,6 +90,7 @@ class RefinerTrainer(BaseTrainer):
         self.val_neighbors = self._neighbors(self.val_vectors)
         self.unrefined = self._evaluate_vectors(self.val_vectors.block(0, len(self.val_vectors)))
         self.sampler = create_flat_sampler(self.settings, self.training)
+        self.fitted_recipe = recipe.fitted(self.training)
 
     def _create_module(self) -> None:
         """Create refiner, loss and optimizer."""
@@ -174,7 +175,7 @@ class RefinerTrainer(BaseTrainer):
 
     def _write_start(self) -> None:
         save_embeddings(self.run.embeddings, self.vectors, self.table, self.fingerprint)
-        self.recipe.save(self.run.recipe)
+        self.fitted_recipe.save(self.run.recipe)
 
     def _write_model(self, metrics: Mapping[str, float]) -> None:
         from vicinal.report.refiner_depths import depth_curve  # needs matplotlib
@@ -186,7 +187,7 @@ class RefinerTrainer(BaseTrainer):
         save_centers(self.run.centers, self.loss, self.training.classes)
         self.refiner.model_fingerprint = self.fingerprint
         unrefined = {f"val {name}, not refined": before[name] for name in names}
-        self.refiner.save_pretrained(self.run.model, recipe=self.recipe.config, metrics={**metrics, **unrefined})
+        self.refiner.save_pretrained(self.run.model, recipe=self.fitted_recipe.config, metrics={**metrics, **unrefined})
         depth_curve(self.refiner, self.val_vectors.block(0, len(self.val_vectors)), self.validation, self.run.depths)
 
     def _reported_metrics(self) -> list[str]:

@@ -219,9 +219,10 @@ class TrainingSettings(BaseSettings):
         expected = "by_size or uniform with coarse_classes_per_batch"
         require(self.class_sampling != "exhaustive", "class_sampling", self.class_sampling, expected)
         expected = "0 with samples_per_class = 0, which draws images whatever their labels"
-        require(samples > 0, "coarse_classes_per_batch", number, expected)
-        expected = f"a multiple of samples_per_class = {samples} times coarse_classes_per_batch = {number}"
-        require(self.batch_size % (samples * number) == 0, "batch_size", self.batch_size, expected)
+        require(samples != 0, "coarse_classes_per_batch", number, expected)
+        if self.batch_size is not None and samples:
+            expected = f"a multiple of samples_per_class = {samples} times coarse_classes_per_batch = {number}"
+            require(self.batch_size % (samples * number) == 0, "batch_size", self.batch_size, expected)
 
     @property
     def num_processes(self) -> int:

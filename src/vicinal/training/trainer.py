@@ -46,17 +46,22 @@ class Trainer(BaseTrainer):
         self.recipe, self.table = recipe, table
         super().__init__(recipe.settings, run, find_unused_parameters=recipe.settings.freeze_backbone_epochs > 0)
         training = self.table.subset("train")
-        self.sampler = create_sampler(self.settings, training)  # finds mistakes before weights are downloaded,
+        self._fit_batches(training)  # finds mistakes before weights are downloaded,
         self._create_module(training)  # and this before images are read
         self.images = self._dataset(training)
         if len(self.images.table) < len(training):  # some images cannot be read
-            self.sampler = create_sampler(self.settings, self.images.table)
+            self._fit_batches(self.images.table)
         if self.images.table.classes != training.classes:  # none of a class's images can be read
             self._create_module(self.images.table)
         self.val_images = self._dataset(table.subset("val")) if "val" in table.splits else None
         self.train_sample = self._train_sample()
         noisy = known_noisy(self.images.table)
         self.step_selection, self.epoch_selection = SelectionReport(noisy), SelectionReport(noisy)
+
+    def _fit_batches(self, training: Table) -> None:
+        """Create the sampler, with the batch size that the data allow where the recipe has none."""
+        self.sampler = create_sampler(self.recipe.settings, training)
+        self.fitted_recipe = self.recipe.fitted(training)
 
     def _train_sample(self) -> ImageDataset | None:
         """The training images that are evaluated too."""
@@ -150,7 +155,7 @@ class Trainer(BaseTrainer):
         return {"train recall@1": evaluate(vectors, self.train_sample.table, recall_at=[1]).metrics["recall@1"]}
 
     def _embed(self, images: ImageDataset, embedder: Embedder) -> Floats:
-        batch_size = self.settings.micro_batch_size or self.settings.batch_size
+        batch_size = self.settings.micro_batch_size or self.sampler.batch_size
         return embedder.embed(images, batch_size=batch_size, progress=False)
 
     def _extra_log_values(self) -> dict[str, float]:
@@ -164,7 +169,7 @@ class Trainer(BaseTrainer):
 
     def _write_start(self) -> None:
         self.table.save(self.run.table)
-        self.recipe.save(self.run.recipe)
+        self.fitted_recipe.save(self.run.recipe)
 
     def _on_start(self) -> None:
         """Set class centers and transition matrices to their initial values, unless these are random."""
@@ -196,4 +201,4 @@ class Trainer(BaseTrainer):
     def _write_model(self, metrics: Mapping[str, float]) -> None:
         save_centers(self.run.centers, self.loss, self.images.table.classes)
         if self.is_main_process:
-            self.embedder.save_pretrained(self.run.model, recipe=self.recipe.config, metrics=metrics)
+            self.embedder.save_pretrained(self.run.model, recipe=self.fitted_recipe.config, metrics=metrics)

@@ -20,6 +20,7 @@ from vicinal.data import (
 from vicinal.data.settings import DataSettings
 from vicinal.evaluation.protocol import query_gallery_rows
 from vicinal.training.base_settings import BaseSettings
+from vicinal.training.batch_size import fit_batches
 from vicinal.training.settings import TrainingSettings
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
@@ -77,11 +78,11 @@ def create_sampler(settings: TrainingSettings, table: Table) -> ClassBalancedBat
     """
     if settings.coarse_classes_per_batch == 0:
         return create_flat_sampler(settings, table)
+    coarse_labels, sizes = _coarse_labels(table, settings.coarse_column), fit_batches(settings, table)
     return HierarchicalBatchSampler(
         table.labels,
-        _coarse_labels(table, settings.coarse_column),
-        settings.batch_size,
-        settings.samples_per_class,
+        coarse_labels,
+        *sizes,
         settings.coarse_classes_per_batch,
         class_sampling=cast(Literal["by_size", "uniform"], settings.class_sampling),
         coarse_sampling=settings.coarse_sampling,
@@ -97,10 +98,11 @@ def create_sampler(settings: TrainingSettings, table: Table) -> ClassBalancedBat
 def create_flat_sampler(settings: BaseSettings, table: Table) -> ClassBalancedBatchSampler | RandomBatchSampler:
     """The batch sampler of this process, without regard to coarse labels."""
     rank, world_size = distributed.rank(), distributed.world_size()
-    if settings.samples_per_class == 0:
+    sizes = fit_batches(settings, table)
+    if sizes.samples_per_class == 0:
         return RandomBatchSampler(
             len(table),
-            settings.batch_size,
+            sizes.batch_size,
             num_batches=_num_batches(settings),
             seed=settings.seed,
             rank=rank,
@@ -108,8 +110,7 @@ def create_flat_sampler(settings: BaseSettings, table: Table) -> ClassBalancedBa
         )
     return ClassBalancedBatchSampler(
         table.labels,
-        settings.batch_size,
-        settings.samples_per_class,
+        *sizes,
         class_sampling=settings.class_sampling,
         num_batches=_num_batches(settings),
         small_classes=settings.small_classes,
