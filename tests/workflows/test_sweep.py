@@ -15,7 +15,6 @@ from tests.workflows.studies import MadeUp
 from vicinal.data import Table
 from vicinal.utils.errors import InputError
 from vicinal.workflows import SweepSettings, sweep
-from vicinal.workflows.tuning.study_recipe import StudyRecipe
 from vicinal.workflows.tuning.sweep_result import SweepResult
 
 pytestmark = pytest.mark.usefixtures("quick_recipes")
@@ -27,8 +26,8 @@ def scores(config: dict[str, Any]) -> list[float]:
 
 
 def run(recipe: Path, start: MadeUp, *words: str, **options: Any) -> SweepResult:
-    study = StudyRecipe.read("grid", recipe, words or GRID)
-    return sweep(study, "study", SweepSettings(**{"images_per_second": 100.0, **options}), start=start)
+    settings = SweepSettings(**{"images_per_second": 100.0, **options})
+    return sweep(recipe, "study", settings, words or GRID, start=start)
 
 
 def test_every_cell_is_trained_and_evaluated_with_every_seed(study_recipe: Path) -> None:

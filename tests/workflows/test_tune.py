@@ -15,7 +15,6 @@ from vicinal.training import Recipe
 from vicinal.utils.errors import InputError, TrainingStoppedError
 from vicinal.workflows import TuneSettings, tune
 from vicinal.workflows.tuning import jobs, scheduler
-from vicinal.workflows.tuning.study_recipe import StudyRecipe
 from vicinal.workflows.tuning.trials import ClaimedTrial
 from vicinal.workflows.tuning.tune_result import TuneResult
 
@@ -24,9 +23,8 @@ LR = "--search.optimizer.lr={log: [0.001, 0.1]}"
 
 
 def run(recipe: Path, start: MadeUp, *words: str, **options: Any) -> TuneResult:
-    study = StudyRecipe.read("search", recipe, words or [LR])
     settings = TuneSettings(**{"trials": 4, "sampler": "random", "images_per_second": 100.0, **options})
-    return tune(study, "study", settings, start=start)
+    return tune(recipe, "study", settings, words or [LR], start=start)
 
 
 def test_the_best_settings_end_after_their_best_epoch(study_recipe: Path) -> None:

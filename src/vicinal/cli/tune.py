@@ -77,10 +77,10 @@ def tune(arguments: Arguments) -> None:
         return print_result(arguments.parser.format_help().rstrip())
     from vicinal.workflows.tuning.settings import TuneSettings
 
-    study, settings = _read(arguments, "search", TuneSettings)
+    recipe, words, settings = _read(arguments, "search", TuneSettings)
     from vicinal.workflows.tuning.tune import tune
 
-    result = tune(study, arguments.out, settings, arguments.allow_import)
+    result = tune(recipe, arguments.out, settings, words, arguments.allow_import)
     print_result(result.to_dict() if arguments.json else str(result))
 
 
@@ -90,18 +90,18 @@ def sweep(arguments: Arguments) -> None:
         return print_result(arguments.parser.format_help().rstrip())
     from vicinal.workflows.tuning.settings import SweepSettings
 
-    study, settings = _read(arguments, "grid", SweepSettings)
+    recipe, words, settings = _read(arguments, "grid", SweepSettings)
     from vicinal.workflows.tuning.sweep import sweep
 
-    result = sweep(study, arguments.out, settings, arguments.allow_import)
+    result = sweep(recipe, arguments.out, settings, words, arguments.allow_import)
     if arguments.json:
         print_result(result.to_dict())
     else:
         print_result(result.to_csv().rstrip() if arguments.csv else str(result))
 
 
-def _read(arguments: Arguments, section: str, kind: type) -> tuple[StudyRecipe | None, Any]:
-    """The recipe, None where a study is continued, and the options; checked before anything slow is imported."""
+def _read(arguments: Arguments, section: str, kind: type) -> tuple[str | None, list[str], Any]:
+    """The recipe and its settings, none where a study is continued, and the options; checked before slow imports."""
     if arguments.out is None:
         raise InputError("--out is missing: name the study's folder, such as --out study")
     from vicinal.workflows.tuning.study_folder import StudyFolder
@@ -109,12 +109,10 @@ def _read(arguments: Arguments, section: str, kind: type) -> tuple[StudyRecipe |
 
     folder = StudyFolder(Path(arguments.out))
     folder.check_verb(section)
-    study = None
+    path, words = recipe_and_overrides(arguments)
     if arguments.rest:
-        path, words = recipe_and_overrides(arguments)
-        study = StudyRecipe.read(section, path, words, arguments.allow_import)
-        _check(study, arguments)
-    return study, _options(arguments, kind, {} if study else _stored(folder))
+        _check(StudyRecipe.read(section, path, words, arguments.allow_import), arguments)
+    return path, words, _options(arguments, kind, {} if arguments.rest else _stored(folder))
 
 
 def _check(study: StudyRecipe, arguments: Arguments) -> None:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from vicinal.workflows.report import write_report
     from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader, load_images
     from vicinal.workflows.tuning.settings import SweepSettings, TuneSettings
-    from vicinal.workflows.tuning.study_recipe import StudyRecipe
     from vicinal.workflows.tuning.sweep import sweep
     from vicinal.workflows.tuning.sweep_result import SweepCell, SweepResult
     from vicinal.workflows.tuning.tune import tune
@@ -23,7 +22,6 @@ __all__ = [
     "EmbeddingReader",
     "EvaluatedSource",
     "EvaluationSettings",
-    "StudyRecipe",
     "SweepCell",
     "SweepResult",
     "SweepSettings",

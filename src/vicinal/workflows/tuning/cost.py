@@ -13,7 +13,7 @@ from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
 from vicinal.utils.run_folder import RunFolder
 from vicinal.utils.run_log import read_log
-from vicinal.workflows.tuning.divisions import steps_per_epoch, with_table
+from vicinal.workflows.tuning.divisions import epoch_of, with_table
 from vicinal.workflows.tuning.jobs import Runner
 from vicinal.workflows.tuning.processes import Task
 from vicinal.workflows.tuning.scheduler import run_task
@@ -71,7 +71,7 @@ class Part(NamedTuple):
         runs = " x ".join(f"{number:,} {noun}{'' if number == 1 else 's'}" for number, noun in self.number)
         epochs, images = self.cost.epochs, self.cost.images
         total = self.num_runs * epochs * images
-        return f"{self.name}: {runs} x {epochs:g} epochs x {images:,.0f} images = {total:,.0f} images"
+        return f"{self.name}: {runs} x {epochs:g} epoch{'' if epochs == 1 else 's'} x {images:,.0f} images = {total:,.0f} images"
 
 
 def cost_lines(parts: Sequence[Part], images_per_second: float | None) -> list[str]:
@@ -104,11 +104,10 @@ def run_cost(recipe: Recipe, table: Table, epochs: float | None = None) -> RunCo
         table: its images.
         epochs: instead of those of the recipe.
     """
-    settings, steps = recipe.settings, steps_per_epoch(recipe, table)
-    limits = [epochs or settings.length.last_epoch, settings.max_steps and settings.max_steps / steps]
-    images = steps * settings.accumulate_grad_batches * settings.batch_size
+    settings, epoch = recipe.settings, epoch_of(recipe, table)
+    limits = [epochs or settings.length.last_epoch, settings.max_steps and settings.max_steps / epoch.num_steps]
     evaluated = len(table.subset("val")) / settings.validation.every if "val" in table.splits else 0
-    return RunCost(min(each for each in limits if each is not None), images, evaluated)
+    return RunCost(min(each for each in limits if each is not None), epoch.num_images, evaluated)
 
 
 def print_cost(

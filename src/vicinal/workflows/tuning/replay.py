@@ -12,7 +12,7 @@ from vicinal.utils.errors import TrainingStoppedError
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
 from vicinal.workflows.tuning.best_trials import BestTrial
-from vicinal.workflows.tuning.divisions import FINAL, steps_per_epoch
+from vicinal.workflows.tuning.divisions import FINAL, epoch_of
 from vicinal.workflows.tuning.evaluation import evaluation_words, metrics_of
 from vicinal.workflows.tuning.processes import Task
 from vicinal.workflows.tuning.scheduler import run_tasks
@@ -39,7 +39,7 @@ def _counted_steps(search: Search, recipe: Recipe) -> dict[str, Any]:
     from vicinal.data import load_table
 
     table = load_table(search.runner.folder.table(search.tables[0]))
-    return {"steps_per_epoch": steps_per_epoch(recipe, table)}
+    return {"steps_per_epoch": epoch_of(recipe, table).num_steps}
 
 
 def replay(search: Search, best: BestTrial) -> None:

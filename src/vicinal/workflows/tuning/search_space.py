@@ -107,8 +107,8 @@ class Range:
         return (self.low + self.high) / 2
 
 
-Values: TypeAlias = "Choices | Range"
-SearchSpace: TypeAlias = "dict[str, Values]"
+Values: TypeAlias = Choices | Range
+SearchSpace: TypeAlias = dict[str, Values]
 
 
 def read_space(given: Mapping[str, Any]) -> SearchSpace:

@@ -31,9 +31,10 @@ FIXED = ("recall_at", "metrics", "hierarchy", "clusters")  # the metrics that ar
 
 
 def sweep(
-    recipe: StudyRecipe | str | Path | None,
+    recipe: str | Path | None,
     out: str | Path,
     settings: SweepSettings | None = None,
+    overrides: Sequence[str] = (),
     allow_imports: Sequence[str] = (),
     start: Start = start_process,
 ) -> SweepResult:
@@ -42,9 +43,11 @@ def sweep(
     Each run is in a process of its own. All have the same classes in each split, whatever their seed.
 
     Args:
-        recipe: the recipe with its `grid`, as a file or read before; None continues the study in `out`.
+        recipe: the recipe file with its `grid`; None, without `overrides` either, continues the study in `out`.
         out: the folder of the study. A study that is there is continued; several processes may do so at a time.
         settings: the number of seeds, the metrics and other options.
+        overrides: settings of the recipe as on the command line, such as `--epochs=3` or
+            `--grid.optimizer.lr=[0.1, 0.2]`.
         allow_imports: packages whose classes the recipe may name, as for :meth:`vicinal.Recipe.load`.
         start: starts the command of each run.
 
@@ -57,10 +60,10 @@ def sweep(
         InterruptedRunError: the study was interrupted; calling this again continues it.
     """
     settings, folder = settings or SweepSettings(), StudyFolder(Path(out))
-    if isinstance(recipe, str | Path):
-        recipe = StudyRecipe.read(SECTION, recipe, allow_imports=allow_imports)
+    is_given = recipe is not None or bool(overrides)
+    given = StudyRecipe.read(SECTION, recipe, overrides, allow_imports) if is_given else None
     options = {**asdict(settings), "recall_at": _listed(settings.recall_at), "metrics": _listed(settings.metrics)}
-    study = open_study(folder, recipe, SECTION, options, FIXED, _make_tables, allow_imports)
+    study = open_study(folder, given, SECTION, options, FIXED, _make_tables, allow_imports)
     base = study.base
     with stopping() as is_stopping:
         return Grid(study, base, settings, make_runner(folder, study, base, settings.jobs, start, is_stopping)).run()

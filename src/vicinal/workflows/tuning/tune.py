@@ -31,9 +31,10 @@ SECTION = "search"
 
 
 def tune(
-    recipe: StudyRecipe | str | Path | None,
+    recipe: str | Path | None,
     out: str | Path,
     settings: TuneSettings | None = None,
+    overrides: Sequence[str] = (),
     allow_imports: Sequence[str] = (),
     start: Start = start_process,
 ) -> TuneResult:
@@ -45,9 +46,11 @@ def tune(
     et al., ECCV 2020).
 
     Args:
-        recipe: the recipe with its `search`, as a file or read before; None continues the study in `out`.
+        recipe: the recipe file with its `search`; None, without `overrides` either, continues the study in `out`.
         out: the folder of the study. A study that is there is continued; several processes may do so at a time.
         settings: the options of the search.
+        overrides: settings of the recipe as on the command line, such as `--epochs=3` or
+            `--search.optimizer.lr=[0.1, 0.2]`.
         allow_imports: packages whose classes the recipe may name, as for :meth:`vicinal.Recipe.load`.
         start: starts the command of each run.
 
@@ -62,10 +65,10 @@ def tune(
     """
     import_optuna()
     settings, folder = settings or TuneSettings(), StudyFolder(Path(out))
-    if isinstance(recipe, str | Path):
-        recipe = StudyRecipe.read(SECTION, recipe, allow_imports=allow_imports)
+    is_given = recipe is not None or bool(overrides)
+    given = StudyRecipe.read(SECTION, recipe, overrides, allow_imports) if is_given else None
     make_tables = partial(_make_tables, settings=settings)
-    study = open_study(folder, recipe, SECTION, asdict(settings), ("held_out",), make_tables, allow_imports)
+    study = open_study(folder, given, SECTION, asdict(settings), ("held_out",), make_tables, allow_imports)
     settings = replace(settings, held_out=folder.stored()["held_out"])
     if settings.replay:
         _require_test(load_table(folder.table(FINAL)))
