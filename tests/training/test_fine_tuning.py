@@ -1,0 +1,280 @@
+"""Fine-tuning of large models: what is trained, what checkpoints hold, and that savings change no result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from tests.training.test_trainer import trainer, weights
+from vicinal.models import Embedder
+from vicinal.training import Recipe, Trainer, resume, train
+from vicinal.training.checkpoint import load_checkpoint
+from vicinal.utils.errors import InputError
+
+VIT = ["--model.backbone=test_vit", "--model.pooling=token", "--transform.size=32"]
+LORA = [*VIT, "--fine_tuning.method=lora", "--fine_tuning.rank=2"]
+FROZEN = {
+    "lora": LORA,
+    "last_blocks": [*VIT, "--fine_tuning.method=last_blocks"],
+    "biases_norms": [*VIT, "--fine_tuning.method=biases_norms"],
+    "convolutions": ["--fine_tuning.method=lora", "--fine_tuning.dropout=0.2"],
+    "average": ["--ema_decay=0.9"],
+}
+
+
+@pytest.fixture
+def vit(small: list[str]) -> list[str]:
+    return [*small, "--data.num_workers=0", "--epochs=2", "--steps_per_epoch=2"]
+
+
+def gradients(one: Trainer) -> list[Tensor]:
+    """The gradient of the first step, as an update of plain gradient descent."""
+    parameters = [parameter for group in one.parameter_groups.values() for parameter in group]
+    before = [parameter.detach().clone() for parameter in parameters]
+    one.start()
+    with one.watching():
+        one._on_epoch_start()
+        one.train_step(next(one._batches_of_steps(one._plan())), epoch=0.0, num_steps=2)
+    one.log.close()
+    return [a - b.detach() for a, b in zip(before, parameters, strict=True)]
+
+
+@pytest.mark.parametrize("method", FROZEN)
+def test_resuming_is_exact_and_checkpoints_hold_what_is_trained(vit: list[str], tmp_path: Path, method: str) -> None:
+    if "lora" in " ".join(FROZEN[method]):
+        pytest.importorskip("peft")
+    recipe = Recipe.load(overrides=[*vit, *FROZEN[method]])
+    whole = train(recipe, tmp_path / "whole")
+    part = trainer([*vit, *FROZEN[method]], tmp_path / "part")
+    part.start()
+    with part.watching():
+        part.validate()
+        part.train_epoch()
+        part.finish_epoch()
+    part.log.close()
+    resume(part.run.path)
+    assert weights(part.run) == weights(whole)
+    own = load_checkpoint(whole.last)
+    names = {name for name, parameter in part.bare_module.named_parameters() if parameter.requires_grad}
+    assert names <= own["module"].keys()
+    assert not {name for name, p in part.bare_module.named_parameters() if not p.requires_grad} & own["module"].keys()
+    assert load_checkpoint(whole.best)["module"].keys() == own["module"].keys()
+    if "average" not in method:
+        assert len(own["optimizer"]["state"]) == len(names)
+        model = Embedder.from_pretrained(whole.model)
+        kept = dict(part.embedder.backbone.named_parameters())
+        frozen = [name for name, value in kept.items() if not value.requires_grad and "base_layer" not in name]
+        loaded = dict(model.backbone.named_parameters())
+        assert frozen
+        assert all(torch.equal(kept[name], loaded[name]) for name in frozen)
+        assert model.config == Embedder(**recipe.model, transform=recipe.settings.transform).config
+
+
+def test_checkpoints_of_adapters_are_small(vit: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    sizes = {}
+    for name, more in (("full", VIT), ("lora", LORA)):
+        one = trainer([*vit, *more], tmp_path / name)
+        one.start()
+        one.save()
+        one.log.close()
+        sizes[name] = one.run.last.stat().st_size
+    assert sizes["lora"] < 0.1 * sizes["full"]
+
+
+def test_other_frozen_weights_are_noticed(vit: list[str], tmp_path: Path) -> None:
+    settings = [*vit, *FROZEN["biases_norms"]]
+    one = trainer(settings, tmp_path / "run")
+    one.start()
+    one.save()
+    one.log.close()
+    other = trainer(settings, tmp_path / "run")
+    with torch.no_grad():
+        other.embedder.backbone.pos_embed.add_(1)
+    with pytest.raises(InputError, match=r"last.pt: the frozen weights are not those with which the run began"):
+        other.start()
+
+
+def test_the_average_is_evaluated_and_saved(vit: list[str], tmp_path: Path) -> None:
+    """By the formula, from the weights after each step; with a validation that is best at the end, and without one."""
+    one = trainer(vit, tmp_path / "run", "--ema_decay=0.25", "--data.fractions={train: 0.7, test: 0.3}")
+    seen: list[dict[str, Tensor]] = []
+    step = one.engine.step
+
+    def recorded() -> None:
+        step()
+        seen.append({name: value.clone() for name, value in one.embedder.state_dict().items()})
+
+    one.start()
+    expected = {name: value.clone() for name, value in one.embedder.state_dict().items()}
+    one.engine.step = recorded
+    one.fit()
+    assert len(seen) == 4
+    for number, state in enumerate(seen, start=1):
+        decay = min(0.25, (1 + number) / (10 + number))
+        for name, value in state.items():
+            expected[name] = decay * expected[name] + (1 - decay) * value if value.is_floating_point() else value
+    assert not one.run.best.exists()
+    model = Embedder.from_pretrained(one.run.model)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, expected[name])
+    assert not torch.allclose(model.head[1].weight, seen[-1]["head.1.weight"])
+
+
+def test_what_is_best_is_the_average(vit: list[str], tmp_path: Path) -> None:
+    one = trainer(vit, tmp_path / "run", "--ema_decay=0.9")
+    evaluated = []
+    evaluate = one._evaluate
+
+    def recorded() -> dict[str, float]:
+        evaluated.append(one.embedder.head[1].weight.detach().clone())
+        return {**evaluate(), "recall@1": float(len(evaluated))}
+
+    one._evaluate = recorded
+    one.fit()
+    last = load_checkpoint(one.run.last)
+    name = "embedder.head.1.weight"
+    assert torch.equal(evaluated[-1], last["average"][name])
+    assert torch.equal(load_checkpoint(one.run.best)["module"][name], last["average"][name])
+    assert torch.equal(Embedder.from_pretrained(one.run.model).head[1].weight, last["average"][name])
+    assert not torch.equal(last["module"][name], last["average"][name])
+
+
+@pytest.mark.parametrize(
+    ("base", "more"),
+    [
+        ([*VIT], ["--gradient_checkpointing=true"]),
+        ([*LORA], ["--gradient_checkpointing=true"]),
+        ([*VIT, "--model.backbone_args={drop_path_rate: 0.3}"], ["--gradient_checkpointing=true"]),
+        (["--model.freeze_batch_norm=statistics"], ["--gradient_checkpointing=true"]),
+        ([*VIT, "--micro_batch_size=3"], ["--gradient_checkpointing=true"]),
+        ([*VIT], ["--optimizer.fused=true"]),
+        ([], ["--optimizer.fused=true"]),
+    ],
+)
+def test_savings_change_no_gradient(vit: list[str], tmp_path: Path, base: list[str], more: list[str]) -> None:
+    if base == LORA:
+        pytest.importorskip("peft")
+    sgd = ["--optimizer.name=sgd", "--optimizer.lr=1", "--schedule.name=constant"]
+    plain = gradients(trainer([*vit, *sgd, *base], tmp_path / "plain"))
+    saving = gradients(trainer([*vit, *sgd, *base, *more], tmp_path / "saving"))
+    assert max(step.abs().max() for step in plain) > 1e-3
+    for a, b in zip(plain, saving, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_fused_optimizers_are_the_same(vit: list[str], tmp_path: Path, name: str) -> None:
+    runs = [
+        train(Recipe.load(overrides=[*vit, f"--optimizer.name={name}", f"--optimizer.fused={fused}"]), tmp_path / fused)
+        for fused in ("false", "true")
+    ]
+    states = [load_checkpoint(run.last)["module"] for run in runs]
+    for key, value in states[0].items():
+        torch.testing.assert_close(value, states[1][key], rtol=1e-3, atol=1e-5)
+
+
+def test_checkpointing_keeps_fewer_activations(vit: list[str], tmp_path: Path) -> None:
+    kept = []
+    for value in ("false", "true"):
+        one = trainer([*vit, *VIT, f"--gradient_checkpointing={value}"], tmp_path / value)
+        sizes: list[int] = []
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t
+        )
+        with hooks:
+            one.embedder(torch.randn(8, 3, 32, 32))
+        kept.append(sum(sizes))
+    assert kept[1] < 0.5 * kept[0]
+
+
+@pytest.mark.slow
+def test_a_compiled_backbone_is_the_same(vit: list[str], tmp_path: Path) -> None:
+    sgd = ["--optimizer.name=sgd", "--optimizer.lr=1", "--schedule.name=constant"]
+    plain = gradients(trainer([*vit, *sgd, *VIT], tmp_path / "plain"))
+    one = trainer([*vit, *sgd, *VIT, "--compile=true"], tmp_path / "compiled")
+    for a, b in zip(plain, gradients(one), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    assert "backbone.cls_token" in one.embedder.state_dict()
+    images = torch.randn(3, 3, 32, 32)
+    one.embedder.save_pretrained(tmp_path / "model")
+    expected = Embedder.from_pretrained(tmp_path / "model").embed(images, progress=False)
+    np.testing.assert_allclose(one.embedder.embed(images, progress=False), expected, atol=1e-5)
+
+
+def test_compiling_needs_a_compiler(vit: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import cpp_builder
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", lambda: (_ for _ in ()).throw(RuntimeError("no g++")))
+    with pytest.raises(InputError, match=r"compile = true needs a compiler, .* no g\+\+"):
+        trainer([*vit, "--compile=true"], tmp_path / "run")
+
+
+def test_learning_rates_decay_by_layer(vit: list[str], tmp_path: Path) -> None:
+    more = ["--optimizer.layer_decay=0.5", "--optimizer.lr_factors.head=10", "--schedule.name=constant"]
+    one = trainer([*vit, *VIT], tmp_path / "run", *more)
+    one.engine.set_learning_rates(epoch=0.0, step=0, num_steps=4)
+    rates = {id(p): group["lr"] for group in one.engine.optimizer.param_groups for p in group["params"]}
+    backbone = one.embedder.backbone
+    expected = {f"blocks.{i}.mlp.fc1.weight": 0.001 * 0.5 ** (6 - i) for i in range(6)}
+    expected |= {"cls_token": 0.001 * 0.5**7, "patch_embed.proj.weight": 0.001 * 0.5**7, "norm.weight": 0.0005}
+    assert {name: rates[id(backbone.get_parameter(name))] for name in expected} == pytest.approx(expected)
+    assert rates[id(one.embedder.head[1].weight)] == pytest.approx(0.01)
+    assert len(rates) == len(list(one.embedder.parameters()))
+    one.fit()
+    log = pd.read_csv(one.run.log)
+    assert log["lr backbone"].tolist() == pytest.approx([0.0005] * 4)  # of the last block
+    assert len([name for name in log if name.startswith("lr ")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["--fine_tuning.rank=4"], r"fine_tuning.rank = 4 must be left out unless fine_tuning.method is lora"),
+        (["--fine_tuning.blocks=2"], r"fine_tuning.blocks = 2 must be left out unless fine_tuning.method is last_bl"),
+        (["--ema_decay=1"], r"ema_decay = 1.0 must be above 0 and below 1, or null"),
+        (["--optimizer.layer_decay=0"], r"optimizer.layer_decay = 0.0 must be above 0 and at most 1"),
+        (
+            ["--features=frozen", "--fine_tuning.method=lora"],
+            r"fine_tuning = .* must be left out unless features is tr",
+        ),
+        (["--features=frozen", "--optimizer.layer_decay=0.5"], r"optimizer.layer_decay = 0.5 must be left out unless"),
+    ],
+)
+def test_impossible_settings_are_refused(small: list[str], settings: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Recipe.load(overrides=[*small, *settings])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            [*LORA, "--fine_tuning.targets=[atn.qkv]"],
+            r"fine_tuning: LoRA: targets: test_vit has no layer 'atn.qkv'; nea",
+        ),
+        (["--fine_tuning.method=last_blocks", "--fine_tuning.blocks=5"], r"fine_tuning: blocks is 5; .* from 1 to 4"),
+        (
+            ["--gradient_checkpointing=true"],
+            r"gradient_checkpointing = true passes .* set model.freeze_batch_norm to s",
+        ),
+        (["--model.backbone=googlenet", "--optimizer.layer_decay=0.5"], r"optimizer.layer_decay = 0.5: googlenet does"),
+        (
+            ["--model.backbone=googlenet", "--model.freeze_batch_norm=all", "--gradient_checkpointing=true"],
+            r"gradient_checkpointing = true: googlenet does not have it",
+        ),
+    ],
+)
+def test_backbones_that_do_not_allow_it_are_refused(
+    small: list[str], tmp_path: Path, settings: list[str], message: str
+) -> None:
+    if "lora" in " ".join(settings):
+        pytest.importorskip("peft")
+    with pytest.raises(InputError, match=message):
+        train(Recipe.load(overrides=[*small, *settings]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
