@@ -48,7 +48,9 @@ def quick_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
             for group in groups:
                 inner = inner[group]
             inner[last] = value
-        return SimpleNamespace(config=config, settings=self.base.settings)
+        made = SimpleNamespace(config=config, settings=self.base.settings)
+        made.fitted = lambda table: made
+        return made
 
     monkeypatch.setattr(StudyRecipe, "recipe", recipe)
 

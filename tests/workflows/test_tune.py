@@ -317,6 +317,16 @@ def test_runs_that_are_counted_in_steps_replay_their_steps(study_recipe: Path) -
     assert (found.epochs, found.max_steps, found.stop_epoch, found.steps_per_epoch) == (None, 40, 2, 6)
 
 
+def test_the_replay_has_the_batches_of_the_search(study_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # each recipe is read
+    monkeypatch.chdir(study_recipe.parent)
+    monkeypatch.setattr(scheduler, "PAUSE", 0)
+    start = MadeUp()
+    result = run(study_recipe, start, LR, "--batch_size=null", trials=1)
+    found = Recipe.load(result.recipe).settings
+    assert (found.batch_size, found.samples_per_class) == (6, 2)  # of three classes; of all six it would be 12
+
+
 def test_the_cost_is_said_before_the_start(study_recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(study_recipe, MadeUp(), trials=4, seeds=2, replay=True)
     lines = capsys.readouterr().err.splitlines()

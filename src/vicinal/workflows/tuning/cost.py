@@ -71,7 +71,8 @@ class Part(NamedTuple):
         runs = " x ".join(f"{number:,} {noun}{'' if number == 1 else 's'}" for number, noun in self.number)
         epochs, images = self.cost.epochs, self.cost.images
         total = self.num_runs * epochs * images
-        return f"{self.name}: {runs} x {epochs:g} epoch{'' if epochs == 1 else 's'} x {images:,.0f} images = {total:,.0f} images"
+        noun = "epoch" if epochs == 1 else "epochs"
+        return f"{self.name}: {runs} x {epochs:g} {noun} x {images:,.0f} images = {total:,.0f} images"
 
 
 def cost_lines(parts: Sequence[Part], images_per_second: float | None) -> list[str]:

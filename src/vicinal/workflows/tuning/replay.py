@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vicinal.data import load_table
 from vicinal.utils.console import log
 from vicinal.utils.errors import TrainingStoppedError
 from vicinal.utils.files import write_bytes
@@ -20,6 +21,7 @@ from vicinal.workflows.tuning.search import Search
 from vicinal.workflows.tuning.studies import JobQueue
 
 if TYPE_CHECKING:
+    from vicinal.data.table import Table
     from vicinal.training.recipe import Recipe
 
 TEST = "test"  # the name of the look at the test split
@@ -27,18 +29,16 @@ TEST = "test"  # the name of the look at the test split
 
 def write_best(search: Search, best: BestTrial) -> None:
     """Write the recipe of the best trial, which ends after the best epoch: its schedule is that of the whole run."""
-    recipe = search.study.recipe(best.values)
-    config = {**recipe.config, "stop_epoch": best.best.epoch, **_counted_steps(search, recipe)}
+    table = load_table(search.runner.folder.table(search.tables[0]))
+    recipe = search.study.recipe(best.values).fitted(table.subset("train"))  # all classes would allow larger batches
+    config = {**recipe.config, "stop_epoch": best.best.epoch, **_counted_steps(recipe, table)}
     write_bytes(search.runner.folder.best, dump_yaml(config).encode())
 
 
-def _counted_steps(search: Search, recipe: Recipe) -> dict[str, Any]:
+def _counted_steps(recipe: Recipe, table: Table) -> dict[str, Any]:
     """The number of steps per epoch, where steps end the run: with more classes, a pass over them has more."""
     if recipe.settings.epochs is not None or recipe.settings.steps_per_epoch is not None:
         return {}
-    from vicinal.data import load_table
-
-    table = load_table(search.runner.folder.table(search.tables[0]))
     return {"steps_per_epoch": epoch_of(recipe, table).num_steps}
 
 

@@ -22,7 +22,10 @@ from vicinal.workflows.tuning.search_space import FORMS, SearchSpace, read_space
 if TYPE_CHECKING:
     from vicinal.training.recipe import Recipe
 
-DATA = ("source", "root", "path_column", "label_column", "fractions", "classes", "split_column", "order", "redivide")
+DATA = (
+    *("source", "root", "path_column", "label_column"),
+    *("fractions", "val_images", "classes", "split_column", "order", "redivide"),
+)
 """The settings of `data` that say which images are in which split. The runs of a study read a table instead."""
 
 FIXED = (*(f"data.{name}" for name in DATA), "validation.metric", "seed", "devices", "accelerator")
