@@ -21,13 +21,14 @@ from torch import Tensor
 
 from vicinal import __version__
 from vicinal.data import ImageDataset, Table
+from vicinal.data.image_files import listed
+from vicinal.data.images import UnreadableImageError
 from vicinal.data.npy_files import open_npy
 from vicinal.data.transforms import ImageTransform
 from vicinal.models import Embedder
-from vicinal.models.embedder import DTYPES, Precision
-from vicinal.models.inputs import image_batches
-from vicinal.models.modes import eval_mode
-from vicinal.utils.console import log, track
+from vicinal.models.embedder import Precision
+from vicinal.training.feature_pass import FeaturePass, OnError, Values
+from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, unreadable
 from vicinal.utils.files import write_bytes
 from vicinal.utils.locks import hold_lock
@@ -76,7 +77,7 @@ class CachedFeatures:
         key: what the features depend on.
     """
 
-    vectors: npt.NDArray[np.floating]
+    vectors: Values
     rows: dict[str, int]
     key: FeatureKey
 
@@ -114,7 +115,7 @@ def cached_features(
     precision: Precision = "32",
     batch_size: int = 64,
     num_workers: int = 0,
-    on_error: Literal["raise", "skip"] = "raise",
+    on_error: OnError = "raise",
 ) -> CachedFeatures:
     """The pooled features of a table's images, from the cache or, once, from the images.
 
@@ -138,16 +139,15 @@ def cached_features(
     paths = sorted(set(table.paths))
     model = feature_fingerprint(embedder, precision)
     key = FeatureKey(model, _images_digest(paths), len(paths), embedder.num_features, dtype)
-    cache = Path(folder) / key.name
+    cache, images = Path(folder) / key.name, ImageDataset(Table(_frame(paths)), embedder.transform)
     with _write_errors(cache):
         if not (cache / FEATURES).exists():
             cache.mkdir(parents=True, exist_ok=True)
             with hold_lock(cache / LOCK, LOCK_SECONDS, f"compute the features in {cache}"):
                 if not (cache / FEATURES).exists():
                     log(f"computing the features of {len(paths):,} images once, into {cache}")
-                    images = _readable_images(cache, key, Table(_frame(paths)), embedder.transform, on_error)
-                    _write(cache, key, embedder, images, precision, batch_size, num_workers)
-    return _open(cache, key, paths)
+                    _write(cache, key, FeaturePass(embedder, images, precision, batch_size, num_workers, on_error))
+    return _open(cache, key, images, on_error)
 
 
 def feature_fingerprint(embedder: Embedder, precision: Precision) -> str:
@@ -184,19 +184,8 @@ def _frame(paths: list[str]) -> Any:
     return pd.DataFrame({"path": paths}, dtype=object)
 
 
-def _readable_images(
-    cache: Path, key: FeatureKey, table: Table, transform: ImageTransform, on_error: Literal["raise", "skip"]
-) -> ImageDataset:
-    """The images that can be read; the others are written down, so that they are looked for once."""
-    if not (cache / INFO).exists():
-        skipped = ImageDataset(table, transform, on_error=on_error).skipped
-        write_bytes(cache / INFO, json.dumps({**asdict(key), "skipped": skipped}).encode())
-    skipped = _read_skipped(cache, key)
-    return ImageDataset(table.take(np.setdiff1d(np.arange(len(table)), skipped)), transform)
-
-
 def _read_skipped(cache: Path, key: FeatureKey) -> list[int]:
-    """The rows that could not be read, of a cache that must be the one of this key."""
+    """The rows of images that could not be read, in a cache that must be that of the key."""
     try:
         info = json.loads((cache / INFO).read_bytes())
         skipped = [int(row) for row in info.pop("skipped")]
@@ -210,16 +199,9 @@ def _read_skipped(cache: Path, key: FeatureKey) -> list[int]:
     return skipped
 
 
-def _write(
-    cache: Path,
-    key: FeatureKey,
-    embedder: Embedder,
-    images: ImageDataset,
-    precision: Precision,
-    batch_size: int,
-    num_workers: int,
-) -> None:
+def _write(cache: Path, key: FeatureKey, features: FeaturePass) -> None:
     """Append the features of the images that are still missing; the file gets its name when it is complete."""
+    images, batch_size = features.images, features.batch_size
     header, row_bytes = _npy_header((len(images), key.dim), key.dtype), key.dim * np.dtype(key.dtype).itemsize
     with open(cache / PARTIAL, "a+b") as file:
         size = file.seek(0, os.SEEK_END)
@@ -231,42 +213,32 @@ def _write(
             log(f"the features of {done:,} images are there already")
         else:
             file.write(header)
-        rest = ImageDataset(images.table.take(range(done, len(images))), images.transform)
-        for features in _batches(embedder, rest, precision, batch_size, num_workers):
+        for values, readable in features.batches(done):
             with np.errstate(over="ignore"):  # a number too large for float16 becomes infinite
-                values = features.numpy().astype(key.dtype)
-            _check_finite(values, images, done)
+                values = values.astype(key.dtype)
+            _check_finite(values, readable, images.table.paths[done : done + len(values)])
             done += len(values)
             file.write(values.tobytes())
             file.flush()
         os.fsync(file.fileno())
+    skipped = np.flatnonzero(np.isnan(open_npy(cache / PARTIAL)[:, 0])).tolist()
+    write_bytes(cache / INFO, json.dumps({**asdict(key), "skipped": skipped}).encode())
     os.replace(cache / PARTIAL, cache / FEATURES)
 
 
-def _batches(
-    embedder: Embedder, images: ImageDataset, precision: Precision, batch_size: int, num_workers: int
-) -> Iterator[Tensor]:
-    """The pooled features of batches of images, float32 on the CPU."""
-    device = next(embedder.backbone.parameters()).device
-    batches, number = image_batches(images, images.transform, batch_size, num_workers, pin_memory=device.type == "cuda")
-    autocast = torch.autocast(device.type, dtype=DTYPES[precision], enabled=precision != "32")
-    with eval_mode(embedder), torch.inference_mode(), autocast:
-        for batch in track(batches, "features", total=number):
-            yield embedder.pooled_features(batch.to(device, non_blocking=True)).float().cpu()
-
-
-def _check_finite(values: npt.NDArray[np.floating], images: ImageDataset, start: int) -> None:
-    invalid = np.flatnonzero(~np.isfinite(values).all(axis=1))
+def _check_finite(values: Values, readable: npt.NDArray[np.bool_], paths: list[str]) -> None:
+    invalid = np.flatnonzero(readable & ~np.isfinite(values).all(axis=1))
     if len(invalid):
         hint = "; try feature_dtype float32" if values.dtype == np.float16 else ""
-        raise InputError(f"the features of {images.table.paths[start + invalid[0]]} are not finite{hint}")
+        raise InputError(f"the features of {paths[invalid[0]]} are not finite{hint}")
 
 
 def _check_space(cache: Path, num_images: int, num_bytes: int) -> None:
     free = shutil.disk_usage(cache).free
     if num_bytes > free:
         needed = f"the features of {num_images:,} images need {num_bytes / 1e9:,.3g} GB"
-        raise InputError(f"{cache}: {needed}, and {free / 1e9:,.3g} GB are free; choose another folder by feature_cache")
+        room = f"{free / 1e9:,.3g} GB are free"
+        raise InputError(f"{cache}: {needed}, and {room}; choose another folder by feature_cache")
 
 
 def _npy_header(shape: tuple[int, int], dtype: FeatureDtype) -> bytes:
@@ -276,16 +248,20 @@ def _npy_header(shape: tuple[int, int], dtype: FeatureDtype) -> bytes:
     return buffer.getvalue()
 
 
-def _open(cache: Path, key: FeatureKey, paths: list[str]) -> CachedFeatures:
-    skipped = set(_read_skipped(cache, key))
-    readable = [path for row, path in enumerate(paths) if row not in skipped]
+def _open(cache: Path, key: FeatureKey, images: ImageDataset, on_error: OnError) -> CachedFeatures:
+    skipped = _read_skipped(cache, key)
     vectors = open_npy(cache / FEATURES)
-    if vectors.shape != (len(readable), key.dim) or vectors.dtype != key.dtype:
-        expected = f"it must be {key.dtype} {[len(readable), key.dim]}"
+    if vectors.shape != (len(images), key.dim) or vectors.dtype != key.dtype:
+        expected = f"it must be {key.dtype} {[len(images), key.dim]}"
         raise InputError(f"{cache / FEATURES}: {vectors.dtype} {list(vectors.shape)}; {expected}; delete {cache}")
+    if skipped and on_error == "raise":
+        raise UnreadableImageError(f"{images.table.paths[skipped[0]]}: cannot be read")
     if skipped:
-        log(f"left out {len(skipped):,} of {len(paths):,} images that cannot be read")
-    return CachedFeatures(vectors, {path: row for row, path in enumerate(readable)}, key)
+        log(f"left out {len(skipped):,} of {len(images):,} images that cannot be read:")
+        for line in listed([images.table.paths[row] for row in skipped]):
+            log(line)
+    left_out, rows = {*skipped}, {path: row for row, path in enumerate(images.table.paths)}
+    return CachedFeatures(vectors, {path: row for path, row in rows.items() if row not in left_out}, key)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Settings that contradict `features: frozen`, with which only the head is trained, on images that are embedded once."""
+"""Settings that contradict `features: frozen`, with which only the head is trained, on features computed once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_frozen_settings(settings: TrainingSettings) -> None:
 
 
 def check_frozen_model(model: Mapping[str, Any]) -> None:
-    """Raise InputError if arguments of the model leave nothing to train, or ask for more than its head to be trained."""
+    """Raise InputError if arguments of the model leave nothing to train, or would train more than its head."""
     if model["learned_p"]:
         raise InputError("model.learned_p = true must be false with features = frozen, which includes the pooling")
     if model["dim"] is None and model["norm"] != "layer_affine":

@@ -109,7 +109,8 @@ class FrozenTrainer(Trainer):
         super()._load_extra_state(state)
         own, model = state["features"], self.features.key.model
         if own != model:
-            raise InputError(f"{self.run.path}: was trained on features of the model {own}, and the recipe's is {model}")
+            found = f"was trained on features of the model {own}"
+            raise InputError(f"{self.run.path}: {found}, and the recipe's is {model}")
 
     def _write_model(self, metrics: Mapping[str, float]) -> None:
         with self._whole_embedder():
