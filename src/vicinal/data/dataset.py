@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 from vicinal.data.checks import check_trainable
+from vicinal.data.division import hold_out_images
 from vicinal.data.loading import load_table
 from vicinal.data.noise import add_noise
 from vicinal.data.settings import DataSettings
 from vicinal.data.table import Table
 from vicinal.data.train_lists import use_train_list
+from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
 DEFAULT_FRACTIONS = {"train": 0.6, "val": 0.2, "test": 0.2}
+MIN_CLASSES = 4  # that these fractions divide into three splits, two of them for train
 
 
 def load_dataset(settings: DataSettings, seed: int = 0) -> Table:
@@ -39,7 +43,7 @@ def load_dataset(settings: DataSettings, seed: int = 0) -> Table:
     )
     if not settings.divides and not table.has("split"):
         _check_labeled(table, settings.source)
-        settings = replace(settings, fractions=DEFAULT_FRACTIONS)
+        settings = replace(settings, fractions=_default_fractions(table, settings))
     table = divide(table, settings, seed)
     if "train" not in table.splits:
         raise InputError(f"{settings.source} has no rows in the split train; its splits: {', '.join(table.splits)}")
@@ -49,7 +53,7 @@ def load_dataset(settings: DataSettings, seed: int = 0) -> Table:
 def divide(table: Table, settings: DataSettings, seed: int = 0) -> Table:
     """Assign the classes of a table to splits as the settings say; without such settings, it is returned as it is.
 
-    A list of training images replaces the training split first.
+    A list of training images replaces the training split first. Images of training classes are held out last.
 
     Raises:
         InputError: as :meth:`Table.split_classes <vicinal.data.Table.split_classes>` and
@@ -64,15 +68,32 @@ def divide(table: Table, settings: DataSettings, seed: int = 0) -> Table:
     """
     if settings.train_list is not None:
         table = use_train_list(table, settings.train_list)
-    if not settings.divides:
+    if settings.divides:
+        table = table.split_classes(
+            settings.fractions, settings.classes, settings.split_column, seed, settings.order, settings.redivide
+        )
+    if not settings.val_images:
         return table
-    return table.split_classes(
-        settings.fractions, settings.classes, settings.split_column, seed, settings.order, settings.redivide
-    )
+    with warnings.catch_warnings():  # of classes in two splits, which are intended and which the log says
+        warnings.filterwarnings("ignore", message="class .* is in the splits train and val")
+        return Table(hold_out_images(table.frame, settings.val_images, seed))
+
+
+def _default_fractions(table: Table, settings: DataSettings) -> dict[str, float]:
+    """The fractions of the classes of a table without splits; all are for training if images or none validate."""
+    if settings.val_images:
+        return {"train": 1.0}
+    if len(table.classes) >= MIN_CLASSES:
+        return DEFAULT_FRACTIONS
+    log(f"training on all {len(table.classes)} classes: too few to leave some to val and test; see data.val_images")
+    return {"train": 1.0}
 
 
 def _check_labeled(table: Table, source: str) -> None:
     """Check that classes can be assigned to splits at all, with clearer errors than those of the assignment."""
     if not table.has("label"):
-        raise InputError(f"{source} has no labels; training needs a folder for each class, or a column with labels")
+        raise InputError(
+            f"{source} has no labels; training needs a folder for each class, all at the same depth, or a column with "
+            "labels"
+        )
     check_trainable(table)

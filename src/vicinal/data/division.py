@@ -1,4 +1,4 @@
-"""Dividing the classes of a table into splits, without touching its test split."""
+"""Dividing the classes of a table into splits, without touching its test split, or images of its training classes."""
 
 from __future__ import annotations
 
@@ -42,6 +42,45 @@ def divide_classes(
         _check_test_kept(set(split_of.values()), values[is_test], has_splits=fractions is None and classes is None)
     splits = values.map(split_of.get).mask(is_test, "test")
     return _with_splits(frame, splits, is_test)
+
+
+def hold_out_images(frame: pd.DataFrame, fraction: float, seed: int = 0) -> pd.DataFrame:
+    """Make images of each training class the split `val`, for applications whose classes are all known.
+
+    Of each class, at random, so many images as the fraction says, but two or more, as one has no match in the split;
+    none if fewer than two would be left.
+
+    Args:
+        frame: a valid frame with labels; without splits, all its rows are of the split `train`.
+        fraction: of the images of each class.
+        seed: of the random choice.
+
+    Raises:
+        InputError: there are no labels, there is a split `val` already, or no class has four images.
+
+    Example:
+        >>> frame = hold_out_images(pd.DataFrame({"label": 5 * ["cat"] + 3 * ["dog"]}), 0.1)
+        >>> frame.groupby("split")["label"].apply(list).to_dict()
+        {'train': ['cat', 'cat', 'cat', 'dog', 'dog', 'dog'], 'val': ['cat', 'cat']}
+    """
+    if "label" not in frame:
+        raise InputError("val_images holds out images of each class, but the table has no labels")
+    splits = frame["split"] if "split" in frame else pd.Series("train", index=frame.index)
+    if (splits == "val").any():
+        raise InputError("val_images makes the split val, but there is one already; leave val_images out")
+    training = frame[splits == "train"].sample(frac=1, random_state=np.random.default_rng(seed))
+    by_class = training.groupby("label", sort=True)["label"]
+    size = by_class.transform("size")
+    number = (fraction * size).round().clip(lower=2)
+    held_out = training.index[(by_class.cumcount() < number) & (size - number >= 2)]
+    if not len(held_out):
+        raise InputError(f"val_images = {fraction} holds out no image: no class has two for val and two for train")
+    classes = frame.loc[held_out, "label"].nunique()
+    log(
+        f"held out {len(held_out):,} images of {classes:,} training classes for val: scores tell nothing about unseen classes"
+    )
+    splits = splits.mask(frame.index.isin(held_out), "val")
+    return validate_frame(_with_sides(frame, splits).assign(split=splits))
 
 
 def _check_not_test(classes: Mapping[str, Sequence[object]], names: Sequence[object], tested: pd.Series) -> None:

@@ -75,7 +75,11 @@ class DataSettings:
         label_column: name of the table's column with the labels.
         fractions: fraction of the classes for each split, such as {train: 0.6, val: 0.2, test: 0.2}. Default: the
             splits of the source, or else the fractions of this example. A test split of the source stays as it is, and
-            the classes of its train and val are divided, such as {train: 0.5, val: 0.5}.
+            the classes of its train and val are divided, such as {train: 0.5, val: 0.5}. Of three classes or fewer all
+            are in train.
+        val_images: fraction of the images of each training class that become the split val, for applications whose
+            classes are all known; at least two, and none where fewer than two would be left. Without splits, all
+            classes are in train.
         classes: names of the classes of each split, such as {train: [cat, dog], test: [owl]}.
         split_column: name of a column that holds the split of each class; with fractions or classes, the column whose
             values are assigned to splits instead of labels, such as coarse.
@@ -99,6 +103,7 @@ class DataSettings:
     label_column: str = "label"
     fractions: dict[str, float] | None = None
     classes: dict[str, list[str | int]] | None = None
+    val_images: float = 0.0
     split_column: str | None = None
     order: Literal["random", "in_order"] = "random"
     redivide: bool = False
@@ -111,6 +116,8 @@ class DataSettings:
     def __post_init__(self) -> None:
         if self.num_workers is not None and self.num_workers < 0:
             raise InputError(f"data.num_workers = {self.num_workers} must be 0 or more")
+        if not 0 <= self.val_images < 1:
+            raise InputError(f"data.val_images = {self.val_images} must be from 0 to below 1")
         if self.order != "random" and not self.fractions:
             raise InputError(f"data.order = {self.order} must be random without data.fractions, which it is for")
         if self.redivide and not self.divides:
