@@ -76,9 +76,8 @@ def hold_out_images(frame: pd.DataFrame, fraction: float, seed: int = 0) -> pd.D
     if not len(held_out):
         raise InputError(f"val_images = {fraction} holds out no image: no class has two for val and two for train")
     classes = frame.loc[held_out, "label"].nunique()
-    log(
-        f"held out {len(held_out):,} images of {classes:,} training classes for val: scores tell nothing about unseen classes"
-    )
+    counts = f"{len(held_out):,} images of {classes:,} training classes"
+    log(f"held out {counts} for val: scores tell nothing about unseen classes")
     splits = splits.mask(frame.index.isin(held_out), "val")
     return validate_frame(_with_sides(frame, splits).assign(split=splits))
 
