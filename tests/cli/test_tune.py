@@ -14,7 +14,7 @@ from vicinal.cli.main import main
 from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
 from vicinal.training import Recipe
-from vicinal.workflows import load_images
+from vicinal.workflows import SweepCell, SweepResult, load_images
 from vicinal.workflows.tuning import scheduler, sweep, tune
 from vicinal.workflows.tuning.settings import SweepSettings, TuneSettings
 
@@ -69,6 +69,17 @@ def test_sweep_prints_a_table(working: Path, capsys: pytest.CaptureFixture[str])
     assert cell["metrics"][0]["recall@1"] == pytest.approx(metrics["results"][0]["value"])
     assert main(["sweep", *words, "--clusters"]) == 2
     assert "clusters = True differs from the study's own False" in capsys.readouterr().err
+
+
+def test_failures_of_a_sweep_are_its_exit_status(
+    working: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = (SweepCell({"epochs": 1}, ({"mAP": 0.5},)), SweepCell({"epochs": 2}, (), ("lack of memory",)))
+    monkeypatch.setattr(sweep, "sweep", lambda *_: SweepResult(("epochs",), cells, "mAP"))
+    assert main(["sweep", "recipe.yaml", "--out", "grid", "--grid.epochs=[1, 2]"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[1:] == ["epochs   mAP", "1        50.00", "2        –       failed: lack of memory"]
+    assert "1 runs failed; the same command tries them again" in printed.err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vicinal.cli.flags import Arguments, Parser, add_settings, print_result
 from vicinal.cli.inputs import add_json, check_files, check_source
 from vicinal.cli.train import RecipeHelpFormatter, recipe_and_overrides
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, TrainingStoppedError
 
 if TYPE_CHECKING:
     from vicinal.workflows.tuning.study_folder import StudyFolder
@@ -98,6 +98,8 @@ def sweep(arguments: Arguments) -> None:
         print_result(result.to_dict())
     else:
         print_result(result.to_csv().rstrip() if arguments.csv else str(result))
+    if result.failures:
+        raise TrainingStoppedError(f"{len(result.failures)} runs failed; the same command tries them again")
 
 
 def _read(arguments: Arguments, section: str, kind: type) -> tuple[str | None, list[str], Any]:
