@@ -169,7 +169,7 @@ def _nearest(target: object, layers: Iterable[str]) -> str:
 def _check_arguments(rank: object, alpha: object, dropout: object) -> None:
     if type(rank) is not int or rank < 1:  # True is an int too
         raise InputError(f"LoRA: rank is {shown(rank)}; it must be an integer, 1 or more")
-    if not is_number(alpha) or not alpha > 0:  # type: ignore[operator]
+    if not is_number(alpha) or not alpha > 0:
         raise InputError(f"LoRA: alpha is {shown(alpha)}; it must be a number above 0")
-    if not is_number(dropout) or not 0 <= dropout < 1:  # type: ignore[operator]
+    if not is_number(dropout) or not 0 <= dropout < 1:
         raise InputError(f"LoRA: dropout is {shown(dropout)}; it must be a number from 0 to below 1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vicinal.training.checks import require, require_left_out
 from vicinal.utils.errors import InputError
@@ -114,7 +114,7 @@ def _set_gradient_checkpointing(embedder: Embedder) -> None:
             "statistics of batch normalization; set model.freeze_batch_norm to statistics"
         )
     try:
-        backbone.set_grad_checkpointing(True)
+        cast(Any, backbone).set_grad_checkpointing(True)
     except (AttributeError, AssertionError, TypeError):  # timm asserts that it has it
         raise InputError(f"gradient_checkpointing = true: {name} does not have it") from None
 
