@@ -133,6 +133,7 @@ def test_images_are_read_once_for_all_runs(
             "--data.fractions={train: 0.25, val: 0.5, test: 0.25}",
             "--transform.flip=0",
             "--data.noise.random_labels=0.2",
+            "--batch_size=4",
         ],
     ):
         run_of([*settings, *more], tmp_path / more[0])

@@ -138,7 +138,7 @@ def cached_features(
     """
     paths = sorted(set(table.paths))
     model = feature_fingerprint(embedder, precision)
-    key = FeatureKey(model, _images_digest(paths), len(paths), embedder.num_features, dtype)
+    key = FeatureKey(model, _images_digest(paths), len(paths), int(embedder.num_features), dtype)
     cache, images = Path(folder) / key.name, ImageDataset(Table(_frame(paths)), embedder.transform)
     with _write_errors(cache):
         if not (cache / FEATURES).exists():
