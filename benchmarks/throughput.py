@@ -42,8 +42,8 @@ NETWORKS = {
 def rates(name: str, size: int, batch_size: int, device: str, rounds: int) -> list[float]:
     """Images a second of each round, after one that does not count."""
     transform = ImageTransform(size=size)
-    pooling = "token" if name.startswith(("vit", "deit")) else "gem"
-    model = Embedder(INITIALIZATIONS[name].backbone, pooling=pooling, pretrained=False, transform=transform)
+    network = INITIALIZATIONS[name]
+    model = Embedder(network.backbone, pooling=network.pooling, pretrained=False, transform=transform)
     model.to(device)
     images, measured = torch.rand(batch_size, 3, size, size, device=device), []
     for _ in range(rounds + 1):
