@@ -77,8 +77,7 @@ def test_many_links_between_folders_are_walked_in_bounded_time(tmp_path: Path) -
         for other in range(12):
             (tmp_path / str(one) / f"to{other}").symlink_to(tmp_path / str(other))
     start = time.monotonic()
-    with pytest.raises(InputError, match="lie at different depths"):
-        Table.from_folder(tmp_path)
+    assert not Table.from_folder(tmp_path).has("label")
     assert time.monotonic() - start < 10
 
 
@@ -117,8 +116,6 @@ def test_linked_folders_are_followed_but_not_in_circles(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["a/1.png", "2.png"], "2.png and a/1.png lie at different depths"),
-        (["a/1.png", "a/b/2.png"], "lie at different depths; every image belongs in the folder of its class"),
         (["train/a/1.png", "test/a/1.png", "extra/a/1.png"], "holds extra beside the split folders test, train"),
         (["train/a/1.png", "test/a/1.png", "1.png"], "holds images beside the split folders test, train"),
         (["a/notes.txt"], "no image in this folder or below"),
@@ -129,6 +126,16 @@ def test_folders_that_make_no_table(tmp_path: Path, files: list[str], message: s
     with pytest.raises(InputError, match=message) as caught:
         Table.from_folder(fill(tmp_path, *files))
     assert str(tmp_path) in str(caught.value)
+
+
+def test_images_at_different_depths_have_no_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table.from_folder(fill(tmp_path, "2.png", "a/1.png", "a/b/c/3.png"))
+    assert names(table, tmp_path) == ["2.png", "a/1.png", "a/b/c/3.png"]
+    assert list(table.frame.columns) == ["path"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{tmp_path}: 2.png and a/1.png lie at different depths, so the images have no labels; for")
+    table = Table.from_folder(fill(tmp_path / "split", "train/1.png", "train/a/1.png", "test/2.png"))
+    assert list(table.frame.columns) == ["path", "split"]
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
@@ -149,8 +156,7 @@ def test_folders_linked_to_each_other_are_not_walked_without_end(tmp_path: Path)
     for one, other in permutations("abcd", 2):
         (tmp_path / one / other).symlink_to(tmp_path / other)
     (tmp_path / "a" / "up").symlink_to(tmp_path.parent)
-    with pytest.raises(InputError, match="lie at different depths"):
-        Table.from_folder(tmp_path)
+    assert not Table.from_folder(tmp_path).has("label")
 
 
 def test_a_folder_may_be_linked_twice(tmp_path: Path) -> None:

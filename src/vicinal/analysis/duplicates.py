@@ -22,7 +22,7 @@ def near_duplicates(neighbors: QueryNeighbors, threshold: float = DUPLICATE_SIMI
 
         - `first`, `second`: rows of the table, the lower one first.
         - `similarity`: their cosine similarity.
-        - `same_label`: whether they have the same label.
+        - `same_label`: whether they have the same label; always true in a table without labels.
 
     Example:
         >>> from vicinal.analysis import query_neighbors
@@ -35,7 +35,7 @@ def near_duplicates(neighbors: QueryNeighbors, threshold: float = DUPLICATE_SIMI
     queries, ranks = np.nonzero(neighbors.scores > threshold)
     pairs = np.sort(np.stack([neighbors.queries[queries], neighbors.ids[queries, ranks]], axis=1), axis=1)
     first, second = pairs.T
-    labels = neighbors.table.labels
+    labels = neighbors.table.labels if neighbors.table.has("label") else np.zeros(len(neighbors.table), dtype=np.int64)
     frame = pd.DataFrame(
         {
             "first": first,

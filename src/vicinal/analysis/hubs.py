@@ -18,7 +18,7 @@ class Hubness:
     Attributes:
         occurrences: one row per gallery image, the most frequent neighbor first. Columns: `row`, its row in the table;
             `k_occurrence`, the number of queries that have it among their k nearest; `same_class_fraction`, the
-            fraction of these queries that are of its class, NaN without any.
+            fraction of these queries that are of its class, NaN without any, or without labels.
         skewness: of the k-occurrences; 0 if all images are found alike, far above 0 if there are hubs.
     """
 
@@ -58,7 +58,8 @@ def hubness(neighbors: QueryNeighbors) -> Hubness:
     size = len(neighbors.table)
     counts = np.bincount(neighbors.ids.ravel(), minlength=size)[neighbors.gallery]
     right = np.bincount(neighbors.ids.ravel(), neighbors.same_class.ravel(), size)[neighbors.gallery]
-    fractions = np.divide(right, counts, out=np.full(len(counts), np.nan), where=counts > 0)
+    is_known = (counts > 0) & neighbors.table.has("label")
+    fractions = np.divide(right, counts, out=np.full(len(counts), np.nan), where=is_known)
     columns = {"row": neighbors.gallery, "k_occurrence": counts, "same_class_fraction": fractions}
     occurrences = pd.DataFrame(columns).sort_values("k_occurrence", ascending=False, kind="stable", ignore_index=True)
     return Hubness(occurrences, _skewness(counts))

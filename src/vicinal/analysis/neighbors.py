@@ -25,7 +25,7 @@ class QueryNeighbors:
     """The nearest gallery images of each query, the most similar one first.
 
     Attributes:
-        table: the images and their labels; every row number below is a row of this table.
+        table: the images and their labels, if there are any; every row number below is a row of this table.
         queries: int64 [q], rows of the queries, ascending. Queries that no gallery image is left for are not included.
         gallery: int64 [g], rows of the gallery, ascending.
         scores: float32 [q, k], the cosine similarities of the neighbors to the query.
@@ -50,7 +50,9 @@ class QueryNeighbors:
 
     @cached_property
     def same_class(self) -> Booleans:
-        """Whether each neighbor is of the query's class, bool [q, k]."""
+        """Whether each neighbor is of the query's class, bool [q, k]; False without labels."""
+        if not self.table.has("label"):
+            return np.zeros(self.ids.shape, dtype=bool)
         labels = self.table.labels
         return labels[self.ids] == labels[self.queries][:, None]
 
@@ -81,12 +83,11 @@ def query_neighbors(embeddings: Array, table: Table, k: int = 10) -> QueryNeighb
 
     Args:
         embeddings: float [rows, dim].
-        table: one row per embedding, with labels.
+        table: one row per embedding; without labels groups are ignored, and no query has positives.
         k: neighbors per query; fewer where some query has fewer gallery images left to find.
 
     Raises:
-        InputError: embeddings and table have different numbers of rows, the table has no labels, or no query has a
-            gallery image to find.
+        InputError: embeddings and table have different numbers of rows, or no query has a gallery image to find.
 
     Example:
         >>> import pandas as pd
@@ -101,7 +102,7 @@ def query_neighbors(embeddings: Array, table: Table, k: int = 10) -> QueryNeighb
     queries, gallery = query_gallery_rows(table)
     groups, own_rows = _class_groups(table), own_gallery_rows(table, queries, gallery)
     num_excluded = Exclusions(len(queries), len(gallery), own_rows, groups[queries], groups[gallery]).num_excluded()
-    num_positives = _num_positives(table.labels, queries, gallery, own_rows, num_excluded)
+    num_positives = _num_positives(table, queries, gallery, own_rows, num_excluded)
     has_gallery = len(gallery) > num_excluded
     if not has_gallery.any():
         raise InputError("no query has a gallery image to find; at least one query needs one")
@@ -135,15 +136,20 @@ def _selected(rows: Integers, size: int) -> Integers | None:
 
 
 def _class_groups(table: Table) -> Integers:
-    """A number for each pair of class and group, whose images do not find each other; -1 without a group."""
+    """A number for each pair of class and group, whose images do not find each other; -1 without a group or labels."""
+    if not table.has("label"):
+        return np.full(len(table), -1)
     groups = group_codes(table)
     return np.where(groups < 0, -1, table.labels * (groups.max(initial=0) + 1) + groups)
 
 
 def _num_positives(
-    labels: Integers, queries: Integers, gallery: Integers, own_rows: Integers, num_excluded: Integers
+    table: Table, queries: Integers, gallery: Integers, own_rows: Integers, num_excluded: Integers
 ) -> Integers:
-    """The number of gallery images of its class that each query can find."""
+    """The number of gallery images of its class that each query can find; 0 without labels."""
+    if not table.has("label"):
+        return np.zeros(len(queries), dtype=np.int64)
+    labels = table.labels
     class_sizes = np.bincount(labels[gallery], minlength=int(labels.max(initial=0)) + 1)
     # All that is excluded is of the query's class, except for its own image under another label.
     is_other = (own_rows >= 0) & (labels[gallery[own_rows]] != labels[queries])

@@ -20,13 +20,14 @@ PCA_COMPONENTS = 50  # before t-SNE, which is faster for it and changes little
 def embedding_map(embeddings: Array, table: Table, max_images: int = MAX_MAP_IMAGES, seed: int = 0) -> pd.DataFrame:
     """Place the gallery images in the plane by t-SNE, so that similar images are near each other.
 
-    Of more than `max_images`, whole classes are drawn at random; of very large classes, a part of each.
+    Of more than `max_images`, whole classes are drawn at random, or images if there are no labels; of very large
+    classes, a part of each.
 
     Reference: van der Maaten and Hinton, "Visualizing Data using t-SNE", JMLR 2008.
 
     Args:
         embeddings: float [rows, dim].
-        table: one row per embedding, with labels, and perhaps queries and gallery.
+        table: one row per embedding, perhaps with labels, queries and gallery.
         max_images: the number of images on the map.
         seed: of the sample and of t-SNE.
 
@@ -38,7 +39,8 @@ def embedding_map(embeddings: Array, table: Table, max_images: int = MAX_MAP_IMA
         >>> embedding_map(np.eye(8), Table(pd.DataFrame({"label": list("aabbccdd")}))).shape
         (8, 3)
     """
-    rows = sample_classes(query_gallery_rows(table)[1], table.labels, max_images, seed)
+    labels = table.labels if table.has("label") else np.zeros(len(table), dtype=np.int64)
+    rows = sample_classes(query_gallery_rows(table)[1], labels, max_images, seed)
     unit = UnitVectors(embeddings, "embedding").take(rows).cpu().numpy()
     if len(rows) < MIN_IMAGES or (unit == unit[0]).all():
         return pd.DataFrame({"row": rows[:0], "x": np.empty(0), "y": np.empty(0)})

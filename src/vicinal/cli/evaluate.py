@@ -26,6 +26,7 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
+    from vicinal.data import Table
     from vicinal.models import ContextRefiner
     from vicinal.retrieval import Reranking
     from vicinal.workflows.evaluation_settings import EvaluationSettings
@@ -102,6 +103,8 @@ def evaluate(arguments: Arguments) -> None:
 
     settings, make_reranking = _settings(arguments), _make_reranking(arguments)
     sources = _embedded(arguments)
+    for name, embedded in sources.items():
+        _check_labels(name, embedded.table)
     combine: Literal["compare", "average"] | None = (
         "compare" if arguments.compare else "average" if arguments.average else None
     )
@@ -272,17 +275,28 @@ def _embedded(arguments: Arguments) -> dict[str, EmbeddedTable]:
     else:
         sources = {name: replace(reader, model=name).embed(arguments.images, split) for name in arguments.sources}
     for name, embedded in sources.items():
-        _check_labels(name, embedded)
+        _log_warnings(name, embedded.table)
     return sources
 
 
-def _check_labels(name: str, embedded: EmbeddedTable) -> None:
-    """Raise InputError for embeddings without labels; log what speaks against the scores."""
+def _check_labels(name: str, table: Table) -> None:
+    """Raise InputError for embeddings without labels."""
+    from vicinal.workflows.source_kind import source_kind
+
+    if table.has("label") or table.has("is_query"):
+        return
+    if source_kind(name) == "embeddings":
+        raise InputError(f"{name} has no labels; give them with --embeddings {name} --labels FILE")
+    raise InputError(
+        f"{name}: the images have no labels, which evaluation needs: a folder for each class, all at the same depth, "
+        "or a table with a column label"
+    )
+
+
+def _log_warnings(name: str, table: Table) -> None:
+    """Log what speaks against the scores."""
     from vicinal.evaluation import count_noisy_labels
 
-    table = embedded.table
-    if not table.has("label") and not table.has("is_query"):
-        raise InputError(f"{name} has no labels; give them with --embeddings {name} --labels FILE")
     if table.has("split") and "train" in table.splits and len(table.splits) > 1 and not table.has("is_query"):
         log(f"{name}: images of all splits are evaluated, training images too; --split test evaluates the test images")
     if table.has("label") and len(table.classes) == 1:

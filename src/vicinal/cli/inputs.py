@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader
 
 IMAGES = (
-    "a folder with one folder of images per class, a .csv or .parquet table with the columns path and label, "
-    f"or a benchmark: {', '.join(BENCHMARKS)}; or a container: hf:NAME, wds:SHARDS or fiftyone:FOLDER"
+    "a folder of images, with labels if it has one folder per class, a .csv or .parquet table with the columns path "
+    f"and label, or a benchmark: {', '.join(BENCHMARKS)}; or a container: hf:NAME, wds:SHARDS or fiftyone:FOLDER"
 )
 SOURCE = f"a run folder, a file of embeddings (.parquet or .npy), the folder of an index, or images: {IMAGES}"
 

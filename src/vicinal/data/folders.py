@@ -29,11 +29,12 @@ MAX_VISITS = 16  # of one folder, by links to it
 def read_folder(folder: str | Path) -> pd.DataFrame:
     """List the images in a folder: `path`, and from the folder names `label`, `coarse`, `coarse_2`, ... and `split`.
 
-    The number of files of other image formats is logged.
+    Images at different depths are not sorted by class and have no labels, which is logged, as is the number of files of
+    other image formats.
 
     Raises:
-        InputError: The folder does not exist or holds no image, a name is not UTF-8, images are at different depths, or
-            the folder holds too much to be walked.
+        InputError: The folder does not exist or holds no image, a name is not UTF-8, or the folder holds too much to be
+            walked.
     """
     if not str(folder):
         raise InputError("the name of the folder is empty; give a folder of images")
@@ -143,9 +144,10 @@ def _label_columns(folder: Path, files: list[str], parents: list[tuple[str, ...]
     depth = len(parents[0])
     for file, parts in zip(files, parents, strict=True):
         if len(parts) != depth:
-            raise InputError(
-                f"{folder}: {files[0]} and {file} lie at different depths; every image belongs in the folder of its "
-                "class, and all classes at the same depth"
+            log(
+                f"{folder}: {files[0]} and {file} lie at different depths, so the images have no labels; for labels, "
+                "every image belongs in the folder of its class, and all classes at the same depth"
             )
+            return {}
     names = ["label", "coarse", *(f"coarse_{level}" for level in range(2, depth))]
     return {name: ["/".join(parts[: depth - up]) for parts in parents] for up, name in enumerate(names[:depth])}

@@ -66,14 +66,15 @@ class Table:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Table:
-        """Create the table of a folder with one folder of images per class.
+        """Create the table of a folder of images, with labels if it has one folder per class.
 
         The image `folder/cat/1.jpg` gets the label `cat`; `folder/animal/cat/1.jpg` gets the label `animal/cat` and the
-        coarse label `animal`, and so on. Images directly in `folder` have no label. Folders `train`, `val` and `test`
-        at the top level give the split. Hidden files and files of other types are skipped.
+        coarse label `animal`, and so on. Images directly in `folder` have no label, nor have images of a folder that
+        holds some at different depths. Folders `train`, `val` and `test` at the top level give the split. Hidden files
+        and files of other types are skipped.
 
         Raises:
-            InputError: The folder does not exist or holds no image, or images are at different depths.
+            InputError: The folder does not exist or holds no image, or some of its images are in split folders only.
         """
         return cls(read_folder(folder))
 

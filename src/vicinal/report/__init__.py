@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from vicinal.report.page.comparison import write_comparison_page
     from vicinal.report.page.single import write_page
     from vicinal.report.page.study import write_study_page
+    from vicinal.report.page.unlabeled import write_unlabeled_page
     from vicinal.report.plots import learning_curves, neighbor_grid
     from vicinal.report.refiner_depths import depth_curve, depth_curves
     from vicinal.report.study_trial import StudyTrial
@@ -23,6 +24,7 @@ __all__ = [
     "write_comparison_page",
     "write_page",
     "write_study_page",
+    "write_unlabeled_page",
 ]
 
 __getattr__, __dir__ = lazy_imports(__name__)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vicinal.evaluation import ResultsTable, confidence_intervals, paired_differences
-from vicinal.report.page import EvaluatedEmbeddings, write_comparison_page, write_page
+from vicinal.report.page import EvaluatedEmbeddings, write_comparison_page, write_page, write_unlabeled_page
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.workflows.evaluate import EvaluatedSource, check_same_images, evaluate_sources, resampling_of
@@ -35,7 +35,8 @@ def write_report(
 
     Args:
         out: the page; it is replaced as a whole.
-        sources: name -> embeddings. Of a name that is a run folder, the recipe and curves are shown too.
+        sources: name -> embeddings. Of a name that is a run folder, the recipe and curves are shown too. A single one
+            may have no labels; its page has the sections that need none.
         settings: what to evaluate. Intervals that are impossible, such as those of a single class, are left out with a
             message.
         title: of the page; by default made of the names.
@@ -45,9 +46,11 @@ def write_report(
         InputError: something that is asked for is impossible with these embeddings.
         OSError: the page cannot be written.
     """
-    for name, embedded in sources.items():
-        if not embedded.table.has("label"):
-            raise InputError(f"{name} has no labels, which a page needs; use vicinal evaluate")
+    unlabeled = [name for name, embedded in sources.items() if not embedded.table.has("label")]
+    if unlabeled and len(sources) == 1:
+        return _write_unlabeled(out, *next(iter(sources.items())), settings, title, map_images)
+    if unlabeled:
+        raise InputError(f"{unlabeled[0]} has no labels, which a comparison needs; give one source for a page about it")
     evaluated = evaluate_sources(sources, replace(settings, protocol="standard"))
     results = ResultsTable.concat(_results(each, evaluated[0], settings) for each in evaluated)
     sets = {
@@ -67,6 +70,23 @@ def write_report(
         write_comparison_page(
             out, sets, title=title or " and ".join(map(_short, sets)), results=results, seed=settings.seed
         )
+
+
+def _write_unlabeled(
+    out: str | Path,
+    name: str,
+    embedded: EmbeddedTable,
+    settings: EvaluationSettings,
+    title: str | None,
+    map_images: int | None,
+) -> None:
+    """Write the page of images without labels, of which nothing can be evaluated."""
+    for flag in ("recall_at", "metrics", "hierarchy"):
+        if getattr(settings, flag):
+            raise InputError(f"--{flag} needs labels, which {name} does not have")
+    log(f"{name} has no labels: the page has neighbors, map, hubs and duplicates, but no scores")
+    more = {} if map_images is None else {"map_images": map_images}
+    write_unlabeled_page(out, embedded.vectors, embedded.table, title=title or _short(name), seed=settings.seed, **more)
 
 
 def _results(evaluated: EvaluatedSource, baseline: EvaluatedSource, settings: EvaluationSettings) -> ResultsTable:

@@ -3,5 +3,6 @@
 from vicinal.report.page.comparison import write_comparison_page
 from vicinal.report.page.evaluated import EvaluatedEmbeddings
 from vicinal.report.page.single import write_page
+from vicinal.report.page.unlabeled import write_unlabeled_page
 
-__all__ = ["EvaluatedEmbeddings", "write_comparison_page", "write_page"]
+__all__ = ["EvaluatedEmbeddings", "write_comparison_page", "write_page", "write_unlabeled_page"]

@@ -20,8 +20,11 @@ def duplicates_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Sectio
     if pairs.empty:
         return section("duplicates", "Duplicates", f"{lead}There are none.")
     shown = pairs.head(MAX_PAIRS)
-    lead += f"There are {counted(len(pairs), 'pair')}, {(~pairs['same_label']).sum():,} with two labels."
-    lead += f" {len(shown)} are shown, those with two labels first." if len(shown) < len(pairs) else ""
+    is_labeled = frames.table.has("label")
+    lead += f"There are {counted(len(pairs), 'pair')}"
+    lead += f", {(~pairs['same_label']).sum():,} with two labels." if is_labeled else "."
+    if len(shown) < len(pairs):
+        lead += f" {len(shown)} are shown, {'those with two labels' if is_labeled else 'the most similar'} first."
     entries = (_pair(frames, each.first, each.second, each.similarity) for each in shown.itertuples())
     return section("duplicates", "Duplicates", lead, entry_list(entries, side_by_side=True))
 

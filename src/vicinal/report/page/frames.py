@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from vicinal.analysis import QueryNeighbors
 from vicinal.data.table import Table
 from vicinal.report.page.markup import Markup, element
-from vicinal.report.page.thumbnails import Thumbnails
+from vicinal.report.page.thumbnails import Thumbnails, image_label
 
 MATCH, MISMATCH = "✓", "✗"  # marks for readers who cannot tell green from red
 KEY = (
@@ -22,12 +22,13 @@ class ImageFrames:
 
     Args:
         thumbnails: collects the images.
-        table: with labels, and perhaps paths; without paths a frame shows the row's number in place of an image.
+        table: with labels, paths or both. Without labels the names of files are in their place, and no frame says
+            whether a neighbor is right; without paths a frame shows the row's number in place of an image.
     """
 
     def __init__(self, thumbnails: Thumbnails, table: Table) -> None:
         self.thumbnails, self.table = thumbnails, table
-        self.labels: list[str] = [str(label) for label in table.frame["label"].tolist()]
+        self.labels: list[str] = [image_label(table, row) for row in range(len(table))]
 
     def frame(self, row: int, kind: str, mark: str, text: str) -> Markup:
         """An image in its frame, as an item of a list.
@@ -51,7 +52,8 @@ class ImageFrames:
     def _picture(self, row: int, number: int, text: str) -> Markup:
         if not self.table.has("path"):
             return element("span", f"row {row:,}", class_="nothing")
-        image = element("img", data_image=number, alt=f"{text}, class {self.labels[row]}")
+        kind = "class" if self.table.has("label") else "file"
+        image = element("img", data_image=number, alt=f"{text}, {kind} {self.labels[row]}")
         return element("span", image, class_="picture")
 
     def query(self, row: int) -> Markup:
@@ -59,7 +61,10 @@ class ImageFrames:
         return self.frame(row, "query", "query", "query")
 
     def neighbor(self, query: int, row: int, rank: int, similarity: float) -> Markup:
-        """The frame of a neighbor, which shows whether it is of the query's class."""
+        """The frame of a neighbor, which shows whether it is of the query's class, if classes are known."""
+        if not self.table.has("label"):
+            text = f"neighbor {rank}, similarity {similarity:.3f}"
+            return self.frame(row, "plain", f"{similarity:.2f}", text)
         kind, mark = ("match", MATCH) if self.labels[query] == self.labels[row] else ("mismatch", MISMATCH)
         text = f"neighbor {rank}, {kind}, similarity {similarity:.3f}"
         return self.frame(row, kind, f"{mark} {similarity:.2f}", text)

@@ -27,5 +27,7 @@ def hubs_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Section:
 
 
 def _hub(frames: ImageFrames, row: int, count: int, same_class_fraction: float) -> Markup:
-    text = f"in {count:,} lists, {percent(same_class_fraction)} of them of its class"
+    text = f"in {count:,} lists"
+    if frames.table.has("label"):
+        text += f", {percent(same_class_fraction)} of them of its class"
     return frames.frame(row, "plain", f"{count:,} lists", text)

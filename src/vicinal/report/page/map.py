@@ -29,13 +29,13 @@ def map_section(
     points = embedding_map(embeddings, frames.table, max_images, seed)
     if points.empty:
         return section("map", "Map", "There are too few images for a map, or all are the same."), None
-    labels, codes, counts = np.unique(
-        [frames.labels[row] for row in points["row"]], return_inverse=True, return_counts=True
-    )
+    is_labeled = frames.table.has("label")
+    classes = [frames.labels[row] if is_labeled else "image" for row in points["row"]]
+    labels, codes, counts = np.unique(classes, return_inverse=True, return_counts=True)
     total = len(neighbors.gallery)
-    shown = f"{len(points):,} of {total:,} images, drawn at random class by class."
+    shown = f"{len(points):,} of {total:,} images, drawn at random{' class by class' if is_labeled else ''}."
     lead = LEAD + (shown if len(points) < total else f"All {total:,} images.")
-    content = render("map.html", counts=dict(zip(labels, counts, strict=True)), size=len(points))
+    content = render("map.html", is_labeled=is_labeled, counts=dict(zip(labels, counts, strict=True)), size=len(points))
     return section("map", "Map", lead, content), _data(points, labels.tolist(), codes.tolist(), frames, neighbors)
 
 

@@ -22,6 +22,19 @@ QUALITY, MIN_SIDE = 75, 16
 NUM_THREADS = 4
 
 
+def image_label(table: Table, row: int) -> str:
+    """What is written below an image: its label, or without labels the name of its file or the number of its row.
+
+    Example:
+        >>> import pandas as pd
+        >>> image_label(Table(pd.DataFrame({"path": ["/photos/a.png"]})), 0)
+        'a.png'
+    """
+    if table.has("label"):
+        return str(table.frame["label"].iloc[row])
+    return os.path.basename(table.paths[row]) if table.has("path") else f"row {row}"
+
+
 class Thumbnails:
     """Collects the images that a page shows and numbers them from 0, in the order in which they are first shown.
 
@@ -50,7 +63,7 @@ class Thumbnails:
         if key not in self._numbers:
             self._numbers[key] = len(self._images)
             self._paths.append(table.paths[row] if table.has("path") else None)
-            self._images.append({"label": str(table.frame["label"].iloc[row]), "file": f"row {row}"})
+            self._images.append({"label": image_label(table, row), "file": f"row {row}"})
             self._sizes.append(size)
         number = self._numbers[key]
         self._sizes[number] = max(self._sizes[number], size)

@@ -1,0 +1,88 @@
+"""The page of images without labels: neighbors, map, hubs, duplicates and counts, but nothing that a label decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from vicinal.analysis import query_neighbors
+from vicinal.analysis.neighbors import QueryNeighbors
+from vicinal.analysis.projection import MAX_MAP_IMAGES
+from vicinal.data.table import Table
+from vicinal.report.page.data import statistics_table
+from vicinal.report.page.document import document
+from vicinal.report.page.duplicates import duplicates_section
+from vicinal.report.page.frames import ImageFrames, entry, entry_list
+from vicinal.report.page.hubs import hubs_section
+from vicinal.report.page.map import map_section
+from vicinal.report.page.markup import Section, counted, section
+from vicinal.report.page.paths import without_home
+from vicinal.report.page.thumbnails import Thumbnails
+from vicinal.retrieval.scores import Array
+from vicinal.utils.files import write_bytes
+
+NUM_QUERIES = 24
+
+
+def write_unlabeled_page(
+    path: str | Path,
+    embeddings: Array,
+    table: Table,
+    *,
+    title: str = "Images",
+    map_images: int = MAX_MAP_IMAGES,
+    seed: int = 0,
+) -> None:
+    """Write a page about images without labels: some with their neighbors, a map, hubs, duplicates, numbers.
+
+    It is one HTML file that opens from disk without a network, as that of :func:`write_page`.
+
+    Args:
+        path: the file, such as `report.html`; it is replaced as a whole.
+        embeddings: float [rows, dim].
+        table: one row per embedding; without paths the page has no images.
+        title: of the page.
+        map_images: the number of images on the map; 0: there is no map.
+        seed: of all random choices.
+
+    Raises:
+        InputError: embeddings and table do not belong together, or there is only one image.
+        OSError: the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> import pandas as pd
+        >>> table = Table(pd.DataFrame({"path": ["/a.png", "/b.png", "/c.png"]}))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_unlabeled_page(f"{folder}/report.html", np.eye(3), table)
+        ...     "a.png" in Path(f"{folder}/report.html").read_text(encoding="utf-8")
+        True
+    """
+    neighbors = query_neighbors(embeddings, table)
+    thumbnails = Thumbnails()
+    frames = ImageFrames(thumbnails, table)
+    on_map, map_data = map_section(embeddings, frames, neighbors, map_images, seed)
+    numbers = statistics_table("What was embedded", table.statistics())
+    groups: dict[str, list[Section | None]] = {
+        "Images": [_neighbors_section(frames, neighbors, seed), on_map],
+        "Data": [
+            hubs_section(frames, neighbors),
+            duplicates_section(frames, neighbors),
+            section("data", "Data", "How many images there are; they have no labels.", numbers),
+        ],
+    }
+    images = thumbnails.encoded()
+    line = " · ".join([f"{counted(len(table), 'image')} without labels", *thumbnails.notes()])
+    write_bytes(path, document(without_home(title), line, groups, {"map": map_data, "images": images}))
+
+
+def _neighbors_section(frames: ImageFrames, neighbors: QueryNeighbors, seed: int) -> Section:
+    """Images drawn at random, each with its nearest."""
+    rows = np.random.default_rng(seed).permutation(neighbors.queries)[:NUM_QUERIES].tolist()
+    lead = (
+        "Images drawn at random, each with its nearest by cosine similarity, nearest first. The numbers are cosine "
+        "similarities. A click enlarges; arrow keys go on to the next image."
+    )
+    entries = [entry(frames.labels[row], frames.ranking(neighbors, row)) for row in rows]
+    return section("queries", "Images and their neighbors", lead, entry_list(entries))
