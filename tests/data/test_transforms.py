@@ -43,11 +43,11 @@ def test_whole_numbers_may_be_mean_and_std() -> None:
 
 
 def test_test_view_is_resize_and_centre_crop() -> None:
-    transform = ImageTransform(size=14, interpolation="bilinear")
+    transform = ImageTransform(size=14, interpolation="bilinear", fast=False)
     expected = v2.Compose([v2.Resize(16, v2.InterpolationMode.BILINEAR), v2.CenterCrop(14), plain(transform)])
     image = noise(40, 70)
     torch.testing.assert_close(transform.test()(image), expected(image), atol=1e-6, rtol=1e-5)
-    whole = ImageTransform(size=14, resize=14).test()(image)
+    whole = ImageTransform(size=14, resize=14, fast=False).test()(image)
     torch.testing.assert_close(
         whole,
         v2.Compose([v2.Resize(14, v2.InterpolationMode.BICUBIC), v2.CenterCrop(14), plain(transform)])(image),
@@ -109,6 +109,13 @@ def test_the_config_survives_json() -> None:
     assert again.mean == (0.449,)
 
 
+def test_models_saved_before_there_was_a_fast_path_keep_the_exact_one() -> None:
+    exact = ImageTransform(fast=False)
+    assert "fast" not in exact.to_dict()
+    assert ImageTransform.from_dict(exact.to_dict()) == exact
+    assert ImageTransform.from_dict(ImageTransform().to_dict()).fast
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -135,6 +142,7 @@ def test_the_config_survives_json() -> None:
             {"longest": 32, "scale": [0.1, 1.0]},
             r"scale is \(0.1, 1.0\); it must be left out with transform.longest \(32",
         ),
+        ({"fast": "no"}, "fast is 'no'; it must be true or false"),
         ({"sizes": 3}, "unknown key 'sizes'; the keys are size, resize, longest, scale"),
     ],
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.files import check_regular_file
@@ -25,6 +26,9 @@ MAX_PIXELS = 128_000_000  # half a gigabyte; phones take up to 108 million in on
 STRIP_PIXELS = 2**20
 WHITE_UINT16 = 65535
 HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+REDUCTIONS = (8, 4, 2)  # what decoders of JPEG can divide the sides by
+TURNED = range(2, 9)  # orientations of EXIF other than upright
+SIDEWAYS = range(5, 9)  # those that swap width and height
 HEIC = "HEIC images are not read; convert them to JPEG first, for example with the Python package pillow-heif"
 
 # Pillow warns above 89 million pixels; here MAX_PIXELS holds, which is an error.
@@ -57,14 +61,105 @@ def read_image(path: str | Path, channels: int = 3) -> Image.Image:
         >>> image.mode, image.size
         ('RGB', (4, 2))
     """
+    with open_image(path, channels) as image:
+        return decoded(image)
+
+
+@contextmanager
+def open_image(path: str | Path, channels: int = 3) -> Iterator[Image.Image | EncodedJpeg]:
+    """Open an image file as :func:`read_image` reads it, but leave a JPEG to be decoded, perhaps at a smaller size.
+
+    Args:
+        path: The file.
+        channels: 3 for RGB, 1 for grayscale.
+
+    Returns:
+        A context manager of a :class:`EncodedJpeg`, or of a decoded image if the file has another format.
+
+    Raises:
+        InputError: As :func:`read_image`, here or when the JPEG is decoded.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Image.new("L", (640, 480)).save(f"{folder}/black.jpg")
+        ...     with open_image(f"{folder}/black.jpg") as jpeg:
+        ...         jpeg.size, jpeg.decode(max_reduction=5.0).size
+        ((640, 480), (160, 120))
+    """
     check_regular_file(path)
+    with _one_line_errors(path):
+        image = Image.open(path, formats=_known_formats())
+    with image:
+        _check_size(path, image.width, image.height)
+        yield (EncodedJpeg if image.format in ("JPEG", "MPO") else _decode)(image, path, channels)
+
+
+class EncodedJpeg:
+    """A JPEG file that is open and not decoded yet; it can be decoded once.
+
+    Args:
+        image: The file as Pillow opened it.
+        path: Its name, for messages.
+        channels: 3 for RGB, 1 for grayscale.
+
+    Attributes:
+        size: Width and height in pixels, upright.
+    """
+
+    def __init__(self, image: ImageFile.ImageFile, path: str | Path, channels: int) -> None:
+        self._image, self._path, self._channels = image, path, channels
+
+    @property
+    def size(self) -> tuple[int, int]:
+        width, height = self._image.size
+        return (height, width) if _orientation(self._image) in SIDEWAYS else (width, height)
+
+    def decode(self, max_reduction: float = 1.0) -> Image.Image:
+        """Decode the file.
+
+        Args:
+            max_reduction: By how much the sides may be divided; they are by 8, 4, 2 or 1, rounded up. A decoder reduces
+                blocks of 8 x 8 pixels by leaving out their high frequencies, in a fraction of the time. In an image
+                that has to be turned or mirrored, what is rounded up would be at the left or at the top, so its sides
+                are multiples of the divisor.
+
+        Returns:
+            A decoded image of mode RGB or L, upright.
+
+        Raises:
+            InputError: The file is damaged.
+        """
+        image = self._image
+        turned = _orientation(image) in TURNED
+        fits = (each for each in REDUCTIONS if not (turned and (image.width % each or image.height % each)))
+        reduction = next((each for each in fits if each <= max_reduction), 1)
+        if reduction > 1:
+            image.draft(image.mode, (max(1, image.width // reduction), max(1, image.height // reduction)))
+        return _decode(image, self._path, self._channels)
+
+
+def decoded(image: Image.Image | EncodedJpeg, max_reduction: float = 1.0) -> Image.Image:
+    """An image of :func:`open_image` with its pixels; only a JPEG is reduced, as by :meth:`EncodedJpeg.decode`.
+
+    Example:
+        >>> decoded(Image.new("L", (640, 480)), max_reduction=4.0).size
+        (640, 480)
+    """
+    return image if isinstance(image, Image.Image) else image.decode(max_reduction)
+
+
+def _decode(image: Image.Image, path: str | Path, channels: int) -> Image.Image:
+    with _one_line_errors(path):
+        image.load()
+        return convert_image(_upright(image), channels)
+
+
+@contextmanager
+def _one_line_errors(path: str | Path) -> Iterator[None]:
+    """Make an InputError of whatever Pillow raises on a file."""
     try:
-        with Image.open(path, formats=_known_formats()) as image:
-            _check_size(path, image.width, image.height)
-            image.load()
-            return convert_image(_upright(image), channels)
-    except InputError:
-        raise
+        yield
     except UnidentifiedImageError:
         raise InputError(f"{path}: {_unknown_format(path)}") from None
     except Image.DecompressionBombError as error:
@@ -97,6 +192,13 @@ def _unknown_format(path: str | Path) -> str:
     if start[4:8] == b"ftyp" and start[8:12] in HEIC_BRANDS:
         return HEIC
     return f"not an image of a known format ({', '.join(FORMATS)})"
+
+
+def _orientation(image: Image.Image) -> int | None:
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # as _upright, which then leaves the image as it is
+        return None
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -10,40 +10,68 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms import v2
 
+from vicinal.data.decoding import EncodedJpeg, decoded
+from vicinal.data.fast_resize import FastRandomResizedCrop, FastResizeCenterCrop
 from vicinal.data.transforms import ImageTransform
 
 # Images with a larger aspect ratio are cropped before they are resized.
 MAX_ASPECT_RATIO = 8
 
 
-def build_train_transform(transform: ImageTransform) -> nn.Module:
-    """The random transform for training: PIL image -> float32 `[channels, size, size]`; uint8 of whole images."""
-    mode = v2.InterpolationMode(transform.interpolation)
-    steps: list[nn.Module] = [
-        v2.RandomResizedCrop(transform.size, transform.scale, transform.ratio, interpolation=mode)
-        if transform.longest is None
-        else LimitSize(transform.longest)
-    ]
+def build_train_transform(transform: ImageTransform) -> nn.Sequential:
+    """The random transform for training: image -> float32 `[channels, size, size]`; uint8 of whole images."""
+    steps: list[nn.Module] = [] if _is_fast(transform) and not transform.rotation else [Decode()]
     if transform.rotation:
-        steps.insert(0, RandomRotation(transform.rotation, transform.interpolation))
+        steps.append(RandomRotation(transform.rotation, transform.interpolation))
+    steps.append(_random_crop(transform) if transform.longest is None else LimitSize(transform.longest))
     if transform.flip:
         steps.append(v2.RandomHorizontalFlip(transform.flip))
     if transform.color_jitter:
         saturation = transform.color_jitter if transform.channels == 3 else 0.0
         steps.append(v2.ColorJitter(transform.color_jitter, transform.color_jitter, saturation))
-    steps.append(ToPixels(transform.channels))
+    if not _is_fast(transform):
+        steps.append(ToPixels(transform.channels))
     if transform.longest is None:
         steps.append(Normalize(transform))
-    return v2.Compose(steps)
+    return nn.Sequential(*steps)
 
 
-def build_test_transform(transform: ImageTransform) -> nn.Module:
-    """The transform for testing: PIL image -> float32 `[channels, size, size]`; `[channels, height, width]` whole."""
-    if transform.longest is not None:
-        return v2.Compose([LimitSize(transform.longest), ToPixels(transform.channels), Normalize(transform)])
+def build_test_transform(transform: ImageTransform) -> nn.Sequential:
+    """The transform for testing: image -> float32 `[channels, size, size]`; `[channels, height, width]` whole."""
+    if _is_fast(transform):
+        steps: list[nn.Module] = [_center_crop(transform)]
+    elif transform.longest is None:
+        steps = [Decode(), _center_crop(transform), ToPixels(transform.channels)]
+    else:
+        steps = [Decode(), LimitSize(transform.longest), ToPixels(transform.channels)]
+    return nn.Sequential(*steps, Normalize(transform))
+
+
+def _is_fast(transform: ImageTransform) -> bool:
+    """Whether crops are resized by torch; whole images and nearest neighbors are left to Pillow."""
+    return transform.fast and transform.longest is None and transform.interpolation != "nearest"
+
+
+def _random_crop(transform: ImageTransform) -> nn.Module:
+    crop = FastRandomResizedCrop if _is_fast(transform) else v2.RandomResizedCrop
+    mode = v2.InterpolationMode(transform.interpolation)
+    return crop(transform.size, transform.scale, transform.ratio, interpolation=mode)
+
+
+def _center_crop(transform: ImageTransform) -> nn.Module:
     resize = round(transform.size / 0.875) if transform.resize is None else transform.resize
     crop = ResizeCenterCrop(resize, transform.size, v2.InterpolationMode(transform.interpolation))
-    return v2.Compose([crop, ToPixels(transform.channels), Normalize(transform)])
+    if not _is_fast(transform):
+        return crop
+    thin = nn.Sequential(Decode(), crop, ToPixels(transform.channels))
+    return FastResizeCenterCrop(resize, transform.size, transform.interpolation, MAX_ASPECT_RATIO, thin)
+
+
+class Decode(nn.Module):
+    """Image of a file, decoded or not -> PIL image."""
+
+    def forward(self, image: Image.Image | EncodedJpeg) -> Image.Image:
+        return decoded(image)
 
 
 class ToPixels(nn.Module):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import torch
 from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
-from vicinal.data.decoding import read_image
+from vicinal.data.decoding import REDUCTIONS, EncodedJpeg, decoded, open_image
 from vicinal.data.image_files import listed
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
@@ -23,6 +24,9 @@ from vicinal.utils.seeds import derive_seed
 
 Batch = dict[str, Any]
 """The tensors `images` and `rows` of a batch, and `labels` if the table has labels; whole images are a list."""
+
+
+Loaded = TypeVar("Loaded")
 
 
 class UnreadableImageError(InputError):
@@ -38,7 +42,8 @@ class ImageDataset:
     Args:
         table: A table with paths.
         transform: The transform of the images; its `channels` also determine whether they are read as RGB or grayscale.
-        cache: Decode all images now and keep them in memory, with one byte per pixel for grayscale and four for RGB.
+        cache: Decode all images now, in full size, and keep them in memory, with one byte per pixel for grayscale and
+            four for RGB. Large JPEGs then differ slightly from those of files that `transform.fast` reduces.
         on_error: What to do with an image that cannot be read: `raise` an error; or `skip` it, for which all images are
             read now.
 
@@ -86,17 +91,26 @@ class ImageDataset:
         Raises:
             UnreadableImageError: The image cannot be read, with its row and path.
         """
+        return self.load(row, decoded)
+
+    def load(self, row: int, transform: Callable[[Image.Image | EncodedJpeg], Loaded]) -> Loaded:
+        """The transformed image of a row. The transform decodes a JPEG itself, which takes less time at a smaller size.
+
+        Raises:
+            UnreadableImageError: The image cannot be read, with its row and path.
+        """
         if self._images is not None:
-            return self._images[row]
+            return transform(self._images[row])
         try:
-            return read_image(self._paths[row], self.transform.channels)
+            with open_image(self._paths[row], self.transform.channels) as image:
+                return transform(image)
         except InputError as error:
             raise UnreadableImageError(f"row {row}: {error}") from None
 
     def _read_all(self, keep: bool, skip: bool) -> None:
         def attempt(row: int) -> Image.Image | InputError | None:
             try:
-                image = self.read(row)
+                image = self.read(row) if keep else self.load(row, partial(decoded, max_reduction=REDUCTIONS[0]))
             except InputError as error:
                 return error
             return image if keep else None
@@ -210,5 +224,8 @@ class TestBatches(Dataset[Batch]):
         return item if self.labels is None else {**item, "labels": self.labels[first : rows.stop]}
 
 
-def _load_images(dataset: ImageDataset, rows: Sequence[int], transform: nn.Module) -> torch.Tensor:
-    return torch.stack([transform(dataset.read(row)) for row in rows])
+def _load_images(dataset: ImageDataset, rows: Sequence[int], transform: nn.Sequential) -> torch.Tensor:
+    """A batch of images, normalized at once: it takes longer to write the float numbers of each, and then of all."""
+    to_pixels, normalize = transform[:-1], transform[-1]
+    images: torch.Tensor = normalize(torch.stack([dataset.load(row, to_pixels) for row in rows]))
+    return images

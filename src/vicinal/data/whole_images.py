@@ -32,7 +32,7 @@ class WholeTrainImages(TrainBatches):
 
     def __getitem__(self, index: int) -> Any:
         with seeded(*self.seed, index):
-            return self.transform(self.dataset.read(self.rows[index]))
+            return self.dataset.load(self.rows[index], self.transform)
 
     def items(self, start: int) -> range:
         return range(sum(map(len, self.batches[:start])), len(self))

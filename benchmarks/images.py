@@ -1,0 +1,106 @@
+"""From JPEG files to tensors of 224 x 224 pixels: images a second on one core, beside torchvision's ImageFolder.
+
+    taskset -c 0 python -m benchmarks.images                       # 500 x 375 and 4,000 x 3,000 pixels
+    taskset -c 0 python -m benchmarks.images --sizes 1600x1200 --images 20
+
+The JPEGs are generated: colors at four scales and grain, as many bytes per pixel as photos have. ImageFolder reads them
+with the transforms of torchvision's own examples, with the interpolation of ours; the exact path is ours with
+`transform.fast: false`. The competitors take turns, round after round; ratios are the median of the rounds' own ratios.
+Files are in the cache of the operating system, and everything runs in one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import PIL
+import torch
+import torchvision
+from PIL import Image
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from benchmarks.table import print_machine, print_table, take_turns
+from vicinal.data import ImageDataset, ImageTransform, Table, TestBatches, TrainBatches
+
+BATCH_SIZE, QUALITY = 10, 90
+SCALES = {4: 0.5, 16: 0.25, 64: 0.15, 256: 0.1}  # cells across the image: their part of the color
+
+
+def picture(width: int, height: int, seed: int) -> Image.Image:
+    """Colors at several scales, with grain."""
+    rng = np.random.default_rng(seed)
+    pixels = rng.normal(0, 3, (height, width, 1)).astype(np.float32)
+    for cells, part in SCALES.items():
+        colors = rng.integers(0, 256, (max(2, cells * height // width), cells, 3), dtype=np.uint8)
+        large = Image.fromarray(colors).resize((width, height), Image.Resampling.BICUBIC)
+        pixels = pixels + part * np.asarray(large, dtype=np.float32)
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def peer(folder: Path, train: bool) -> Callable[[], object]:
+    """ImageFolder with the transforms of torchvision's examples."""
+    mode = transforms.InterpolationMode.BICUBIC
+    crop = (
+        [transforms.RandomResizedCrop(224, scale=(0.2, 1.0), interpolation=mode), transforms.RandomHorizontalFlip()]
+        if train
+        else [transforms.Resize(256, interpolation=mode), transforms.CenterCrop(224)]
+    )
+    transform = ImageTransform()
+    steps = [*crop, transforms.ToTensor(), transforms.Normalize(transform.mean, transform.std)]
+    images = ImageFolder(str(folder), transforms.Compose(steps))
+    rows = range(len(images))
+    return lambda: [
+        torch.stack([images[row][0] for row in rows[start : start + BATCH_SIZE]]) for start in rows[::BATCH_SIZE]
+    ]
+
+
+def ours(folder: Path, train: bool, fast: bool) -> Callable[[], object]:
+    """The batches that a run trains on, or those that embeddings are computed from."""
+    dataset = ImageDataset(Table.from_folder(folder), ImageTransform(resize=256, fast=fast))
+    plan = [list(range(len(dataset)))[start : start + BATCH_SIZE] for start in range(0, len(dataset), BATCH_SIZE)]
+    batches = TrainBatches(dataset, plan, seed=(0,)) if train else TestBatches(dataset, BATCH_SIZE)
+    return lambda: [batches[number] for number in range(len(batches))]
+
+
+def measure(width: int, height: int, num_images: int, rounds: int) -> None:
+    """Print the tables of one size, in training and in tests."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number in range(num_images):
+            path = folder / f"class{number % 2}" / f"{number}.jpg"
+            path.parent.mkdir(exist_ok=True)
+            picture(width, height, number).save(path, quality=QUALITY)
+        kilobytes = sum(path.stat().st_size for path in folder.rglob("*.jpg")) / num_images / 1000
+        for train, view in ((True, "random crop, flip"), (False, "resize to 256, center crop")):
+            competitors = {
+                "ImageFolder": peer(folder, train),
+                "vicinal": ours(folder, train, fast=True),
+                "vicinal, exact": ours(folder, train, fast=False),
+            }
+            seconds = take_turns(competitors, rounds)
+            title = f"{width:,} x {height:,} pixels, {kilobytes:,.0f} kB, {view}:"
+            print_table(title, seconds, num_images, "images", base="ImageFolder")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=["500x375", "4000x3000"], metavar="WIDTHxHEIGHT")
+    parser.add_argument("--images", type=int, help="images per size (default: about 50 million pixels, 10 to 200)")
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print_machine()
+    print(f"torchvision {torchvision.__version__}, Pillow {PIL.__version__}")
+    for size in arguments.sizes:
+        width, height = map(int, size.split("x"))
+        number = arguments.images or min(200, max(10, 50_000_000 // (width * height)))
+        measure(width, height, number, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Crops resized from no more of a JPEG than they need, by torch, whose resampling of bytes is faster than Pillow's."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import nn
+from torchvision.transforms import v2
+
+from vicinal.data.decoding import EncodedJpeg, decoded
+
+MIN_OVERSAMPLING = 2.0
+"""Pixels per side that a reduced JPEG keeps for each pixel of the result; with fewer, differences are larger."""
+
+Source: TypeAlias = Image.Image | EncodedJpeg
+
+
+class FastRandomResizedCrop(v2.RandomResizedCrop):
+    """`RandomResizedCrop` of torchvision, the same random crops: image -> uint8 `[channels, size, size]`."""
+
+    def forward(self, image: Source) -> torch.Tensor:
+        width, height = image.size
+        crop = self.make_params([torch.empty((1, height, width), device="meta")])  # which looks at the size only
+        left, top = crop["left"], crop["top"]
+        box = (left, top, left + crop["width"], top + crop["height"])
+        return resized_crop(image, box, (self.size[1], self.size[0]), self.interpolation.value)
+
+
+class FastResizeCenterCrop(nn.Module):
+    """Resize the shorter side to `resize` and crop the center: image -> uint8 `[channels, size, size]`.
+
+    Images with a larger aspect ratio than `max_aspect_ratio` are left to the module `thin`.
+    """
+
+    def __init__(self, resize: int, size: int, interpolation: str, max_aspect_ratio: float, thin: nn.Module) -> None:
+        super().__init__()
+        self.resize, self.interpolation, self.max_aspect_ratio = resize, interpolation, max_aspect_ratio
+        self.crop, self.thin = v2.CenterCrop(size), thin
+
+    def forward(self, image: Source) -> torch.Tensor:
+        width, height = image.size
+        shorter = min(width, height)
+        if max(width, height) > self.max_aspect_ratio * shorter:
+            return self.thin(image)  # type: ignore[no-any-return]
+        size = (self.resize * width // shorter, self.resize * height // shorter)
+        pixels: torch.Tensor = self.crop(resized_crop(image, (0, 0, width, height), size, self.interpolation))
+        return pixels
+
+
+def resized_crop(
+    image: Source, box: tuple[int, int, int, int], size: tuple[int, int], interpolation: str
+) -> torch.Tensor:
+    """Crop and resize an image.
+
+    Args:
+        image: The image; a JPEG is decoded at the smallest size that has two pixels for each of the result, per side.
+        box: The crop: left, top, right, bottom, in pixels of the image in full size.
+        size: Width and height of the result.
+        interpolation: `bicubic` or `bilinear`.
+
+    Returns:
+        uint8 `[channels, height, width]`. The crop of a reduced JPEG starts at a whole pixel of it, so that it is moved
+        by up to a quarter of a pixel of the result, except where it starts at 0.
+
+    Example:
+        >>> resized_crop(Image.new("L", (60, 40), 7), (0, 0, 40, 40), (2, 1), "bilinear").tolist()
+        [[[7, 7]]]
+    """
+    full_size, sides = image.size, (box[2] - box[0], box[3] - box[1])
+    per_pixel = min(side / pixels for side, pixels in zip(sides, size, strict=True))
+    image = decoded(image, max_reduction=per_pixel / MIN_OVERSAMPLING)
+    reduction = 2 ** round(math.log2(max(full_size) / max(image.size)))  # the sides were rounded up
+    left, right = _span(box[0], sides[0], reduction, image.width)
+    top, bottom = _span(box[1], sides[1], reduction, image.height)
+    pixels = torch.from_numpy(np.array(image.crop((left, top, right, bottom)))).view(1, bottom - top, right - left, -1)
+    # Of the sides before they were rounded up; the next larger number, as torch rounds the sides of the result down.
+    factors = [math.nextafter(size[axis] * reduction / sides[axis], math.inf) for axis in (1, 0)]
+    # In memory, channels stay last, which is faster.
+    return F.interpolate(pixels.permute(0, 3, 1, 2), scale_factor=factors, mode=interpolation, antialias=True)[0]
+
+
+def _span(start: int, length: int, reduction: int, limit: int) -> tuple[int, int]:
+    """First pixel and end of the pixels of a reduced image that hold a stretch of the full one."""
+    reduced = -(-length // reduction)
+    first = min(round(start / reduction), limit - reduced)
+    return first, first + reduced
