@@ -49,11 +49,11 @@ def test_tune_searches_replays_and_looks_once(working: Path, capsys: pytest.Capt
     draw_photos(working / "again", 12, 4)
     for image in (working / "photos").glob("class1*/*.png"):
         image.write_bytes((working / "again" / image.parent.name / image.name).read_bytes())
-    looked = json.loads(output(capsys, "tune", "--out", "study", "--replay", "--json"))["test"]
+    looked = json.loads(output(capsys, "tune", "--out", "study", "--replay", "--recall_at", "1", "3", "--json"))["test"]
     table = load_images("study/final").subset("test")
     assert table.classes == ["class1", "class10", "class11"]
     vectors = Embedder.from_pretrained("study/final/model").embed(table, progress=False)
-    assert looked["metrics"] == pytest.approx(evaluate(vectors, table).metrics, abs=1e-6)
+    assert looked["metrics"] == pytest.approx(evaluate(vectors, table, [1, 3]).metrics, abs=1e-6)
     log = pd.read_csv("study/final/metrics.csv") if Path("study/final/metrics.csv").is_file() else pd.DataFrame()
     assert not len(log)  # nothing validates: all classes train
     assert len(pd.read_csv("study/final/log.csv")["epoch"].astype(int).unique()) == looked["epoch"]

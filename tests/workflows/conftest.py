@@ -26,7 +26,7 @@ def study_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "data: {source: table.parquet}\n"
         "model: {backbone: test_resnet, pretrained: false, dim: 16}\n"
         "transform: {size: 16}\n"
-        "batch_size: 4\nsamples_per_class: 2\nepochs: 3\naccelerator: cpu\n"
+        "batch_size: 4\nsamples_per_class: 2\nepochs: 3\naccelerator: cpu\nvalidation: {metric: recall@1}\n"
     )
     return path
 

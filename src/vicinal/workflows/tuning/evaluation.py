@@ -9,10 +9,10 @@ from vicinal.workflows.evaluation_settings import BENCHMARK_PROTOCOLS, VEHICLE_I
 
 if TYPE_CHECKING:
     from vicinal.training.recipe import Recipe
-    from vicinal.workflows.tuning.settings import SweepSettings
+    from vicinal.workflows.tuning.settings import SweepSettings, TuneSettings
 
 
-def evaluation_words(recipe: Recipe, settings: SweepSettings | None = None) -> list[str]:
+def evaluation_words(recipe: Recipe, settings: TuneSettings | SweepSettings) -> list[str]:
     """The options of `vicinal evaluate` for the runs of a recipe: on its device, by the protocol of its benchmark.
 
     Args:
@@ -22,11 +22,10 @@ def evaluation_words(recipe: Recipe, settings: SweepSettings | None = None) -> l
     words = ["--device", "cpu"] if recipe.settings.accelerator == "cpu" else []
     if BENCHMARK_PROTOCOLS.get(str(recipe.settings.data.source)) == VEHICLE_ID:
         words += ["--protocol", VEHICLE_ID]
-    if settings is not None:
-        words += [word for name in ("hierarchy", "clusters") if getattr(settings, name) for word in (f"--{name}",)]
-        for name in ("recall_at", "metrics"):
-            values = [str(value) for value in getattr(settings, name) or ()]
-            words += [f"--{name}", *values] if values else []
+    words += [f"--{name}" for name in ("hierarchy", "clusters") if getattr(settings, name)]
+    for name in ("recall_at", "metrics"):
+        values = [str(value) for value in getattr(settings, name) or ()]
+        words += [f"--{name}", *values] if values else []
     return words
 
 

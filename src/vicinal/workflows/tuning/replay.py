@@ -57,7 +57,7 @@ def replay(search: Search, best: BestTrial) -> None:
         return outcome.reason
 
     def look(slot: int) -> Task[str]:
-        outcome = yield from search.runner.evaluate(FINAL, evaluation_words(recipe), slot)
+        outcome = yield from search.runner.evaluate(FINAL, evaluation_words(recipe, search.settings), slot)
         if outcome.status == "finished":
             result = {"trial": best.number, "epoch": best.best.epoch, "metrics": metrics_of(outcome.result)}
             search.runner.write_result(TEST, {**result, **outcome.result})

@@ -25,6 +25,10 @@ class TuneSettings:
         top: number of the best trials that are trained with further seeds.
         replay: then train once on all training classes, with the best settings, until the epoch that was the best one,
             and evaluate that model once on the test split.
+        recall_at: with replay, the k of each recall@k; None: 1, 2, 4 and 8, as far as there are images.
+        metrics: with replay, names of further metrics: precision@K, mAP@K, positives_recall@K, MRR.
+        hierarchy: with replay, score the coarse labels of the table too.
+        clusters: with replay, compare k-means clusters with the classes too: NMI, AMI and F1.
         keep_weights: keep the weights of all trials.
         jobs: number of runs at a time, each on a GPU of its own if there are several.
         images_per_second: for the estimate of the time, instead of a few steps that are timed first.
@@ -37,6 +41,10 @@ class TuneSettings:
     seeds: int = 1
     top: int = 3
     replay: bool = False
+    recall_at: Sequence[int] | None = None
+    metrics: Sequence[str] = ()
+    hierarchy: bool = False
+    clusters: bool = False
     keep_weights: bool = False
     jobs: int = 1
     images_per_second: float | None = None

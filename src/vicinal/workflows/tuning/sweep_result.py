@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from vicinal.report.study_trial import shown_value
+from vicinal.utils.console import log
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,14 @@ class SweepResult:
 
     def draw(self, path: Path) -> bool:
         """Draw the metric over one or two settings; returns whether there is a picture, which others cannot have."""
-        if self.metric not in self.metrics or len(self.keys) > 2:
+        if not self.metrics or len(self.keys) > 2:
             return False
         from vicinal.report.grid import draw_grid
 
-        draw_grid(self.to_frame(), self.keys, self.metric, path)
+        shown = self.metric if self.metric in self.metrics else self.metrics[0]
+        if shown != self.metric:
+            log(f"{self.metric} is not among the metrics of the test split; the picture shows {shown}")
+        draw_grid(self.to_frame(), self.keys, shown, path)
         return True
 
 
