@@ -35,7 +35,7 @@ from vicinal.utils.plain_yaml import dump_yaml
 LAST_GROUPS = ("optimizer.lr_factors", "fine_tuning", "sample_selection", "data.noise")  # of the help
 
 AnyRecipe = TypeVar("AnyRecipe", bound="BaseRecipe")
-CHOSEN_BY_DATA = ("batch_size", "samples_per_class")  # where they are null
+CHOSEN = ("batch_size", "samples_per_class", "model.backbone")  # to suit data and machine, where they are not given
 
 
 class BaseRecipe(ABC):
@@ -46,6 +46,7 @@ class BaseRecipe(ABC):
         model: arguments of the model's constructor.
         config: the recipe as plain nested values, with every default filled in.
         allow_imports: the packages whose classes it may name beside those of Vicinal.
+        given: the settings that were given, with dots; the others have their defaults.
     """
 
     verb: ClassVar[str]  # of the command, for messages
@@ -59,6 +60,7 @@ class BaseRecipe(ABC):
     settings: BaseSettings
     model: dict[str, Any]
     allow_imports: tuple[str, ...] = ()
+    given: frozenset[str] = frozenset()
 
     def __init__(self, parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
         self._parser = parser
@@ -137,7 +139,7 @@ class BaseRecipe(ABC):
             recipe = cls(parser, parser.parse_object(deepcopy(values)))
         except (argparse.ArgumentError, ImportError, TypeError, ValueError) as error:
             check.fail(str(error))
-        recipe.allow_imports = check.classes.allow_imports
+        recipe.allow_imports, recipe.given = check.classes.allow_imports, frozenset(_flattened(values))
         return recipe
 
     @classmethod
@@ -178,7 +180,7 @@ class BaseRecipe(ABC):
         namespace = self._namespace.clone()
         namespace.update(jsonargparse.Namespace(**chosen))
         recipe = type(self)(self._parser, namespace)
-        recipe.allow_imports = self.allow_imports
+        recipe.allow_imports, recipe.given = self.allow_imports, self.given
         return recipe
 
     def create_loss(self) -> Loss:
@@ -193,7 +195,7 @@ class BaseRecipe(ABC):
         """Raise InputError, naming the first setting that differs, unless the other recipe is the same."""
         ours, theirs = _flattened(self.config), _flattened(other.config)
         for key in [*ours, *theirs]:
-            is_chosen = key in CHOSEN_BY_DATA and theirs.get(key) is None
+            is_chosen = key in CHOSEN and (key not in other.given or theirs.get(key) is None)
             if ours.get(key) != theirs.get(key) and not is_chosen:
                 raise InputError(
                     f"{key} = {shown(theirs.get(key))} differs from the run's own {shown(ours.get(key))}; "

@@ -12,6 +12,7 @@ from vicinal.training.frozen_trainer import FrozenTrainer
 from vicinal.training.recipe import Recipe
 from vicinal.training.trainer import Trainer
 from vicinal.training.training_data import load_training_table
+from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 
@@ -32,6 +33,9 @@ def train(recipe: Recipe, out: str | Path) -> RunFolder:
         InterruptedRunError: the run was interrupted, and its state is saved.
     """
     run = RunFolder(Path(out))
+    if recipe.has_small_backbone:
+        backbone = f"model.backbone = {recipe.model['backbone']}"
+        log(f"there is no GPU: {backbone}, a small network; name another, such as resnet50, for higher scores")
     with run.new():
         _fit(recipe, load_training_table(recipe.settings), run)
     return run

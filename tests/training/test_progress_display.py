@@ -1,0 +1,37 @@
+"""What a run says of its progress."""
+
+from __future__ import annotations
+
+import pytest
+
+from vicinal.training import progress_display
+from vicinal.training.progress import Progress
+from vicinal.training.progress_display import ProgressDisplay
+from vicinal.training.run_length import RunLength
+
+
+@pytest.mark.parametrize(
+    ("seconds", "epoch_at", "expected"),
+    [(3.0, None, ["about 24 min 0 s for 480 more steps"]), (0.01, None, []), (3.0, 5, [])],
+)
+def test_the_time_of_a_run_is_said_after_its_first_steps_unless_an_epoch_has_said_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    seconds: float,
+    epoch_at: int | None,
+    expected: list[str],
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress_display.time, "monotonic", lambda: now)
+    progress = Progress()
+    display = ProgressDisplay(RunLength(10, None), "mAP@R", progress)
+    with display.bar():
+        for number in range(40):
+            now += seconds + 100 * (number == 0)  # the first step compiles kernels and starts processes
+            progress.count_step()
+            display.step(progress, 0.5, num_steps=500)
+            if number == epoch_at:
+                progress.count_epoch()
+                display.epoch(progress)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "more steps" in line]
+    assert [line.partition(", ")[0] for line in lines] == expected
