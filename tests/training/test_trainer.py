@@ -106,6 +106,11 @@ def test_patience_ends_a_run_early(small: list[str], tmp_path: Path, monkeypatch
     one.fit()
     assert one.progress.epoch == 3  # 0.5 again is no new best
     assert one.progress.best == 0.5
+    assert Recipe.load(overrides=small).settings.validation.patience == 10
+    more = ["--data.fractions={train: 1.0}", "--epochs=3", "--validation.patience=1"]
+    alone = trainer(small, tmp_path / "alone", *more)
+    alone.fit()
+    assert alone.progress.epoch == 3  # without a split val there is nothing to stop by
 
 
 def _scripted_validation(monkeypatch: pytest.MonkeyPatch, scores) -> None:
@@ -115,7 +120,7 @@ def _scripted_validation(monkeypatch: pytest.MonkeyPatch, scores) -> None:
 
     def scripted(vectors, table, **more):
         result = original(vectors, table, **more)
-        result.metrics["recall@1"] = next(scores)
+        result.metrics["mAP@R"] = next(scores)
         return result
 
     monkeypatch.setattr(module, "evaluate", scripted)
@@ -516,7 +521,7 @@ def test_the_line_of_an_epoch(small: list[str], tmp_path: Path, monkeypatch: pyt
     losses = pd.read_csv(one.run.log).groupby(lambda row: row // 3)["loss"].mean()
     for number, line in enumerate(lines):
         best = "0.5000 (best 0.5000 in epoch 1)" if number == 0 else "0.3000 (best 0.5000 in epoch 1)"
-        start, _, left = line.partition(f", recall@1 {best}, ")
+        start, _, left = line.partition(f", mAP@R {best}, ")
         assert start == f"epoch {number + 1}/2: loss {losses[number]:.4f}"
         assert re.fullmatch(r"\d+ s left", left)
     assert len(lines) == 2

@@ -35,7 +35,10 @@ TRAIN_HELP = Help(
     {
         "data.source": ("", "folder with one folder of images per class, .csv or .parquet table, or benchmark"),
         "data.fractions": ("", "fraction of the classes per split, such as '{train: 0.6, val: 0.2, test: 0.2}'"),
-        "model.backbone": ("resnet50", "name of a model in timm, or of published weights, such as vit_b16_clip_400m"),
+        "model.backbone": (
+            "",
+            "model of timm, or published weights (default: resnet50; without GPU mobilenetv4_conv_small)",
+        ),
         "model.pretrained": ("true", "start from pretrained weights"),
         "model.dim": ("512", "dimension of the embeddings"),
         "transform.size": ("224", "side of the images in pixels; the default depends on the backbone"),
@@ -44,7 +47,8 @@ TRAIN_HELP = Help(
         "samples_per_class": ("", "images per class in a batch; 0 draws images at random (default: 4, or fewer)"),
         "epochs": ("30", "passes over the training images"),
         "optimizer.lr": ("0.0001", "learning rate"),
-        "validation.metric": ("recall@1", METRIC),
+        "validation.metric": ("mAP@R", METRIC),
+        "validation.patience": ("10", "evaluations without a new best score after which training stops; null: none"),
         "precision": ("32", "32, bf16-mixed or 16-mixed"),
         "devices": ("1", "number of GPUs or processes"),
     },

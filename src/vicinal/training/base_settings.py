@@ -63,12 +63,13 @@ class Validation:
         metric: the metric that decides which weights are best: recall@K, mAP@K, precision@K or positives_recall@K with
             any K, mAP@R, R-precision, mAP or MRR.
         every: number of epochs between two evaluations.
-        patience: stop after this many evaluations without a new best score; null never stops early.
+        patience: stop after this many evaluations without a new best score; null never stops early. Without a split
+            `val` there is nothing to stop by.
     """
 
-    metric: str = "recall@1"
+    metric: str = "mAP@R"
     every: int = 1
-    patience: int | None = None
+    patience: int | None = 10
 
     def __post_init__(self) -> None:
         check_metric("validation.metric", self.metric)
