@@ -20,15 +20,22 @@ MIN_OVERSAMPLING = 2.0
 Source: TypeAlias = Image.Image | EncodedJpeg
 
 
-class FastRandomResizedCrop(v2.RandomResizedCrop):
-    """`RandomResizedCrop` of torchvision, the same random crops: image -> uint8 `[channels, size, size]`."""
+class FastRandomResizedCrop(nn.Module):
+    """The random crops of torchvision's `RandomResizedCrop`: image -> uint8 `[channels, size, size]`."""
+
+    def __init__(
+        self, size: int, scale: tuple[float, float], ratio: tuple[float, float], interpolation: v2.InterpolationMode
+    ) -> None:
+        super().__init__()
+        self.size, self.interpolation = size, interpolation.value
+        self.crop = v2.RandomResizedCrop(size, scale, ratio)
 
     def forward(self, image: Source) -> torch.Tensor:
         width, height = image.size
-        crop = self.make_params([torch.empty((1, height, width), device="meta")])  # which looks at the size only
+        crop = self.crop.make_params([torch.empty((1, height, width), device="meta")])  # which looks at the size only
         left, top = crop["left"], crop["top"]
         box = (left, top, left + crop["width"], top + crop["height"])
-        return resized_crop(image, box, (self.size[1], self.size[0]), self.interpolation.value)
+        return resized_crop(image, box, (self.size, self.size), self.interpolation)
 
 
 class FastResizeCenterCrop(nn.Module):
@@ -46,7 +53,7 @@ class FastResizeCenterCrop(nn.Module):
         width, height = image.size
         shorter = min(width, height)
         if max(width, height) > self.max_aspect_ratio * shorter:
-            return self.thin(image)  # type: ignore[no-any-return]
+            return self.thin(image)
         size = (self.resize * width // shorter, self.resize * height // shorter)
         pixels: torch.Tensor = self.crop(resized_crop(image, (0, 0, width, height), size, self.interpolation))
         return pixels
