@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,8 @@ INDEX = VECTORS | {"faiss", "scipy", "vicinal.retrieval.index"}
 PLOTS = {"matplotlib", "vicinal.report"}
 RUNS = {"lightning", "tensorboard", "jsonargparse", "vicinal.training", "vicinal.losses"}
 TRAINING = IMAGES | METRICS | PLOTS | RUNS | {"vicinal.analysis"}
+if find_spec("transformers"):  # installed with peft; torchmetrics, which lightning imports, imports it where it is
+    TRAINING |= {"jinja2"}
 
 
 def loaded_after(*commands: Sequence[object], status: int = 0) -> list[set[str]]:
