@@ -67,7 +67,7 @@ def test_the_seed_of_a_dataset_determines_splits_and_noise(source: str) -> None:
         ({"classes": {"val": [1]}}, "has no rows in the split train; its splits: val"),
         (
             {"label_column": None},
-            "has no labels; training needs a folder for each class, all at the same depth, or a column with labels",
+            "has no labels; training needs a folder for each class, all at the same depth, or a column",
         ),
         ({"label_column": "path"}, "only one class"),
     ],

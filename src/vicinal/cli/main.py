@@ -16,6 +16,7 @@ from vicinal.cli.data import add_data, data
 from vicinal.cli.embed import add_embed, add_whiten, embed, whiten
 from vicinal.cli.evaluate import add_evaluate, add_report, evaluate, report
 from vicinal.cli.flags import Arguments, Parser, fail, print_result, with_underscores
+from vicinal.cli.models import add_models, models
 from vicinal.cli.search import add_index, add_search, index, search
 from vicinal.cli.train import add_recipe, refine, train
 from vicinal.cli.tune import add_sweep, add_tune, sweep, tune
@@ -28,6 +29,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 VERBS: dict[Callable[[Arguments], None], Callable[[Parser], None]] = {
     data: add_data,
+    models: add_models,
     train: add_recipe,
     tune: add_tune,
     sweep: add_sweep,

@@ -191,7 +191,8 @@ class Embedder(SavedModel):
             )
         pooled: Tensor = self.pooling(features)
         if getattr(pooled, "shape", (0,))[1:] != (self.num_features,):
-            raise InputError(f"pooling 'backbone': {self.config['backbone']} has none of its own; choose another")
+            name = self.config["backbone"]
+            raise InputError(f"pooling 'backbone': {name} has none of its own; choose another, such as avg")
         return pooled
 
     def unnormalized(self, images: Tensor, with_projector: bool = False) -> Tensor:

@@ -7,6 +7,7 @@ from vicinal.utils.lazy import lazy_imports
 if TYPE_CHECKING:
     from vicinal.workflows.evaluate import EvaluatedSource, evaluate_sources, per_query_frame, tabulate_sources
     from vicinal.workflows.evaluation_settings import EvaluationSettings
+    from vicinal.workflows.model_list import PretrainedModel, describe_model, measured_speed, model_names
     from vicinal.workflows.models import load_model, load_refiner
     from vicinal.workflows.refine import resume_refiner, train_refiner
     from vicinal.workflows.report import write_report
@@ -22,15 +23,19 @@ __all__ = [
     "EmbeddingReader",
     "EvaluatedSource",
     "EvaluationSettings",
+    "PretrainedModel",
     "SweepCell",
     "SweepResult",
     "SweepSettings",
     "TuneResult",
     "TuneSettings",
+    "describe_model",
     "evaluate_sources",
     "load_images",
     "load_model",
     "load_refiner",
+    "measured_speed",
+    "model_names",
     "per_query_frame",
     "resume_refiner",
     "sweep",
