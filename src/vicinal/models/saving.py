@@ -58,9 +58,7 @@ class SavedModel(nn.Module, ABC):
             16
         """
         digest = hashlib.sha256(json.dumps(self._get_config(), sort_keys=True, default=str).encode())
-        for name, tensor in sorted(merged_state_dict(self).items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        hash_tensors(digest, merged_state_dict(self))
         return digest.hexdigest()[:16]
 
     def save_pretrained(
@@ -168,6 +166,13 @@ class SavedModel(nn.Module, ABC):
                 return str(hub.upload_folder(repo_id=full_name, folder_path=folder, commit_message="Upload model"))
             except (OSError, ValueError) as error:
                 raise InputError(f"cannot upload to {name!r} on the Hugging Face hub: {one_line(error)}") from error
+
+
+def hash_tensors(digest: hashlib._Hash, tensors: Mapping[str, Tensor]) -> None:
+    """Add names, types, shapes and values of tensors to a digest."""
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def _common_dtype(weights: Mapping[str, Tensor], source: str = "") -> torch.dtype:

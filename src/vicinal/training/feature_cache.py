@@ -27,6 +27,7 @@ from vicinal.data.npy_files import open_npy
 from vicinal.data.transforms import ImageTransform
 from vicinal.models import Embedder
 from vicinal.models.embedder import Precision
+from vicinal.models.saving import hash_tensors
 from vicinal.training.feature_pass import FeaturePass, OnError, Values
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, unreadable
@@ -156,9 +157,7 @@ def feature_fingerprint(embedder: Embedder, precision: Precision) -> str:
     transform = {name: value for name, value in embedder.transform.to_dict().items() if name not in TRAINING_ONLY}
     digest = hashlib.sha256(_digest({**config, "transform": transform, "precision": precision}).encode())
     for part in (embedder.backbone, embedder.pooling):
-        for name, tensor in sorted(part.state_dict().items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        hash_tensors(digest, part.state_dict())
     return digest.hexdigest()[:NUM_DIGITS]
 
 
