@@ -23,8 +23,10 @@ def num_prefix_tokens(backbone: nn.Module) -> int:
     return int(number)
 
 
-def num_features(backbone: Any) -> int:
-    """The number of channels of the last feature map or tokens."""
+def num_features(backbone: Any, projection: bool = False) -> int:
+    """The number of channels of the last feature map or tokens, or of the outputs of a projection, the last layer."""
+    if projection:
+        return int(backbone.num_classes)
     return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)
 
 

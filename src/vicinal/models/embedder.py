@@ -145,7 +145,7 @@ class Embedder(SavedModel):
             check_any_size(self.backbone, backbone)
         if isinstance(self.pooling, ClassToken) and not has_class_token(self.backbone):
             raise InputError(f"pooling 'token': {backbone} has no class token; choose avg, max, gem or avg+max")
-        self.num_features = self.backbone.num_classes if projection else num_features(self.backbone)
+        self.num_features = num_features(self.backbone, projection)
         self.dim = self.num_features if dim is None else dim
         self.head = build_head(self.num_features, dim, norm, dropout, hidden)
         if head_whitening is not None:
