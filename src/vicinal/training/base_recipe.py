@@ -27,12 +27,15 @@ from vicinal.training.recipe_check import RecipeCheck, shown
 from vicinal.training.recipe_classes import OfferedClasses
 from vicinal.training.recipe_file import RecipeFile
 from vicinal.training.recipe_schema import Schema, Setting, arguments_schema, settings_schema
-from vicinal.utils.console import log
+from vicinal.utils.console import is_main_process, log
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
 
 LAST_GROUPS = ("optimizer.lr_factors", "fine_tuning", "sample_selection", "data.noise")  # of the help
+
+CONTINUED = ("epochs", "max_steps", "validation.patience")
+"""The settings that may be larger or null where a run is resumed; its schedule is that of the new length."""
 
 AnyRecipe = TypeVar("AnyRecipe", bound="BaseRecipe")
 CHOSEN = ("batch_size", "samples_per_class", "model.backbone")  # to suit data and machine, where they are not given
@@ -150,16 +153,20 @@ class BaseRecipe(ABC):
 
         Args:
             path: the run's recipe file.
-            given: the recipe with which the run is resumed, if any; it must be the same.
+            given: the recipe with which the run is resumed, if any; it must be the same, but may be longer: see
+                :data:`CONTINUED`.
             allow_imports: as for :meth:`load`; a run does not remember it.
 
         Raises:
             InputError: the recipes differ, or the file is not a recipe.
         """
         own = cls.load(path, allow_imports=allow_imports)
-        if given is not None:
-            own.check_same(given)
-        return own
+        if given is None:
+            return own
+        own.check_same(given)
+        ours, theirs = _flattened(own.config), _flattened(given.config)
+        changed = [f"--{key}={json.dumps(theirs[key])}" for key in CONTINUED if theirs[key] != ours[key]]
+        return cls.load(path, changed, allow_imports) if changed else own
 
     @classmethod
     def _set_defaults(cls, parser: jsonargparse.ArgumentParser, values: dict[str, Any]) -> None:
@@ -191,12 +198,20 @@ class BaseRecipe(ABC):
         """Write the recipe as YAML, with every default filled in."""
         write_bytes(path, dump_yaml(self.config).encode())
 
+    def save_changes(self, path: Path) -> None:
+        """Write the recipe in the place of a run's, if it differs from that; only the main process writes."""
+        content = dump_yaml(self.config).encode()
+        if is_main_process() and path.read_bytes() != content:
+            write_bytes(path, content)
+
     def check_same(self, other: BaseRecipe) -> None:
         """Raise InputError, naming the first setting that differs, unless the other recipe is the same."""
         ours, theirs = _flattened(self.config), _flattened(other.config)
         for key in [*ours, *theirs]:
-            is_chosen = key in CHOSEN and (key not in other.given or theirs.get(key) is None)
-            if ours.get(key) != theirs.get(key) and not is_chosen:
+            own, new = ours.get(key), theirs.get(key)
+            is_chosen = key in CHOSEN and (key not in other.given or new is None)
+            is_longer = key in CONTINUED and own is not None and (new is None or new > own)
+            if own != new and not is_chosen and not is_longer:
                 raise InputError(
                     f"{key} = {shown(theirs.get(key))} differs from the run's own {shown(ours.get(key))}; "
                     "resume with --out and --resume alone, or start a new run"

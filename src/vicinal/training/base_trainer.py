@@ -137,6 +137,7 @@ class BaseTrainer(ABC):
             while not self.length.is_reached(self.progress) and not self.out_of_patience():
                 self.train_epoch()
                 self.finish_epoch()
+        self._tell_end()
         self.finish()
 
     @contextmanager
@@ -210,6 +211,13 @@ class BaseTrainer(ABC):
         """Whether the last `validation.patience` evaluations were without a new best score."""
         patience = self.settings.validation.patience
         return patience is not None and self.progress.evaluations_since_best >= patience
+
+    def _tell_end(self) -> None:
+        """Say why the run ends before its schedule."""
+        if self.out_of_patience() and not self.length.is_reached(self.progress):
+            validation = self.settings.validation
+            best = f"no {validation.metric} better than that of epoch {self.progress.best_epoch}"
+            log(f"stopped early: {best} within validation.patience = {validation.patience} evaluations")
 
     # Inside a step --------------------------------------------------------------------------------------------------
 

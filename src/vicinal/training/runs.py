@@ -46,8 +46,9 @@ def resume(out: str | Path, recipe: Recipe | None = None, allow_imports: Sequenc
 
     Args:
         out: the run's folder.
-        recipe: if given, it must equal that of the run; if the folder holds no run, a new one is started. One command
-            line can thus start a run and restart it until it is finished.
+        recipe: if given, it must equal that of the run, but `epochs`, `max_steps` and `validation.patience` may be
+            larger, so that a finished run goes on with the schedule of the new length; if the folder holds no run, a
+            new one is started. One command line can thus start a run and restart it until it is finished.
         allow_imports: packages whose classes the run's recipe may name, as for :meth:`Recipe.load`; a run does not
             remember them.
 
@@ -62,7 +63,9 @@ def resume(out: str | Path, recipe: Recipe | None = None, allow_imports: Sequenc
         raise InputError(f"{run.path} is the run of a refiner; resume it with vicinal refine")
     own = Recipe.of_run(run.recipe, recipe, allow_imports)
     with run.in_use():
-        _fit(own, load_run_table(run.table), run)
+        table = load_run_table(run.table)
+        own.save_changes(run.recipe)
+        _fit(own, table, run)
     return run
 
 

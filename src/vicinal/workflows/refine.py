@@ -69,7 +69,8 @@ def resume_refiner(
 
     Args:
         out: the run's folder.
-        recipe: if given, it must equal that of the run; if the folder holds no run, a new one is started.
+        recipe: if given, it must equal that of the run, or be longer as for :func:`~vicinal.training.resume`; if the
+            folder holds no run, a new one is started.
         allow_imports: packages whose classes the run's recipe may name, as for :meth:`RefinerRecipe.load`.
 
     Raises:
@@ -81,6 +82,7 @@ def resume_refiner(
     run.check_run()
     own = RefinerRecipe.of_run(run.recipe, recipe, allow_imports)
     with run.in_use():
+        own.save_changes(run.recipe)
         _create_trainer(own, run).fit()
     return run
 

@@ -1,0 +1,50 @@
+"""A finished run goes on for more epochs, steps or evaluations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from tests.training.test_trainer import _scripted_validation
+from vicinal.cli.main import main
+from vicinal.training import Recipe, resume, train
+from vicinal.training.checkpoint import load_checkpoint
+from vicinal.utils.errors import InputError
+
+
+@pytest.mark.parametrize("length", ["epochs", "max_steps"])
+def test_a_longer_run_is_that_of_the_new_length(small: list[str], tmp_path: Path, length: str) -> None:
+    short, long = {"epochs": (1, 3), "max_steps": (3, 6)}[length]
+    settings = [*small, "--schedule.name=constant", *(["--epochs=9"] if length == "max_steps" else [])]
+    one = train(Recipe.load(overrides=[*settings, f"--{length}={long}"]), tmp_path / "one")
+    two = train(Recipe.load(overrides=[*settings, f"--{length}={short}"]), tmp_path / "two")
+    assert main(["train", "--out", str(two.path), "--resume", f"--{length}={long}"]) == 0
+    assert getattr(Recipe.load(two.recipe).settings, length) == long
+    assert pd.read_csv(two.log)["step"].tolist() == pd.read_csv(one.log)["step"].tolist()
+    ours, theirs = (load_checkpoint(run.last, "module")["module"] for run in (one, two))
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=0)
+
+
+def test_more_patience_continues_a_run_that_stopped_early(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _scripted_validation(monkeypatch, iter([0.1, 0.5, 0.4, 0.6, 0.3]))
+    run = train(Recipe.load(overrides=[*small, "--epochs=4", "--validation.patience=1"]), tmp_path / "run")
+    assert "stopped early: no mAP@R better than that of epoch 1 within validation.patience" in capsys.readouterr().err
+    assert main(["train", "--out", str(run.path), "--resume", "--validation.patience=2"]) == 0
+    assert load_checkpoint(run.last)["progress"]["epoch"] == 4
+    assert load_checkpoint(run.best)["epoch"] == 3
+
+
+def test_nothing_else_may_change(small: list[str], tmp_path: Path) -> None:
+    run = train(Recipe.load(overrides=[*small, "--epochs=2"]), tmp_path / "run")
+    before = run.recipe.read_bytes()
+    for setting in ("--epochs=1", "--validation.patience=3", "--optimizer.lr=0.5", "--seed=3"):
+        key = setting.removeprefix("--").partition("=")[0]
+        with pytest.raises(InputError, match=rf"{key} = .* differs from the run's own"):
+            resume(run.path, Recipe.load(run.recipe, [setting]))
+    assert run.recipe.read_bytes() == before
