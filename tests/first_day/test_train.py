@@ -103,5 +103,6 @@ def test_the_retries_of_the_hub_are_one_line(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(Embedder, "__init__", fail)
     with pytest.raises(InputError, match=r"^model: cannot download; use model.pretrained: false or a local file$"):
         recipe.create_embedder()
-    assert capsys.readouterr().err == "the Hugging Face Hub does not answer; trying again a few times\n"
+    line = "the Hugging Face Hub does not answer; trying again a few times (not with HF_HUB_OFFLINE=1)"
+    assert capsys.readouterr().err == f"{line}\n"
     assert not client.filters

@@ -70,7 +70,7 @@ class _FirstOnly(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if self.is_first:
-            log("the Hugging Face Hub does not answer; trying again a few times")
+            log("the Hugging Face Hub does not answer; trying again a few times (not with HF_HUB_OFFLINE=1)")
         self.is_first = False
         return False
 
