@@ -185,7 +185,8 @@ class BaseRecipe(ABC):
         text = ", ".join(f"{name} = {size}" for name, size in chosen.items())
         log(f"chosen to suit {len(table):,} training images of {len(table.classes):,} classes: {text}")
         namespace = self._namespace.clone()
-        namespace.update(jsonargparse.Namespace(**chosen))
+        for name, size in chosen.items():
+            namespace[name] = size
         recipe = type(self)(self._parser, namespace)
         recipe.allow_imports, recipe.given = self.allow_imports, self.given
         return recipe

@@ -61,9 +61,11 @@ def _fit_samples(settings: BaseSettings, table: Table) -> int:
 def _fit_size(settings: BaseSettings, table: Table, samples: int) -> int:
     if samples == 0:
         return _largest_multiple(settings.num_processes, min(BATCH_SIZE, len(table)))
-    counts, groups = table.class_counts, _num_groups(settings)
-    is_used = (counts >= samples) | (settings.small_classes == "replace")
-    classes = min(BATCH_SIZE // samples, _max_classes(settings, table, is_used))
+    is_used = (table.class_counts >= samples) | (settings.small_classes == "replace")
+    groups, column = 1, None
+    if isinstance(settings, TrainingSettings) and settings.coarse_classes_per_batch > 0:
+        groups, column = settings.coarse_classes_per_batch, settings.coarse_column
+    classes = min(BATCH_SIZE // samples, _max_classes(table, is_used, groups, column))
     return samples * _largest_multiple(math.lcm(settings.num_processes, groups), classes)
 
 
@@ -72,18 +74,12 @@ def _largest_multiple(divisor: int, limit: int) -> int:
     return max(limit // divisor, -(-2 // divisor)) * divisor
 
 
-def _num_groups(settings: BaseSettings) -> int:
-    """The number of coarse classes in a batch, 1 without them."""
-    return max(1, settings.coarse_classes_per_batch) if isinstance(settings, TrainingSettings) else 1
+def _max_classes(table: Table, is_used: Booleans, groups: int, column: str | None) -> int:
+    """The largest number of classes in a batch with so many coarse classes, of the column of the table.
 
-
-def _max_classes(settings: BaseSettings, table: Table, is_used: Booleans) -> int:
-    """The number of classes of a batch that has all of them, or for each coarse class that of the smallest one.
-
-    Of the coarse classes, as many as a batch takes need that many classes; smaller ones are merged.
+    So many coarse classes must have enough classes each; smaller ones are merged by the sampler.
     """
-    groups = _num_groups(settings)
-    if groups == 1 or not table.has(column := settings.coarse_column):
+    if column is None or not table.has(column):
         return int(is_used.sum())
     sizes = table.frame[is_used[table.labels]].groupby(column)["label"].nunique().sort_values(ascending=False)
     return groups * int(sizes.iloc[groups - 1]) if len(sizes) >= groups else int(is_used.sum())
