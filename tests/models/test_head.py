@@ -56,6 +56,24 @@ def test_l2_norm_before_the_linear_layer() -> None:
     torch.testing.assert_close(model(images()), expected)
 
 
+def test_a_hidden_layer_makes_the_head_an_mlp(tmp_path: Path) -> None:
+    model = build(hidden=12)
+    features = pooled(model, images())
+    first, _, last = model.head[1]
+    hidden = F.relu(F.linear(F.layer_norm(features, [WIDTH]), first.weight, first.bias))
+    torch.testing.assert_close(model(images()), F.normalize(F.linear(hidden, last.weight, last.bias)))
+    torch.testing.assert_close(model(features), model(images()))
+    model.save_pretrained(tmp_path / "model")
+    torch.testing.assert_close(Embedder.from_pretrained(tmp_path / "model")(images()), model(images()))
+    PCAWhitening.fit(np.random.default_rng(0).standard_normal((500, WIDTH)), 8).save(tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match="head_whitening needs one linear layer; leave out hidden"):
+        build(hidden=12, head_whitening=tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match="hidden is 12; it must be left out without dim"):
+        build(hidden=12, dim=None)
+    with pytest.raises(InputError, match="hidden is 0; it must be an integer from 1"):
+        build(hidden=0)
+
+
 def test_without_linear_layer_embeddings_are_the_pooled_features(tmp_path: Path) -> None:
     model = build(dim=None, norm="none")
     assert model.dim == model.train_output_dim == WIDTH

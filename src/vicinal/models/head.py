@@ -32,9 +32,7 @@ class L2Norm(nn.Module):
         return unit_vectors(at_least_float32(vectors), self.training)
 
 
-def check_head(
-    dim: int | None, norm: str, dropout: float, projector: int | None, hidden: int | None = None
-) -> None:
+def check_head(dim: int | None, norm: str, dropout: float, projector: int | None, hidden: int | None = None) -> None:
     """Raise InputError if an argument is invalid; before the backbone is created, which may be downloaded."""
     for name, width in given(dim=dim, hidden=hidden, projector=projector).items():
         if not isinstance(width, int) or isinstance(width, bool) or not 1 <= width <= MAX_DIM:
