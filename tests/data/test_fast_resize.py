@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -138,9 +139,11 @@ def test_all_kinds_of_jpeg(tmp_path: Path, options: dict[str, object]) -> None:
     assert found.max() <= 4
 
 
-def test_several_pictures_in_one_jpeg(tmp_path: Path) -> None:
+def test_several_pictures_in_one_jpeg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smooth(*LARGE).save(tmp_path / "a.mpo", save_all=True, append_images=[texture(*LARGE)])
-    assert differences(str(tmp_path / "a.mpo"), GRAY_LEVELS, "test").max() <= 4
+    with decoded_sizes(monkeypatch) as sizes:
+        assert differences(str(tmp_path / "a.mpo"), GRAY_LEVELS, "test").max() <= 4
+    assert sizes == [(302, 226), LARGE]
 
 
 @pytest.mark.parametrize("orientation", range(1, 10))
@@ -160,14 +163,24 @@ def test_reduced_images_are_upright(
     assert max(exact) / max(fast) == pytest.approx({LARGE: 1, (1208, 902): 2}.get(size, 4) if turned else 4, rel=0.01)
 
 
-def test_tiny_and_odd_sizes_have_the_right_shape(tmp_path: Path) -> None:
-    for width in (*range(1, 41), 127, 129):
-        path = jpeg(tmp_path, smooth(width, 33))
-        for size in (1, 2, 3, 7):
-            for left in (0, width // 3):
-                with open_image(path) as image:
-                    found = resized_crop(image, (left, 0, width, 33), (size, size + 1), "bilinear")
-                assert found.shape == (3, size + 1, size), (width, size, left)
+def test_tiny_and_odd_sizes_are_resized_as_others(tmp_path: Path) -> None:
+    for width in (*range(1, 41), 49, 127, 129):
+        path = jpeg(tmp_path, texture(4, 3).resize((width, width + 1), Image.Resampling.BICUBIC), subsampling=0)
+        whole = read_image(path)
+        for size, left in itertools.product((1, 2, 3, 7, 15), (0, width // 3, width - 1)):
+            box = (left, 0, width, width + 1)
+            with open_image(path) as image:
+                found = resized_crop(image, box, (size, size + 1), "bilinear")
+            assert found.shape == (3, size + 1, size), (width, size, left)
+            expected = np.asarray(whole.crop(box).resize((size, size + 1), Image.Resampling.BILINEAR), dtype=int)
+            assert np.abs(found.permute(1, 2, 0).numpy() - expected).max() < (45 if left else 15), (width, size, left)
+
+
+def test_reduced_crops_have_no_black_border(tmp_path: Path) -> None:
+    path = jpeg(tmp_path, Image.new("RGB", (131, 131), "white"))
+    for start in range(60):
+        with open_image(path) as image:
+            assert resized_crop(image, (start, start, 131, 131), (8, 8), "bilinear").min() == 255, start
 
 
 def test_images_of_other_formats_are_resized_as_they_are(tmp_path: Path) -> None:
