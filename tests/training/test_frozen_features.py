@@ -184,7 +184,7 @@ def test_an_interrupted_pass_continues(
         cached_features(model, table, tmp_path / "cache", batch_size=10)
     (partial,) = (tmp_path / "cache").rglob(PARTIAL)
     with partial.open("ab") as file:
-        file.write(b"a part of a row")
+        file.write(bytes(1_000))  # two rows of the next batch, and a part of a third
     monkeypatch.setattr(Embedder, "pooled_features", counted)
     features = cached_features(model, table, tmp_path / "cache", batch_size=10)
     assert passes == [10, 10, 10, 10, 10, 8]  # two batches were kept, the third was lost
