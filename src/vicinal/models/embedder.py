@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from vicinal.models.image_sizes import check_any_size
 from vicinal.models.initialization_table import timm_name
 from vicinal.models.initializations import create_backbone, default_transform
 from vicinal.models.inputs import Images, image_batches
+from vicinal.models.model_card import IMPORT
 from vicinal.models.model_format import EMBEDDER
 from vicinal.models.modes import eval_mode, unit_vectors
 from vicinal.models.pooling import ClassToken, PoolingName, build_pooling, to_feature_maps
@@ -312,11 +313,50 @@ class Embedder(SavedModel):
         return {**self.config, "transform": self.transform.to_dict()}
 
     @classmethod
-    def _from_config(cls, config: Mapping[str, Any]) -> Embedder:
+    def from_module(
+        cls,
+        module: nn.Module,
+        transform: ImageTransform,
+        dim: int | None = None,
+        path: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> Embedder:
+        """Wrap any module that maps images to vectors, which are L2-normalized then.
+
+        It is saved by the import path of what builds it, with its weights. Loading such a folder imports code, so it
+        needs `allow_imports` of :meth:`from_pretrained`, or `--allow_import` on the command line.
+
+        Args:
+            module: Maps transformed images, float [n, C, H, W], to vectors [n, dim].
+            transform: The transform of the images.
+            dim: Dimension of the vectors; None: it is found by embedding one image.
+            path: Import path of a class or function that builds the module, such as `my_models.build`; None: that of
+                the class of the module.
+            arguments: Its arguments, plain values as in a recipe; None: none.
+
+        Raises:
+            InputError: The module does not map an image to a vector, or `dim` is another one.
+
+        Example:
+            >>> module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4))
+            >>> model = Embedder.from_module(module, ImageTransform(size=8))
+            >>> model.embed(torch.zeros(2, 3, 8, 8)).shape
+            (2, 4)
+        """
+        from vicinal.models.module_embedder import ModuleEmbedder  # is a subclass
+
+        return ModuleEmbedder.of_module(module, transform, dim, path, arguments)
+
+    @classmethod
+    def _from_config(cls, config: Mapping[str, Any], allow_imports: Sequence[str] = ()) -> Embedder:
         transform = ImageTransform.from_dict(config["transform"])
         for key in transform.to_dict():
             if key not in config["transform"]:
                 raise InputError(f"transform: {key} is missing")
+        if config["backbone"].startswith(IMPORT):
+            from vicinal.models.module_embedder import ModuleEmbedder  # is a subclass
+
+            return ModuleEmbedder.from_imported(config, transform, allow_imports)
         arguments = {key: value for key, value in config.items() if key not in ("recipe", "metrics")}
         return cls(**{**arguments, "transform": transform, "pretrained": False})
 

@@ -7,6 +7,9 @@ from typing import Any
 
 import yaml
 
+IMPORT = "import:"
+"""Before the import path of a module of the user in the place of a backbone's name."""
+
 EMBEDDER_TEXT = """
 # {name}
 
@@ -16,7 +19,7 @@ embeddings is their cosine similarity.
 
 | | |
 |---|---|
-| backbone | `{backbone}` (timm) |
+| backbone | {backbone} |
 | pooling | {pooling} |
 | normalization before the linear layer | {norm} |
 | images | {images}, {channels} channels |
@@ -26,7 +29,7 @@ embeddings is their cosine similarity.
 ```python
 from vicinal import Embedder
 
-model = Embedder.from_pretrained("path/to/this/folder")
+model = Embedder.from_pretrained("path/to/this/folder"{load})
 vectors = model.embed(["a.jpg", "b.jpg"])
 ```
 """
@@ -75,15 +78,18 @@ def embedder_card(name: str, config: Mapping[str, Any]) -> str:
         >>> [line for line in card.splitlines() if "recall@1" in line]
         ['    - type: recall@1', '| recall@1 | 0.9000 |']
     """
-    transform = config["transform"]
+    transform, imported = config["transform"], config["backbone"].removeprefix(IMPORT)
+    is_imported = imported != config["backbone"]
     text = EMBEDDER_TEXT.format(
         name=name,
         images=f"whole, at most {longest} px" if (longest := transform["longest"]) else f"{transform['size']} px",
         channels=transform["channels"],
         dimensions="" if config["dim"] is None else f" of {config['dim']} dimensions",
-        **{key: config[key] for key in ("backbone", "pooling", "norm")},
+        backbone=f"`{imported}`, code of its own" if is_imported else f"`{config['backbone']}` (timm)",
+        load=f', allow_imports=["{imported.partition(".")[0]}"]' if is_imported else "",
+        **{key: config[key] for key in ("pooling", "norm")},
     )
-    return _card(name, text, config, "image-feature-extraction", [f"timm-{config['backbone']}"])
+    return _card(name, text, config, "image-feature-extraction", [] if is_imported else [f"timm-{config['backbone']}"])
 
 
 def refiner_card(name: str, config: Mapping[str, Any]) -> str:

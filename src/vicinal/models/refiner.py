@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, Literal, cast
 
@@ -179,7 +179,7 @@ class ContextRefiner(SavedModel):
         }
 
     @classmethod
-    def _from_config(cls, config: Mapping[str, Any]) -> ContextRefiner:
+    def _from_config(cls, config: Mapping[str, Any], allow_imports: Sequence[str] = ()) -> ContextRefiner:
         others = ("recipe", "metrics", "model_fingerprint")
         refiner = cls(**{key: value for key, value in config.items() if key not in others})
         refiner.model_fingerprint = config["model_fingerprint"]

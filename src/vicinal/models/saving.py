@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -45,8 +45,11 @@ class SavedModel(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def _from_config(cls: type[Model], config: Mapping[str, Any]) -> Model:
-        """Create a model with any weights from a configuration whose keys and types are checked."""
+    def _from_config(cls: type[Model], config: Mapping[str, Any], allow_imports: Sequence[str] = ()) -> Model:
+        """Create a model with any weights from a configuration whose keys and types are checked.
+
+        Nothing is imported that the configuration names, except from the packages in `allow_imports`.
+        """
 
     def fingerprint(self) -> str:
         """A short hash of configuration and weights; models with equal fingerprints have equal outputs.
@@ -99,15 +102,20 @@ class SavedModel(nn.Module, ABC):
         model_folder.write(folder, self.model_format, config, merged_state_dict(self))
 
     @classmethod
-    def from_pretrained(cls: type[Model], source: str | Path, revision: str | None = None) -> Model:
+    def from_pretrained(
+        cls: type[Model], source: str | Path, revision: str | None = None, allow_imports: Sequence[str] = ()
+    ) -> Model:
         """Load a saved model in evaluation mode, on the CPU, with the data type that it was saved with.
 
-        Nothing is unpickled, no code in the folder is executed, and no other weights are downloaded. Names and shapes
-        of the tensors are compared with the configuration before memory is allocated.
+        Nothing is unpickled, no code in the folder is executed, no code that it names is imported unless its package is
+        in `allow_imports`, and no other weights are downloaded. Names and shapes of the tensors are compared with the
+        configuration before memory is allocated.
 
         Args:
             source: A folder that `save_pretrained` wrote, or the name of such a model on the Hugging Face hub.
             revision: A branch, tag or commit on the hub.
+            allow_imports: Packages or modules whose code the folder may name, as one that was saved after
+                :meth:`Embedder.from_module` does.
 
         Raises:
             InputError: There is no such model, it is of another kind, or its files are damaged or do not fit; the
@@ -116,11 +124,11 @@ class SavedModel(nn.Module, ABC):
         folder = model_folder.find_folder(source, revision)
         config = model_folder.read_config(folder, cls.model_format)
         with torch.random.fork_rng(devices=[]):
-            expected = cls._build_on_meta(folder, config)
+            expected = cls._build_on_meta(folder, config, allow_imports)
             model_folder.check_tensors(folder, expected.state_dict())
             check_network_memory(f"model: {folder}", expected)
             tensors = model_folder.read_tensors(folder)
-            model = cls._from_config(config)
+            model = cls._from_config(config, allow_imports)
         weights = {name: tensors[name] for name, _ in model.named_parameters()}
         model.to(_common_dtype(weights, f"{folder / model_folder.WEIGHTS}: "))
         model.load_state_dict(tensors)
@@ -128,14 +136,16 @@ class SavedModel(nn.Module, ABC):
         return model.eval()
 
     @classmethod
-    def _build_on_meta(cls: type[Model], folder: Path, config: Mapping[str, Any]) -> Model:
+    def _build_on_meta(
+        cls: type[Model], folder: Path, config: Mapping[str, Any], allow_imports: Sequence[str]
+    ) -> Model:
         """Build the model without memory for its tensors."""
         path = folder / model_folder.CONFIG
         # Building may replace some tensors, such as those of a classifier, and buffers may not be in the file.
         max_tensors = 2 * model_folder.count_tensors(folder) + MORE_TENSORS
         try:
             with torch.device("meta"), limited_build("it", max_tensors):
-                model = cls._from_config(config)
+                model = cls._from_config(config, allow_imports)
             check_buffers("it", model)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error

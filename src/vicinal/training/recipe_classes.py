@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import sys
 from collections.abc import Sequence
 from inspect import isabstract
 from pathlib import Path
 
 import vicinal
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.allowed_imports import import_module, is_in
 
 LOSS_FILES = (
     "losses/__init__.py",
@@ -43,7 +42,7 @@ class OfferedClasses:
     def __init__(self, allow_imports: Sequence[str] = ()) -> None:
         self.allow_imports = tuple(allow_imports)
         for name in self.allow_imports:
-            _import(name)
+            import_module(name)
 
     def all(self, base: type) -> dict[str, type]:
         """The classes of a kind that a recipe may name, by name; abstract ones cannot be created."""
@@ -62,7 +61,7 @@ class OfferedClasses:
             return None
         module, _, name = path.rpartition(".")
         if module and self._is_allowed(module):
-            _import(module)
+            import_module(module)
         classes = self.all(base)
         if not module:
             return classes.get(name)
@@ -73,7 +72,7 @@ class OfferedClasses:
         return _is_ours(kind.__module__) or self._is_allowed(kind.__module__)
 
     def _is_allowed(self, module: str) -> bool:
-        return any(_is_in(module, package) for package in self.allow_imports)
+        return any(is_in(module, package) for package in self.allow_imports)
 
 
 def loss_names() -> list[str]:
@@ -119,19 +118,4 @@ def import_path(kind: type) -> str:
 
 
 def _is_ours(module: str) -> bool:
-    return _is_in(module, "vicinal")
-
-
-def _is_in(module: str, package: str) -> bool:
-    return f"{module}.".startswith(f"{package}.")
-
-
-def _import(module: str) -> None:
-    """Import a module that the user allows."""
-    if module in sys.modules:
-        return
-    try:
-        importlib.import_module(module)
-    except Exception as error:  # whatever the user's own code raises
-        reason = one_line(str(error), 200) or type(error).__name__
-        raise InputError(f"--allow_import {module}: it cannot be imported ({reason})") from error
+    return is_in(module, "vicinal")

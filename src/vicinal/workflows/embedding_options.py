@@ -19,6 +19,8 @@ class EmbeddingOptions:
             is given in their place, which has its own model.
         pooling: the pooling of a model of timm; backbone is its own, and projection its own with CLIP's projection.
             None takes that of the image embedding which its weights were published with.
+        allow_import: packages whose code a model that was saved by its import path may name, such as my_models; they
+            are imported. None allows none.
         root: the folder that a table's paths are relative to, or in which a benchmark is stored.
         batch_size: number of images embedded at a time.
         num_workers: number of processes that read images.
@@ -36,6 +38,7 @@ class EmbeddingOptions:
 
     model: str | None = None
     pooling: Literal["avg", "max", "gem", "avg+max", "token", "backbone", "projection"] | None = None
+    allow_import: tuple[str, ...] | None = None
     root: str | None = None
     batch_size: int = 64
     num_workers: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ def backbone_name(model: str) -> str | None:
     return None if not name or "/" in name or "\\" in name or Path(model).expanduser().exists() else name
 
 
-def load_model(path: str, pooling: PoolingName | None = None) -> Embedder:
+def load_model(path: str, pooling: PoolingName | None = None, allow_imports: Sequence[str] = ()) -> Embedder:
     """Load a model folder, the model of a run folder, a model of the Hugging Face Hub, or an untrained backbone.
 
     Args:
@@ -41,6 +42,7 @@ def load_model(path: str, pooling: PoolingName | None = None) -> Embedder:
             embeddings are the image embeddings that its weights were published with, without a head.
         pooling: the pooling of an untrained backbone; None: that of
             :func:`~vicinal.models.default_pooling`.
+        allow_imports: packages whose code a saved model may name, see :meth:`vicinal.Embedder.from_module`.
 
     Raises:
         InputError: there is no such model, it is damaged, or `pooling` is given for one that has its own.
@@ -57,7 +59,7 @@ def load_model(path: str, pooling: PoolingName | None = None) -> Embedder:
         raise InputError(f"{path} has no finished model; continue the run with: vicinal train --out {path} --resume")
     from vicinal.models.embedder import Embedder  # loads timm
 
-    return Embedder.from_pretrained(run.model if kind == "run" else path)
+    return Embedder.from_pretrained(run.model if kind == "run" else path, allow_imports=allow_imports)
 
 
 def check_backbone(model: str) -> None:

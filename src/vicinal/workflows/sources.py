@@ -152,11 +152,11 @@ class EmbeddingReader(EmbeddingOptions):
             return self._model
         if source_kind(source) != "run":
             raise InputError(f"{source} holds images; say which model embeds them with --model")
-        return load_model(source, self.pooling)
+        return load_model(source, self.pooling, self.allow_import or ())
 
     @cached_property
     def _model(self) -> Embedder:
-        return load_model(str(self.model), self.pooling)
+        return load_model(str(self.model), self.pooling, self.allow_import or ())
 
     @cached_property
     def _pca_whitening(self) -> PCAWhitening | None:

@@ -1,0 +1,138 @@
+"""An embedder around any module that maps images to vectors, saved by the import path of what builds the module."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vicinal.data.transforms import ImageTransform
+from vicinal.models.embedder import Embedder
+from vicinal.models.model_card import IMPORT
+from vicinal.models.model_format import EMBEDDER, MAX_DIM
+from vicinal.models.modes import eval_mode
+from vicinal.models.saving import SavedModel
+from vicinal.utils.allowed_imports import import_allowed
+from vicinal.utils.arguments import check_plain_values
+from vicinal.utils.errors import InputError, one_line
+
+
+class ModuleEmbedder(Embedder):
+    """A module in place of backbone, pooling and head; :meth:`Embedder.from_module` creates it.
+
+    Args:
+        module: Maps images [n, C, H, W] to vectors [n, dim].
+        transform: The transform of the images.
+        dim: Dimension of the vectors.
+        path: Import path of the class or function that builds the module.
+        arguments: Its arguments.
+    """
+
+    def __init__(
+        self, module: nn.Module, transform: ImageTransform, dim: int, path: str, arguments: Mapping[str, Any]
+    ) -> None:
+        SavedModel.__init__(self)  # the module replaces all that an embedder builds
+        defaults = {name: each.default for name, each in inspect.signature(Embedder).parameters.items()}
+        own = {"backbone": IMPORT + path, "backbone_args": dict(arguments), "dim": dim, "norm": "none"}
+        config = {**defaults, **own, "pooling": "backbone"}
+        self.config = {key: config[key] for key in EMBEDDER.types if key in config and key != "transform"}
+        self.normalize_in_training, self.features_in_training = True, False
+        self.freeze_batch_norm = "none"
+        self.transform, self.backbone = transform, module
+        self.num_features = self.dim = dim
+        self.pooling, self.head, self.projector = nn.Identity(), nn.Sequential(), None
+
+    @classmethod
+    def of_module(
+        cls,
+        module: nn.Module,
+        transform: ImageTransform,
+        dim: int | None,
+        path: str | None,
+        arguments: Mapping[str, Any] | None,
+    ) -> ModuleEmbedder:
+        """Check a module by embedding one image, and wrap it; see :meth:`Embedder.from_module`."""
+        arguments = dict(arguments or {})
+        check_plain_values("arguments", arguments)
+        found = _output_dim(module, transform)
+        if dim not in (None, found):
+            raise InputError(f"dim is {dim}, but the module gives vectors of {found} dimensions")
+        return cls(
+            module, transform, found, path or f"{type(module).__module__}.{type(module).__qualname__}", arguments
+        )
+
+    @classmethod
+    def from_imported(
+        cls, config: Mapping[str, Any], transform: ImageTransform, allow_imports: Sequence[str]
+    ) -> ModuleEmbedder:
+        """Build the module of a saved configuration, whose code the user must allow to be imported.
+
+        Raises:
+            InputError: The user does not, it cannot be imported, or it does not build a module.
+        """
+        path, dim = config["backbone"].removeprefix(IMPORT), config["dim"]
+        if not isinstance(dim, int) or not 1 <= dim <= MAX_DIM:
+            raise InputError(f"dim is {dim}; it must be an integer from 1 to {MAX_DIM:,}")
+        module = _build(path, config["backbone_args"], allow_imports)
+        return cls(module, transform, dim, path, config["backbone_args"])
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        recipe: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Save the model as a folder, as :meth:`Embedder.save_pretrained`, if its module can be built again.
+
+        Raises:
+            InputError: What the path names does not build a module with the same weights, or as for other embedders.
+        """
+        path, arguments = self.config["backbone"].removeprefix(IMPORT), self.config["backbone_args"]
+        hint = "say how it is built with path= and arguments="
+        if path.startswith("__main__.") or "<locals>" in path:
+            raise InputError(f"cannot save the module {path}: it is not in a module that can be imported; {hint}")
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            built = _build(path, arguments, [path.partition(".")[0]])
+        if _shapes(built) != _shapes(self.backbone):
+            raise InputError(f"cannot save the module: {path} builds one with other weights; {hint}")
+        super().save_pretrained(folder, recipe, metrics)
+
+
+def _build(path: str, arguments: Mapping[str, Any], allow_imports: Sequence[str]) -> nn.Module:
+    create = import_allowed(path, allow_imports)
+    try:
+        module = create(**arguments)
+    except InputError:
+        raise
+    except Exception as error:  # whatever the user's own code raises
+        raise InputError(f"{path} with the arguments {dict(arguments)} fails: {one_line(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise InputError(f"{path} builds {type(module).__name__}; it must build a torch.nn.Module")
+    return module
+
+
+def _output_dim(module: nn.Module, transform: ImageTransform) -> int:
+    """The dimension of the vectors that a module gives for an image."""
+    weight = next(module.parameters(), None)
+    if weight is None:
+        raise InputError("the module has no weights; there is nothing to embed with")
+    images = torch.zeros(
+        1, transform.channels, transform.size, transform.size, dtype=weight.dtype, device=weight.device
+    )
+    with eval_mode(module), torch.no_grad():
+        try:
+            output = module(images)
+        except Exception as error:  # whatever the user's own code raises
+            raise InputError(f"the module fails for an image {list(images.shape)}: {one_line(error)}") from error
+    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != 1 or not 1 <= output.shape[1] <= MAX_DIM:
+        given = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise InputError(f"the module maps an image {list(images.shape)} to {given}; it must give vectors [1, dim]")
+    return int(output.shape[1])
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
