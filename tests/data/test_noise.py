@@ -169,7 +169,7 @@ def test_what_noise_leaves_outlives_a_file_and_a_split(ending: str, text: bool, 
     marks = ["label", "label_clean", "noisy_label", "noisy_image"]
     assert again.frame[marks].equals(noisy.frame[marks])
     assert again.statistics().noise == noisy.statistics().noise == {"noisy_labels": 0.2, "foreign_images": 0.025}
-    split = again.split_classes({"train": 0.5, "test": 0.5})
+    split = again.split_classes({"train": 0.5, "test": 0.5}, redivide=True)
     assert split.frame[marks].equals(noisy.frame[marks])
     assert split.subset("test").frame["label_clean"].dtype == noisy.frame["label"].dtype
 

@@ -85,6 +85,39 @@ def test_replay_trains_on_all_classes_and_looks_at_the_test_split_once(study_rec
     assert (after.best, after.test) == (4, result.test)
 
 
+def test_an_interrupted_replay_goes_on_with_its_trial(study_recipe: Path) -> None:
+    first = run(study_recipe, MadeUp(), replay=True)
+    Path("study/test.json").unlink()  # it was killed before the look
+    later = MadeUp(lambda config: [0.0, 1.0, 0.0])
+    after = run(study_recipe, later, replay=True, trials=5)
+    assert after.best == 4 != first.best
+    assert later.names() == ["trials/004"]
+    assert later.names("evaluate") == ["final"]
+    assert after.test is not None
+    assert after.test["trial"] == first.best
+
+
+def test_foreign_images_are_no_test_images(study_recipe: Path) -> None:
+    """The tables of trials have none, so that nothing later would see it."""
+    table = Table.from_parquet("table.parquet")
+    table.subset("test").save("foreign.csv")
+    noise = ["--data.noise.foreign=foreign.csv", "--data.noise.foreign_fraction=0.5"]
+    with pytest.raises(InputError, match=r"is no foreign image: it is one of the table's own"):
+        run(study_recipe, MadeUp(), LR, *noise)
+    with pytest.raises(InputError, match=r"all runs of a study have the same data\.noise\.foreign"):
+        run(study_recipe, MadeUp(), "--search.data.noise.foreign=[a.csv, b.csv]")
+
+
+def test_a_training_list_is_applied_once(study_recipe: Path) -> None:
+    table = Table.from_parquet("table.parquet")
+    training = table.subset("train").frame
+    lines = [f"{path},{label[1:]}" for path, label in zip(training["path"], training["label"], strict=True)]
+    Path("list.csv").write_text("\n".join(lines))
+    start = MadeUp()
+    run(study_recipe, start, LR, "--data.train_list=list.csv", trials=1)
+    assert start.configs["trials/000"]["data"]["train_list"] is None
+
+
 def test_training_images_that_validate_become_queries_and_gallery(study_recipe: Path) -> None:
     """In-Shop has neither among its training images."""
     table = Table.from_parquet("table.parquet")

@@ -56,9 +56,22 @@ def add_noise(table: Table, noise: NoiseSettings, seed: int = 0) -> Table:
     if noise.random_labels > 0:
         table = random_labels(table, noise.random_labels, seed)
     if noise.foreign is not None:
-        foreign = load_table(noise.foreign, root=noise.foreign_root, label_column=None)
+        foreign = load_foreign(noise)
         table = foreign_images(table, foreign, noise.foreign_fraction, seed)
     return table
+
+
+def load_foreign(noise: NoiseSettings) -> Table:
+    """The foreign images that the settings name."""
+    assert noise.foreign is not None
+    return load_table(noise.foreign, root=noise.foreign_root, label_column=None)
+
+
+def check_foreign(table: Table, foreign: Table) -> None:
+    """Raise InputError if foreign images are in the table itself."""
+    own = np.intersect1d(table.paths, foreign.paths)
+    if len(own):
+        raise InputError(f"{own[0]} is no foreign image: it is one of the table's own; take others")
 
 
 def foreign_images(table: Table, foreign: Table, fraction: float, seed: int = 0) -> Table:
@@ -89,9 +102,7 @@ def foreign_images(table: Table, foreign: Table, fraction: float, seed: int = 0)
     rows, rng = training_rows(table), noise_generator(seed, "images")
     altered = choose_rows(len(rows), fraction, rng)
     paths, candidates = np.array(table.paths, dtype=object), np.unique(np.array(foreign.paths, dtype=object))
-    own = np.intersect1d(paths, candidates)
-    if len(own):
-        raise InputError(f"{own[0]} is no foreign image: it is one of the table's own; take others")
+    check_foreign(table, foreign)
     if len(candidates) < len(altered):
         raise InputError(
             f"{fraction} of {len(rows)} training images are {len(altered)}, "

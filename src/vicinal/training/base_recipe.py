@@ -163,7 +163,7 @@ class BaseRecipe(ABC):
         own = cls.load(path, allow_imports=allow_imports)
         if given is None:
             return own
-        own.check_same(given)
+        own.check_same(given, continued=True)
         ours, theirs = _flattened(own.config), _flattened(given.config)
         changed = [f"--{key}={json.dumps(theirs[key])}" for key in CONTINUED if theirs[key] != ours[key]]
         return cls.load(path, changed, allow_imports) if changed else own
@@ -205,13 +205,18 @@ class BaseRecipe(ABC):
         if is_main_process() and path.read_bytes() != content:
             write_bytes(path, content)
 
-    def check_same(self, other: BaseRecipe) -> None:
-        """Raise InputError, naming the first setting that differs, unless the other recipe is the same."""
+    def check_same(self, other: BaseRecipe, continued: bool = False) -> None:
+        """Raise InputError, naming the first setting that differs, unless the other recipe is the same.
+
+        Args:
+            other: the recipe with which the run is resumed.
+            continued: whether it may be one of a longer run.
+        """
         ours, theirs = _flattened(self.config), _flattened(other.config)
         for key in [*ours, *theirs]:
             own, new = ours.get(key), theirs.get(key)
             is_chosen = key in CHOSEN and (key not in other.given or new is None)
-            is_longer = key in CONTINUED and own is not None and (new is None or new > own)
+            is_longer = continued and key in CONTINUED and own is not None and (new is None or new > own)
             if own != new and not is_chosen and not is_longer:
                 raise InputError(
                     f"{key} = {shown(theirs.get(key))} differs from the run's own {shown(ours.get(key))}; "

@@ -47,7 +47,7 @@ def food_101n(root: str | Path | None = None) -> Table:
         raise InputError(f"{noisy}: its classes.txt names other classes than that of {clean}; one is another version")
     training = _training(noisy, set(classes[:NUM_TRAINING_CLASSES]))
     testing = _testing(clean, set(classes[NUM_TRAINING_CLASSES:]))
-    table = Table(pd.concat([training, testing], ignore_index=True), noisy.parent)
+    table = Table(pd.concat([training, testing], ignore_index=True))
     return check_complete("food_101n", table, noisy.parent)
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vicinal.data import Table, check_trainable, class_folds, load_dataset
+from vicinal.data.noise import check_foreign, load_foreign
 from vicinal.data.settings import DataSettings, NoiseSettings
 from vicinal.utils.errors import InputError
 from vicinal.workflows.tuning.study_recipe import DATA
@@ -21,8 +22,17 @@ ALL, FINAL = "all", "final"
 
 
 def load_study_table(recipe: Recipe) -> Table:
-    """The images of a recipe with their splits, without its noise, which each run adds to its own training images."""
-    return load_dataset(replace(recipe.settings.data, noise=NoiseSettings()), recipe.settings.seed)
+    """The images of a recipe with their splits, without its noise, which each run adds to its own training images.
+
+    Raises:
+        InputError: they cannot be read or divided, or foreign images are among them: the runs of a search could not see
+            that they are test images.
+    """
+    data = recipe.settings.data
+    table = load_dataset(replace(data, noise=NoiseSettings()), recipe.settings.seed)
+    if data.noise.foreign is not None:
+        check_foreign(table, load_foreign(data.noise))
+    return table
 
 
 def search_tables(table: Table, held_out: str) -> dict[str, Table]:

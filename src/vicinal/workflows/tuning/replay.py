@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vicinal.data import load_table
+from vicinal.training.recipe_file import RecipeFile
 from vicinal.utils.console import log
 from vicinal.utils.errors import TrainingStoppedError
 from vicinal.utils.files import write_bytes
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from vicinal.training.recipe import Recipe
 
 TEST = "test"  # the name of the look at the test split
+REPLAY = "replay"  # the name of the file with the trial that is replayed
 
 
 def write_best(search: Search, best: BestTrial) -> None:
@@ -45,12 +47,17 @@ def _counted_steps(recipe: Recipe, table: Table) -> dict[str, Any]:
 def replay(search: Search, best: BestTrial) -> None:
     """Train by the best recipe on all training classes, and evaluate on the test split, unless that was done before.
 
+    The first replay chooses the trial. Where it was interrupted, the next one goes on with that trial, though another
+    one may be better by then.
+
     Raises:
         TrainingStoppedError: one of the two failed.
     """
     from vicinal.training.recipe import Recipe
 
-    recipe = Recipe.load(search.runner.folder.best, allow_imports=search.study.allow_imports)
+    chosen = _choose(search, best)
+    file = RecipeFile(search.runner.folder.file(REPLAY, ".json"), chosen["recipe"])
+    recipe = Recipe.load(file, allow_imports=search.study.allow_imports)
 
     def train(slot: int) -> Task[str]:
         outcome = yield from search.runner.train(FINAL, recipe, FINAL, slot)
@@ -59,23 +66,33 @@ def replay(search: Search, best: BestTrial) -> None:
     def look(slot: int) -> Task[str]:
         outcome = yield from search.runner.evaluate(FINAL, evaluation_words(recipe, search.settings), slot)
         if outcome.status == "finished":
-            result = {"trial": best.number, "epoch": best.best.epoch, "metrics": metrics_of(outcome.result)}
+            result = {"trial": chosen["trial"], "epoch": chosen["epoch"], "metrics": metrics_of(outcome.result)}
             search.runner.write_result(TEST, {**result, **outcome.result})
         return outcome.reason
 
-    looked = search.runner.result(TEST)
-    if looked is not None:
-        return _say_if_other(looked, best)
-    for name, task in ((FINAL, train), (TEST, look)):
-        queue = JobQueue(search.runner, {name: task})
-        run_tasks(queue.next, 1, search.runner.is_stopping)
-        if queue.failures:
-            raise TrainingStoppedError(f"{name}: {queue.failures[name]}")
+    if search.runner.result(TEST) is None:
+        for name, task in ((FINAL, train), (TEST, look)):
+            queue = JobQueue(search.runner, {name: task})
+            run_tasks(queue.next, 1, search.runner.is_stopping)
+            if queue.failures:
+                raise TrainingStoppedError(f"{name}: {queue.failures[name]}")
+    _say_if_other(chosen, best)
 
 
-def _say_if_other(looked: dict[str, Any], best: BestTrial) -> None:
-    if looked["trial"] != best.number:
+def _choose(search: Search, best: BestTrial) -> dict[str, Any]:
+    """The trial, its best epoch and its recipe that the first replay chose; the best ones now, if this is the first."""
+    with search.runner.folder.lock(REPLAY):
+        chosen = search.runner.result(REPLAY)
+        if chosen is None:
+            recipe = RecipeFile.read(search.runner.folder.best).values
+            chosen = {"trial": best.number, "epoch": best.best.epoch, "recipe": recipe}
+            search.runner.write_result(REPLAY, chosen)
+    return chosen
+
+
+def _say_if_other(chosen: dict[str, Any], best: BestTrial) -> None:
+    if chosen["trial"] != best.number:
         log(
-            f"the test split was looked at with trial {looked['trial']}; trial {best.number} is better by now, and it "
-            "is not looked at again"
+            f"the test split is looked at with trial {chosen['trial']}; trial {best.number} is better by now, and the "
+            "split is not looked at again"
         )

@@ -35,6 +35,7 @@ class StudyFolder:
                        recipe, trials/007.log, its messages, and trials/007.json, its result once it is finished
     seeds/007_1/       the same for the best trials with further seeds
     best.yaml          the best recipe
+    replay.json        the trial that is replayed, and its recipe
     final/             the run on all training classes
     test.json          its metrics on the test split
     report.html        the page about a search

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from vicinal.training.recipe import Recipe
 
 DATA = (
-    *("source", "root", "path_column", "label_column"),
+    *("source", "root", "path_column", "label_column", "train_list"),
     *("fractions", "val_images", "classes", "split_column", "order", "redivide"),
 )
 """The settings of `data` that say which images are in which split. The runs of a study read a table instead."""
 
-FIXED = (*(f"data.{name}" for name in DATA), "validation.metric", "seed", "devices", "accelerator")
-"""The settings that a study cannot vary, as its runs have the same splits, are compared, and share the devices."""
+FOREIGN = ("data.noise.foreign", "data.noise.foreign_root")
+FIXED = (*(f"data.{name}" for name in DATA), *FOREIGN, "validation.metric", "seed", "devices", "accelerator")
+"""The settings that a study cannot vary, as its runs have the same images, are compared, and share the devices."""
 
 
 @dataclass(frozen=True)
