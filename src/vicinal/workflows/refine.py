@@ -138,7 +138,8 @@ def _embeddings_by_new_embedder(
     embedder = RunFolder(run.embedder)
     if not embedder.model.is_dir():
         _check_refinable(recipe, table.take(~is_seen), embedder_recipe.model["dim"])
-        trainer = create_trainer(embedder_recipe, table.take(~is_unseen), embedder)  # finds mistakes before files are written
+        # Finds mistakes before files are written.
+        trainer = create_trainer(embedder_recipe, table.take(~is_unseen), embedder)
         recipe.save(run.recipe)  # from here on the run can be resumed
         log(f"training an embedder on {len(table.take(is_seen).classes):,} classes, in {embedder.path}")
         _train_embedder(trainer, run)
