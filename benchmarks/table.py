@@ -15,15 +15,17 @@ from pathlib import Path
 import torch
 
 
-def take_turns(competitors: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def take_turns(
+    competitors: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """Seconds of each competitor in each round, after one round that does not count."""
     seconds: dict[str, list[float]] = {name: [] for name in competitors}
     for number in range(rounds + 1):
         for name, run in competitors.items():
-            started = time.perf_counter()
+            started = clock()
             run()
             if number:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(clock() - started)
     return seconds
 
 
