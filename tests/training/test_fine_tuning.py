@@ -133,7 +133,7 @@ def test_what_is_best_is_the_average(vit: list[str], tmp_path: Path) -> None:
 
     def recorded() -> dict[str, float]:
         evaluated.append(one.embedder.head[1].weight.detach().clone())
-        return {**evaluate(), "recall@1": float(len(evaluated))}
+        return {**evaluate(), "mAP@R": float(len(evaluated))}
 
     one._evaluate = recorded
     one.fit()
