@@ -205,6 +205,30 @@ def test_damaged_and_huge_jpegs_are_named_with_their_row(tmp_path: Path, monkeyp
         ImageDataset(dataset.table, GRAY_LEVELS, on_error="skip")
 
 
+def test_damaged_jpegs_are_read_or_refused_as_pillow_does(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    path = Path(jpeg(tmp_path, texture(*UNREDUCED)))
+    whole, outcomes = path.read_bytes(), set()
+    for number in range(60):
+        damaged = bytearray(whole[: rng.integers(1, len(whole))] if number % 3 == 0 else whole)
+        for position in rng.integers(0, len(damaged), 3):
+            damaged[position] = rng.integers(256)
+        path.write_bytes(damaged)
+        results = []
+        for fast in (True, False):
+            try:
+                with open_image(path) as image:
+                    results.append(replace(GRAY_LEVELS, fast=fast).test()(image))
+            except InputError as error:
+                results.append(str(error))
+        outcomes.add(type(results[0]))
+        if isinstance(results[0], str):
+            assert results[0] == results[1]
+        else:
+            assert (results[0] - results[1]).abs().max() < 9, number
+    assert outcomes == {str, torch.Tensor}
+
+
 def test_the_exact_path_is_that_of_the_decoded_image(tmp_path: Path) -> None:
     path = jpeg(tmp_path, texture(*LARGE))
     transform = replace(GRAY_LEVELS, fast=False)
