@@ -56,7 +56,7 @@ EXTERNAL = (
     "|torch|torchvision|typing"
 )
 nitpick_ignore_regex = [
-    ("py:class", r"dict\[str"),  # how Sphinx cuts the type of an attribute that is a dict or something else
+    ("py:class", r"(dict|tuple)\[\w+"),  # how Sphinx cuts the type of an attribute that is one of these or another
     ("py:.*", rf"({EXTERNAL})(\..*)?"),
     ("py:.*", r"Tensor|nn\..*|Path|Callable|Sequence|Mapping|Iterable|Iterator|Any|Literal|Self|pil_image"),
     ("py:.*", r"Array|Floats"),

@@ -58,8 +58,8 @@ def test_a_mistake_is_one_line_that_helps(folder: Path, words: list[str], line: 
 
 def test_resuming_with_another_setting_names_the_setting(small: list[str], tmp_path: Path, capsys) -> None:
     run = train(Recipe.load(overrides=[*small, "--epochs=1"]), tmp_path / "run")
-    assert main(["train", "--out", str(run.path), "--resume", "--epochs", "9"]) == 2
-    assert "epochs = 9 differs from the run's own 1; resume with --out and --resume alone" in capsys.readouterr().err
+    assert main(["train", "--out", str(run.path), "--resume", "--seed", "9"]) == 2
+    assert "seed = 9 differs from the run's own 0; resume with --out and --resume alone" in capsys.readouterr().err
     assert main(["train", "--out", str(run.path), "--resume", "--epochs", "1"]) == 0
 
 

@@ -155,7 +155,7 @@ class TrainBatches(Dataset[Batch]):
         seed: The seeds of the random transforms, such as those of run, epoch and process.
 
     An item is a dictionary of `images` float32 `[b, channels, size, size]`, `labels` int64 `[b]`, `rows` int64 `[b]`.
-    For whole images of differing sizes see :class:`~vicinal.data.whole_images.WholeTrainImages`.
+    For whole images of differing sizes see ``vicinal.data.whole_images``.
     """
 
     def __init__(self, dataset: ImageDataset, batches: Sequence[Sequence[int]], seed: tuple[int, ...]) -> None:

@@ -176,7 +176,7 @@ class BaseRecipe(ABC):
     def fitted(self: AnyRecipe, table: Table) -> AnyRecipe:
         """The recipe with the batch size and the samples per class of a run on these training images.
 
-        See :func:`~vicinal.training.batch_size.fit_batches`; what is chosen is logged.
+        ``vicinal.training.batch_size`` says how; what is chosen is logged.
         """
         sizes = fit_batches(self.settings, table)._asdict()
         chosen = {name: size for name, size in sizes.items() if getattr(self.settings, name) is None}
