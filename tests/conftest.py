@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,13 @@ SMALL = [
     "--log_every=1",
     "--data.cache=true",
 ]
+
+
+def free_port() -> int:
+    """A port on which processes of a test can meet."""
+    with socket.socket() as each:
+        each.bind(("127.0.0.1", 0))
+        return each.getsockname()[1]
 
 
 def metrics_in(results: dict[str, Any], stage: str = "plain", model: str | None = None) -> dict[str, float]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,10 +13,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
+from tests.conftest import free_port
 from tests.losses import references
 from tests.losses.batches import Batch, nasty_batches
 from tests.losses.gradients import assert_near
 from tests.losses.miner_references import multi_similarity as mined
+from tests.training.interruption import interrupt_in_step
 from vicinal import distillation
 from vicinal.data import ImageTransform
 from vicinal.distillation import S2SD
@@ -341,14 +341,7 @@ def trainer(small: list[str], out: Path, *more: str) -> Trainer:
 def test_a_run_resumes_and_leaves_the_heads_out_of_the_model(small: list[str], tmp_path: Path) -> None:
     whole, stopped = (trainer(small, tmp_path / name) for name in ("whole", "stopped"))
     whole.fit()
-    step = stopped.train_step
-
-    def interrupted_step(batches, **more) -> None:
-        if stopped.progress.step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        step(batches, **more)
-
-    stopped.train_step = interrupted_step
+    interrupt_in_step(stopped, 3, signal.SIGTERM)
     with pytest.raises(InterruptedRunError):
         stopped.fit()
     resume(stopped.run.path)
@@ -384,9 +377,7 @@ def process_step(make, mine: slice) -> list[Tensor]:
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     mp.spawn(_process, (port, tmp_path), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     for name, make in PROCESS_LOSSES.items():

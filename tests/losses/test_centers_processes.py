@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from tests.conftest import free_port
 from tests.losses.batches import Batch
 from tests.losses.center_cases import BATCHES, CASES, SHARDED
 from tests.losses.gradients import value_and_gradients
@@ -28,9 +28,7 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 
 def run(world: int, folder: Path, block: int | None = None) -> list[dict[Any, Any]]:
     """What each process finds, with blocks of so many similarities."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     mp.spawn(_process, (world, port, folder, block), nprocs=world)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
 

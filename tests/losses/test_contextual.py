@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from tests.conftest import free_port
 from tests.losses import references
 from tests.losses.batches import Batch
 from tests.losses.contextual_reference import TIE, contextual_similarity, loss_by_loops, loss_of_labels, loss_of_pairs
@@ -879,9 +879,7 @@ SHARED = ("16, k = 4", "two classes", "duplicates", "collapsed", "rather near ea
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     """The mean over two processes, each with half of the batch, is the loss of the whole; so are the gradients."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     mp.spawn(_process, (port, tmp_path), nprocs=2)
     halves = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for name, make in OVER_PROCESSES.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tests.conftest import free_port
 from tests.losses.batches import LOOSE_DISTANCES, Batch, nasty_batches
 from tests.losses.cases import CASES
 from tests.losses.gradients import value_and_gradients
@@ -22,9 +22,7 @@ BATCHES = {name: nasty_batches()[name] for name in ("shuffled", "singletons", "d
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     mp.spawn(_process, (port, tmp_path), nprocs=2)
     halves = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for case in CASES:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import socket
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import torch.multiprocessing as mp
 from scipy.stats import beta, kstest
 from torch import Tensor
 
+from tests.conftest import free_port
 from tests.losses import center_references
 from tests.losses.allocations import largest_allocation
 from tests.losses.batches import Batch, nasty_batches, realistic_batch
@@ -327,9 +327,7 @@ def steps(make, mine: slice) -> list[Tensor]:
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     mp.spawn(_process, (port, tmp_path), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     for name, make in PROCESS_LOSSES.items():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
-import signal
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.training.interruption import interrupt_in_step
 from tests.training.test_trainer import die_in_a_write
 from vicinal.data import Table, load_embeddings, save_embeddings
 from vicinal.evaluation import evaluate
@@ -353,14 +352,7 @@ def test_a_signal_finishes_the_step_and_saves_the_state(tiny: list[str], tmp_pat
     settings = [*tiny, *more]
     straight = finish(settings, tmp_path / "straight")
     one = trainer(settings, tmp_path / "run")
-    step = one.train_step
-
-    def interrupted_step(batches, **more):
-        if one.progress.step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        step(batches, **more)
-
-    one.train_step = interrupted_step
+    interrupt_in_step(one, 3)
     with pytest.raises(InterruptedRunError, match=r"stopped after step 3 and saved .*: vicinal refine --out"):
         one.fit()
     progress = load_checkpoint(one.run.last)["progress"]

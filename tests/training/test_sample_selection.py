@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.training.interruption import interrupt_in_step
 from vicinal.data import Table
 from vicinal.losses import (
     CenterContrastiveLoss,
@@ -299,14 +298,7 @@ def test_what_was_left_out_is_logged_as_if_never_stopped(small: list[str], tmp_p
     recipe = Recipe.load(overrides=[*small, *more, "--log_every=3", "--epochs=2"])
     straight = train(recipe, tmp_path / "straight")
     one = Trainer(recipe, load_training_table(recipe.settings), RunFolder(tmp_path / "run"))
-    step = one.train_step
-
-    def interrupted_step(batches, **more):
-        step(batches, **more)
-        if one.progress.step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    one.train_step = interrupted_step
+    interrupt_in_step(one, 2)
     with pytest.raises(InterruptedRunError):
         one.fit()
     logs = [pd.read_csv(run.log).drop(columns="images/s") for run in (resume(one.run.path), straight)]

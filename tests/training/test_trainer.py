@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tests.training.interruption import interrupt_in_step
 from vicinal.data import Table, load_table
 from vicinal.losses import Loss, MultiSimilarityLoss
 from vicinal.models import Embedder
@@ -267,14 +268,7 @@ def test_a_signal_finishes_the_step_and_saves_the_state(
     small = [*small, *more, "--epochs=4"]
     straight = train(Recipe.load(overrides=small), tmp_path / "straight")
     one = trainer(small, tmp_path / "run")
-    step = one.train_step
-
-    def interrupted_step(batches, **more):
-        if one.progress.step == 2:
-            os.kill(os.getpid(), number)
-        step(batches, **more)
-
-    one.train_step = interrupted_step
+    interrupt_in_step(one, 3, number)
     with pytest.raises(InterruptedRunError, match=r"stopped after step 3 and saved .*: vicinal train --out"):
         one.fit()
     assert load_checkpoint(one.run.last)["progress"]["step"] == 3
@@ -325,14 +319,7 @@ def test_hierarchical_batches_and_noise_are_resumed_as_if_never_stopped(
         kinds = one.images.table.frame["coarse"][rows].to_numpy().reshape(2, 4)
         assert (kinds == kinds[:, :1]).all()
         assert set(kinds[:, 0]) == {"kind 0", "kind 1"}
-    step = one.train_step
-
-    def interrupted_step(batches, **more):
-        step(batches, **more)
-        if one.progress.step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    one.train_step = interrupted_step
+    interrupt_in_step(one, 2)
     with pytest.raises(InterruptedRunError):
         one.fit()
     _same_results(resume(one.run.path, recipe), straight)

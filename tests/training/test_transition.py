@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
 
+from tests.training.interruption import interrupt_in_step
 from vicinal.correction import estimate_transition
 from vicinal.data import ImageDataset
 from vicinal.models import Embedder
@@ -65,14 +63,7 @@ def test_the_matrix_of_a_run_is_estimated_from_its_class_probabilities(
     torch.testing.assert_close(class_probabilities(first.path, images, CPU).double(), expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(matrix_of(straight).double(), estimate_transition(expected, 0.9), atol=1e-6, rtol=1e-5)
     one = Trainer(recipe, load_training_table(recipe.settings), RunFolder(tmp_path / "run"))
-    step = one.train_step
-
-    def interrupted_step(batches: list[Any], **more: Any) -> None:
-        step(batches, **more)
-        if one.progress.step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    one.train_step = interrupted_step  # type: ignore[method-assign]
+    interrupt_in_step(one, 2)
     with pytest.raises(InterruptedRunError):
         one.fit()
     resumed = resume(one.run.path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tests.losses.gradients import assert_near
+from tests.training.interruption import interrupt_in_step
 from tests.training.test_large_batch import PeakMemory
 from vicinal.data import ImageTransform
 from vicinal.losses import MultiSimilarityLoss
@@ -119,14 +118,7 @@ def test_a_run_of_whole_images_resumes_exactly(settings: list[str], tmp_path: Pa
     recipe = Recipe.load(overrides=[*settings, "--micro_batch_size=1"])
     straight = train(recipe, tmp_path / "straight")
     one = Trainer(recipe, load_training_table(recipe.settings), RunFolder(tmp_path / "run"))
-    step = one.train_step
-
-    def interrupted_step(batches: list[Any], **more: Any) -> None:
-        step(batches, **more)
-        if one.progress.step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    one.train_step = interrupted_step  # type: ignore[method-assign]
+    interrupt_in_step(one, 2)
     with pytest.raises(InterruptedRunError):
         one.fit()
     states = [load_checkpoint(run.last)["module"] for run in (straight, resume(one.run.path))]

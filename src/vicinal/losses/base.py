@@ -16,7 +16,6 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from vicinal.losses.row_functions import replace_zeros
 from vicinal.mining import Miner
 from vicinal.similarity.checks import Relation
 from vicinal.similarity.pair_source import PairSource
@@ -340,8 +339,12 @@ class RowLoss(PairLoss):
 
 
 def mean_over(total: Tensor, count: Tensor, source: PairSource) -> Tensor:
-    """Divide a sum over the anchors of a source by a count, over the anchors of all processes; 0 if the count is 0."""
+    """Divide a sum over the anchors of a source by a count, over the anchors of all processes; by 1 if it is 0.
+
+    A sum over no pairs is 0, but the margin loss also adds a term that does not depend on pairs.
+    """
+    num_processes = distributed.world_size() if source.is_distributed else 1
     count = count.to(total.dtype)
     # The mean over processes of `sum / mean count` is the sum over all anchors divided by the count over all.
     count = distributed.all_reduce_mean(count) if source.is_distributed else count
-    return total / replace_zeros(count)
+    return total / torch.where(count > 0, count, 1 / num_processes)
