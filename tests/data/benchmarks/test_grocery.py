@@ -21,7 +21,7 @@ def test_the_archive_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.Monkey
     table = load_table("grocery", root=tmp_path)
     assert {split: len(table.subset(split).classes) for split in table.splits} == {"train": 6, "val": 2, "test": 4}
     assert set(table.subset("train").frame["coarse"]) == {"Train-0", "Train-1"}
-    assert sorted(set(table.frame["series"])) == ["test", "train"]
+    assert sorted(set(table.frame["group"])) == ["test", "train"]
     assert table.paths[0] == str(tmp_path / "grocery/images/Train-0/Product-0/train_000.jpg")
     (tmp_path / "grocery.zip").unlink()
     assert grocery(tmp_path).paths == table.paths

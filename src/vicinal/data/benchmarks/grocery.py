@@ -21,7 +21,8 @@ def grocery(root: str | Path | None = None) -> Table:
     The photographs are those of the published dataset in another division: all products of a coarse class, such as
     `Apple`, are in one split. 31 products with 2,179 images are for training, 10 with 642 for validation, 20 with 1,234
     for testing. Images of a product come in short series from one shelf, so that recall@1 flatters; the first part of
-    their names (`train`, `val` or `test`) is the published split, of other stores and days, and the column `series`.
+    their names (`train`, `val` or `test`) is the published split, of other stores and days, and the column `group`,
+    so that evaluation leaves out images of the query's product and series.
 
     Args:
         root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal. It
@@ -37,8 +38,8 @@ def grocery(root: str | Path | None = None) -> Table:
         prepare_folder(unpacked, TABLE, partial(_unpack, folder / ARCHIVE))
         folder = unpacked
     table = Table.from_csv(folder / TABLE)
-    series = [Path(path).name.partition("_")[0] for path in table.paths]
-    return check_complete("grocery", Table(table.frame.assign(series=series)), folder)
+    group = [Path(path).name.partition("_")[0] for path in table.paths]
+    return check_complete("grocery", Table(table.frame.assign(group=group)), folder)
 
 
 def _unpack(path: Path, folder: Path) -> None:
