@@ -111,7 +111,7 @@ def test_any_metric_can_decide_and_guard(tiny: list[str], tmp_path: Path) -> Non
 def test_a_run_leaves_what_its_folder_promises(run: RunFolder) -> None:
     assert {path.name for path in run.path.iterdir()} == {
         "recipe.yaml", "embeddings.parquet", "log.csv", "metrics.csv", "curves.png", "depths.png", "tensorboard",
-        "last.pt", "best.pt", "model", ".lock",
+        "last.pt", "best.pt", "model", "training.json", ".lock",
     }  # fmt: skip
     log, metrics = pd.read_csv(run.log), pd.read_csv(run.metrics)
     assert {"step", "epoch", "loss", "MultiSimilarityLoss", "lr refiner", "gradient norm", "images/s"} == set(log)

@@ -49,7 +49,7 @@ def test_a_run_leaves_what_its_folder_promises(small: list[str], tmp_path: Path)
     run = train(Recipe.load(overrides=small), tmp_path / "run")
     assert {path.name for path in run.path.iterdir()} == {
         "recipe.yaml", "table.parquet", "log.csv", "metrics.csv", "curves.png", "tensorboard", "last.pt", "best.pt",
-        "model", ".lock",
+        "model", "training.json", ".lock",
     }  # fmt: skip
     log, metrics = pd.read_csv(run.log), pd.read_csv(run.metrics)
     assert {

@@ -34,6 +34,7 @@ from vicinal.utils.errors import InputError, InterruptedRunError, NonFiniteLossE
 from vicinal.utils.run_folder import RunFolder
 from vicinal.utils.run_log import read_log
 from vicinal.utils.seeds import derive_seed
+from vicinal.utils.training_cost import TrainingCost
 
 Batch = dict[str, Tensor]
 LossTerms = dict[str, Tensor]
@@ -61,6 +62,7 @@ class BaseTrainer(ABC):
         self.skipped_steps = 0
         self.throughput = Throughput()
         self.engine = Engine(settings, find_unused_parameters)
+        self._start_clock()
 
     @property
     def module(self) -> nn.Module:
@@ -114,6 +116,11 @@ class BaseTrainer(ABC):
 
     def _on_epoch_end(self) -> None:  # noqa: B027 - optional
         """Called at the end of every epoch."""
+
+    def _num_trained(self) -> int:
+        """The number of parameters of the model that are trained, without those of the loss."""
+        groups = self.engine.optimizer.param_groups
+        return sum(each.numel() for group in groups if group["name"] != "loss" for each in group["params"])
 
     def _extra_log_values(self) -> dict[str, float]:
         """Values for the log beside the loss, the learning rates and the like; every process calls this."""
@@ -317,8 +324,18 @@ class BaseTrainer(ABC):
         self.display = ProgressDisplay(self.length, self.settings.validation.metric, self.progress)
         self.saved_at = time.monotonic()
 
+    def _start_clock(self) -> None:
+        """Count the time of the run from now on."""
+        self.counted_until = time.monotonic()
+
+    def _count_seconds(self) -> None:
+        """Add the time since it was last counted to that of the run."""
+        self.progress.seconds += time.monotonic() - self.counted_until
+        self._start_clock()
+
     def save(self) -> None:
         """Write the checkpoint from which a run resumes."""
+        self._count_seconds()
         self._average_loss()
         with self.average.in_module():
             average = self.average.select(self.engine.module_state())
@@ -332,7 +349,7 @@ class BaseTrainer(ABC):
         keys = ("module", "optimizer", "precision", "progress", *self._extra_state())
         state = load_checkpoint(self.run.last, *keys)
         self._load_weights(state)
-        self.progress = Progress(**state["progress"])
+        self.progress = Progress(**{"seconds": math.nan, **state["progress"]})  # older checkpoints lack it
         self._load_extra_state(state)
         log(f"resuming {self.run.path} at step {self.progress.step}")
 
@@ -361,9 +378,16 @@ class BaseTrainer(ABC):
             self.average.swap()
         try:
             self._write_model(metrics)
+            self._write_cost()
         finally:  # the curves also show why there is no model worth writing
             if self.is_main_process:
                 self._write_curves()
+
+    def _write_cost(self) -> None:
+        self._count_seconds()
+        seconds = self.progress.seconds if math.isfinite(self.progress.seconds) else None
+        if self.is_main_process:
+            TrainingCost(seconds, self._num_trained()).save(self.run.training)
 
     def _write_curves(self) -> None:
         from vicinal.report.plots import learning_curves  # needs matplotlib

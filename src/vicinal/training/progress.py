@@ -20,6 +20,7 @@ class Progress:
         score: score of the last evaluation; NaN before the first.
         loss_sum: sum of the losses of the steps of the current epoch.
         loss: mean loss of the steps of the last finished epoch; NaN before.
+        seconds: that the run has taken, also before it was resumed; NaN if that is unknown.
     """
 
     step: int = 0
@@ -31,6 +32,7 @@ class Progress:
     score: float = math.nan
     loss_sum: float = 0.0
     loss: float = math.nan
+    seconds: float = 0.0
 
     def count_step(self) -> None:
         """Count a step of the optimizer."""

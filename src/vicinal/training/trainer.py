@@ -14,7 +14,7 @@ from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
 from vicinal.training.class_centers import copy_centers_from_run, save_centers, set_centers_to_class_means
-from vicinal.training.create_module import create_training_module
+from vicinal.training.create_module import check_before_download, create_training_module
 from vicinal.training.fine_tuning import layer_factors
 from vicinal.training.interrupt import start_worker
 from vicinal.training.recipe import Recipe
@@ -48,6 +48,7 @@ class Trainer(BaseTrainer):
         training = self.table.subset("train")
         self._fit_batches(training)  # finds mistakes before weights are downloaded,
         self._create_module(training)  # and this before images are read
+        self._start_clock()  # after the download
         self.images = self._dataset(training)
         if len(self.images.table) < len(training):  # some images cannot be read
             self._fit_batches(self.images.table)
@@ -85,7 +86,9 @@ class Trainer(BaseTrainer):
         self.engine.setup(self.bare_module, self.parameter_groups, factors)
 
     def _new_module(self, training: Table) -> TrainingModule:
-        return create_training_module(self.recipe, training.classes, len(training), resumed=self.run.last.exists())
+        arguments = (self.recipe, training.classes, len(training), self.run.last.exists())
+        check_before_download(*arguments)
+        return create_training_module(*arguments)
 
     # The steps ------------------------------------------------------------------------------------------------------
 
@@ -197,6 +200,15 @@ class Trainer(BaseTrainer):
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         self.epoch_selection.counts = state["epoch_selection"] / distributed.world_size()
         self.step_selection.counts = state["step_selection"] / distributed.world_size()
+
+    def _num_trained(self) -> int:
+        is_frozen = self.progress.epoch <= self.settings.freeze_backbone_epochs
+        return sum(
+            parameter.numel()
+            for name, parameters in self.embedder.parameter_groups().items()
+            for parameter in parameters
+            if self.settings.optimizer.lr_factor(name) > 0 and not (name == "backbone" and is_frozen)
+        )
 
     def _write_model(self, metrics: Mapping[str, float]) -> None:
         save_centers(self.run.centers, self.loss, self.images.table.classes)

@@ -33,6 +33,7 @@ class RunFolder:
     best.pt              the weights of the best evaluation
     centers.safetensors  the class centers of a center-based loss, with the names of the classes
     model/               the finished model, see :meth:`vicinal.Embedder.save_pretrained`
+    training.json        the seconds that its training took, and the number of parameters that were trained
     .lock                held by the process that trains, and names the last one that did
     ===================  =======================================================================================
 
@@ -93,6 +94,10 @@ class RunFolder:
     @property
     def model(self) -> Path:
         return self.path / "model"
+
+    @property
+    def training(self) -> Path:
+        return self.path / "training.json"
 
     @property
     def lock(self) -> Path:
