@@ -28,6 +28,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
         return create(name, **arguments)
 
     monkeypatch.setattr(timm, "create_model", create_model)
+    monkeypatch.setattr("vicinal.models.downloads.is_downloaded", lambda name: True)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:

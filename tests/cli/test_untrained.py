@@ -17,6 +17,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks of timm have random weights instead of downloaded ones."""
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **arguments: create(name, **arguments))
+    monkeypatch.setattr("vicinal.models.downloads.is_downloaded", lambda name: True)
 
 
 def test_untrained_backbones_are_evaluated(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:

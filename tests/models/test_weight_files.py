@@ -107,7 +107,7 @@ def test_published_files_are_downloaded_once(tmp_path, cache, capsys):
     url = (tmp_path / "weights.torch").as_uri()
     assert torch.equal(download_weights(url)["a"], torch.ones(2))
     printed = capsys.readouterr()
-    assert (printed.out, "Downloading" in printed.err) == ("", True)
+    assert (printed.out, f"downloading {url} (0.0 MB) once, to {cache}" in printed.err) == ("", True)
     (tmp_path / "weights.torch").unlink()
     assert torch.equal(download_weights(url)["a"], torch.ones(2))
 

@@ -15,10 +15,11 @@ from vicinal.data.image_ops import Normalize
 from vicinal.data.transforms import ImageTransform
 from vicinal.models.backbones import check_patches, has_class_token, num_features, num_prefix_tokens
 from vicinal.models.devices import check_device
+from vicinal.models.downloads import is_downloaded
 from vicinal.models.head import NormName, build_head, check_head, set_to_whitening
 from vicinal.models.image_sizes import check_any_size
 from vicinal.models.initialization_table import timm_name
-from vicinal.models.initializations import create_backbone, default_transform
+from vicinal.models.initializations import check_backbone_name, create_backbone, default_transform
 from vicinal.models.inputs import Images, image_batches
 from vicinal.models.model_card import IMPORT
 from vicinal.models.model_format import EMBEDDER
@@ -134,18 +135,14 @@ class Embedder(SavedModel):
         self.freeze_batch_norm = freeze_batch_norm
         self.pooling = build_pooling(pooling, p, learned_p)
         self.transform = transform or default_transform(backbone)
-        channels, size = self.transform.channels, self.transform.size
-        own_pooling = isinstance(self.pooling, nn.Identity)
-        projection = pooling == "projection"
-        self.backbone = create_backbone(backbone, pretrained, channels, size, backbone_args, own_pooling, projection)
+        check_backbone_name(backbone)
+        if pretrained is True and not is_downloaded(backbone):  # mistakes are found before weights are downloaded
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                self._create_backbone(backbone, False)
+        self.backbone = self._create_backbone(backbone, pretrained)
         # On a CPU small ResNets train 1.3 to 1.6 times faster in this memory format.
         self.backbone.to(memory_format=torch.channels_last)
-        if self.transform.longest is None:
-            check_patches(self.backbone, backbone, size)
-        else:
-            check_any_size(self.backbone, backbone)
-        if isinstance(self.pooling, ClassToken) and not has_class_token(self.backbone):
-            raise InputError(f"pooling 'token': {backbone} has no class token; choose avg, max, gem or avg+max")
+        projection = pooling == "projection"
         self.num_features = num_features(self.backbone, projection)
         self.dim = self.num_features if dim is None else dim
         self.head = build_head(self.num_features, dim, norm, dropout, hidden)
@@ -155,6 +152,20 @@ class Embedder(SavedModel):
         for parameter in self._frozen_parameters():
             parameter.requires_grad_(False)
         self.train()
+
+    def _create_backbone(self, name: str, pretrained: bool | str | Path) -> nn.Module:
+        """Create the network, and check that it fits pooling and transform."""
+        channels, size = self.transform.channels, self.transform.size
+        own_pooling, projection = isinstance(self.pooling, nn.Identity), self.config["pooling"] == "projection"
+        arguments = self.config["backbone_args"]
+        backbone = create_backbone(name, pretrained, channels, size, arguments, own_pooling, projection)
+        if self.transform.longest is None:
+            check_patches(backbone, name, size)
+        else:
+            check_any_size(backbone, name)
+        if isinstance(self.pooling, ClassToken) and not has_class_token(backbone):
+            raise InputError(f"pooling 'token': {name} has no class token; choose avg, max, gem or avg+max")
+        return backbone
 
     def forward(self, images: Tensor) -> Tensor:
         """Embed transformed images.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import io
 import re
-import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import nn
 
 from vicinal.data.transforms import ImageTransform
 from vicinal.models import inception  # noqa: F401 - adds its networks to those of timm
+from vicinal.models.downloads import announce_download, download_error, published_url
 from vicinal.models.image_embedding import projection_dim
 from vicinal.models.initialization_table import INITIALIZATIONS, timm_name
 from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
@@ -186,10 +187,13 @@ def _create(name: str, pretrained: bool, arguments: Mapping[str, Any], backbone_
     """Create a timm model with these arguments, of which `backbone_args` are those of the user."""
     if pretrained and not get_pretrained_cfg(name).has_weights:
         raise InputError(f"backbone {name} has no published weights; use pretrained=false or a local file")
+    if pretrained:
+        announce_download(name)
+        timm.models.set_pretrained_download_progress()  # of what is not on the Hub, whose client has a bar anyway
     try:
         if backbone_args or "img_size" in arguments:
             _check_size(name, arguments)
-        with redirect_stdout(sys.stderr):  # torch.hub announces downloads on stdout, which is for results
+        with redirect_stdout(io.StringIO()):  # torch.hub announces downloads too
             return timm.create_model(name, pretrained=pretrained, **arguments)
     except InputError:
         raise
@@ -198,10 +202,7 @@ def _create(name: str, pretrained: bool, arguments: Mapping[str, Any], backbone_
             given = f"with backbone_args {shown(dict(backbone_args))}"
             how = given if backbone_args else "without its pooling and classifier"
             raise InputError(f"backbone: {name} cannot be built {how}: {one_line(error)}") from error
-        raise InputError(
-            f"backbone {name}: its published weights could not be fetched and loaded ({one_line(error)}); "
-            "give a local weights file (pretrained=path/to/model.safetensors) or pretrained=false"
-        ) from error
+        raise download_error(f"backbone {name}: its published weights", error, published_url(name)) from error
 
 
 def _check_size(name: str, arguments: Mapping[str, Any]) -> None:

@@ -143,7 +143,7 @@ def _called(embedder: Embedder) -> set[str]:
     weight = next(embedder.parameters())
     try:
         with eval_mode(embedder), torch.no_grad():
-            embedder.pooled_features(weight.new_zeros(1, embedder.transform.channels, size, size))
+            embedder.backbone(weight.new_zeros(1, embedder.transform.channels, size, size))
     finally:
         for hook in hooks:
             hook.remove()

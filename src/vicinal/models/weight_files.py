@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import torch
 from timm.models import load_pretrained, load_state_dict, model_entrypoint
 from torch import Tensor, nn
 
+from vicinal.models.downloads import announce_url, download_error
 from vicinal.utils.errors import InputError, one_line
 
 WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".torch")
@@ -63,16 +65,14 @@ def download_weights(url: str) -> dict[str, Any]:
     """Download a published file of weights once, to the cache of torch.hub; only tensors and plain values are loaded.
 
     Raises:
-        InputError: The file cannot be downloaded or read.
+        DownloadError: The file cannot be downloaded or read.
     """
+    announce_url(url)
     try:
-        with redirect_stdout(sys.stderr):  # torch.hub announces downloads on stdout, which is for results
+        with redirect_stdout(io.StringIO()):  # torch.hub announces downloads too
             return dict(torch.hub.load_state_dict_from_url(url, map_location="cpu", weights_only=True, check_hash=True))
     except Exception as error:  # networks fail in many ways, and the reader raises many types of errors
-        raise InputError(
-            f"{url} could not be fetched and loaded ({one_line(error)}); put the file into {torch.hub.get_dir()}/"
-            "checkpoints, or use pretrained=path/to/the/file or pretrained=false"
-        ) from error
+        raise download_error(url, error, url) from error
 
 
 def load_weights(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -10,9 +12,10 @@ import torch
 from vicinal.losses import Loss
 from vicinal.losses.base import loss_terms
 from vicinal.models import Embedder
+from vicinal.models.downloads import is_downloaded
 from vicinal.training.class_centers import check_initial_centers, create_centers
 from vicinal.training.co_teaching import CoTeachingModule, CoTeachingPlusModule
-from vicinal.training.fine_tuning import set_up_backbone
+from vicinal.training.fine_tuning import layer_factors, set_up_backbone
 from vicinal.training.prism import PrismModule, PrismSelector
 from vicinal.training.recipe import Recipe
 from vicinal.training.training_module import TrainingModule
@@ -54,6 +57,27 @@ def create_training_module(
         return CoTeachingModule(embedder, loss, peer, peer_loss, **more)
     more["co_teaching_epochs"] = selection.co_teaching_epochs
     return CoTeachingPlusModule(embedder, loss, peer, peer_loss, **more)
+
+
+def check_before_download(recipe: Recipe, classes: Sequence[str | int], num_images: int, resumed: bool) -> None:
+    """Find mistakes of a recipe before the weights of its backbone are downloaded, if they have to be.
+
+    The module is created without weights and memory, on the meta device; arguments and errors are those of
+    :func:`create_training_module`.
+    """
+    if recipe.model["pretrained"] is not True or is_downloaded(recipe.model["backbone"]):
+        return
+    untrained = copy(recipe)
+    untrained.model = {**recipe.model, "pretrained": False}
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            module = create_training_module(untrained, classes, num_images, resumed)
+            layer_factors(module.embedders, recipe.settings.optimizer.layer_decay)
+        except InputError:
+            raise
+        except Exception:  # something needs values, which the device meta does not have; the module itself will show
+            return
 
 
 def _create_model_and_loss(recipe: Recipe, num_classes: int) -> tuple[Embedder, Loss]:

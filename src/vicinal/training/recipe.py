@@ -9,6 +9,7 @@ import jsonargparse
 import torch
 
 from vicinal.models import Embedder, default_transform
+from vicinal.models.downloads import DownloadError
 from vicinal.training.base_recipe import BaseRecipe
 from vicinal.training.settings import TrainingSettings
 from vicinal.utils.console import condensed_retries
@@ -76,6 +77,9 @@ class Recipe(BaseRecipe):
         try:
             with condensed_retries():
                 return Embedder(**self.model, transform=self.settings.transform)
+        except DownloadError as error:
+            flags = "--model.pretrained path/to/model.safetensors, --model.pretrained false (random weights)"
+            raise InputError(f"model: {error.problem}; use {flags}, or {error.place}") from None
         except InputError as error:
             raise InputError(f"model: {str(error).replace('pretrained=false', 'model.pretrained: false')}") from None
 

@@ -79,12 +79,16 @@ def check_backbone(model: str) -> None:
 
 
 def _load_backbone(model: str, name: str, pooling: PoolingName | None) -> Embedder:
+    from vicinal.models.downloads import DownloadError
     from vicinal.models.embedder import Embedder
     from vicinal.models.image_embedding import default_pooling
 
     try:
         with condensed_retries():
             return Embedder(name, dim=None, pooling=pooling or default_pooling(name), norm="none").eval()
+    except DownloadError as error:
+        use = f"use --model with the folder of a saved model, or {error.place}"
+        raise InputError(f"model {model}: {error.problem}; {use}") from None
     except InputError as error:
         raise InputError(f"model {model}: {error}") from None
 
