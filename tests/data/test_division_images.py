@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -32,11 +33,37 @@ def test_only_training_images_are_held_out_and_they_become_queries_and_gallery_i
     assert held.loc[held["split"] == "val", ["is_query", "is_gallery"]].all().all()
 
 
+def test_groups_stay_together_and_have_matches_in_other_groups() -> None:
+    """Shelves show several classes; `solo` has one shelf, and `pair` two: neither can be validated."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"label": rng.choice(["a", "b", "c"], 300), "group": rng.integers(0, 40, 300)})
+    alone = pd.DataFrame({"label": 9 * ["solo"] + 8 * ["pair"], "group": 9 * [40] + 4 * [41] + 4 * [42]})
+    single = pd.DataFrame({"label": 10 * ["d"], "group": -1})  # without groups
+    frame = pd.concat([frame, alone, single]).sample(frac=1, random_state=1).reset_index(drop=True)
+    held = hold_out_images(frame, 0.2, seed=3)
+    val, train = (held[held["split"] == split] for split in ("val", "train"))
+    shared = set(val["group"]) & set(train["group"])
+    assert shared == {-1}
+    assert set(val["label"]) == {"a", "b", "c", "d"}
+    assert (val.groupby("label")["group"].nunique()[["a", "b", "c"]] >= 2).all()
+    assert (val["label"] == "d").sum() == 2
+    fractions = val["label"].value_counts() / held["label"].value_counts()
+    assert fractions[["a", "b", "c"]].between(0.19, 0.32).all()
+    assert held["split"].tolist() == hold_out_images(frame, 0.2, seed=3)["split"].tolist()
+    assert held["split"].tolist() != hold_out_images(frame, 0.2, seed=4)["split"].tolist()
+    text = frame.assign(group=frame["group"].map("shelf{}".format))
+    assert not set(hold_out_images(text, 0.2).query("split == 'val'")["group"]) & set(
+        hold_out_images(text, 0.2).query("split == 'train'")["group"]
+    )
+
+
 def test_what_cannot_be_held_out_is_an_error() -> None:
     with pytest.raises(InputError, match="there is one already"):
         hold_out_images(pd.DataFrame({"label": ["a"] * 8, "split": ["train", "val"] * 4}), 0.2)
     with pytest.raises(InputError, match="holds out no image"):
         hold_out_images(pd.DataFrame({"label": ["a"] * 3}), 0.2)
+    with pytest.raises(InputError, match="no class has two groups for val and one for train"):
+        hold_out_images(pd.DataFrame({"label": ["a"] * 8, "group": [0, 1] * 4}), 0.2)
     with pytest.raises(InputError, match="no labels"):
         hold_out_images(pd.DataFrame({"path": ["a.jpg"]}), 0.2)
     with pytest.raises(InputError, match=r"data.val_images = 1.0 must be from 0"):

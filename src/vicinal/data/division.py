@@ -9,7 +9,7 @@ import pandas as pd
 
 from vicinal.data.columns import validate_frame
 from vicinal.data.splits import Order, shared_classes, splits_by_fraction, splits_by_list
-from vicinal.utils.arrays import Booleans
+from vicinal.utils.arrays import Booleans, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
@@ -48,7 +48,8 @@ def hold_out_images(frame: pd.DataFrame, fraction: float, seed: int = 0) -> pd.D
     """Make images of each training class the split `val`, for applications whose classes are all known.
 
     Of each class, at random, so many images as the fraction says, but two or more, as one has no match in the split;
-    none if fewer than two would be left.
+    none if fewer than two would be left. With a column `group`, whole groups, which are then in one split each: of each
+    class two or more, as matches within a group are ignored, and a third is left for training.
 
     Args:
         frame: a valid frame with labels; without splits, all its rows are of the split `train`.
@@ -56,7 +57,7 @@ def hold_out_images(frame: pd.DataFrame, fraction: float, seed: int = 0) -> pd.D
         seed: of the random choice.
 
     Raises:
-        InputError: there are no labels, there is a split `val` already, or no class has four images.
+        InputError: there are no labels, there is a split `val` already, or no class has four images, or three groups.
 
     Example:
         >>> frame = hold_out_images(pd.DataFrame({"label": 5 * ["cat"] + 3 * ["dog"]}), 0.1)
@@ -68,18 +69,60 @@ def hold_out_images(frame: pd.DataFrame, fraction: float, seed: int = 0) -> pd.D
     splits = frame["split"] if "split" in frame else pd.Series("train", index=frame.index)
     if (splits == "val").any():
         raise InputError("val_images makes the split val, but there is one already; leave val_images out")
-    training = frame[splits == "train"].sample(frac=1, random_state=np.random.default_rng(seed))
-    by_class = training.groupby("label", sort=True)["label"]
-    size = by_class.transform("size")
-    number = (fraction * size).round().clip(lower=2)
-    held_out = training.index[(by_class.cumcount() < number) & (size - number >= 2)]
+    rng = np.random.default_rng(seed)
+    training = frame[splits == "train"].sample(frac=1, random_state=rng)
+    held_out = _held_out_groups(training, fraction, rng) if "group" in frame else _held_out_rows(training, fraction)
     if not len(held_out):
-        raise InputError(f"val_images = {fraction} holds out no image: no class has two for val and two for train")
+        needed = "groups for val and one" if "group" in frame else "for val and two"
+        raise InputError(f"val_images = {fraction} holds out no image: no class has two {needed} for train")
     classes = frame.loc[held_out, "label"].nunique()
     counts = f"{len(held_out):,} images of {classes:,} training classes"
     log(f"held out {counts} for val: scores tell nothing about unseen classes")
     splits = splits.mask(frame.index.isin(held_out), "val")
     return validate_frame(_with_sides(frame, splits).assign(split=splits))
+
+
+def _held_out_rows(training: pd.DataFrame, fraction: float) -> pd.Index:
+    """The first rows of each class."""
+    by_class = training.groupby("label", sort=True)["label"]
+    size = by_class.transform("size")
+    number = _number_held_out(size, fraction)
+    return training.index[(by_class.cumcount() < number) & (size - number >= 2)]
+
+
+def _held_out_groups(training: pd.DataFrame, fraction: float, rng: np.random.Generator) -> pd.Index:
+    """The rows of groups at random, each taken if one of its classes wants images and all can do without."""
+    groups = _numbered_groups(training["group"])
+    sizes = training.groupby([groups, "label"], sort=False).size()
+    wanted = _number_held_out(training.groupby("label").size(), fraction).to_dict()
+    num_groups = sizes.groupby(level=1).size()
+    left, held = training.groupby("label").size().to_dict(), dict.fromkeys(wanted, 0)
+    held_groups: dict[object, list[int]] = {name: [] for name in wanted}
+    has_enough = set(num_groups.index[num_groups >= 3])
+    counts_of: dict[int, list[tuple[object, int]]] = {}
+    for group, name, count in zip(*map(sizes.index.get_level_values, (0, 1)), sizes, strict=True):
+        counts_of.setdefault(group, []).append((name, count))
+    for group in rng.permutation(groups.max(initial=-1) + 1).tolist():
+        counts = counts_of[group]
+        wants = (held[name] < wanted[name] or len(held_groups[name]) < 2 for name, _ in counts if name in has_enough)
+        if any(wants) and all(left[name] - count >= 2 for name, count in counts):
+            for name, count in counts:
+                left[name], held[name] = left[name] - count, held[name] + count
+                held_groups[name].append(group)
+    matched = {group for chosen in held_groups.values() if len(chosen) > 1 for group in chosen}
+    return training.index[np.isin(groups, list(matched))]
+
+
+def _numbered_groups(column: pd.Series) -> Integers:
+    """The groups as numbers from 0; an image without one, of which a negative integer tells, is a group of its own."""
+    codes = pd.factorize(column)[0]
+    if pd.api.types.is_integer_dtype(column):
+        codes = np.where(column < 0, len(codes) + np.arange(len(codes)), codes)
+    return np.unique(codes, return_inverse=True)[1]
+
+
+def _number_held_out(size: pd.Series, fraction: float) -> pd.Series:
+    return (fraction * size).round().clip(lower=2)
 
 
 def _check_not_test(classes: Mapping[str, Sequence[object]], names: Sequence[object], tested: pd.Series) -> None:

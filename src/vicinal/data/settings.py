@@ -78,8 +78,8 @@ class DataSettings:
             the classes of its train and val are divided, such as {train: 0.5, val: 0.5}. Of three classes or fewer all
             are in train.
         val_images: fraction of the images of each training class that become the split val, for applications whose
-            classes are all known; at least two, and none where fewer than two would be left. Without splits, all
-            classes are in train.
+            classes are all known; at least two, and none where fewer than two would be left. With a column `group`,
+            whole groups. Without splits, all classes are in train.
         classes: names of the classes of each split, such as {train: [cat, dog], test: [owl]}.
         split_column: name of a column that holds the split of each class; with fractions or classes, the column whose
             values are assigned to splits instead of labels, such as coarse.
