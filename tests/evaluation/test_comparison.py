@@ -66,12 +66,13 @@ def test_all_models_are_compared_with_the_first(compared, evaluations, table) ->
             assert wanted.loc["mAP", "difference"] > 0.1
 
 
-def test_models_stand_side_by_side(compared: ResultsTable) -> None:
+def test_two_models_stand_side_by_side(evaluations, table) -> None:
+    compared = compare_models({name: evaluations[name] for name in ("old", "new")}, table, RESAMPLING)
     head, intervals, differences, names, *lines = str(compared).splitlines()
     assert head == "leave-one-out: 150 queries, 150 gallery images"
     assert intervals == "95 % confidence intervals in brackets, from resampled classes"
     assert differences == "differences to old in percentage points"
-    assert names.split() == ["old", "new", "difference", "best", "difference"]
+    assert names.split() == ["old", "new", "difference"]
     row = compared.overall("new").loc["mAP"]
     assert [line.split()[0] for line in lines] == compared.overall("new").index.tolist()
     line = lines[-1]
@@ -79,6 +80,19 @@ def test_models_stand_side_by_side(compared: ResultsTable) -> None:
     low, high = 100 * row["difference_low"], 100 * row["difference_high"]
     wanted = f"{100 * row['difference']:+6.2f} [{low:+.2f}, {high:+.2f}] p {row['p_value']:.3g}"
     assert line.index(wanted) == names.index("difference")
+
+
+def test_three_models_have_a_row_each(compared: ResultsTable) -> None:
+    head, *metrics = str(compared).split("\n\n")
+    assert head.splitlines()[-1] == "differences to old in percentage points"
+    assert [block.split()[0] for block in metrics] == compared.overall("new").index.tolist()
+    names, *lines = metrics[-1].splitlines()
+    assert names.split() == ["mAP", "value", "difference"]
+    assert [line.split()[0] for line in lines] == ["old", "new", "best"]
+    row = compared.overall("best").loc["mAP"]
+    assert lines[2].index(f"{100 * row['value']:6.2f} % [{100 * row['low']:.2f}, ") == names.index("value")
+    assert lines[2].index(f"{100 * row['difference']:+6.2f} [") == names.index("difference")
+    assert len(lines[0]) < names.index("difference")  # the first one has no difference to itself
 
 
 def test_many_ties_are_told(evaluations, table) -> None:

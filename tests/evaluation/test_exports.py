@@ -16,6 +16,8 @@ INNER = {
     "check_confidence_level",
     "coarse_relevances",
     "common_metrics",
+    "cost_cells",
+    "costs_text",
     "full_names",
     "has_many_ties",
     "headline",

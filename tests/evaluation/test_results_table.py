@@ -42,7 +42,7 @@ def test_every_output_holds_the_whole_frame(results, kind: str) -> None:
     assert {name: str(dtype) for name, dtype in found.frame.dtypes.items()} == COLUMNS
     loaded = json.loads(found.to_json())
     assert loaded == json.loads(json.dumps(found.to_dict()))
-    assert len(found.to_json().splitlines()) == 7 + len(found.frame)  # one line per row
+    assert len(found.to_json().splitlines()) == 8 + len(found.frame)  # one line per row
     pd.testing.assert_frame_equal(pd.DataFrame(loaded["results"]).astype(COLUMNS), found.frame)
     attributes = {"confidence_level": found.confidence_level, "resample_by": found.resample_by}
     assert loaded | attributes | {"baseline": found.baseline} == loaded

@@ -261,19 +261,21 @@ def _check_sources(arguments: Arguments) -> None:
 
 def _embedded(arguments: Arguments) -> dict[str, EmbeddedTable]:
     """Name -> embeddings of every source."""
+    from vicinal.workflows.several_sources import embed_several
     from vicinal.workflows.source_kind import source_kind
 
-    reader = read_embedding(arguments, query_gallery_only=True, folder_on_error="raise")
+    given = vars(arguments)
+    measure = len(arguments.sources) > 1 and not given.get("average")
+    reader = read_embedding(arguments, query_gallery_only=True, folder_on_error="raise", measure=measure)
     split = arguments.split
     if arguments.embeddings:
         embedded = reader.embed_with_labels(arguments.embeddings, arguments.labels, split)
         sources = {arguments.embeddings: embedded}
-    elif arguments.images is None:
-        sources = {name: reader.embed(name, split) for name in arguments.sources}
-    elif source_kind(arguments.images) == "embeddings":
+    elif arguments.images is not None and source_kind(arguments.images) == "embeddings":
         raise InputError(f"{arguments.images} holds embeddings, not images; name it as a source")
     else:
-        sources = {name: replace(reader, model=name).embed(arguments.images, split) for name in arguments.sources}
+        keep = given.get("refiner") is not None
+        sources = dict(embed_several(reader, arguments.sources, split, images=arguments.images, keep_models=keep))
     for name, embedded in sources.items():
         _log_warnings(name, embedded.table)
     return sources

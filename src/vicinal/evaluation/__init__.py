@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vicinal.evaluation.listed_positives import evaluate_listed_positives
     from vicinal.evaluation.met import evaluate_met
     from vicinal.evaluation.metrics import metric_by_name
+    from vicinal.evaluation.model_costs import ModelCost, cost_frame
     from vicinal.evaluation.paired import paired_differences
     from vicinal.evaluation.protocol import count_noisy_labels, evaluate, query_gallery_rows
     from vicinal.evaluation.ranking import level_ranks, positive_ranks
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Clustering",
     "Evaluation",
+    "ModelCost",
     "Ranks",
     "Relevance",
     "Resampling",
@@ -42,6 +44,7 @@ __all__ = [
     "compare_models",
     "compare_reranking",
     "confidence_intervals",
+    "cost_frame",
     "count_noisy_labels",
     "count_query_classes",
     "evaluate",

@@ -65,6 +65,8 @@ class ResultsTable:
         confidence_level: the confidence level of all intervals; None: there are no intervals.
         resample_by: what the intervals resample, `classes` or `queries`; None: nothing was resampled.
         baseline: the model that differences refer to; None: each difference refers to the plain stage of its own model.
+        costs: what the models cost, one row per model, as :func:`~vicinal.evaluation.cost_frame` returns
+            it; None: that is not known.
 
     Example:
         >>> import numpy as np
@@ -80,6 +82,7 @@ class ResultsTable:
     confidence_level: float | None = None
     resample_by: str | None = None
     baseline: str | None = None
+    costs: pd.DataFrame | None = None
 
     @classmethod
     def from_metrics(cls, metrics: pd.DataFrame, groups: pd.DataFrame | None = None, **constants: Any) -> ResultsTable:
@@ -129,20 +132,28 @@ class ResultsTable:
 
     def rename_models(self, rename: Callable[[str], str]) -> ResultsTable:
         """The same results with other names of the models."""
-        models = self.frame["model"].map(rename, na_action="ignore").astype("string")
+
+        def renamed(frame: pd.DataFrame) -> pd.DataFrame:
+            return frame.assign(model=frame["model"].map(rename, na_action="ignore").astype("string"))
+
         return replace(
             self,
-            frame=self.frame.assign(model=models),
+            frame=renamed(self.frame),
             baseline=None if self.baseline is None else rename(self.baseline),
+            costs=None if self.costs is None else renamed(self.costs),
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The attributes, and under `results` a list of all rows; ready for JSON, with None for missing cells."""
+        """The attributes, and under `results` a list of all rows; ready for JSON, with None for missing cells.
+
+        Under `costs` is a list of what each model costs, or None.
+        """
         return {
             "confidence_level": self.confidence_level,
             "resample_by": self.resample_by,
             "baseline": self.baseline,
-            "results": self.frame.astype(object).where(self.frame.notna(), None).to_dict("records"),
+            "costs": None if self.costs is None else _records(self.costs),
+            "results": _records(self.frame),
         }
 
     def to_json(self) -> str:
@@ -153,8 +164,12 @@ class ResultsTable:
         return f'{{\n{head}  "results": [\n{lines}\n  ]\n}}'
 
     def to_csv(self) -> str:
-        """The frame as comma-separated values; missing cells are empty."""
-        return self.frame.to_csv(index=False, lineterminator="\n")
+        """The frame as comma-separated values; missing cells are empty.
+
+        If it is known what the models cost, each row ends with that of its model.
+        """
+        frame = self.frame if self.costs is None else self.frame.merge(self.costs, on="model", how="left")
+        return frame.to_csv(index=False, lineterminator="\n")
 
     def __str__(self) -> str:
         from vicinal.evaluation.results_text import results_text
@@ -165,6 +180,10 @@ class ResultsTable:
 def full_names(rows: pd.DataFrame) -> pd.Series:
     """The full names of the metrics of some rows: `mAP` at the level of the labels, `coarse/mAP` at a coarse level."""
     return (rows["label_level"] + "/" + rows["metric"]).str.removeprefix(f"{LABEL}/").astype(object)
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
 def _typed(rows: pd.DataFrame, constants: Mapping[str, Any]) -> pd.DataFrame:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pandas as pd
 
+from vicinal.evaluation.model_costs import costs_text
 from vicinal.evaluation.results_table import ResultsTable, full_names
 
 MAX_GROUPS = 10  # that are shown
@@ -14,8 +16,9 @@ MAX_GROUPS = 10  # that are shown
 def results_text(results: ResultsTable) -> str:
     """Lay out a table of results.
 
-    Models that are compared, and the stages of one model, stand side by side; other models follow each other. Of runs
-    that are averaged only the mean is shown.
+    Two models that are compared, and the stages of one model, stand side by side. With more models, or if it is known
+    what they cost, each metric has a row per model. Models that are not compared follow each other, after what they
+    cost. Of runs that are averaged only the mean is shown.
 
     Example:
         >>> import numpy as np, pandas as pd
@@ -39,9 +42,12 @@ def results_text(results: ResultsTable) -> str:
     is_mean = frame["model"].isna()
     if is_mean.any():
         return _block(results, frame[is_mean])
+    if results.baseline is not None and (len(models) > 2 or results.costs is not None):
+        return _table_of_models(results)
     if results.baseline is not None or len(models) == 1:
         return _block(results, frame)
-    return "\n\n".join(f"{model}\n{_block(results, frame[frame['model'] == model])}" for model in models)
+    blocks = [f"{model}\n{_block(results, frame[frame['model'] == model])}" for model in models]
+    return "\n\n".join([*_costs(results), *blocks])
 
 
 def headline(protocol: str, num_queries: int, num_gallery: int, num_without_positive: int, num_ties: int = 0) -> str:
@@ -67,6 +73,26 @@ def has_many_ties(num_ties: int, num_queries: int) -> bool:
         (False, True)
     """
     return 100 * num_ties > num_queries
+
+
+def _table_of_models(results: ResultsTable) -> str:
+    """What models cost, then the metrics of compared models, each with one row per model."""
+    columns = {model: results.overall(model) for model in results.models}
+    cells = {
+        metric: [
+            [metric, "value", "difference"],
+            *([name, _value(row), "" if pd.isna(row.difference) else _difference(row)]
+              for name, rows in columns.items() for row in rows.loc[[metric]].itertuples()),
+        ]
+        for metric in columns[results.models[0]].index
+    }  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*itertools.chain(*cells.values()), strict=True)]
+    blocks = ["\n".join("   ".join(map(str.ljust, row, widths)).rstrip() for row in rows) for rows in cells.values()]
+    return "\n\n".join(["\n".join(_head(results, columns)), *_costs(results), *blocks])
+
+
+def _costs(results: ResultsTable) -> list[str]:
+    return [] if results.costs is None else [costs_text(results.costs)]
 
 
 def _block(results: ResultsTable, frame: pd.DataFrame) -> str:

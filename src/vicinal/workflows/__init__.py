@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from vicinal.workflows.models import load_model, load_refiner
     from vicinal.workflows.refine import resume_refiner, train_refiner
     from vicinal.workflows.report import write_report
+    from vicinal.workflows.several_sources import embed_several
     from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader, load_images
     from vicinal.workflows.tuning.settings import SweepSettings, TuneSettings
     from vicinal.workflows.tuning.sweep import sweep
@@ -30,6 +31,7 @@ __all__ = [
     "TuneResult",
     "TuneSettings",
     "describe_model",
+    "embed_several",
     "evaluate_sources",
     "load_images",
     "load_model",

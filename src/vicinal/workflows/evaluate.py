@@ -29,6 +29,7 @@ from vicinal.evaluation import (
     evaluate_vehicle_id,
     tabulate,
 )
+from vicinal.evaluation.model_costs import ModelCost, cost_frame
 from vicinal.evaluation.resampling import MIN_CLASSES
 from vicinal.retrieval.reranking.base import Reranking
 from vicinal.utils.console import log
@@ -50,12 +51,14 @@ class EvaluatedSource:
         table: what was evaluated.
         plain: without re-ranking; None if only the re-ranked evaluation was asked for.
         reranked: with re-ranking or refinement; None without.
+        cost: what the model costs, if that is known.
     """
 
     name: str
     table: Table
     plain: Evaluation | None
     reranked: Evaluation | None = None
+    cost: ModelCost | None = None
 
     @property
     def final(self) -> Evaluation:
@@ -95,7 +98,7 @@ def evaluate_sources(
                 before = replace(before, metrics=before.metrics | clustering.metrics)
         if make_reranking is not None:
             after = evaluate_by_protocol(embedded.vectors, embedded.table, rerank=make_reranking(embedded))
-        evaluated.append(EvaluatedSource(name, embedded.table, before, after))
+        evaluated.append(EvaluatedSource(name, embedded.table, before, after, embedded.cost))
     return evaluated
 
 
@@ -110,7 +113,8 @@ def tabulate_sources(
         evaluated: as :func:`evaluate_sources` returns them.
         settings: which confidence intervals and groups of queries are asked for.
         combine: `compare` the sources with the first one on the same queries, or `average` them as runs of one recipe;
-            None: each source stands for itself, with its results before and after re-ranking if there is one.
+            None: each source stands for itself, with its results before and after re-ranking if there is one. Unless
+            they are averaged, the table says what the models of several sources cost.
 
     Raises:
         InputError: something that is asked for is impossible with these evaluations.
@@ -119,7 +123,8 @@ def tabulate_sources(
     if combine == "average":
         return average_runs(finals, settings.confidence_level)
     if combine == "compare":
-        return compare_models(finals, first.table, resampling_of(first, settings))
+        results = compare_models(finals, first.table, resampling_of(first, settings))
+        return replace(results, costs=costs_of(evaluated))
     tables = []
     for each in evaluated:
         resampling = None if settings.intervals is None else resampling_of(each, settings)
@@ -130,7 +135,14 @@ def tabulate_sources(
         else:
             results = compare_reranking(each.plain, each.reranked, each.table, model=each.name, resampling=resampling)
         tables.append(results)
-    return ResultsTable.concat(tables)
+    return replace(ResultsTable.concat(tables), costs=costs_of(evaluated))
+
+
+def costs_of(evaluated: Sequence[EvaluatedSource]) -> pd.DataFrame | None:
+    """What the models of several sources cost; None if that of no model is known."""
+    costs = {each.name: each.cost for each in evaluated if each.cost is not None}
+    is_known = any(cost.num_parameters is not None for cost in costs.values())
+    return cost_frame(costs) if is_known and len(evaluated) > 1 else None
 
 
 def resampling_of(evaluated: EvaluatedSource, settings: EvaluationSettings) -> Resampling:

@@ -11,7 +11,7 @@ from vicinal.evaluation import ResultsTable, confidence_intervals, paired_differ
 from vicinal.report.page import EvaluatedEmbeddings, write_comparison_page, write_page, write_unlabeled_page
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
-from vicinal.workflows.evaluate import EvaluatedSource, check_same_images, evaluate_sources, resampling_of
+from vicinal.workflows.evaluate import EvaluatedSource, check_same_images, costs_of, evaluate_sources, resampling_of
 from vicinal.workflows.evaluation_settings import EvaluationSettings
 from vicinal.workflows.source_kind import source_kind
 from vicinal.workflows.sources import EmbeddedTable
@@ -53,6 +53,7 @@ def write_report(
         raise InputError(f"{unlabeled[0]} has no labels, which a comparison needs; give one source for a page about it")
     evaluated = evaluate_sources(sources, replace(settings, protocol="standard"))
     results = ResultsTable.concat(_results(each, evaluated[0], settings) for each in evaluated)
+    results = replace(results, costs=costs_of(evaluated))
     sets = {
         each.name: EvaluatedEmbeddings(
             sources[each.name].vectors, each.table, each.final, each.name if source_kind(each.name) == "run" else None

@@ -26,6 +26,7 @@ from vicinal.workflows.models import check_not_refiner_run, load_model, usable_d
 from vicinal.workflows.source_kind import source_kind
 
 if TYPE_CHECKING:
+    from vicinal.evaluation.model_costs import ModelCost
     from vicinal.models import Embedder
     from vicinal.retrieval import Index
 
@@ -39,14 +40,17 @@ class EmbeddedTable:
     Args:
         vectors: float32 [n, d].
         table: n rows.
-        origin: the model that made the vectors, or the index or the path of the file that they were read from.
+        origin: the model that made the vectors, or its name where it is not kept; or the index or the path of the file
+            that they were read from.
         postprocessing: names of the steps after the model; different steps have different names.
+        cost: what the model costs, if that was asked for.
     """
 
     vectors: Floats
     table: Table
     origin: Embedder | Index | str
     postprocessing: tuple[str, ...] = ()
+    cost: ModelCost | None = None
 
     @cached_property
     def fingerprint(self) -> str | None:
@@ -67,6 +71,7 @@ class EmbeddingReader(EmbeddingOptions):
             `is_query` and `is_gallery`.
         folder_on_error: `on_error` for a folder of images, if that is None.
         default_split: the split whose rows are used where no split is named, if the table has it.
+        measure: whether to measure what the models cost, see :class:`~vicinal.evaluation.ModelCost`.
 
     Example:
         >>> import tempfile
@@ -81,6 +86,7 @@ class EmbeddingReader(EmbeddingOptions):
     query_gallery_only: bool = False
     folder_on_error: OnError = "skip"
     default_split: str | None = None
+    measure: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,12 +112,14 @@ class EmbeddingReader(EmbeddingOptions):
         kind = source_kind(source)
         if kind in ("embeddings", "index"):
             self._refuse_image_options(source)
-            return self._select(_load_stored(source, is_index=kind == "index"), split, source)
+            stored = self._select(_load_stored(source, is_index=kind == "index"), split, source)
+            return _with_cost(stored, kind) if self.measure else stored
         if kind == "embedder":
             raise InputError(f"{source} is a model and holds no images: evaluate it with --images, else give --model")
         table = load_images(source, self.root)
         model = self._model_of(source)
-        return self._embed(table.take(self._rows(table, split, source)), model, self._on_error(source))
+        table = table.take(self._rows(table, split, source))
+        return self._embed(table, model, self._on_error(source), loaded_from=self.model or source)
 
     def embed_with_labels(self, embeddings: str, labels: str, split: str | None = None) -> EmbeddedTable:
         """Return embeddings from one file with labels from another.
@@ -132,6 +140,15 @@ class EmbeddingReader(EmbeddingOptions):
                 f"{labels} has {len(table)} rows, {embeddings} {len(vectors)} embeddings; there must be one row each"
             )
         return self._select(EmbeddedTable(vectors, table, embeddings), split, labels)
+
+    def check_model(self, source: str) -> None:
+        """Load the model that will embed a source, if there is one, and let it go.
+
+        Raises:
+            InputError: it cannot be loaded.
+        """
+        if source_kind(source) not in ("embeddings", "index", "embedder"):
+            self._model_of(source)
 
     def embed_table(self, table: Table) -> EmbeddedTable:
         """Return the embeddings of a table's images by the model of the options."""
@@ -170,7 +187,8 @@ class EmbeddingReader(EmbeddingOptions):
             return _on_error_of_run(RunFolder(Path(source)))
         return self.folder_on_error if Path(source).is_dir() and source not in BENCHMARKS else "raise"
 
-    def _embed(self, table: Table, model: Embedder, on_error: OnError) -> EmbeddedTable:
+    def _embed(self, table: Table, model: Embedder, on_error: OnError, loaded_from: str | None = None) -> EmbeddedTable:
+        """Embed the images of a table. What the model costs is measured only if `loaded_from` says where it is from."""
         from vicinal.data.images import ImageDataset, UnreadableImageError
         from vicinal.models import embed_multi_scale
 
@@ -178,17 +196,23 @@ class EmbeddingReader(EmbeddingOptions):
         embed: Callable[..., Floats] = model.embed
         if self.scales is not None:
             embed = partial(embed_multi_scale, model, scales=self.scales, max_size=self.max_size)
+        options = {
+            "batch_size": self.batch_size,
+            "num_workers": self.num_workers,
+            "precision": self.precision,
+            "device": usable_device(self.device),
+        }
         try:
-            vectors = embed(
-                images,
-                batch_size=self.batch_size,
-                num_workers=self.num_workers,
-                precision=self.precision,
-                device=usable_device(self.device),
-            )
+            if not self.measure or loaded_from is None:
+                return self._whiten(EmbeddedTable(embed(images, **options), images.table, model, self._scale_steps))
+            from vicinal.workflows.model_costs import model_cost, timed
+
+            vectors, seconds = timed(embed, images, **options)
         except UnreadableImageError as error:
             raise InputError(f"{error}; --on_error skip leaves out such images") from None
-        return self._whiten(EmbeddedTable(vectors, images.table, model, self._scale_steps))
+        embedded = self._whiten(EmbeddedTable(vectors, images.table, model, self._scale_steps))
+        speed = len(images) / max(seconds, 1e-9)
+        return replace(embedded, cost=model_cost(model, loaded_from, embedded.vectors.shape[1], speed))
 
     @property
     def _scale_steps(self) -> tuple[str, ...]:
@@ -232,6 +256,13 @@ class EmbeddingReader(EmbeddingOptions):
             return embedded
         steps = (*embedded.postprocessing, whitening.fingerprint())
         return replace(embedded, vectors=whitening.apply(embedded.vectors), postprocessing=steps)
+
+
+def _with_cost(stored: EmbeddedTable, kind: Literal["embeddings", "index"]) -> EmbeddedTable:
+    """Stored embeddings, whose model is unknown, with what is known of its cost."""
+    from vicinal.evaluation.model_costs import ModelCost
+
+    return replace(stored, cost=ModelCost(kind, stored.vectors.shape[1]))
 
 
 def _on_error_of_run(run: RunFolder) -> OnError:

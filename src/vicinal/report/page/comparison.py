@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vicinal.analysis import pair_similarities, query_neighbors
 from vicinal.analysis.neighbors import check_evaluation
+from vicinal.evaluation.model_costs import HEADS, cost_cells
 from vicinal.evaluation.results_table import ResultsTable
 from vicinal.report.page.changes import changes_section
 from vicinal.report.page.data import evaluated_images, statistics_table, summary
@@ -35,8 +36,9 @@ def write_comparison_page(
     """Write a page, as :func:`~vicinal.report.page.write_page` does, that compares several sets with the first one.
 
     The page has the metrics side by side, the queries that got better and worse with their neighbors in both sets,
-    similarities of pairs, settings that differ, learning curves on common axes, and the data. For a set that was not
-    evaluated on the queries and gallery of the first one there are no differences, and the page says why.
+    similarities of pairs, what the models cost, settings that differ, learning curves on common axes, and the data. For
+    a set that was not evaluated on the queries and gallery of the first one there are no differences, and the page says
+    why.
 
     Args:
         path: the file; it is replaced as a whole.
@@ -63,6 +65,7 @@ def write_comparison_page(
     groups: dict[str, list[Section | None]] = {
         "Results": [
             differences_section(sets, results),
+            costs_section(results),
             changes_section(sets, neighbors, frames),
             _similarities_section(sets, seed),
         ],
@@ -72,6 +75,19 @@ def write_comparison_page(
     first, *others = sets
     summed = " · ".join([f"{', '.join(others)} against {first}", *thumbnails.notes()])
     write_bytes(path, document(title, summed, groups, {"map": None, "images": images}))
+
+
+def costs_section(results: ResultsTable) -> Section | None:
+    """What the models cost; None if that is not known."""
+    if results.costs is None:
+        return None
+    lead = (
+        "Size and speed beside the scores. Images per second are from files to embeddings, on the machine that wrote "
+        "this page; the time of a training is that of the machine where it ran."
+    )
+    lines = [[row.model, *cost_cells(row)] for row in results.costs.itertuples()]
+    costs = table("Every model", ["model", *HEADS], lines, range(2, 1 + len(HEADS)))
+    return section("costs", "Costs", lead, costs)
 
 
 def settings_section(runs: Mapping[str, Run]) -> Section | None:

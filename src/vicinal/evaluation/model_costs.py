@@ -1,0 +1,117 @@
+"""What models cost, beside what they score: size, training, and speed on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import pandas as pd
+
+from vicinal.utils.console import duration
+
+Kind = Literal[
+    "zero-shot", "frozen", "lora", "last_blocks", "biases_norms", "full", "model", "embeddings", "index"
+]  # fmt: skip
+COLUMNS = {
+    "model": "string",
+    "kind": "string",
+    "dim": "Int64",
+    "size": "Int64",
+    "num_parameters": "Int64",
+    "trained_parameters": "Int64",
+    "weights_bytes": "Int64",
+    "training_seconds": "float64",
+    "images_per_second": "float64",
+}
+HEADS = ["kind", "dim", "pixels", "parameters", "trained", "MB", "train time", "images/s"]
+"""What people read, after the name of the model."""
+UNKNOWN = "–"
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """What a model costs. What is not known is None.
+
+    Attributes:
+        kind: how the model was trained: `zero-shot`, not at all after the published weights of its backbone; `frozen`,
+            its head alone; `lora`, `last_blocks`, `biases_norms` or `full`, the `fine_tuning.method` of its recipe;
+            `model`, in a way that is not known. Or `embeddings` or `index`, whose model is not known.
+        dim: dimension of the embeddings. An index takes 4 bytes for each of them and image, unless it compresses them.
+        size: side of the images in pixels.
+        num_parameters: number of parameters.
+        trained_parameters: number of those that were trained, of adapters those that were added for the training.
+        weights_bytes: size of weights and buffers, as `model.safetensors` has it.
+        training_seconds: that the training took, on the machine where it ran;
+            see :class:`~vicinal.utils.training_cost.TrainingCost`.
+        images_per_second: that the model embedded in this evaluation, from files to embeddings.
+
+    Example:
+        >>> costs = {"vit": ModelCost("zero-shot", 384, 224, 22_000_000, 0, 88_000_000, 0.0, 51.6),
+        ...          "head": ModelCost("frozen", 128, 224, 22_049_280, 49_280, 88_197_120, 83.0, 51.2)}
+        >>> print(costs_text(cost_frame(costs)))
+              kind       dim  pixels  parameters  trained    MB  train time  images/s
+        vit   zero-shot  384     224        22 M        0    88         0 s      51.6
+        head  frozen     128     224        22 M   49.3 k  88.2  1 min 23 s      51.2
+    """
+
+    kind: Kind
+    dim: int
+    size: int | None = None
+    num_parameters: int | None = None
+    trained_parameters: int | None = None
+    weights_bytes: int | None = None
+    training_seconds: float | None = None
+    images_per_second: float | None = None
+
+
+def cost_frame(costs: Mapping[str, ModelCost]) -> pd.DataFrame:
+    """One row per model: its name, and the attributes of its :class:`ModelCost`, missing where they are not known."""
+    rows = [{"model": name, **asdict(cost)} for name, cost in costs.items()]
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+
+
+def cost_cells(row: Any) -> list[str]:
+    """What people read of a row of :func:`cost_frame`, under `HEADS`."""
+    return [
+        row.kind,
+        str(row.dim),
+        _shown(row.size, str),
+        _shown(row.num_parameters, _count),
+        _shown(row.trained_parameters, _count),
+        _shown(row.weights_bytes, lambda size: _digits(size / 1e6)),
+        _shown(row.training_seconds, duration),
+        _shown(row.images_per_second, _digits),
+    ]
+
+
+def costs_text(costs: pd.DataFrame) -> str:
+    """Lay out what models cost as a table for a terminal."""
+    rows = [["", *HEADS], *([row.model, *cost_cells(row)] for row in costs.itertuples())]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(_justified, row, widths, ["", *HEADS])).rstrip() for row in rows)
+
+
+def _count(number: int) -> str:
+    """A number of parameters with three digits.
+
+    Example:
+        >>> _count(0), _count(999), _count(49_280), _count(22_056_576), _count(1_240_000_000)
+        ('0', '999', '49.3 k', '22.1 M', '1,240 M')
+    """
+    if number < 1000:
+        return str(number)
+    return f"{_digits(number / 1e3)} k" if number < 999_500 else f"{_digits(number / 1e6)} M"
+
+
+def _digits(value: float) -> str:
+    """A positive number with three digits, or all of its integral part."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _shown(value: Any, text: Any) -> str:
+    return UNKNOWN if pd.isna(value) else text(value)
+
+
+def _justified(cell: str, width: int, head: str) -> str:
+    return cell.ljust(width) if head in ("", "kind") else cell.rjust(width)
