@@ -45,8 +45,8 @@ def add_lora(
         dropout: Dropout probability of the inputs of the adapters, 0 to below 1.
         targets: Names of the layers, each whole or its end: ``attn.qkv`` is that layer of all blocks. None: queries,
             keys, values and output of all attention layers of a transformer, together with the MLPs where it uses a
-            weight of its attention in another way than by calling the layer (BEiT, Swin V2); the MLPs of ConvNeXt; all
-            convolutions but the first and grouped ones of other networks.
+            weight of its attention in another way than by calling the layer (BEiT, EVA, Swin V2); the MLPs of ConvNeXt;
+            all convolutions but the first and grouped ones of other networks, such as ResNet and EfficientNet.
 
     Returns:
         The names of the layers with adapters.
