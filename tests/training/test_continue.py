@@ -10,9 +10,11 @@ import torch
 
 from tests.training.test_trainer import _scripted_validation
 from vicinal.cli.main import main
-from vicinal.training import Recipe, resume, train
+from vicinal.training import Recipe, Trainer, resume, train
 from vicinal.training.checkpoint import load_checkpoint
+from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError
+from vicinal.utils.run_folder import RunFolder
 
 
 @pytest.mark.parametrize("length", ["epochs", "max_steps"])
@@ -38,6 +40,40 @@ def test_more_patience_continues_a_run_that_stopped_early(
     assert main(["train", "--out", str(run.path), "--resume", "--validation.patience=2"]) == 0
     assert load_checkpoint(run.last)["progress"]["epoch"] == 4
     assert load_checkpoint(run.best)["epoch"] == 3
+
+
+def test_settings_of_the_machine_may_change(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = Recipe.load(overrides=small)
+    one = train(recipe, tmp_path / "one")
+    two = RunFolder(tmp_path / "two")
+    half = Trainer(recipe, load_training_table(recipe.settings), two)
+    half.start()
+    with half.watching():
+        half.train_epoch()
+        half.finish_epoch()
+    half.log.close()
+    machine = ["--data.num_workers=1", "--data.cache=false", "--log_every=3", "--checkpoint_minutes=0"]
+    assert main(["train", "--out", str(two.path), "--resume", *machine]) == 0
+    said = "resuming with data.num_workers = 1, data.cache = false, log_every = 3, checkpoint_minutes = 0.0\n"
+    assert said in capsys.readouterr().err
+    settings = Recipe.load(two.recipe).settings
+    assert (settings.data.num_workers, settings.log_every) == (1, 3)
+    ours, theirs = (load_checkpoint(run.last, "module")["module"] for run in (one, two))
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    steps = [pd.read_csv(run.log)["step"].tolist() for run in (one, two)]
+    half_way = len(steps[0]) // 2
+    assert steps[1] == steps[0][:half_way] + [s for s in steps[0][half_way:] if s % 3 == 0 or s == steps[0][-1]]
+
+
+def test_settings_of_the_machine_that_are_not_given_stay(small: list[str], tmp_path: Path) -> None:
+    """A command line that starts and restarts a run does not undo what the run was given since."""
+    run = train(Recipe.load(overrides=[*small, "--epochs=1", "--data.num_workers=0"]), tmp_path / "run")
+    more = [setting for setting in small if "log_every" not in setting]
+    resume(run.path, Recipe.load(overrides=[*more, "--epochs=1", "--checkpoint_minutes=3"]))
+    settings = Recipe.load(run.recipe).settings
+    assert (settings.log_every, settings.data.num_workers, settings.checkpoint_minutes) == (1, 0, 3)
 
 
 def test_nothing_else_may_change(small: list[str], tmp_path: Path) -> None:

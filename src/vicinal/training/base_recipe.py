@@ -37,6 +37,20 @@ LAST_GROUPS = ("optimizer.lr_factors", "fine_tuning", "sample_selection", "data.
 CONTINUED = ("epochs", "max_steps", "validation.patience")
 """The settings that may be larger or null where a run is resumed; its schedule is that of the new length."""
 
+MACHINE = (
+    "accelerator",
+    "devices",
+    "data.num_workers",
+    "data.cache",
+    "feature_cache",
+    "log_every",
+    "checkpoint_minutes",
+)
+"""The settings of machine and log, which may be given anew where a run is resumed: the run goes on as it was trained.
+
+With other devices, numbers are rounded otherwise, and random augmentation is drawn for other processes.
+"""
+
 AnyRecipe = TypeVar("AnyRecipe", bound="BaseRecipe")
 CHOSEN = ("batch_size", "samples_per_class", "model.backbone")  # to suit data and machine, where they are not given
 
@@ -153,8 +167,8 @@ class BaseRecipe(ABC):
 
         Args:
             path: the run's recipe file.
-            given: the recipe with which the run is resumed, if any; it must be the same, but may be longer: see
-                :data:`CONTINUED`.
+            given: the recipe with which the run is resumed, if any; it must be the same, but may be longer, or for
+                another machine: see :data:`CONTINUED` and :data:`MACHINE`.
             allow_imports: as for :meth:`load`; a run does not remember it.
 
         Raises:
@@ -165,8 +179,12 @@ class BaseRecipe(ABC):
             return own
         own.check_same(given, continued=True)
         ours, theirs = _flattened(own.config), _flattened(given.config)
-        changed = [f"--{key}={json.dumps(theirs[key])}" for key in CONTINUED if theirs[key] != ours[key]]
-        return cls.load(path, changed, allow_imports) if changed else own
+        keys = [*CONTINUED, *(key for key in MACHINE if key in given.given)]
+        changed = {key: theirs[key] for key in keys if key in ours and theirs[key] != ours[key]}
+        if not changed:
+            return own
+        log(f"resuming with {', '.join(f'{key} = {shown(value)}' for key, value in changed.items())}")
+        return cls.load(path, [f"--{key}={json.dumps(value)}" for key, value in changed.items()], allow_imports)
 
     @classmethod
     def _set_defaults(cls, parser: jsonargparse.ArgumentParser, values: dict[str, Any]) -> None:
@@ -210,14 +228,15 @@ class BaseRecipe(ABC):
 
         Args:
             other: the recipe with which the run is resumed.
-            continued: whether it may be one of a longer run.
+            continued: whether it may be one of a longer run, or for another machine.
         """
         ours, theirs = _flattened(self.config), _flattened(other.config)
         for key in [*ours, *theirs]:
             own, new = ours.get(key), theirs.get(key)
             is_chosen = key in CHOSEN and (key not in other.given or new is None)
             is_longer = continued and key in CONTINUED and own is not None and (new is None or new > own)
-            if own != new and not is_chosen and not is_longer:
+            is_allowed = is_chosen or is_longer or (continued and key in MACHINE)
+            if own != new and not is_allowed:
                 raise InputError(
                     f"{key} = {shown(theirs.get(key))} differs from the run's own {shown(ours.get(key))}; "
                     "resume with --out and --resume alone, or start a new run"

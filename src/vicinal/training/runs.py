@@ -47,8 +47,9 @@ def resume(out: str | Path, recipe: Recipe | None = None, allow_imports: Sequenc
     Args:
         out: the run's folder.
         recipe: if given, it must equal that of the run, but `epochs`, `max_steps` and `validation.patience` may be
-            larger, so that a finished run goes on with the schedule of the new length; if the folder holds no run, a
-            new one is started. One command line can thus start a run and restart it until it is finished.
+            larger, so that a finished run goes on with the schedule of the new length, and settings of machine and log
+            may be others (`data.num_workers`, `devices`, `log_every` and the like). If the folder holds no run, a new
+            one is started. One command line can thus start a run and restart it until it is finished.
         allow_imports: packages whose classes the run's recipe may name, as for :meth:`Recipe.load`; a run does not
             remember them.
 
