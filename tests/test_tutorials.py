@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.conftest import QUICK, ROOT
 from tests.test_documents import SET_UP, python_without_network
 from vicinal.cli.main import main
+from vicinal.models import embedder
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 BLOCK = re.compile(r"^```(bash|python|yaml)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+STAND_INS = {"timm/vit_s14_dinov2": "timm/test_vit", "timm/resnet50": "timm/test_resnet"}
+"""What takes the place of pretrained models, with random weights, which need no network."""
 FILE_NAME = re.compile(r"# ([\w.]+\.(?:py|yaml))\n")
 
 
@@ -30,7 +34,7 @@ def run_command(line: str) -> None:
     """Run a command of a page; a training is quick, but has the batches of the page."""
     words = shlex.split(line, comments=True)
     environment = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
-    program, *arguments = words[len(environment) :]
+    program, *arguments = [STAND_INS.get(word, word) for word in words[len(environment) :]]
     if program == "vicinal":
         for name, value in environment.items():
             assert (name, value) == ("PYTHONPATH", "."), line
@@ -61,12 +65,25 @@ def run_block(language: str, block: str, names: dict[str, Any]) -> None:
                 run_command(line)
 
 
+@pytest.fixture
+def random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backbones have random weights in place of published ones."""
+    create = embedder.create_backbone
+
+    def create_random(name: str, pretrained: bool | str | Path, *more: Any) -> torch.nn.Module:
+        return create(name, False if pretrained is True else pretrained, *more)
+
+    monkeypatch.setattr(embedder, "create_backbone", create_random)
+
+
+@pytest.mark.usefixtures("random_weights")
 @pytest.mark.filterwarnings("ignore")  # that classes are few, or in several splits: the pages say so
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs_from_top_to_bottom(
     page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("VICINAL_DATA", str(folder / "cache"))
     blocks = BLOCK.findall(page.read_text())
     assert any(language != "yaml" for language, *_ in blocks)
     names: dict[str, Any] = {"__name__": page.stem}

@@ -61,7 +61,7 @@ def add_evaluate(parser: Parser) -> None:
     _add_sources(parser)
     combined = parser.add_mutually_exclusive_group()
     combined.add_argument("--compare", action="store_true", help="compare the sources with the first one, on the same "
-                          "images: differences, their intervals, p-values")  # fmt: skip
+                          "images: differences, their intervals, p-values, and what each model costs")  # fmt: skip
     combined.add_argument("--average", action="store_true", help="the sources are runs of one recipe, such as of "
                           "several seeds: mean, standard deviation and interval of each metric")  # fmt: skip
     add_settings(parser, EvaluationSettings, skip=("intervals", "root"))
