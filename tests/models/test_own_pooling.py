@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from vicinal.data import ImageTransform
 from vicinal.models import Embedder, default_transform
 from vicinal.utils.errors import InputError
 
@@ -42,3 +43,22 @@ def test_a_backbone_without_pooling_of_its_own_is_refused():
     model.backbone = nn.Conv2d(3, 96, 1)
     with pytest.raises(InputError, match="test_resnet has none of its own; choose another"):
         model(torch.zeros(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize("name", ["efficientvit_m0", "xcit_nano_12_p8_224", "pvt_v2_b0", "lambda_resnet26t"])
+def test_networks_whose_stem_or_layers_are_of_another_kind(name):
+    with torch.random.fork_rng(), torch.device("meta"):
+        model = Embedder(name, None, "backbone", "none", pretrained=False)
+    size = model.transform.size
+    assert model(torch.zeros(2, 3, size, size, device="meta")).shape == (2, model.dim)
+    weights = [parameter for parameter in model.backbone.parameters() if parameter.ndim == 4]
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+
+
+def test_sizes_of_images_are_those_that_the_network_takes():
+    with torch.device("meta"):
+        assert Embedder("pvt_v2_b0", 8, "avg", pretrained=False, transform=ImageTransform(size=64)).dim == 8
+        with pytest.raises(InputError, match=r"transform.size is 40; test_vit cuts images into 16 px"):
+            Embedder("test_vit", 8, "avg", pretrained=False, transform=ImageTransform(size=40))
+        with pytest.raises(InputError, match=r"transform.longest: levit_128s does not take images of any size"):
+            Embedder("levit_128s", 8, "avg", pretrained=False, transform=ImageTransform(longest=64))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
-
-from vicinal.utils.errors import InputError
 
 
 def has_class_token(backbone: nn.Module) -> bool:
@@ -30,11 +29,11 @@ def num_features(backbone: Any, projection: bool = False) -> int:
     return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)
 
 
-def check_patches(backbone: nn.Module, name: str, size: int) -> None:
-    """Raise InputError if images of `size` pixels cannot be divided into the backbone's patches."""
-    embed = getattr(backbone, "patch_embed", None)
-    patch_size = getattr(embed, "patch_size", None)
-    if patch_size and not getattr(embed, "dynamic_img_pad", False) and any(size % side for side in patch_size):
-        raise InputError(
-            f"transform.size is {size}; {name} cuts images into {patch_size[0]} px, so make it a multiple of that"
-        )
+def to_channels_last(backbone: nn.Module) -> None:
+    """Convert the weights of a backbone for images to the memory format `torch.channels_last`.
+
+    `Module.to` does the same, but fails for the weights of 3D convolutions that lambda layers have.
+    """
+    for parameter in backbone.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)

@@ -9,14 +9,27 @@ from vicinal.utils.errors import InputError
 
 def takes_one_size(backbone: nn.Module) -> bool:
     """Whether a backbone takes images of one size only."""
-    return bool(getattr(getattr(backbone, "patch_embed", None), "strict_img_size", False))
+    cfg = getattr(backbone, "pretrained_cfg", None)
+    is_fixed = isinstance(cfg, dict) and bool(cfg.get("fixed_input_size"))
+    return bool(getattr(getattr(backbone, "patch_embed", None), "strict_img_size", is_fixed))
 
 
 def patch_size(backbone: nn.Module) -> tuple[int, ...]:
     """The sides of the patches that the sides of images must be multiples of; (1, 1) if images may have any size."""
     embed = getattr(backbone, "patch_embed", None)
-    sides = getattr(embed, "patch_size", None)
-    return (1, 1) if sides is None or getattr(embed, "dynamic_img_pad", False) else tuple(sides)
+    # Stems of other classes, such as those of EfficientViT and PVT, have a `patch_size` too, but pad images.
+    if embed is None or not hasattr(embed, "strict_img_size") or getattr(embed, "dynamic_img_pad", False):
+        return (1, 1)
+    return tuple(embed.patch_size)
+
+
+def check_patches(backbone: nn.Module, name: str, size: int) -> None:
+    """Raise InputError if images of `size` pixels cannot be divided into the backbone's patches."""
+    sides = patch_size(backbone)
+    if any(size % side for side in sides):
+        raise InputError(
+            f"transform.size is {size}; {name} cuts images into {sides[0]} px, so make it a multiple of that"
+        )
 
 
 def check_any_size(backbone: nn.Module, name: str) -> None:
