@@ -68,7 +68,7 @@ class CoTeachingModule(TrainingModule):
     def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         own = [embed_in_micro_batches(model, images, self.micro_batch_size) for model in self.embedders]
         batches = [distributed.all_gather(embeddings) for embeddings in own]
-        labels = distributed.all_gather(labels.to(batches[0].device))
+        labels = distributed.all_gather(labels.to(batches[0].device, non_blocking=True))
         detached = [batch.detach() for batch in batches]
         candidates = self._candidates(detached)
         easy = [
