@@ -24,9 +24,14 @@ def patch_size(backbone: nn.Module) -> tuple[int, ...]:
 
 
 def check_patches(backbone: nn.Module, name: str, size: int) -> None:
-    """Raise InputError if images of `size` pixels cannot be divided into the backbone's patches."""
-    sides = patch_size(backbone)
-    if any(size % side for side in sides):
+    """Raise InputError if images of `size` pixels cannot be divided into the backbone's patches.
+
+    A few weights were published for a size of which the patches leave a margin, such as SigLIP's 384 pixels for patches
+    of 14; a backbone that takes this size only leaves the margin out.
+    """
+    sides, cfg = patch_size(backbone), getattr(backbone, "pretrained_cfg", None)
+    is_published = isinstance(cfg, dict) and cfg["input_size"][-1] == size and takes_one_size(backbone)
+    if not is_published and any(size % side for side in sides):
         raise InputError(
             f"transform.size is {size}; {name} cuts images into {sides[0]} px, so make it a multiple of that"
         )
