@@ -179,7 +179,10 @@ def test_the_page_of_several_models_has_their_costs(
     assert "images/s" not in Path("page.html").read_text()
 
 
-def test_a_runs_file_that_is_damaged(models: list[str], photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_runs_file_that_is_damaged(
+    models: list[str], photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Embedder, "embed", lambda *_, **__: pytest.fail("images were embedded"))
     Path("head", "training.json").write_text("{}")
     assert main(["evaluate", "--images", str(photos), *models[1:3], "--compare"]) == 2
     assert "head/training.json: damaged" in capsys.readouterr().err

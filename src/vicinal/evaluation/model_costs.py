@@ -87,9 +87,11 @@ def cost_cells(row: Any) -> list[str]:
 
 def costs_text(costs: pd.DataFrame) -> str:
     """Lay out what models cost as a table for a terminal."""
-    rows = [["", *HEADS], *([row.model, *cost_cells(row)] for row in costs.itertuples())]
+    heads = ["", *HEADS]
+    rows = [heads, *([str(row.model), *cost_cells(row)] for row in costs.itertuples())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(_justified, row, widths, ["", *HEADS])).rstrip() for row in rows)
+    lines = ([_justified(*cell) for cell in zip(row, widths, heads, strict=True)] for row in rows)
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def _count(number: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -145,10 +145,15 @@ class EmbeddingReader(EmbeddingOptions):
         """Load the model that will embed a source, if there is one, and let it go.
 
         Raises:
-            InputError: it cannot be loaded.
+            InputError: it cannot be loaded, or what its run says of the training cannot be read, if that is asked for.
         """
-        if source_kind(source) not in ("embeddings", "index", "embedder"):
-            self._model_of(source)
+        if source_kind(source) in ("embeddings", "index", "embedder"):
+            return
+        model = self._model_of(source)
+        if self.measure:
+            from vicinal.workflows.model_costs import model_cost
+
+            model_cost(model, self.model or source, model.dim, images_per_second=None)
 
     def embed_table(self, table: Table) -> EmbeddedTable:
         """Return the embeddings of a table's images by the model of the options."""
@@ -196,7 +201,7 @@ class EmbeddingReader(EmbeddingOptions):
         embed: Callable[..., Floats] = model.embed
         if self.scales is not None:
             embed = partial(embed_multi_scale, model, scales=self.scales, max_size=self.max_size)
-        options = {
+        options: dict[str, Any] = {
             "batch_size": self.batch_size,
             "num_workers": self.num_workers,
             "precision": self.precision,
