@@ -15,6 +15,7 @@ from tests.conftest import output
 from vicinal import Embedder
 from vicinal.cli.main import main
 from vicinal.data.transforms import ImageTransform
+from vicinal.models import add_lora
 from vicinal.utils.errors import InputError
 
 CODE = """
@@ -22,9 +23,9 @@ from subprocess import Popen
 from torch import nn
 
 class Net(nn.Module):
-    def __init__(self, width=4):
+    def __init__(self, width=4, act="Identity"):
         super().__init__()
-        pool = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        pool = getattr(nn, act)(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
         self.layers = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), *pool)
     def forward(self, images):
         return self.layers(images)
@@ -92,6 +93,7 @@ def test_a_saved_folder_names_nothing_but_what_is_allowed(my_nets: str, tmp_path
 
 def test_modules_that_cannot_be_embedded_with_or_saved(my_nets: str, tmp_path: Path) -> None:
     for module, message in (
+        (torch.relu, "module is .*; it must be a torch.nn.Module"),
         (nn.Flatten(), "has no weights"),
         (nn.Conv2d(3, 4, 3), r"maps an image \[1, 3, 16, 16\] to \[1, 4, 14, 14\]; it must give vectors"),
         (nn.Linear(5, 4), "the module fails for an image"),
@@ -111,6 +113,20 @@ def test_modules_that_cannot_be_embedded_with_or_saved(my_nets: str, tmp_path: P
 
     with pytest.raises(InputError, match="it is not in a module that can be imported"):
         Embedder.from_module(Local(768, 4), TRANSFORM).save_pretrained(tmp_path / "model")
+
+
+def test_what_is_saved_gives_the_same_vectors(my_nets: str, tmp_path: Path) -> None:
+    module = __import__(my_nets).Net(act="ReLU").eval()
+    with pytest.raises(InputError, match="Net builds one that gives other vectors; say how it is built with path="):
+        Embedder.from_module(module, TRANSFORM).save_pretrained(tmp_path / "model")
+    model = Embedder.from_module(module, TRANSFORM, arguments={"act": "ReLU"})
+    images = torch.rand(3, 3, 16, 16)
+    add_lora(model, rank=2, targets=["layers.0"])
+    torch.nn.init.normal_(module.layers[0].lora_B["default"].weight)
+    model.save_pretrained(tmp_path / "model")  # with merged adapters
+    loaded = Embedder.from_pretrained(tmp_path / "model", allow_imports=[my_nets])
+    torch.testing.assert_close(*(torch.from_numpy(each.embed(images, progress=False)) for each in (loaded, model)))
+    model.half().save_pretrained(tmp_path / "model")
 
 
 def test_the_command_imports_what_its_flag_allows(my_nets: str, photos: Path, tmp_path: Path, capsys) -> None:

@@ -12,13 +12,17 @@ from torch import Tensor, nn
 
 from vicinal.data.transforms import ImageTransform
 from vicinal.models.embedder import Embedder
+from vicinal.models.lora import merged_state_dict
 from vicinal.models.model_card import IMPORT
 from vicinal.models.model_format import EMBEDDER, MAX_DIM
 from vicinal.models.modes import eval_mode
 from vicinal.models.saving import SavedModel
 from vicinal.utils.allowed_imports import import_allowed
-from vicinal.utils.arguments import check_plain_values
+from vicinal.utils.arguments import check_plain_values, shown
 from vicinal.utils.errors import InputError, one_line
+
+TOLERANCE = 0.01
+"""Of the vectors of two modules with the same weights, as a fraction; in half precision they differ less."""
 
 
 class ModuleEmbedder(Embedder):
@@ -56,9 +60,11 @@ class ModuleEmbedder(Embedder):
         arguments: Mapping[str, Any] | None,
     ) -> ModuleEmbedder:
         """Check a module by embedding one image, and wrap it; see :meth:`Embedder.from_module`."""
+        if not isinstance(module, nn.Module):
+            raise InputError(f"module is {shown(module)}; it must be a torch.nn.Module")
         arguments = dict(arguments or {})
         check_plain_values("arguments", arguments)
-        found = _output_dim(module, transform)
+        found = len(_output(module, transform))
         if dim not in (None, found):
             raise InputError(f"dim is {dim}, but the module gives vectors of {found} dimensions")
         return cls(
@@ -89,16 +95,22 @@ class ModuleEmbedder(Embedder):
         """Save the model as a folder, as :meth:`Embedder.save_pretrained`, if its module can be built again.
 
         Raises:
-            InputError: What the path names does not build a module with the same weights, or as for other embedders.
+            InputError: What the path names does not build a module with the same weights, or one that gives other
+                vectors with them, as by another activation; or as for other embedders.
         """
         path, arguments = self.config["backbone"].removeprefix(IMPORT), self.config["backbone_args"]
         hint = "say how it is built with path= and arguments="
         if path.startswith("__main__.") or "<locals>" in path:
             raise InputError(f"cannot save the module {path}: it is not in a module that can be imported; {hint}")
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with torch.random.fork_rng(devices=[]):
             built = _build(path, arguments, [path.partition(".")[0]])
-        if _shapes(built) != _shapes(self.backbone):
+        weights = merged_state_dict(self.backbone)
+        if _shapes(built.state_dict()) != _shapes(weights):
             raise InputError(f"cannot save the module: {path} builds one with other weights; {hint}")
+        built.to(next(self.backbone.parameters())).load_state_dict(weights)
+        expected, found = (_output(module, self.transform) for module in (self.backbone, built))
+        if (found - expected).norm() > TOLERANCE * expected.norm():
+            raise InputError(f"cannot save the module: {path} builds one that gives other vectors; {hint}")
         super().save_pretrained(folder, recipe, metrics)
 
 
@@ -115,24 +127,23 @@ def _build(path: str, arguments: Mapping[str, Any], allow_imports: Sequence[str]
     return module
 
 
-def _output_dim(module: nn.Module, transform: ImageTransform) -> int:
-    """The dimension of the vectors that a module gives for an image."""
+def _output(module: nn.Module, transform: ImageTransform) -> Tensor:
+    """The vector that a module gives for an image, which is always the same, float32 [dim]."""
     weight = next(module.parameters(), None)
     if weight is None:
         raise InputError("the module has no weights; there is nothing to embed with")
-    images = torch.zeros(
-        1, transform.channels, transform.size, transform.size, dtype=weight.dtype, device=weight.device
-    )
+    shape = (1, transform.channels, transform.size, transform.size)
+    images = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(weight)
     with eval_mode(module), torch.no_grad():
         try:
             output = module(images)
         except Exception as error:  # whatever the user's own code raises
-            raise InputError(f"the module fails for an image {list(images.shape)}: {one_line(error)}") from error
+            raise InputError(f"the module fails for an image {list(shape)}: {one_line(error)}") from error
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != 1 or not 1 <= output.shape[1] <= MAX_DIM:
         given = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise InputError(f"the module maps an image {list(images.shape)} to {given}; it must give vectors [1, dim]")
-    return int(output.shape[1])
+        raise InputError(f"the module maps an image {list(shape)} to {given}; it must give vectors [1, dim]")
+    return output[0].float()
 
 
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
