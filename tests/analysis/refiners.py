@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from tests.models.refiner_reference import PAPER
 from vicinal.data import Table
 from vicinal.models.refiner import ContextRefiner
 
@@ -19,7 +20,7 @@ DIM = 6
 def moving(depth: int = 3, neighbors: int = 3) -> ContextRefiner:
     """A refiner that is not the identity."""
     torch.manual_seed(0)
-    refiner = ContextRefiner(DIM, depth, num_heads=2, neighbors=neighbors)
+    refiner = ContextRefiner(DIM, depth, num_heads=2, neighbors=neighbors, **PAPER)
     with torch.no_grad():
         for block in refiner.blocks:
             block.output.copy_(0.3 * torch.randn(DIM, DIM))
@@ -28,7 +29,7 @@ def moving(depth: int = 3, neighbors: int = 3) -> ContextRefiner:
 
 def expanding(dim: int, neighbors: int = 8) -> ContextRefiner:
     """Two blocks that each add half the mean of the neighbors: query expansion."""
-    refiner = ContextRefiner(dim, depth=2, num_heads=1, neighbors=neighbors)
+    refiner = ContextRefiner(dim, depth=2, num_heads=1, neighbors=neighbors, **PAPER)
     with torch.no_grad():
         for block in refiner.blocks:
             block.value.copy_(torch.eye(dim))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import SMALL
+from tests.models.refiner_reference import PAPER
 from vicinal.cli.main import main
 from vicinal.models import ContextRefiner, Embedder
 
@@ -32,7 +33,7 @@ def index(run: Path, photos: Path) -> Path:
 def refiner(run: Path) -> Path:
     """A refiner for the run's model that changes embeddings much."""
     torch.manual_seed(0)
-    made = ContextRefiner(16, depth=2, num_heads=2, neighbors=4)
+    made = ContextRefiner(16, depth=2, num_heads=2, neighbors=4, **PAPER)
     for block in made.blocks:
         torch.nn.init.normal_(block.output, std=0.3)
     made.model_fingerprint = Embedder.from_pretrained(run / "model").fingerprint()

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+from tests.models.refiner_reference import PAPER
 from tests.retrieval.reranking import rerank_references as references
 from tests.retrieval.reranking.rerank_references import clusters, lattice
 from vicinal.data.table import Table
@@ -144,7 +145,7 @@ def test_classes_of_one_count_in_no_metric() -> None:
 
 def made_refiner(dim: int) -> ContextRefiner:
     torch.manual_seed(0)
-    refiner = ContextRefiner(dim, depth=2, num_heads=1, neighbors=3).eval()
+    refiner = ContextRefiner(dim, depth=2, num_heads=1, neighbors=3, **PAPER).eval()
     for block in refiner.blocks:
         torch.nn.init.normal_(block.output, std=0.5)
     return refiner

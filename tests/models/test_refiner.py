@@ -3,17 +3,26 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from tests.models.refiner_reference import looked_at, neighborhoods, reference, trained
+from tests.models.refiner_reference import PAPER, looked_at, neighborhoods, reference, trained
 from vicinal.models.refiner import ContextRefiner
 from vicinal.utils.errors import InputError
 
 SHAPES = [(6, 1, 1, 3), (6, 2, 3, 4), (8, 3, 4, 5), (12, 2, 12, 1), (10, 4, 5, 8)]  # dim, depth, heads, neighbors
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "defaults": {"residual_gate": True},
+    "random and gated": {**PAPER, "residual_gate": True, "null_similarity": 0.2, "temperature": 2.0},
+    "similarity alone": {"learn_temperature": False, "null_similarity": None, "residual_gate": False},
+    "wide, with an MLP": {"inner_ratio": 1.5, "mlp_ratio": 0.5},
+    "narrow and tied": {"inner_ratio": 0.5, "tie_weights": True, "mlp_ratio": 1.0},
+}
 
 
 def gradients(of: Tensor, refiner: ContextRefiner, *inputs: Tensor) -> list[Tensor]:
@@ -31,6 +40,21 @@ def test_value_and_gradient_are_those_of_the_paper(dim: int, depth: int, num_hea
     of_ours, of_theirs = (gradients(of, refiner, embeddings, context) for of in (found, wanted))
     learning = [gradient.abs().max() > 1e-6 for gradient in of_theirs]
     assert sum(learning) == len(learning) - (2 * depth if k == 1 else 0)  # whatever Q and K, one alone is looked at
+    torch.testing.assert_close(of_ours, of_theirs, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("dim", "depth", "num_heads", "k"), SHAPES[:2] + SHAPES[3:])
+def test_value_and_gradient_of_every_variant(dim: int, depth: int, num_heads: int, k: int, variant: str) -> None:
+    refiner = trained(dim, depth, num_heads, **VARIANTS[variant])
+    assert len(list(refiner.parameters())) % (1 if refiner.tie_weights else depth) == 0
+    embeddings, context = (x.requires_grad_() for x in neighborhoods(4, k, dim))
+    mask = torch.ones(4, k, dtype=torch.bool)
+    mask[1, 1:], mask[2] = False, False
+    found = refiner.forward_intermediates(embeddings, context, mask)
+    wanted = reference(refiner, embeddings, context, mask)
+    torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-12)
+    of_ours, of_theirs = (gradients(of, refiner, embeddings, context) for of in (found, wanted))
     torch.testing.assert_close(of_ours, of_theirs, rtol=1e-9, atol=1e-10)
 
 
@@ -80,8 +104,59 @@ def test_a_new_refiner_is_the_identity(dtype: torch.dtype) -> None:
 
 
 def test_number_of_parameters() -> None:
-    assert sum(parameter.numel() for parameter in ContextRefiner(512).parameters()) == 8 * 4 * 512**2
-    assert [len(list(ContextRefiner(12, depth, 3).parameters())) for depth in (1, 5)] == [4, 20]
+    counts = {
+        name: sum(parameter.numel() for parameter in ContextRefiner(512, **settings).parameters())
+        for name, settings in {
+            "paper": PAPER,
+            "defaults": {},
+            "wide": {**PAPER, "inner_ratio": 1.5},
+            "mlp": {**PAPER, "mlp_ratio": 1.0},
+            "tied": {**PAPER, "tie_weights": True},
+        }.items()
+    }
+    matrix = 512**2
+    assert counts == {
+        "paper": 32 * matrix,
+        "defaults": 32 * matrix + 8 * 3,  # gate, temperature, null neighbor
+        "wide": 48 * matrix,  # 12.6 million
+        "mlp": 48 * matrix,
+        "tied": 4 * matrix,
+    }
+    assert [len(list(ContextRefiner(12, depth, 3, **PAPER).parameters())) for depth in (1, 5)] == [4, 20]
+
+
+@pytest.mark.parametrize("num_heads", [1, 2])
+@pytest.mark.parametrize("inner_ratio", [1.0, 2.0])
+def test_attention_starts_as_a_softmax_of_similarities(num_heads: int, inner_ratio: float) -> None:
+    settings = {"temperature": 7.0, "null_similarity": None, "inner_ratio": inner_ratio}
+    refiner = ContextRefiner(8, 1, num_heads, **settings).double().eval()
+    embeddings, context = neighborhoods(6, 5, 8)
+    block = refiner.blocks[0]
+    queries = block._queries_in_context_space(embeddings)
+    logits = 7 * block.scale * (queries @ context.transpose(1, 2)).mean(dim=1)
+    cosines = torch.einsum("nd,nkd->nk", embeddings, context)
+    torch.testing.assert_close(logits, 7 * cosines)
+    if num_heads == 1:
+        torch.testing.assert_close(refiner.attention_weights(embeddings, context)[0], (7 * cosines).softmax(dim=1))
+
+
+def test_a_gated_update_starts_as_the_mean_of_the_neighbors() -> None:
+    refiner = ContextRefiner(8, 1, null_similarity=None).double().eval()
+    embeddings, context = neighborhoods(6, 5, 8)
+    with torch.no_grad():
+        refiner.blocks[0].gate.fill_(0.5)
+    mean = (refiner.attention_weights(embeddings, context)[0, :, :, None] * context).sum(dim=1)
+    wanted = torch.nn.functional.normalize(embeddings + 0.5 * mean, dim=1)
+    torch.testing.assert_close(refiner(embeddings, context), wanted)
+
+
+def test_a_null_neighbor_refuses_those_that_are_far() -> None:
+    refiner = ContextRefiner(8, 1, temperature=50.0, null_similarity=0.5).double().eval()
+    embeddings = torch.eye(8, dtype=torch.float64)[:1]
+    for similarity, least, most in ((0.9, 0.99, 1.0), (0.5, 0.6, 0.7), (0.1, 0.0, 0.01)):
+        neighbor = similarity * embeddings + math.sqrt(1 - similarity**2) * torch.eye(8, dtype=torch.float64)[1:2]
+        attention = refiner.attention_weights(embeddings, neighbor.expand(2, 8)[None]).sum().item()
+        assert least <= attention <= most, similarity
 
 
 def test_the_output_of_any_depth() -> None:
@@ -277,11 +352,11 @@ def test_half_precision_is_finite_and_near(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_weights_come_from_the_seed(seed: int) -> None:
     torch.manual_seed(seed)
-    first = ContextRefiner(16, 2, 4)
+    first = ContextRefiner(16, 2, 4, **PAPER)
     torch.manual_seed(seed)
-    second = ContextRefiner(16, 2, 4)
+    second = ContextRefiner(16, 2, 4, **PAPER)
     torch.manual_seed(seed + 1)
-    third = ContextRefiner(16, 2, 4)
+    third = ContextRefiner(16, 2, 4, **PAPER)
     assert torch.equal(first.blocks[1].query, second.blocks[1].query)
     assert not torch.equal(first.blocks[1].query, third.blocks[1].query)
     assert not torch.equal(first.blocks[0].query, first.blocks[1].query)  # each block its own
@@ -323,6 +398,12 @@ def test_compiles_whole(with_mask: bool) -> None:
         ({"dropout": -0.1}, "ContextRefiner: dropout = -0.1 must be from 0 to below 1"),
         ({"dropout": math.nan}, "ContextRefiner: dropout = nan must be from 0 to below 1"),
         ({"context": "all"}, "ContextRefiner: context = 'all' must be neighbors or self"),
+        ({"attention_start": "zero"}, "ContextRefiner: attention_start = 'zero' must be similarity or random"),
+        ({"temperature": 0}, "ContextRefiner: temperature = 0 must be from 1e-6 to 1e6"),
+        ({"null_similarity": 1.5}, "ContextRefiner: null_similarity = 1.5 must be a cosine similarity, from -1 to 1"),
+        ({"inner_ratio": 0}, "ContextRefiner: inner_ratio = 0 must be above 0 and at most 64"),
+        ({"mlp_ratio": math.nan}, "ContextRefiner: mlp_ratio = nan must be from 0 to 64"),
+        ({"tie_weights": 1}, "ContextRefiner: tie_weights = 1 must be True or False"),
     ],
     ids=str,
 )

@@ -10,6 +10,7 @@ import yaml
 
 from tests.models import folders
 from tests.models.folders import change, rewrite
+from tests.models.refiner_reference import PAPER
 from vicinal.data.transforms import ImageTransform
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.utils.errors import InputError
@@ -24,6 +25,8 @@ def build(seed=0, dim=8, depth=3, num_heads=2, neighbors=4, **arguments):
     with torch.no_grad():
         for block in refiner.blocks:
             block.output.normal_()
+            if block.gate is not None:
+                block.gate.fill_(1.0)
     refiner.model_fingerprint = FINGERPRINT
     return refiner.eval()
 
@@ -51,7 +54,15 @@ def refused(source, message):
     folders.refused(ContextRefiner, source, message)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"depth": 1, "num_heads": 8, "neighbors": 0}, {"dropout": 0.25}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"depth": 1, "num_heads": 8, "neighbors": 0},
+        {"dropout": 0.25, **PAPER},
+        {"inner_ratio": 1.5, "mlp_ratio": 0.5, "tie_weights": True},
+    ],
+)
 @pytest.mark.parametrize("context", ["neighbors", "self"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_loaded_refiner_refines_the_same_bit_for_bit(tmp_path, arguments, context, dtype):
@@ -72,6 +83,16 @@ def test_a_loaded_refiner_refines_the_same_bit_for_bit(tmp_path, arguments, cont
         assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "refiner" / file).read_bytes()
 
 
+def test_older_files_are_those_of_the_paper(tmp_path):
+    refiner = build(**PAPER)
+    refiner.save_pretrained(tmp_path / "refiner")
+    added = ("attention_start", "temperature", "learn_temperature", "null_similarity", "residual_gate", "inner_ratio")
+    change(tmp_path / "refiner", **dict.fromkeys([*added, "mlp_ratio", "tie_weights"], "DELETE"))
+    loaded = ContextRefiner.from_pretrained(tmp_path / "refiner")
+    assert torch.equal(refined(loaded), refined(refiner))
+    assert loaded.fingerprint() == refiner.fingerprint()
+
+
 def test_what_the_folder_holds(tmp_path):
     refiner = build()
     refiner.save_pretrained(tmp_path / "birds", recipe={"loss": "MultiSimilarityLoss"}, metrics={"recall@1": 0.875})
@@ -85,6 +106,14 @@ def test_what_the_folder_holds(tmp_path):
         "neighbors": 4,
         "dropout": 0.0,
         "context": "neighbors",
+        "attention_start": "similarity",
+        "temperature": 20.0,
+        "learn_temperature": True,
+        "null_similarity": 0.7,
+        "residual_gate": True,
+        "inner_ratio": 1.0,
+        "mlp_ratio": 0.0,
+        "tie_weights": False,
         "model_fingerprint": FINGERPRINT,
         "recipe": {"loss": "MultiSimilarityLoss"},
         "metrics": {"recall@1": 0.875},
@@ -98,7 +127,7 @@ def test_what_the_folder_holds(tmp_path):
         "# birds",
         f"| for embeddings of | the model with fingerprint `{FINGERPRINT}` |",
         "| blocks | 3, with 2 heads |",
-        "| attends to | the 4 nearest neighbors |",
+        "| attends to | the 4 nearest neighbors, or to none of them |",
         f"| parameters | {sum(each.numel() for each in refiner.parameters())} |",
         "vicinal evaluate run --refiner path/to/this/folder",
         "| recall@1 | 0.8750 |",
@@ -129,7 +158,8 @@ def test_fingerprints_tell_refiners_apart():
     assert len(fingerprint) == 16
     assert build().fingerprint() == fingerprint
     others = [build(seed=1), build(neighbors=5), build(num_heads=4), build(context="self"), build().truncate(2)]
-    assert len({fingerprint, *(other.fingerprint() for other in others)}) == 6
+    others += [build(temperature=10.0), build(tie_weights=True)]
+    assert len({fingerprint, *(other.fingerprint() for other in others)}) == 8
 
 
 def test_only_embeddings_of_its_model():
@@ -195,8 +225,8 @@ def test_each_kind_is_refused_where_the_other_is_wanted(tmp_path, folder):
         ({"dim": 65536}, r"model\.safetensors: blocks\.0\.\w+ has shape \(8, 8\); config\.json calls for \(65536"),
         ({"depth": 2.0}, r"depth is 2\.0; it must be int"),
         ({"depth": -1}, r"config\.json: ContextRefiner: depth = -1"),
-        ({"depth": 2}, r"has the unknown tensor blocks\.2\.\w+ and 3 more"),
-        ({"depth": 4}, r"lacks tensor blocks\.3\.\w+ and 3 more"),
+        ({"depth": 2}, r"has the unknown tensor blocks\.2\.\w+ and 6 more"),
+        ({"depth": 4}, r"lacks tensor blocks\.3\.\w+ and 6 more"),
         ({"depth": 10**9}, r"depth: 1000000000 is too large; at most 1,000"),
         ({"num_heads": 3}, r"config\.json: ContextRefiner: num_heads = 3 must divide dim = 8"),
         ({"num_heads": 10**9}, r"num_heads: 1000000000 is too large; at most 16,384"),
@@ -206,6 +236,12 @@ def test_each_kind_is_refused_where_the_other_is_wanted(tmp_path, folder):
         ({"dropout": float("nan")}, r"dropout = nan"),
         ({"dropout": None}, r"dropout is None; it must be int"),
         ({"context": "everything"}, r"context = 'everything' must be neighbors or self"),
+        ({"attention_start": "zero"}, r"attention_start = 'zero' must be similarity or random"),
+        ({"temperature": float("inf")}, r"temperature = inf must be from 1e-6 to 1e6"),
+        ({"learn_temperature": 1}, r"learn_temperature is 1; it must be bool"),
+        ({"learn_temperature": False}, r"has the unknown tensor blocks\.0\.log_temperature and 2 more"),
+        ({"inner_ratio": 10**9}, r"inner_ratio = 1000000000 must be above 0 and at most 64"),
+        ({"mlp_ratio": 1.0}, r"lacks tensor blocks\.0\.mlp\.hidden and 5 more"),
         ({"context": ["self"]}, r"context is \['self'\]; it must be str"),
         ({"model_fingerprint": 7}, r"model_fingerprint is 7; it must be str"),
         ({"recipe": None}, r"recipe is None; it must be dict"),
@@ -219,7 +255,7 @@ def test_hostile_configs(folder, values, message):
 
 def test_the_largest_that_is_allowed_takes_no_memory(folder):
     change(folder, dim=65_536, depth=1_000, num_heads=16_384)  # 69 TB
-    refused(folder, "asks for a network of more than 524 tensors")
+    refused(folder, "asks for a network of more than 542 tensors")
 
 
 @pytest.mark.parametrize("length", [0, 4, 100, 2000, -1])

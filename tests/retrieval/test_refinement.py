@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from sklearn.neighbors import NearestNeighbors
 
 from tests.losses.allocations import peak_and_kept
-from tests.models.refiner_reference import reference, trained
+from tests.models.refiner_reference import PAPER, reference, trained
 from tests.retrieval.reranking.rerank_references import clusters, lattice, nearest, similarities, unit
 from vicinal.data.table import Table
 from vicinal.evaluation import evaluate, evaluate_arrays
@@ -25,7 +25,7 @@ DIM, K = 12, 4
 
 def refiner(dim: int = DIM, neighbors: int = K, dropout: float = 0.0, **more: Any) -> ContextRefiner:
     """A refiner that moves embeddings far."""
-    made = ContextRefiner(dim, depth=2, num_heads=2, neighbors=neighbors, dropout=dropout, **more)
+    made = ContextRefiner(dim, depth=2, num_heads=2, neighbors=neighbors, dropout=dropout, **PAPER, **more)
     made.load_state_dict(trained(dim, 2, 2).state_dict())
     return made.eval()
 
@@ -39,6 +39,18 @@ def refined_by(queries: Array, gallery: Array, exclude_self: Array, k: int, dept
         steps = reference(model, torch.from_numpy(units[i : i + 1]), torch.from_numpy(context[None]))
         rows.append(steps[depth, 0].detach().numpy())
     return np.stack(rows)
+
+
+def test_attention_is_that_of_the_blocks() -> None:
+    vectors = np.random.default_rng(0).normal(size=(9, DIM))
+    model, unit_vectors = trained(DIM, 2, 2, null_similarity=0.1).float(), UnitVectors(vectors, "embedding")
+    context = Refinement(model, neighbors=3).find_context(query_gallery.QueryGallery.leave_one_out(unit_vectors))
+    embeddings = unit_vectors.block(0, 9)
+    wanted = model.attention_weights(embeddings, embeddings[torch.from_numpy(context)]).detach()
+    for depth in (None, 1):
+        found = Refinement(model, depth=depth).attention(unit_vectors, unit_vectors, context, chunk_size=4)
+        np.testing.assert_allclose(found, wanted[:depth].mean(dim=0), atol=1e-6)
+        assert 0 < found.sum(axis=1).max() < 1  # the rest is for the null neighbor
 
 
 def both_refined(queries: Array, gallery: Array, exclude_self: Array, context: str, k: int = K) -> tuple[Array, Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import yaml
@@ -96,18 +97,21 @@ def refiner_card(name: str, config: Mapping[str, Any]) -> str:
     """The card of a context refiner, as :func:`embedder_card`.
 
     Example:
-        >>> card = refiner_card("birds", {"dim": 512, "depth": 8, "num_heads": 8, "neighbors": 8,
-        ...                               "context": "neighbors", "model_fingerprint": None, "metrics": {},
-        ...                               "recipe": {}})
+        >>> from vicinal.models import ContextRefiner
+        >>> card = refiner_card("birds", {**ContextRefiner(dim=512)._get_config(), "metrics": {}, "recipe": {}})
         >>> [line for line in card.splitlines() if "parameters" in line]
         ['| parameters | 8,388,608 |']
     """
+    from vicinal.models.context_block import BlockSettings  # needs torch
+
+    block = BlockSettings(**{each.name: config[each.name] for each in fields(BlockSettings)})
     fingerprint, neighbors = config["model_fingerprint"], f"the {config['neighbors']} nearest neighbors"
+    neighbors += "" if config["null_similarity"] is None else ", or to none of them"
     text = REFINER_TEXT.format(
         name=name,
         model="a model that was not recorded" if fingerprint is None else f"the model with fingerprint `{fingerprint}`",
         attends_to=neighbors if config["context"] == "neighbors" else "the embedding itself, not its neighbors",
-        parameters=4 * config["dim"] ** 2 * config["depth"],
+        parameters=block.num_parameters * (1 if config["tie_weights"] else config["depth"]),
         **{key: config[key] for key in ("dim", "depth", "num_heads")},
     )
     return _card(name, text, config, "feature-extraction", ["context-refiner"])

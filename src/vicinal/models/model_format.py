@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vicinal.models.model_card import embedder_card, refiner_card
@@ -27,6 +27,7 @@ class ModelFormat:
         types: The types of each value of the configuration; messages name the first one.
         limits: The largest absolute value of a number, also inside lists and mappings, for some keys.
         card: A function that creates the model card from the name of the model and its configuration.
+        added: The values of keys that configurations of older files do not have.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ModelFormat:
     types: Mapping[str, tuple[type, ...]]
     limits: Mapping[str, int]
     card: Callable[[str, Mapping[str, Any]], str]
+    added: Mapping[str, Any] = field(default_factory=dict)
 
 
 EMBEDDER = ModelFormat(
@@ -71,11 +73,29 @@ REFINER = ModelFormat(
         "neighbors": (int,),
         "dropout": (int, float),
         "context": (str,),
+        "attention_start": (str,),
+        "temperature": (float, int),
+        "learn_temperature": (bool,),
+        "null_similarity": (float, int, type(None)),
+        "residual_gate": (bool,),
+        "inner_ratio": (float, int),
+        "mlp_ratio": (float, int),
+        "tie_weights": (bool,),
         "model_fingerprint": (str, type(None)),
         **COMMON_TYPES,
     },
     limits={"dim": MAX_DIM, "depth": MAX_DEPTH, "num_heads": MAX_NUMBER, "neighbors": MAX_NUMBER},
     card=refiner_card,
+    added={
+        "attention_start": "random",
+        "temperature": 1.0,
+        "learn_temperature": False,
+        "null_similarity": None,
+        "residual_gate": False,
+        "inner_ratio": 1.0,
+        "mlp_ratio": 0.0,
+        "tie_weights": False,
+    },
 )
 
 FORMATS = {model_format.name: model_format for model_format in (EMBEDDER, REFINER)}

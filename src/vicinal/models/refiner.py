@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import asdict
 from typing import Any, Literal, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vicinal.models.context_block import START_TEMPERATURES, AttentionStart, BlockSettings, ContextBlock
 from vicinal.models.model_format import REFINER
 from vicinal.models.modes import unit_vectors
 from vicinal.models.saving import SavedModel, check_same_model
-from vicinal.utils.arguments import check_positive_integer, is_integer
+from vicinal.utils.arguments import check_bool, check_positive_integer, is_integer
 from vicinal.utils.errors import InputError
 
 
@@ -23,13 +23,17 @@ class ContextRefiner(SavedModel):
 
     Reference: Context Refiner, Equations 2 and 3, Algorithms 1 and 2. Block t computes
     ``e^t = normalize(e^(t-1) + CA^t(e^(t-1), C, C))``. The context C is the set of nearest neighbors of e^0, the same
-    for all blocks. CA is multi-head attention: ``softmax(Q(q) K(k)^T / sqrt(dim / num_heads)) V(v)`` per head, with a
-    fourth matrix for the output. The inputs of Q and K are multiplied by sqrt(dim), which is a scale of their weights,
-    so that initial attention is neither uniform nor concentrated on one neighbor. A new refiner is the identity, since
-    the output matrix is initialized with 0.
+    for all blocks. CA is multi-head attention: ``softmax(Q(q) K(k)^T / sqrt(width)) V(v)`` per head of this width, with
+    a fourth matrix for the output. A new refiner is the identity.
 
-    It has ``4 * dim^2`` parameters per block and no others: 8.4 million at 512 dimensions and depth 8. (The paper's has
-    12 million, without details.)
+    By default attention starts as a softmax of cosine similarities, and the update of a block as 0 times the mean of
+    the neighbors, weighted by attention. These start values make a refiner that is trained on few classes one that
+    helps others; ``attention_start="random", residual_gate=False, null_similarity=None, learn_temperature=False,
+    num_heads=4`` is the cross-attention of the paper.
+
+    A block has ``4 * inner_ratio * dim^2`` parameters, ``2 * mlp_ratio * dim^2`` with an MLP, and a few numbers: 8.4
+    million at 512 dimensions and depth 8. (The paper counts 12 million, without details: as many as with `inner_ratio`
+    1.5, or with `mlp_ratio` 1.)
 
     Args:
         dim: Dimension of the embeddings.
@@ -39,6 +43,21 @@ class ContextRefiner(SavedModel):
         dropout: Dropout probability of the attention output in training.
         context: What the refiner attends to: the "neighbors", or only the embedding before refinement, "self" (Table 4
             of the paper, for the effect of blocks without neighbors).
+        attention_start: What attention starts from. "similarity": Q and K are identities, scaled such that the logits
+            are `temperature` times the cosine similarity (the spirit of Eq. 1); each of several heads sees its part of
+            the dimensions, and this is the mean of their logits. "random": independent random matrices, as in the
+            paper, whose logits have a standard deviation of about `temperature`.
+        temperature: Factor of the logits; None takes 20 with "similarity" and 1 with "random".
+        learn_temperature: Whether the temperature of each block is learned, from this one on.
+        null_similarity: Initial similarity of the null neighbor, which lets attention refuse: another neighbor of each
+            query, with this similarity and the zero vector as its value, so that an embedding moves less the farther
+            its neighbors are. It is learned, for each block and head. None for no null neighbor.
+        residual_gate: Whether the update of each block is multiplied with a learned number, which starts at 0, while
+            the product of V and the output matrix starts as the identity. Otherwise V starts random and the output
+            matrix as 0.
+        inner_ratio: Width of queries, keys and values, over all heads, as a multiple of `dim`.
+        mlp_ratio: Number of hidden units of an MLP with GELU after attention, as a multiple of `dim`; 0 for none.
+        tie_weights: Whether all blocks have the same weights.
 
     Attributes:
         recipe: How the refiner was trained, as JSON values; empty if unknown.
@@ -50,8 +69,8 @@ class ContextRefiner(SavedModel):
 
     Example:
         >>> refiner = ContextRefiner(dim=8, depth=2, num_heads=2).eval()
-        >>> embeddings = F.normalize(torch.randn(5, 8), dim=1)
-        >>> context = F.normalize(torch.randn(5, 3, 8), dim=2)  # three neighbors of each
+        >>> embeddings = nn.functional.normalize(torch.randn(5, 8), dim=1)
+        >>> context = nn.functional.normalize(torch.randn(5, 3, 8), dim=2)  # three neighbors of each
         >>> torch.allclose(refiner(embeddings, context), embeddings)
         True
         >>> refiner.forward_intermediates(embeddings, context).shape
@@ -64,10 +83,18 @@ class ContextRefiner(SavedModel):
         self,
         dim: int,
         depth: int = 8,
-        num_heads: int = 4,
+        num_heads: int = 1,
         neighbors: int = 8,
         dropout: float = 0.0,
         context: Literal["neighbors", "self"] = "neighbors",
+        attention_start: AttentionStart = "similarity",
+        temperature: float | None = None,
+        learn_temperature: bool = True,
+        null_similarity: float | None = 0.7,
+        residual_gate: bool = True,
+        inner_ratio: float = 1.0,
+        mlp_ratio: float = 0.0,
+        tie_weights: bool = False,
     ) -> None:
         super().__init__()
         if context not in ("neighbors", "self"):
@@ -78,20 +105,24 @@ class ContextRefiner(SavedModel):
         for name, value in {"dim": dim, "depth": depth, "num_heads": num_heads, "neighbors": neighbors}.items():
             if value > REFINER.limits[name]:
                 raise InputError(f"ContextRefiner: {name} = {value} is too large; use at most {REFINER.limits[name]:,}")
-        if dim % num_heads:
-            raise InputError(f"ContextRefiner: num_heads = {num_heads} must divide dim = {dim}")
-        if isinstance(dropout, str) or not 0 <= dropout < 1:
-            raise InputError(f"ContextRefiner: dropout = {dropout} must be from 0 to below 1")
+        check_bool(self, learn_temperature=learn_temperature, residual_gate=residual_gate, tie_weights=tie_weights)
         # Python integers, since those of NumPy are not JSON values.
+        self.block_settings = BlockSettings(
+            dim=int(dim),
+            num_heads=int(num_heads),
+            dropout=dropout,
+            attention_start=attention_start,
+            temperature=START_TEMPERATURES.get(attention_start, 1.0) if temperature is None else temperature,
+            learn_temperature=learn_temperature,
+            null_similarity=null_similarity,
+            residual_gate=residual_gate,
+            inner_ratio=inner_ratio,
+            mlp_ratio=mlp_ratio,
+        )
         self.dim, self.num_heads, self.neighbors = int(dim), int(num_heads), int(neighbors)
-        self.dropout, self.context = dropout, context
+        self.dropout, self.context, self.depth, self.tie_weights = dropout, context, int(depth), tie_weights
         self.model_fingerprint: str | None = None
-        self.blocks = nn.ModuleList([ContextBlock(dim, num_heads, dropout) for _ in range(depth)])
-
-    @property
-    def depth(self) -> int:
-        """The number of blocks."""
-        return len(self.blocks)
+        self.blocks = nn.ModuleList([ContextBlock(self.block_settings) for _ in range(1 if tie_weights else depth)])
 
     def forward(
         self, embeddings: Tensor, context: Tensor, depth: int | None = None, mask: Tensor | None = None
@@ -120,10 +151,10 @@ class ContextRefiner(SavedModel):
     def attention_weights(self, embeddings: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
         """The attention weights of each block, averaged over its heads, [depth, n, k]; arguments as in :meth:`forward`.
 
-        Each row adds up to 1, or to 0 if there is no neighbor.
+        Each row adds up to 1, or to 0 if there is no neighbor; with a null neighbor, to 1 less its weight.
         """
         steps = self._apply_blocks(embeddings, context, None, mask)
-        blocks = [cast(ContextBlock, block) for block in self.blocks]
+        blocks = self._blocks(self.depth)
         return torch.stack([block.weights(e, context, mask) for block, e in zip(blocks, steps, strict=False)])
 
     def truncate(self, depth: int) -> ContextRefiner:
@@ -133,6 +164,7 @@ class ContextRefiner(SavedModel):
             raise InputError(f"ContextRefiner: truncated to depth = 0 no block is left; use 1 to {self.depth}")
         refiner = copy(self)
         refiner._modules, refiner.recipe, refiner.metrics = {"blocks": self.blocks[:depth]}, {}, {}
+        refiner.depth = int(depth)
         return refiner
 
     def _apply_blocks(
@@ -142,8 +174,12 @@ class ContextRefiner(SavedModel):
         self.check_depth(depth)
         self._check_shapes(embeddings, context, mask)
         yield (embeddings := unit_vectors(embeddings, self.training))
-        for block in self.blocks[:depth]:
+        for block in self._blocks(depth):
             yield (embeddings := block(embeddings, context, mask))
+
+    def _blocks(self, depth: int) -> list[ContextBlock]:
+        """The first blocks, of which the same one may come again and again."""
+        return [cast(ContextBlock, self.blocks[0 if self.tie_weights else number]) for number in range(depth)]
 
     def check_depth(self, depth: int) -> None:
         """Check that there are at least `depth` blocks."""
@@ -169,12 +205,11 @@ class ContextRefiner(SavedModel):
 
     def _get_config(self) -> dict[str, Any]:
         return {
-            "dim": self.dim,
+            **asdict(self.block_settings),
             "depth": self.depth,
-            "num_heads": self.num_heads,
             "neighbors": self.neighbors,
-            "dropout": float(self.dropout),
             "context": self.context,
+            "tie_weights": self.tie_weights,
             "model_fingerprint": self.model_fingerprint,
         }
 
@@ -196,74 +231,3 @@ class ContextRefiner(SavedModel):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, depth={self.depth}, num_heads={self.num_heads}, neighbors={self.neighbors}"
-
-
-class ContextBlock(nn.Module):
-    """``normalize(e + CA(e, C, C))``: cross-attention to the context with a residual connection (Eq. 2 and 3).
-
-    The matrices of keys and values are not applied to the neighbors. ``Q(q) K(c)^T = (Q(q) K) c^T``, so K is applied to
-    the query; and ``sum_j a_j V(c_j) = V(sum_j a_j c_j)``, so V is applied to the mean of the neighbors. The result is
-    the same to rounding, and a block costs four products of [n, dim] with [dim, dim] for any number of neighbors. There
-    are no biases: one of K would have no effect, and one of V would be lost in the normalization.
-    """
-
-    def __init__(self, dim: int, num_heads: int, dropout: float) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.query, self.key, self.value = (nn.Parameter(_random_matrix(dim)) for _ in range(3))
-        self.output = nn.Parameter(torch.zeros(dim, dim))
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, embeddings: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Embeddings [n, dim], context [n, k, dim] and mask, bool [n, k] -> [n, dim]."""
-        if not context.shape[1]:
-            return embeddings
-        attn_mask, is_isolated = _attention_mask(mask)
-        # The heads are queries that attend to the same neighbors.
-        queries = self._queries_in_context_space(embeddings)
-        means = F.scaled_dot_product_attention(queries, context, context, attn_mask, scale=self._scale)
-        values = torch.einsum("nhd,hcd->nhc", means, self._split_heads(self.value)).flatten(1)
-        update = self.dropout(F.linear(values, self.output))
-        refined = unit_vectors(embeddings + update, self.training)
-        return refined if is_isolated is None else torch.where(is_isolated, embeddings, refined)
-
-    def weights(self, embeddings: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The attention weights [n, k], averaged over the heads; 0 for an embedding that has no neighbors."""
-        attn_mask, is_isolated = _attention_mask(mask)
-        queries = self._queries_in_context_space(embeddings)
-        scores = torch.einsum("nhd,nkd->nhk", queries, context) * self._scale
-        scores = scores if attn_mask is None else scores.masked_fill(~attn_mask, -math.inf)
-        weights = scores.softmax(dim=-1).mean(dim=1)
-        return weights if is_isolated is None else weights.masked_fill(is_isolated, 0.0)
-
-    def _queries_in_context_space(self, embeddings: Tensor) -> Tensor:
-        """``Q(e) K`` of each head, [n, num_heads, dim], to be compared with the neighbors themselves."""
-        queries = F.linear(embeddings, self.query).view(
-            len(embeddings), self.num_heads, len(self.query) // self.num_heads
-        )
-        return torch.einsum("nhc,hcd->nhd", queries, self._split_heads(self.key))
-
-    def _split_heads(self, weight: Tensor) -> Tensor:
-        return weight.view(self.num_heads, -1, len(weight))
-
-    @property
-    def _scale(self) -> float:
-        """1 / sqrt(dim / num_heads), times sqrt(dim) for the queries and for the keys."""
-        dim = self.output.shape[0]
-        return dim / math.sqrt(dim / self.num_heads)
-
-
-def _random_matrix(dim: int) -> Tensor:
-    """A random matrix that preserves norms in expectation."""
-    return torch.randn(dim, dim) / math.sqrt(dim)
-
-
-def _attention_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """The attention mask, bool [n, 1, k], and which embeddings have no neighbor, bool [n, 1].
-
-    The attention mask of the latter is all True, since the softmax of an empty set is undefined.
-    """
-    if mask is None:
-        return None, None
-    is_isolated = ~mask.any(dim=1, keepdim=True)
-    return (mask | is_isolated)[:, None], is_isolated

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vicinal.models.modes import eval_mode
 from vicinal.models.refiner import ContextRefiner
@@ -173,21 +175,42 @@ class Refinement(Reranking):
         Raises:
             InputError: the dimensions differ.
         """
+        refined = np.empty((len(vectors), vectors.dim), np.float32)
+        for chunk, embeddings, neighbors in self._chunks(vectors, gallery, context, chunk_size):
+            refined[chunk] = self.refiner(embeddings, neighbors, self.depth).float().cpu().numpy()
+        return refined
+
+    def attention(
+        self, vectors: UnitVectors, gallery: UnitVectors, context: Integers, chunk_size: int | None = None
+    ) -> Floats:
+        """The attention to each neighbor, averaged over blocks and heads; arguments as in :meth:`refine_vectors`.
+
+        Returns:
+            float32 [n, k]; rows add up to 1, or to less where a null neighbor gets attention.
+        """
+        weights = np.empty(context.shape, np.float32)
+        for chunk, embeddings, neighbors in self._chunks(vectors, gallery, context, chunk_size):
+            of_blocks = self.refiner.attention_weights(embeddings, neighbors)[: self.depth]
+            weights[chunk] = of_blocks.mean(dim=0).float().cpu().numpy()
+        return weights
+
+    def _chunks(
+        self, vectors: UnitVectors, gallery: UnitVectors, context: Integers, chunk_size: int | None
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Rows, their embeddings and their neighbors [rows, k, dim], with the refiner in evaluation mode."""
         check_same_dim(vectors, gallery)
         self.refiner.check_dim(vectors.dim)
         k, weight = context.shape[1], next(self.refiner.parameters())
         rows = chunk_size or max(1, MAX_GATHERED_VALUES // (vectors.dim * (k + 2 * self.refiner.num_heads)))
-        refined = np.empty((len(vectors), vectors.dim), np.float32)
         with eval_mode(self.refiner), torch.inference_mode():
             for start in range(0, len(vectors), rows):
                 chunk = slice(start, min(start + rows, len(vectors)))
                 embeddings = vectors.block(start, chunk.stop).to(weight)
                 if self.refiner.context == "self":
-                    neighbors = embeddings[:, None]
+                    yield chunk, embeddings, embeddings[:, None]
                 else:
-                    neighbors = gallery.take(context[chunk].ravel()).view(len(embeddings), k, vectors.dim).to(weight)
-                refined[chunk] = self.refiner(embeddings, neighbors, self.depth).float().cpu().numpy()
-        return refined
+                    neighbors = gallery.take(context[chunk].ravel()).view(len(embeddings), k, vectors.dim)
+                    yield chunk, embeddings, neighbors.to(weight)
 
     def _unit(self, refined: Floats) -> UnitVectors:
         return UnitVectors(refined, "refined embedding", device=next(self.refiner.parameters()).device)

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+from tests.models.refiner_reference import PAPER
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval import Index, refine, search_images
@@ -33,7 +34,7 @@ def table(rows: int, start: int = 0) -> Table:
 def made(neighbors: int = 4, seed: int = 0, model: str | None = None) -> ContextRefiner:
     """A refiner that moves embeddings far; an untrained one would not."""
     torch.manual_seed(seed)
-    refiner = ContextRefiner(DIM, depth=2, num_heads=2, neighbors=neighbors).eval()
+    refiner = ContextRefiner(DIM, depth=2, num_heads=2, neighbors=neighbors, **PAPER).eval()
     for block in refiner.blocks:
         torch.nn.init.normal_(block.output, std=0.5)
     refiner.model_fingerprint = model
