@@ -8,6 +8,7 @@ from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from vicinal.data.checks import check_trainable
+    from vicinal.data.conditions import matching_rows
     from vicinal.data.dataset import load_dataset
     from vicinal.data.decoding import convert_image, read_image
     from vicinal.data.embeddings import load_embeddings, load_labels, load_vectors, read_fingerprint, save_embeddings
@@ -56,6 +57,7 @@ __all__ = [
     "load_labels",
     "load_table",
     "load_vectors",
+    "matching_rows",
     "open_set_labels",
     "random_labels",
     "read_fingerprint",

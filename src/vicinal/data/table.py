@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from vicinal.data.columns import SPLITS, validate_frame
+from vicinal.data.conditions import matching_rows
 from vicinal.data.division import divide_classes
 from vicinal.data.folders import read_folder
 from vicinal.data.splits import Order, warn_of_shared_classes
@@ -255,6 +256,19 @@ class Table:
             known = f"its splits are {', '.join(self.splits)}" if self.splits else "it has no column 'split'"
             raise InputError(f"the table has no split {split!r}; {known}")
         return self._from_valid(self.frame[self.frame["split"] == split])
+
+    def where(self, condition: str) -> Table:
+        """Select the rows that fulfill a condition; :func:`~vicinal.data.matching_rows` has the grammar.
+
+        Raises:
+            InputError: The condition cannot be parsed, or names a column that the table does not have.
+
+        Example:
+            >>> table = Table(pd.DataFrame({"label": ["cup", "cup", "bowl"], "price": [12.5, 30.0, 8.0]}))
+            >>> table.where("label == 'cup' and price < 20").frame["price"].tolist()
+            [12.5]
+        """
+        return self._from_valid(self.frame[matching_rows(self.frame, condition)])
 
     def split_classes(
         self,
