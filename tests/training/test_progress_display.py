@@ -35,3 +35,22 @@ def test_the_time_of_a_run_is_said_after_its_first_steps_unless_an_epoch_has_sai
                 display.epoch(progress)
     lines = [line for line in capsys.readouterr().err.splitlines() if "more steps" in line]
     assert [line.partition(", ")[0] for line in lines] == expected
+
+
+def test_the_time_that_is_left_is_that_of_epochs_and_not_of_what_comes_once_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress_display.time, "monotonic", lambda: now)
+    progress = Progress()
+    display = ProgressDisplay(RunLength(10, None), "mAP@R", progress)
+    with display.bar():
+        now += 1000  # of frozen features
+        for _ in range(2):
+            display.start(progress, num_steps=10)
+            progress.count_step()
+            display.step(progress, 0.5, num_steps=10)
+            now += 3
+            progress.count_epoch()
+            display.epoch(progress)
+    assert [line.rpartition(", ")[2] for line in capsys.readouterr().err.splitlines()] == ["27 s left", "24 s left"]

@@ -51,7 +51,9 @@ class ProgressDisplay:
         self._is_told = True
 
     def start(self, progress: Progress, num_steps: int) -> None:
-        """Say at the start of a run if its epochs, whose number may be a default, end it before `max_steps`."""
+        """Start an epoch; say at the start of a run if its epochs, maybe a default, end it before `max_steps`."""
+        if self._num_steps == 0:  # a first validation, or the pass that computes frozen features, is not repeated
+            self.started_at = time.monotonic()
         epochs, max_steps = self.length.epochs, self.length.max_steps
         if progress.step == 0 and max_steps is not None and num_steps < max_steps:
             end = f"epochs = {epochs} ends the run at step {num_steps}, before max_steps = {max_steps}"
