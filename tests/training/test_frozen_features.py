@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import time
@@ -300,7 +301,7 @@ def test_caches_that_cannot_be_used(squares: Path, tmp_path: Path, monkeypatch: 
     cache = tmp_path / "cache" / cached_features(model, table, tmp_path / "cache").key.name
     data = (cache / FEATURES).read_bytes()
     (cache / FEATURES).write_bytes(data[:-1])
-    assert "features.npy: not a whole .npy file" in read()
+    assert re.search(r"features.npy: not a whole .npy file .*; delete", read())
     np.save(cache / FEATURES, np.zeros((3, 96), np.float32))
     assert "features.npy: float32 [3, 96]; it must be float32 [48, 96]; delete" in read()
     info = (cache / INFO).read_text()
@@ -308,6 +309,8 @@ def test_caches_that_cannot_be_used(squares: Path, tmp_path: Path, monkeypatch: 
     assert "is a cache of another model or other images" in read()
     (cache / INFO).write_text("{}")
     assert "does not describe a cache of features; delete" in read()
+    (cache / INFO).unlink()
+    assert f"cache.json: no such file; delete {cache}" in read()
     (tmp_path / "file").write_text("")
     assert "cannot be written" in read("file")
     free = namedtuple("free", "free")

@@ -189,7 +189,7 @@ def _read_skipped(cache: Path, key: FeatureKey) -> list[int]:
         info = json.loads((cache / INFO).read_bytes())
         skipped = [int(row) for row in info.pop("skipped")]
     except OSError as error:
-        raise unreadable(cache / INFO, error) from None
+        raise InputError(f"{unreadable(cache / INFO, error)}; delete {cache}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{cache / INFO}: does not describe a cache of features; delete {cache}") from None
     if info != asdict(key):
@@ -249,7 +249,10 @@ def _npy_header(shape: tuple[int, int], dtype: FeatureDtype) -> bytes:
 
 def _open(cache: Path, key: FeatureKey, images: ImageDataset, on_error: OnError) -> CachedFeatures:
     skipped = _read_skipped(cache, key)
-    vectors = open_npy(cache / FEATURES)
+    try:
+        vectors = open_npy(cache / FEATURES)
+    except InputError as error:
+        raise InputError(f"{error}; delete {cache}") from None
     if vectors.shape != (len(images), key.dim) or vectors.dtype != key.dtype:
         expected = f"it must be {key.dtype} {[len(images), key.dim]}"
         raise InputError(f"{cache / FEATURES}: {vectors.dtype} {list(vectors.shape)}; {expected}; delete {cache}")
