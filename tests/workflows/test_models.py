@@ -12,7 +12,7 @@ from vicinal.models import ContextRefiner, Embedder
 from vicinal.models.pooling import PoolingName
 from vicinal.utils.errors import InputError
 from vicinal.workflows.embedding_options import EmbeddingOptions
-from vicinal.workflows.models import load_model, load_refiner, usable_device
+from vicinal.workflows.models import check_backbone, load_model, load_refiner, usable_device
 
 
 def test_refiners_from_their_folder_and_their_run(tmp_path: Path) -> None:
@@ -81,6 +81,8 @@ def test_untrained_backbones_that_do_not_exist(offline: None, tmp_path: Path) ->
         load_model("resnet5O")
     with pytest.raises(InputError, match="model timm/test_resnet: pooling 'token': test_resnet has no class token"):
         load_model("timm/test_resnet", "token")
+    with pytest.raises(InputError, match="model timm/: backbone: 'timm/' is not the name of a timm model"):
+        check_backbone("timm/")
     with pytest.raises(InputError, match="run has its own pooling; pooling is for backbones"):
         load_model(str(tmp_path / "run"), "gem")
 

@@ -72,7 +72,7 @@ def check_backbone(model: str) -> None:
 
     name = backbone_name(model)
     try:
-        check_backbone_name(str(name))
+        check_backbone_name(name or model)
     except InputError as error:
         where = "" if model.startswith(TIMM) else "there is no folder of that name; "
         raise InputError(f"model {model}: {where}{error}") from None
