@@ -47,7 +47,7 @@ class ImageTransform:
         fast: decode a JPEG at 1/2, 1/4 or 1/8 of its size where that leaves at least two pixels per side for each that
             is needed, and resize by torch. Whole images and `nearest` are left to Pillow; images to be rotated are
             decoded in full. False: every pixel is that of Pillow and torchvision. In tests, reduced JPEGs differ by
-            less than 1 of 255 gray levels on average, by up to 3 if they are noise; other images by less than 0.02.
+            less than 1 of 255 gray levels on average, by up to 3 if they are noise; other images by less than 0.05.
             Random crops of reduced JPEGs may also be moved by a quarter of a pixel.
         channels: 3 for RGB, 1 for grayscale.
         mean: mean of each channel; the default, ImageNet's, is replaced by its average if there is one channel.
