@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.conftest import ROOT
 from tests.training.interruption import interrupt_in_step
 from tests.training.test_trainer import die_in_a_write
 from vicinal.data import Table, load_embeddings, save_embeddings
@@ -20,7 +21,7 @@ from vicinal.evaluation import evaluate
 from vicinal.losses import MultiSimilarityLoss
 from vicinal.models import ContextRefiner
 from vicinal.retrieval import Refinement
-from vicinal.training import RefinerRecipe, RefinerTrainer, refiner_trainer
+from vicinal.training import RefinerRecipe, RefinerTrainer, refiner_context, refiner_validation
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.class_centers import read_centers
 from vicinal.utils.errors import InputError, InterruptedRunError, NotBetterError
@@ -35,7 +36,9 @@ TINY = [
     "--epochs=3",
     "--optimizer.lr=0.01",
     "--log_every=1",
+    "--optimizer.lr_factors.scalars=1",
     "--augmentation.noise=0",
+    "--augmentation.class_sizes=null",
     "--guardrail_metrics=[]",
     "--accelerator=cpu",
 ]
@@ -82,13 +85,14 @@ def move(one: RefinerTrainer) -> None:
     """Make the refiner something else than the identity."""
     for block in one.refiner.blocks:
         torch.nn.init.normal_(block.output, std=0.3)
+        torch.nn.init.ones_(block.gate)
 
 
 def script_validation(monkeypatch: pytest.MonkeyPatch, scores: Iterable[float]) -> None:
     """Let mAP@R on the validation split be so, whatever the refiner does, and no chance."""
     scripted, judge = iter(scores), RefinerTrainer._evaluate
     monkeypatch.setattr(RefinerTrainer, "_evaluate", lambda self: {**judge(self), "mAP@R": next(scripted)})
-    monkeypatch.setattr(refiner_trainer, "_mean_of_classes", lambda *given: (1.0, 0.0))
+    monkeypatch.setattr(refiner_validation, "mean_of_classes", lambda *given: (1.0, 0.0))
 
 
 RISING = [0.1 * n for n in range(1, 10)]
@@ -100,7 +104,7 @@ def test_any_metric_can_decide_and_guard(tiny: list[str], tmp_path: Path) -> Non
     one.validate()
     metrics = pd.read_csv(one.run.metrics)
     assert {"recall@1", "mAP@R", "recall@7", "precision@3", "MRR"} < set(metrics)
-    assert metrics["precision@3"][0] == pytest.approx(one.unrefined.metrics["precision@3"], abs=1e-5)
+    assert metrics["precision@3"][0] == pytest.approx(one.validation.before.metrics["precision@3"], abs=1e-5)
     with pytest.raises(InputError, match=r"guardrail_metrics = recall@0: recall@0 is impossible"):
         trainer(tiny, tmp_path / "run", "--guardrail_metrics=[recall@0]")
 
@@ -114,7 +118,16 @@ def test_a_run_leaves_what_its_folder_promises(run: RunFolder) -> None:
         "last.pt", "best.pt", "model", "training.json", ".lock",
     }  # fmt: skip
     log, metrics = pd.read_csv(run.log), pd.read_csv(run.metrics)
-    assert {"step", "epoch", "loss", "MultiSimilarityLoss", "lr refiner", "gradient norm", "images/s"} == set(log)
+    assert {
+        "step",
+        "epoch",
+        "loss",
+        "MultiSimilarityLoss",
+        "lr refiner",
+        "lr scalars",
+        "gradient norm",
+        "images/s",
+    } == set(log)
     assert log["step"].tolist() == list(range(1, len(log) + 1))
     assert metrics["epoch"].tolist() == [0, 1, 2, 3]  # before training, and after each epoch
     for picture in (run.curves, run.depths):
@@ -186,14 +199,14 @@ def test_the_context_is_the_nearest_of_the_training_split_without_itself(tiny: l
     vectors, table = load_embeddings(str(one.settings.embeddings))
     training = vectors[table.frame["split"] == "train"].astype(np.float64)
     training /= np.linalg.norm(training, axis=1, keepdims=True)
-    np.testing.assert_allclose(one.embeddings, training, atol=1e-6)
+    np.testing.assert_allclose(one.context.embeddings, training, atol=1e-6)
     scores = training @ training.T
     np.fill_diagonal(scores, -np.inf)
-    assert one.neighbors.tolist() == np.argsort(-scores, axis=1)[:, :6].tolist()
+    assert one.context.neighbors.tolist() == np.argsort(-scores, axis=1)[:, :6].tolist()
     batch = first_batch(one)
     rows = batch["rows"]
-    assert torch.equal(batch["embeddings"], one.embeddings[rows])
-    assert torch.equal(batch["context"], one.embeddings[one.neighbors[rows]])
+    assert torch.equal(batch["embeddings"], one.context.embeddings[rows])
+    assert torch.equal(batch["context"], one.context.embeddings[one.context.neighbors[rows]])
     assert batch["mask"].all()
     labels = table.frame["label"][table.frame["split"] == "train"].to_numpy()
     assert batch["labels"].tolist() == labels[rows].tolist()  # the training classes are 0, 1, ...
@@ -203,7 +216,7 @@ def test_the_context_is_the_nearest_of_the_training_split_without_itself(tiny: l
 
 def shown(one: RefinerTrainer, number: int) -> torch.Tensor:
     """Which neighbors a batch of this number shows, if it is one of all samples."""
-    plan = [list(range(len(one.embeddings)))] * (number + 1)
+    plan = [list(range(len(one.context.embeddings)))] * (number + 1)
     return next(iter(one._load_batches(plan, number)))["mask"]
 
 
@@ -252,7 +265,7 @@ def test_blocks_without_neighbors_look_at_the_embedding_itself(
 ) -> None:
     script_validation(monkeypatch, RISING)
     one = trainer(tiny, tmp_path / "run", "--refiner.context=self", "--refiner.neighbors=0")
-    assert one.neighbors.tolist() == [[row] for row in range(len(one.embeddings))]
+    assert one.context.neighbors.tolist() == [[row] for row in range(len(one.context.embeddings))]
     one.fit()
     assert pd.read_csv(one.run.log)["gradient norm"].min() > 0
     assert ContextRefiner.from_pretrained(one.run.model).context == "self"
@@ -301,14 +314,21 @@ def test_the_default_loss_and_that_of_the_paper(tiny: list[str]) -> None:
 
 
 def test_a_factor_of_zero_keeps_the_refiner(tiny: list[str], tmp_path: Path) -> None:
-    more = ["--optimizer.lr_factors.refiner=0", "--loss=MarginLoss", "--optimizer.lr_factors.loss=0.5", "--epochs=1"]
+    more = [
+        "--optimizer.lr_factors.refiner=0",
+        "--optimizer.lr_factors.scalars=0",
+        "--loss=MarginLoss",
+        "--optimizer.lr_factors.loss=0.5",
+        "--epochs=1",
+    ]
     one = trainer(tiny, tmp_path / "run", *more)
     with pytest.raises(NotBetterError):
         one.fit()
     log = pd.read_csv(one.run.log)
     assert (log["lr refiner"] == 0).all()
     assert (log["lr loss"][1:] > 0).all()
-    assert all(block.output.count_nonzero() == 0 for block in one.refiner.blocks)
+    assert all(block.query.equal(torch.eye(32, 16)[:16]) for block in one.refiner.blocks)
+    assert all(block.gate == 0 for block in one.refiner.blocks)
 
 
 # Stopping and resuming ----------------------------------------------------------------------------------------------
@@ -346,6 +366,7 @@ def assert_same(one: RunFolder, other: RunFolder) -> None:
             "--precision=16-mixed",
         ],
         ["--loss=ProxyAnchorLoss", "--samples_per_class=0", "--refiner.context=self"],
+        ["--augmentation.noise=0.5", "--augmentation.class_sizes=[2,5]", "--refiner.mlp_ratio=1"],
     ],
 )
 def test_a_signal_finishes_the_step_and_saves_the_state(tiny: list[str], tmp_path: Path, more: list[str]) -> None:
@@ -393,15 +414,15 @@ def test_epochs_that_lose_what_must_not_be_lost_do_not_count(tiny: list[str], tm
         return {**judge(self), "recall@1": next(recalls), "mAP@R": next(scripted)}
 
     monkeypatch.setattr(RefinerTrainer, "_evaluate", evaluate)
-    monkeypatch.setattr(refiner_trainer, "_mean_of_classes", lambda *given: (1.0, 0.0))
+    monkeypatch.setattr(refiner_validation, "mean_of_classes", lambda *given: (1.0, 0.0))
     one = trainer(tiny, tmp_path / "run", "--guardrail_metrics=[recall@1]")
-    one.unrefined.metrics["recall@1"] = 0.55
+    one.validation.before.metrics["recall@1"] = 0.55
     one.fit()
     assert one.progress.best_epoch == 2  # not the first, whose mAP@R is best, and not the last
 
 
 def test_a_gain_that_may_be_chance_is_none(tiny: list[str], tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(refiner_trainer, "_mean_of_classes", lambda *given: (0.03, 0.02))
+    monkeypatch.setattr(refiner_validation, "mean_of_classes", lambda *given: (0.03, 0.02))
     with pytest.raises(
         NotBetterError,
         match=r"not help significantly .* 3.00 \+- 2.00 points \(mean of 8 cl",
@@ -413,14 +434,15 @@ def test_a_gain_that_may_be_chance_is_none(tiny: list[str], tmp_path: Path, monk
 
 def test_mean_of_classes() -> None:
     values, labels = np.array([1.0, 3.0, np.nan, 5.0, 6.0]), np.array([0, 0, 1, 2, 2])
-    mean, error = refiner_trainer._mean_of_classes(values, labels)
+    mean, error = refiner_validation.mean_of_classes(values, labels)
     assert (mean, error) == pytest.approx((3.75, 3.5 / 2))  # of 2 and 5.5; class 1 does not count
-    assert refiner_trainer._mean_of_classes(values[:2], labels[:2]) == (2.0, np.inf)
+    assert refiner_validation.mean_of_classes(values[:2], labels[:2]) == (2.0, np.inf)
 
 
 def test_noise_has_the_wanted_length_and_is_that_of_the_batch(tiny: list[str], tmp_path: Path) -> None:
+    isotropic = ["--augmentation.noise_per=neighbor", "--augmentation.noise_covariance=isotropic"]
     plain, noisy, again = (
-        first_batch(trainer(tiny, tmp_path / name, f"--augmentation.noise={noise}"))
+        first_batch(trainer(tiny, tmp_path / name, f"--augmentation.noise={noise}", *isotropic))
         for name, noise in (("a", 0), ("b", 0.5), ("c", 0.5))
     )
     for part in ("embeddings", "context"):
@@ -428,3 +450,115 @@ def test_noise_has_the_wanted_length_and_is_that_of_the_batch(tiny: list[str], t
         torch.testing.assert_close(noisy[part].norm(dim=-1), torch.ones(noisy[part].shape[:-1]))
         cosine = (noisy[part] * plain[part]).sum(dim=-1)
         assert cosine.mean() == pytest.approx(1 / np.sqrt(1 + 0.5**2), abs=0.03)
+
+
+def test_noise_of_an_image_is_the_same_wherever_it_appears(tiny: list[str], tmp_path: Path) -> None:
+    one = trainer(tiny, tmp_path / "run", "--augmentation.noise=0.8")
+    clean, seen = one.context.clean, []
+    for one.progress.epoch in (0, 1, 0):
+        batch, embeddings = first_batch(one), one.context.embeddings
+        neighbors = one.context.neighbors
+        assert torch.equal(batch["embeddings"], embeddings[batch["rows"]])
+        assert torch.equal(batch["context"], embeddings[neighbors[batch["rows"]]])
+        scores = (embeddings @ embeddings.T).fill_diagonal_(-2)
+        assert torch.equal(scores.gather(1, neighbors), scores.topk(6).values)
+        seen.append(embeddings)
+    assert torch.equal(seen[0], seen[2])
+    assert not torch.equal(seen[0], seen[1])
+    assert (seen[0] * clean).sum(dim=1).mean() == pytest.approx(1 / np.sqrt(1 + 0.8**2), abs=0.05)
+
+
+def test_noise_has_the_covariance_of_the_embeddings(tiny: list[str], tmp_path: Path) -> None:
+    one = trainer(tiny, tmp_path / "run", "--augmentation.noise=0.5")
+    factor = refiner_context.noise_factor(one.context.clean, one.settings.augmentation).double()
+    covariance = torch.from_numpy(np.cov(one.context.clean.double().numpy().T, bias=True))
+    torch.testing.assert_close(factor.T @ factor, 0.25 * covariance / covariance.trace(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_bank_has_some_images_of_each_class(tiny: list[str], tmp_path: Path) -> None:
+    one = trainer(tiny, tmp_path / "run", "--augmentation.class_sizes=[2,5]", "--refiner.neighbors=100")
+    labels, sizes, banks = one.context.labels, [], []
+    for one.progress.epoch in range(3):
+        first_batch(one)
+        neighbors = one.context.neighbors.numpy()
+        bank = np.unique(neighbors)
+        banks.append(bank.tolist())
+        sizes += np.bincount(labels[bank], minlength=16).tolist()
+        # All images see the same bank, without themselves.
+        assert neighbors.shape == (128, min(100, len(bank) - 1))
+        assert not (neighbors == np.arange(128)[:, None]).any()
+    assert set(sizes) == {2, 5}
+    assert banks[0] != banks[1]
+
+
+# All classes, and fewer images of each ---------------------------------------------------------------------------------
+
+
+def test_the_last_weights_are_kept_whatever_they_bring(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script_validation(monkeypatch, [0.9, 0.5, 0.4, 0.3, 0.2])
+    one = trainer(tiny, tmp_path / "run", "--keep=last", "--validation.patience=1")
+    one.fit()
+    last = load_checkpoint(one.run.last)
+    assert last["progress"]["epoch"] == 3
+    saved = ContextRefiner.from_pretrained(one.run.model)
+    assert all(torch.equal(each, last["module"][f"refiner.{name}"]) for name, each in saved.state_dict().items())
+    assert saved.metrics["val mAP@R"] == 0.2
+    assert one.run.depths.exists()
+
+
+def test_the_protocol_of_the_paper_trains_on_all_classes_and_always_writes(tiny: list[str], tmp_path: Path) -> None:
+    vectors, table = load_embeddings(tiny[0].partition("=")[2])
+    save_embeddings(tmp_path / "all.parquet", vectors, Table(table.frame.drop(columns="split")))
+    recipe = ROOT / "recipes" / "bases" / "context_refiner" / "refiner.yaml"
+    more = [f"--embeddings={tmp_path / 'all.parquet'}", "--epochs=1", "--batch_size=32", "--accelerator=cpu"]
+    run = train_refiner(RefinerRecipe.load(recipe, [*more, "--refiner.depth=2"]), tmp_path / "run")
+    saved = ContextRefiner.from_pretrained(run.model)
+    assert saved.metrics == {}
+    assert not run.metrics.exists()
+    assert sum(each.numel() for each in saved.parameters()) == 2 * 6 * 16**2  # 12.6 million at 512 dimensions, depth 8
+    assert load_embeddings(run.embeddings)[1].splits == ["train"]
+    state = (run.model / "model.safetensors").read_bytes()
+    assert (resume_refiner(run.path).model / "model.safetensors").read_bytes() == state
+
+
+def test_an_epoch_that_harms_small_classes_does_not_count(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script_validation(monkeypatch, RISING)
+    one = trainer(tiny, tmp_path / "run", "--guardrail_metrics=[recall@1]", "--guardrail_class_sizes=[2,8,9]")
+    assert list(one.guardrails) == [2, 8]  # no class has nine
+    gains = iter([0.0, 0.0, 0.5, 0.0, -0.9, 0.2, -1.1, 0.3])  # two sizes in each of four evaluations
+    monkeypatch.setattr(refiner_validation.Scores, "gain", lambda *given: (next(gains, 9.0), 1.0))
+    one.validation.before.metrics["recall@1"] = 0.0
+    one.fit()
+    assert pd.read_csv(one.run.metrics)["lowest gain in standard errors"].tolist() == [0, 0, -0.9, -1.1]
+    assert one.progress.best_epoch == 2  # mAP@R rises further in the third, which loses more than a standard error
+
+
+def test_parts_of_classes_are_disjoint_and_of_one_size() -> None:
+    labels = np.array([0] * 5 + [1] * 7 + [2] * 3 + [3])
+    parts = refiner_validation.parts_of_classes(labels, 2, seed=0)
+    assert [np.bincount(labels[rows], minlength=4).tolist() for rows in parts] == [[2, 2, 2, 0]]
+    parts = refiner_validation.parts_of_classes(labels[:12], 2, seed=0)
+    assert [np.bincount(labels[rows]).tolist() for rows in parts] == [[2, 2], [2, 2]]
+    assert not set(parts[0]) & set(parts[1])
+    assert refiner_validation.parts_of_classes(labels, 6, seed=0) == []
+
+
+def test_right_class_attention(tiny: list[str], tmp_path: Path) -> None:
+    one = trainer(tiny, tmp_path / "run")
+    move(one)
+    assert one.validation is not None
+    part = one.validation.parts[0]
+    attention, uniform = part.right_class_attention()
+    embeddings, labels = part.vectors.block(0, 64), part.table.labels
+    weights = one.refiner.eval().attention_weights(embeddings, embeddings[torch.from_numpy(part.neighbors)])
+    by_image = []
+    for image in range(64):
+        own = [j for j, other in enumerate(part.neighbors[image]) if labels[other] == labels[image]]
+        by_image.append((weights[:, image, own].sum() / weights[:, image].sum()).item())
+    assert attention == pytest.approx(np.mean(by_image), rel=1e-5)
+    assert uniform == pytest.approx((labels[part.neighbors] == labels[:, None]).mean())
+    assert attention > uniform  # attention starts as similarity

@@ -60,6 +60,16 @@ def test_without_val_some_classes_are_taken(splits: list[str] | None) -> None:
     assert (made[0].vectors.ravel() // 2).tolist() == made[0].table.frame["label"].tolist()
 
 
+@pytest.mark.parametrize("splits", [None, ["train", "test"] * 10])
+def test_all_classes_can_be_trained_on(splits: list[str] | None) -> None:
+    made = divided(rows_of(splits), "--val_fraction=0", "--keep=last").table
+    assert made.splits == ["train"]
+    assert len(made.classes) == 10
+    with pytest.raises(InputError, match="val_fraction = 0 leaves nothing to validate on; give a fraction, or keep"):
+        divided(rows_of(splits), "--val_fraction=0")
+    assert divided(rows_of(["train", "train", "val", "val"]), "--val_fraction=0").table.splits == ["train", "val"]
+
+
 def test_the_test_split_does_not_matter(tmp_path: Path) -> None:
     vectors, table = load_embeddings(save_clusters(tmp_path / "one.parquet"))
     of_test = (table.frame["split"] == "test").to_numpy()
@@ -82,6 +92,8 @@ FEW = [
     "--refiner.neighbors=3",
     "--epochs=1",
     "--samples_per_class=4",
+    "--guardrail_metrics=[recall@1]",
+    "--guardrail_class_sizes=[]",
 ]
 
 

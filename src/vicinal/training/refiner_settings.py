@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 from vicinal.training.base_settings import (
     EPOCHS,
@@ -15,6 +16,8 @@ from vicinal.training.base_settings import (
 )
 from vicinal.training.checks import require
 from vicinal.training.schedule import Schedule
+
+CLASS_SIZES = (2, 5, 10, 20)  # numbers of images per class for which a refiner is made by default
 
 
 @dataclass(frozen=True)
@@ -28,17 +31,41 @@ class ContextAugmentation:
         neighbor_dropout: probability that a neighbor is left out, drawn independently for each neighbor in each batch.
         random_num_neighbors: show only the nearest k neighbors, with k drawn uniformly from 1 to all for each batch.
         noise: expected norm of the Gaussian noise that is added to embeddings and neighbors, which have norm 1, before
-            they are normalized again.
+            they are normalized again; 0 for none.
+        noise_per: "image" draws the noise of each image anew in each epoch, and searches the neighbors among the noisy
+            embeddings, so that there are more of other classes; "neighbor" keeps the neighbors and draws noise for each
+            of them, and for the embedding, in each batch.
+        noise_covariance: "embeddings" gives the noise the covariance of the training embeddings, so that images of one
+            class come near those of others; "isotropic" the same variance in all directions, which lowers all
+            similarities alike.
+        class_sizes: numbers of images per class among which neighbors are searched: in each epoch one of them is drawn
+            for each class, and so many of its images. null: all images.
     """
 
     neighbor_dropout: float = 0.0
     random_num_neighbors: bool = False
-    noise: float = 1.0
+    noise: float = 0.6
+    noise_per: Literal["image", "neighbor"] = "image"
+    noise_covariance: Literal["embeddings", "isotropic"] = "embeddings"
+    class_sizes: list[int] | None = field(default_factory=lambda: list(CLASS_SIZES))
+
+    @property
+    def changes_neighbors(self) -> bool:
+        """Whether neighbors differ from epoch to epoch."""
+        return (self.noise > 0 and self.noise_per == "image") or self.class_sizes is not None
 
     def __post_init__(self) -> None:
-        dropout = self.neighbor_dropout
+        dropout, sizes = self.neighbor_dropout, self.class_sizes
+        if sizes is not None:
+            check_class_sizes("augmentation.class_sizes", sizes)
+            require(len(sizes) > 0, "augmentation.class_sizes", sizes, "null or at least one number")
         require(0 <= dropout < 1, "augmentation.neighbor_dropout", dropout, "from 0 to below 1")
         require(0 <= self.noise < math.inf, "augmentation.noise", self.noise, "0 or more")
+
+
+def check_class_sizes(key: str, sizes: list[int]) -> None:
+    """Raise InputError unless all numbers of images per class are at least 2."""
+    require(min(sizes, default=2) >= 2, key, sizes, "numbers of images from 2 up")
 
 
 @dataclass(frozen=True)
@@ -46,11 +73,13 @@ class RefinerLearningRateFactors:
     """Factors of the learning rate for parts of the module; 0 freezes a part.
 
     Args:
-        refiner: factor of the refiner's blocks.
+        refiner: factor of the matrices of the refiner's blocks.
+        scalars: factor of their gates, temperatures and similarities of the null neighbor, which are single numbers.
         loss: factor of the loss's parameters, such as class centers.
     """
 
     refiner: float = 1.0
+    scalars: float = 100.0
     loss: float = 1.0
 
     def __post_init__(self) -> None:
@@ -65,7 +94,7 @@ class RefinerOptimizer(OptimizerSettings):
         lr_factors: factors of the learning rate for parts of the module.
     """
 
-    lr: float = 3e-4
+    lr: float = 1e-4
     weight_decay: float = 0.01
     lr_factors: RefinerLearningRateFactors = field(default_factory=RefinerLearningRateFactors)
 
@@ -84,13 +113,19 @@ class RefinerSettings(BaseSettings):
         embedder_fraction: fraction of the run's training classes on which a new embedder is trained by the run's
             recipe; the refiner is trained on that embedder's embeddings of the other classes, which it never saw. 0:
             the run's own embedder and all training classes.
-        val_fraction: fraction of the classes that are used for validation, where there is no split val.
+        val_fraction: fraction of the classes that are used for validation, where there is no split val; 0, which needs
+            `keep: last`: all classes are trained on.
         augmentation: augmentation of embeddings and neighbors.
         optimizer: the optimizer of the refiner and its loss.
         validation: evaluation on the split val. A refiner that does not improve the metric significantly over the
             embeddings themselves is not saved.
         guardrail_metrics: metrics that must not be lower than those of the embeddings themselves; epochs with a lower
             one are never the best.
+        guardrail_class_sizes: numbers of images per class at which these metrics must not be lower either, by more than
+            a standard error over the classes; those for which the split val has too few images are left out. The images
+            are random parts of the split val.
+        keep: "best": the weights of the best epoch, and nothing is saved if the refiner does not help; "last": those of
+            the last epoch whatever it brings, as in the paper, and `validation.patience` does not apply.
     """
 
     embeddings: str | None = None
@@ -102,7 +137,9 @@ class RefinerSettings(BaseSettings):
     optimizer: RefinerOptimizer = field(default_factory=RefinerOptimizer)
     schedule: Schedule = field(default_factory=lambda: Schedule(warmup=1.0))
     validation: Validation = field(default_factory=lambda: Validation("mAP@R", patience=5))
-    guardrail_metrics: list[str] = field(default_factory=lambda: ["recall@1"])
+    guardrail_metrics: list[str] = field(default_factory=lambda: ["recall@1", "mAP@R"])
+    guardrail_class_sizes: list[int] = field(default_factory=lambda: list(CLASS_SIZES))
+    keep: Literal["best", "last"] = "best"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,4 +153,5 @@ class RefinerSettings(BaseSettings):
         require(0 <= fraction < 1, "embedder_fraction", fraction, "from 0 to below 1")
         has_recipe = fraction == 0 or self.run is not None
         require(has_recipe, "embedder_fraction", fraction, "0 without run, whose recipe trains the new embedder")
-        require(0 < self.val_fraction < 1, "val_fraction", self.val_fraction, "between 0 and 1")
+        require(0 <= self.val_fraction < 1, "val_fraction", self.val_fraction, "from 0 to below 1")
+        check_class_sizes("guardrail_class_sizes", self.guardrail_class_sizes)

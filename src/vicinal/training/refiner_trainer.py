@@ -6,31 +6,29 @@ import math
 from collections.abc import Generator, Mapping
 
 import numpy as np
-import pandas as pd
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vicinal.data import Table, save_embeddings
-from vicinal.evaluation import Evaluation, evaluate
 from vicinal.losses import Loss
 from vicinal.models import ContextRefiner
-from vicinal.retrieval import Refinement
-from vicinal.retrieval.query_gallery import QueryGallery
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.similarity.pair_source import PairSource
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
 from vicinal.training.class_centers import create_centers, save_centers
+from vicinal.training.refiner_context import TrainingContext
 from vicinal.training.refiner_recipe import RefinerRecipe
 from vicinal.training.refiner_settings import RefinerSettings
+from vicinal.training.refiner_validation import ContextPart, RefinerValidation
 from vicinal.training.training_data import create_flat_sampler
-from vicinal.utils.arrays import Doubles, Floats, Integers
+from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
 from vicinal.utils.errors import NotBetterError
 from vicinal.utils.run_folder import RunFolder
-from vicinal.utils.seeds import derive_seed
 
 REPORTED_METRICS = ("recall@1", "mAP@R")  # beside the metric of the validation
+ATTENTION, UNIFORM = "right-class attention", "right-class neighbors"
+LOWEST_GAIN = "lowest gain in standard errors"  # of the guardrail metrics at the guardrail class sizes, at most 0
 
 
 class RefinerModule(nn.Module):
@@ -78,17 +76,18 @@ class RefinerTrainer(BaseTrainer):
         self.recipe = recipe
         self.vectors, self.table, self.fingerprint = vectors, table, fingerprint
         super().__init__(recipe.settings, run)
-        self.training, self.validation = (table.subset(split) for split in ("train", "val"))
-        rows = {split: np.flatnonzero(table.frame["split"] == split) for split in ("train", "val")}
+        self.training = table.subset("train")
+        rows = {split: np.flatnonzero(table.frame["split"] == split) for split in table.splits}
         self.rows = rows["train"]
         device = self.engine.fabric.device
-        unit, self.val_vectors = (UnitVectors(vectors, "embedding", rows[s], device) for s in rows)
-        self.embeddings = unit.block(0, len(unit))
-        self.labels = torch.from_numpy(self.training.labels).to(device)
+        units = {split: UnitVectors(vectors, "embedding", each, device) for split, each in rows.items()}
         self._create_module()
-        self.neighbors = torch.from_numpy(self._neighbors(unit)).to(device)
-        self.val_neighbors = self._neighbors(self.val_vectors)
-        self.unrefined = self._evaluate_vectors(self.val_vectors.block(0, len(self.val_vectors)))
+        labels, augmentation = self.training.labels, self.settings.augmentation
+        self.context = TrainingContext(self.refiner, units["train"], labels, augmentation, self.settings.seed)
+        self.validation: RefinerValidation | None = None
+        self.guardrails: dict[int, RefinerValidation] = {}  # number of images per class -> validation with so many
+        if "val" in units:
+            self._create_validation(units["val"], table.subset("val"))
         self.sampler = create_flat_sampler(self.settings, self.training)
         self.fitted_recipe = recipe.fitted(self.training)
 
@@ -97,16 +96,23 @@ class RefinerTrainer(BaseTrainer):
         torch.manual_seed(self.settings.seed)
         self.refiner, self.loss = self.recipe.create_refiner(self.vectors.shape[1]), self.recipe.create_loss()
         create_centers(self.loss, len(self.training.classes), self.refiner.dim)
-        groups = {"refiner": list(self.refiner.parameters()), "loss": list(self.loss.parameters())}
+        groups = {
+            "refiner": [each for each in self.refiner.parameters() if each.ndim == 2],
+            "scalars": [each for each in self.refiner.parameters() if each.ndim < 2],
+            "loss": list(self.loss.parameters()),
+        }
         groups = {name: parameters for name, parameters in groups.items() if parameters}
         self.engine.setup(RefinerModule(self.refiner, self.loss), groups)
 
-    def _neighbors(self, unit: UnitVectors) -> Integers:
-        """The context of each sample of a split, rows [n, k]; the sample itself for a refiner without neighbors."""
-        itself = np.arange(len(unit))
-        if self.refiner.context == "self":
-            return itself[:, None]
-        return Refinement(self.refiner).find_context(QueryGallery(unit, unit, itself))
+    def _create_validation(self, vectors: UnitVectors, table: Table) -> None:
+        """Evaluate the embeddings of the split val themselves, all together and with fewer images per class."""
+        settings, metrics = self.settings, list(dict.fromkeys(self.settings.guardrail_metrics))
+        whole = ContextPart(self.refiner, vectors, table)
+        self.validation = RefinerValidation([whole], [settings.validation.metric, *metrics])
+        for size in settings.guardrail_class_sizes if metrics else ():
+            part = RefinerValidation.of_class_size(self.refiner, vectors, table, metrics, size, settings.seed)
+            if part is not None:
+                self.guardrails[size] = part
 
     # The steps ------------------------------------------------------------------------------------------------------
 
@@ -115,36 +121,9 @@ class RefinerTrainer(BaseTrainer):
         return list(self.sampler)
 
     def _load_batches(self, plan: list[list[int]], start: int) -> Generator[Batch, None, None]:
+        self.context.start_epoch(self.progress.epoch)
         for number in range(start, len(plan)):
-            rows = torch.tensor(plan[number], device=self.embeddings.device)
-            neighbors = self.neighbors[rows]
-            # The augmentation is a function of the seed, the epoch and the number of the batch.
-            generator = torch.Generator().manual_seed(derive_seed(self.settings.seed, self.progress.epoch, number))
-            yield {
-                "rows": rows,
-                "labels": self.labels[rows],
-                "embeddings": self._with_noise(self.embeddings[rows], generator),
-                "context": self._with_noise(self.embeddings[neighbors], generator),
-                "mask": self._mask(neighbors, generator),
-            }
-
-    def _with_noise(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
-        """Unit vectors with Gaussian noise, normalized again."""
-        norm = self.settings.augmentation.noise
-        if norm == 0:
-            return vectors
-        noise = torch.randn(vectors.shape, generator=generator).to(vectors)
-        return F.normalize(vectors + norm / math.sqrt(self.refiner.dim) * noise, dim=-1)
-
-    def _mask(self, neighbors: Tensor, generator: torch.Generator) -> Tensor:
-        """The neighbors that a batch shows, bool [n, k]."""
-        settings, (n, k) = self.settings.augmentation, neighbors.shape
-        if self.refiner.context == "self":
-            return torch.ones_like(neighbors, dtype=torch.bool)
-        mask = torch.rand(n, k, generator=generator) >= settings.neighbor_dropout
-        if settings.random_num_neighbors and k:
-            mask &= torch.arange(k) < torch.randint(1, k + 1, (1,), generator=generator)
-        return mask.to(neighbors.device)
+            yield self.context.batch(plan[number], number)
 
     def _loss_terms(self, batch: Batch) -> LossTerms:
         terms: LossTerms = self.module(batch["embeddings"], batch["context"], batch["mask"], batch["labels"])
@@ -157,38 +136,77 @@ class RefinerTrainer(BaseTrainer):
 
     # Around the steps -----------------------------------------------------------------------------------------------
 
-    def _evaluate(self) -> dict[str, float]:
-        return self._evaluation().metrics
-
-    def _evaluation(self) -> Evaluation:
-        refined = Refinement(self.refiner).refine_vectors(self.val_vectors, self.val_vectors, self.val_neighbors)
-        return self._evaluate_vectors(torch.from_numpy(refined).to(self.engine.fabric.device))
-
-    def _evaluate_vectors(self, vectors: Tensor) -> Evaluation:
-        metrics = [self.settings.validation.metric, *self.settings.guardrail_metrics]
-        return evaluate(vectors, self.validation, metrics=metrics)
+    def _evaluate(self) -> dict[str, float] | None:
+        if self.validation is None:
+            return None
+        metrics = dict(self.validation.after().metrics)
+        lowest = 0.0
+        for size, guardrail in self.guardrails.items():
+            after = guardrail.after()
+            for name in guardrail.metrics:
+                metrics[f"{size} per class: {name}"] = after.metrics[name]
+                gain, error = after.gain(guardrail.before, name)
+                lowest = min(lowest, gain / max(error, 1e-12))
+        metrics[LOWEST_GAIN] = lowest
+        if self.refiner.context == "neighbors":
+            metrics[ATTENTION], metrics[UNIFORM] = self.validation.parts[0].right_class_attention()
+        return metrics
 
     def _score(self, metrics: Mapping[str, float]) -> float:
         """The metric, or -inf if a guardrail metric is lower than that of the embeddings themselves."""
-        lower = any(metrics[name] < self.unrefined.metrics[name] for name in self.settings.guardrail_metrics)
+        if self.settings.keep == "last":
+            return -math.inf
+        assert self.validation is not None
+        before = self.validation.before.metrics
+        lower = any(metrics[name] < before[name] for name in self.settings.guardrail_metrics)
+        lower |= metrics[LOWEST_GAIN] < -1
         return -math.inf if lower and self.progress.epoch else super()._score(metrics)
+
+    def out_of_patience(self) -> bool:
+        return self.settings.keep == "best" and super().out_of_patience()
 
     def _write_start(self) -> None:
         save_embeddings(self.run.embeddings, self.vectors, self.table, self.fingerprint)
         self.fitted_recipe.save(self.run.recipe)
 
     def _write_model(self, metrics: Mapping[str, float]) -> None:
-        from vicinal.report.refiner_depths import depth_curve  # needs matplotlib
-
-        before, names = self.unrefined.metrics, self._reported_metrics()
-        self._check_better()
-        changes = [f"{name} {before[name]:.2%} -> {metrics[f'val {name}']:.2%}" for name in names]
-        log(f"on {len(self.validation.classes):,} classes not trained on: {', '.join(changes)}")
+        if self.settings.keep == "best":
+            self._check_better()
+        else:
+            metrics = {f"val {name}": value for name, value in (self._evaluate() or {}).items()}
         save_centers(self.run.centers, self.loss, self.training.classes)
         self.refiner.model_fingerprint = self.fingerprint
-        unrefined = {f"val {name}, not refined": before[name] for name in names}
-        self.refiner.save_pretrained(self.run.model, recipe=self.fitted_recipe.config, metrics={**metrics, **unrefined})
-        depth_curve(self.refiner, self.val_vectors.block(0, len(self.val_vectors)), self.validation, self.run.depths)
+        metrics = {**metrics, **self._unrefined_metrics()}
+        self.refiner.save_pretrained(self.run.model, recipe=self.fitted_recipe.config, metrics=metrics)
+        if self.validation is not None:
+            self._tell_metrics(metrics)
+            whole = self.validation.parts[0]
+            from vicinal.report.refiner_depths import depth_curve  # needs matplotlib
+
+            depth_curve(self.refiner, whole.vectors.block(0, len(whole.vectors)), whole.table, self.run.depths)
+
+    def _unrefined_metrics(self) -> dict[str, float]:
+        """The metrics of the embeddings themselves, by their names in the model's metrics."""
+        if self.validation is None:
+            return {}
+        before = {name: self.validation.before.metrics[name] for name in self._reported_metrics()}
+        for size, guardrail in self.guardrails.items():
+            before |= {f"{size} per class: {name}": guardrail.before.metrics[name] for name in guardrail.metrics}
+        return {f"val {name}, not refined": value for name, value in before.items()}
+
+    def _tell_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Log the gains on the validation classes, and where attention goes."""
+        assert self.validation is not None
+        names = [*self._reported_metrics()]
+        names += [f"{size} per class: {name}" for size, each in self.guardrails.items() for name in each.metrics]
+        changes = [
+            f"{name} {metrics[f'val {name}, not refined']:.2%} -> {metrics[f'val {name}']:.2%}" for name in names
+        ]
+        log(f"on {len(self.validation.parts[0].table.classes):,} classes not trained on: {', '.join(changes)}")
+        if f"val {ATTENTION}" not in metrics:
+            return
+        attention, uniform = (metrics[f"val {name}"] for name in (ATTENTION, UNIFORM))
+        log(f"{attention:.1%} of the attention goes to neighbors of the own class, which are {uniform:.1%} of them")
 
     def _reported_metrics(self) -> list[str]:
         settings = self.settings
@@ -199,26 +217,25 @@ class RefinerTrainer(BaseTrainer):
 
         The improvement is the mean over the validation classes; it must be at least twice its standard error.
         """
-        metric = self.settings.validation.metric
+        assert self.validation is not None
+        metric, before = self.settings.validation.metric, self.validation.before
         if self.progress.best_epoch == 0:
-            guardrails = "".join(
-                f" without a lower {name}" for name in self.settings.guardrail_metrics if name != metric
-            )
             raise NotBetterError(
                 f"the refiner does not help on classes not trained on: no epoch had a higher {metric} than the "
-                f"{self.unrefined.metrics[metric]:.2%} of the embeddings themselves{guardrails}; no refiner was saved"
+                f"{before.metrics[metric]:.2%} of the embeddings themselves{self._guardrail_text()}; no refiner was "
+                "saved"
             )
-        after, before = (each.per_query[metric] for each in (self._evaluation(), self.unrefined))
-        gain, error = _mean_of_classes(after - before, self.validation.labels)
+        gain, error = self.validation.after().gain(before, metric)
         if gain < 2 * error:
             raise NotBetterError(
                 f"the refiner does not help significantly on classes not trained on: {metric} changes by "
-                f"{100 * gain:.2f} +- {100 * error:.2f} points (mean of {len(self.validation.classes)} "
+                f"{100 * gain:.2f} +- {100 * error:.2f} points (mean of {len(self.validation.parts[0].table.classes)} "
                 "classes); no refiner was saved"
             )
 
-
-def _mean_of_classes(values: Doubles, labels: Integers) -> tuple[float, float]:
-    """The mean over classes of the mean of values [n] without NaN, and its standard error."""
-    means = pd.Series(values).groupby(labels).mean().dropna().to_numpy()
-    return float(means.mean()), float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else math.inf
+    def _guardrail_text(self) -> str:
+        """What else an epoch must not lose, for messages."""
+        metric, names = self.settings.validation.metric, self.settings.guardrail_metrics
+        text = "".join(f" without a lower {name}" for name in names if name != metric)
+        sizes = ", ".join(map(str, self.guardrails))
+        return text + (f" and no loss with {sizes} images per class" if sizes else "")

@@ -91,8 +91,9 @@ def _create_trainer(recipe: RefinerRecipe, run: RunFolder) -> RefinerTrainer:
     if run.recipe.is_file() and run.embeddings.is_file():
         return RefinerTrainer(recipe, *_load(run.embeddings), run)
     embedded = _split(_embeddings(recipe, run), recipe.settings)
-    sizes = [len(embedded.table.subset(split)) for split in ("train", "val")]
-    log("training a refiner on {:,} embeddings of the split train, validating on {:,} of val".format(*sizes))
+    sizes = embedded.table.frame["split"].value_counts()
+    validation = f"validating on {sizes['val']:,} of val" if "val" in sizes else "without validation"
+    log(f"training a refiner on {sizes['train']:,} embeddings of the split train, {validation}")
     if run.recipe.is_file():  # an embedder was trained here, so the run has begun and its first files are not written
         save_embeddings(run.embeddings, *embedded)
     return RefinerTrainer(recipe, *embedded, run)
@@ -180,7 +181,7 @@ def _train_embedder(trainer: Trainer, run: RunFolder) -> None:
 
 
 def _split(embedded: LabeledEmbeddings, settings: RefinerSettings) -> LabeledEmbeddings:
-    """The rows of the splits train and val; without a split val, some classes become it.
+    """The rows of the splits train and val; without a split val, some classes become it unless val_fraction is 0.
 
     The columns is_query and is_gallery are for tests and are removed: here every image is both.
 
@@ -201,6 +202,8 @@ def _split(embedded: LabeledEmbeddings, settings: RefinerSettings) -> LabeledEmb
     check_trainable(table)
     table = _with_val(table, settings)
     check_trainable(table.subset("train"))
+    if "val" not in table.splits:
+        return LabeledEmbeddings(vectors, table, fingerprint)
     if len(table.subset("val").classes) < 2:
         raise InputError("the split val has one class, whose images would always be found; it needs two or more")
     require_validatable(table.subset("val"), settings.validation.metric)
@@ -208,9 +211,13 @@ def _split(embedded: LabeledEmbeddings, settings: RefinerSettings) -> LabeledEmb
 
 
 def _with_val(table: Table, settings: RefinerSettings) -> Table:
-    """The table with a split val, made of some of the classes if there is none."""
+    """The table with a split val, made of some of the classes if there is none, unless all of them are trained on."""
     if table.has("split") and "val" in table.splits:
         return table
+    if settings.val_fraction == 0:
+        if settings.keep == "best":
+            raise InputError("val_fraction = 0 leaves nothing to validate on; give a fraction, or keep = last")
+        return Table(table.frame.assign(split="train"))
     fractions = {"train": 1 - settings.val_fraction, "val": settings.val_fraction}
     split = splits_by_fraction(table.classes, fractions, settings.seed)
     return Table(table.frame.assign(split=table.frame["label"].map(split.get)))
