@@ -140,3 +140,12 @@ def test_a_failed_download_says_what_to_do(cache, monkeypatch, capsys, name):
         create_backbone(name, True)
     assert "\n" not in str(error.value)
     assert capsys.readouterr().out == ""
+
+
+def test_weights_of_grayscale_images_are_loaded_without_a_warning(tmp_path, caplog):
+    trained = create_backbone("test_resnet", pretrained=False, channels=1)
+    torch.save(trained.state_dict(), tmp_path / "weights.pth")
+    backbone = create_backbone("test_resnet", pretrained=tmp_path / "weights.pth", channels=1)
+    images = torch.rand(2, 1, 32, 32)
+    assert torch.equal(backbone.eval()(images), trained.eval()(images))
+    assert not caplog.records  # timm takes weights for those of color images unless it is told

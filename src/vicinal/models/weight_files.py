@@ -107,7 +107,10 @@ def load_weights(
     converter = getattr(sys.modules[model_entrypoint(name).__module__], "checkpoint_filter_fn", None)
     pretrained_cfg: Any = backbone.pretrained_cfg
     try:
-        cfg = dict(pretrained_cfg, state_dict=_from_torchvision(state), source="", custom_load=False)
+        state = _from_torchvision(state)
+        cfg = dict(pretrained_cfg, state_dict=state, source="", custom_load=False)
+        if _has_channels(state, cfg.get("first_conv"), channels):  # timm assumes weights for its own, mostly 3
+            cfg["input_size"] = (channels, *cfg["input_size"][1:])
         cfg["num_classes"] = num_classes or cfg["num_classes"]  # timm leaves out a last layer of another width
         load_pretrained(backbone, cfg, num_classes=num_classes, in_chans=channels, filter_fn=converter)
     except Exception as error:  # the converter raises many types of errors for other models
@@ -115,6 +118,12 @@ def load_weights(
     finally:
         hook.remove()
     _check_keys(missing, unexpected, f"pretrained: {source} does not fit {name}")
+
+
+def _has_channels(state: dict[str, Any], first_conv: object, channels: int) -> bool:
+    """Whether the first convolution of weights is for images of so many channels."""
+    weight = state.get(f"{first_conv}.weight")
+    return isinstance(weight, Tensor) and weight.ndim == 4 and weight.shape[1] == channels
 
 
 def _from_torchvision(state: dict[str, Any]) -> dict[str, Any]:
