@@ -12,26 +12,44 @@ from vicinal import evaluation
 INNER = {
     "UnitTotals",
     "adjusted_mutual_information",
+    "auroc",
     "bootstrap_bounds",
     "check_confidence_level",
     "coarse_relevances",
     "common_metrics",
     "cost_cells",
     "costs_text",
+    "default_folds",
+    "fit_probabilities",
     "full_names",
     "has_many_ties",
     "headline",
+    "held_out_accepts",
+    "identified",
     "metric_differences",
+    "most_accurate_threshold",
     "one_per_class",
     "own_gallery_rows",
     "precision_at_k",
+    "rate_interval",
+    "resample_weights",
     "results_text",
+    "same_image_or_group",
     "score_queries",
     "trapezoidal_precision",
     "unit_totals",
 }
 # Single steps, behind the functions that are exported.
-PARTS = {"counting", "counting_kernels", "device_counting", "metrics", "positives", "ranking", "relevance"}
+PARTS = {
+    "counting",
+    "counting_kernels",
+    "device_counting",
+    "metrics",
+    "positives",
+    "ranking",
+    "relevance",
+    "thresholds",
+}
 
 
 def test_every_public_name_is_exported_or_inner() -> None:

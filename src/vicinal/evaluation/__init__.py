@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from vicinal.evaluation.averaging import average_runs, summarize_runs
     from vicinal.evaluation.bootstrap import confidence_intervals
     from vicinal.evaluation.breakdown import metrics_by
+    from vicinal.evaluation.calibration import calibrate
     from vicinal.evaluation.clustering import Clustering, cluster, cluster_metrics
     from vicinal.evaluation.comparison import compare_models, compare_reranking, tabulate
     from vicinal.evaluation.hierarchy import coarse_columns
@@ -18,7 +19,15 @@ if TYPE_CHECKING:
     from vicinal.evaluation.met import evaluate_met
     from vicinal.evaluation.metrics import metric_by_name
     from vicinal.evaluation.model_costs import ModelCost, cost_frame
+    from vicinal.evaluation.open_set import (
+        OpenSetScores,
+        fnir_at_fpir,
+        identification_curve,
+        open_set_auroc,
+        open_set_scores,
+    )
     from vicinal.evaluation.paired import paired_differences
+    from vicinal.evaluation.pairs import PairsEvaluation, evaluate_pairs
     from vicinal.evaluation.protocol import count_noisy_labels, evaluate, query_gallery_rows
     from vicinal.evaluation.ranking import level_ranks, positive_ranks
     from vicinal.evaluation.ranks import Ranks
@@ -28,16 +37,20 @@ if TYPE_CHECKING:
     from vicinal.evaluation.results_table import ResultsTable
     from vicinal.evaluation.revisited import evaluate_revisited, evaluate_revisited_table, merge_difficulties
     from vicinal.evaluation.vehicle_id import evaluate_vehicle_id
+    from vicinal.evaluation.verification import verification_rates
 
 __all__ = [
     "Clustering",
     "Evaluation",
     "ModelCost",
+    "OpenSetScores",
+    "PairsEvaluation",
     "Ranks",
     "Relevance",
     "Resampling",
     "ResultsTable",
     "average_runs",
+    "calibrate",
     "cluster",
     "cluster_metrics",
     "coarse_columns",
@@ -51,18 +64,24 @@ __all__ = [
     "evaluate_arrays",
     "evaluate_listed_positives",
     "evaluate_met",
+    "evaluate_pairs",
     "evaluate_revisited",
     "evaluate_revisited_table",
     "evaluate_vehicle_id",
+    "fnir_at_fpir",
+    "identification_curve",
     "level_ranks",
     "merge_difficulties",
     "metric_by_name",
     "metrics_by",
+    "open_set_auroc",
+    "open_set_scores",
     "paired_differences",
     "positive_ranks",
     "query_gallery_rows",
     "summarize_runs",
     "tabulate",
+    "verification_rates",
 ]
 
 __getattr__, __dir__ = lazy_imports(__name__)

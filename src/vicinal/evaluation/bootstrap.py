@@ -49,7 +49,7 @@ def bootstrap_bounds(totals: UnitTotals, resampling: Resampling) -> tuple[Double
     """The lower and upper bounds of the mean of each metric, both float64 [metrics]."""
     rng, both = np.random.default_rng(resampling.seed), np.hstack([totals.sums, totals.counts])
     num_units, num_metrics = totals.sums.shape
-    samples = [_weights(rng, size, num_units) @ both for size in resampling.batches(num_units)]
+    samples = [resample_weights(rng, size, num_units) @ both for size in resampling.batches(num_units)]
     sums, counts = np.split(np.concatenate(samples), [num_metrics], axis=1)
     with np.errstate(invalid="ignore"):  # no unit in the sample has a score for a metric
         means = sums / counts
@@ -58,7 +58,7 @@ def bootstrap_bounds(totals: UnitTotals, resampling: Resampling) -> tuple[Double
     return low, high
 
 
-def _weights(rng: np.random.Generator, size: int, num_units: int) -> Doubles:
+def resample_weights(rng: np.random.Generator, size: int, num_units: int) -> Doubles:
     """How often each unit is drawn in each of `size` samples, [size, units]."""
     picks = rng.integers(0, num_units, (size, num_units)) + num_units * np.arange(size)[:, None]
     return np.bincount(picks.ravel(), minlength=size * num_units).reshape(size, num_units).astype(np.float64)

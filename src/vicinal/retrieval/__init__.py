@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
+    from vicinal.retrieval.calibration import Calibration
+    from vicinal.retrieval.class_scores import ClassScores, class_scores
     from vicinal.retrieval.index.index import Index
     from vicinal.retrieval.neighbors import Neighbors, top_k
     from vicinal.retrieval.query_gallery import QueryGallery
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from vicinal.retrieval.whitening import PCAWhitening
 
 __all__ = [
+    "Calibration",
+    "ClassScores",
     "ContextualReranking",
     "DatabaseAugmentation",
     "Index",
@@ -38,6 +42,7 @@ __all__ = [
     "SearchResult",
     "SequentialReranking",
     "UnitVectors",
+    "class_scores",
     "range_search",
     "refine",
     "rerank",

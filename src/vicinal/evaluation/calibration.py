@@ -1,0 +1,152 @@
+"""Calibration of the scores of a search on queries of known and unknown classes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vicinal.data.table import Table
+from vicinal.evaluation.bootstrap import bootstrap_bounds
+from vicinal.evaluation.open_set import OpenSetScores, identified, open_set_scores
+from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, UnitTotals
+from vicinal.evaluation.thresholds import check_rate, threshold_at, threshold_interval
+from vicinal.retrieval.calibration import Calibration, ScoreKind
+from vicinal.retrieval.scores import Array
+from vicinal.utils.arrays import Booleans, Doubles, Integers
+from vicinal.utils.errors import InputError
+
+NUM_FOLDS = 5
+MIN_CLASSES = 4  # two to choose a threshold on, two to try it on
+
+
+def calibrate(
+    embeddings: Array,
+    table: Table,
+    false_accept_rate: float = 0.01,
+    *,
+    score: ScoreKind = "similarity",
+    unknown_fraction: float = 0.5,
+    resampling: Resampling = DEFAULT_RESAMPLING,
+    fingerprint: str | None = None,
+) -> Calibration:
+    """Choose a threshold for "match or none", and find the probability that the best match of a search is right.
+
+    The classes should be ones that the model was not trained on: images of its training classes are closer together
+    than any that it will see later. Every query searches for a match twice, see
+    :func:`~vicinal.evaluation.open_set_scores`: with its class in the gallery, and without. The threshold is the lowest
+    at which at most the fraction `false_accept_rate` of the searches without are accepted. How well it holds for other
+    classes is measured on five class-disjoint folds: thresholds chosen on the queries of four fifths of the classes are
+    applied to those of the last fifth. Probabilities are fitted by isotonic regression (Zadrozny & Elkan,
+    "Transforming classifier scores into accurate multiclass probability estimates", KDD 2002).
+
+    Args:
+        embeddings: float [rows, dim].
+        table: one row per embedding, with labels; columns `is_query`, `is_gallery` and `group` as in
+            :func:`~vicinal.evaluation.evaluate`.
+        false_accept_rate: the fraction of queries of unknown classes that may be accepted, between 0 and 1.
+        score: the cosine `similarity` of the best match, or the `margin` to the best image of any other class.
+        unknown_fraction: the fraction of queries of unknown classes in use, from 0 to 1, by which the probabilities are
+            weighted.
+        resampling: of classes, for confidence intervals.
+        fingerprint: identifies the model and the steps after it.
+
+    Raises:
+        InputError: as :func:`~vicinal.evaluation.open_set_scores`; a rate or fraction is impossible; there are fewer
+            than four classes; or single queries should be resampled.
+
+    Example:
+        >>> import pandas as pd
+        >>> rng, labels = np.random.default_rng(0), np.arange(40).repeat(5)
+        >>> embeddings = rng.normal(size=(40, 16))[labels] + 0.3 * rng.normal(size=(200, 16))
+        >>> calibration = calibrate(embeddings, Table(pd.DataFrame({"label": labels})))
+        >>> calibration.accepts([0.5, 0.95]), calibration.probability([0.5, 0.95])
+        (array([False,  True]), array([0., 1.]))
+    """
+    check_rate("false_accept_rate", false_accept_rate)
+    if not 0 <= unknown_fraction <= 1:
+        raise InputError(f"unknown_fraction = {unknown_fraction} is impossible; use one from 0 to 1")
+    if resampling.resample_by != "classes":
+        raise InputError("a calibration is for other classes; resample classes, not queries")
+    scores = open_set_scores(embeddings, table, score)
+    num_classes = len(np.unique(scores.unknown_classes))
+    if num_classes < MIN_CLASSES or len(np.unique(scores.known_classes)) < 2:
+        raise InputError(
+            f"queries of {num_classes} classes are too few to calibrate with; use at least {MIN_CLASSES}, two of them "
+            "with two images or more"
+        )
+    threshold = threshold_at(scores.unknown, false_accept_rate)
+    held_out, missed = held_out_accepts(scores, false_accept_rate, resampling.seed), ~identified(scores, threshold)
+    knots, probabilities = fit_probabilities(scores, unknown_fraction)
+    return Calibration(
+        score=score,
+        threshold=threshold,
+        threshold_interval=threshold_interval(scores.unknown, scores.unknown_classes, false_accept_rate, resampling),
+        false_accept_rate=float(false_accept_rate),
+        held_out_false_accept_rate=float(held_out.mean()),
+        held_out_false_accept_rate_interval=rate_interval(held_out, scores.unknown_classes, resampling),
+        false_reject_rate=float(missed.mean()),
+        false_reject_rate_interval=rate_interval(missed, scores.known_classes, resampling),
+        scores=tuple(knots.tolist()),
+        probabilities=tuple(probabilities.tolist()),
+        unknown_fraction=float(unknown_fraction),
+        confidence_level=resampling.confidence_level,
+        num_queries=len(scores.unknown),
+        num_classes=num_classes,
+        num_gallery=scores.num_gallery,
+        fingerprint=fingerprint,
+    )
+
+
+def held_out_accepts(scores: OpenSetScores, rate: float, seed: int = 0, num_folds: int = NUM_FOLDS) -> Booleans:
+    """Whether each query of an unknown class is accepted by the threshold of the other folds' classes, bool [unknown].
+
+    Args:
+        scores: of at least two classes.
+        rate: the false-accept rate that thresholds are chosen for.
+        seed: of the random division of the classes into folds.
+        num_folds: the number of folds; at most one per class is used.
+    """
+    names, codes = np.unique(scores.unknown_classes, return_inverse=True)
+    order = np.random.default_rng(seed).permutation(len(names))
+    folds = (order % min(num_folds, len(names)))[codes]
+    accepted = np.empty(len(codes), dtype=bool)
+    for fold in np.unique(folds):
+        is_held_out = folds == fold
+        accepted[is_held_out] = scores.unknown[is_held_out] >= threshold_at(scores.unknown[~is_held_out], rate)
+    return accepted
+
+
+def rate_interval(outcomes: Booleans, classes: Integers, resampling: Resampling) -> tuple[float, float]:
+    """Confidence interval of the fraction of outcomes that are true, from resampled classes.
+
+    Args:
+        outcomes: bool [n].
+        classes: int64 [n].
+        resampling: how often, and the confidence level.
+
+    Example:
+        >>> rate_interval(np.array([True, True, False]), np.array([0, 0, 1]), Resampling(num_resamples=100))
+        (0.0, 1.0)
+    """
+    codes = np.unique(classes, return_inverse=True)[1]
+    sums, counts = np.bincount(codes, weights=outcomes), np.bincount(codes).astype(np.float64)
+    low, high = bootstrap_bounds(UnitTotals(sums[:, None], counts[:, None]), resampling)
+    return float(low[0]), float(high[0])
+
+
+def fit_probabilities(scores: OpenSetScores, unknown_fraction: float) -> tuple[Doubles, Doubles]:
+    """Scores and the probability at each that the best match is right, by isotonic regression, both float64 [knots].
+
+    A query of an unknown class has no right match. Known and unknown queries are weighted so that the latter are the
+    fraction `unknown_fraction`.
+    """
+    from sklearn.isotonic import IsotonicRegression
+
+    values = np.concatenate([scores.known, scores.unknown]).astype(np.float64)
+    is_right = np.concatenate([scores.is_right, np.zeros(len(scores.unknown), dtype=bool)])
+    sizes = len(scores.known), len(scores.unknown)
+    weights = np.repeat([(1 - unknown_fraction) / sizes[0], unknown_fraction / sizes[1]], sizes) * sum(sizes)
+    used = weights > 0
+    fitted = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(
+        values[used], is_right[used].astype(np.float64), weights[used]
+    )
+    return fitted.X_thresholds_, np.clip(fitted.y_thresholds_, 0.0, 1.0)
