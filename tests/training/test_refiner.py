@@ -491,7 +491,7 @@ def test_a_bank_has_some_images_of_each_class(tiny: list[str], tmp_path: Path) -
     assert banks[0] != banks[1]
 
 
-# All classes, and fewer images of each ---------------------------------------------------------------------------------
+# All classes, and fewer images of each ------------------------------------------------------------------------------
 
 
 def test_the_last_weights_are_kept_whatever_they_bring(

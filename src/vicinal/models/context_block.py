@@ -137,11 +137,11 @@ class ContextBlock(nn.Module):
 
     def _queries_in_context_space(self, embeddings: Tensor) -> Tensor:
         """``Q(e) K`` of each head, [n, num_heads, dim], to be compared with the neighbors themselves."""
-        queries = F.linear(embeddings, self.query).unflatten(1, (self.num_heads, -1))
+        queries = F.linear(embeddings, self.query).view(len(embeddings), self.num_heads, self.settings.head_width)
         return torch.einsum("nhc,hcd->nhd", queries, self._split_heads(self.key))
 
     def _split_heads(self, weight: Tensor) -> Tensor:
-        return weight.unflatten(0, (self.num_heads, -1))
+        return weight.view(self.num_heads, self.settings.head_width, -1)
 
 
 class MLP(nn.Module):
