@@ -9,7 +9,7 @@ from vicinal.evaluation.bootstrap import bootstrap_bounds
 from vicinal.evaluation.open_set import OpenSetScores, identified, open_set_scores
 from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, UnitTotals
 from vicinal.evaluation.thresholds import check_rate, threshold_at, threshold_interval
-from vicinal.retrieval.calibration import Calibration, ScoreKind
+from vicinal.retrieval.calibration import MAX_KNOTS, Calibration, ScoreKind
 from vicinal.retrieval.scores import Array
 from vicinal.utils.arrays import Booleans, Doubles, Integers
 from vicinal.utils.errors import InputError
@@ -149,4 +149,5 @@ def fit_probabilities(scores: OpenSetScores, unknown_fraction: float) -> tuple[D
     fitted = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(
         values[used], is_right[used].astype(np.float64), weights[used]
     )
-    return fitted.X_thresholds_, np.clip(fitted.y_thresholds_, 0.0, 1.0)
+    kept = np.unique(np.linspace(0, len(fitted.X_thresholds_) - 1, MAX_KNOTS).round().astype(np.int64))
+    return fitted.X_thresholds_[kept], np.clip(fitted.y_thresholds_, 0.0, 1.0)[kept]

@@ -20,6 +20,7 @@ from vicinal.utils.files import replace_folder, write_bytes
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 CARD = "README.md"
+CALIBRATION = "calibration.json"  # of `vicinal calibrate`; a model that is saved again loses it
 VERSION = 1
 FLOAT_TYPES = ("F16", "BF16", "F32", "F64")
 
@@ -229,7 +230,7 @@ def _check_replaceable(folder: Path, model_format: ModelFormat) -> None:
     if not folder.is_dir():
         raise InputError(f"cannot save a model to {folder}: it is a file; give a folder")
     names = sorted(entry.name for entry in folder.iterdir())
-    others = [name for name in names if name not in (WEIGHTS, CONFIG, CARD)]
+    others = [name for name in names if name not in (WEIGHTS, CONFIG, CARD, CALIBRATION)]
     if others or (names and CONFIG not in names):
         raise InputError(f"cannot save a model to {folder}: it holds {(others or names)[0]}; give a folder of its own")
     if names:

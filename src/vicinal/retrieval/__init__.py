@@ -9,6 +9,7 @@ from vicinal.utils.lazy import lazy_imports
 if TYPE_CHECKING:
     from vicinal.retrieval.calibration import Calibration
     from vicinal.retrieval.class_scores import ClassScores, class_scores
+    from vicinal.retrieval.decisions import DecidedResult, Decision, match_images
     from vicinal.retrieval.index.index import Index
     from vicinal.retrieval.neighbors import Neighbors, top_k
     from vicinal.retrieval.query_gallery import QueryGallery
@@ -29,6 +30,8 @@ __all__ = [
     "ClassScores",
     "ContextualReranking",
     "DatabaseAugmentation",
+    "DecidedResult",
+    "Decision",
     "Index",
     "NeighborAverage",
     "Neighbors",
@@ -43,6 +46,7 @@ __all__ = [
     "SequentialReranking",
     "UnitVectors",
     "class_scores",
+    "match_images",
     "range_search",
     "refine",
     "rerank",

@@ -18,7 +18,7 @@ from vicinal.utils.errors import InputError, one_line, unreadable
 from vicinal.utils.files import check_regular_file, write_bytes
 
 FORMAT, VERSION = "vicinal-calibration", 1
-FILE = "calibration.json"  # in the folder of a model
+MAX_KNOTS = 10_000  # of the curve of probabilities, so that it fits into the config of an index
 MAX_BYTES = 2**23
 ScoreKind = Literal["similarity", "margin"]
 SCORE_KINDS: tuple[ScoreKind, ...] = ("similarity", "margin")
@@ -98,6 +98,8 @@ class Calibration:
                 raise InputError(f"{name} = {getattr(self, name)!r} must be a whole number")
         _check_numbers("scores", self.scores, (-2.0, 2.0 + 1e-6), length=len(self.probabilities))
         _check_numbers("probabilities", self.probabilities, (0.0, 1.0), length=len(self.scores))
+        if len(self.scores) > MAX_KNOTS:
+            raise InputError(f"there are {len(self.scores):,} scores; at most {MAX_KNOTS:,} are possible")
         if not self.scores or (np.diff(self.scores) <= 0).any() or (np.diff(self.probabilities) < 0).any():
             raise InputError("scores must ascend, and probabilities must not descend; there must be at least one")
         if not isinstance(self.fingerprint, str | None):

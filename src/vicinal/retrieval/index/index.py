@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
+from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.index.faiss_engine import FaissEngine, Kind
 from vicinal.retrieval.index.made_with import check_made_with, check_same_fingerprint, refiner_flag
 from vicinal.retrieval.index.metadata import Metadata
@@ -76,6 +77,7 @@ class Index:
         self.model_fingerprint = model_fingerprint
         self.made_with = dict(made_with or {})
         self._context = context
+        self._calibration: Calibration | None = None
         self._lock, self._save_lock = ReadWriteLock(), ReadWriteLock()
         self._saved: tuple[Path, Mapping[str, str]] | None = None  # the folder and the files that it was last equal to
         self._locked_folder: Path | None = None  # whose lock is held
@@ -137,6 +139,21 @@ class Index:
         """Number of dimensions of a vector."""
         return self._engine.dim
 
+    @property
+    def calibration(self) -> Calibration | None:
+        """What scores of matches mean, see :func:`vicinal.retrieval.match_images`; None if that is not known.
+
+        Raises:
+            InputError: when set: it is a calibration of another model.
+        """
+        return self._calibration
+
+    @calibration.setter
+    def calibration(self, calibration: Calibration | None) -> None:
+        if calibration is not None:
+            calibration.check_model(self.fingerprint())
+        self._calibration = calibration
+
     def fingerprint(self) -> str | None:
         """Return what identifies the model and the refiner of its vectors; None where the model is unknown."""
         refined = "" if self._context is None else f"+{self.refiner_fingerprint}"
@@ -149,10 +166,12 @@ class Index:
         refined = "" if self._context is None else ", refined"
         return f"Index({self.kind}, {len(self)} images, {self.dim} dimensions{refined})"
 
-    def describe(self) -> dict[str, str | int | None]:
+    def describe(self) -> dict[str, str | float | None]:
         """Return what the index is and contains, ready for JSON."""
         with self._lock.read():
-            return {**self._facts(), **self.made_with}
+            names = ("score", "threshold", "false_accept_rate") if self.calibration is not None else ()
+            calibrated = {f"calibrated {name}": getattr(self.calibration, name) for name in names}
+            return {**self._facts(), **self.made_with, **calibrated}
 
     def _facts(self) -> dict[str, str | int | None]:
         return {
@@ -352,6 +371,8 @@ class Index:
             )
         context = None if self._context is None else self._context.engine.to_bytes()
         config = {**self._facts(), "made_with": self.made_with}
+        if self.calibration is not None:
+            config["calibration"] = self.calibration.to_dict()
         files = IndexFiles(config, self._engine.to_bytes(), self.metadata.frame, context)
         self._saved = path, files.save(folder)
 
@@ -427,6 +448,8 @@ class Index:
             context = RefinerContext(FaissEngine.from_bytes(files.context), config.get("refiner_fingerprint", ""))
         metadata = Metadata.from_stored(files.metadata)
         index = cls(engine, metadata, config.get("model_fingerprint"), context, made_with)
+        if "calibration" in config:
+            index.calibration = Calibration.from_dict(config["calibration"])
         if not (index._facts().items() <= config.items() and index._is_consistent()):
             raise InputError("its files do not belong together")
         return index

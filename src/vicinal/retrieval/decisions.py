@@ -1,0 +1,187 @@
+"""Match, or none: whether the best match of a query is accepted, how probably it is right, and of what class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from vicinal.data.table import Table
+from vicinal.retrieval.calibration import Calibration
+from vicinal.retrieval.index.index import Index
+from vicinal.retrieval.search import Record, SearchResult, search_images
+from vicinal.utils.arguments import is_number, shown
+from vicinal.utils.arrays import Doubles, Floats
+from vicinal.utils.errors import InputError
+
+LOWEST_SIMILARITY = -1.0  # of the runner-up, where an index has one class only
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is decided about a query.
+
+    Attributes:
+        is_match: whether the best match is accepted; otherwise the query is of an unknown class.
+        label: the class of most of the accepted matches, of several the one with the best match (k-nearest neighbors);
+            None where none is accepted or has a label.
+        score: of the best match, of the kind that the calibration is about; None without a match.
+        probability: that the best match is right; None without a calibration or a match.
+    """
+
+    is_match: bool
+    label: Any = None
+    score: float | None = None
+    probability: float | None = None
+
+    def __str__(self) -> str:
+        probability = "" if self.probability is None else f"probability {self.probability:.2f}"
+        if not self.is_match:
+            return f"no match{f' ({probability})' if probability else ''}"
+        return ", ".join(filter(None, ["match" if self.label is None else f"match: {self.label}", probability]))
+
+
+@dataclass(frozen=True)
+class DecidedResult(SearchResult):
+    """A query, its matches in an index, and what is decided about it.
+
+    Attributes:
+        decision: whether there is a match, and of what class.
+    """
+
+    decision: Decision = Decision(False)
+
+    def to_dict(self) -> Record:
+        """Return plain values, ready for JSON."""
+        return {**super().to_dict(), "decision": asdict(self.decision)}
+
+    def __str__(self) -> str:
+        first, *rest = super().__str__().split("\n")
+        return "\n".join([f"{first}  -> {self.decision}", *rest])
+
+
+def match_images(
+    index: Index,
+    vectors: Floats,
+    table: Table,
+    k: int,
+    exclude_self: bool = False,
+    *,
+    min_score: float | None = None,
+    min_probability: float | None = None,
+    **options: Any,
+) -> list[DecidedResult]:
+    """Search an index for every row of a table, and decide for each whether there is a match.
+
+    The threshold of the index's calibration decides whether the best match is accepted; it leaves out no match. Minima
+    decide in its place, and leave out the matches below. Every accepted match has a vote for the class of the query; on
+    a margin, all k have one if the best match is accepted.
+
+    Args:
+        index: the index to search, with its :attr:`~vicinal.Index.calibration`.
+        vectors: float32 [q, d], the queries.
+        table: one row per query.
+        k: number of matches per query.
+        exclude_self: as in :func:`~vicinal.retrieval.search_images`.
+        min_score: the least score of a match, as it is shown; cosine similarity without re-ranking.
+        min_probability: the least probability of a match, from 0 to 1.
+        options: the other arguments of :func:`~vicinal.retrieval.search_images`.
+
+    Raises:
+        InputError: as :func:`~vicinal.retrieval.search_images`; there is neither a calibration nor a minimum; the
+            calibration does not apply, as matches are re-ranked, or as it is about margins and the index has no labels;
+            or a minimum is impossible.
+
+    Example:
+        >>> import pandas as pd
+        >>> from vicinal.retrieval.calibration import example_calibration
+        >>> table = Table(pd.DataFrame({"label": ["cat", "dog"]}))
+        >>> index = Index.build(np.eye(2), table)
+        >>> index.calibration = example_calibration()
+        >>> queries = np.array([[0.9, 0.1], [0.6, 0.6]], np.float32)
+        >>> [str(each.decision) for each in match_images(index, queries, table, k=1)]
+        ['match: cat, probability 1.00', 'match: cat, probability 1.00']
+        >>> [each.decision.is_match for each in match_images(index, queries, table, k=1, min_score=0.9)]
+        [True, False]
+    """
+    calibration = None if options.get("reranking") is not None else index.calibration
+    _check_minima(min_score, min_probability, calibration, is_reranked=options.get("reranking") is not None)
+    results: Sequence[SearchResult] = search_images(index, vectors, table, k, exclude_self, **options)
+    if calibration is None:
+        return [_decide(each, _similarities(each), None, min_score, None) for each in results]
+    if calibration.score == "similarity":
+        return [_decide(each, _similarities(each), calibration, min_score, min_probability) for each in results]
+    deeper = results
+    while (missing := [each for each in deeper if _runner_up(each) is None]) and k < len(index):
+        if not all("label" in match for each in missing for match in each.matches):
+            raise InputError("the calibration is about margins between classes, and matches in the index have no label")
+        k = min(4 * k, len(index))
+        deeper = search_images(index, vectors, table, k, exclude_self, **options)
+    return [
+        _decide(each, np.full(len(each.matches), _margin(deep)), calibration, min_score, min_probability)
+        for each, deep in zip(results, deeper, strict=True)
+    ]
+
+
+def _check_minima(
+    min_score: float | None, min_probability: float | None, calibration: Calibration | None, is_reranked: bool
+) -> None:
+    if min_score is not None and not (is_number(min_score) and np.isfinite(min_score)):
+        raise InputError(f"min_score = {shown(min_score)} is impossible; use a number, such as 0.6")
+    if min_probability is not None and not (is_number(min_probability) and 0 <= min_probability <= 1):
+        raise InputError(f"min_probability = {shown(min_probability)} is impossible; use one from 0 to 1")
+    if calibration is not None or (min_score is not None and min_probability is None):
+        return
+    if is_reranked:
+        raise InputError("a calibration is about similarities, not the scores of a re-ranking; leave one of them out")
+    raise InputError(
+        "the index has no calibration; make one: vicinal calibrate SOURCE --index INDEX, or give min_score"
+    )
+
+
+def _similarities(result: SearchResult) -> Doubles:
+    return np.array([match["score"] for match in result.matches], np.float64)
+
+
+def _runner_up(result: SearchResult) -> float | None:
+    """The score of the best match of another class than the first; None if there is none."""
+    labels = [match.get("label") for match in result.matches]
+    return next((match["score"] for match in result.matches if match.get("label") != labels[0]), None)
+
+
+def _margin(result: SearchResult) -> float:
+    if not result.matches:
+        return 0.0
+    second = _runner_up(result)
+    return float(result.matches[0]["score"] - (LOWEST_SIMILARITY if second is None else second))
+
+
+def _decide(
+    result: SearchResult,
+    scores: Doubles,
+    calibration: Calibration | None,
+    min_score: float | None,
+    min_probability: float | None,
+) -> DecidedResult:
+    """Decide about a query by the scores of its matches, which are of the calibration's kind."""
+    accepted = np.ones(len(scores), dtype=bool)
+    if min_score is not None:
+        accepted &= _similarities(result) >= min_score
+    if min_probability is not None and calibration is not None:
+        accepted &= calibration.probability(scores) >= min_probability
+    has_minimum = min_score is not None or min_probability is not None
+    if not has_minimum and calibration is not None:
+        accepted = calibration.accepts(scores)
+    votes = [match for match, is_accepted in zip(result.matches, accepted, strict=True) if is_accepted]
+    best = float(scores[0]) if len(scores) else None
+    probability = None if calibration is None or best is None else float(calibration.probability(best))
+    decision = Decision(bool(votes), _vote(votes), best, probability)
+    return DecidedResult(result.query, votes if has_minimum else result.matches, decision)
+
+
+def _vote(matches: Sequence[Record]) -> Any:
+    """The most frequent label; of several, the one of the best match."""
+    labels = [match["label"] for match in matches if "label" in match]
+    return max(dict.fromkeys(labels), key=labels.count, default=None)
