@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
+from vicinal.cli.calibrate import add_calibrate, calibrate
 from vicinal.cli.data import add_data, data
 from vicinal.cli.embed import add_embed, add_whiten, embed, whiten
 from vicinal.cli.evaluate import add_evaluate, add_report, evaluate, report
@@ -34,6 +35,7 @@ VERBS: dict[Callable[[Arguments], None], Callable[[Parser], None]] = {
     tune: add_tune,
     sweep: add_sweep,
     evaluate: add_evaluate,
+    calibrate: add_calibrate,
     report: add_report,
     embed: add_embed,
     refine: add_recipe,

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
+    from vicinal.workflows.calibrate import CalibrationPlaces, calibrate_source, stored_calibration
+    from vicinal.workflows.calibration_settings import CalibrationSettings
     from vicinal.workflows.evaluate import EvaluatedSource, evaluate_sources, per_query_frame, tabulate_sources
     from vicinal.workflows.evaluation_settings import EvaluationSettings
     from vicinal.workflows.model_list import PretrainedModel, describe_model, measured_speed, model_names
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from vicinal.workflows.tuning.tune_result import TuneResult
 
 __all__ = [
+    "CalibrationPlaces",
+    "CalibrationSettings",
     "EmbeddedTable",
     "EmbeddingReader",
     "EvaluatedSource",
@@ -30,6 +34,7 @@ __all__ = [
     "SweepSettings",
     "TuneResult",
     "TuneSettings",
+    "calibrate_source",
     "describe_model",
     "embed_several",
     "evaluate_sources",
@@ -40,6 +45,7 @@ __all__ = [
     "model_names",
     "per_query_frame",
     "resume_refiner",
+    "stored_calibration",
     "sweep",
     "tabulate_sources",
     "train_refiner",

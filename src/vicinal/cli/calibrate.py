@@ -1,0 +1,73 @@
+"""`vicinal calibrate`: a threshold for "match or none" and probabilities of matches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vicinal.cli.flags import Arguments, Parser, add_settings, print_result, read_settings
+from vicinal.cli.inputs import (
+    IMAGES,
+    SOURCE,
+    add_embedding,
+    add_json,
+    check_embedding,
+    check_files,
+    check_model,
+    check_source,
+    read_embedding,
+)
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+
+
+def add_calibrate(parser: Parser) -> None:
+    """Add the flags of `vicinal calibrate`."""
+    from vicinal.workflows.calibration_settings import CalibrationSettings
+
+    parser.add_argument("source", help=f"{SOURCE}, with labels; with --images: a model. Its split val, if it has one")
+    parser.add_argument("--images", metavar="SOURCE", help=f"calibrate on these images: {IMAGES}. The source is then a "
+                        "run or a model")  # fmt: skip
+    parser.add_argument("--index", metavar="FOLDER", help="keep the calibration in this index, whose searches then say "
+                        "match or none; it must hold embeddings of the same model")  # fmt: skip
+    parser.add_argument("--out", metavar="FILE", help="write the calibration to this .json file")
+    add_settings(parser, CalibrationSettings)
+    add_embedding(parser)
+    add_json(parser)
+
+
+def calibrate(arguments: Arguments) -> None:
+    """Choose a threshold for "match or none", by how many queries of unknown classes may be accepted."""
+    from vicinal.workflows.calibration_settings import CalibrationSettings
+
+    settings = read_settings(CalibrationSettings, arguments)
+    _check(arguments)
+    from vicinal.workflows.calibrate import CalibrationPlaces, calibrate_source, model_folder
+
+    source, model = arguments.source, getattr(arguments, "model", None)
+    if arguments.images is not None:
+        source, model = arguments.images, arguments.source
+        arguments.model = model
+    reader = read_embedding(arguments, query_gallery_only=True, folder_on_error="raise", default_split="val")
+    embedded = reader.embed(source, arguments.split)
+    if not embedded.table.has("label"):
+        raise InputError(f"{source}: the images have no labels, which a calibration needs")
+    index, out = (None if path is None else Path(path) for path in (arguments.index, arguments.out))
+    places = CalibrationPlaces(index, model_folder(model or source), out)
+    calibration = calibrate_source(embedded, settings)
+    kept = places.keep(calibration)
+    log(f"kept in {', '.join(kept)}" if kept else "the calibration is not kept: give --index FOLDER or --out FILE.json")
+    print_result(calibration.describe() if arguments.json else str(calibration))
+
+
+def _check(arguments: Arguments) -> None:
+    """Raise InputError if the flags contradict each other or a source does not exist; before anything slow."""
+    check_embedding(arguments)
+    check_files(arguments.index)
+    if arguments.out is not None and not arguments.out.lower().endswith(".json"):
+        raise InputError(f"--out {arguments.out}: name a file ending in .json")
+    if arguments.images is None:
+        return check_source(arguments.source)
+    if getattr(arguments, "model", None) is not None:
+        raise InputError("with --images the source is the model; leave out --model")
+    check_model(arguments.source)
+    check_source(arguments.images)

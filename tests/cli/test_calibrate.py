@@ -1,0 +1,84 @@
+"""`vicinal calibrate`, and searches that say match or none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.conftest import output
+from vicinal.cli.main import main
+from vicinal.data import Table, save_embeddings
+from vicinal.retrieval import Calibration, Index
+
+
+@pytest.fixture(scope="module")
+def embeddings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Embeddings of 30 validation classes and 10 test classes in a file."""
+    rng, labels = np.random.default_rng(0), np.arange(40).repeat(6)
+    vectors = rng.normal(size=(40, 16))[labels] + 0.4 * rng.normal(size=(240, 16))
+    split = np.where(labels < 30, "val", "test")
+    frame = pd.DataFrame({"label": labels, "split": split, "path": [f"{i}.png" for i in range(240)]})
+    save_embeddings(tmp_path_factory.mktemp("e") / "v.parquet", vectors, Table(frame))
+    return tmp_path_factory.getbasetemp() / "e0" / "v.parquet"
+
+
+def test_calibrates_on_the_validation_split(embeddings: Path, tmp_path: Path, capsys) -> None:
+    facts = json.loads(output(capsys, "calibrate", embeddings, "--out", tmp_path / "c.json", "--json"))
+    assert (facts["num_queries"], facts["num_classes"], facts["false_accept_rate"]) == (180, 30, 0.01)
+    assert Calibration.load(tmp_path / "c.json").threshold == facts["threshold"]
+    text = output(capsys, "calibrate", embeddings, "--split", "all", "--false-accept-rate", "0.1", "--score", "margin")
+    assert text.startswith("accept a best match of margin 0.")
+    assert "10.00 % asked for" in text
+    assert "from 240 queries of 40 classes, 240 gallery images" in text
+
+
+def test_nothing_is_kept_without_a_place(embeddings: Path, capsys) -> None:
+    assert main(["calibrate", str(embeddings), "--false_accept_rate", "0.001"]) == 0
+    messages = capsys.readouterr().err
+    assert "the calibration is not kept: give --index FOLDER or --out FILE.json" in messages
+    assert "less than one of 180 queries" in messages
+
+
+def test_a_run_keeps_its_calibration_in_its_model_folder(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    output(capsys, "calibrate", run, "--split", "all", "--false_accept_rate", "0.2")
+    kept = run / "model" / "calibration.json"
+    calibration = Calibration.load(kept)
+    assert calibration.fingerprint is not None
+    output(capsys, "index", tmp_path / "i", "--source", photos, "--model", run)
+    output(capsys, "calibrate", run / "model", "--images", photos, "--index", tmp_path / "i")
+    assert Index.load(tmp_path / "i").calibration == Calibration.load(kept)
+    kept.unlink()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--false_accept_rate", "2"], "false_accept_rate = 2.0 is impossible"),
+        (["--unknown_fraction", "2"], "unknown_fraction = 2.0 must be from 0 to 1"),
+        (["--out", "c.txt"], "name a file ending in .json"),
+        (["--index", "none"], "none: no such file or folder"),
+        (["--images", "digits", "--model", "m"], "no folder"),
+        (["--split", "train"], "no rows in the split train"),
+    ],
+)
+def test_bad_flags_are_told(words: list[str], message: str, embeddings: Path, capsys) -> None:
+    assert main(["calibrate", str(embeddings), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_images_without_labels_are_told(tmp_path: Path, capsys) -> None:
+    save_embeddings(tmp_path / "v.parquet", np.eye(3), Table(pd.DataFrame({"path": ["1.png", "2.png", "3.png"]})))
+    assert main(["calibrate", str(tmp_path / "v.parquet")]) == 2
+    assert "the images have no labels, which a calibration needs" in capsys.readouterr().err
+
+
+def test_an_index_of_another_model_refuses(run: Path, photos: Path, embeddings: Path, tmp_path: Path, capsys) -> None:
+    save = Table(pd.DataFrame({"label": [0, 1]}))
+    Index.build(np.eye(16)[:2], save, model_fingerprint="other").save(tmp_path / "i")
+    assert main(["calibrate", str(run), "--split", "all", "--index", str(tmp_path / "i")]) == 2
+    assert "not of other; calibrate with that model" in capsys.readouterr().err
+    assert Index.load(tmp_path / "i").calibration is None
