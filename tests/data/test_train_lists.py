@@ -37,7 +37,7 @@ def test_the_labels_are_those_of_the_list(root: Path) -> None:
     assert sorted(training.paths) == sorted(own.subset("train").paths)
     assert training.frame["label"].tolist()[:6] == ["listed/4", "listed/4", *["listed/1"] * 3, "listed/2"]
     assert training.class_counts.tolist() == [3, 5, 5, 7, 5, 5]
-    assert training.frame["x_1"].tolist() == [2] * 30
+    assert training.frame["box_x_1"].tolist() == [2] * 30
     assert table.subset("test").frame[["path", "label"]].equals(own.subset("test").frame[["path", "label"]])
 
 

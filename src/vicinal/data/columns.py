@@ -16,7 +16,8 @@ SPLITS = ("train", "val", "test")
 MAX_TEXT = 4096  # characters of a path or label; longer ones are mistakes, or meant to fill the memory
 INT64 = np.iinfo(np.int64)
 BOOLEAN_COLUMNS = ("is_query", "is_gallery", "noisy_label", "noisy_image")
-BOX_COLUMNS = ("x_1", "y_1", "x_2", "y_2")  # left, top, right, bottom
+BOX_COLUMNS = ("x_1", "y_1", "x_2", "y_2")  # left, top, right, bottom of the part of an image that a row is
+PUBLISHED_BOX_COLUMNS = tuple(f"box_{name}" for name in BOX_COLUMNS)  # of benchmarks, whose protocols do not crop
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
+from vicinal.data.boxes import Box, crop_to_box
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.files import check_regular_file
 
@@ -35,7 +36,7 @@ HEIC = "HEIC images are not read; convert them to JPEG first, for example with t
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-def read_image(path: str | Path, channels: int = 3) -> Image.Image:
+def read_image(path: str | Path, channels: int = 3, box: Box | None = None) -> Image.Image:
     """Read an image file and rotate it upright according to its EXIF data.
 
     The formats are JPEG, PNG, WebP, BMP, GIF, TIFF, PPM, TGA, JPEG 2000 and AVIF, whatever the name of the file says.
@@ -45,13 +46,15 @@ def read_image(path: str | Path, channels: int = 3) -> Image.Image:
     Args:
         path: The file.
         channels: 3 for RGB, 1 for grayscale.
+        box: The left, top, right and bottom edge of a bounding box to which the image is cropped, in pixels of the
+            upright image; None keeps all of it.
 
     Returns:
         A decoded image of mode RGB or L.
 
     Raises:
         InputError: The file does not exist, is not an image of these formats, is damaged, or has more than 128 million
-            pixels, which the header tells before memory is allocated.
+            pixels, which the header tells before memory is allocated; or the box lies outside of the image.
 
     Example:
         >>> import tempfile
@@ -62,7 +65,7 @@ def read_image(path: str | Path, channels: int = 3) -> Image.Image:
         ('RGB', (4, 2))
     """
     with open_image(path, channels) as image:
-        return decoded(image)
+        return crop_to_box(decoded(image), box, path)
 
 
 @contextmanager

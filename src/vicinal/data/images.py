@@ -14,6 +14,7 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
+from vicinal.data.boxes import crop_to_box, row_boxes
 from vicinal.data.decoding import REDUCTIONS, EncodedJpeg, decoded, open_image
 from vicinal.data.image_files import listed
 from vicinal.data.table import Table
@@ -36,11 +37,15 @@ class UnreadableImageError(InputError):
         super().__init__(message.rstrip().splitlines()[-1].removeprefix(f"{__name__}.{type(self).__name__}: "))
 
 
+class NoReadableImageError(InputError):
+    """Unreadable images are to be skipped, and all of them are unreadable."""
+
+
 class ImageDataset:
-    """The images of a table.
+    """The images of a table, cropped to their bounding boxes.
 
     Args:
-        table: A table with paths.
+        table: A table with paths; rows with `x_1`, `y_1`, `x_2` and `y_2` are parts of images.
         transform: The transform of the images; its `channels` also determine whether they are read as RGB or grayscale.
         cache: Decode all images now, in full size, and keep them in memory, with one byte per pixel for grayscale and
             four for RGB. Large JPEGs then differ slightly from those of files that `transform.fast` reduces.
@@ -77,7 +82,7 @@ class ImageDataset:
         self.table = table
         self.transform = transform
         self.skipped: list[int] = []
-        self._paths = table.paths
+        self._paths, self._boxes = table.paths, row_boxes(table.frame)
         self._images: list[Image.Image] | None = None
         if cache or on_error == "skip":
             self._read_all(keep=cache, skip=on_error == "skip")
@@ -102,8 +107,9 @@ class ImageDataset:
         if self._images is not None:
             return transform(self._images[row])
         try:
-            with open_image(self._paths[row], self.transform.channels) as image:
-                return transform(image)
+            path, box = self._paths[row], self._boxes[row]
+            with open_image(path, self.transform.channels) as image:
+                return transform(image if box is None else crop_to_box(decoded(image), box, path))
         except InputError as error:
             raise UnreadableImageError(f"row {row}: {error}") from None
 
@@ -133,13 +139,13 @@ class ImageDataset:
         if not errors:
             return
         if len(errors) == len(self):
-            raise InputError(f"none of the {len(self)} images can be read; {next(iter(errors.values()))}")
+            raise NoReadableImageError(f"none of the {len(self)} images can be read; {next(iter(errors.values()))}")
         log(f"left out {len(errors):,} of {len(self):,} images that cannot be read:")
         for line in listed([str(error) for error in errors.values()]):
             log(line)
         self.skipped = list(errors)
         self.table = self.table.take([row for row in range(len(self)) if row not in errors])
-        self._paths = self.table.paths
+        self._paths, self._boxes = self.table.paths, row_boxes(self.table.frame)
 
 
 class TrainBatches(Dataset[Batch]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from vicinal.data.columns import BOX_COLUMNS
+from vicinal.data.columns import BOX_COLUMNS, PUBLISHED_BOX_COLUMNS
 from vicinal.data.label_noise import confused_labels, random_labels
 from vicinal.data.loading import load_table
 from vicinal.data.noise_rows import choose_rows, mark_rows, noise_generator, training_rows
@@ -111,8 +111,9 @@ def foreign_images(table: Table, foreign: Table, fraction: float, seed: int = 0)
     paths[rows[altered]] = rng.permutation(candidates)[: len(altered)]
     log(f"replaced {len(altered):,} of {len(rows):,} training images by foreign images")
     frame = table.frame.assign(path=pd.Series(paths, dtype=table.frame["path"].dtype))
-    if set(BOX_COLUMNS) <= set(frame):
-        frame.loc[rows[altered], list(BOX_COLUMNS)] = np.nan  # they were boxes in the replaced images
+    for columns in (BOX_COLUMNS, PUBLISHED_BOX_COLUMNS):
+        if set(columns) <= set(frame):
+            frame.loc[rows[altered], list(columns)] = np.nan  # they were boxes in the replaced images
     return mark_rows(Table._from_valid(frame), "noisy_image", rows[altered])
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from vicinal.data.boxes import image_keys
 from vicinal.data.columns import SPLITS, validate_frame
 from vicinal.data.conditions import matching_rows
 from vicinal.data.division import divide_classes
@@ -32,8 +33,9 @@ class Table:
     - `split`: `train`, `val` or `test`.
     - `is_query`, `is_gallery`: booleans, for protocols with separate queries and gallery.
     - `group`: camera or sequence; matches within a group are ignored.
-    - `x_1`, `y_1`, `x_2`, `y_2`: the upper left and the lower right corner of a bounding box, in pixels; empty in rows
-      without a box. They are kept and checked; images are not cropped to them.
+    - `x_1`, `y_1`, `x_2`, `y_2`: the upper left and the lower right corner of a bounding box, in pixels of the upright
+      image; empty in rows without a box. The row is this part of the image: images are cropped when they are read, and
+      several rows of one path are several objects.
     - `noisy_label`, `noisy_image`, `label_clean`: what :func:`~vicinal.data.add_noise` altered, and the label before.
 
     A table is immutable: methods that change rows or columns return a new one.
@@ -172,6 +174,16 @@ class Table:
         """
         self._check_column("path", "the images' files")
         return self.frame["path"].tolist()
+
+    @cached_property
+    def image_keys(self) -> list[str]:
+        """What tells the images apart: the path, and the bounding box of rows that have one.
+
+        Raises:
+            InputError: The table has no paths.
+        """
+        self._check_column("path", "the images' files")
+        return image_keys(self.frame)
 
     @cached_property
     def classes(self) -> list[str] | list[int]:

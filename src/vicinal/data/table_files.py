@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vicinal.data.columns import is_known_column, is_label_column
+from vicinal.data.columns import BOX_COLUMNS, is_known_column, is_label_column
 from vicinal.utils.errors import InputError, unreadable
 from vicinal.utils.files import check_regular_file, write_bytes
 from vicinal.utils.memory import check_memory
@@ -52,6 +52,20 @@ def read_csv(path: Path) -> pd.DataFrame:
         raise InputError(f"{path}: a header and no rows")
     frame = pd.DataFrame([row for _, row in rows[1:]], index=lines, columns=header, dtype="str")
     return frame if frame.columns.duplicated().any() else _convert_integers(frame)
+
+
+def column_names(path: Path) -> list[str]:
+    """The names of the columns of a .csv or .parquet file.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    if path.suffix.lower() == ".csv":
+        return next(_rows(path), (0, []))[1]
+    from vicinal.data.parquet_files import open_parquet  # imports pyarrow
+
+    with open_parquet(path) as file:
+        return list(file.schema_arrow.names)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -105,5 +119,7 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
 
 def frame_digest(frame: pd.DataFrame) -> str:
     """Identifies the rows of a table, in their order, by the columns that have a meaning."""
-    columns = {column: frame[column].tolist() for column in sorted(map(str, frame.columns)) if is_known_column(column)}
+    boxes = BOX_COLUMNS if set(BOX_COLUMNS) <= set(frame) else ()
+    names = sorted(column for column in map(str, frame.columns) if is_known_column(column) or column in boxes)
+    columns = {column: frame[column].tolist() for column in names}
     return hashlib.sha256(json.dumps([len(frame), columns]).encode()).hexdigest()

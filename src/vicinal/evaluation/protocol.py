@@ -141,13 +141,13 @@ def _has_queries_and_gallery(table: Table) -> bool:
 
 
 def own_gallery_rows(table: Table, query_rows: Integers, gallery_rows: Integers) -> Integers:
-    """The gallery row that is each query itself, by its row or else by its path; -1 if it is not in the gallery."""
+    """The gallery row that is each query itself, by its row or else by its path and box; -1 if it is not there."""
     positions = np.full(len(table), -1)
     positions[gallery_rows] = np.arange(len(gallery_rows))
     own = positions[query_rows]
     is_unknown = own < 0
     if is_unknown.any() and table.has("path"):
-        paths = table.frame["path"].iloc[gallery_rows]
-        by_path = dict(zip(paths[::-1], range(len(paths) - 1, -1, -1), strict=True))  # the first row of each path
-        own[is_unknown] = [by_path.get(path, -1) for path in table.frame["path"].iloc[query_rows[is_unknown]]]
+        keys = table.image_keys
+        by_key = {keys[row]: position for position, row in reversed([*enumerate(gallery_rows.tolist())])}
+        own[is_unknown] = [by_key.get(keys[row], -1) for row in query_rows[is_unknown].tolist()]
     return own

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from vicinal import __version__
 from vicinal.data import ImageDataset, Table
+from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.image_files import listed
 from vicinal.data.images import UnreadableImageError
 from vicinal.data.npy_files import open_npy
@@ -74,7 +75,7 @@ class CachedFeatures:
 
     Args:
         vectors: [n, d], a memory map of a file.
-        rows: the row of each image, by its path; images that cannot be read have none.
+        rows: the row of each image, by its path and box; images that cannot be read have none.
         key: what the features depend on.
     """
 
@@ -96,7 +97,7 @@ class FeatureDataset(ImageDataset):
     """
 
     def __init__(self, table: Table, transform: ImageTransform, features: CachedFeatures) -> None:
-        rows = np.array([features.rows.get(path, -1) for path in table.paths], dtype=np.int64)
+        rows = np.array([features.rows.get(key, -1) for key in table.image_keys], dtype=np.int64)
         if (rows < 0).all():
             raise InputError(f"none of the {len(rows)} images can be read; the first is {table.paths[0]}")
         super().__init__(table if (rows >= 0).all() else table.take(np.flatnonzero(rows >= 0)), transform)
@@ -137,16 +138,16 @@ def cached_features(
         InputError: an image cannot be read, features are not finite, the disk has no room for them, or the folder
             cannot be written or holds the cache of another model.
     """
-    paths = sorted(set(table.paths))
+    distinct = _distinct(table)
     model = feature_fingerprint(embedder, precision)
-    key = FeatureKey(model, _images_digest(paths), len(paths), int(embedder.num_features), dtype)
-    cache, images = Path(folder) / key.name, ImageDataset(Table(_frame(paths)), embedder.transform)
+    key = FeatureKey(model, _images_digest(distinct), len(distinct), int(embedder.num_features), dtype)
+    cache, images = Path(folder) / key.name, ImageDataset(distinct, embedder.transform)
     with _write_errors(cache):
         if not (cache / FEATURES).exists():
             cache.mkdir(parents=True, exist_ok=True)
             with hold_lock(cache / LOCK, LOCK_SECONDS, f"compute the features in {cache}"):
                 if not (cache / FEATURES).exists():
-                    log(f"computing the features of {len(paths):,} images once, into {cache}")
+                    log(f"computing the features of {len(distinct):,} images once, into {cache}")
                     _write(cache, key, FeaturePass(embedder, images, precision, batch_size, num_workers, on_error))
     return _open(cache, key, images, on_error)
 
@@ -161,15 +162,15 @@ def feature_fingerprint(embedder: Embedder, precision: Precision) -> str:
     return digest.hexdigest()[:NUM_DIGITS]
 
 
-def _images_digest(paths: list[str]) -> str:
+def _images_digest(table: Table) -> str:
     """A short hash of the files, whose content is taken to be the same as long as size and time are."""
     digest = hashlib.sha256()
-    for path in paths:
+    for path, key in zip(table.paths, table.image_keys, strict=True):
         try:
             status = os.stat(path)
-            digest.update(f"{path}\0{status.st_size} {status.st_mtime_ns}\n".encode(errors="surrogateescape"))
+            digest.update(f"{key}\0{status.st_size} {status.st_mtime_ns}\n".encode(errors="surrogateescape"))
         except (OSError, ValueError):  # reading the image says what is wrong
-            digest.update(f"{path}\0missing\n".encode(errors="surrogateescape"))
+            digest.update(f"{key}\0missing\n".encode(errors="surrogateescape"))
     return digest.hexdigest()[:NUM_DIGITS]
 
 
@@ -177,10 +178,11 @@ def _digest(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:NUM_DIGITS]
 
 
-def _frame(paths: list[str]) -> Any:
-    import pandas as pd
-
-    return pd.DataFrame({"path": paths}, dtype=object)
+def _distinct(table: Table) -> Table:
+    """One row for each image of a table, in the order of their names, whatever that of the table is."""
+    rows = {key: row for row, key in enumerate(table.image_keys)}
+    columns = [column for column in ("path", *BOX_COLUMNS) if table.has(column)]
+    return Table(table.frame[columns].iloc[[rows[key] for key in sorted(rows)]])
 
 
 def _read_skipped(cache: Path, key: FeatureKey) -> list[int]:
@@ -262,8 +264,8 @@ def _open(cache: Path, key: FeatureKey, images: ImageDataset, on_error: OnError)
         log(f"left out {len(skipped):,} of {len(images):,} images that cannot be read:")
         for line in listed([images.table.paths[row] for row in skipped]):
             log(line)
-    left_out, rows = {*skipped}, {path: row for row, path in enumerate(images.table.paths)}
-    return CachedFeatures(vectors, {path: row for path, row in rows.items() if row not in left_out}, key)
+    left_out, rows = {*skipped}, {image: row for row, image in enumerate(images.table.image_keys)}
+    return CachedFeatures(vectors, {image: row for image, row in rows.items() if row not in left_out}, key)
 
 
 @contextmanager

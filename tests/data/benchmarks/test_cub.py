@@ -24,7 +24,7 @@ def test_the_published_files(folder: Path) -> None:
     assert test.classes == [f"{number}.Bird_{number}" for number in range(101, 105)]
     assert train.class_counts.tolist() == [IMAGES] * 6
     assert table.paths[-1] == str(folder / "images" / "104.Bird_104" / "Bird_104_0004.jpg")
-    assert table.frame[["x_1", "y_1", "x_2", "y_2"]].iloc[0].tolist() == [2, 3, 13, 15]
+    assert table.frame[["box_x_1", "box_y_1", "box_x_2", "box_y_2"]].iloc[0].tolist() == [2, 3, 13, 15]
     assert cub(folder).paths == table.paths
 
 

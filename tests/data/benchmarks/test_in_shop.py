@@ -28,7 +28,7 @@ def test_the_published_files(folder: Path) -> None:
     assert not train[["is_query", "is_gallery"]].any(axis=None)
     assert test["is_query"].tolist() == [True, True, False, False, False] * 4
     assert test["is_gallery"].tolist() == [False, False, True, True, True] * 4
-    assert table.frame[["x_1", "y_1", "x_2", "y_2"]].values.tolist()[1::5] == [[3, 2, 20, 13]] * 10
+    assert table.frame[["box_x_1", "box_y_1", "box_x_2", "box_y_2"]].values.tolist()[1::5] == [[3, 2, 20, 13]] * 10
     assert table.paths[0] == str(folder / "Img/img/MEN/Denim/id_00000001/00_1_front.jpg")
 
 
@@ -38,9 +38,9 @@ def test_other_places_of_list_and_images(folder: Path, place: str) -> None:
     (folder / "Img" / "img").rename(folder / "img")
     table = in_shop(folder)
     assert table.paths[0].startswith(str(folder / "img"))
-    assert table.has("x_1")
+    assert table.has("box_x_1")
     (folder / "Anno" / BOXES).unlink()
-    assert not in_shop(folder).has("x_1")
+    assert not in_shop(folder).has("box_x_1")
 
 
 def test_images_of_high_resolution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_images_of_high_resolution(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     folder = tmp_path / "In-shop Clothes Retrieval Benchmark"
     table = in_shop_highres(tmp_path)
     assert table.paths[0].startswith(str(folder / "Img/img_highres/MEN"))
-    assert not table.has("x_1")  # the boxes are those of the small images
+    assert not table.has("box_x_1")  # the boxes are those of the small images
     with pytest.raises(
         InputError, match="no folder img, nor one in Img/; there is img_highres, which is read as in_shop_highres"
     ):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vicinal.data.columns import BOX_COLUMNS, is_box
+from vicinal.data.boxes import Box
+from vicinal.data.columns import PUBLISHED_BOX_COLUMNS, is_box
 from vicinal.utils.errors import InputError
-
-Box = tuple[float, float, float, float]
 
 
 def parse_box(fields: Sequence[object], where: str, has_size: bool = False) -> Box:
@@ -39,5 +38,5 @@ def parse_box(fields: Sequence[object], where: str, has_size: bool = False) -> B
 
 
 def box_columns(boxes: Iterable[Box]) -> dict[str, tuple[float, ...]]:
-    """The columns `x_1`, `y_1`, `x_2`, `y_2` of a table."""
-    return dict(zip(BOX_COLUMNS, zip(*boxes, strict=True), strict=True))
+    """The columns `box_x_1`, `box_y_1`, `box_x_2`, `box_y_2`, to which images are not cropped."""
+    return dict(zip(PUBLISHED_BOX_COLUMNS, zip(*boxes, strict=True), strict=True))

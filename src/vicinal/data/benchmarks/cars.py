@@ -30,7 +30,7 @@ def cars(root: str | Path | None = None) -> Table:
 
     The labels are the published numbers of the classes, 1 to 98 for training and 99 to 196 for testing. The published
     training and test images, a division of each class for classification, are taken together. The bounding boxes are in
-    the columns `x_1`, `y_1`, `x_2`, `y_2`.
+    the columns `box_x_1`, `box_y_1`, `box_x_2`, `box_y_2`.
 
     The files are read as any of these hand them out; the labels are the same, while order and file names differ:
 

@@ -21,7 +21,7 @@ def cub(root: str | Path | None = None) -> Table:
 
     The labels are the names of the classes, such as `001.Black_footed_Albatross`; the first hundred are for training.
     The published `train_test_split.txt` divides the images of each class, for classification, and is not used. The
-    bounding boxes are in the columns `x_1`, `y_1`, `x_2`, `y_2`.
+    bounding boxes are in the columns `box_x_1`, `box_y_1`, `box_x_2`, `box_y_2`.
 
     Args:
         root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal. It

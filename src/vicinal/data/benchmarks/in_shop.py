@@ -27,8 +27,8 @@ def in_shop(root: str | Path | None = None, images: Literal["img", "img_highres"
 
     The classes are the items, 3,997 for training and 3,985 for testing; the coarse labels are their categories, such as
     `WOMEN/Dresses`. The published list assigns each image to training, queries or gallery; the last two are the split
-    `test`, with the columns `is_query` and `is_gallery`. The bounding boxes are in the columns `x_1`, `y_1`, `x_2`,
-    `y_2` if their file is there.
+    `test`, with the columns `is_query` and `is_gallery`. The bounding boxes are in the columns `box_x_1`, `box_y_1`,
+    `box_x_2`, `box_y_2` if their file is there.
 
     Args:
         root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal. Its

@@ -10,6 +10,7 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
+from vicinal.data.boxes import Box, row_boxes
 from vicinal.data.decoding import read_image
 from vicinal.data.table import Table
 from vicinal.report.page.markup import counted
@@ -38,7 +39,8 @@ def image_label(table: Table, row: int) -> str:
 class Thumbnails:
     """Collects the images that a page shows and numbers them from 0, in the order in which they are first shown.
 
-    Two images are the same if their paths are equal; without paths, if they are the same row of the same table.
+    Two images are the same if their paths and boxes are equal; without paths, if they are the same row of the same
+    table.
 
     Attributes:
         num_unreadable: the images that could not be read when they were encoded.
@@ -54,15 +56,17 @@ class Thumbnails:
         self._numbers: dict[object, int] = {}
         self._images: list[dict[str, Any]] = []
         self._paths: list[str | None] = []
+        self._boxes: list[Box | None] = []
         self._sizes: list[int] = []
         self.num_unreadable = 0
 
     def number(self, table: Table, row: int, size: int = LARGE) -> int:
         """The number of a row's image; its thumbnail has the largest size that is asked for."""
-        key = table.paths[row] if table.has("path") else (id(table), row)
+        key = table.image_keys[row] if table.has("path") else (id(table), row)
         if key not in self._numbers:
             self._numbers[key] = len(self._images)
             self._paths.append(table.paths[row] if table.has("path") else None)
+            self._boxes.append(row_boxes(table.frame.iloc[[row]])[0])
             self._images.append({"label": image_label(table, row), "file": f"row {row}"})
             self._sizes.append(size)
         number = self._numbers[key]
@@ -105,13 +109,13 @@ class Thumbnails:
 
     def _read(self, number: int) -> Image.Image | None:
         path, size = self._paths[number], self._sizes[number]
-        return None if path is None else _thumbnail(path, size)
+        return None if path is None else _thumbnail(path, self._boxes[number], size)
 
 
-def _thumbnail(path: str, size: int) -> Image.Image | None:
+def _thumbnail(path: str, box: Box | None, size: int) -> Image.Image | None:
     """The image in at most `size` x `size` pixels; None if it cannot be read."""
     try:
-        image = _small_jpeg(path, size) or read_image(path)
+        image = (_small_jpeg(path, size) if box is None else None) or read_image(path, box=box)
     except InputError:
         return None
     image.thumbnail((size, size))

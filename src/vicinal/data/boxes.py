@@ -1,0 +1,73 @@
+"""Bounding boxes: several objects of one image file, each a row of the table that is cropped when the image is read."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from vicinal.data.columns import BOX_COLUMNS
+from vicinal.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Box: TypeAlias = tuple[float, float, float, float]
+"""The left, top, right and bottom edge, in pixels of the upright image."""
+
+
+def row_boxes(frame: pd.DataFrame) -> list[Box | None]:
+    """The bounding box of each row, None where it has none.
+
+    Example:
+        >>> row_boxes(pd.DataFrame([[0, 1, 5, 6], [np.nan] * 4], columns=["x_1", "y_1", "x_2", "y_2"]))
+        [(0.0, 1.0, 5.0, 6.0), None]
+    """
+    if not set(BOX_COLUMNS) <= set(frame):
+        return [None] * len(frame)
+    edges = frame[list(BOX_COLUMNS)].to_numpy(dtype=np.float64, na_value=np.nan)
+    return [None if math.isnan(row[0]) else (row[0], row[1], row[2], row[3]) for row in edges.tolist()]
+
+
+def image_keys(frame: pd.DataFrame) -> list[str]:
+    """What tells the images of a table apart: the path, and the bounding box if there is one.
+
+    Example:
+        >>> image_keys(pd.DataFrame({"path": ["a.jpg"], "x_1": [0.0], "y_1": [1.0], "x_2": [5.5], "y_2": [6.0]}))
+        ['a.jpg [0, 1, 5.5, 6]']
+    """
+    paths = [str(path) for path in frame["path"]]
+    return [image_key(path, box) for path, box in zip(paths, row_boxes(frame), strict=True)]
+
+
+def image_key(path: str, box: Box | None) -> str:
+    """What tells an image apart, see :func:`image_keys`."""
+    return path if box is None else f"{path} [{', '.join(f'{edge:.10g}' for edge in box)}]"
+
+
+def crop_to_box(image: Image.Image, box: Box | None, path: object) -> Image.Image:
+    """The part of an image within a bounding box; pixels that are partly inside belong to it.
+
+    Args:
+        image: The upright image.
+        box: Its box; what is beyond the image is left out. None: the whole image.
+        path: The file, for messages.
+
+    Raises:
+        InputError: The box lies outside of the image.
+
+    Example:
+        >>> from PIL import Image
+        >>> crop_to_box(Image.new("L", (9, 9)), (-2.0, 1.0, 5.5, 6.0), "a.png").size
+        (6, 5)
+    """
+    if box is None:
+        return image
+    left, top = max(math.floor(box[0]), 0), max(math.floor(box[1]), 0)
+    right, bottom = min(math.ceil(box[2]), image.width), min(math.ceil(box[3]), image.height)
+    if left >= right or top >= bottom:
+        edges = ", ".join(f"{edge:g}" for edge in box)
+        raise InputError(f"{path}: the bounding box {edges} lies outside of the image, {image.width} x {image.height}")
+    return image.crop((left, top, right, bottom))
