@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 from PIL import Image
@@ -25,7 +26,8 @@ def test_index_describes_adds_and_deletes(run: Path, photos: Path, tmp_path: Pat
 def test_an_index_with_a_refiner(run: Path, refiner: Path, photos: Path, index: Path, tmp_path: Path, capsys) -> None:
     folder, models = tmp_path / "index", ["--model", run, "--refiner", refiner]
     output(capsys, "index", folder, "--source", photos, *models)
-    output(capsys, "index", folder, "--add", photos / "class1" / "0.png", *models)
+    shutil.copy(photos / "class1" / "0.png", tmp_path / "copy.png")
+    output(capsys, "index", folder, "--add", tmp_path / "copy.png", *models)
     facts = json.loads(output(capsys, "index", folder, "--delete", "48", "--json"))
     fingerprint = ContextRefiner.from_pretrained(refiner).fingerprint()
     assert (facts["images"], facts["refiner_fingerprint"]) == (48, fingerprint)

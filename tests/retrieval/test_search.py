@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from vicinal.data.table import Table
-from vicinal.retrieval import Index, search_images
+from vicinal.retrieval import ContextualReranking, Index, rerank, search_images
 from vicinal.utils.errors import InputError
 
 # The angle between two of them is the difference of their numbers, in tenths.
@@ -26,7 +26,7 @@ def nothing(rows: int) -> Table:
 def test_matches_have_path_and_label() -> None:
     queries = Table(pd.DataFrame({"path": ["/q.png", "/r.png"], "label": ["cat", "dog"], "camera": [1, 2]}))
     first, second = search_images(index(path=PATHS, label=list("vwxyz")), VECTORS[[0, 4]], queries, k=2)
-    assert first.query == {"path": "/q.png", "label": "cat"}
+    assert first.query == {"path": "/q.png", "label": "cat", "camera": 1}
     assert [(match["id"], match["path"], match["label"]) for match in first.matches] == [
         (0, "/a.png", "v"),
         (1, "/b.png", "w"),
@@ -101,3 +101,71 @@ def test_result_is_ready_for_json() -> None:
     assert loaded[0]["query"] == {"label": 5}
     assert [match.get("label") for match in loaded[0]["matches"]] == [5, 6, 7, None, 9]
     assert [match["id"] for match in loaded[0]["matches"]] == [0, 1, 2, 3, 4]
+
+
+def test_further_columns_are_shown() -> None:
+    boxes = {"x_1": [0, None], "y_1": [0, None], "x_2": [5, None], "y_2": [6.5, None]}
+    table = Table(
+        pd.DataFrame({"path": PATHS[:2], "label": ["cup", "mug"], "split": "test", "price": [12.5, None], **boxes})
+    )
+    (found,) = search_images(Index.build(VECTORS[:2], table), VECTORS[:1], nothing(1), k=2)
+    assert found.matches[0]["price"] == 12.5
+    assert found.matches[0]["box"] == [0, 0, 5, 6.5]
+    assert not {"price", "box", "x_1"} & found.matches[1].keys()
+    lines = str(found).splitlines()
+    assert lines[1].endswith("cup  /a.png [0, 0, 5, 6.5]  (price 12.5)")
+    assert lines[2].endswith("mug  /b.png")
+
+
+def test_only_images_that_fulfill_a_condition_are_found() -> None:
+    searched = index(path=PATHS, price=[1, 2, 3, 4, 5])
+    (found,) = search_images(searched, VECTORS[:1], nothing(1), k=2, where="price in [2, 4, 5]")
+    assert [match["id"] for match in found.matches] == [1, 3]
+    (found,) = search_images(searched, VECTORS[:1], nothing(1), k=4, where="price > 3")
+    assert [match["id"] for match in found.matches] == [3, 4]  # fewer than k
+    for condition, message in (("price > 9", "no image of the index fulfills price > 9"), ("cost > 1", "no column")):
+        with pytest.raises(InputError, match=message):
+            search_images(searched, VECTORS[:1], nothing(1), k=2, where=condition)
+
+
+def test_the_best_image_of_each_group() -> None:
+    searched = index(path=PATHS, product=["a", "a", "b", None, "b"])
+    (found,) = search_images(searched, VECTORS[:1], nothing(1), k=3, group_by="product")
+    assert [match["id"] for match in found.matches] == [0, 2, 3]
+    (found,) = search_images(
+        searched, VECTORS[:1], Table(pd.DataFrame({"path": PATHS[:1]})), 3, True, group_by="product"
+    )
+    assert [match["id"] for match in found.matches] == [1, 2, 3]
+    with pytest.raises(InputError, match="no column 'brand' to group by; its columns are id, path, product"):
+        search_images(searched, VECTORS[:1], nothing(1), k=3, group_by="brand")
+
+
+def test_groups_larger_than_the_first_search() -> None:
+    vectors = np.random.default_rng(0).normal(size=(200, 8)).astype(np.float32)
+    product = np.where(np.arange(200) < 3, np.arange(200), 9)
+    searched = Index.build(vectors, Table(pd.DataFrame({"product": product})))
+    (found,) = search_images(searched, vectors[:1], nothing(1), k=4, group_by="product")
+    assert {match["product"] for match in found.matches} == {0, 1, 2, 9}
+
+
+def test_reranked_matches_are_those_of_rerank() -> None:
+    vectors = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    table = Table(pd.DataFrame({"path": [f"/{row}.png" for row in range(60)], "even": np.arange(60) % 2 == 0}))
+    method = ContextualReranking(k=5)
+    searched = Index.build(vectors, table)
+    found = search_images(searched, vectors[:9], table.take(range(9)), 6, exclude_self=True, reranking=method)
+    own = np.arange(9)
+    expected = rerank(vectors[:9], vectors, 6, method, exclude_self=own)
+    assert [[match["id"] for match in each.matches] for each in found] == expected.ids.tolist()
+    plain = search_images(searched, vectors[:9], table.take(range(9)), 6, exclude_self=True)
+    assert [each.matches for each in plain] != [each.matches for each in found]
+    some = search_images(searched, vectors[:2], nothing(2), 6, where="even", reranking=method)
+    expected = rerank(vectors[:2], vectors[::2], 6, method)
+    assert [[match["id"] for match in each.matches] for each in some] == (2 * expected.ids).tolist()
+
+
+def test_objects_of_one_picture_are_different_images() -> None:
+    boxes = {"x_1": [0, 5], "y_1": [0, 0], "x_2": [5, 9], "y_2": [6, 6]}
+    table = Table(pd.DataFrame({"path": ["/a.png"] * 2, **boxes}))
+    found = search_images(Index.build(VECTORS[:2], table), VECTORS[:2], table, k=1, exclude_self=True)
+    assert [each.matches[0]["id"] for each in found] == [1, 0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from vicinal.cli.inputs import (
     load_refiner,
     read_embedding,
 )
+from vicinal.cli.reranking_flags import add_reranking, read_reranking
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
@@ -31,27 +32,6 @@ if TYPE_CHECKING:
     from vicinal.retrieval import Reranking
     from vicinal.workflows.evaluation_settings import EvaluationSettings
     from vicinal.workflows.sources import EmbeddedTable
-
-RERANKINGS = {
-    "contextual": "ContextualReranking",
-    "reciprocal": "ReciprocalReranking",
-    "query-expansion": "QueryExpansion",
-    "database-augmentation": "DatabaseAugmentation",
-    "neighbor-average": "NeighborAverage",
-}
-# Their modules import torch, so help does not read the options from the classes; a test compares the two.
-RERANKING_OPTIONS: dict[str, tuple[type, str]] = {
-    "k": (int, "contextual: size of a neighborhood, with the image itself (default: 16)"),
-    "beta": (float, "contextual: weight of shared neighbors, from 0 to below 1 (default: 0.1)"),
-    "epsilon": (float, "contextual: how much farther than the k-th an image may be and still be a neighbor "
-                "(default: 0)"),
-    "k1": (int, "reciprocal: number of candidate neighbors (default: 20)"),
-    "k2": (int, "reciprocal: number of images that are averaged, at most k1 (default: 6)"),
-    "lam": (float, "reciprocal: weight of the original distance, from 1e-30 to 1 (default: 0.3)"),
-    "n": (int, "query-expansion, database-augmentation, neighbor-average: number of neighbors added "
-          "(default: 10; 8 for the last)"),
-    "alpha": (float, "the same: exponent of the neighbors' weights (default: 3; 0 for the last)"),
-}  # fmt: skip
 
 
 def add_evaluate(parser: Parser) -> None:
@@ -73,7 +53,7 @@ def add_evaluate(parser: Parser) -> None:
     parser.add_argument("--per_query", metavar="FILE", help="write the metrics of every query, with its path and "
                         "label, to a .csv or .parquet file")  # fmt: skip
     _add_refinement(parser)
-    _add_reranking(parser)
+    add_reranking(parser, "metrics before and after re-ranking")
     add_embedding(parser)
     printed = parser.add_mutually_exclusive_group()
     add_json(printed)
@@ -153,19 +133,6 @@ def _add_refinement(parser: Parser) -> None:
     )  # fmt: skip
 
 
-def _add_reranking(parser: Parser) -> None:
-    group = parser.add_argument_group("re-ranking", "metrics before and after re-ranking")
-    group.add_argument(
-        "--rerank", choices=RERANKINGS,
-        help="contextual and reciprocal: images that share neighbors with the query are ranked higher; "
-        "query-expansion: search again with the mean of each query and its neighbors; "
-        "database-augmentation: search among the means of each gallery image and its neighbors; "
-        "neighbor-average: both",
-    )  # fmt: skip
-    for option, (kind, text) in RERANKING_OPTIONS.items():
-        group.add_argument(f"--rerank.{option}", type=kind, metavar=kind.__name__.upper(), help=text)
-
-
 def _settings(arguments: Arguments) -> EvaluationSettings:
     from vicinal.workflows.evaluation_settings import EvaluationSettings
 
@@ -180,7 +147,7 @@ def _make_reranking(arguments: Arguments) -> Callable[[EmbeddedTable], Reranking
     """The function that makes the re-ranking and refinement of the flags for some embeddings, or None without any."""
     if arguments.context and arguments.refiner is None:
         raise InputError("--context is about a refiner; give --refiner too")
-    reranking, refiner = _reranking(arguments), load_refiner(arguments)
+    reranking, refiner = read_reranking(arguments), load_refiner(arguments)
     if refiner is not None:
         return partial(_refinement, refiner, arguments.context or "everything", reranking)
     return None if reranking is None else lambda _: reranking
@@ -194,23 +161,6 @@ def _refinement(
     check_refiner(refiner, embedded)
     refinement = Refinement(refiner, context)
     return refinement if reranking is None else SequentialReranking(refinement, reranking)
-
-
-def _reranking(arguments: Arguments) -> Any:
-    options = {name: getattr(arguments, f"rerank.{name}") for name in RERANKING_OPTIONS}
-    options = {name: value for name, value in options.items() if value is not None}
-    if arguments.rerank is None:
-        if options:
-            raise InputError(f"--rerank.{next(iter(options))} is an option of a re-ranking; give --rerank too")
-        return None
-    from vicinal import retrieval
-
-    kind = getattr(retrieval, RERANKINGS[arguments.rerank])
-    known = [field.name for field in fields(kind)]
-    for name in options:
-        if name not in known:
-            raise InputError(f"--rerank.{name} is not an option of {arguments.rerank}; its options: {', '.join(known)}")
-    return kind(**options)
 
 
 def _check_combination(arguments: Arguments) -> None:

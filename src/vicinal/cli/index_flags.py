@@ -5,22 +5,37 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vicinal.cli.flags import Arguments
+from vicinal.cli.inputs import check_refiner, load_refiner, read_embedding
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from vicinal.models import ContextRefiner
+    from vicinal.retrieval import Index
+    from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader
 
 
 def made_with(arguments: Arguments, source: str) -> dict[str, str]:
     """The flags that make the embeddings of a source, with the places of their models and files."""
-    from vicinal.retrieval.index.made_with import FLAGS
+    from vicinal.retrieval.index.made_with import COLUMN_FLAGS, FLAGS
     from vicinal.workflows.source_kind import source_kind
 
     values = {name: getattr(arguments, name, None) for name in FLAGS}
     if values["model"] is None and source_kind(source) == "run":
         values["model"] = source
-    return {name: _place(value) for name, value in values.items() if value is not None}
+    return {
+        name: value if name in COLUMN_FLAGS else _place(value) for name, value in values.items() if value is not None
+    }
+
+
+def remembered_columns(stored: Mapping[str, str]) -> dict[str, str]:
+    """The names of columns with which an index was made."""
+    from vicinal.retrieval.index.made_with import COLUMN_FLAGS
+
+    return {name: text for name, text in stored.items() if name in COLUMN_FLAGS}
 
 
 def use_flags_of_index(arguments: Arguments, stored: Mapping[str, str], sources: Sequence[str]) -> None:
@@ -37,18 +52,45 @@ def use_flags_of_index(arguments: Arguments, stored: Mapping[str, str], sources:
     Raises:
         InputError: the model of the index is not known, or it or another file is not where it was.
     """
+    from vicinal.retrieval.index.made_with import COLUMN_FLAGS
+
     if getattr(arguments, "model", None) is not None or not are_images(sources):
         return
     if "model" not in stored:
         raise InputError(
             f"{sources[0]} holds images, and the index does not say which model made its embeddings; give --model"
         )
-    taken = {name: text for name, text in stored.items() if getattr(arguments, name, None) is None}
+    taken = {
+        name: text
+        for name, text in stored.items()
+        if name not in COLUMN_FLAGS and getattr(arguments, name, None) is None
+    }
     for name, text in taken.items():
         if os.path.isabs(text) and not Path(text).exists():
             raise InputError(f"the index was built with --{name} {text}, which is not there; say where it is: --{name}")
         setattr(arguments, name, _value(name, text))
     log("embedding as the index was built: " + " ".join(f"--{name} {text}" for name, text in taken.items()))
+
+
+def reader_for(
+    index: Index, arguments: Arguments, sources: Sequence[str], **options: Any
+) -> tuple[EmbeddingReader, ContextRefiner | None]:
+    """What embeds images as those of the index, and refines them; by the flags, or else as the index was built.
+
+    Raises:
+        InputError: model or refiner are not those of the index, or not to be found.
+    """
+    use_flags_of_index(arguments, index.made_with, sources)
+    columns = remembered_columns(index.made_with)
+    reader, refiner = read_embedding(arguments, remembered_columns=columns, **options), load_refiner(arguments)
+    index.check_refiner(refiner)
+    return reader, refiner
+
+
+def check_models(index: Index, refiner: ContextRefiner | None, embedded: EmbeddedTable, flags: dict[str, str]) -> None:
+    """Raise InputError if embeddings are of another model than those of the index or the refiner."""
+    index.check_model(embedded.fingerprint, flags)
+    check_refiner(refiner, embedded)
 
 
 def are_images(sources: Sequence[str]) -> bool:

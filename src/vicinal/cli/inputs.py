@@ -69,14 +69,18 @@ def add_json(flags: Flags) -> None:
     flags.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def add_embedding(parser: Parser, split: bool = True, whitening: bool = True) -> None:
+def add_embedding(parser: Parser, split: bool = True, whitening: bool = True, where: bool = True) -> None:
     """Add the flags about embedding images."""
     from vicinal.workflows.embedding_options import EmbeddingOptions
 
     group = parser.add_argument_group("embedding of images")
     if split:
         group.add_argument("--split", help="use only the images of this split, such as test; all: of every split")
-    add_settings(group, EmbeddingOptions, skip=() if whitening else ("whitening",))
+    add_settings(
+        group,
+        EmbeddingOptions,
+        skip=[name for name, given in (("whitening", whitening), ("where", where)) if not given],
+    )
 
 
 def add_refiner(flags: Flags, purpose: str) -> None:

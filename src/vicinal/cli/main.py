@@ -17,8 +17,9 @@ from vicinal.cli.data import add_data, data
 from vicinal.cli.embed import add_embed, add_whiten, embed, whiten
 from vicinal.cli.evaluate import add_evaluate, add_report, evaluate, report
 from vicinal.cli.flags import Arguments, Parser, fail, print_result, with_underscores
+from vicinal.cli.index import add_index, index
 from vicinal.cli.models import add_models, models
-from vicinal.cli.search import add_index, add_search, index, search
+from vicinal.cli.search import add_search, search
 from vicinal.cli.train import add_recipe, refine, train
 from vicinal.cli.tune import add_sweep, add_tune, sweep, tune
 from vicinal.utils.console import log

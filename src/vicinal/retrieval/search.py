@@ -1,4 +1,4 @@
-"""Searching an index for queries of a table: results with paths and labels, for people, JSON and pictures."""
+"""Searching an index for queries of a table: results with the columns of the matches, for people, JSON and pictures."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from vicinal.data.boxes import image_keys, row_boxes
+from vicinal.data.columns import BOX_COLUMNS, PUBLISHED_BOX_COLUMNS, is_known_column
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.index import Index
-from vicinal.utils.arrays import Floats
+from vicinal.retrieval.index.metadata import FILE_COLUMNS
+from vicinal.retrieval.neighbors import Neighbors
+from vicinal.retrieval.reranking.base import Reranking
+from vicinal.retrieval.reranking.rerank import rerank
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.errors import InputError
 
 Record = dict[str, Any]
+SHOWN = ("id", "path", "label", "score", "box")  # in a line of text by themselves, not as further columns
 
 
 @dataclass(frozen=True)
@@ -21,8 +29,10 @@ class SearchResult:
     """A query and its matches in an index.
 
     Attributes:
-        query: `id`, `path` and `label` of the query, those that are known.
-        matches: best first; `id` and `score` (cosine similarity) of each, and `path` and `label` where they are known.
+        query: `id`, `path`, `label` and the other columns of the query, those that are known.
+        matches: best first; `id` and `score` (cosine similarity, or that of a re-ranking) of each, and `path`, `label`
+            and the other columns of the index where they are known. An object within a picture has a `box`: left, top,
+            right and bottom.
     """
 
     query: Record
@@ -39,6 +49,17 @@ class SearchResult:
         return "\n".join(lines)
 
 
+def further_columns(record: Record) -> dict[str, Any]:
+    """The columns of a query or match that have no meaning to Vicinal, such as a price or a name.
+
+    Example:
+        >>> further_columns({"id": 3, "path": "a.png", "split": "test", "price": 12.5})
+        {'price': 12.5}
+    """
+    hidden = (*SHOWN, *PUBLISHED_BOX_COLUMNS)
+    return {name: value for name, value in record.items() if name not in hidden and not is_known_column(name)}
+
+
 def search_images(
     index: Index,
     vectors: Floats,
@@ -46,6 +67,10 @@ def search_images(
     k: int,
     exclude_self: bool = False,
     refiner: ContextRefiner | None = None,
+    *,
+    where: str | None = None,
+    group_by: str | None = None,
+    reranking: Reranking | None = None,
 ) -> list[SearchResult]:
     """Search an index for every row of a table.
 
@@ -53,47 +78,138 @@ def search_images(
         index: the index to search.
         vectors: float32 [q, d], the queries.
         table: one row per query.
-        k: number of matches per query.
-        exclude_self: whether to leave out matches that have the query's own path; there are k others unless the index
-            has fewer.
-        refiner: the refiner that the index was built with, if any. The embedding of a query whose path is in the index
+        k: number of matches per query; with `where` or `group_by` there may be fewer.
+        exclude_self: whether to leave out matches that have the query's own path and box; there are k others unless the
+            index has fewer.
+        refiner: the refiner that the index was built with, if any. The embedding of a query whose image is in the index
             is not among the neighbors by which the query is refined, whether its match is left out or not; another
             image of the same path counts as a duplicate.
+        where: only images whose columns fulfill this condition are found, such as `price < 20`; see
+            :func:`vicinal.data.matching_rows`.
+        group_by: a column of the index, such as the product: of the images with one value in it, only the best is
+            found. Images without a value are groups of their own.
+        reranking: a re-ranking method, such as `ContextualReranking()`; it compares each query with all images that may
+            be found, exactly, whatever the kind of the index.
 
     Raises:
-        InputError: k is larger than the index, vectors have a different dimension, or the refiner is not the index's.
+        InputError: k is larger than the index, vectors have a different dimension, the refiner is not the index's, no
+            image fulfills the condition, a column does not exist, or a refined index is to be re-ranked.
 
     Example:
-        >>> table = Table(pd.DataFrame({"path": ["a.png", "b.png"], "label": ["cat", "dog"]}))
+        >>> table = Table(pd.DataFrame({"path": ["a.png", "b.png"], "label": ["cat", "dog"], "price": [5, 50]}))
         >>> vectors = np.eye(2, dtype=np.float32)
-        >>> search_images(Index.build(vectors, table), vectors, table, k=1)[0].matches[0]["label"]
+        >>> index = Index.build(vectors, table)
+        >>> search_images(index, vectors, table, k=1)[0].matches[0]["label"]
         'cat'
+        >>> [match["price"] for match in search_images(index, vectors, table, k=2, where="price > 10")[0].matches]
+        [50]
     """
     with index.reading():  # so that no match is deleted before it is looked up
+        search = _Search(index, vectors, table, refiner, where, reranking, exclude_self)
         # A query that is in the index takes one match more; an index of only k images cannot give it.
-        num_matches = min(k + 1, max(k, len(index))) if exclude_self else k
-        query_ids = None if refiner is None or not table.has("path") else index.metadata.ids_by_path(table.paths)
-        neighbors = index.search(vectors, num_matches, refiner, query_ids)
-        found = index.metadata.lookup(np.unique(neighbors.ids))
-    known = {record["id"]: record for record in _records(found)}
-    results = []
-    for query, ids, scores in zip(_records(table.frame), neighbors.ids, neighbors.scores, strict=True):
-        matches = [{**known[i], "score": float(score)} for i, score in zip(ids.tolist(), scores, strict=True)]
-        if exclude_self:
-            matches = [match for match in matches if "path" not in match or match["path"] != query.get("path")]
-        results.append(SearchResult(query, matches[:k]))
-    return results
+        wanted, number = k, min(k + 1, max(k, len(search.ids))) if exclude_self else k
+        if where is not None or group_by is not None:
+            number = min(number, len(search.ids))
+        while True:
+            neighbors = search.nearest(number)
+            results = search.results(neighbors, wanted, group_by)
+            if group_by is None or number >= len(search.ids) or all(len(each.matches) >= wanted for each in results):
+                return results
+            number = min(4 * number, len(search.ids))
 
 
-def _records(frame: pd.DataFrame) -> list[Record]:
-    """Return `id`, `path` and `label` of every row as plain values, without those that are missing."""
+class _Search:
+    """A search of an index, for any number of matches."""
+
+    def __init__(
+        self,
+        index: Index,
+        vectors: Floats,
+        table: Table,
+        refiner: ContextRefiner | None,
+        where: str | None,
+        reranking: Reranking | None,
+        exclude_self: bool,
+    ) -> None:
+        self.index, self.vectors, self.table, self.refiner = index, vectors, table, refiner
+        self.reranking, self.is_filtered, self.exclude_self = reranking, where is not None, exclude_self
+        self.ids = index.metadata.ids if where is None else index.metadata.where(where)
+        if where is not None and not len(self.ids):
+            raise InputError(f"no image of the index fulfills {where}")
+        if reranking is not None and index.refiner_fingerprint is not None:
+            raise InputError("the index holds refined embeddings, which are not re-ranked; leave out the re-ranking")
+        self._own = index.metadata.ids_by_key(table.image_keys) if table.has("path") else np.full(len(table), -1)
+
+    def nearest(self, number: int) -> Neighbors:
+        """The nearest images of each query, by their ids."""
+        if self.reranking is not None:
+            return self._reranked(number, self.reranking)
+        query_ids = self._own if self.refiner is not None and self.table.has("path") else None
+        among = self.ids if self.is_filtered else None
+        return self.index.search(self.vectors, number, self.refiner, query_ids, among)
+
+    def _reranked(self, number: int, reranking: Reranking) -> Neighbors:
+        self.index.check_refiner(self.refiner)
+        gallery = self.index.vectors()[self.index.metadata.positions(self.ids)]
+        own = self._own_rows() if self.exclude_self else None
+        number = min(number, len(gallery) - int(own is not None and bool((own >= 0).any())))
+        if number < 1:
+            raise InputError("the index has no image but the query itself")
+        neighbors = rerank(self.vectors, gallery, number, reranking, exclude_self=own)
+        return Neighbors(neighbors.scores, self.ids[neighbors.ids])
+
+    def _own_rows(self) -> Integers:
+        """The row of each query among the images that may be found; -1 if it is not there."""
+        rows = np.searchsorted(self.ids, self._own)
+        found = np.append(self.ids, -1)[rows] == self._own
+        return np.where(found & (self._own >= 0), rows, -1)
+
+    def results(self, neighbors: Neighbors, k: int, group_by: str | None) -> list[SearchResult]:
+        """The first k matches of each query, with their columns."""
+        found = self.index.metadata.lookup(np.unique(neighbors.ids))
+        if group_by is not None and group_by not in found:
+            columns = ", ".join(column for column in found.columns if column not in FILE_COLUMNS)
+            raise InputError(f"the index has no column {group_by!r} to group by; its columns are {columns}")
+        known = {record["id"]: record for record in plain_records(found)}
+        keys = dict(zip(found["id"], image_keys(found), strict=True)) if "path" in found else {}
+        own = self.table.image_keys if self.table.has("path") else [None] * len(self.table)
+        results = []
+        rows = zip(plain_records(self.table.frame), own, neighbors.ids.tolist(), neighbors.scores.tolist(), strict=True)
+        for query, key, ids, scores in rows:
+            matches = [
+                {**known[i], "score": score}
+                for i, score in zip(ids, scores, strict=True)
+                if not self.exclude_self or key is None or keys.get(i) != key or "path" not in known[i]
+            ]
+            results.append(SearchResult(query, _best_of_groups(matches, group_by)[:k]))
+        return results
+
+
+def _best_of_groups(matches: list[Record], column: str | None) -> list[Record]:
+    """The first match of each value of a column; those without a value are all kept."""
+    if column is None:
+        return matches
+    best: dict[Any, Record] = {}
+    for match in matches:
+        best.setdefault((column, match[column]) if column in match else match["id"], match)
+    return list(best.values())
+
+
+def plain_records(frame: pd.DataFrame) -> list[Record]:
+    """Return `id`, `path`, `label` and the other columns of every row as plain values, without those that are missing.
+
+    The columns of a bounding box are one list, and those about the file are left out.
+    """
     records: list[Record] = [{} for _ in range(len(frame))]
-    for column in ("id", "path", "label"):
-        if column in frame:
-            present = frame[column].notna().tolist()
-            for record, value, is_present in zip(records, frame[column].tolist(), present, strict=True):
-                if is_present:
-                    record[column] = _plain(value) if column != "path" else str(value)
+    hidden = {*FILE_COLUMNS, *(BOX_COLUMNS if set(BOX_COLUMNS) <= set(frame) else ())}
+    first = [column for column in ("id", "path", "label") if column in frame]
+    for column in [*first, *(column for column in frame if column not in (*first, *hidden))]:
+        present = frame[column].notna().tolist()
+        for record, value, is_present in zip(records, frame[column].tolist(), present, strict=True):
+            if is_present:
+                record[str(column)] = _plain(value) if column != "path" else str(value)
+    for record, box in zip(records, row_boxes(frame), strict=True):
+        record |= {} if box is None else {"box": list(box)}
     return records
 
 
@@ -105,4 +221,6 @@ def _plain(value: Any) -> Any:
 
 def _describe(record: Record, default: str) -> str:
     label = f"{record['label']}  " if "label" in record else ""
-    return label + str(record.get("path", default))
+    box = f" [{', '.join(f'{edge:g}' for edge in record['box'])}]" if "box" in record else ""
+    further = ", ".join(f"{name} {value}" for name, value in further_columns(record).items())
+    return label + str(record.get("path", default)) + box + (f"  ({further})" if further else "")

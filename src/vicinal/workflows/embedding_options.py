@@ -21,7 +21,12 @@ class EmbeddingOptions:
             None takes that of the image embedding which its weights were published with.
         allow_import: packages whose code a model that was saved by its import path may name, such as my_models; they
             are imported. None allows none.
-        root: the folder that a table's paths are relative to, or in which a benchmark is stored.
+        root: the folder that a table's paths are relative to, or in which a benchmark is stored; for a run whose
+            images have been moved, the folder where they are now.
+        path_column: name of the table's column with the image paths. None takes path, or else the name that the model's
+            run or the index was made with.
+        label_column: name of the table's column with the labels; None as for path_column.
+        where: use only the rows that fulfill this condition, such as "category == 'cup' and price < 20".
         batch_size: number of images embedded at a time.
         num_workers: number of processes that read images.
         precision: 32, bf16 or 16.
@@ -40,6 +45,9 @@ class EmbeddingOptions:
     pooling: Literal["avg", "max", "gem", "avg+max", "token", "backbone", "projection"] | None = None
     allow_import: tuple[str, ...] | None = None
     root: str | None = None
+    path_column: str | None = None
+    label_column: str | None = None
+    where: str | None = None
     batch_size: int = 64
     num_workers: int = 0
     precision: Literal["32", "bf16", "16"] = "32"

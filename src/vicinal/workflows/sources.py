@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,14 +13,16 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.benchmarks import BENCHMARKS
+from vicinal.data.conditions import matching_rows
 from vicinal.data.embeddings import load_embeddings, load_labels, load_vectors, read_fingerprint
 from vicinal.data.loading import load_run_table, load_table
+from vicinal.data.moved import move_root
 from vicinal.data.table import Table
 from vicinal.retrieval.whitening import PCAWhitening
-from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import check_regular_file
 from vicinal.utils.run_folder import RunFolder
+from vicinal.workflows.columns import choose_column, columns_of_run, data_settings_of_run
 from vicinal.workflows.embedding_options import EmbeddingOptions
 from vicinal.workflows.models import check_not_refiner_run, load_model, usable_device
 from vicinal.workflows.source_kind import source_kind
@@ -72,6 +74,8 @@ class EmbeddingReader(EmbeddingOptions):
         folder_on_error: `on_error` for a folder of images, if that is None.
         default_split: the split whose rows are used where no split is named, if the table has it.
         measure: whether to measure what the models cost, see :class:`~vicinal.evaluation.ModelCost`.
+        remembered_columns: `path_column` and `label_column` that an index was made with; they are taken where none are
+            given and a table has them.
 
     Example:
         >>> import tempfile
@@ -87,6 +91,7 @@ class EmbeddingReader(EmbeddingOptions):
     folder_on_error: OnError = "skip"
     default_split: str | None = None
     measure: bool = False
+    remembered_columns: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,10 +121,24 @@ class EmbeddingReader(EmbeddingOptions):
             return _with_cost(stored, kind) if self.measure else stored
         if kind == "embedder":
             raise InputError(f"{source} is a model and holds no images: evaluate it with --images, else give --model")
-        table = load_images(source, self.root)
-        model = self._model_of(source)
-        table = table.take(self._rows(table, split, source))
+        table, model = self.read_table(source, split), self._model_of(source)
         return self._embed(table, model, self._on_error(source), loaded_from=self.model or source)
+
+    def read_table(self, source: str, split: str | None = None) -> Table:
+        """Return the selected rows of the table of a source of images, by the columns of the options.
+
+        Raises:
+            InputError: as :meth:`embed`.
+        """
+        remembered = columns_of_run(self.model) | dict(self.remembered_columns)
+        given = {"path_column": self.path_column, "label_column": self.label_column}
+        columns = {flag: choose_column(source, flag, name, remembered) for flag, name in given.items()}
+        table = load_images(source, self.root, **columns)
+        return table.take(self._rows(table, split, source))
+
+    def embed_function(self, source: str) -> Callable[[Table], EmbeddedTable]:
+        """Return the function that embeds rows of the table of a source, by the model of the options or the source."""
+        return partial(self._embed, model=self._model_of(source), on_error=self._on_error(source))
 
     def embed_with_labels(self, embeddings: str, labels: str, split: str | None = None) -> EmbeddedTable:
         """Return embeddings from one file with labels from another.
@@ -253,7 +272,17 @@ class EmbeddingReader(EmbeddingOptions):
             is_selected = (table.frame["split"] == split).to_numpy(dtype=bool)
         if self.query_gallery_only and table.has("is_query") and table.has("is_gallery"):
             is_selected = is_selected & (table.frame["is_query"] | table.frame["is_gallery"]).to_numpy(dtype=bool)
+        if self.where is not None:
+            is_selected = is_selected & self._fulfill_where(table, source)
+            if not is_selected.any():
+                raise InputError(f"{source}: no row fulfills {self.where}" + (f" in the split {split}" * bool(split)))
         return np.flatnonzero(is_selected)
+
+    def _fulfill_where(self, table: Table, source: str) -> Booleans:
+        try:
+            return matching_rows(table.frame, str(self.where))
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
 
     def _whiten(self, embedded: EmbeddedTable) -> EmbeddedTable:
         whitening = self._pca_whitening
@@ -272,17 +301,7 @@ def _with_cost(stored: EmbeddedTable, kind: Literal["embeddings", "index"]) -> E
 
 def _on_error_of_run(run: RunFolder) -> OnError:
     """What the training of a run did with unreadable images; "raise" if its recipe does not say."""
-    from yaml import YAMLError
-
-    from vicinal.utils.plain_yaml import load_yaml
-
-    check_regular_file(run.recipe)
-    try:
-        recipe = load_yaml(run.recipe.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, YAMLError):
-        return "raise"
-    data = recipe.get("data") if isinstance(recipe, dict) else None
-    return "skip" if isinstance(data, dict) and data.get("on_error") == "skip" else "raise"
+    return "skip" if data_settings_of_run(run).get("on_error") == "skip" else "raise"
 
 
 def _load_stored(source: str, is_index: bool) -> EmbeddedTable:
@@ -294,8 +313,16 @@ def _load_stored(source: str, is_index: bool) -> EmbeddedTable:
     return EmbeddedTable(index.vectors(), Table(index.metadata.frame), index)
 
 
-def load_images(source: str, root: str | None = None) -> Table:
+def load_images(
+    source: str, root: str | None = None, path_column: str | None = "path", label_column: str | None = None
+) -> Table:
     """Return the table of a run, an image file, a folder, a table file or a benchmark.
+
+    Args:
+        source: what to read.
+        root: as for :func:`~vicinal.data.load_table`; for a run, the folder that its images were moved to.
+        path_column: the column of image paths, for a table file.
+        label_column: the column of labels; None if labels are optional.
 
     Raises:
         InputError: it cannot be read.
@@ -303,7 +330,8 @@ def load_images(source: str, root: str | None = None) -> Table:
     check_not_refiner_run(source)
     kind = source_kind(source)
     if kind == "run":
-        return load_run_table(RunFolder(Path(source)).table)
+        table = load_run_table(RunFolder(Path(source)).table)
+        return table if root is None else Table(table.frame.assign(path=move_root(table.paths, root)))
     if kind == "image":
         return Table(pd.DataFrame({"path": [source]}))
-    return load_table(source, root=root, label_column=None)
+    return load_table(source, root, path_column, label_column)

@@ -277,15 +277,15 @@ def test_index_is_not_saved_after_an_interrupted_addition(monkeypatch, tmp_path)
     assert len(Index.load(tmp_path)) == 30
 
 
-def test_ids_by_path() -> None:
+def test_ids_by_key() -> None:
     paths = Table(pd.DataFrame({"path": ["/a.png", "/b.png", "/a.png"]}))
     index = Index.build(unit(3), paths)
-    assert index.metadata.ids_by_path(["/b.png", "/c.png", "/a.png"]).tolist() == [1, -1, 0]
+    assert index.metadata.ids_by_key(["/b.png", "/c.png", "/a.png"]).tolist() == [1, -1, 0]
     index.delete([0])
-    assert index.metadata.ids_by_path(["/a.png"]).tolist() == [2]
+    assert index.metadata.ids_by_key(["/a.png"]).tolist() == [2]
     index.add(unit(1), Table(pd.DataFrame({"path": ["/c.png"]})))
-    assert index.metadata.ids_by_path(["/c.png"]).tolist() == [3]
-    assert Index.build(unit(3), table(3)).metadata.ids_by_path(["/a.png"]).tolist() == [-1]
+    assert index.metadata.ids_by_key(["/c.png"]).tolist() == [3]
+    assert Index.build(unit(3), table(3)).metadata.ids_by_key(["/a.png"]).tolist() == [-1]
 
 
 @pytest.mark.parametrize("query_ids", [[0.5, 1.0], [-5, 0], [np.nan, 0], "ab", [0]])

@@ -266,6 +266,35 @@ class Index:
         with self._lock.write():
             self.metadata = self.metadata.without(ids)
 
+    def update(self, ids: npt.ArrayLike, table: Table) -> None:
+        """Replace the columns of images, such as their prices; their vectors stay.
+
+        Args:
+            ids: int [n].
+            table: n rows.
+
+        Raises:
+            InputError: there is no image with one of the ids, there are not as many rows, or a column has another type
+                than in other images.
+        """
+        given = np.asarray(ids, dtype=np.int64)
+        if len(given) != len(table):
+            raise InputError(f"{len(given)} ids, but a table of {len(table)} rows; there must be one row per id")
+        with self._lock.write():
+            self.metadata = self.metadata.updated(table, given)
+
+    def move(self, root: str | Path) -> None:
+        """Say where the images are after their folder was moved; the folders below it are as they were.
+
+        Args:
+            root: the folder where they are now.
+
+        Raises:
+            InputError: the images have no paths, or none of them is in the folder.
+        """
+        with self._lock.write():
+            self.metadata = self.metadata.moved(root)
+
     def vectors(self) -> Floats:
         """Return the vectors that are searched, in the order of `metadata`.
 
@@ -291,6 +320,7 @@ class Index:
         k: int,
         refiner: ContextRefiner | None = None,
         query_ids: npt.ArrayLike | None = None,
+        among: npt.ArrayLike | None = None,
     ) -> Neighbors:
         """Find the k nearest vectors of each query.
 
@@ -305,6 +335,7 @@ class Index:
                 further between searches.
             query_ids: int [q], only with a refiner: the id of each query in the index, -1 for none. The query is not
                 refined by its own embedding (but may find itself); duplicates under other ids count as neighbors.
+            among: the ids that may be found, such as `index.metadata.where("price < 20")`; None: all.
 
         Returns:
             Scores and ids.
@@ -317,19 +348,26 @@ class Index:
         queries = UnitVectors(vectors, "query")
         self._check_dim(queries)
         with self._lock.read():
-            return self._search(queries, k, refiner, query_ids)
+            return self._search(queries, k, refiner, query_ids, among)
 
     def _search(
-        self, queries: UnitVectors, k: int, refiner: ContextRefiner | None, query_ids: npt.ArrayLike | None
+        self,
+        queries: UnitVectors,
+        k: int,
+        refiner: ContextRefiner | None,
+        query_ids: npt.ArrayLike | None,
+        among: npt.ArrayLike | None,
     ) -> Neighbors:
         if not len(self):
             raise InputError("the index is empty; add images before searching")
-        if not (is_integer(k) and 1 <= k <= len(self)):
-            raise InputError(f"k = {k} is impossible in an index of {len(self)} images; use 1 to {len(self)}")
+        allowed = self.metadata.ids if among is None else np.unique(self.metadata.ids[self.metadata.positions(among)])
+        if not (is_integer(k) and 1 <= k <= len(allowed)):
+            where = f"an index of {len(self)} images" if among is None else f"{len(allowed)} images to search among"
+            raise InputError(f"k = {k} is impossible in {where}; use 1 to {len(allowed)}")
         own_ids = self._checked_query_ids(query_ids, len(queries))
         if self._context is not None and refiner is not None:
             queries = self._context.refine(queries, refiner, self.metadata.ids, own_ids)
-        return self._engine.search(queries, k, self.metadata.ids)
+        return self._engine.search(queries, k, allowed)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

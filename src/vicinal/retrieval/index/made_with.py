@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from vicinal.utils.errors import InputError, one_line
 
-FLAGS = ("model", "pooling", "scales", "max_size", "whitening", "refiner")
+COLUMN_FLAGS = ("path_column", "label_column")  # how tables are read; embeddings do not depend on them
+FLAGS = ("model", "pooling", "scales", "max_size", "whitening", "refiner", *COLUMN_FLAGS)
 
 
 def check_made_with(made_with: object) -> None:
@@ -75,14 +76,14 @@ def _remedy(made_with: Mapping[str, str], given: Mapping[str, str]) -> str:
     if "model" in wanted and "model" not in given:
         return f"embed the images with {_flags(wanted)}"
     other = {name: value for name, value in wanted.items() if given.get(name) != value}
-    extra = [f"--{name}" for name in given if name not in made_with]
+    extra = [f"--{name}" for name in _without_refiner(given) if name not in made_with]
     steps = [f"give {_flags(other)}"] * bool(other) + [f"leave out {' '.join(extra)}"] * bool(extra and wanted)
     return " and ".join(steps) or "use that model"
 
 
 def _without_refiner(made_with: Mapping[str, str]) -> dict[str, str]:
     """The flags that determine embeddings before they are refined."""
-    return {name: value for name, value in made_with.items() if name != "refiner"}
+    return {name: value for name, value in made_with.items() if name not in ("refiner", *COLUMN_FLAGS)}
 
 
 def _flags(values: Mapping[str, str]) -> str:

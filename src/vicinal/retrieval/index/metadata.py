@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
+from vicinal.data.boxes import image_keys
+from vicinal.data.conditions import matching_rows
+from vicinal.data.moved import move_root
 from vicinal.data.table import Table
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Integers
@@ -16,6 +22,7 @@ from vicinal.utils.errors import InputError
 
 MAX_ID = np.iinfo(np.int64).max
 TABLE_ID = "id_of_table"  # what a table's own column `id` is called in the index
+FILE_COLUMNS = ("file_size", "file_time", "file_hash")  # of the image when it was embedded, by which changes are found
 # types of columns that would otherwise become floats or objects where values are missing
 NULLABLE: dict[str, ExtensionDtype] = {"b": pd.BooleanDtype(), "i": pd.Int64Dtype(), "u": pd.UInt64Dtype()}
 
@@ -28,7 +35,7 @@ class Metadata:
 
     Example:
         >>> metadata = Metadata(pd.DataFrame({"id": [3, 7], "path": ["a.png", "b.png"]}))
-        >>> metadata.lookup([7])["path"].tolist(), metadata.ids_by_path(["b.png", "c.png"])
+        >>> metadata.lookup([7])["path"].tolist(), metadata.ids_by_key(["b.png", "c.png"])
         (['b.png'], array([ 7, -1]))
     """
 
@@ -71,22 +78,66 @@ class Metadata:
         return self.frame["id"].to_numpy()
 
     @cached_property
-    def _id_by_path(self) -> pd.Series:
-        return self.frame.dropna(subset="path").drop_duplicates("path").set_index("path")["id"]
-
-    def ids_by_path(self, paths: list[str]) -> Integers:
-        """Return the id of the image at each path, int64 [n]: the first of several, -1 where there is none."""
+    def keys(self) -> list[str | None]:
+        """What tells the images apart, as :attr:`Table.image_keys <vicinal.data.Table.image_keys>`; None if unknown."""
         if "path" not in self.frame:
-            return np.full(len(paths), -1)
-        return self._id_by_path.reindex(paths, fill_value=-1).to_numpy(dtype=np.int64)
+            return [None] * len(self)
+        has_path = self.frame["path"].notna().tolist()
+        return [key if known else None for key, known in zip(image_keys(self.frame), has_path, strict=True)]
+
+    @cached_property
+    def _id_by_key(self) -> dict[str | None, int]:
+        return dict(zip(reversed(self.keys), reversed(self.ids.tolist()), strict=True))
+
+    def ids_by_key(self, keys: Sequence[str]) -> Integers:
+        """Return the id of the image of each key, int64 [n]: the first of several, -1 where there is none.
+
+        Args:
+            keys: what tells images apart, :attr:`Table.image_keys <vicinal.data.Table.image_keys>`.
+        """
+        return np.array([self._id_by_key.get(key, -1) for key in keys], dtype=np.int64)
+
+    def ids_at(self, path: str) -> Integers:
+        """Return the ids of the images of a file, or of those in a folder and below, int64 [n]."""
+        if "path" not in self.frame:
+            return self.ids[:0]
+        paths = self.frame["path"].astype(object).fillna("")
+        is_there = (paths == path) | paths.str.startswith(os.path.join(path, ""))
+        return self.ids[is_there.to_numpy(dtype=bool)]
 
     def lookup(self, ids: npt.ArrayLike) -> pd.DataFrame:
         """Return the rows of these ids, in their order; an unknown id raises InputError."""
         return self.frame.iloc[self.positions(ids)].reset_index(drop=True)
 
+    def where(self, condition: str) -> Integers:
+        """Return the ids of the images that fulfill a condition on the columns, int64 [n].
+
+        Raises:
+            InputError: it cannot be parsed, or names an unknown column; see :func:`vicinal.data.matching_rows`.
+        """
+        return self.ids[matching_rows(self.frame, condition)]
+
     def without(self, ids: npt.ArrayLike) -> Metadata:
         """Return the metadata of the images without these ids; an unknown id raises InputError."""
         return Metadata(self.frame.drop(index=self.frame.index[self.positions(ids)]).reset_index(drop=True))
+
+    def updated(self, table: Table, ids: Integers) -> Metadata:
+        """Return the metadata with the columns of a table, one row for each of these ids, in place of theirs.
+
+        Raises:
+            InputError: there is no image with one of the ids, or a column has values of a different kind.
+        """
+        changed = self.without(ids).concat(Metadata.from_table(table, ids)).frame
+        return Metadata(changed.sort_values("id", ignore_index=True))
+
+    def moved(self, root: str | Path) -> Metadata:
+        """Return the metadata of images that were moved to another folder; see :func:`vicinal.data.moved.move_root`."""
+        if "path" not in self.frame:
+            raise InputError("the images of the index have no paths, so there is nothing to move")
+        known = self.frame["path"].dropna()
+        paths = self.frame["path"].copy()
+        paths.loc[known.index] = move_root(known.tolist(), root)
+        return Metadata(self.frame.assign(path=paths))
 
     def concat(self, other: Metadata) -> Metadata:
         """Return the rows of both; a column that one of them lacks is missing in its rows.

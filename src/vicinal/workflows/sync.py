@@ -1,0 +1,207 @@
+"""Keeping an index equal to a folder or table: new images are added, vanished ones dropped, changed ones replaced."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from vicinal.data.images import NoReadableImageError
+from vicinal.data.table import Table
+from vicinal.retrieval.index.index import TIMEOUT, Index
+from vicinal.retrieval.index.metadata import FILE_COLUMNS, Metadata
+from vicinal.retrieval.index.storage import current_files
+from vicinal.utils.arrays import Integers
+from vicinal.utils.console import log
+
+if TYPE_CHECKING:
+    from vicinal.workflows.sources import EmbeddedTable
+
+BLOCK_SIZE = 4096  # images that are embedded between two saves
+HASH_BLOCK = 2**20
+NO_FILE = (-1, -1, "")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What differs between the images of an index and those of a table.
+
+    Args:
+        new: int64 [n], the rows of the table whose images are not in the index.
+        changed: int64 [n], those whose files have changed since they were embedded, or of which that is unknown.
+        same: int64 [n], the others.
+        vanished: int64 [n], the ids of images that are in the index but not in the table.
+
+    Example:
+        >>> none = np.array([], dtype=np.int64)
+        >>> print(Changes(np.array([0, 1]), none, np.array([2]), none))
+        2 new, 0 changed, 0 vanished, 1 as before
+    """
+
+    new: Integers
+    changed: Integers
+    same: Integers
+    vanished: Integers
+
+    def __str__(self) -> str:
+        numbers = {"new": self.new, "changed": self.changed, "vanished": self.vanished, "as before": self.same}
+        return ", ".join(f"{len(rows):,} {name}" for name, rows in numbers.items())
+
+
+def with_file_facts(table: Table) -> Table:
+    """The table with size, time and hash of each file, by which later changes are found; -1 and "" without a file.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "a.png").write_bytes(b"pixels")
+        ...     with_file_facts(Table(pd.DataFrame({"path": [f"{folder}/a.png"]}))).frame["file_size"].tolist()
+        [6]
+    """
+    if not table.has("path"):
+        return table
+    known = {path: _file_facts(path) for path in dict.fromkeys(table.paths)}
+    columns = zip(*(known[path] for path in table.paths), strict=True)
+    return Table(table.frame.assign(**dict(zip(FILE_COLUMNS, columns, strict=True))))
+
+
+def compare_files(metadata: Metadata, table: Table, below: str | Path | None = None) -> Changes:
+    """Compare the images of an index with those of a table.
+
+    An image is as before if its file has the same size and time, or else the same content. Images are told apart by
+    path and bounding box; of equal rows the last one counts.
+
+    Args:
+        metadata: of the index.
+        table: the images, with paths.
+        below: only images in this folder can have vanished; None: all with a path.
+    """
+    rows = dict(zip(table.image_keys, range(len(table)), strict=True))
+    keys = list(rows)
+    ids = metadata.ids_by_key(keys)
+    positions = np.array(list(rows.values()), dtype=np.int64)
+    is_known = ids >= 0
+    stored = metadata.lookup(ids[is_known]).reindex(columns=list(FILE_COLUMNS))
+    paths = [table.paths[row] for row in positions[is_known]]
+    facts = zip(*(stored[column] for column in FILE_COLUMNS), strict=True)
+    is_same = np.array([_is_same(path, fact) for path, fact in zip(paths, facts, strict=True)], dtype=bool)
+    known = positions[is_known]
+    return Changes(positions[~is_known], known[~is_same], known[is_same], _vanished(metadata, set(keys), below))
+
+
+def _vanished(metadata: Metadata, keys: set[str], below: str | Path | None) -> Integers:
+    """The ids of images that are not among the keys."""
+    folder = "" if below is None else os.path.join(os.path.abspath(below), "")
+    gone = [key is not None and key not in keys and key.startswith(folder) for key in metadata.keys]
+    return metadata.ids[np.array(gone, dtype=bool)]
+
+
+def _file_facts(path: str) -> tuple[int, int, str]:
+    try:
+        status = os.stat(path)
+        return status.st_size, status.st_mtime_ns, _hash(path)
+    except OSError:
+        return NO_FILE
+
+
+def _is_same(path: str, facts: Sequence[object]) -> bool:
+    """Whether a file is as it was when these facts were noted; not if they are missing."""
+    size, time, digest = facts
+    try:
+        status = os.stat(path)
+        if pd.isna(size) or status.st_size != size:
+            return False
+        return bool(status.st_mtime_ns == time) or _hash(path) == digest
+    except OSError:
+        return True  # there is nothing to embed anew
+
+
+def _hash(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(HASH_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def sync_index(
+    folder: str | Path,
+    table: Table,
+    embed: Callable[[Table], EmbeddedTable],
+    build: Callable[[EmbeddedTable], Index],
+    add: Callable[[Index, EmbeddedTable], object],
+    *,
+    drop: bool = True,
+    below: str | Path | None = None,
+    timeout: float = TIMEOUT,
+    block_size: int = BLOCK_SIZE,
+) -> Changes:
+    """Make an index hold the images of a table: embed what is new or has changed, and drop what has vanished.
+
+    The columns of images that are as before are replaced by those of the table. The index is saved after each block of
+    images, so that an interrupted call goes on where it was; other processes may search and write it meanwhile.
+
+    Args:
+        folder: of the index; a new one is made if there is none.
+        table: the images, with paths.
+        embed: embeds the images of some rows.
+        build: makes an index of the first block, if there is none.
+        add: adds a block to an index.
+        drop: whether images that have vanished are deleted.
+        below: only images in this folder can have vanished; None: all with a path.
+        timeout: seconds to wait while another process writes the index.
+        block_size: number of images that are embedded at a time.
+
+    Returns:
+        What had changed.
+
+    Raises:
+        InputError: there is something else in the folder, or another process writes it for too long.
+    """
+    exists = current_files(Path(folder)) is not None
+    metadata = Index.load(folder).metadata if exists else Metadata(pd.DataFrame({"id": np.array([], dtype=np.int64)}))
+    changes = compare_files(metadata, table, below)
+    if exists:
+        _apply_without_embedding(Path(folder), table, changes, drop, timeout)
+    rows = np.concatenate([changes.new, changes.changed])
+    for start in range(0, len(rows), block_size):
+        facts = with_file_facts(table.take(rows[start : start + block_size]))  # of files before they are read
+        try:
+            embedded = embed(facts)
+        except NoReadableImageError as error:
+            log(f"left out: {error}")
+            continue
+        if not exists:
+            build(embedded).save(folder, timeout)
+            exists = True
+            continue
+        with Index.open(folder, timeout) as index:
+            old = index.metadata.ids_by_key(embedded.table.image_keys)
+            index.delete(old[old >= 0])  # changed, or added by another process meanwhile
+            add(index, embedded)
+        if start + block_size < len(rows):
+            log(f"saved {start + block_size:,} of {len(rows):,} images to embed")
+    return changes
+
+
+def _apply_without_embedding(folder: Path, table: Table, changes: Changes, drop: bool, timeout: float) -> None:
+    """Delete images that have vanished, and replace the columns of those that are as before, if anything differs."""
+    index = Index.load(folder)
+    same = table.take(changes.same)
+    ids = index.metadata.ids_by_key(same.image_keys)
+    facts = index.metadata.lookup(ids)[list(FILE_COLUMNS)] if len(ids) else None
+    updated = same if facts is None else Table(same.frame.assign(**{name: facts[name] for name in FILE_COLUMNS}))
+    is_equal = not len(ids) or index.metadata.updated(updated, ids).frame.equals(index.metadata.frame)
+    vanished = changes.vanished if drop else changes.vanished[:0]
+    if is_equal and not len(vanished):
+        return
+    with Index.open(folder, timeout) as index:
+        if not is_equal:
+            index.update(ids, updated)
+        index.delete(vanished)
