@@ -52,6 +52,10 @@ def add_evaluate(parser: Parser) -> None:
     )  # fmt: skip
     parser.add_argument("--per_query", metavar="FILE", help="write the metrics of every query, with its path and "
                         "label, to a .csv or .parquet file")  # fmt: skip
+    parser.add_argument("--pairs", metavar="FILE", help="instead: tell which listed pairs are of one class. A .csv "
+                        "file with the columns a, b (paths, or row numbers of embeddings), same (1 or 0) and perhaps "
+                        "fold: accuracy over ten folds as in LFW, TAR at FAR. Without a source, --model embeds the "
+                        "listed images")  # fmt: skip
     _add_refinement(parser)
     add_reranking(parser, "metrics before and after re-ranking")
     add_embedding(parser)
@@ -77,6 +81,10 @@ def add_report(parser: Parser) -> None:
 
 def evaluate(arguments: Arguments) -> None:
     """Evaluate how well images of one class find each other: recall@k, mAP@R, R-precision, mAP and more."""
+    if arguments.pairs is not None:
+        from vicinal.cli.pairs import evaluate_pair_list
+
+        return evaluate_pair_list(arguments)
     _check_combination(arguments)
     _check_sources(arguments)
     from vicinal.workflows.evaluate import evaluate_sources, tabulate_sources, write_per_query

@@ -1,0 +1,128 @@
+"""Lists of pairs, such as LFW's: two images, and whether they are of the same class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from vicinal.data.table import Table
+from vicinal.data.table_files import read_csv
+from vicinal.evaluation.pairs import PairsEvaluation, evaluate_pairs
+from vicinal.retrieval.scores import UnitVectors, pair_scores
+from vicinal.utils.arrays import Booleans, Floats, Integers
+from vicinal.utils.errors import InputError, one_line
+from vicinal.workflows.sources import EmbeddedTable
+
+COLUMNS = ("a", "b", "same")
+SAME = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
+@dataclass(frozen=True)
+class PairList:
+    """Pairs of images, and whether they are of the same class.
+
+    Args:
+        path: of the file, for messages.
+        root: the folder that relative paths of images start from.
+        frame: the columns `a` and `b` (text: paths, or row numbers of the embeddings) and perhaps `fold`; its index
+            holds the lines of the file.
+        is_same: bool [pairs].
+    """
+
+    path: Path
+    root: Path
+    frame: pd.DataFrame
+    is_same: Booleans
+
+    @classmethod
+    def read(cls, path: str | Path, root: str | Path | None = None) -> PairList:
+        """Read a .csv file with the columns `a`, `b`, `same` (1 or 0, true or false, yes or no) and perhaps `fold`.
+
+        Args:
+            path: the file.
+            root: the folder that relative paths of images start from; None: that of the file.
+
+        Raises:
+            InputError: it cannot be read, a column is missing, or a value of `same` is another; the message names the
+                line.
+        """
+        path = Path(path)
+        frame = read_csv(path)
+        missing = [column for column in COLUMNS if column not in frame]
+        if missing:
+            raise InputError(f"{path}: no column {missing[0]!r}; a list of pairs has the columns a, b, same")
+        values = [SAME.get(str(value).strip().lower()) for value in frame["same"]]
+        if None in values:
+            line = values.index(None)
+            value = one_line(repr(str(frame["same"].iloc[line])), 80)
+            raise InputError(f"{path}, line {frame.index[line]}: same is {value}; use 1 or 0")
+        return cls(path, path.parent if root is None else Path(root), frame, np.array(values, bool))
+
+    def images(self) -> Table:
+        """The table of all images of the list, each once.
+
+        Raises:
+            InputError: the list names rows instead of files.
+        """
+        if self._has_row_numbers():
+            raise InputError(f"{self.path} names rows by number; say of which embeddings: give a source")
+        paths = pd.unique(pd.concat([self.frame["a"], self.frame["b"]]))
+        return Table(pd.DataFrame({"path": [str(self._full(path)) for path in paths]}))
+
+    def rows(self, table: Table) -> tuple[Integers, Integers]:
+        """The rows of the table that hold the images of each pair, both int64 [pairs].
+
+        Raises:
+            InputError: an image is not in the table; the message names the line.
+        """
+        if self._has_row_numbers():
+            known = {str(row): row for row in range(len(table))}
+        elif table.has("path"):
+            known = {path: row for row, path in reversed([*enumerate(table.paths)])}
+        else:
+            raise InputError(f"the images have no paths by which those of {self.path} could be found; name their rows")
+        first, second = (self._find(column, known) for column in ("a", "b"))
+        return first, second
+
+    def _find(self, column: str, known: dict[str, int]) -> Integers:
+        is_number = self._has_row_numbers()
+        keys = [str(each) if is_number else str(self._full(each)) for each in self.frame[column]]
+        found = [known.get(key) for key in keys]
+        if None in found:
+            row = found.index(None)
+            line, name = self.frame.index[row], one_line(keys[row], 200)
+            raise InputError(f"{self.path}, line {line}: {name} is not among the {len(known):,} images; --root says "
+                             "where relative paths start")  # fmt: skip
+        return np.array(found, np.int64)
+
+    def _full(self, path: str) -> Path:
+        return Path(self.root, path).absolute()
+
+    def _has_row_numbers(self) -> bool:
+        return bool(self.frame[["a", "b"]].apply(lambda column: column.str.fullmatch("[0-9]{1,12}").all()).all())
+
+    def evaluate(self, embedded: EmbeddedTable) -> PairsEvaluation:
+        """Evaluate the cosine similarities of the pairs, see :func:`vicinal.evaluation.evaluate_pairs`.
+
+        Args:
+            embedded: embeddings of at least the images of the list.
+
+        Raises:
+            InputError: an image is not among them, or the list cannot be evaluated.
+        """
+        folds = self.frame["fold"].to_numpy() if "fold" in self.frame else None
+        try:
+            return evaluate_pairs(_similarities(embedded.vectors, *self.rows(embedded.table)), self.is_same, folds)
+        except InputError as error:
+            raise InputError(str(error) if str(self.path) in str(error) else f"{self.path}: {error}") from None
+
+
+def _similarities(vectors: Floats, first: Integers, second: Integers) -> Floats:
+    """The cosine similarities of pairs of rows, float32 [pairs]."""
+    unit, order = UnitVectors(vectors, "embedding"), np.argsort(first, kind="stable")
+    similarities = np.empty(len(first), np.float32)
+    similarities[order] = pair_scores(unit, unit, first[order], second[order])
+    return similarities
