@@ -127,8 +127,9 @@ class Metadata:
         Raises:
             InputError: there is no image with one of the ids, or a column has values of a different kind.
         """
-        changed = self.without(ids).concat(Metadata.from_table(table, ids)).frame
-        return Metadata(changed.sort_values("id", ignore_index=True))
+        others, changed = self.without(ids), Metadata.from_table(table, ids)
+        frame = others.concat(changed).frame if len(others) else changed.frame
+        return Metadata(frame.sort_values("id", ignore_index=True))
 
     def moved(self, root: str | Path) -> Metadata:
         """Return the metadata of images that were moved to another folder; see :func:`vicinal.data.moved.move_root`."""

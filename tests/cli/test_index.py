@@ -1,0 +1,144 @@
+"""`vicinal index`: building, syncing, listing, deleting, moving."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from tests.conftest import output
+from vicinal.cli.main import main
+from vicinal.data import Table, save_embeddings
+
+
+def error(capsys, *arguments: object) -> str:
+    """The message with which a command fails."""
+    assert main([str(argument) for argument in arguments]) == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def shop(photos: Path, tmp_path: Path) -> Path:
+    """A copy of twelve photos, and a table of them as a shop would have it."""
+    for label in ("class0", "class1"):
+        shutil.copytree(photos / label, tmp_path / "shop" / label)
+    files = sorted(path.relative_to(tmp_path / "shop") for path in (tmp_path / "shop").rglob("*.png"))
+    names = [str(file) for file in files]
+    rows = {"file": names, "product": [file.parts[0] for file in files], "price": range(len(files))}
+    pd.DataFrame(rows).to_csv(tmp_path / "shop" / "shop.csv", index=False)
+    return tmp_path / "shop"
+
+
+def listed(capsys, folder: Path, *flags: str) -> list[dict]:
+    return json.loads(output(capsys, "index", folder, "--list", "--json", *flags))
+
+
+def test_an_index_from_vectors_is_listed_and_changed(tmp_path: Path, capsys) -> None:
+    table = Table(pd.DataFrame({"path": ["a/1.png", "a/2.png", "b/1.png"], "price": [1, 20, 30]}), root="/shop")
+    save_embeddings(tmp_path / "v.parquet", np.eye(3, dtype=np.float32), table)
+    index = tmp_path / "index"
+    output(capsys, "index", index, "--source", tmp_path / "v.parquet")
+    text = output(capsys, "index", index, "--list", "--where", "price > 10")
+    assert text.splitlines() == ["id,path,price", "1,/shop/a/2.png,20", "2,/shop/b/1.png,30"]
+    output(capsys, "index", index, "--add", tmp_path / "v.parquet")  # the same again
+    assert [row["id"] for row in listed(capsys, index)] == [0, 1, 2]
+    output(capsys, "index", index, "--delete", "--where", "price == 20")
+    assert [row["id"] for row in listed(capsys, index)] == [0, 2]
+    output(capsys, "index", index, "--add", tmp_path / "v.parquet")
+    assert [row["path"] for row in listed(capsys, index)] == ["/shop/a/1.png", "/shop/b/1.png", "/shop/a/2.png"]
+    output(capsys, "index", index, "--delete", "/shop/a/", "2")
+    assert error(capsys, "index", index, "--delete", "/shop/c.png").endswith("nor one in a folder of this name")
+    message = error(capsys, "index", index, "--source", tmp_path / "v.parquet")
+    assert "is an index already; --add or --sync adds images to it, --overwrite replaces it" in message
+    output(capsys, "index", index, "--source", tmp_path / "v.parquet", "--overwrite")
+    assert len(listed(capsys, index)) == 3
+    (tmp_path / "moved" / "a").mkdir(parents=True)
+    (tmp_path / "moved" / "a" / "2.png").touch()
+    output(capsys, "index", index, "--root", tmp_path / "moved")
+    assert listed(capsys, index)[2]["path"] == str(tmp_path / "moved" / "b" / "1.png")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--delete"], "--delete needs ids, paths, or --where"),
+        (["--delete", "1", "--where", "price > 1"], "leave out the ids"),
+        (["--where", "price > 1"], "give --delete, --list or a source"),
+        (["--overwrite"], "give --source too"),
+        (["--sync", "photos", "--add", "photos"], "leave out --add"),
+        (["--sync", "photos", "--kind", "ivfpq"], "build the index by --source"),
+        (["--list", "--add", "photos", "--where", "a > 1"], "by a call of its own"),
+    ],
+)
+def test_flags_that_exclude_each_other(flags: list[str], message: str, tmp_path: Path, capsys) -> None:
+    assert message in error(capsys, "index", tmp_path / "none", *flags)
+
+
+def test_a_table_as_shops_have_it(run: Path, shop: Path, tmp_path: Path, capsys) -> None:
+    index, model = tmp_path / "index", ["--model", run]
+    columns = ["--path_column", "file", "--label_column", "product"]
+    output(capsys, "index", index, "--sync", shop / "shop.csv", *columns, *model)
+    assert listed(capsys, index)[3] == {
+        "id": 3, "path": str(shop / "class0" / "3.png"), "label": "class0", "price": "3",
+    }  # fmt: skip
+    picture = shop / "class0" / "3.png"
+    text = output(capsys, "search", index, picture, "-k", "2", "--where", "price < 3")
+    prices = [int(line.rpartition("(price ")[2].rstrip(")")) for line in text.splitlines()[1:]]
+    assert len(prices) == 2
+    assert max(prices) < 3
+    found = json.loads(output(capsys, "search", index, picture, "--group_by", "label", "--json"))
+    assert sorted(match["label"] for match in found[0]["matches"]) == ["class0", "class1"]
+    rerank = ["--rerank", "neighbor-average", "--rerank.n", "2"]
+    reranked = json.loads(output(capsys, "search", index, picture, "--json", *rerank))
+    assert len(reranked[0]["matches"]) == 10
+    # The columns are remembered: neither search, add nor sync needs them again.
+    assert len(json.loads(output(capsys, "search", index, shop / "shop.csv", "-k", "1", "--json"))) == 12
+    frame = pd.read_csv(shop / "shop.csv")
+    frame.drop(index=0).assign(price=99).to_csv(shop / "shop.csv", index=False)
+    output(capsys, "index", index, "--sync", shop / "shop.csv")
+    assert [row["id"] for row in listed(capsys, index, "--where", "price == 99")] == list(range(1, 12))
+    assert len(listed(capsys, index)) == 11
+
+
+def test_a_folder_is_synced_from_nothing(run: Path, shop: Path, tmp_path: Path, capsys) -> None:
+    index = tmp_path / "index"
+    output(capsys, "index", index, "--sync", shop, "--model", run)
+    (shop / "class0" / "0.png").unlink()
+    (shop / "class1" / "new.png").write_bytes(b"no image")
+    output(capsys, "index", index, "--sync", shop)
+    assert [row["id"] for row in listed(capsys, index)] == list(range(1, 12))
+    output(capsys, "index", index, "--add", shop)
+    assert len(listed(capsys, index)) == 11
+
+
+def test_boxes_are_objects_in_every_verb(run: Path, tmp_path: Path, capsys, photos: Path) -> None:
+    """Two photos side by side in one picture are found as the photos themselves."""
+    picture, rows = Image.new("RGB", (64, 32)), []
+    for number, label in enumerate(("class0", "class1")):
+        photo = Image.open(photos / label / "0.png").convert("RGB")
+        picture.paste(photo.resize((32, 32)), (32 * number, 0))
+        photo.resize((32, 32)).save(tmp_path / f"{label}.png")
+        rows.append(["pair.png", label, 32 * number, 0, 32 * number + 32, 32])
+    picture.save(tmp_path / "pair.png")
+    columns = ["path", "label", "x_1", "y_1", "x_2", "y_2"]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "boxes.csv", index=False)
+    output(capsys, "index", tmp_path / "index", "--source", tmp_path / "boxes.csv", "--model", run)
+    for number, label in enumerate(("class0", "class1")):
+        found = json.loads(output(capsys, "search", tmp_path / "index", tmp_path / f"{label}.png", "-k", "1", "--json"))
+        (match,) = found[0]["matches"]
+        assert (match["label"], match["box"]) == (label, [32 * number, 0, 32 * number + 32, 32])
+        assert match["score"] == pytest.approx(1, abs=1e-4)
+
+
+def test_a_run_whose_images_have_moved(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    shutil.copytree(photos, tmp_path / "elsewhere")
+    output(capsys, "embed", run, "--root", tmp_path / "elsewhere", "--out", tmp_path / "v.parquet")
+    assert pd.read_parquet(tmp_path / "v.parquet")["path"].str.startswith(str(tmp_path / "elsewhere")).all()
+    (tmp_path / "empty").mkdir()
+    message = error(capsys, "embed", run, "--root", tmp_path / "empty", "--out", tmp_path / "w.parquet")
+    assert "is in this folder" in message

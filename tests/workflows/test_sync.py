@@ -1,0 +1,152 @@
+"""Keeping an index equal to a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vicinal.data import Table
+from vicinal.data.images import NoReadableImageError
+from vicinal.retrieval import Index
+from vicinal.workflows.sources import EmbeddedTable
+from vicinal.workflows.sync import Changes, compare_files, sync_index
+
+
+class Embedding:
+    """Embeds files by their content, and notes which; those that begin with "broken" cannot be read."""
+
+    def __init__(self) -> None:
+        self.embedded: list[str] = []
+        self.limit = 99
+
+    def __call__(self, table: Table) -> EmbeddedTable:
+        if len(self.embedded) >= self.limit:
+            raise KeyboardInterrupt
+        contents = [Path(path).read_text() for path in table.paths]
+        table = table.take([row for row, text in enumerate(contents) if not text.startswith("broken")])
+        if not len(table):
+            raise NoReadableImageError("none can be read")
+        self.embedded += [Path(path).name for path in table.paths]
+        angles = np.array([float(Path(path).read_text()) for path in table.paths])
+        return EmbeddedTable(np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32), table, "")
+
+
+def files(folder: Path, **contents: str) -> Table:
+    """A table of files with these contents; the stem of each is its key."""
+    for name, content in contents.items():
+        Path(folder, f"{name}.png").write_text(content)
+    return folder_table(folder)
+
+
+def folder_table(folder: Path) -> Table:
+    return Table(pd.DataFrame({"path": sorted(str(file) for file in folder.glob("*.png"))}))
+
+
+def sync(index: Path, table: Table, embed: Embedding, **options: object) -> Changes:
+    return sync_index(
+        index,
+        table,
+        embed,
+        lambda embedded: Index.build(embedded.vectors, embedded.table),
+        lambda index, embedded: index.add(embedded.vectors, embedded.table),
+        **options,
+    )
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    return folder
+
+
+def held(index: Path) -> list[str]:
+    return [Path(path).stem for path in Index.load(index).metadata.frame["path"]]
+
+
+def test_new_changed_and_vanished_files(photos: Path, tmp_path: Path) -> None:
+    index, embed = tmp_path / "index", Embedding()
+    sync(index, files(photos, a="0.1", b="0.2", c="0.3"), embed)
+    assert held(index) == ["a", "b", "c"]
+    embed.embedded.clear()
+    (photos / "a.png").unlink()
+    changes = sync(index, files(photos, b="0.25", d="0.4"), embed)
+    assert sorted(embed.embedded) == ["b.png", "d.png"]
+    assert str(changes) == "1 new, 1 changed, 1 vanished, 1 as before"
+    assert held(index) == ["c", "d", "b"]
+    found = Index.load(index).search(np.array([[np.cos(0.25), np.sin(0.25)]]), 1)
+    assert found.scores[0, 0] == pytest.approx(1, abs=1e-6)
+    assert found.ids[0, 0] == 4  # an id is never used again
+
+
+def test_nothing_is_embedded_or_written_without_a_change(photos: Path, tmp_path: Path) -> None:
+    index, embed = tmp_path / "index", Embedding()
+    table = files(photos, a="0.1", b="0.2")
+    sync(index, table, embed)
+    written = sorted(path.name for path in index.iterdir())
+    os.utime(photos / "a.png", ns=(1, 1))  # another time, but the same content
+    sync(index, table, embed)
+    assert embed.embedded == ["a.png", "b.png"]
+    assert sorted(path.name for path in index.iterdir()) == written
+    times = os.stat(photos / "b.png")
+    (photos / "b.png").write_text("0.9")  # the same size, so that only time and content tell
+    os.utime(photos / "b.png", ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
+    assert len(sync(index, table, embed).changed) == 1
+
+
+def test_an_interrupted_call_goes_on_where_it_was(photos: Path, tmp_path: Path) -> None:
+    index, embed = tmp_path / "index", Embedding()
+    table = files(photos, **{name: f"0.{number}" for number, name in enumerate("abcdefg")})
+    embed.limit = 4
+    with pytest.raises(KeyboardInterrupt):
+        sync(index, table, embed, block_size=2)
+    assert len(held(index)) == 4
+    embed.limit = 99
+    sync(index, table, embed, block_size=2)
+    assert sorted(embed.embedded) == [f"{name}.png" for name in "abcdefg"]
+    assert sorted(held(index)) == list("abcdefg")
+
+
+def test_images_elsewhere_stay_and_nothing_is_dropped_by_adding(photos: Path, tmp_path: Path) -> None:
+    index, embed, other = tmp_path / "index", Embedding(), tmp_path / "photos2"
+    other.mkdir()
+    sync(index, files(photos, a="0.1", b="0.2"), embed)
+    sync(index, files(other, x="0.5"), embed, drop=False)
+    (photos / "b.png").unlink()
+    sync(index, folder_table(photos), embed, below=photos)
+    assert held(index) == ["a", "x"]
+    sync(index, folder_table(photos), embed)
+    assert held(index) == ["a"]
+
+
+def test_columns_change_without_an_embedding(photos: Path, tmp_path: Path) -> None:
+    index, embed = tmp_path / "index", Embedding()
+    frame = files(photos, a="0.1", b="0.2").frame
+    sync(index, Table(frame.assign(price=[5, 6])), embed)
+    sync(index, Table(frame.assign(price=[5, 7])), embed)
+    assert len(embed.embedded) == 2
+    loaded = Index.load(index).metadata
+    assert loaded.frame["price"].tolist() == [5, 7]
+    assert not compare_files(loaded, Table(frame)).changed.size
+
+
+def test_files_that_cannot_be_read_are_left_out(photos: Path, tmp_path: Path) -> None:
+    index, embed = tmp_path / "index", Embedding()
+    sync(index, files(photos, a="0.1", b="broken"), embed)
+    sync(index, files(photos, c="broken too"), embed)
+    assert held(index) == ["a"]
+
+
+def test_objects_of_one_picture(photos: Path, tmp_path: Path) -> None:
+    index, embed = tmp_path / "index", Embedding()
+    path = files(photos, a="0.1").paths[0]
+    boxes = pd.DataFrame({"path": [path] * 2, "x_1": [0, 4], "y_1": [0, 0], "x_2": [4, 8], "y_2": [3, 3]})
+    sync(index, Table(boxes), embed)
+    assert len(Index.load(index)) == 2
+    sync(index, Table(boxes.assign(x_2=[4, 9])), embed)
+    assert Index.load(index).metadata.frame["x_2"].tolist() == [4, 9]
+    assert len(embed.embedded) == 3
