@@ -14,8 +14,8 @@ import torch
 
 from vicinal import Embedder, Index, Recipe, Table, evaluate, train
 from vicinal.evaluation import Resampling, tabulate
+from vicinal.report import neighbor_grid
 from vicinal.report.page import write_page
-from vicinal.report.plots import neighbor_grid
 from vicinal.retrieval import search_images
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "digits.yaml"

@@ -8,9 +8,10 @@ import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from vicinal.report import cells, plots
+from vicinal.report import cells, contact_sheets, plots
+from vicinal.report.contact_sheets import neighbor_grid
 from vicinal.report.drawing import DPI, EMPTY, QUERY, RIGHT, UNKNOWN, WRONG
-from vicinal.report.plots import learning_curves, neighbor_grid
+from vicinal.report.plots import learning_curves
 from vicinal.utils.errors import InputError
 
 
@@ -91,26 +92,49 @@ def test_what_has_no_path_is_an_empty_cell(tmp_path, without: dict[str, object])
     assert image.size == (pytest.approx(2.64 * 172, abs=2), pytest.approx(1.66 * 172, abs=2))
 
 
-def test_more_rows_than_can_be_seen_are_left_out_and_the_title_says_so(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(plots, "MAX_ROWS", 3)
+def test_more_rows_than_fit_are_on_further_sheets(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(contact_sheets, "MAX_ROWS", 3)
+    monkeypatch.setattr(contact_sheets, "MAX_SHEETS", 2)
     titles = []
-    draw = plots.canvas
+    draw = contact_sheets.canvas
     monkeypatch.setattr(
-        plots, "canvas", lambda rows, columns, title: (titles.append(title), draw(rows, columns, title))[1]
+        contact_sheets, "canvas", lambda rows, columns, title, lines: (titles.append(title), draw(rows, 1, title))[1]
     )
-    heights = []
-    for rows, title in ((3, "Mine"), (4, "Mine"), (1200, None)):
-        neighbor_grid([{"label": "a"}] * rows, [[]] * rows, tmp_path / "grid.png", title)
-        heights.append(Image.open(tmp_path / "grid.png").height)
-    assert titles == ["Mine", "Mine - the first 3 of 4 queries", "the first 3 of 1,200 queries"]
-    assert len(set(heights)) == 1
+    sheets = [
+        [sheet.name for sheet in neighbor_grid([{"label": "a"}] * rows, [[]] * rows, tmp_path / "grid.png", title)]
+        for rows, title in ((3, "Mine"), (4, "Mine"), (1200, None))
+    ]
+    assert sheets == [["grid.png"], ["grid.png", "grid_2.png"], ["grid.png", "grid_2.png"]]
+    assert titles[:3] == ["Mine", "Mine - queries 1 to 3 of 4", "Mine - queries 4 to 4 of 4"]
+    assert titles[3:] == ["queries 1 to 3 of 1,200", "queries 4 to 6 of 1,200; the others are left out"]
+
+
+def test_many_neighbors_go_on_in_the_next_row(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(contact_sheets, "MAX_COLUMNS", 3)
+    neighbor_grid([item("a")], [[item("a")] * 7], tmp_path / "grid.png")
+    where = pixels(tmp_path / "grid.png", RIGHT)
+    image = Image.open(tmp_path / "grid.png")
+    assert image.height == pytest.approx(3 * DPI * cells.CELL_INCHES * 1.5, rel=0.1)
+    below = where[where[:, 0] > 0.7 * image.height]
+    assert below[:, 1].max() < 0.55 * image.width  # the seventh is the first of its row
+
+
+def test_boxes_and_captions(tmp_path) -> None:
+    both = Image.new("RGB", (64, 32), "white")
+    both.paste("#123456", (32, 0, 64, 32))
+    shown = {"path": both, "label": "cup", "score": 0.5, "box": [32, 0, 64, 32]}
+    neighbor_grid([shown], [[shown]], tmp_path / "grid.png")
+    plain = Image.open(tmp_path / "grid.png").size
+    assert len(pixels(tmp_path / "grid.png", "#123456")) > 40_000  # all of two cells
+    neighbor_grid([shown], [[{**shown, "caption": "price 12.5"}]], tmp_path / "grid.png")
+    assert Image.open(tmp_path / "grid.png").height > plain[1]
 
 
 def test_picture_too_large_for_its_format_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(cells, "CELL_INCHES", 0.05)
-    monkeypatch.setattr(plots, "MAX_ROWS", 10**6)
+    monkeypatch.setattr(contact_sheets, "MAX_ROWS", 10**6)
     rows = 6000
-    monkeypatch.setattr(plots, "cell", lambda *_: None)
+    monkeypatch.setattr(contact_sheets, "cell", lambda *_: None)
     with pytest.raises(InputError, match=r"wide\.jpg: a picture of \d+ x \d+ pixels cannot be written as jpg \(.+\)"):
         neighbor_grid([{}] * rows, [[]] * rows, tmp_path / "wide.jpg")
     assert list(tmp_path.iterdir()) == []

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
 from vicinal.cli.flags import Arguments, Parser, integer_from, print_result
 from vicinal.cli.index_flags import check_models, made_with, reader_for
 from vicinal.cli.inputs import add_embedding, add_json, add_refiner, check_embedding, check_files, check_source
 from vicinal.cli.reranking_flags import add_reranking, read_reranking
 from vicinal.utils.console import log
+
+if TYPE_CHECKING:
+    from vicinal.retrieval import SearchResult
 
 
 def add_search(parser: Parser) -> None:
@@ -24,7 +31,14 @@ def add_search(parser: Parser) -> None:
     parser.add_argument(
         "--group_by", metavar="COLUMN", help="find only the best image of each value of a column, such as product"
     )
-    parser.add_argument("--grid", metavar="PICTURE", help="draw queries and matches, such as found.png")
+    parser.add_argument("--min_score", type=float, metavar="FLOAT", help="leave out matches with a lower score")
+    parser.add_argument("--min_probability", type=float, metavar="FLOAT", help="leave out matches that are right with "
+                        "a lower probability, by the calibration of the index (vicinal calibrate)")  # fmt: skip
+    parser.add_argument(
+        "--grid",
+        metavar="PICTURE",
+        help="draw queries and matches, such as found.png; what does not fit on it is drawn on found_2.png and so on",
+    )
     add_refiner(parser, "that of the index, if it was built with one: refines every query by its nearest neighbors in "
                 "the index")  # fmt: skip
     add_reranking(
@@ -41,28 +55,43 @@ def search(arguments: Arguments) -> None:
         check_source(source)
     check_embedding(arguments)
     reranking = read_reranking(arguments)
-    from vicinal.retrieval import Index, search_images
+    from vicinal.retrieval import Index, match_images, search_images
 
     index = Index.load(arguments.index)
     reader, refiner = reader_for(index, arguments, arguments.queries, where=None)  # which is for the index
-    found = []
+    has_minimum = arguments.min_score is not None or arguments.min_probability is not None
+    find: Callable[..., Sequence[SearchResult]] = search_images
+    if has_minimum or (index.calibration is not None and reranking is None):
+        find = partial(match_images, min_score=arguments.min_score, min_probability=arguments.min_probability)
+    found: list[SearchResult] = []
     flags = made_with(arguments, arguments.queries[0])
     for queries in reader.embed_sources(arguments.queries):
         check_models(index, refiner, queries, flags)
-        found += search_images(
+        found += find(
             index,
             queries.vectors,
             queries.table,
             arguments.k,
             arguments.exclude_self,
-            refiner,
+            refiner=refiner,
             where=arguments.where,
             group_by=arguments.group_by,
             reranking=reranking,
         )
     if arguments.grid:
-        from vicinal.report.plots import neighbor_grid
-
-        neighbor_grid([each.query for each in found], [each.matches for each in found], arguments.grid)
-        log(f"drew {arguments.grid}")
+        _draw(found, arguments.grid)
     print_result([each.to_dict() for each in found] if arguments.json else "\n\n".join(map(str, found)))
+
+
+def _draw(found: Sequence[SearchResult], path: str) -> None:
+    """Draw queries and matches, each with its first further column, such as the price."""
+    from vicinal.report import neighbor_grid
+    from vicinal.retrieval.search import further_columns
+
+    def item(record: dict[str, Any]) -> dict[str, Any]:
+        caption = next((f"{name} {value}" for name, value in further_columns(record).items()), None)
+        return {**record, "caption": caption}
+
+    queries = [item(each.query) for each in found]
+    for sheet in neighbor_grid(queries, [[item(match) for match in each.matches] for each in found], path):
+        log(f"drew {sheet}")

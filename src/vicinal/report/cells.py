@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 
+from vicinal.data.boxes import Box, crop_to_box
 from vicinal.data.decoding import read_image
 from vicinal.report.drawing import DPI, EMPTY, INK, PALE, RIGHT, UNKNOWN, WRONG
 
@@ -20,7 +21,7 @@ IMAGE, GAP, LINE = 1.0, 0.16, 0.17  # in cells: an image, the space beside it, a
 MAX_LABEL_LENGTH = 15
 
 Item = Mapping[str, Any]
-"""An image: its `path` (a file, or a PIL image) and `label`; either is None, NaN or absent if it is unknown."""
+"""An image: its `path` (a file, or a PIL image), `label`, `box` and `caption`; None, NaN or absent if unknown."""
 
 
 def canvas(rows: int, columns: float, title: str | None = None, lines: int = 2) -> tuple[Figure, Axes]:
@@ -46,9 +47,9 @@ def canvas(rows: int, columns: float, title: str | None = None, lines: int = 2) 
 
 
 def cell(axes: Axes, item: Item, left: float, top: float, color: str, caption: str) -> None:
-    """Draw an image in its frame, with the caption and the label below it."""
+    """Draw an image in its frame, with the caption, its label and its own caption below it."""
     unknown = _is_unknown(item.get("path"))
-    image = Image.new("RGB", (1, 1), EMPTY) if unknown else _thumbnail(item["path"])
+    image = Image.new("RGB", (1, 1), EMPTY) if unknown else _thumbnail(item["path"], item.get("box"))
     width, height = (IMAGE * side / max(image.size) for side in image.size)
     x, y = left + (IMAGE - width) / 2, top + (IMAGE - height) / 2
     axes.imshow(image, extent=(x, x + width, y + height, y), interpolation="nearest", aspect="auto", zorder=1)
@@ -59,13 +60,14 @@ def cell(axes: Axes, item: Item, left: float, top: float, color: str, caption: s
     axes.text(
         middle, top + IMAGE + 0.8 * LINE, caption, ha="center", va="center", fontsize=8, color=color, weight="bold"
     )
-    label = short(item.get("label"))
-    axes.text(middle, top + IMAGE + 1.7 * LINE, label, ha="center", va="center", fontsize=7.5, color=PALE)
+    for line, key in ((1.7, "label"), (2.6, "caption")):
+        text = short(item.get(key))
+        axes.text(middle, top + IMAGE + line * LINE, text, ha="center", va="center", fontsize=7.5, color=PALE)
 
 
-def _thumbnail(image: str | Path | Image.Image) -> Image.Image:
+def _thumbnail(image: str | Path | Image.Image, box: Box | None) -> Image.Image:
     picture = image if isinstance(image, Image.Image) else read_image(image)
-    picture = picture.convert("RGB")
+    picture = crop_to_box(picture, box, image).convert("RGB")
     picture.thumbnail((MAX_SIDE, MAX_SIDE))
     return picture
 
@@ -82,7 +84,13 @@ def _is_unknown(value: object) -> bool:
 
 
 def short(label: object) -> str:
-    """The label; of a label that is too long the end is kept, because nested classes differ there."""
+    """The label; of one that is too long the middle is left out, and a little more is kept of the end.
+
+    Example:
+        >>> short("kitchen/cups/espresso"), short("cup")
+        ('kitche…espresso', 'cup')
+    """
     text = "" if _is_unknown(label) else str(label)
-    text = text if len(text) <= MAX_LABEL_LENGTH else "…" + text[1 - MAX_LABEL_LENGTH :]
+    if len(text) > MAX_LABEL_LENGTH:
+        text = text[: (MAX_LABEL_LENGTH - 2) // 2] + "…" + text[-(MAX_LABEL_LENGTH // 2 + 1) :]
     return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Pictures of queries with their neighbors, and of the course of training."""
+"""Pictures of the course of training."""
 
 from __future__ import annotations
 
@@ -9,56 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vicinal.report.cells import GAP, IMAGE, LINE, Item, canvas, cell, verdict
-from vicinal.report.drawing import DPI, INK, QUERY, tidy, write_figure
+from vicinal.report.drawing import DPI, INK, tidy, write_figure
 from vicinal.utils.errors import InputError
-
-MAX_ROWS = 50  # of a grid; few programs open larger pictures
-
-
-def neighbor_grid(
-    queries: Sequence[Item], neighbors: Sequence[Sequence[Item]], path: str | Path, title: str | None = None
-) -> None:
-    """Draw each query in a row with its neighbors: green frame for the same label, red for another, gray if unknown.
-
-    Labels are compared as text, so that class 5 of a benchmark equals a folder named `5`. Of more than 50 queries the
-    first 50 are drawn, and the title says so.
-
-    Args:
-        queries: for each query its `path` (a file, or a PIL image; if it is unknown, a gray field is drawn) and its
-            `label`; both are None, NaN or absent if they are unknown.
-        neighbors: for each query its neighbors, best first: `path`, `label` and `score`.
-        path: the picture; its suffix is the format (png, jpg, webp, pdf, svg).
-        title: a line above the picture.
-
-    Raises:
-        InputError: no queries, different numbers of queries and lists, an image that cannot be read, an unknown suffix,
-            or a picture that is too large for its format.
-        OSError: the picture cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> from PIL import Image
-        >>> red, blue = Image.new("RGB", (8, 8), "red"), Image.new("RGB", (8, 8), "blue")
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     neighbor_grid([{"path": red, "label": "red"}], [[{"path": blue, "label": "blue", "score": 0.5}]],
-        ...                   f"{folder}/grid.png")
-        ...     Image.open(f"{folder}/grid.png").format
-        'PNG'
-    """
-    if not queries or len(queries) != len(neighbors):
-        raise InputError(f"{len(queries)} queries and {len(neighbors)} lists of neighbors; give one list per query")
-    if len(queries) > MAX_ROWS:
-        title = " - ".join(filter(None, [title, f"the first {MAX_ROWS} of {len(queries):,} queries"]))
-        queries, neighbors = queries[:MAX_ROWS], neighbors[:MAX_ROWS]
-    figure, axes = canvas(len(queries), 1 + max(len(row) for row in neighbors), title)
-    step = IMAGE + 2 * LINE + GAP
-    for row, (query, found) in enumerate(zip(queries, neighbors, strict=True)):
-        cell(axes, query, 0.0, row * step, QUERY, "query")
-        for rank, item in enumerate(found, 1):
-            color, mark = verdict(query.get("label"), item.get("label"))
-            cell(axes, item, rank * (IMAGE + GAP) + GAP, row * step, color, f"{item['score']:.2f}{mark}")
-    write_figure(figure, Path(path))
 
 
 def learning_curves(
