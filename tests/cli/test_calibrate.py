@@ -49,6 +49,9 @@ def test_a_run_keeps_its_calibration_in_its_model_folder(run: Path, photos: Path
     calibration = Calibration.load(kept)
     assert calibration.fingerprint is not None
     output(capsys, "index", tmp_path / "i", "--source", photos, "--model", run)
+    assert Index.load(tmp_path / "i").calibration == calibration
+    facts = json.loads(output(capsys, "index", tmp_path / "i", "--json"))
+    assert facts["calibrated false_accept_rate"] == 0.2
     output(capsys, "calibrate", run / "model", "--images", photos, "--index", tmp_path / "i")
     assert Index.load(tmp_path / "i").calibration == Calibration.load(kept)
     kept.unlink()
@@ -82,3 +85,30 @@ def test_an_index_of_another_model_refuses(run: Path, photos: Path, embeddings: 
     assert main(["calibrate", str(run), "--split", "all", "--index", str(tmp_path / "i")]) == 2
     assert "not of other; calibrate with that model" in capsys.readouterr().err
     assert Index.load(tmp_path / "i").calibration is None
+
+
+def test_search_says_match_or_none(embeddings: Path, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "i"
+    output(capsys, "index", folder, "--source", embeddings, "--split", "val")
+    plain = output(capsys, "search", folder, embeddings, "-k", "1")
+    output(capsys, "calibrate", embeddings, "--false_accept_rate", "0.05", "--index", folder)
+    lines = output(capsys, "search", folder, embeddings, "-k", "1").splitlines()
+    assert [line.partition("  -> ")[0] for line in lines] == plain.splitlines()
+    heads = [line for line in lines if "  -> " in line]
+    is_match = np.array(["-> match: " in line for line in heads])
+    assert is_match[:180].mean() > 0.9
+    assert is_match[180:].mean() < 0.15  # of classes that the index does not hold
+    assert "(probability 0.0" in next(line for line in heads if "no match" in line)
+    found = json.loads(output(capsys, "search", folder, embeddings, "--json", "--min-probability", "0.9"))
+    assert {each["decision"]["is_match"] for each in found} == {True, False}
+    assert all(bool(each["matches"]) == each["decision"]["is_match"] for each in found)
+    found = json.loads(output(capsys, "search", folder, embeddings, "--json", "--min-score", "0.999"))
+    assert [len(each["matches"]) for each in found[:180]] == [1] * 180
+    reranked = output(capsys, "search", folder, embeddings, "-k", "1", "--rerank", "contextual", "--rerank.k", "3")
+    assert "->" not in reranked
+
+
+def test_search_tells_that_an_index_has_no_calibration(embeddings: Path, tmp_path: Path, capsys) -> None:
+    output(capsys, "index", tmp_path / "i", "--source", embeddings)
+    assert main(["search", str(tmp_path / "i"), str(embeddings), "--min_probability", "0.5"]) == 2
+    assert "the index has no calibration; make one: vicinal calibrate SOURCE --index INDEX" in capsys.readouterr().err

@@ -41,7 +41,8 @@ def calibrate(arguments: Arguments) -> None:
 
     settings = read_settings(CalibrationSettings, arguments)
     _check(arguments)
-    from vicinal.workflows.calibrate import CalibrationPlaces, calibrate_source, model_folder
+    from vicinal.workflows.calibrate import calibrate_source
+    from vicinal.workflows.calibration_places import CalibrationPlaces, model_folder
 
     source, model = arguments.source, getattr(arguments, "model", None)
     if arguments.images is not None:

@@ -160,7 +160,7 @@ def _new_index(
     from vicinal.retrieval import Index
 
     check_refiner(refiner, embedded)
-    return Index.build(
+    index = Index.build(
         embedded.vectors,
         table,
         arguments.kind or "auto",
@@ -168,6 +168,11 @@ def _new_index(
         refiner=refiner,
         made_with=made_with(arguments, source),
     )
+    if "model" in index.made_with:
+        from vicinal.workflows.calibration_places import stored_calibration
+
+        index.calibration = stored_calibration(index.made_with["model"], index.fingerprint())
+    return index
 
 
 def _is_of_images(source: str) -> bool:
@@ -243,7 +248,7 @@ def _add(arguments: Arguments) -> None:
 def _ids_to_delete(index: Index, arguments: Arguments) -> Sequence[int]:
     """The ids that --delete names, by themselves, by paths, or by --where."""
     if not arguments.delete:
-        ids = index.metadata.where(arguments.where).tolist()
+        ids = index.where(arguments.where).tolist()
         log(f"deleting {len(ids):,} images with {arguments.where}")
         return list(ids)
     found: dict[int, None] = {}
@@ -265,7 +270,7 @@ def _print_list(index: Index, arguments: Arguments) -> None:
 
     frame, where = index.metadata.frame, getattr(arguments, "where", None)
     if where is not None:
-        frame = index.metadata.lookup(index.metadata.where(where))
+        frame = index.metadata.lookup(index.where(where))
     if arguments.json:
         return print_result(plain_records(frame))
     frame = frame.drop(columns=[column for column in FILE_COLUMNS if column in frame])

@@ -128,8 +128,9 @@ def rate_interval(outcomes: Booleans, classes: Integers, resampling: Resampling)
         (0.0, 1.0)
     """
     codes = np.unique(classes, return_inverse=True)[1]
-    sums, counts = np.bincount(codes, weights=outcomes), np.bincount(codes).astype(np.float64)
-    low, high = bootstrap_bounds(UnitTotals(sums[:, None], counts[:, None]), resampling)
+    sums, counts = np.bincount(codes, weights=outcomes), np.bincount(codes)
+    totals = UnitTotals(sums[:, None].astype(np.float64), counts[:, None].astype(np.float64))
+    low, high = bootstrap_bounds(totals, resampling)
     return float(low[0]), float(high[0])
 
 

@@ -64,9 +64,8 @@ class PairsEvaluation:
             f"accuracy        {100 * self.accuracy:6.2f} % ± {100 * self.standard_error:.2f} (standard error)",
             f"AUROC           {100 * self.auroc:6.2f} %",
         ]
-        for row in self.rates.itertuples():
-            name = f"TAR@FAR={row.false_accept_rate:g}"
-            lines.append(f"{name:15s} {100 * row.true_accept_rate:6.2f} %   threshold {row.threshold:.4f}")
+        for rate, threshold, accepted in self.rates.to_numpy(dtype=np.float64):
+            lines.append(f"{f'TAR@FAR={rate:g}':15s} {100 * accepted:6.2f} %   threshold {threshold:.4f}")
         return "\n".join(lines)
 
 

@@ -60,7 +60,9 @@ def verification_rates(embeddings: Array, table: Table, false_accept_rates: Sequ
     if len(embeddings) != len(table):
         raise InputError(f"{len(embeddings)} embeddings, but table of {len(table)} rows; there must be one row each")
     tiles = _tiles(embeddings, table)
-    upper = _count(tiles(), lambda keys: keys >> 16)
+    upper = np.zeros((2, NUM_CODES), np.int64)
+    for scores, is_same in tiles():
+        upper += _count(_keys(scores) >> 16, is_same)
     num_same, num_different = int(upper[1].sum()), int(upper[0].sum())
     if not (num_same and num_different):
         kind = "of different classes" if num_same else "of the same class"
@@ -72,7 +74,7 @@ def verification_rates(embeddings: Array, table: Table, false_accept_rates: Sequ
         keys = _keys(scores)
         for code, counts in lower.items():
             is_here = keys >> 16 == code
-            counts += _count([(keys[is_here], is_same[is_here])], lambda keys: keys & 0xFFFF, from_scores=False)
+            counts += _count(keys[is_here] & 0xFFFF, is_same[is_here])
     rows = []
     for rate, rank, code in zip(false_accept_rates, ranks, codes, strict=True):
         above = upper[:, code + 1 :].sum(axis=1)
@@ -128,16 +130,9 @@ def _score(key: int) -> np.float32:
     return np.uint32(bits).view(np.float32)
 
 
-def _count(
-    tiles: Iterator[tuple[Floats, Booleans]] | Sequence[tuple[Integers, Booleans]],
-    code: Callable[[Integers], Integers],
-    from_scores: bool = True,
-) -> Integers:
+def _count(codes: Integers, is_same: Booleans) -> Integers:
     """How many pairs of different classes, and of the same, have each code: int64 [2, codes]."""
-    counts = np.zeros(2 * NUM_CODES, np.int64)
-    for values, is_same in tiles:
-        keys = _keys(values) if from_scores else values
-        counts += np.bincount(code(keys) + NUM_CODES * is_same, minlength=2 * NUM_CODES)
+    counts = np.bincount(codes + NUM_CODES * is_same, minlength=2 * NUM_CODES).astype(np.int64)
     return counts.reshape(2, NUM_CODES)
 
 

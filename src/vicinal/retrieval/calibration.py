@@ -156,10 +156,12 @@ class Calibration:
         if values.get("version") != VERSION:
             raise InputError(f"it has version {one_line(str(values.get('version')), 80)}; this Vicinal reads {VERSION}")
         names = {field.name for field in fields(cls)}
-        given = {name: value for name, value in values.items() if name not in ("format", "version")}
+        given: dict[str, Any] = {name: value for name, value in values.items() if name not in ("format", "version")}
         if given.keys() != names:
             raise InputError(f"{one_line(str(min(map(str, given.keys() ^ names))), 80)} is missing or unknown")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+        for name, value in given.items():
+            given[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**given)
 
     def save(self, path: str | Path) -> None:
         """Write it to a JSON file, atomically.
@@ -207,10 +209,10 @@ class Calibration:
 
 def example_calibration() -> Calibration:
     """A small calibration for examples and tests: the probability rises from 0 at 0.5 to 1 at 0.7, the threshold."""
-    rates = {"held_out_false_accept_rate": 0.02, "held_out_false_accept_rate_interval": (0.0, 0.05)}
-    missed = {"false_reject_rate": 0.1, "false_reject_rate_interval": (0.05, 0.2)}
     return Calibration(
-        "similarity", 0.7, (0.65, 0.75), 0.01, **rates, **missed, scores=(0.5, 0.7), probabilities=(0.0, 1.0),
+        score="similarity", threshold=0.7, threshold_interval=(0.65, 0.75), false_accept_rate=0.01,
+        held_out_false_accept_rate=0.02, held_out_false_accept_rate_interval=(0.0, 0.05),
+        false_reject_rate=0.1, false_reject_rate_interval=(0.05, 0.2), scores=(0.5, 0.7), probabilities=(0.0, 1.0),
         unknown_fraction=0.5, confidence_level=0.95, num_queries=100, num_classes=20, num_gallery=100,
     )  # fmt: skip
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from vicinal.workflows.calibrate import CalibrationPlaces, calibrate_source, stored_calibration
+    from vicinal.workflows.calibrate import calibrate_source
+    from vicinal.workflows.calibration_places import CalibrationPlaces, stored_calibration
     from vicinal.workflows.calibration_settings import CalibrationSettings
     from vicinal.workflows.evaluate import EvaluatedSource, evaluate_sources, per_query_frame, tabulate_sources
     from vicinal.workflows.evaluation_settings import EvaluationSettings
