@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from vicinal.data import ImageDataset, ImageTransform, Table, TestBatches, Train
 from vicinal.data.decoding import EncodedJpeg, open_image
 from vicinal.data.fast_resize import resized_crop
 from vicinal.data.images import seeded
+from vicinal.data.turbo_jpeg import decode_pixels
 from vicinal.utils.errors import InputError
 
 GRAY_LEVELS = ImageTransform(size=64, mean=(0.0,) * 3, std=(1 / 255,) * 3)
@@ -64,8 +66,15 @@ def decoded_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, i
         sizes.append(image.size)
         return image
 
+    def record_pixels(*arguments: Any) -> Any:
+        pixels = decode_pixels(*arguments)
+        if pixels is not None:
+            sizes.append((pixels.shape[1], pixels.shape[0]))
+        return pixels
+
     with monkeypatch.context() as patch:
         patch.setattr(EncodedJpeg, "decode", record)
+        patch.setattr("vicinal.data.decoding.decode_pixels", record_pixels)
         yield sizes
 
 

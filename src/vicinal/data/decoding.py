@@ -14,6 +14,7 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from vicinal.data.boxes import Box, crop_to_box
+from vicinal.data.turbo_jpeg import decode_pixels
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.files import check_regular_file
 
@@ -133,13 +134,30 @@ class EncodedJpeg:
         Raises:
             InputError: The file is damaged.
         """
-        image = self._image
-        turned = _orientation(image) in TURNED
-        fits = (each for each in REDUCTIONS if not (turned and (image.width % each or image.height % each)))
-        reduction = next((each for each in fits if each <= max_reduction), 1)
+        image, reduction = self._image, self._reduction(max_reduction)
         if reduction > 1:
             image.draft(image.mode, (max(1, image.width // reduction), max(1, image.height // reduction)))
         return _decode(image, self._path, self._channels)
+
+    def pixels(self, max_reduction: float = 1.0) -> Bytes:
+        """Decode the file as :meth:`decode` does: the pixels of the image, uint8 `[height, width, channels]`."""
+        image = self._image
+        if not self._is_turned:
+            reduction = self._reduction(max_reduction)
+            pixels = decode_pixels(self._path, image.size, image.mode, self._channels, reduction)
+            if pixels is not None:
+                return pixels
+        pixels = np.array(self.decode(max_reduction))
+        return pixels.reshape(*pixels.shape[:2], self._channels)
+
+    @property
+    def _is_turned(self) -> bool:
+        return _orientation(self._image) in TURNED
+
+    def _reduction(self, max_reduction: float) -> int:
+        width, height = self._image.size
+        fits = (each for each in REDUCTIONS if not (self._is_turned and (width % each or height % each)))
+        return next((each for each in fits if each <= max_reduction), 1)
 
 
 def decoded(image: Image.Image | EncodedJpeg, max_reduction: float = 1.0) -> Image.Image:

@@ -6,13 +6,14 @@ import math
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 from torchvision.transforms import v2
 
-from vicinal.data.decoding import EncodedJpeg, decoded
+from vicinal.data.decoding import EncodedJpeg
 
 MIN_OVERSAMPLING = 2.0
 """Pixels per side that a reduced JPEG keeps for each pixel of the result; with fewer, differences are larger."""
@@ -80,15 +81,24 @@ def resized_crop(
     """
     full_size, sides = image.size, (box[2] - box[0], box[3] - box[1])
     per_pixel = min(side / pixels for side, pixels in zip(sides, size, strict=True))
-    image = decoded(image, max_reduction=per_pixel / MIN_OVERSAMPLING)
-    reduction = 2 ** round(math.log2(max(full_size) / max(image.size)))  # the sides were rounded up
-    left, right = _span(box[0], sides[0], reduction, image.width)
-    top, bottom = _span(box[1], sides[1], reduction, image.height)
-    pixels = torch.from_numpy(np.array(image.crop((left, top, right, bottom)))).view(1, bottom - top, right - left, -1)
+    pixels = _pixels(image, max_reduction=per_pixel / MIN_OVERSAMPLING)
+    height, width, _ = pixels.shape
+    reduction = 2 ** round(math.log2(max(full_size) / max(width, height)))  # the sides were rounded up
+    left, right = _span(box[0], sides[0], reduction, width)
+    top, bottom = _span(box[1], sides[1], reduction, height)
+    crop = torch.from_numpy(np.ascontiguousarray(pixels[top:bottom, left:right]))[None]
     # Of the sides before they were rounded up; the next larger number, as torch rounds the sides of the result down.
     factors = [math.nextafter(size[axis] * reduction / sides[axis], math.inf) for axis in (1, 0)]
     # In memory, channels stay last, which is faster.
-    return F.interpolate(pixels.permute(0, 3, 1, 2), scale_factor=factors, mode=interpolation, antialias=True)[0]
+    return F.interpolate(crop.permute(0, 3, 1, 2), scale_factor=factors, mode=interpolation, antialias=True)[0]
+
+
+def _pixels(image: Source, max_reduction: float) -> npt.NDArray[np.uint8]:
+    """The pixels of an image, `[height, width, channels]`; a JPEG is decoded at a part of its size."""
+    if isinstance(image, EncodedJpeg):
+        return image.pixels(max_reduction)
+    pixels = np.array(image)
+    return pixels.reshape(*pixels.shape[:2], -1)
 
 
 def _span(start: int, length: int, reduction: int, limit: int) -> tuple[int, int]:
