@@ -6,10 +6,10 @@
 DATA holds Omniglot's zips. For every base loss and seed: an embedder by recipes/omniglot.yaml, then refiners on its
 embeddings of the training alphabets, judged while they train by the validation alphabet: as `vicinal refine` makes
 them; without neighbors; and with what bears on neighbors of training images that look too good. Cross-fitted is one
-whose embedder learns from half of the characters only, and the refiner from the other half. All are scored on the test
-alphabets, together. Where no refiner was written, for none helped on the validation alphabet, the embeddings count as
-they came. Then, for one seed of multi-similarity, depths by numbers of neighbors, and queries that see the gallery
-alone.
+whose embedder learns from half of the characters only, and the refiner from the other half. All are scored on the
+test alphabets, together. Where the validation alphabet refused a refiner, it is trained once more with `--keep last`,
+and its scores are shown; benchmarks/refiner_grid.py has more settings, datasets and numbers of images per class.
+Then, for one seed of multi-similarity, depths by numbers of neighbors, and queries that see the gallery alone.
 """
 
 from __future__ import annotations
@@ -112,10 +112,16 @@ class Bench:
             try:
                 resume_refiner(run.path, RefinerRecipe.load(overrides=[*own, *settings]))
             except NotBetterError as error:
+                last = self._last(run)
+                resume_refiner(last.path, RefinerRecipe.load(overrides=[*own, *settings, "--keep=last"]))
                 self._refused(run).write_text(str(error))
 
     def _refused(self, run: RunFolder) -> Path:
         return run.path.with_suffix(".refused")
+
+    def _last(self, run: RunFolder) -> RunFolder:
+        """The run of a refiner that was refused and is kept for its scores."""
+        return RunFolder(run.path.with_name(f"{run.path.name}-last"))
 
     def scores(self) -> dict[str, Scores]:
         """What was measured, by name; found once and kept."""
@@ -131,8 +137,10 @@ class Bench:
         for name, method in RERANKINGS.items():
             yield name, self._reranked(vectors, method)
         for name in self.refiners:
-            of_half = name == "cross-fitted"
-            own = self._embed(RunFolder(self.refiner(name).embedder)) if of_half else vectors
+            of_half, run = name == "cross-fitted", self.refiner(name)
+            if of_half and not run.model.exists():
+                run = self._last(run)
+            own = self._embed(RunFolder(run.embedder)) if of_half else vectors
             if of_half:
                 yield "base of cross-fitted, half of the characters", self._of(own)
             yield from self._refined(name, own)
@@ -147,14 +155,12 @@ class Bench:
     def _refined(self, name: str, vectors: Vectors) -> Iterator[tuple[str, Scores]]:
         """After every block, too, for one that is always there."""
         run = self.refiner(name)
-        if not run.model.exists():
-            yield name, {**self._of(vectors), "refused": 1}
-            return
-        refiner = ContextRefiner.from_pretrained(run.model)
+        refused = {} if run.model.exists() else {"refused": 1.0}
+        refiner = ContextRefiner.from_pretrained(self._last(run).model if refused else run.model)
         if name == "recall@1 may fall":
             for depth in range(1, refiner.depth):
                 yield f"after block {depth}", self._of(refine(refiner, vectors, depth=depth))
-        yield name, self._of(refine(refiner, vectors))
+        yield name, {**self._of(refine(refiner, vectors)), **refused}
 
     def of_grid(self, depth: int, neighbors: int) -> Scores:
         """Of a refiner of this depth and number of neighbors; trained if it is not there."""
@@ -167,7 +173,8 @@ class Bench:
         """With queries apart from the gallery: base, and refined by everything or by the gallery alone."""
         vectors, queries = self._embed(self.embedder), np.arange(len(self.table)) % 3 == 0
         table = Table(self.table.frame.assign(is_query=queries, is_gallery=~queries))
-        refiner = ContextRefiner.from_pretrained(self.refiner("recall@1 may fall").model)
+        run = self.refiner("recall@1 may fall")
+        refiner = ContextRefiner.from_pretrained((run if run.model.exists() else self._last(run)).model)
         methods = {f"context: {context}": Refinement(refiner, context) for context in ("everything", "gallery")}
         found = {name: evaluate(vectors, table, rerank=method).metrics for name, method in methods.items()}
         return {"base": evaluate(vectors, table).metrics, **found}

@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -38,6 +39,12 @@ from vicinal.retrieval.refinement import Refinement, refine
 from vicinal.retrieval.scores import UnitVectors
 
 DIM, SAMPLES_PER_CLASS = 512, 4
+PAPER: dict[str, Any] = {  # without the few numbers of the defaults, which cost nothing
+    "attention_start": "random",
+    "learn_temperature": False,
+    "null_similarity": None,
+    "residual_gate": False,
+}
 STEPS = 5  # training steps per round
 FLOOR = "matrix products (floor)"
 
@@ -47,7 +54,7 @@ Run = Callable[[], object]
 def build_refiner(arguments: argparse.Namespace) -> ContextRefiner:
     """A refiner that moves embeddings a little."""
     torch.manual_seed(0)
-    refiner = ContextRefiner(DIM, arguments.depth, arguments.num_heads, arguments.neighbors)
+    refiner = ContextRefiner(DIM, arguments.depth, arguments.num_heads, arguments.neighbors, **PAPER)
     with torch.no_grad():
         for name, weight in refiner.named_parameters():
             if name.endswith("output"):
