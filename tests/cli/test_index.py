@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from tests.conftest import output
+from tests.conftest import SMALL, output
 from vicinal.cli.main import main
 from vicinal.data import Table, save_embeddings
 
@@ -87,11 +87,11 @@ def test_a_table_as_shops_have_it(run: Path, shop: Path, tmp_path: Path, capsys)
         "id": 3, "path": str(shop / "class0" / "3.png"), "label": "class0", "price": "3",
     }  # fmt: skip
     picture = shop / "class0" / "3.png"
-    text = output(capsys, "search", index, picture, "-k", "2", "--where", "price < 3")
+    text = output(capsys, "search", index, picture, "-k", "2", "--where", "price < 3 and product in ['class0']")
     prices = [int(line.rpartition("(price ")[2].rstrip(")")) for line in text.splitlines()[1:]]
     assert len(prices) == 2
     assert max(prices) < 3
-    found = json.loads(output(capsys, "search", index, picture, "--group_by", "label", "--json"))
+    found = json.loads(output(capsys, "search", index, picture, "--group_by", "product", "--json"))
     assert sorted(match["label"] for match in found[0]["matches"]) == ["class0", "class1"]
     rerank = ["--rerank", "neighbor-average", "--rerank.n", "2"]
     reranked = json.loads(output(capsys, "search", index, picture, "--json", *rerank))
@@ -142,3 +142,32 @@ def test_a_run_whose_images_have_moved(run: Path, photos: Path, tmp_path: Path, 
     (tmp_path / "empty").mkdir()
     message = error(capsys, "embed", run, "--root", tmp_path / "empty", "--out", tmp_path / "w.parquet")
     assert "is in this folder" in message
+
+
+def test_columns_are_named_once_for_training_too(shop: Path, tmp_path: Path, capsys) -> None:
+    out, table = tmp_path / "trained", shop / "shop.csv"
+    columns = ["--path_column=file", "--label_column", "product"]
+    output(
+        capsys,
+        "train",
+        "--data.source",
+        table,
+        *columns,
+        *SMALL,
+        "--batch_size",
+        "4",
+        "--data.fractions",
+        "{train: 1.0}",
+        "--out",
+        out,
+    )
+    result = json.loads(output(capsys, "evaluate", out, "--images", table, "--where", "product == 'class1'", "--json"))
+    assert result
+    output(capsys, "embed", table, "--model", out, "--where", "price > 7", "--out", tmp_path / "v.parquet")
+    assert pd.read_parquet(tmp_path / "v.parquet")["label"].tolist() == ["class1"] * 4
+    assert "no row fulfills price > 99" in error(
+        capsys, "embed", table, "--model", out, "--where", "price > 99", "--out", tmp_path / "v.parquet"
+    )
+    counted = output(capsys, "data", table, *columns, "--where", "product == 'class1' and price < 8", "--json")
+    assert json.loads(counted)["num_images"] == 2
+    assert "no row fulfills price > 99" in error(capsys, "data", table, *columns, "--where", "price > 99")

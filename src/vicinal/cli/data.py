@@ -7,6 +7,7 @@ from dataclasses import asdict
 from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
 from vicinal.cli.inputs import IMAGES, add_json, check_files, check_source
 from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
 
 
 def add_data(parser: Parser) -> None:
@@ -21,6 +22,10 @@ def add_data(parser: Parser) -> None:
     parser.add_argument(
         "--no_check", action="store_true", help="do not read the images to report files that are broken or duplicates"
     )
+    parser.add_argument(
+        "--where", metavar="CONDITION", help="keep only the rows that fulfill this condition, such as "
+        "\"category == 'cup' and price < 20\"",
+    )  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="save the table of paths, labels and splits as .csv or .parquet")
     add_json(parser)
     noise = parser.add_argument_group("noise, added to the split train or to a table without splits")
@@ -40,6 +45,11 @@ def data(arguments: Arguments) -> None:
 
     label_column = getattr(arguments, "label_column", None)  # labels are optional unless their column is named
     table = load_table(arguments.source, settings.root, settings.path_column, label_column)
+    if arguments.where is not None:
+        aliases = {settings.path_column: "path"} | ({label_column: "label"} if label_column else {})
+        table = table.where(arguments.where, aliases)
+        if not len(table):
+            raise InputError(f"{arguments.source}: no row fulfills {arguments.where}")
     table = add_noise(divide(table, settings, arguments.seed), settings.noise, arguments.seed)
     if arguments.out:
         table.save(arguments.out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from vicinal.training.base_recipe import AnyRecipe
 
 
+COLUMN_FLAG = re.compile(r"^--(?=(path|label)_column(=|$))")  # other verbs have these flags without the group
 MODELS = {"model": ("models/embedder.py", "Embedder"), "refiner": ("models/refiner.py", "ContextRefiner")}
 
 
@@ -226,6 +228,8 @@ def _check_out(arguments: Arguments) -> None:
 def recipe_and_overrides(arguments: Arguments) -> tuple[str | None, list[str]]:
     """The path of the recipe, None without one, and the settings on the command line."""
     words: list[str] = arguments.rest
+    if arguments.verb.__name__ != "refine":  # whose recipe has no tables
+        words = [COLUMN_FLAG.sub("--data.", word) for word in words]
     return (None, words) if not words or words[0].startswith("-") else (words[0], words[1:])
 
 

@@ -6,7 +6,7 @@ import ast
 import difflib
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -29,7 +29,7 @@ ALLOWED = "it may have comparisons, and, or, not, in, is None, columns, texts in
 Operand: TypeAlias = "pd.Series | str | float | bool | None"
 
 
-def matching_rows(frame: pd.DataFrame, condition: str) -> Booleans:
+def matching_rows(frame: pd.DataFrame, condition: str, aliases: Mapping[str, str] | None = None) -> Booleans:
     """Whether each row of a frame fulfills a condition, bool `[rows]`.
 
     A condition has the syntax of Python and of SQL, as far as both agree: ``category == 'cup' and price < 20``.
@@ -48,6 +48,7 @@ def matching_rows(frame: pd.DataFrame, condition: str) -> Booleans:
     Args:
         frame: The columns.
         condition: The condition.
+        aliases: Further names of columns, such as `category` if a table's column of labels was called so.
 
     Raises:
         InputError: The condition cannot be parsed, names a column that there is not, or compares a text with a number.
@@ -63,14 +64,14 @@ def matching_rows(frame: pd.DataFrame, condition: str) -> Booleans:
             ...
         vicinal.utils.errors.InputError: condition "prize < 20": no column 'prize', did you mean 'price'?
     """
-    return _Condition(frame, condition).rows()
+    return _Condition(frame, condition, aliases or {}).rows()
 
 
 class _Condition:
     """A condition that is evaluated on the columns of a frame."""
 
-    def __init__(self, frame: pd.DataFrame, text: str) -> None:
-        self.frame, self.text = frame, text
+    def __init__(self, frame: pd.DataFrame, text: str, aliases: Mapping[str, str]) -> None:
+        self.frame, self.text, self.aliases = frame, text, aliases
         self.backquoted: dict[str, str] = {}
 
     def rows(self) -> Booleans:
@@ -194,6 +195,8 @@ class _Condition:
 
     def _column(self, node: ast.Name) -> pd.Series:
         name = self.backquoted.get(node.id, node.id)
+        if name not in self.frame:
+            name = self.aliases.get(name, name)
         if name in self.frame:
             return self.frame[name]
         columns = [str(column) for column in self.frame.columns]

@@ -269,8 +269,12 @@ class Table:
             raise InputError(f"the table has no split {split!r}; {known}")
         return self._from_valid(self.frame[self.frame["split"] == split])
 
-    def where(self, condition: str) -> Table:
+    def where(self, condition: str, aliases: Mapping[str, str] | None = None) -> Table:
         """Select the rows that fulfill a condition; :func:`~vicinal.data.matching_rows` has the grammar.
+
+        Args:
+            condition: Such as `price < 20`.
+            aliases: Further names of columns.
 
         Raises:
             InputError: The condition cannot be parsed, or names a column that the table does not have.
@@ -280,7 +284,7 @@ class Table:
             >>> table.where("label == 'cup' and price < 20").frame["price"].tolist()
             [12.5]
         """
-        return self._from_valid(self.frame[matching_rows(self.frame, condition)])
+        return self._from_valid(self.frame[matching_rows(self.frame, condition, aliases)])
 
     def split_classes(
         self,

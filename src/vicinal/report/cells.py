@@ -18,7 +18,7 @@ from vicinal.report.drawing import DPI, EMPTY, INK, PALE, RIGHT, UNKNOWN, WRONG
 
 CELL_INCHES, MAX_SIDE = 1.15, 256  # size of a cell; the longer side of an image, in pixels
 IMAGE, GAP, LINE = 1.0, 0.16, 0.17  # in cells: an image, the space beside it, a line of text
-MAX_LABEL_LENGTH = 15
+MAX_LABEL_LENGTH = 18
 
 Item = Mapping[str, Any]
 """An image: its `path` (a file, or a PIL image), `label`, `box` and `caption`; None, NaN or absent if unknown."""
@@ -88,9 +88,10 @@ def short(label: object) -> str:
 
     Example:
         >>> short("kitchen/cups/espresso"), short("cup")
-        ('kitche…espresso', 'cup')
+        ('kitchen/…/espresso', 'cup')
     """
     text = "" if _is_unknown(label) else str(label)
     if len(text) > MAX_LABEL_LENGTH:
-        text = text[: (MAX_LABEL_LENGTH - 2) // 2] + "…" + text[-(MAX_LABEL_LENGTH // 2 + 1) :]
+        start = MAX_LABEL_LENGTH // 2 - 1
+        text = text[:start] + "…" + text[start + 1 - MAX_LABEL_LENGTH :]
     return text.replace("$", r"\$")

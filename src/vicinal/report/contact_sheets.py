@@ -9,9 +9,9 @@ from vicinal.report.cells import GAP, IMAGE, LINE, Item, canvas, cell, verdict
 from vicinal.report.drawing import QUERY, write_figure
 from vicinal.utils.errors import InputError
 
-MAX_ROWS = 50  # of cells on a sheet; few programs open larger pictures
+MAX_ROWS = 20  # of cells on a sheet
 MAX_COLUMNS = 10  # of neighbors; further ones are on the next row
-MAX_SHEETS = 20
+MAX_SHEETS = 50
 
 
 def neighbor_grid(
@@ -19,9 +19,9 @@ def neighbor_grid(
 ) -> list[Path]:
     """Draw each query in a row with its neighbors: green frame for the same label, red for another, gray if unknown.
 
-    More than ten neighbors go on in the next row. What does not fit on a sheet of 50 rows is on further ones, called
+    More than ten neighbors go on in the next row. What does not fit on a sheet of 20 rows is on further ones, called
     `found_2.png`, `found_3.png` and so on if `path` is `found.png`, each with the numbers of its queries in the title.
-    There are at most 20 sheets; if queries are left out, the title of the last one says so. Labels are compared as
+    There are at most 50 sheets; if queries are left out, the title of the last one says so. Labels are compared as
     text, so that class 5 of a benchmark equals a folder named `5`.
 
     Args:

@@ -105,6 +105,7 @@ def search_images(
         [50]
     """
     with index.reading():  # so that no match is deleted before it is looked up
+        group_by = index.column_aliases.get(group_by, group_by) if group_by is not None else None
         search = _Search(index, vectors, table, refiner, where, reranking, exclude_self)
         # A query that is in the index takes one match more; an index of only k images cannot give it.
         wanted, number = k, min(k + 1, max(k, len(search.ids))) if exclude_self else k
@@ -133,7 +134,7 @@ class _Search:
     ) -> None:
         self.index, self.vectors, self.table, self.refiner = index, vectors, table, refiner
         self.reranking, self.is_filtered, self.exclude_self = reranking, where is not None, exclude_self
-        self.ids = index.metadata.ids if where is None else index.metadata.where(where)
+        self.ids = index.metadata.ids if where is None else index.where(where)
         if where is not None and not len(self.ids):
             raise InputError(f"no image of the index fulfills {where}")
         if reranking is not None and index.refiner_fingerprint is not None:

@@ -280,9 +280,15 @@ class EmbeddingReader(EmbeddingOptions):
 
     def _fulfill_where(self, table: Table, source: str) -> Booleans:
         try:
-            return matching_rows(table.frame, str(self.where))
+            return matching_rows(table.frame, str(self.where), self._aliases())
         except InputError as error:
             raise InputError(f"{source}: {error}") from None
+
+    def _aliases(self) -> dict[str, str]:
+        """What the columns `path` and `label` may be called in conditions."""
+        given = {"path_column": self.path_column, "label_column": self.label_column}
+        names = columns_of_run(self.model) | dict(self.remembered_columns) | {k: v for k, v in given.items() if v}
+        return {name: flag.removesuffix("_column") for flag, name in names.items()}
 
     def _whiten(self, embedded: EmbeddedTable) -> EmbeddedTable:
         whitening = self._pca_whitening

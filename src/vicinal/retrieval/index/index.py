@@ -14,7 +14,7 @@ from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.index.faiss_engine import FaissEngine, Kind
-from vicinal.retrieval.index.made_with import check_made_with, check_same_fingerprint, refiner_flag
+from vicinal.retrieval.index.made_with import COLUMN_FLAGS, check_made_with, check_same_fingerprint, refiner_flag
 from vicinal.retrieval.index.metadata import Metadata
 from vicinal.retrieval.index.refiner_context import RefinerContext
 from vicinal.retrieval.index.storage import IndexFiles, current_files, write_lock
@@ -266,6 +266,26 @@ class Index:
         with self._lock.write():
             self.metadata = self.metadata.without(ids)
 
+    @property
+    def column_aliases(self) -> dict[str, str]:
+        """What the columns `path` and `label` were called in the table that the index was made of."""
+        names = {flag: self.made_with[flag] for flag in COLUMN_FLAGS if flag in self.made_with}
+        return {name: flag.removesuffix("_column") for flag, name in names.items()}
+
+    def where(self, condition: str) -> Integers:
+        """Return the ids of the images whose columns fulfill a condition, int64 [n].
+
+        Raises:
+            InputError: it cannot be parsed, or names an unknown column; see :func:`vicinal.data.matching_rows`.
+
+        Example:
+            >>> import pandas as pd
+            >>> index = Index.build(np.eye(2), Table(pd.DataFrame({"price": [12.5, 30.0]})))
+            >>> index.where("price < 20")
+            array([0])
+        """
+        return self.metadata.where(condition, self.column_aliases)
+
     def update(self, ids: npt.ArrayLike, table: Table) -> None:
         """Replace the columns of images, such as their prices; their vectors stay.
 
@@ -335,7 +355,7 @@ class Index:
                 further between searches.
             query_ids: int [q], only with a refiner: the id of each query in the index, -1 for none. The query is not
                 refined by its own embedding (but may find itself); duplicates under other ids count as neighbors.
-            among: the ids that may be found, such as `index.metadata.where("price < 20")`; None: all.
+            among: the ids that may be found, such as `index.where("price < 20")`; None: all.
 
         Returns:
             Scores and ids.

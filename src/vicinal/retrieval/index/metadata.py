@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -109,13 +109,18 @@ class Metadata:
         """Return the rows of these ids, in their order; an unknown id raises InputError."""
         return self.frame.iloc[self.positions(ids)].reset_index(drop=True)
 
-    def where(self, condition: str) -> Integers:
+    def where(self, condition: str, aliases: Mapping[str, str] | None = None) -> Integers:
         """Return the ids of the images that fulfill a condition on the columns, int64 [n].
+
+        Args:
+            condition: such as `price < 20`.
+            aliases: further names of columns.
 
         Raises:
             InputError: it cannot be parsed, or names an unknown column; see :func:`vicinal.data.matching_rows`.
         """
-        return self.ids[matching_rows(self.frame, condition)]
+        columns = [column for column in self.frame if column not in FILE_COLUMNS]
+        return self.ids[matching_rows(self.frame[columns], condition, aliases)]
 
     def without(self, ids: npt.ArrayLike) -> Metadata:
         """Return the metadata of the images without these ids; an unknown id raises InputError."""
