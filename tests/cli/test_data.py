@@ -41,11 +41,11 @@ def test_it_reports_files_that_are_broken_missing_unknown_or_duplicates(photos: 
     shutil.copy(folder / "class3" / "4.png", folder / "class4" / "copy.png")
     assert main(["data", str(folder)]) == 0
     captured = capsys.readouterr()
-    assert captured.err.startswith(f"{folder}: left out files of formats that are not read: 1 .heic; convert HEIC to")
+    assert captured.err.startswith(f"{folder}: left out files of formats that are not read: 1 .heic; HEIC needs the")
     assert len(captured.err.splitlines()) == 1
     statistics, _, unreadable, duplicates = re.split(r"\n\n|\n(?=4 images)", captured.out.rstrip())
     assert statistics.splitlines()[-1].split()[:3] == ["all", "51", "8"]
-    assert unreadable.splitlines()[0] == "3 images cannot be read:"
+    assert unreadable.splitlines()[0] == "3 images cannot be read (1 of them missing):"
     assert [line.split(": ", 1)[1][:20] for line in unreadable.splitlines()[1:]] == [
         "not an image of a kn",
         "no such file",
@@ -55,6 +55,7 @@ def test_it_reports_files_that_are_broken_missing_unknown_or_duplicates(photos: 
         "4 images have the content of another (2 groups, 1 with different labels):",
         f"  {folder}/class3/3.png, {folder}/class3/copy.png",
         f"  {folder}/class3/4.png, {folder}/class4/copy.png",
+        "1 other file left out: 1 .heic",
     ]
     files = json.loads(output(capsys, "data", folder, "--json"))["files"]
     assert (len(files["unreadable"]), len(files["duplicates"]), files["num_ambiguous"]) == (3, 2, 1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vicinal.data import convert_image, decoding, read_image
+from vicinal.data import convert_image, decoding, is_image_file, read_image
 from vicinal.utils.errors import InputError
 
 
@@ -219,3 +219,12 @@ def test_an_image_of_100_000_by_100_000_pixels_is_refused_before_decoding(tmp_pa
     )
     assert "image too large" in refused(path)
     assert "10000000000 pixels" in refused(path)
+
+
+def test_heic_is_read_with_its_package(tmp_path: Path) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif.from_pillow(Image.new("RGB", (64, 48), "red")).save(tmp_path / "phone.heic")
+    image = read_image(tmp_path / "phone.heic")
+    assert (image.mode, image.size) == ("RGB", (64, 48))
+    assert np.abs(np.asarray(image, dtype=int) - [255, 0, 0]).max() < 8
+    assert is_image_file("phone.HEIC")

@@ -92,11 +92,11 @@ def test_files_of_other_image_formats_are_counted(tmp_path: Path, capsys: pytest
     assert len(Table.from_folder(tmp_path)) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
-        f"{tmp_path}: left out files of formats that are not read: 2 .heic, 1 .mov; convert HEIC to JPEG first, "
-        "for example with the Python package pillow-heif"
+        f"{tmp_path}: left out files of formats that are not read: 2 .heic, 1 .mov; HEIC needs the package "
+        "pillow-heif: pip install 'vicinal[heif]', or convert to JPEG"
     )
     (tmp_path / "cat" / "1.png").unlink()
-    with pytest.raises(InputError, match=r"no image in this folder .*; there are 2 \.heic, 1 \.mov; convert HEIC"):
+    with pytest.raises(InputError, match=r"no image in this folder .*; there are 2 \.heic, 1 \.mov; HEIC needs"):
         Table.from_folder(tmp_path)
 
 

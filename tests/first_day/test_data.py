@@ -39,7 +39,7 @@ CASES: list[tuple[str, str, Make, list[str], str]] = [
     ("source", "text file", text("list.txt", "a.png cat"), ["list.txt"], "neither a folder nor a .csv or .parquet"),
     ("source", "folder named as table", files("t.csv/notes.txt"), ["t.csv"], "t.csv: no image in this folder or below"),
     ("folder", "no image", files("docs/a.txt"), ["docs"], "docs: no image in this folder or below (known are .avif,"),
-    ("folder", "HEIC only", files("x/cat/1.HEIC"), ["x"], "there are 1 .heic; convert HEIC to JPEG first, for example"),
+    ("folder", "HEIC only", files("x/cat/1.HEIC"), ["x"], "there are 1 .heic; HEIC needs the package pillow-heif"),
     ("folder", "extra split", files("x/train/a/1.png", "x/test/a/1.png", "x/b/1.png"), ["x"], "x: holds b beside the"),
     (
         "table",

@@ -144,7 +144,7 @@ CASES: list[tuple[str, str, Make, str]] = [
     ("image", "EPS by another name", image("a.png", EPS), f"a.png: {UNKNOWN}"),
     ("image", "PDF by another name", image("a.jpg", b"%PDF-1.4\n" + bytes(99)), f"a.jpg: {UNKNOWN}"),
     ("image", "icon by another name", image("a.gif", b"\0\0\1\0\1\0" + bytes(99)), f"a.gif: {UNKNOWN}"),
-    ("image", "HEIC by another name", image("a.jpg", HEIC), "a.jpg: HEIC images are not read; convert them to JPEG"),
+    ("image", "HEIC by another name", image("a.jpg", HEIC), "a.jpg: HEIC needs the package pillow-heif"),
     (
         "image",
         "16 bits, 169 million pixels",

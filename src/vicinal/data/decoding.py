@@ -14,6 +14,7 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from vicinal.data.boxes import Box, crop_to_box
+from vicinal.data.heif import HEIF_NEEDS, register_heif
 from vicinal.data.turbo_jpeg import decode_pixels
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.files import check_regular_file
@@ -31,7 +32,6 @@ HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"
 REDUCTIONS = (8, 4, 2)  # what decoders of JPEG can divide the sides by
 TURNED = range(2, 9)  # orientations of EXIF other than upright
 SIDEWAYS = range(5, 9)  # those that swap width and height
-HEIC = "HEIC images are not read; convert them to JPEG first, for example with the Python package pillow-heif"
 
 # Pillow warns above 89 million pixels; here MAX_PIXELS holds, which is an error.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -40,7 +40,8 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 def read_image(path: str | Path, channels: int = 3, box: Box | None = None) -> Image.Image:
     """Read an image file and rotate it upright according to its EXIF data.
 
-    The formats are JPEG, PNG, WebP, BMP, GIF, TIFF, PPM, TGA, JPEG 2000 and AVIF, whatever the name of the file says.
+    The formats are JPEG, PNG, WebP, BMP, GIF, TIFF, PPM, TGA, JPEG 2000 and AVIF, whatever the name of the file says,
+    and HEIC if the package pillow-heif is installed (`pip install 'vicinal[heif]'`).
     Images with palettes, with 1, 16 or 32 bits per channel, transparent images and CMYK images are converted as by
     :func:`convert_image`; of an animation the first frame is read.
 
@@ -191,9 +192,9 @@ def _one_line_errors(path: str | Path) -> Iterator[None]:
 
 @cache
 def _known_formats() -> list[str]:
-    """The formats of FORMATS that this Pillow can decode."""
+    """The formats of FORMATS that this Pillow can decode, and HEIC if its package is installed."""
     Image.init()
-    return [name for name in FORMATS if name in Image.OPEN]
+    return [name for name in (*FORMATS, *register_heif()) if name in Image.OPEN]
 
 
 def _check_size(path: str | Path, width: int, height: int) -> None:
@@ -211,7 +212,7 @@ def _unknown_format(path: str | Path) -> str:
     if not start:
         return "not an image: the file is empty"
     if start[4:8] == b"ftyp" and start[8:12] in HEIC_BRANDS:
-        return HEIC
+        return HEIF_NEEDS
     return f"not an image of a known format ({', '.join(FORMATS)})"
 
 

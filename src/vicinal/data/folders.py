@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 import pandas as pd
 
 from vicinal.data.columns import SPLITS, check_utf8
+from vicinal.data.heif import HEIF_NEEDS, HEIF_SUFFIXES, reads_heif
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
@@ -21,7 +22,6 @@ UNREAD_SUFFIXES = (
     *(".arw", ".cr2", ".cr3", ".dng", ".eps", ".heic", ".heif", ".ico", ".jxl", ".mov", ".mp4", ".nef", ".orf"),
     *(".pdf", ".psd", ".raf", ".raw", ".rw2", ".svg"),
 )
-HEIC_HINT = "; convert HEIC to JPEG first, for example with the Python package pillow-heif"
 MAX_ENTRIES = 50_000_000  # of a folder and all below: several times as many as the largest datasets have
 MAX_VISITS = 16  # of one folder, by links to it
 
@@ -43,7 +43,7 @@ def read_folder(folder: str | Path) -> pd.DataFrame:
         raise InputError(f"{folder}: {'is a file, not a folder' if folder.exists() else 'no such folder'}")
     files, unread = find_images(folder)
     left_out = ", ".join(f"{number:,} {suffix}" for suffix, number in sorted(unread.items()))
-    hint = HEIC_HINT if {".heic", ".heif"} & set(unread) else ""
+    hint = f"; {HEIF_NEEDS}" if set(HEIF_SUFFIXES) & set(unread) else ""
     if not files:
         there = f"; there are {left_out}{hint}" if left_out else ""
         raise InputError(f"{folder}: no image in this folder or below (known are {', '.join(IMAGE_SUFFIXES)}){there}")
@@ -94,6 +94,25 @@ def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
     return sorted((os.path.relpath(file, folder) for file in found), key=lambda file: PurePath(file).parts), unread
 
 
+def count_other_files(folder: str | Path) -> dict[str, int]:
+    """The number of files below a folder that are no images that are read, by suffix; those without one are under "".
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("1.png", "notes.txt", "phone.mov"):
+        ...         Path(folder, name).touch()
+        ...     count_other_files(folder)
+        {'.mov': 1, '.txt': 1}
+    """
+    suffixes: Counter[str] = Counter()
+    for _, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        others = (name for name in names if not name.startswith(".") and not is_image_file(name))
+        suffixes.update(os.path.splitext(name)[1].lower() for name in others)
+    return dict(sorted(suffixes.items()))
+
+
 def _visible_entries(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
@@ -124,7 +143,8 @@ def _is_cycle(target: str, ancestors: tuple[str, ...]) -> bool:
 
 def is_image_file(path: str | Path) -> bool:
     """Whether the name ends like that of an image file."""
-    return os.path.splitext(path)[1].lower() in IMAGE_SUFFIXES
+    suffix = os.path.splitext(path)[1].lower()
+    return suffix in IMAGE_SUFFIXES or (suffix in HEIF_SUFFIXES and reads_heif())
 
 
 def _has_split_folders(folder: Path, parents: list[tuple[str, ...]]) -> bool:

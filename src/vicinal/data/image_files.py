@@ -17,6 +17,7 @@ from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
 
 MAX_LISTED = 20
+MISSING = "no such file"  # how errors about missing files end
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,11 @@ class ImageFileProblems:
         duplicates: Groups of paths whose files have the same content.
         num_ambiguous: The number of these groups whose images have different labels.
         boxes: The bounding boxes that reach beyond their image, with the size of the image.
+        others: The numbers of files of a folder that are no images, or of formats that are not read, by suffix.
 
     Example:
         >>> print(ImageFileProblems(["a.png: no such file"], [["b.png", "c.png"]]))
-        1 image cannot be read:
+        1 image cannot be read (1 of them missing):
           a.png: no such file
         2 images have the content of another (1 group):
           b.png, c.png
@@ -41,12 +43,15 @@ class ImageFileProblems:
     duplicates: list[list[str]]
     num_ambiguous: int = 0
     boxes: list[str] = field(default_factory=list)
+    others: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         number, groups = len(self.unreadable), len(self.duplicates)
         lines = []
         if number:
-            lines += [f"{count(number, 'image')} cannot be read:", *listed(self.unreadable)]
+            missing = sum(error.endswith(MISSING) for error in self.unreadable)
+            found = f" ({missing:,} of them missing)" if missing else ""
+            lines += [f"{count(number, 'image')} cannot be read{found}:", *listed(self.unreadable)]
         if groups:
             ambiguous = f", {self.num_ambiguous:,} with different labels" if self.num_ambiguous else ""
             files = sum(map(len, self.duplicates))
@@ -54,6 +59,9 @@ class ImageFileProblems:
             lines += listed([", ".join(group) for group in self.duplicates])
         if self.boxes:
             lines += [f"{count(len(self.boxes), 'bounding box', 'es')} beyond the image:", *listed(self.boxes)]
+        if self.others:
+            others = ", ".join(f"{number:,} {suffix or 'without suffix'}" for suffix, number in self.others.items())
+            lines.append(f"{count(sum(self.others.values()), 'other file')} left out: {others}")
         return "\n".join(lines)
 
 

@@ -32,7 +32,8 @@ def test_all_layouts_have_the_same_classes(write: Callable[[Path], None], tmp_pa
     assert table.subset("train").classes == [1, 2, 3, 4, 5, 6]
     assert table.subset("test").classes == [99, 100, 101, 102]
     assert set(table.class_counts) == {5}
-    assert table.frame[["box_x_1", "box_y_1", "box_x_2", "box_y_2"]].drop_duplicates().values.tolist() == [[3, 2, 20, 18]]
+    boxes = table.frame[["box_x_1", "box_y_1", "box_x_2", "box_y_2"]]
+    assert boxes.drop_duplicates().values.tolist() == [[3, 2, 20, 18]]
     assert len(set(table.paths)) == 50
 
 
