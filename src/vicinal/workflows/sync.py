@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -110,7 +110,7 @@ def _file_facts(path: str) -> tuple[int, int, str]:
         return NO_FILE
 
 
-def _is_same(path: str, facts: Sequence[object]) -> bool:
+def _is_same(path: str, facts: Sequence[Any]) -> bool:
     """Whether a file is as it was when these facts were noted; not if they are missing."""
     size, time, digest = facts
     try:
