@@ -10,8 +10,10 @@ float32, then, where a threshold lies, by the lower 16.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 
@@ -24,9 +26,10 @@ from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
 
 RATES = (0.1, 0.01, 0.001)
-ROWS = 1024  # queries per block
+ROWS = 512  # queries per block
 NUM_CODES = 2**16
 Tiles = Iterator[tuple[Floats, Booleans]]
+Keys: TypeAlias = npt.NDArray[np.uint32]
 
 
 def verification_rates(embeddings: Array, table: Table, false_accept_rates: Sequence[float] = RATES) -> pd.DataFrame:
@@ -34,7 +37,8 @@ def verification_rates(embeddings: Array, table: Table, false_accept_rates: Sequ
 
     Every pair of images counts once. With the columns `is_query` and `is_gallery`, the pairs are those of a query and a
     gallery image that are not the same image. Pairs of one class and one `group` are left out, as in
-    :func:`~vicinal.evaluation.evaluate`. Similarities are computed twice, in blocks of about 20 MB.
+    :func:`~vicinal.evaluation.evaluate`. Similarities are computed twice, in blocks, with about 100 MB of
+    additional memory at any number of images.
 
     Args:
         embeddings: float [rows, dim].
@@ -118,10 +122,10 @@ def _is_earlier(chunk: slice, start: int, stop: int) -> torch.Tensor:
     return torch.arange(start, stop)[None, :] < torch.arange(chunk.start, chunk.stop)[:, None]
 
 
-def _keys(scores: Floats) -> Integers:
+def _keys(scores: Floats) -> Keys:
     """Integers from 0 to 2**32 - 1 in the order of the scores; 0 and -0 are the same."""
-    bits = (scores + np.float32(0)).view(np.uint32).astype(np.int64)
-    return np.where(bits >> 31, 0xFFFFFFFF - bits, bits | 0x80000000)
+    bits = (scores + np.float32(0)).view(np.uint32)
+    return np.where(bits >> 31, ~bits, bits | np.uint32(0x80000000))
 
 
 def _score(key: int) -> np.float32:
@@ -130,7 +134,7 @@ def _score(key: int) -> np.float32:
     return np.uint32(bits).view(np.float32)
 
 
-def _count(codes: Integers, is_same: Booleans) -> Integers:
+def _count(codes: Keys, is_same: Booleans) -> Integers:
     """How many pairs of different classes, and of the same, have each code: int64 [2, codes]."""
     counts = np.bincount(codes + NUM_CODES * is_same, minlength=2 * NUM_CODES).astype(np.int64)
     return counts.reshape(2, NUM_CODES)
