@@ -84,7 +84,7 @@ CASES: list[tuple[str, str, list[str], str]] = [
     ("refiner", "too many", search("plain", *M1, *R), "the index was built without a refiner; leave it out, or build"),
     ("number", "delete beyond 64 bits", ["index", "{0}/plain", "--delete", "9" * 30], f"no id {'9' * 30}; it was"),
     ("number", "delete 2**63", ["index", "{0}/plain", "--delete", "0", str(2**63)], f"the index has no id {2**63}; it"),
-    ("number", "delete half an image", ["index", "{0}/plain", "--delete", "0.5"], "the index has no image 0.5, nor one in"),
+    ("number", "delete half an image", ["index", "{0}/plain", "--delete", "0.5"], "the index has no image 0.5, nor"),
     ("number", "half a match", search("plain", *M1, "-k", "2.5"), "argument -k: 2.5 is not an integer from 1 up"),
     ("number", "timeout", ["index", "{0}/plain", "--timeout", "soon"], "--timeout: soon is not an integer from 0 up"),
     ("query", "none", ["search", "{0}/plain"], "the following arguments are required: queries"),
