@@ -88,7 +88,7 @@ def saved_index(folder: Path, dim: int, rows: int = 5) -> Path:
 
 
 def saved_refiner(folder: Path, dim: int = 4, model: str | None = None) -> Path:
-    refiner = ContextRefiner(dim, depth=1, num_heads=2)
+    refiner = ContextRefiner(dim, depth=1, num_heads=2, attention_start="random")
     refiner.model_fingerprint = model
     refiner.save_pretrained(folder)
     return folder
@@ -349,7 +349,7 @@ CASES: dict[str, tuple[Case, str]] = {
     ),
     "refiner for nothing": (
         lambda t, p: ["index", str(saved_index(t / "i", 4)), *_refining(t, 4, None)[1:]],
-        "--refiner refines images that are added; give --source or --add too",
+        "--refiner refines images that are added; give --source, --add or --sync too",
     ),
     "refined index searched without its refiner": (
         lambda t, p: ["search", str(_refined_index(t)), str(t / "v.parquet")],
