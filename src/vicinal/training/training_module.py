@@ -46,7 +46,8 @@ class TrainingModule(nn.Module):
         """The terms of the loss, with this process's images as anchors and those of all processes as references."""
         output = embed_in_micro_batches(self.embedder, images, self.micro_batch_size)
         embeddings, features = self.embedder.split_output(output)
-        return self.loss.parts(PairSource.from_distributed_batch(embeddings, labels.to(output.device, non_blocking=True), features))
+        labels = labels.to(output.device, non_blocking=True)
+        return self.loss.parts(PairSource.from_distributed_batch(embeddings, labels, features))
 
     def start_epoch(self, epoch: int) -> None:
         """Called at the start of every epoch, counted from 0."""
