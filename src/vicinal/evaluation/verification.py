@@ -66,7 +66,7 @@ def verification_rates(embeddings: Array, table: Table, false_accept_rates: Sequ
     tiles = _tiles(embeddings, table)
     upper = np.zeros((2, NUM_CODES), np.int64)
     for scores, is_same in tiles():
-        upper += _count(_keys(scores) >> 16, is_same)
+        upper += _count(_keys(scores) >> np.uint32(16), is_same)
     num_same, num_different = int(upper[1].sum()), int(upper[0].sum())
     if not (num_same and num_different):
         kind = "of different classes" if num_same else "of the same class"
