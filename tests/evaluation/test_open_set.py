@@ -14,7 +14,7 @@ from vicinal.evaluation import (
     open_set_auroc,
     open_set_scores,
 )
-from vicinal.retrieval import class_scores as module
+from vicinal.retrieval import by_class as module
 from vicinal.utils.errors import InputError
 
 

@@ -247,7 +247,7 @@ def test_weights_in_which_nothing_can_be_computed(folder: Path, dtype: torch.dty
 def test_a_refiner_of_many_blocks(tmp_path: Path) -> None:
     ContextRefiner(8, depth=1, num_heads=2).save_pretrained(tmp_path / "model")
     change(tmp_path / "model", {"depth": 1000})
-    with pytest.raises(InputError, match=r"config.json: it asks for a network of more than 508 tensors"):
+    with pytest.raises(InputError, match=r"config.json: it asks for a network of more than 514 tensors"):
         ContextRefiner.from_pretrained(tmp_path / "model")
 
 

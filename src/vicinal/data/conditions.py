@@ -34,7 +34,7 @@ def matching_rows(frame: pd.DataFrame, condition: str, aliases: Mapping[str, str
 
     A condition has the syntax of Python and of SQL, as far as both agree: ``category == 'cup' and price < 20``.
 
-    - Columns stand by their names; names that are not words stand in backquotes: `` `unit price` ``.
+    - Columns stand by their names; names that are not words stand in backquotes.
     - `==`, `!=`, `<`, `<=`, `>` and `>=` compare a column with a text, a number, True, False or another column, also
       in chains such as ``5 <= price < 20``. A column of texts that all are numbers, such as those of CSV files, can be
       compared with a number.

@@ -177,7 +177,7 @@ class Table:
 
     @cached_property
     def image_keys(self) -> list[str]:
-        """What tells the images apart: the path, and the bounding box of rows that have one.
+        """One text per image by which images are told apart, its path and the bounding box of rows that have one.
 
         Raises:
             InputError: The table has no paths.

@@ -43,7 +43,7 @@ class ModelCost:
         trained_parameters: number of those that were trained, of adapters those that were added for the training.
         weights_bytes: size of weights and buffers, as `model.safetensors` has it.
         training_seconds: that the training took, on the machine where it ran;
-            see :class:`~vicinal.utils.training_cost.TrainingCost`.
+            see the file `training.json` of a run.
         images_per_second: that the model embedded in this evaluation, from files to embeddings.
 
     Example:

@@ -29,8 +29,8 @@ from vicinal.evaluation.auroc import auroc
 from vicinal.evaluation.protocol import own_gallery_rows, query_gallery_rows
 from vicinal.evaluation.relevance import group_codes
 from vicinal.evaluation.thresholds import just_above, threshold_at
+from vicinal.retrieval.by_class import ClassSimilarities, class_similarities
 from vicinal.retrieval.calibration import SCORE_KINDS, ScoreKind
-from vicinal.retrieval.class_scores import ClassScores, class_scores
 from vicinal.retrieval.exclusions import Exclusions
 from vicinal.retrieval.scores import Array, UnitVectors
 from vicinal.utils.arrays import Booleans, Floats, Integers
@@ -87,7 +87,7 @@ def open_set_scores(embeddings: Array, table: Table, score: ScoreKind = "similar
     query_rows, gallery_rows = query_gallery_rows(table)
     labels = table.labels
     _check_classes(labels[query_rows], labels[gallery_rows], needed=1 if score == "similarity" else 2)
-    found = class_scores(
+    found = class_similarities(
         UnitVectors(embeddings, "embedding", query_rows),
         UnitVectors(embeddings, "embedding", gallery_rows),
         labels[query_rows],
@@ -106,11 +106,11 @@ def open_set_scores(embeddings: Array, table: Table, score: ScoreKind = "similar
     )
 
 
-def _similarities(found: ClassScores) -> tuple[Floats, Floats]:
+def _similarities(found: ClassSimilarities) -> tuple[Floats, Floats]:
     return np.maximum(found.own, found.others[:, 0]), found.others[:, 0]
 
 
-def _margins(found: ClassScores) -> tuple[Floats, Floats]:
+def _margins(found: ClassSimilarities) -> tuple[Floats, Floats]:
     first, second = found.others[:, 0], found.others[:, 1]
     runner_up = np.where(found.own > first, first, np.maximum(found.own, second))
     return np.maximum(found.own, first) - runner_up, first - second

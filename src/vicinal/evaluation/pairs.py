@@ -34,7 +34,8 @@ class PairsEvaluation:
         auroc: the probability that a pair of the same class is more similar than one of different classes.
         rates: one row per rate, with the columns `false_accept_rate`, `threshold` and `true_accept_rate`, over all
             pairs.
-        num_same, num_different: the numbers of pairs.
+        num_same: the number of pairs of the same class.
+        num_different: the number of pairs of different classes.
     """
 
     accuracy: float

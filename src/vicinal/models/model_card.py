@@ -100,7 +100,7 @@ def refiner_card(name: str, config: Mapping[str, Any]) -> str:
         >>> from vicinal.models import ContextRefiner
         >>> card = refiner_card("birds", {**ContextRefiner(dim=512)._get_config(), "metrics": {}, "recipe": {}})
         >>> [line for line in card.splitlines() if "parameters" in line]
-        ['| parameters | 8,388,608 |']
+        ['| parameters | 8,388,632 |']
     """
     from vicinal.models.context_block import BlockSettings  # needs torch
 

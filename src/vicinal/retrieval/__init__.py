@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
+    from vicinal.retrieval.by_class import ClassSimilarities, class_similarities
     from vicinal.retrieval.calibration import Calibration
-    from vicinal.retrieval.class_scores import ClassScores, class_scores
     from vicinal.retrieval.decisions import DecidedResult, Decision, match_images
     from vicinal.retrieval.index.index import Index
     from vicinal.retrieval.neighbors import Neighbors, top_k
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Calibration",
-    "ClassScores",
+    "ClassSimilarities",
     "ContextualReranking",
     "DatabaseAugmentation",
     "DecidedResult",
@@ -45,7 +45,7 @@ __all__ = [
     "SearchResult",
     "SequentialReranking",
     "UnitVectors",
-    "class_scores",
+    "class_similarities",
     "match_images",
     "range_search",
     "refine",

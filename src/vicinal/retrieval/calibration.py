@@ -62,7 +62,9 @@ class Calibration:
             is of unknown classes.
         unknown_fraction: see `probabilities`.
         confidence_level: of the intervals.
-        num_queries, num_classes, num_gallery: the numbers of queries, their classes and gallery images.
+        num_queries: the number of queries.
+        num_classes: the number of their classes.
+        num_gallery: the number of gallery images.
         fingerprint: identifies the model and the steps after it; None if it is unknown.
 
     Raises:

@@ -16,7 +16,7 @@ MIN_ROWS, MAX_ROWS = 64, 1024  # queries per block
 
 
 @dataclass(frozen=True)
-class ClassScores:
+class ClassSimilarities:
     """The similarity of queries to the classes of a gallery: of a class, that of its most similar image.
 
     Attributes:
@@ -30,14 +30,14 @@ class ClassScores:
     others: Floats
 
 
-def class_scores(
+def class_similarities(
     queries: UnitVectors,
     gallery: UnitVectors,
     query_labels: Integers,
     gallery_labels: Integers,
     exclusions: Exclusions | None = None,
     num_others: int = 2,
-) -> ClassScores:
+) -> ClassSimilarities:
     """Compare every query with every class, exactly, in bounded memory.
 
     Blocks of queries are multiplied with blocks of the gallery. About 64 MB are needed in addition to the vectors, and
@@ -57,7 +57,7 @@ def class_scores(
     Example:
         >>> vectors = UnitVectors(np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]), "vector")
         >>> labels = np.array([0, 1, 2])
-        >>> scores = class_scores(vectors, vectors, labels, labels)
+        >>> scores = class_similarities(vectors, vectors, labels, labels)
         >>> scores.own.tolist(), scores.others[0].round(4).tolist()
         ([1.0, 1.0, 1.0], [0.6000000238418579, 0.0])
     """
@@ -77,7 +77,7 @@ def class_scores(
         own[chunk] = best.gather(1, mine).flatten().cpu().numpy()
         nearest = best.scatter_(1, mine, -torch.inf).topk(min(num_others, num_classes), dim=1).values
         others[chunk, : nearest.shape[1]] = nearest.cpu().numpy()
-    return ClassScores(own, others)
+    return ClassSimilarities(own, others)
 
 
 def _best_by_class(
