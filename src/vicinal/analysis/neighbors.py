@@ -9,7 +9,7 @@ import numpy as np
 
 from vicinal.data.table import Table
 from vicinal.evaluation.protocol import own_gallery_rows, query_gallery_rows
-from vicinal.evaluation.relevance import group_codes
+from vicinal.evaluation.relevance import class_group_codes
 from vicinal.evaluation.result import Evaluation
 from vicinal.retrieval.exclusions import Exclusions
 from vicinal.retrieval.neighbors import nearest
@@ -100,7 +100,8 @@ def query_neighbors(embeddings: Array, table: Table, k: int = 10) -> QueryNeighb
     if len(embeddings) != len(table):
         raise InputError(f"{len(embeddings)} embeddings, but a table of {len(table)} rows; give one row per embedding")
     queries, gallery = query_gallery_rows(table)
-    groups, own_rows = _class_groups(table), own_gallery_rows(table, queries, gallery)
+    groups = class_group_codes(table) if table.has("label") else np.full(len(table), -1)
+    own_rows = own_gallery_rows(table, queries, gallery)
     num_excluded = Exclusions(len(queries), len(gallery), own_rows, groups[queries], groups[gallery]).num_excluded()
     num_positives = _num_positives(table, queries, gallery, own_rows, num_excluded)
     has_gallery = len(gallery) > num_excluded
@@ -133,14 +134,6 @@ def check_evaluation(evaluation: Evaluation, table: Table) -> None:
 def _selected(rows: Integers, size: int) -> Integers | None:
     """None for all rows in order, which are read without a copy; otherwise the rows."""
     return None if np.array_equal(rows, np.arange(size)) else rows
-
-
-def _class_groups(table: Table) -> Integers:
-    """A number for each pair of class and group, whose images do not find each other; -1 without a group or labels."""
-    if not table.has("label"):
-        return np.full(len(table), -1)
-    groups = group_codes(table)
-    return np.where(groups < 0, -1, table.labels * (groups.max(initial=0) + 1) + groups)
 
 
 def _num_positives(

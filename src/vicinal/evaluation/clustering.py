@@ -12,7 +12,7 @@ import pandas as pd
 
 from vicinal.data.table import Table
 from vicinal.evaluation.mutual_information import adjusted_mutual_information
-from vicinal.retrieval.scores import Array, UnitVectors
+from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
@@ -79,8 +79,7 @@ def cluster(
     """
     if method not in (FAISS, SCIKIT_LEARN):
         raise InputError(f"there is no clustering method {method!r}; use {FAISS} or {SCIKIT_LEARN}")
-    if len(embeddings) != len(table):
-        raise InputError(f"{len(embeddings)} embeddings, but table of {len(table)} rows; there must be one row each")
+    check_rows(embeddings, table)
     num_clusters = len(table.classes) if num_clusters is None else num_clusters
     if not (is_integer(num_clusters) and 1 <= num_clusters <= len(table)):
         raise InputError(f"{num_clusters} clusters of {len(table)} embeddings are impossible; use 1 to {len(table)}")

@@ -11,7 +11,7 @@ from vicinal.evaluation.ranks import Ranks
 from vicinal.evaluation.result import Evaluation
 from vicinal.retrieval.exclusions import Exclusions
 from vicinal.retrieval.neighbors import Neighbors, nearest
-from vicinal.retrieval.scores import Array, UnitVectors
+from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arrays import Booleans, Integers
 from vicinal.utils.errors import InputError
 
@@ -49,8 +49,7 @@ def evaluate_listed_positives(embeddings: Array, table: Table, k: int = MAP_AT) 
         >>> evaluate_listed_positives(np.array([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2]]), table).metrics
         {'mAP@100': 0.5}
     """
-    if len(embeddings) != len(table):
-        raise InputError(f"{len(embeddings)} embeddings, but table of {len(table)} rows; there must be one row each")
+    check_rows(embeddings, table)
     missing = [column for column in COLUMNS if not table.has(column)]
     if missing:
         raise InputError(f"the table has no column {missing[0]!r}; listed positives need {', '.join(COLUMNS)}")

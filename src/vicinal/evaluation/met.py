@@ -15,7 +15,7 @@ from vicinal.evaluation.protocol import query_gallery_rows
 from vicinal.evaluation.result import Evaluation
 from vicinal.retrieval.exclusions import Exclusions
 from vicinal.retrieval.neighbors import nearest
-from vicinal.retrieval.scores import Array, UnitVectors
+from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arrays import Booleans, Doubles, Floats, Integers
 from vicinal.utils.chunks import chunk_ranges
 from vicinal.utils.errors import InputError
@@ -76,8 +76,7 @@ def evaluate_met(embeddings: Array, table: Table) -> Evaluation:
         >>> evaluate_met(np.eye(2)[[0, 1, 0, 1]], Table(pd.DataFrame(columns | sides))).metrics
         {'GAP': 1.0, 'GAP-': 1.0, 'ACC': 1.0}
     """
-    if len(embeddings) != len(table):
-        raise InputError(f"{len(embeddings)} embeddings, but table of {len(table)} rows; there must be one row each")
+    check_rows(embeddings, table)
     rows, gallery_rows = _rows(table)
     gallery = UnitVectors(embeddings, "embedding", gallery_rows)
     labels = table.frame["label"].to_numpy()

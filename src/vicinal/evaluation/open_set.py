@@ -27,12 +27,12 @@ import pandas as pd
 from vicinal.data.table import Table
 from vicinal.evaluation.auroc import auroc
 from vicinal.evaluation.protocol import own_gallery_rows, query_gallery_rows
-from vicinal.evaluation.relevance import group_codes
+from vicinal.evaluation.relevance import class_group_codes
 from vicinal.evaluation.thresholds import just_above, threshold_at
 from vicinal.retrieval.by_class import ClassSimilarities, class_similarities
 from vicinal.retrieval.calibration import SCORE_KINDS, ScoreKind
 from vicinal.retrieval.exclusions import Exclusions
-from vicinal.retrieval.scores import Array, UnitVectors
+from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
 
@@ -82,8 +82,7 @@ def open_set_scores(embeddings: Array, table: Table, score: ScoreKind = "similar
     """
     if score not in SCORE_KINDS:
         raise InputError(f"score = {score!r} is unknown; use similarity or margin")
-    if len(embeddings) != len(table):
-        raise InputError(f"{len(embeddings)} embeddings, but table of {len(table)} rows; there must be one row each")
+    check_rows(embeddings, table)
     query_rows, gallery_rows = query_gallery_rows(table)
     labels = table.labels
     _check_classes(labels[query_rows], labels[gallery_rows], needed=1 if score == "similarity" else 2)
@@ -118,9 +117,7 @@ def _margins(found: ClassSimilarities) -> tuple[Floats, Floats]:
 
 def same_image_or_group(table: Table, query_rows: Integers, gallery_rows: Integers) -> Exclusions:
     """What a query must not find: itself, and images of its class and group."""
-    groups = group_codes(table)
-    own_row = own_gallery_rows(table, query_rows, gallery_rows)
-    groups = np.where(groups < 0, -1, groups * len(table.classes) + table.labels)
+    groups, own_row = class_group_codes(table), own_gallery_rows(table, query_rows, gallery_rows)
     return Exclusions(len(query_rows), len(gallery_rows), own_row, groups[query_rows], groups[gallery_rows])
 
 

@@ -14,7 +14,7 @@ from vicinal.evaluation.result import Evaluation
 from vicinal.evaluation.scoring import FINE, score_queries
 from vicinal.retrieval.query_gallery import QueryGallery
 from vicinal.retrieval.reranking.base import Reranking
-from vicinal.retrieval.scores import Array, UnitVectors
+from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError
 
@@ -67,8 +67,7 @@ def evaluate(
         >>> evaluate(embeddings, table, recall_at=[1], metrics=["MRR"]).metrics
         {'recall@1': 1.0, 'mAP@R': 1.0, 'R-precision': 1.0, 'mAP': 1.0, 'MRR': 1.0}
     """
-    if len(embeddings) != len(table):
-        raise InputError(f"{len(embeddings)} embeddings, but table of {len(table)} rows; there must be one row each")
+    check_rows(embeddings, table)
     is_split = _has_queries_and_gallery(table)
     query_rows, gallery_rows = query_gallery_rows(table)
     queries = gallery = UnitVectors(embeddings, "embedding", query_rows if is_split else None)

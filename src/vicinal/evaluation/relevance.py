@@ -118,6 +118,18 @@ class Relevance:
         return self.rows_by_label[self._begin[query] : self._end[query]]
 
 
+def class_group_codes(table: Table) -> Integers:
+    """Number the pairs of class and group, whose images do not find each other: int64 [rows], -1 without a group.
+
+    Example:
+        >>> import pandas as pd
+        >>> class_group_codes(Table(pd.DataFrame({"label": ["cat", "cat", "dog"], "group": [7, -1, 7]})))
+        array([ 0, -1,  1])
+    """
+    groups = group_codes(table)
+    return np.where(groups < 0, -1, table.labels * (groups.max(initial=0) + 1) + groups)
+
+
 def group_codes(table: Table) -> Integers:
     """Number the groups of a table: int64 [rows], -1 for no group (a negative integer, or no column `group`).
 

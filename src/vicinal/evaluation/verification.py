@@ -21,7 +21,7 @@ from vicinal.data.table import Table
 from vicinal.evaluation.open_set import same_image_or_group
 from vicinal.evaluation.protocol import query_gallery_rows
 from vicinal.evaluation.thresholds import check_rate, just_above, num_allowed
-from vicinal.retrieval.scores import BLOCK_ROWS, Array, ScoreBuffer, UnitVectors
+from vicinal.retrieval.scores import BLOCK_ROWS, Array, ScoreBuffer, UnitVectors, check_rows
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
 
@@ -61,8 +61,7 @@ def verification_rates(embeddings: Array, table: Table, false_accept_rates: Sequ
     """
     for rate in false_accept_rates:
         check_rate("false_accept_rate", rate)
-    if len(embeddings) != len(table):
-        raise InputError(f"{len(embeddings)} embeddings, but table of {len(table)} rows; there must be one row each")
+    check_rows(embeddings, table)
     tiles = _tiles(embeddings, table)
     upper = np.zeros((2, NUM_CODES), np.int64)
     for scores, is_same in tiles():

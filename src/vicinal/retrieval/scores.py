@@ -8,6 +8,7 @@ of two vectors then depends on these two vectors only, equal vectors tie, and no
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sized
 from copy import copy
 
 import numpy as np
@@ -171,6 +172,12 @@ def _tile_scores(queries: Tensor, gallery: UnitVectors, rows: Integers, columns:
         pairs = np.flatnonzero((positions >= start) & (positions < start + BLOCK_ROWS))
         scores[pairs] = torch.mm(padded, block.T).cpu().numpy()[rows[pairs], positions[pairs] - start]
     return scores
+
+
+def check_rows(embeddings: Array, table: Sized) -> None:
+    """Raise InputError unless a table has one row per embedding."""
+    if len(embeddings) != len(table):
+        raise InputError(f"{len(embeddings)} embeddings, but table of {len(table)} rows; there must be one row each")
 
 
 def check_same_dim(queries: UnitVectors, gallery: UnitVectors) -> None:
