@@ -41,6 +41,7 @@ def data(arguments: Arguments) -> None:
     check_source(settings.source)
     check_files(settings.root)
     from vicinal.data import add_noise, load_table, split_fingerprint
+    from vicinal.data.columns import column_aliases
     from vicinal.data.dataset import divide
     from vicinal.data.folders import count_other_files
     from vicinal.data.image_files import check_image_files
@@ -48,8 +49,8 @@ def data(arguments: Arguments) -> None:
     label_column = getattr(arguments, "label_column", None)  # labels are optional unless their column is named
     table = load_table(arguments.source, settings.root, settings.path_column, label_column)
     if arguments.where is not None:
-        aliases = {settings.path_column: "path"} | ({label_column: "label"} if label_column else {})
-        table = table.where(arguments.where, aliases)
+        columns = {"path_column": settings.path_column, "label_column": label_column}
+        table = table.where(arguments.where, column_aliases(columns))
         if not len(table):
             raise InputError(f"{arguments.source}: no row fulfills {arguments.where}")
     table = add_noise(divide(table, settings, arguments.seed), settings.noise, arguments.seed)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def made_with(arguments: Arguments, source: str) -> dict[str, str]:
     """The flags that make the embeddings of a source, with the places of their models and files."""
-    from vicinal.retrieval.index.made_with import COLUMN_FLAGS, FLAGS
+    from vicinal.data.columns import COLUMN_FLAGS
+    from vicinal.retrieval.index.made_with import FLAGS
     from vicinal.workflows.source_kind import source_kind
 
     values = {name: getattr(arguments, name, None) for name in FLAGS}
@@ -29,13 +30,6 @@ def made_with(arguments: Arguments, source: str) -> dict[str, str]:
     return {
         name: value if name in COLUMN_FLAGS else _place(value) for name, value in values.items() if value is not None
     }
-
-
-def remembered_columns(stored: Mapping[str, str]) -> dict[str, str]:
-    """The names of columns with which an index was made."""
-    from vicinal.retrieval.index.made_with import COLUMN_FLAGS
-
-    return {name: text for name, text in stored.items() if name in COLUMN_FLAGS}
 
 
 def use_flags_of_index(arguments: Arguments, stored: Mapping[str, str], sources: Sequence[str]) -> None:
@@ -52,7 +46,7 @@ def use_flags_of_index(arguments: Arguments, stored: Mapping[str, str], sources:
     Raises:
         InputError: the model of the index is not known, or it or another file is not where it was.
     """
-    from vicinal.retrieval.index.made_with import COLUMN_FLAGS
+    from vicinal.data.columns import COLUMN_FLAGS
 
     if getattr(arguments, "model", None) is not None or not are_images(sources):
         return
@@ -81,8 +75,10 @@ def reader_for(
         InputError: model or refiner are not those of the index, or not to be found.
     """
     use_flags_of_index(arguments, index.made_with, sources)
-    columns = remembered_columns(index.made_with)
-    reader, refiner = read_embedding(arguments, remembered_columns=columns, **options), load_refiner(arguments)
+    from vicinal.data.columns import named_columns
+
+    reader = read_embedding(arguments, remembered_columns=named_columns(index.made_with), **options)
+    refiner = load_refiner(arguments)
     index.check_refiner(refiner)
     return reader, refiner
 

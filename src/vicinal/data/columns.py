@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ INT64 = np.iinfo(np.int64)
 BOOLEAN_COLUMNS = ("is_query", "is_gallery", "noisy_label", "noisy_image")
 BOX_COLUMNS = ("x_1", "y_1", "x_2", "y_2")  # left, top, right, bottom of the part of an image that a row is
 PUBLISHED_BOX_COLUMNS = tuple(f"box_{name}" for name in BOX_COLUMNS)  # of benchmarks, whose protocols do not crop
+COLUMN_FLAGS = {"path_column": "path", "label_column": "label"}  # the settings that say what columns are called
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -34,6 +36,26 @@ def is_coarse_column(column: str) -> bool:
 def is_known_column(column: str) -> bool:
     """Whether Vicinal gives the column a meaning. Other columns are kept unchanged."""
     return is_label_column(column) or column in ("path", "split", *BOOLEAN_COLUMNS)
+
+
+def named_columns(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that say what the columns of paths and labels are called, those that are given.
+
+    Example:
+        >>> named_columns({"path_column": "file", "label_column": None, "model": "run"})
+        {'path_column': 'file'}
+    """
+    return {flag: settings[flag] for flag in COLUMN_FLAGS if isinstance(settings.get(flag), str)}
+
+
+def column_aliases(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What the columns `path` and `label` may be called besides, by the settings that name them.
+
+    Example:
+        >>> column_aliases({"path_column": "file", "label_column": None, "model": "run"})
+        {'file': 'path'}
+    """
+    return {name: COLUMN_FLAGS[flag] for flag, name in named_columns(settings).items()}
 
 
 def validate_frame(frame: pd.DataFrame, root: str | Path | None = None) -> pd.DataFrame:

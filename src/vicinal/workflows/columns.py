@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vicinal.data.columns import COLUMN_FLAGS, named_columns
 from vicinal.utils.files import check_regular_file
 from vicinal.utils.run_folder import RunFolder
-
-NAMES = {"path_column": "path", "label_column": "label"}
 
 
 def data_settings_of_run(run: RunFolder) -> Mapping[str, Any]:
@@ -31,8 +30,7 @@ def columns_of_run(model: str | None) -> dict[str, str]:
     """The names of columns that a run was trained with; empty for a model that is no run."""
     if model is None or not RunFolder(Path(model)).recipe.is_file():
         return {}
-    data = data_settings_of_run(RunFolder(Path(model)))
-    return {flag: data[flag] for flag in NAMES if isinstance(data.get(flag), str)}
+    return named_columns(data_settings_of_run(RunFolder(Path(model))))
 
 
 def choose_column(source: str, flag: str, given: str | None, remembered: Mapping[str, str]) -> str | None:
@@ -48,14 +46,14 @@ def choose_column(source: str, flag: str, given: str | None, remembered: Mapping
         The name that was given; else that which was given before, if this table has a column of that name and none
         called `path` or `label`; else `path`, and None for labels, which are optional.
     """
-    default = None if flag == "label_column" else NAMES[flag]
+    default = None if flag == "label_column" else COLUMN_FLAGS[flag]
     known = remembered.get(flag)
     if given is not None or known is None or not _is_table(source):
         return default if given is None else given
     from vicinal.data.table_files import column_names
 
     names = column_names(Path(source))
-    return known if known in names and NAMES[flag] not in names else default
+    return known if known in names and COLUMN_FLAGS[flag] not in names else default
 
 
 def _is_table(source: str) -> bool:

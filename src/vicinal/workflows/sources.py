@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.benchmarks import BENCHMARKS
+from vicinal.data.columns import COLUMN_FLAGS, column_aliases, named_columns
 from vicinal.data.conditions import matching_rows
 from vicinal.data.embeddings import load_embeddings, load_labels, load_vectors, read_fingerprint
 from vicinal.data.loading import load_run_table, load_table
@@ -117,8 +118,9 @@ class EmbeddingReader(EmbeddingOptions):
         kind = source_kind(source)
         if kind in ("embeddings", "index"):
             self._refuse_image_options(source)
-            stored = self._select(_load_stored(source, is_index=kind == "index"), split, source)
-            return _with_cost(stored, kind) if self.measure else stored
+            stored, columns = _load_stored(source, is_index=kind == "index")
+            selected = self._select(stored, split, source, columns)
+            return _with_cost(selected, kind) if self.measure else selected
         if kind == "embedder":
             raise InputError(f"{source} is a model and holds no images: evaluate it with --images, else give --model")
         table, model = self.read_table(source, split), self._model_of(source)
@@ -130,11 +132,10 @@ class EmbeddingReader(EmbeddingOptions):
         Raises:
             InputError: as :meth:`embed`.
         """
-        remembered = columns_of_run(self.model) | dict(self.remembered_columns)
-        given = {"path_column": self.path_column, "label_column": self.label_column}
-        columns = {flag: choose_column(source, flag, name, remembered) for flag, name in given.items()}
+        remembered = self._columns_of_model
+        columns = {flag: choose_column(source, flag, getattr(self, flag), remembered) for flag in COLUMN_FLAGS}
         table = load_images(source, self.root, **columns)
-        return table.take(self._rows(table, split, source))
+        return table.take(self._rows(table, split, source, columns_of_run(source)))
 
     def embed_function(self, source: str) -> Callable[[Table], EmbeddedTable]:
         """Return the function that embeds rows of the table of a source, by the model of the options or the source."""
@@ -251,15 +252,20 @@ class EmbeddingReader(EmbeddingOptions):
             if value is not None:
                 raise InputError(f"{source} holds embeddings already; leave out {option}, or name the images")
 
-    def _select(self, embedded: EmbeddedTable, split: str | None, source: str) -> EmbeddedTable:
+    def _select(
+        self, embedded: EmbeddedTable, split: str | None, source: str, columns: Mapping[str, str] | None = None
+    ) -> EmbeddedTable:
         """Return the selected rows, whitened."""
-        rows = self._rows(embedded.table, split, source)
+        rows = self._rows(embedded.table, split, source, columns or {})
         if len(rows) < len(embedded.table):
             embedded = replace(embedded, vectors=embedded.vectors[rows], table=embedded.table.take(rows))
         return self._whiten(embedded)
 
-    def _rows(self, table: Table, split: str | None, source: str) -> Integers:
-        """Return the selected rows: those of the split, and with `query_gallery_only` those of queries and gallery."""
+    def _rows(self, table: Table, split: str | None, source: str, columns: Mapping[str, str]) -> Integers:
+        """Return the selected rows: those of the split, and with `query_gallery_only` those of queries and gallery.
+
+        Conditions know the columns of paths and labels by the names that source, model or options give them.
+        """
         is_selected = np.ones(len(table), dtype=bool)
         if split is None and self.default_split in table.splits:
             split = self.default_split
@@ -273,22 +279,22 @@ class EmbeddingReader(EmbeddingOptions):
         if self.query_gallery_only and table.has("is_query") and table.has("is_gallery"):
             is_selected = is_selected & (table.frame["is_query"] | table.frame["is_gallery"]).to_numpy(dtype=bool)
         if self.where is not None:
-            is_selected = is_selected & self._fulfill_where(table, source)
+            named = {**columns, **self._columns_of_model, **named_columns(vars(self))}
+            is_selected = is_selected & self._fulfill_where(table, source, column_aliases(named))
             if not is_selected.any():
                 raise InputError(f"{source}: no row fulfills {self.where}" + (f" in the split {split}" * bool(split)))
         return np.flatnonzero(is_selected)
 
-    def _fulfill_where(self, table: Table, source: str) -> Booleans:
+    def _fulfill_where(self, table: Table, source: str, aliases: Mapping[str, str]) -> Booleans:
         try:
-            return matching_rows(table.frame, str(self.where), self._aliases())
+            return matching_rows(table.frame, str(self.where), aliases)
         except InputError as error:
             raise InputError(f"{source}: {error}") from None
 
-    def _aliases(self) -> dict[str, str]:
-        """What the columns `path` and `label` may be called in conditions."""
-        given = {"path_column": self.path_column, "label_column": self.label_column}
-        names = columns_of_run(self.model) | dict(self.remembered_columns) | {k: v for k, v in given.items() if v}
-        return {name: flag.removesuffix("_column") for flag, name in names.items()}
+    @cached_property
+    def _columns_of_model(self) -> dict[str, str]:
+        """The names of columns that the run of the model, or the index, was made with."""
+        return columns_of_run(self.model) | dict(self.remembered_columns)
 
     def _whiten(self, embedded: EmbeddedTable) -> EmbeddedTable:
         whitening = self._pca_whitening
@@ -310,13 +316,14 @@ def _on_error_of_run(run: RunFolder) -> OnError:
     return "skip" if data_settings_of_run(run).get("on_error") == "skip" else "raise"
 
 
-def _load_stored(source: str, is_index: bool) -> EmbeddedTable:
+def _load_stored(source: str, is_index: bool) -> tuple[EmbeddedTable, dict[str, str]]:
+    """Stored embeddings, and what an index was made with."""
     if not is_index:
-        return EmbeddedTable(*load_embeddings(source), source)
+        return EmbeddedTable(*load_embeddings(source), source), {}
     from vicinal.retrieval import Index
 
     index = Index.load(source)
-    return EmbeddedTable(index.vectors(), Table(index.metadata.frame), index)
+    return EmbeddedTable(index.vectors(), Table(index.metadata.frame), index), index.made_with
 
 
 def load_images(

@@ -10,11 +10,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from vicinal.data.columns import column_aliases
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.index.faiss_engine import FaissEngine, Kind
-from vicinal.retrieval.index.made_with import COLUMN_FLAGS, check_made_with, check_same_fingerprint, refiner_flag
+from vicinal.retrieval.index.made_with import check_made_with, check_same_fingerprint, refiner_flag
 from vicinal.retrieval.index.metadata import Metadata
 from vicinal.retrieval.index.refiner_context import RefinerContext
 from vicinal.retrieval.index.storage import IndexFiles, current_files, write_lock
@@ -269,8 +270,7 @@ class Index:
     @property
     def column_aliases(self) -> dict[str, str]:
         """What the columns `path` and `label` were called in the table that the index was made of."""
-        names = {flag: self.made_with[flag] for flag in COLUMN_FLAGS if flag in self.made_with}
-        return {name: flag.removesuffix("_column") for flag, name in names.items()}
+        return column_aliases(self.made_with)
 
     def where(self, condition: str) -> Integers:
         """Return the ids of the images whose columns fulfill a condition, int64 [n].

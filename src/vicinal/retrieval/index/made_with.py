@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from vicinal.data.columns import COLUMN_FLAGS
 from vicinal.utils.errors import InputError, one_line
 
-COLUMN_FLAGS = ("path_column", "label_column")  # how tables are read; embeddings do not depend on them
-FLAGS = ("model", "pooling", "scales", "max_size", "whitening", "refiner", *COLUMN_FLAGS)
+FLAGS = ("model", "pooling", "scales", "max_size", "whitening", "refiner", *COLUMN_FLAGS)  # the last for tables only
 
 
 def check_made_with(made_with: object) -> None:
