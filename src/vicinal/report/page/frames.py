@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from vicinal.analysis import QueryNeighbors
 from vicinal.data.table import Table
 from vicinal.report.page.markup import Markup, element
-from vicinal.report.page.thumbnails import Thumbnails, image_label
+from vicinal.report.page.thumbnails import Thumbnails
 
 MATCH, MISMATCH = "✓", "✗"  # marks for readers who cannot tell green from red
 KEY = (
@@ -28,7 +28,7 @@ class ImageFrames:
 
     def __init__(self, thumbnails: Thumbnails, table: Table) -> None:
         self.thumbnails, self.table = thumbnails, table
-        self.labels: list[str] = [image_label(table, row) for row in range(len(table))]
+        self.labels = thumbnails.labels(table)
 
     def frame(self, row: int, kind: str, mark: str, text: str) -> Markup:
         """An image in its frame, as an item of a list.

@@ -6,12 +6,12 @@ import base64
 import os
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
-from PIL import Image, ImageOps
+from PIL import Image
 
-from vicinal.data.boxes import Box, row_boxes
-from vicinal.data.decoding import read_image
+from vicinal.data.boxes import Box, crop_to_box, row_boxes
+from vicinal.data.decoding import decoded, open_image
 from vicinal.data.table import Table
 from vicinal.report.page.markup import counted
 from vicinal.report.page.paths import relative_paths
@@ -23,17 +23,27 @@ QUALITY, MIN_SIDE = 75, 16
 NUM_THREADS = 4
 
 
-def image_label(table: Table, row: int) -> str:
-    """What is written below an image: its label, or without labels the name of its file or the number of its row.
+def image_labels(table: Table) -> list[str]:
+    """What is written below each image: its label, or without labels the name of its file or the number of its row.
 
     Example:
         >>> import pandas as pd
-        >>> image_label(Table(pd.DataFrame({"path": ["/photos/a.png"]})), 0)
-        'a.png'
+        >>> image_labels(Table(pd.DataFrame({"path": ["/photos/a.png"]})))
+        ['a.png']
     """
     if table.has("label"):
-        return str(table.frame["label"].iloc[row])
-    return os.path.basename(table.paths[row]) if table.has("path") else f"row {row}"
+        return [str(label) for label in table.frame["label"]]
+    if table.has("path"):
+        return [os.path.basename(path) for path in table.paths]
+    return [f"row {row}" for row in range(len(table))]
+
+
+class _Rows(NamedTuple):
+    """What is known of the images of a table; the table is kept, so that its id stays its own."""
+
+    table: Table
+    labels: list[str]
+    boxes: list[Box | None]
 
 
 class Thumbnails:
@@ -53,6 +63,7 @@ class Thumbnails:
     """
 
     def __init__(self) -> None:
+        self._tables: dict[int, _Rows] = {}
         self._numbers: dict[object, int] = {}
         self._images: list[dict[str, Any]] = []
         self._paths: list[str | None] = []
@@ -64,14 +75,24 @@ class Thumbnails:
         """The number of a row's image; its thumbnail has the largest size that is asked for."""
         key = table.image_keys[row] if table.has("path") else (id(table), row)
         if key not in self._numbers:
+            rows = self._rows(table)
             self._numbers[key] = len(self._images)
             self._paths.append(table.paths[row] if table.has("path") else None)
-            self._boxes.append(row_boxes(table.frame.iloc[[row]])[0])
-            self._images.append({"label": image_label(table, row), "file": f"row {row}"})
+            self._boxes.append(rows.boxes[row])
+            self._images.append({"label": rows.labels[row], "file": f"row {row}"})
             self._sizes.append(size)
         number = self._numbers[key]
         self._sizes[number] = max(self._sizes[number], size)
         return number
+
+    def labels(self, table: Table) -> list[str]:
+        """The labels of all images of a table, see :func:`image_labels`."""
+        return self._rows(table).labels
+
+    def _rows(self, table: Table) -> _Rows:
+        if id(table) not in self._tables:
+            self._tables[id(table)] = _Rows(table, image_labels(table), row_boxes(table.frame))
+        return self._tables[id(table)]
 
     def __len__(self) -> int:
         return len(self._images)
@@ -115,25 +136,13 @@ class Thumbnails:
 def _thumbnail(path: str, box: Box | None, size: int) -> Image.Image | None:
     """The image in at most `size` x `size` pixels; None if it cannot be read."""
     try:
-        image = (_small_jpeg(path, size) if box is None else None) or read_image(path, box=box)
+        with open_image(path) as image:
+            reduction = 1.0 if box is not None else max(image.size) / (2 * size)  # the rest is resized smoothly
+            picture = crop_to_box(decoded(image, reduction), box, path)
     except InputError:
         return None
-    image.thumbnail((size, size))
-    return image
-
-
-def _small_jpeg(path: str, size: int) -> Image.Image | None:
-    """A color JPEG decoded at a fraction of its size, many times faster; None for any other image."""
-    if not os.path.isfile(path):  # opening a pipe would block forever
-        return None
-    try:
-        with Image.open(path, formats=["JPEG"]) as image:
-            if image.format != "JPEG" or image.mode != "RGB":
-                return None
-            image.draft("RGB", (2 * size, 2 * size))
-            return ImageOps.exif_transpose(image)
-    except Exception:  # read_image reports what is wrong with the file, or can read it
-        return None
+    picture.thumbnail((size, size))
+    return picture
 
 
 def _sources(pool: ThreadPoolExecutor, thumbnails: list[Image.Image | None], scale: float) -> list[str | None]:
