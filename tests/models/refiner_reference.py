@@ -89,6 +89,8 @@ def mlp(block: nn.Module, e: Tensor) -> Tensor:
 def steps(refiner: ContextRefiner, e: Tensor, context: list[Tensor]) -> list[Tensor]:
     """e^0 to e^T of one sample: Eq. 3, normalized as in Algorithms 1 and 2."""
     seen = [e / e.norm()]
+    if refiner.min_similarity is not None:
+        context = [neighbor for neighbor in context if sum(seen[0] * neighbor) >= refiner.min_similarity]
     for number in range(refiner.depth):
         block = refiner.blocks[0 if refiner.tie_weights else number]
         moved = seen[-1] + cross_attention(block, seen[-1], context) if context else seen[-1]

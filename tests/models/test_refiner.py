@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.models.refiner_reference import PAPER, looked_at, neighborhoods, reference, trained
+from tests.models.refiner_reference import PAPER, cross_attention, looked_at, neighborhoods, reference, trained
 from vicinal.models.refiner import ContextRefiner
 from vicinal.utils.errors import InputError
 
@@ -21,6 +21,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "random and gated": {**PAPER, "residual_gate": True, "null_similarity": 0.2, "temperature": 2.0},
     "similarity alone": {"learn_temperature": False, "null_similarity": None, "residual_gate": False},
     "wide, with an MLP": {"inner_ratio": 1.5, "mlp_ratio": 0.5},
+    "near neighbors only": {"residual_gate": True, "min_similarity": 0.6},
     "narrow and tied": {"inner_ratio": 0.5, "tie_weights": True, "mlp_ratio": 1.0},
 }
 
@@ -157,6 +158,38 @@ def test_a_null_neighbor_refuses_those_that_are_far() -> None:
         neighbor = similarity * embeddings + math.sqrt(1 - similarity**2) * torch.eye(8, dtype=torch.float64)[1:2]
         attention = refiner.attention_weights(embeddings, neighbor.expand(2, 8)[None]).sum().item()
         assert least <= attention <= most, similarity
+
+
+def test_a_minimum_of_similarity_ignores_neighbors_that_are_far() -> None:
+    refiner = trained(8, 2, 2, min_similarity=0.5)
+    embeddings = torch.eye(8, dtype=torch.float64)[:1]
+    similarities = torch.tensor([0.9, 0.51, 0.49, -0.2], dtype=torch.float64)[:, None]
+    context = similarities * embeddings + (1 - similarities**2).sqrt() * torch.eye(8, dtype=torch.float64)[1:5]
+    weights = refiner.attention_weights(embeddings, context[None])
+    assert (weights[:, 0, :2] > 0).all()
+    assert not weights[:, 0, 2:].any()
+    torch.testing.assert_close(refiner(embeddings, context[None]), refiner(embeddings, context[None, :2]))
+    assert torch.equal(refiner(embeddings, context[None, 2:]), embeddings)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_updates_are_scaled(variant: str) -> None:
+    refiner = trained(8, 2, 2, **VARIANTS[variant])
+    embeddings, context = neighborhoods(5, 4, 8)
+
+    def updates() -> list[Tensor]:
+        return [
+            cross_attention(refiner.blocks[0], e, list(around)) for e, around in zip(embeddings, context, strict=True)
+        ]
+
+    wanted = [0.3 * update for update in updates()]
+    refiner.scale_updates(0.3)
+    torch.testing.assert_close(updates(), wanted)
+    refiner.scale_updates(0)
+    torch.testing.assert_close(refiner(embeddings, context), embeddings)
+    for wrong in (-1, math.inf, "much"):
+        with pytest.raises(InputError, match="of the updates must be 0 or more"):
+            refiner.scale_updates(wrong)  # type: ignore[arg-type]
 
 
 def test_the_output_of_any_depth() -> None:
@@ -403,6 +436,7 @@ def test_compiles_whole(with_mask: bool) -> None:
         ({"null_similarity": 1.5}, "ContextRefiner: null_similarity = 1.5 must be a cosine similarity, from -1 to 1"),
         ({"inner_ratio": 0}, "ContextRefiner: inner_ratio = 0 must be above 0 and at most 64"),
         ({"mlp_ratio": math.nan}, "ContextRefiner: mlp_ratio = nan must be from 0 to 64"),
+        ({"min_similarity": 1.0}, "ContextRefiner: min_similarity = 1.0 must be from -1 to below 1, or None"),
         ({"tie_weights": 1}, "ContextRefiner: tie_weights = 1 must be True or False"),
     ],
     ids=str,

@@ -87,7 +87,7 @@ def test_older_files_are_those_of_the_paper(tmp_path):
     refiner = build(**PAPER)
     refiner.save_pretrained(tmp_path / "refiner")
     added = ("attention_start", "temperature", "learn_temperature", "null_similarity", "residual_gate", "inner_ratio")
-    change(tmp_path / "refiner", **dict.fromkeys([*added, "mlp_ratio", "tie_weights"], "DELETE"))
+    change(tmp_path / "refiner", **dict.fromkeys([*added, "mlp_ratio", "tie_weights", "min_similarity"], "DELETE"))
     loaded = ContextRefiner.from_pretrained(tmp_path / "refiner")
     assert torch.equal(refined(loaded), refined(refiner))
     assert loaded.fingerprint() == refiner.fingerprint()
@@ -114,6 +114,7 @@ def test_what_the_folder_holds(tmp_path):
         "inner_ratio": 1.0,
         "mlp_ratio": 0.0,
         "tie_weights": False,
+        "min_similarity": None,
         "model_fingerprint": FINGERPRINT,
         "recipe": {"loss": "MultiSimilarityLoss"},
         "metrics": {"recall@1": 0.875},

@@ -123,6 +123,12 @@ class ContextBlock(nn.Module):
         weights = self._attention(embeddings, context, mask).mean(dim=1)
         return weights if mask is None else weights.masked_fill(~mask.any(dim=1, keepdim=True), 0.0)
 
+    def scale_update(self, factor: float) -> None:
+        """Multiply what attention and the MLP add to an embedding."""
+        attention = self.output if self.gate is None else self.gate
+        for weight in [attention, *([] if self.mlp is None else [self.mlp.output])]:
+            weight.mul_(factor)
+
     def _attention(self, embeddings: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
         """The attention weights [n, num_heads, k]; those of an embedding without neighbors mean nothing."""
         temperature = self.settings.temperature if self.log_temperature is None else self.log_temperature.exp()

@@ -81,6 +81,7 @@ REFINER = ModelFormat(
         "inner_ratio": (float, int),
         "mlp_ratio": (float, int),
         "tie_weights": (bool,),
+        "min_similarity": (float, int, type(None)),
         "model_fingerprint": (str, type(None)),
         **COMMON_TYPES,
     },
@@ -95,6 +96,7 @@ REFINER = ModelFormat(
         "inner_ratio": 1.0,
         "mlp_ratio": 0.0,
         "tie_weights": False,
+        "min_similarity": None,
     },
 )
 

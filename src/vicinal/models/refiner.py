@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict
 from typing import Any, Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vicinal.models.context_block import START_TEMPERATURES, AttentionStart, BlockSettings, ContextBlock
 from vicinal.models.model_format import REFINER
 from vicinal.models.modes import unit_vectors
 from vicinal.models.saving import SavedModel, check_same_model
-from vicinal.utils.arguments import check_bool, check_positive_integer, is_integer
+from vicinal.utils.arguments import check_bool, check_positive_integer, is_integer, is_number, shown
 from vicinal.utils.errors import InputError
 
 
@@ -58,6 +60,8 @@ class ContextRefiner(SavedModel):
         inner_ratio: Width of queries, keys and values, over all heads, as a multiple of `dim`.
         mlp_ratio: Number of hidden units of an MLP with GELU after attention, as a multiple of `dim`; 0 for none.
         tie_weights: Whether all blocks have the same weights.
+        min_similarity: Cosine similarity to the embedding before refinement below which a neighbor is ignored. An
+            embedding without nearer neighbors is unchanged. None: all neighbors take part.
 
     Attributes:
         recipe: How the refiner was trained, as JSON values; empty if unknown.
@@ -95,6 +99,7 @@ class ContextRefiner(SavedModel):
         inner_ratio: float = 1.0,
         mlp_ratio: float = 0.0,
         tie_weights: bool = False,
+        min_similarity: float | None = None,
     ) -> None:
         super().__init__()
         if context not in ("neighbors", "self"):
@@ -105,6 +110,7 @@ class ContextRefiner(SavedModel):
         for name, value in {"dim": dim, "depth": depth, "num_heads": num_heads, "neighbors": neighbors}.items():
             if value > REFINER.limits[name]:
                 raise InputError(f"ContextRefiner: {name} = {value} is too large; use at most {REFINER.limits[name]:,}")
+        self.min_similarity = _checked_similarity(min_similarity)
         check_bool(self, learn_temperature=learn_temperature, residual_gate=residual_gate, tie_weights=tie_weights)
         # Python integers, since those of NumPy are not JSON values.
         self.block_settings = BlockSettings(
@@ -153,8 +159,9 @@ class ContextRefiner(SavedModel):
 
         Each row adds up to 1, or to 0 if there is no neighbor; with a null neighbor, to 1 less its weight.
         """
-        steps = self._apply_blocks(embeddings, context, None, mask)
-        blocks = self._blocks(self.depth)
+        steps, blocks = self._apply_blocks(embeddings, context, None, mask), self._blocks(self.depth)
+        self._check_shapes(embeddings, context, mask)
+        mask = self._near(embeddings, context, mask)
         return torch.stack([block.weights(e, context, mask) for block, e in zip(blocks, steps, strict=False)])
 
     def truncate(self, depth: int) -> ContextRefiner:
@@ -173,9 +180,37 @@ class ContextRefiner(SavedModel):
         depth = self.depth if depth is None else depth
         self.check_depth(depth)
         self._check_shapes(embeddings, context, mask)
+        mask = self._near(embeddings, context, mask)
         yield (embeddings := unit_vectors(embeddings, self.training))
         for block in self._blocks(depth):
             yield (embeddings := block(embeddings, context, mask))
+
+    def _near(self, embeddings: Tensor, context: Tensor, mask: Tensor | None) -> Tensor | None:
+        """The neighbors that take part, bool [n, k]: those of the mask that are not too far; None for all."""
+        if self.min_similarity is None:
+            return mask
+        similarities = torch.einsum("nd,nkd->nk", F.normalize(embeddings, dim=1), context)
+        is_near = similarities >= self.min_similarity
+        return is_near if mask is None else mask & is_near
+
+    @torch.no_grad()
+    def scale_updates(self, factor: float) -> None:
+        """Multiply what every block adds to an embedding, before it is normalized again; with 0 it is the identity.
+
+        Args:
+            factor: 0 or more; a smaller step is safer and gains less.
+
+        Raises:
+            InputError: the factor is negative or not finite.
+
+        Example:
+            >>> refiner = ContextRefiner(dim=8, depth=2)
+            >>> refiner.scale_updates(0.5)
+        """
+        if not is_number(factor) or not 0 <= factor < math.inf:
+            raise InputError(f"ContextRefiner: factor = {shown(factor)} of the updates must be 0 or more")
+        for block in self.blocks:
+            cast(ContextBlock, block).scale_update(factor)
 
     def _blocks(self, depth: int) -> list[ContextBlock]:
         """The first blocks, of which the same one may come again and again."""
@@ -210,6 +245,7 @@ class ContextRefiner(SavedModel):
             "neighbors": self.neighbors,
             "context": self.context,
             "tie_weights": self.tie_weights,
+            "min_similarity": self.min_similarity,
             "model_fingerprint": self.model_fingerprint,
         }
 
@@ -231,3 +267,12 @@ class ContextRefiner(SavedModel):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, depth={self.depth}, num_heads={self.num_heads}, neighbors={self.neighbors}"
+
+
+def _checked_similarity(value: float | None) -> float | None:
+    """A minimum of similarities as a Python float; None stays."""
+    if value is None:
+        return None
+    if not is_number(value) or not -1 <= value < 1:
+        raise InputError(f"ContextRefiner: min_similarity = {shown(value)} must be from -1 to below 1, or None")
+    return float(value)

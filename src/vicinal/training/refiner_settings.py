@@ -116,6 +116,9 @@ class RefinerSettings(BaseSettings):
         val_fraction: fraction of the classes that are used for validation, where there is no split val; 0, which needs
             `keep: last`: all classes are trained on.
         augmentation: augmentation of embeddings and neighbors.
+        label_smoothing: fraction of any loss that is computed with the labels of the batch in random order. For a loss
+            that is linear in the target probabilities, such as a softmax over class centers, this is label smoothing
+            in expectation: the fraction is divided evenly among the labels of the batch.
         optimizer: the optimizer of the refiner and its loss.
         validation: evaluation on the split val. A refiner that does not improve the metric significantly over the
             embeddings themselves is not saved.
@@ -133,6 +136,7 @@ class RefinerSettings(BaseSettings):
     embedder_fraction: float = 0.0
     val_fraction: float = 0.2
     augmentation: ContextAugmentation = field(default_factory=ContextAugmentation)
+    label_smoothing: float = 0.0
     epochs: int | None = field(default=15, metadata=EPOCHS)
     optimizer: RefinerOptimizer = field(default_factory=RefinerOptimizer)
     schedule: Schedule = field(default_factory=lambda: Schedule(warmup=1.0))
@@ -154,4 +158,5 @@ class RefinerSettings(BaseSettings):
         has_recipe = fraction == 0 or self.run is not None
         require(has_recipe, "embedder_fraction", fraction, "0 without run, whose recipe trains the new embedder")
         require(0 <= self.val_fraction < 1, "val_fraction", self.val_fraction, "from 0 to below 1")
+        require(0 <= self.label_smoothing < 1, "label_smoothing", self.label_smoothing, "from 0 to below 1")
         check_class_sizes("guardrail_class_sizes", self.guardrail_class_sizes)

@@ -37,15 +37,22 @@ class RefinerModule(nn.Module):
     Args:
         refiner: the model.
         loss: the loss, with or without parameters.
+        label_smoothing: fraction of the loss that is computed with the labels of the batch in random order.
     """
 
-    def __init__(self, refiner: ContextRefiner, loss: Loss) -> None:
+    def __init__(self, refiner: ContextRefiner, loss: Loss, label_smoothing: float = 0.0) -> None:
         super().__init__()
-        self.refiner, self.loss = refiner, loss
+        self.refiner, self.loss, self.label_smoothing = refiner, loss, label_smoothing
 
     def forward(self, embeddings: Tensor, context: Tensor, mask: Tensor, labels: Tensor) -> LossTerms:
         """The terms of the loss of the refined embeddings."""
-        return self.loss.parts(PairSource.from_distributed_batch(self.refiner(embeddings, context, mask=mask), labels))
+        refined, smoothing = self.refiner(embeddings, context, mask=mask), self.label_smoothing
+        terms = self.loss.parts(PairSource.from_distributed_batch(refined, labels))
+        if smoothing == 0:
+            return terms
+        shuffled = labels[torch.randperm(len(labels)).to(labels.device)]
+        random = self.loss.parts(PairSource.from_distributed_batch(refined, shuffled))
+        return {name: (1 - smoothing) * term + smoothing * random[name] for name, term in terms.items()}
 
 
 class RefinerTrainer(BaseTrainer):
@@ -102,7 +109,7 @@ class RefinerTrainer(BaseTrainer):
             "loss": list(self.loss.parameters()),
         }
         groups = {name: parameters for name, parameters in groups.items() if parameters}
-        self.engine.setup(RefinerModule(self.refiner, self.loss), groups)
+        self.engine.setup(RefinerModule(self.refiner, self.loss, self.settings.label_smoothing), groups)
 
     def _create_validation(self, vectors: UnitVectors, table: Table) -> None:
         """Evaluate the embeddings of the split val themselves, all together and with fewer images per class."""
