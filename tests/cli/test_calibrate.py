@@ -57,11 +57,37 @@ def test_a_run_keeps_its_calibration_in_its_model_folder(run: Path, photos: Path
     kept.unlink()
 
 
+def test_a_gallery_of_the_size_in_use(embeddings: Path, tmp_path: Path, capsys) -> None:
+    index = tmp_path / "i"
+    output(capsys, "index", index, "--source", embeddings)
+    few = ["--where", "label < 9", "--out", tmp_path / "c.json", "--json"]
+    assert json.loads(output(capsys, "calibrate", embeddings, *few))["num_gallery"] == 54
+    assert json.loads(output(capsys, "calibrate", embeddings, *few, "--gallery", index))["num_gallery"] == 240
+    assert main(["calibrate", str(embeddings), "--where", "label < 9", "--index", str(index)]) == 0
+    told = f"{index} has 240 images, the calibration 54: in a larger gallery unknown images find more similar ones"
+    assert told in capsys.readouterr().err
+    main(["search", str(index), str(embeddings), "-k", "1"])
+    assert told in capsys.readouterr().err
+    output(capsys, "calibrate", embeddings, "--where", "label < 9", "--index", index, "--gallery", index)
+    main(["search", str(index), str(embeddings), "-k", "1"])
+    assert told not in capsys.readouterr().err
+
+
+def test_a_run_searches_its_other_splits_as_images_of_its_model(run: Path, photos: Path, capsys) -> None:
+    facts = output(capsys, "calibrate", run, "--split", "all", "--where", "label in ['class0', 'class1', 'class2', "
+                   "'class3']", "--gallery", photos, "--json")  # fmt: skip
+    facts = json.loads(facts)
+    assert (facts["num_queries"], facts["num_classes"], facts["num_gallery"]) == (24, 4, 48)
+    (run / "model" / "calibration.json").unlink()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--false_accept_rate", "2"], "false_accept_rate = 2.0 is impossible"),
         (["--unknown_fraction", "2"], "unknown_fraction = 2.0 must be from 0 to 1"),
+        (["--threshold_by", "bound"], "needs 299 classes of equal size; these are worth 30"),
+        (["--gallery", "none"], "none"),
         (["--out", "c.txt"], "name a file ending in .json"),
         (["--index", "none"], "none: no such file or folder"),
         (["--images", "digits", "--model", "m"], "no folder"),

@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.special import rel_entr
+from scipy.stats import beta
 from sklearn.isotonic import IsotonicRegression
 
 from tests.evaluation.test_open_set import clusters
@@ -62,14 +64,68 @@ def test_a_calibration_says_what_its_scores_say(score: str) -> None:
     assert (found.num_queries, found.num_gallery, found.fingerprint) == (len(table), len(table), "m")
 
 
-def test_held_out_queries_have_the_threshold_of_other_classes() -> None:
+@pytest.mark.parametrize("score", ["similarity", "margin"])
+@pytest.mark.parametrize("rate", [0.02, 0.3])
+def test_held_out_queries_have_the_threshold_of_a_search_without_their_class(score: str, rate: float) -> None:
     vectors, table = clusters(2, classes=25)
+    scores = open_set_scores(vectors, table, score)
+    accepted = calibration.held_out_accepts(scores, rate)
+    for label in range(25):
+        others, is_own = table.labels != label, scores.unknown_classes == label
+        threshold = thresholds.threshold_at(open_set_scores(vectors[others], table.take(others), score).unknown, rate)
+        assert (accepted[is_own] == (scores.unknown[is_own] >= threshold)).all()
+    assert accepted.any()
+
+
+def test_two_classes_that_look_alike_do_not_vouch_for_each_other() -> None:
+    """Each of a pair would raise the threshold for the other if it stayed in the gallery."""
+    rng, labels = np.random.default_rng(0), np.arange(20).repeat(5)
+    centers = np.eye(20)
+    centers[1] = centers[0] + 0.2 * centers[1]
+    vectors = centers[labels] + 0.02 * rng.normal(size=(100, 20))
+    found = calibrate(vectors, Table(pd.DataFrame({"label": labels})), 0.05, resampling=FEW)
+    assert found.held_out_false_accept_rate >= 0.1  # both classes of the pair, all their images
+
+
+@pytest.mark.parametrize("num_classes", [5, 30, 400])
+@pytest.mark.parametrize("rate", [0.0, 0.01, 0.3])
+def test_a_bound_is_where_the_inequality_of_hoeffding_is_an_equality(rate: float, num_classes: int) -> None:
+    bound = thresholds.rate_bound(rate, num_classes, 0.9)
+    divergence = sum(rel_entr([rate, 1 - rate], [bound, 1 - bound]))
+    assert np.exp(-num_classes * divergence) == pytest.approx(0.1)
+    assert thresholds.rate_for_bound(bound, num_classes, 0.9) == pytest.approx(rate, abs=1e-9)
+    clopper_pearson = beta.ppf(0.9, rate * num_classes + 1, num_classes * (1 - rate))
+    assert bound >= clopper_pearson - 1e-9
+    if rate == 0:
+        assert thresholds.classes_needed(bound - 1e-9, 0.9) == num_classes + 1
+
+
+def test_the_bound_is_chosen_for_and_told() -> None:
+    vectors, table = clusters(2, classes=60)
     scores = open_set_scores(vectors, table)
-    accepted = calibration.held_out_accepts(scores, 0.2, seed=3)
-    folds = np.random.default_rng(3).permutation(25) % 5
-    for row, label in enumerate(scores.unknown_classes):
-        others = scores.unknown[folds[scores.unknown_classes] != folds[label]]
-        assert accepted[row] == (scores.unknown[row] >= thresholds.threshold_at(others, 0.2))
+    sizes = np.unique(scores.unknown_classes, return_counts=True)[1]
+    worth = sizes.sum() ** 2 / (sizes**2).sum()
+    plain, bounded = (calibrate(vectors, table, 0.2, threshold_by=by, resampling=FEW) for by in ("rate", "bound"))
+    assert plain.false_accept_rate_bound == thresholds.rate_bound(0.2, worth)
+    assert (bounded.false_accept_rate, bounded.false_accept_rate_bound) == (0.2, pytest.approx(0.2))
+    assert bounded.threshold == thresholds.threshold_at(scores.unknown, thresholds.rate_for_bound(0.2, worth))
+    assert bounded.threshold > plain.threshold
+    assert "95 % confidence: at most 20.00 %" in str(bounded)
+    message = rf"a rate of 0.01 with 95 % confidence needs 299 classes of equal size; these are worth {worth:.3g}"
+    with pytest.raises(InputError, match=message):
+        calibrate(vectors, table, 0.01, threshold_by="bound", resampling=FEW)
+
+
+def test_bounds_hold_where_few_classes_have_most_false_accepts() -> None:
+    """One class in fifteen is nearly another's; samples of 20 classes often have none of them."""
+    rng, exceeded, above_interval = np.random.default_rng(0), 0, 0
+    for _ in range(60):
+        rates = np.where(rng.random(20) < 1 / 15, 0.8, 0.005)
+        seen, actual = rates.mean(), 0.8 / 15 + 0.005 * 14 / 15
+        exceeded += actual > thresholds.rate_bound(seen, 20)
+        above_interval += actual > calibration.rate_interval(rates, np.arange(20), FEW)[1]
+    assert exceeded <= 3
+    assert above_interval > 9
 
 
 def test_queries_of_unknown_classes_may_be_all_or_none() -> None:
@@ -96,6 +152,7 @@ def test_bad_arguments_are_told() -> None:
     vectors, table = clusters(0)
     for options, message in (
         ({"false_accept_rate": 0}, "false_accept_rate = 0 is impossible"),
+        ({"threshold_by": "hope"}, "threshold_by = 'hope' is unknown"),
         ({"unknown_fraction": 2}, "unknown_fraction = 2 is impossible"),
         ({"resampling": Resampling("queries")}, "resample classes, not queries"),
     ):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vicinal.cli.flags import Arguments, Parser, add_settings, print_result, read_settings
 from vicinal.cli.inputs import (
@@ -19,6 +21,9 @@ from vicinal.cli.inputs import (
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
+if TYPE_CHECKING:
+    from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader
+
 
 def add_calibrate(parser: Parser) -> None:
     """Add the flags of `vicinal calibrate`."""
@@ -27,6 +32,9 @@ def add_calibrate(parser: Parser) -> None:
     parser.add_argument("source", help=f"{SOURCE}, with labels; with --images: a model. Its split val, if it has one")
     parser.add_argument("--images", metavar="SOURCE", help=f"calibrate on these images: {IMAGES}. The source is then a "
                         "run or a model")  # fmt: skip
+    parser.add_argument("--gallery", metavar="SOURCE", help="compare the images with these too, of all splits, with "
+                        "labels: the index that will be searched, or training images. A rate holds for a gallery of "
+                        "about the same size")  # fmt: skip
     parser.add_argument("--index", metavar="FOLDER", help="keep the calibration in this index, whose searches then say "
                         "match or none; it must hold embeddings of the same model")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the calibration to this .json file")
@@ -52,18 +60,33 @@ def calibrate(arguments: Arguments) -> None:
     embedded = reader.embed(source, arguments.split)
     if not embedded.table.has("label"):
         raise InputError(f"{source}: the images have no labels, which a calibration needs")
+    gallery = None if arguments.gallery is None else _gallery(arguments.gallery, reader, model or source)
     index, out = (None if path is None else Path(path) for path in (arguments.index, arguments.out))
     places = CalibrationPlaces(index, model_folder(model or source), out)
-    calibration = calibrate_source(embedded, settings)
+    calibration = calibrate_source(embedded, settings, gallery)
     kept = places.keep(calibration)
     log(f"kept in {', '.join(kept)}" if kept else "the calibration is not kept: give --index FOLDER or --out FILE.json")
     print_result(calibration.describe() if arguments.json else str(calibration))
+
+
+def _gallery(gallery: str, reader: EmbeddingReader, model: str) -> EmbeddedTable:
+    """The embeddings of all images of a gallery; those that are embedded already are taken as they are."""
+    from vicinal.workflows.source_kind import source_kind
+
+    kind = source_kind(gallery)
+    options: dict[str, Any] = {"where": None, "query_gallery_only": False, "model": model}
+    if kind in ("embeddings", "index"):
+        options |= {"model": None, "pooling": None, "scales": None, "max_size": None}
+    if kind == "index":
+        options["whitening"] = None
+    return replace(reader, **options).embed(gallery, "all")
 
 
 def _check(arguments: Arguments) -> None:
     """Raise InputError if the flags contradict each other or a source does not exist; before anything slow."""
     check_embedding(arguments)
     check_files(arguments.index)
+    check_source(arguments.gallery)
     if arguments.out is not None and not arguments.out.lower().endswith(".json"):
         raise InputError(f"--out {arguments.out}: name a file ending in .json")
     if arguments.images is None:

@@ -56,12 +56,14 @@ def search(arguments: Arguments) -> None:
     check_embedding(arguments)
     reranking = read_reranking(arguments)
     from vicinal.retrieval import Index, match_images, search_images
+    from vicinal.workflows.calibration_places import warn_of_larger_gallery
 
     index = Index.load(arguments.index)
     reader, refiner = reader_for(index, arguments, arguments.queries, where=None)  # which is for the index
     has_minimum = arguments.min_score is not None or arguments.min_probability is not None
     find: Callable[..., Sequence[SearchResult]] = search_images
     if has_minimum or (index.calibration is not None and reranking is None):
+        warn_of_larger_gallery(arguments.index, index)
         find = partial(match_images, min_score=arguments.min_score, min_probability=arguments.min_probability)
     found: list[SearchResult] = []
     flags = made_with(arguments, arguments.queries[0])

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from vicinal.data.table import Table
 from vicinal.evaluation.bootstrap import bootstrap_bounds
 from vicinal.evaluation.open_set import OpenSetScores, identified, open_set_scores
 from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, UnitTotals
-from vicinal.evaluation.thresholds import check_rate, threshold_at, threshold_interval
+from vicinal.evaluation.thresholds import (
+    check_rate,
+    effective_classes,
+    just_above,
+    num_allowed,
+    rate_bound,
+    rate_for_bound,
+    threshold_at,
+    threshold_interval,
+)
 from vicinal.retrieval.calibration import MAX_KNOTS, Calibration, ScoreKind
 from vicinal.retrieval.scores import Array
 from vicinal.utils.arrays import Booleans, Doubles, Integers
 from vicinal.utils.errors import InputError
 
-NUM_FOLDS = 5
 MIN_CLASSES = 4  # two to choose a threshold on, two to try it on
 
 
@@ -25,6 +35,7 @@ def calibrate(
     *,
     score: ScoreKind = "similarity",
     unknown_fraction: float = 0.5,
+    threshold_by: Literal["rate", "bound"] = "rate",
     resampling: Resampling = DEFAULT_RESAMPLING,
     fingerprint: str | None = None,
 ) -> Calibration:
@@ -33,10 +44,12 @@ def calibrate(
     The classes should be ones that the model was not trained on: images of its training classes are closer together
     than any that it will see later. Every query searches for a match twice, see
     :func:`~vicinal.evaluation.open_set_scores`: with its class in the gallery, and without. The threshold is the lowest
-    at which at most the fraction `false_accept_rate` of the searches without are accepted. How well it holds for other
-    classes is measured on five class-disjoint folds: thresholds chosen on the queries of four fifths of the classes are
-    applied to those of the last fifth. Probabilities are fitted by isotonic regression (Zadrozny & Elkan,
-    "Transforming classifier scores into accurate multiclass probability estimates", KDD 2002).
+    at which at most the fraction `false_accept_rate` of the searches without are accepted; or, by `bound`, the lowest
+    at which an upper confidence bound of that fraction for other classes is not above it (Bates et al.,
+    "Distribution-free, risk-controlling prediction sets", J. ACM 68, 2021). How well it holds for other classes is also
+    measured by leaving out each class in turn, from the queries and from the gallery, and applying the threshold to it.
+    Probabilities are fitted by isotonic regression (Zadrozny & Elkan, "Transforming classifier scores into accurate
+    multiclass probability estimates", KDD 2002).
 
     Args:
         embeddings: float [rows, dim].
@@ -46,12 +59,14 @@ def calibrate(
         score: the cosine `similarity` of the best match, or the `margin` to the best image of any other class.
         unknown_fraction: the fraction of queries of unknown classes in use, from 0 to 1, by which the probabilities are
             weighted.
-        resampling: of classes, for confidence intervals.
+        threshold_by: whether the `rate` on these classes, or the confidence `bound` for others, is to be
+            `false_accept_rate`.
+        resampling: of classes, for confidence intervals and bounds.
         fingerprint: identifies the model and the steps after it.
 
     Raises:
         InputError: as :func:`~vicinal.evaluation.open_set_scores`; a rate or fraction is impossible; there are fewer
-            than four classes; or single queries should be resampled.
+            than four classes, or too few for the bound; or single queries should be resampled.
 
     Example:
         >>> import pandas as pd
@@ -62,6 +77,8 @@ def calibrate(
         (array([False,  True]), array([0., 1.]))
     """
     check_rate("false_accept_rate", false_accept_rate)
+    if threshold_by not in ("rate", "bound"):
+        raise InputError(f"threshold_by = {threshold_by!r} is unknown; use rate or bound")
     if not 0 <= unknown_fraction <= 1:
         raise InputError(f"unknown_fraction = {unknown_fraction} is impossible; use one from 0 to 1")
     if resampling.resample_by != "classes":
@@ -73,16 +90,20 @@ def calibrate(
             f"queries of {num_classes} classes are too few to calibrate with; use at least {MIN_CLASSES}, two of them "
             "with two images or more"
         )
-    threshold = threshold_at(scores.unknown, false_accept_rate)
-    held_out, missed = held_out_accepts(scores, false_accept_rate, resampling.seed), ~identified(scores, threshold)
+    classes, level, rate = effective_classes(scores.unknown_classes), resampling.confidence_level, false_accept_rate
+    if threshold_by == "bound":
+        rate = rate_for_bound(false_accept_rate, classes, level)
+    threshold = threshold_at(scores.unknown, rate)
+    held_out, missed = held_out_accepts(scores, rate), ~identified(scores, threshold)
     knots, probabilities = fit_probabilities(scores, unknown_fraction)
     return Calibration(
         score=score,
         threshold=threshold,
-        threshold_interval=threshold_interval(scores.unknown, scores.unknown_classes, false_accept_rate, resampling),
+        threshold_interval=threshold_interval(scores.unknown, scores.unknown_classes, rate, resampling),
         false_accept_rate=float(false_accept_rate),
         held_out_false_accept_rate=float(held_out.mean()),
         held_out_false_accept_rate_interval=rate_interval(held_out, scores.unknown_classes, resampling),
+        false_accept_rate_bound=rate_bound(rate, classes, level),
         false_reject_rate=float(missed.mean()),
         false_reject_rate_interval=rate_interval(missed, scores.known_classes, resampling),
         scores=tuple(knots.tolist()),
@@ -96,22 +117,25 @@ def calibrate(
     )
 
 
-def held_out_accepts(scores: OpenSetScores, rate: float, seed: int = 0, num_folds: int = NUM_FOLDS) -> Booleans:
-    """Whether each query of an unknown class is accepted by the threshold of the other folds' classes, bool [unknown].
+def held_out_accepts(scores: OpenSetScores, rate: float) -> Booleans:
+    """Whether each query of an unknown class is accepted by the threshold of the other classes, bool [unknown].
+
+    Each class is left out in turn, from the queries and from the gallery: were it in the gallery, a similar class would
+    have raised the threshold.
 
     Args:
         scores: of at least two classes.
         rate: the false-accept rate that thresholds are chosen for.
-        seed: of the random division of the classes into folds.
-        num_folds: the number of folds; at most one per class is used.
     """
-    names, codes = np.unique(scores.unknown_classes, return_inverse=True)
-    order = np.random.default_rng(seed).permutation(len(names))
-    folds = (order % min(num_folds, len(names)))[codes]
-    accepted = np.empty(len(codes), dtype=bool)
-    for fold in np.unique(folds):
-        is_held_out = folds == fold
-        accepted[is_held_out] = scores.unknown[is_held_out] >= threshold_at(scores.unknown[~is_held_out], rate)
+    order = np.argsort(-scores.unknown, kind="stable")
+    accepted = np.empty(len(order), dtype=bool)
+    for held_out in np.unique(scores.unknown_classes):
+        is_own, is_match = scores.unknown_classes == held_out, scores.unknown_matches == held_out
+        allowed = num_allowed(int((~is_own).sum()), rate)
+        # The best scores decide: as many as may be accepted, and those that fall when the class is left out.
+        best = order[: allowed + 1 + int((is_own | is_match).sum())]
+        others = np.where(is_match, scores.unknown_without_match, scores.unknown)[best][~is_own[best]]
+        accepted[is_own] = scores.unknown[is_own] >= just_above(np.sort(others)[::-1][allowed])
     return accepted
 
 

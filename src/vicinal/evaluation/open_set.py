@@ -30,7 +30,7 @@ from vicinal.evaluation.protocol import own_gallery_rows, query_gallery_rows
 from vicinal.evaluation.relevance import class_group_codes
 from vicinal.evaluation.thresholds import just_above, threshold_at
 from vicinal.retrieval.by_class import ClassSimilarities, class_similarities
-from vicinal.retrieval.calibration import SCORE_KINDS, ScoreKind
+from vicinal.retrieval.calibration import LOWEST_SIMILARITY, SCORE_KINDS, ScoreKind
 from vicinal.retrieval.exclusions import Exclusions
 from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arrays import Booleans, Floats, Integers
@@ -47,6 +47,8 @@ class OpenSetScores:
         known_classes: int64 [known].
         unknown: float32 [unknown], of queries whose class is left out of the gallery.
         unknown_classes: int64 [unknown].
+        unknown_matches: int64 [unknown], the class of the best match; -1 if there is none.
+        unknown_without_match: float32 [unknown], the scores if that class were left out of the gallery too.
         num_gallery: the number of gallery images.
     """
 
@@ -55,6 +57,8 @@ class OpenSetScores:
     known_classes: Integers
     unknown: Floats
     unknown_classes: Integers
+    unknown_matches: Integers
+    unknown_without_match: Floats
     num_gallery: int
 
 
@@ -92,27 +96,32 @@ def open_set_scores(embeddings: Array, table: Table, score: ScoreKind = "similar
         labels[query_rows],
         labels[gallery_rows],
         same_image_or_group(table, query_rows, gallery_rows),
+        num_others=3,
     )
     has_own = found.own > -np.inf
-    known, unknown = _similarities(found) if score == "similarity" else _margins(found)
+    known, unknown, without_match = _similarities(found) if score == "similarity" else _margins(found)
     return OpenSetScores(
         known=known[has_own],
         is_right=(found.own > found.others[:, 0])[has_own],
         known_classes=labels[query_rows][has_own],
         unknown=unknown,
         unknown_classes=labels[query_rows],
+        unknown_matches=found.other_labels[:, 0],
+        unknown_without_match=without_match,
         num_gallery=len(gallery_rows),
     )
 
 
-def _similarities(found: ClassSimilarities) -> tuple[Floats, Floats]:
-    return np.maximum(found.own, found.others[:, 0]), found.others[:, 0]
-
-
-def _margins(found: ClassSimilarities) -> tuple[Floats, Floats]:
+def _similarities(found: ClassSimilarities) -> tuple[Floats, Floats, Floats]:
     first, second = found.others[:, 0], found.others[:, 1]
+    return np.maximum(found.own, first), first, second
+
+
+def _margins(found: ClassSimilarities) -> tuple[Floats, Floats, Floats]:
+    first, second, third = found.others.T
     runner_up = np.where(found.own > first, first, np.maximum(found.own, second))
-    return np.maximum(found.own, first) - runner_up, first - second
+    third = np.maximum(third, LOWEST_SIMILARITY)  # where there are only two other classes
+    return np.maximum(found.own, first) - runner_up, first - second, second - third
 
 
 def same_image_or_group(table: Table, query_rows: Integers, gallery_rows: Integers) -> Exclusions:

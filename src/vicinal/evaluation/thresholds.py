@@ -2,11 +2,19 @@
 
 A score is accepted if it is at least the threshold. The threshold for a rate is the lowest at which no more than that
 fraction of the scores that should be refused is accepted.
+
+Classes are the sample: the rates of two classes differ far more than those of two queries of one class. From few
+classes a bootstrap says too little of others, because the most similar pairs of classes may not be among them. The
+bounds here need no such sample: of n independent classes whose rates have the mean p, the mean rate is at most r with
+a probability of at most exp(-n KL(r, p)), whatever the distribution of the rates (Hoeffding, "Probability inequalities
+for sums of bounded random variables", JASA 58, 1963, theorem 1). A threshold that is the lowest for a fixed rate keeps
+the bound for that rate (Bates et al., "Distribution-free, risk-controlling prediction sets", J. ACM 68, 2021).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -16,6 +24,9 @@ from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling
 from vicinal.utils.arguments import is_number, shown
 from vicinal.utils.arrays import Doubles, Floats, Integers
 from vicinal.utils.errors import InputError
+
+BISECTIONS = 60
+MIN_RATE = 1e-12  # at which no score is accepted
 
 
 def check_rate(name: str, rate: object) -> None:
@@ -90,3 +101,81 @@ def threshold_interval(
 def just_above(score: np.floating) -> float:
     """The next number of float32 above a score."""
     return float(np.nextafter(np.float32(score), np.float32(np.inf)))
+
+
+def rate_bound(rate: float, num_classes: float, confidence_level: float = 0.95) -> float:
+    """The upper confidence bound of the rate of all classes, where the mean rate of some is `rate`.
+
+    Args:
+        rate: from 0 to 1.
+        num_classes: the number of independent classes, see :func:`effective_classes`.
+        confidence_level: between 0 and 1.
+
+    Example:
+        >>> round(rate_bound(0.01, 20), 3), round(rate_bound(0.01, 300), 3)
+        (0.173, 0.031)
+    """
+    limit = _divergence_limit(num_classes, confidence_level)
+    return _bisect(lambda bound: _divergence(rate, bound) <= limit, rate, 1.0)[1]
+
+
+def rate_for_bound(bound: float, num_classes: float, confidence_level: float = 0.95) -> float:
+    """The highest rate whose :func:`rate_bound` is not above `bound`.
+
+    Raises:
+        InputError: there is none, as the classes are too few; the message says how many are needed.
+
+    Example:
+        >>> round(rate_for_bound(0.05, 300), 4)
+        0.0224
+    """
+    limit = _divergence_limit(num_classes, confidence_level)
+    if _divergence(0.0, bound) < limit:
+        raise InputError(
+            f"a rate of {bound:g} with {100 * confidence_level:g} % confidence needs "
+            f"{classes_needed(bound, confidence_level):,} classes of equal size; these are worth {num_classes:.3g}, "
+            f"enough for one above {rate_bound(0.0, num_classes, confidence_level):.3f}"
+        )
+    return max(_bisect(lambda rate: _divergence(rate, bound) >= limit, 0.0, bound)[0], MIN_RATE)
+
+
+def classes_needed(bound: float, confidence_level: float = 0.95) -> int:
+    """The least number of classes, none of whose scores are accepted, for which :func:`rate_bound` is `bound`.
+
+    Example:
+        >>> classes_needed(0.01)
+        299
+    """
+    return math.ceil(math.log(1 - confidence_level) / math.log(1 - bound))
+
+
+def effective_classes(units: Integers) -> float:
+    """The number of classes of equal size whose mean rate varies as much (Kish, "Survey sampling", 1965).
+
+    Args:
+        units: int64 [n], the class of each score.
+
+    Example:
+        >>> effective_classes(np.array([0, 0, 1, 1])), effective_classes(np.array([0, 0, 0, 1]))
+        (2.0, 1.6)
+    """
+    counts = np.unique(units, return_counts=True)[1]
+    return float(counts.sum() ** 2 / (counts**2).sum())
+
+
+def _divergence_limit(num_classes: float, confidence_level: float) -> float:
+    return -math.log(1 - confidence_level) / num_classes
+
+
+def _divergence(first: float, second: float) -> float:
+    """The Kullback-Leibler divergence of two probabilities, KL(first, second)."""
+    terms = ((first, second), (1 - first, 1 - second))
+    return sum(p * math.log(p / q) if q > 0 else math.inf for p, q in terms if p > 0)
+
+
+def _bisect(is_below: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
+    """The place between two numbers up to which a condition holds."""
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return low, high

@@ -24,10 +24,12 @@ class ClassSimilarities:
             query may find.
         others: float32 [queries, n], of the n most similar other classes, best first; minus infinity where there are
             fewer.
+        other_labels: int64 [queries, n], these classes; -1 where there are fewer.
     """
 
     own: Floats
     others: Floats
+    other_labels: Integers
 
 
 def class_similarities(
@@ -70,14 +72,17 @@ def class_similarities(
     own_classes = torch.from_numpy(query_labels).to(queries.device)
     own = np.empty(len(queries), np.float32)
     others = np.full((len(queries), num_others), -np.inf, np.float32)
+    other_labels = np.full((len(queries), num_others), -1, np.int64)
     for first in range(0, len(queries), rows):
         chunk = slice(first, min(first + rows, len(queries)))
         best = _best_by_class(queries, gallery, chunk, columns, num_classes, exclusions, buffer)
         mine = own_classes[chunk, None]
         own[chunk] = best.gather(1, mine).flatten().cpu().numpy()
-        nearest = best.scatter_(1, mine, -torch.inf).topk(min(num_others, num_classes), dim=1).values
-        others[chunk, : nearest.shape[1]] = nearest.cpu().numpy()
-    return ClassSimilarities(own, others)
+        nearest = best.scatter_(1, mine, -torch.inf).topk(min(num_others, num_classes), dim=1)
+        others[chunk, : nearest.values.shape[1]] = nearest.values.cpu().numpy()
+        other_labels[chunk, : nearest.values.shape[1]] = nearest.indices.cpu().numpy()
+    other_labels[others == -np.inf] = -1
+    return ClassSimilarities(own, others, other_labels)
 
 
 def _best_by_class(

@@ -20,6 +20,7 @@ from vicinal.utils.files import check_regular_file, write_bytes
 FORMAT, VERSION = "vicinal-calibration", 1
 MAX_KNOTS = 10_000  # of the curve of probabilities, so that it fits into the config of an index
 MAX_BYTES = 2**23
+LOWEST_SIMILARITY = -1.0  # of the runner-up, where there is one class only
 ScoreKind = Literal["similarity", "margin"]
 SCORE_KINDS: tuple[ScoreKind, ...] = ("similarity", "margin")
 Interval = tuple[float, float]
@@ -27,6 +28,7 @@ _NUMBERS = {
     "threshold": (-2.0, 2.0 + 1e-6),
     "false_accept_rate": (0.0, 1.0),
     "held_out_false_accept_rate": (0.0, 1.0),
+    "false_accept_rate_bound": (0.0, 1.0),
     "false_reject_rate": (0.0, 1.0),
     "unknown_fraction": (0.0, 1.0),
     "confidence_level": (0.0, 1.0),
@@ -51,9 +53,11 @@ class Calibration:
         threshold: a best match with this score or a higher one is accepted.
         threshold_interval: confidence interval of the threshold, from resampled classes.
         false_accept_rate: the fraction of queries of unknown classes whose best match may be accepted.
-        held_out_false_accept_rate: the fraction that was accepted where threshold and queries were of different classes
-            (class-disjoint folds).
+        held_out_false_accept_rate: the fraction that was accepted by thresholds that were chosen without the query's
+            class, among queries and in the gallery.
         held_out_false_accept_rate_interval: its confidence interval.
+        false_accept_rate_bound: the rate for other classes of the same kind is not above this, with the confidence of
+            `confidence_level`.
         false_reject_rate: the fraction of queries of known classes without a right and accepted best match: FNIR at the
             threshold.
         false_reject_rate_interval: its confidence interval.
@@ -77,6 +81,7 @@ class Calibration:
     false_accept_rate: float
     held_out_false_accept_rate: float
     held_out_false_accept_rate_interval: Interval
+    false_accept_rate_bound: float
     false_reject_rate: float
     false_reject_rate_interval: Interval
     scores: tuple[float, ...]
@@ -202,6 +207,7 @@ class Calibration:
             f"false accepts, of queries of unknown classes: {_percent(self.false_accept_rate)} asked for, "
             f"{_percent(self.held_out_false_accept_rate)} {_percents(self.held_out_false_accept_rate_interval)} on "
             "classes held out",
+            f"of other classes like these, with {level} confidence: at most {_percent(self.false_accept_rate_bound)}",
             f"known classes not found or not accepted: {_percent(self.false_reject_rate)} "
             f"{_percents(self.false_reject_rate_interval)}",
             f"from {self.num_queries:,} queries of {self.num_classes:,} classes, {self.num_gallery:,} gallery images",
@@ -213,7 +219,7 @@ def example_calibration() -> Calibration:
     """A small calibration for examples and tests: the probability rises from 0 at 0.5 to 1 at 0.7, the threshold."""
     return Calibration(
         score="similarity", threshold=0.7, threshold_interval=(0.65, 0.75), false_accept_rate=0.01,
-        held_out_false_accept_rate=0.02, held_out_false_accept_rate_interval=(0.0, 0.05),
+        held_out_false_accept_rate=0.02, held_out_false_accept_rate_interval=(0.0, 0.05), false_accept_rate_bound=0.15,
         false_reject_rate=0.1, false_reject_rate_interval=(0.05, 0.2), scores=(0.5, 0.7), probabilities=(0.0, 1.0),
         unknown_fraction=0.5, confidence_level=0.95, num_queries=100, num_classes=20, num_gallery=100,
     )  # fmt: skip

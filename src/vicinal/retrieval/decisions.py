@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from vicinal.data.table import Table
-from vicinal.retrieval.calibration import Calibration
+from vicinal.retrieval.calibration import LOWEST_SIMILARITY, Calibration
 from vicinal.retrieval.index.index import Index
 from vicinal.retrieval.search import Record, SearchResult, search_images
 from vicinal.utils.arguments import is_number, shown
 from vicinal.utils.arrays import Doubles, Floats
 from vicinal.utils.errors import InputError
-
-LOWEST_SIMILARITY = -1.0  # of the runner-up, where an index has one class only
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vicinal.models.model_folder import CALIBRATION
 from vicinal.retrieval.calibration import Calibration
@@ -11,6 +12,9 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.source_kind import source_kind
+
+if TYPE_CHECKING:
+    from vicinal.retrieval import Index
 
 LARGER = 2  # times as many gallery images make false accepts more frequent than was asked for
 
@@ -49,11 +53,18 @@ def _keep_in_index(folder: Path, calibration: Calibration) -> None:
 
     with Index.open(folder) as index:
         index.calibration = calibration
-        if len(index) > LARGER * calibration.num_gallery:
-            log(
-                f"{folder} has {len(index):,} images, the calibration {calibration.num_gallery:,}: in a larger gallery "
-                "unknown images find more similar ones, so more are accepted than was asked for"
-            )
+        warn_of_larger_gallery(folder, index)
+
+
+def warn_of_larger_gallery(folder: str | Path, index: Index) -> None:
+    """Log that an index has more than twice as many images as the gallery that it was calibrated with."""
+    calibration = index.calibration
+    if calibration is not None and len(index) > LARGER * calibration.num_gallery:
+        log(
+            f"{folder} has {len(index):,} images, the calibration {calibration.num_gallery:,}: in a larger gallery "
+            "unknown images find more similar ones, so more are accepted than was asked for; vicinal calibrate "
+            f"--gallery {folder} compares with all of them"
+        )
 
 
 def model_folder(name: str) -> Path | None:

@@ -15,9 +15,11 @@ class CalibrationSettings:
 
     Args:
         false_accept_rate: the fraction of queries of unknown classes that may be accepted.
+        threshold_by: rate: these classes have that rate; bound: other classes have it too, with the confidence of
+            confidence_level, which needs many classes.
         score: similarity of the best match, or margin to the best image of any other class.
         unknown_fraction: the fraction of queries of unknown classes in use, by which probabilities are weighted.
-        confidence_level: of the intervals, between 0 and 1.
+        confidence_level: of intervals and bounds, between 0 and 1.
         num_resamples: number of bootstrap samples.
         seed: seed of everything random.
 
@@ -26,6 +28,7 @@ class CalibrationSettings:
     """
 
     false_accept_rate: float = 0.01
+    threshold_by: Literal["rate", "bound"] = "rate"
     score: Literal["similarity", "margin"] = "similarity"
     unknown_fraction: float = 0.5
     confidence_level: float = 0.95
