@@ -173,7 +173,7 @@ class Comparison:
     def print(self) -> None:
         """The table of what is done: mean over the seeds, intervals over classes, differences to zero-shot, cost."""
         test = self.table.subset("test")
-        evaluations, notes = {"zero-shot": self._zero_shot(test)}, {"zero-shot": "| 0 | 0 | "}
+        evaluations, notes = {"zero-shot": _evaluate(self.zero_shot(), test)}, {"zero-shot": "| 0 | 0 | "}
         for method in METHODS:
             rate = self.best_rate(method)
             runs = [] if rate is None else [RunFolder(self.out / Run(method, rate, seed).name) for seed in SEEDS]
@@ -197,23 +197,22 @@ class Comparison:
             cells.append("" if name == "zero-shot" else _interval(rows.loc["mAP@R"], *ends))
             print(f"| {name} | {' | '.join(cells)} | {note} |")
 
-    def _zero_shot(self, test: Table) -> Evaluation:
+    def zero_shot(self) -> Embedder:
+        """The stand-in for a pretrained model, without training on the dataset."""
         flags = [self.root, f"--model.pretrained={self.weights}", "--model.dim=null", "--model.norm=none"]
-        return _evaluate(Recipe.load(self.recipe, flags).create_embedder(), test)
+        return Recipe.load(self.recipe, flags).create_embedder()
 
 
 def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
     """The scores of every query averaged over runs, so that intervals over classes are those of the mean."""
     first = evaluations[0]
-    per_query = {
-        name: np.mean([each.per_query[name] for each in evaluations], axis=0) for name in first.per_query
-    }  # fmt: skip
+    per_query = {name: np.mean([each.per_query[name] for each in evaluations], axis=0) for name in first.per_query}
     metrics = {name: float(np.nanmean(values)) for name, values in per_query.items()}
     return replace(first, metrics=metrics, per_query=per_query)
 
 
 def _glyphs() -> Table:
-    """4,000 characters in several fonts, without Greek."""
+    """About 4,000 characters in several fonts, without Greek."""
     table = glyphs(num_classes=4_500, samples_per_class=15, size=40)
     characters = {code: unicodedata.name(chr(int(code[2:], 16)), "") for code in set(table.frame["coarse"])}
     is_other = ~table.frame["coarse"].map(characters).str.contains("GREEK")

@@ -1,0 +1,46 @@
+"""Answers to questions about the papers' claims, by fine-tuning on Omniglot; a page each in docs/findings.
+
+    python -m benchmarks.findings losses --root DATA --out RUNS             # goes on where it stopped
+    python -m benchmarks.findings losses noise --root DATA --out RUNS --tables   # prints what is done
+
+DATA holds Omniglot's zips. All runs start from a network that classified thousands of rendered characters
+(benchmarks.pretrained). Each method is tuned by `vicinal tune` on the validation alphabet, with the same number of
+random trials; the best settings are trained with three seeds and evaluated on the test alphabets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from benchmarks.findings.question import QUESTIONS, Question
+from benchmarks.findings.runs import Runs
+from benchmarks.findings.tables import print_tables
+from benchmarks.table import print_machine
+
+
+def main() -> None:
+    """Tune, train, print."""
+    names = sorted(path.stem for path in QUESTIONS.glob("*.yaml"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("questions", nargs="+", choices=names)
+    parser.add_argument("--root", required=True, help="folder that holds Omniglot's zips")
+    parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each (default: 1)")
+    parser.add_argument("--tables", action="store_true", help="train nothing, print what is done")
+    arguments = parser.parse_args()
+    questions = [Runs(Question.read(name), arguments.root, arguments.out) for name in arguments.questions]
+    for runs in questions:
+        if not arguments.tables:
+            runs.make(arguments.jobs)
+    print_machine()
+    for runs in questions:
+        print_tables(runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""How much does recall@1 flatter where the images are photos of one shelf? Grocery, with and without its series.
+
+    python -m benchmarks.findings.series --root DATA --out RUNS
+
+DATA holds grocery.zip, RUNS the runs of `python -m benchmarks.pretrained grocery`. Across series, images of the query's
+product and series are neither right nor wrong; counted all, they are matches like others.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.pretrained import METHODS, SEEDS, Comparison, Run, mean_evaluation
+from benchmarks.table import print_machine
+from vicinal import Embedder, Table, evaluate
+from vicinal.data import read_image
+from vicinal.evaluation import Evaluation, Resampling, compare_models
+from vicinal.utils.arrays import Floats
+from vicinal.utils.run_folder import RunFolder
+
+BINS = (12, 4, 4)  # of hue, saturation and value
+
+
+def color_histograms(table: Table) -> Floats:
+    """Square roots of the histograms of the images' colors, without a network."""
+    rows = []
+    for path in table.paths:
+        image = read_image(path).convert("HSV")
+        pixels = np.asarray(image, dtype=np.float64).reshape(-1, 3)
+        rows.append(np.sqrt(np.histogramdd(pixels, BINS, [(0, 256)] * 3)[0].ravel() / len(pixels)))
+    return np.stack(rows).astype(np.float32)
+
+
+def vectors_of(comparison: Comparison, test: Table) -> Iterator[tuple[str, list[Floats]]]:
+    """The vectors of each method, of each of its seeds."""
+    yield "color histograms", [color_histograms(test)]
+    yield "zero-shot", [comparison.zero_shot().embed(test, progress=False)]
+    for method in METHODS:
+        rate = comparison.best_rate(method)
+        runs = [] if rate is None else [RunFolder(comparison.out / Run(method, rate, seed).name) for seed in SEEDS]
+        models = [run.model for run in runs if run.model.exists()]
+        if models:
+            yield method, [Embedder.from_pretrained(model).embed(test, progress=False) for model in models]
+
+
+def main() -> None:
+    """Embed, evaluate both ways, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", required=True, help="folder that holds grocery.zip")
+    parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
+    arguments = parser.parse_args()
+    comparison = Comparison("grocery", arguments.root, arguments.out)
+    test = comparison.table.subset("test")
+    tables = {"all images": Table(test.frame.drop(columns="group")), "across series": test}
+    found: dict[str, dict[str, Evaluation]] = {name: {} for name in tables}
+    for method, vectors in vectors_of(comparison, test):
+        for name, table in tables.items():
+            found[name][method] = mean_evaluation([evaluate(each, table) for each in vectors])
+    print_machine()
+    results = {name: compare_models(found[name], table, Resampling()) for name, table in tables.items()}
+    columns = [f"{metric}, {name}" for metric in ("recall@1", "mAP@R") for name in tables]
+    print(f"\n| {len(test):,} photos of {len(test.classes)} products | {' | '.join(columns)} |\n{'|---' * 5}|")
+    for method in found["all images"]:
+        rows = [results[name].overall(method).loc[metric] for metric in ("recall@1", "mAP@R") for name in tables]
+        cells = [f"{100 * row['value']:.1f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]" for row in rows]
+        print(f"| {method} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

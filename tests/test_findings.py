@@ -1,0 +1,41 @@
+"""The questions of `benchmarks/findings` are valid recipes, so that a change of a setting's name cannot break them."""
+
+import pytest
+
+from benchmarks.findings.question import QUESTIONS, Question
+from benchmarks.findings.runs import REGIME
+from vicinal.training import Recipe
+from vicinal.workflows.tuning.search_space import Range, read_space
+from vicinal.workflows.tuning.study_recipe import override
+
+NAMES = sorted(path.stem for path in QUESTIONS.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_method_is_a_recipe_under_each_condition(name):
+    question = Question.read(name)
+    assert question.reference in question.methods
+    for method in question.methods.values():
+        for condition in question.conditions.values():
+            settings = {**question.settings, **method.settings, **condition}
+            recipe = Recipe.load(REGIME, [override(key, value) for key, value in settings.items()])
+            assert recipe.create_loss() is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_tuned_is_a_setting_of_the_method(name):
+    question = Question.read(name)
+    for method in question.methods.values():
+        settings = [override(key, value) for key, value in {**question.settings, **method.settings}.items()]
+        for key, values in read_space(method.search).items() if method.search else ():
+            first = values.low if isinstance(values, Range) else values.values()[0]
+            Recipe.load(REGIME, [*settings, override(key, first)])
+    assert bool(question.trials) == any(method.search for method in question.methods.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_that_another_question_tunes_are_those_of_the_same_loss(name):
+    for own, method in Question.read(name).methods.items():
+        if method.tuned_as is not None:
+            question, _, other = method.tuned_as.partition("/")
+            assert Question.read(question).methods[other].search, own
