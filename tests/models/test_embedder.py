@@ -261,3 +261,11 @@ def test_impossible_values(arguments, message):
 def test_size_that_the_patches_do_not_divide() -> None:
     with pytest.raises(InputError, match=r"transform.size is 24; test_vit cuts images into 16 px"):
         Embedder("test_vit", dim=4, pretrained=False, transform=ImageTransform(size=24))
+
+
+def test_building_under_a_profiler():
+    import cProfile
+
+    with cProfile.Profile() as profile:
+        build(backbone_args={"stem_width": 16})
+    assert profile.getstats()
