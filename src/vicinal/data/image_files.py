@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections import defaultdict
@@ -15,6 +14,7 @@ from vicinal.data.decoding import read_image
 from vicinal.data.table import Table
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
+from vicinal.utils.files import file_digest
 
 MAX_LISTED = 20
 MISSING = "no such file"  # how errors about missing files end
@@ -130,7 +130,7 @@ def _boxes_beyond(table: Table, sizes: Mapping[str, tuple[int, int]]) -> list[st
 def _duplicates(paths: Sequence[str]) -> list[list[str]]:
     """Groups of files of the same content. Only files of the same size are read."""
     by_size = _groups(paths, os.path.getsize)
-    return sorted(same for group in by_size if len(group) > 1 for same in _groups(group, _digest) if len(same) > 1)
+    return sorted(same for group in by_size if len(group) > 1 for same in _groups(group, file_digest) if len(same) > 1)
 
 
 def _groups(paths: Sequence[str], key: Callable[[str], object]) -> list[list[str]]:
@@ -138,11 +138,3 @@ def _groups(paths: Sequence[str], key: Callable[[str], object]) -> list[list[str
     for path in paths:
         groups[key(path)].append(path)
     return list(groups.values())
-
-
-def _digest(path: str) -> bytes:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.digest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import glob
+import hashlib
 import os
 import secrets
 import shutil
@@ -21,6 +22,7 @@ from vicinal.utils.errors import InputError, unreadable
 
 # A temporary file that has not been written to for this long belongs to a process that was killed.
 STALE_SECONDS = 60
+DIGEST_BLOCK = 2**20
 
 
 def check_regular_file(path: str | Path) -> None:
@@ -45,6 +47,26 @@ def check_regular_file(path: str | Path) -> None:
         raise InputError(f"{path}: is a folder; give a file")
     if not stat.S_ISREG(mode):
         raise InputError(f"{path}: is a pipe, socket or device; give a file")
+
+
+def file_digest(path: str | Path) -> str:
+    """The SHA-256 of the content of a file, in hexadecimal digits; hashlib.file_digest needs Python 3.11.
+
+    Raises:
+        OSError: the file cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "empty").write_bytes(b"")
+        ...     file_digest(f"{folder}/empty")[:8]
+        'e3b0c442'
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(DIGEST_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,12 @@ from vicinal.retrieval.index.metadata import FILE_COLUMNS, Metadata
 from vicinal.retrieval.index.storage import current_files
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
+from vicinal.utils.files import file_digest
 
 if TYPE_CHECKING:
     from vicinal.workflows.sources import EmbeddedTable
 
 BLOCK_SIZE = 4096  # images that are embedded between two saves
-HASH_BLOCK = 2**20
 NO_FILE = (-1, -1, "")
 
 
@@ -105,7 +104,7 @@ def _vanished(metadata: Metadata, keys: set[str], below: str | Path | None) -> I
 def _file_facts(path: str) -> tuple[int, int, str]:
     try:
         status = os.stat(path)
-        return status.st_size, status.st_mtime_ns, _hash(path)
+        return status.st_size, status.st_mtime_ns, file_digest(path)
     except OSError:
         return NO_FILE
 
@@ -117,17 +116,9 @@ def _is_same(path: str, facts: Sequence[Any]) -> bool:
         status = os.stat(path)
         if pd.isna(size) or status.st_size != size:
             return False
-        return bool(status.st_mtime_ns == time) or _hash(path) == digest
+        return bool(status.st_mtime_ns == time) or file_digest(path) == digest
     except OSError:
         return True  # there is nothing to embed anew
-
-
-def _hash(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(HASH_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def sync_index(
@@ -168,7 +159,7 @@ def sync_index(
     metadata = Index.load(folder).metadata if exists else Metadata(pd.DataFrame({"id": np.array([], dtype=np.int64)}))
     changes = compare_files(metadata, table, below)
     if exists:
-        _apply_without_embedding(Path(folder), table, changes, drop, timeout)
+        _apply_without_embedding(Path(folder), metadata, table, changes, drop, timeout)
     rows = np.concatenate([changes.new, changes.changed])
     for start in range(0, len(rows), block_size):
         facts = with_file_facts(table.take(rows[start : start + block_size]))  # of files before they are read
@@ -190,18 +181,20 @@ def sync_index(
     return changes
 
 
-def _apply_without_embedding(folder: Path, table: Table, changes: Changes, drop: bool, timeout: float) -> None:
+def _apply_without_embedding(
+    folder: Path, metadata: Metadata, table: Table, changes: Changes, drop: bool, timeout: float
+) -> None:
     """Delete images that have vanished, and replace the columns of those that are as before, if anything differs."""
-    index = Index.load(folder)
     same = table.take(changes.same)
-    ids = index.metadata.ids_by_key(same.image_keys)
-    facts = index.metadata.lookup(ids)[list(FILE_COLUMNS)] if len(ids) else None
+    ids = metadata.ids_by_key(same.image_keys)
+    facts = metadata.lookup(ids)[list(FILE_COLUMNS)] if len(ids) else None
     updated = same if facts is None else Table(same.frame.assign(**{name: facts[name] for name in FILE_COLUMNS}))
-    is_equal = not len(ids) or index.metadata.updated(updated, ids).frame.equals(index.metadata.frame)
+    is_equal = not len(ids) or metadata.updated(updated, ids).frame.equals(metadata.frame)
     vanished = changes.vanished if drop else changes.vanished[:0]
     if is_equal and not len(vanished):
         return
     with Index.open(folder, timeout) as index:
+        is_there = np.isin(ids, index.metadata.ids)  # another process may have deleted some meanwhile
         if not is_equal:
-            index.update(ids, updated)
-        index.delete(vanished)
+            index.update(ids[is_there], updated.take(is_there))
+        index.delete(vanished[np.isin(vanished, index.metadata.ids)])
