@@ -12,6 +12,7 @@ import pytest
 
 from vicinal.data import Table
 from vicinal.retrieval import ContextualReranking, DecidedResult, Index, match_images
+from vicinal.retrieval import decisions as module
 from vicinal.retrieval.calibration import example_calibration
 from vicinal.utils.errors import InputError
 
@@ -81,6 +82,21 @@ def test_margins_are_to_the_best_of_another_class_however_deep(index: Index) -> 
     assert decided(index, 35, k=6, min_probability=0.3).matches == []
     index.delete([3, 4, 5])
     assert decided(index, 2, k=1).decision.score == pytest.approx(best + 1, abs=1e-6)
+
+
+def test_only_queries_without_a_runner_up_are_searched_again(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    index.calibration = replace(example_calibration(), score="margin", threshold=0.3, scores=(0.0, 1.0))
+    searched: list[int] = []
+    search = module.search_images
+    monkeypatch.setattr(module, "search_images", lambda index, vectors, *rest, **options: (
+        searched.append(len(vectors)) or search(index, vectors, *rest, **options)))  # fmt: skip
+    queries = Table(pd.DataFrame({"path": ["1.png", "2.png", "3.png"]}))
+    found = match_images(index, on_circle([2, 36, 95]), queries, 2)
+    assert searched == [3, 1]
+    assert [Path(each.query["path"]).name for each in found] == ["1.png", "2.png", "3.png"]
+    for result, best, other in zip(found, (2, 24, 25), (58, 26, 30), strict=True):
+        margin = np.cos(np.radians(best)) - np.cos(np.radians(other))
+        assert result.decision.score == pytest.approx(margin, abs=1e-6)
 
 
 def test_margins_need_labels() -> None:

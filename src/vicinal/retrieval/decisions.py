@@ -111,12 +111,14 @@ def match_images(
         return [_decide(each, _similarities(each), None, min_score, None) for each in results]
     if calibration.score == "similarity":
         return [_decide(each, _similarities(each), calibration, min_score, min_probability) for each in results]
-    deeper = results
-    while (missing := [each for each in deeper if _runner_up(each) is None]) and k < len(index):
-        if not all("label" in match for each in missing for match in each.matches):
+    deeper = list(results)
+    while (rows := [row for row, each in enumerate(deeper) if _runner_up(each) is None]) and k < len(index):
+        if not all("label" in match for row in rows for match in deeper[row].matches):
             raise InputError("the calibration is about margins between classes, and matches in the index have no label")
         k = min(4 * k, len(index))
-        deeper = search_images(index, vectors, table, k, exclude_self, **options)
+        found = search_images(index, vectors[rows], table.take(rows), k, exclude_self, **options)
+        for row, result in zip(rows, found, strict=True):
+            deeper[row] = result
     return [
         _decide(each, np.full(len(each.matches), _margin(deep)), calibration, min_score, min_probability)
         for each, deep in zip(results, deeper, strict=True)
