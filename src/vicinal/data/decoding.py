@@ -114,11 +114,12 @@ class EncodedJpeg:
 
     def __init__(self, image: ImageFile.ImageFile, path: str | Path, channels: int) -> None:
         self._image, self._path, self._channels = image, path, channels
+        self._orientation = _orientation(image)
 
     @property
     def size(self) -> tuple[int, int]:
         width, height = self._image.size
-        return (height, width) if _orientation(self._image) in SIDEWAYS else (width, height)
+        return (height, width) if self._orientation in SIDEWAYS else (width, height)
 
     def decode(self, max_reduction: float = 1.0) -> Image.Image:
         """Decode the file.
@@ -143,7 +144,7 @@ class EncodedJpeg:
     def pixels(self, max_reduction: float = 1.0) -> Bytes:
         """Decode the file as :meth:`decode` does: the pixels of the image, uint8 `[height, width, channels]`."""
         image = self._image
-        if not self._is_turned:
+        if self._orientation not in TURNED:
             reduction = self._reduction(max_reduction)
             pixels = decode_pixels(self._path, image.size, image.mode, self._channels, reduction)
             if pixels is not None:
@@ -151,13 +152,10 @@ class EncodedJpeg:
         pixels = np.array(self.decode(max_reduction))
         return pixels.reshape(*pixels.shape[:2], self._channels)
 
-    @property
-    def _is_turned(self) -> bool:
-        return _orientation(self._image) in TURNED
-
     def _reduction(self, max_reduction: float) -> int:
         width, height = self._image.size
-        fits = (each for each in REDUCTIONS if not (self._is_turned and (width % each or height % each)))
+        is_turned = self._orientation in TURNED
+        fits = (each for each in REDUCTIONS if not (is_turned and (width % each or height % each)))
         return next((each for each in fits if each <= max_reduction), 1)
 
 
