@@ -189,3 +189,18 @@ def test_file_names_that_are_no_text_are_named(tmp_path: Path, name: bytes) -> N
         pytest.skip("this file system knows no such names")
     with pytest.raises(InputError, match=r"the file name '.*\\udc(ff|e9).*' is not UTF-8; rename the file"):
         Table.from_folder(tmp_path)
+
+
+def test_other_files_are_counted_where_images_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "elsewhere", "2.png", "old.MOV", "list")
+    fill(tmp_path / "photos", "1.png", "notes.txt", ".hidden.txt", ".git/x.txt")
+    (tmp_path / "photos" / "more").symlink_to(tmp_path / "elsewhere")
+    walked: list[object] = []
+    monkeypatch.setattr(
+        folders, "find_images", lambda folder, find=folders.find_images: walked.append(1) or find(folder)
+    )
+    table = Table.from_folder(tmp_path / "photos")
+    assert names(table, tmp_path / "photos") == ["1.png", "more/2.png"]
+    assert table.other_files == {"": 1, ".mov": 1, ".txt": 1}
+    assert len(walked) == 1
+    assert table.take([0]).other_files == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
 from vicinal.cli.inputs import IMAGES, add_json, check_files, check_source
@@ -43,11 +42,11 @@ def data(arguments: Arguments) -> None:
     from vicinal.data import add_noise, load_table, split_fingerprint
     from vicinal.data.columns import column_aliases
     from vicinal.data.dataset import divide
-    from vicinal.data.folders import count_other_files
     from vicinal.data.image_files import check_image_files
 
     label_column = getattr(arguments, "label_column", None)  # labels are optional unless their column is named
     table = load_table(arguments.source, settings.root, settings.path_column, label_column)
+    other_files = dict(table.other_files)
     if arguments.where is not None:
         columns = {"path_column": settings.path_column, "label_column": label_column}
         table = table.where(arguments.where, column_aliases(columns))
@@ -59,8 +58,7 @@ def data(arguments: Arguments) -> None:
         log(f"wrote {arguments.out}")
     statistics = table.statistics()
     problems = check_image_files(table) if table.has("path") and not arguments.no_check else None
-    if problems is not None and Path(arguments.source).is_dir():
-        problems = replace(problems, others=count_other_files(arguments.source))
+    problems = problems and replace(problems, others=other_files)
     fingerprint = split_fingerprint(table) if table.has("path") else None
     if arguments.json:
         result = asdict(statistics) | {"split_fingerprint": fingerprint}

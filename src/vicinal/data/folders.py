@@ -26,11 +26,14 @@ MAX_ENTRIES = 50_000_000  # of a folder and all below: several times as many as 
 MAX_VISITS = 16  # of one folder, by links to it
 
 
-def read_folder(folder: str | Path) -> pd.DataFrame:
+def read_folder(folder: str | Path) -> tuple[pd.DataFrame, dict[str, int]]:
     """List the images in a folder: `path`, and from the folder names `label`, `coarse`, `coarse_2`, ... and `split`.
 
     Images at different depths are not sorted by class and have no labels, which is logged, as is the number of files of
     other image formats.
+
+    Returns:
+        The images, and the number of other files by suffix; those without one are under "".
 
     Raises:
         InputError: The folder does not exist or holds no image, a name is not UTF-8, or the folder holds too much to be
@@ -41,7 +44,8 @@ def read_folder(folder: str | Path) -> pd.DataFrame:
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder}: {'is a file, not a folder' if folder.exists() else 'no such folder'}")
-    files, unread = find_images(folder)
+    files, others = find_images(folder)
+    unread = {suffix: number for suffix, number in others.items() if suffix in UNREAD_SUFFIXES}
     left_out = ", ".join(f"{number:,} {suffix}" for suffix, number in sorted(unread.items()))
     hint = f"; {HEIF_NEEDS}" if set(HEIF_SUFFIXES) & set(unread) else ""
     if not files:
@@ -56,11 +60,11 @@ def read_folder(folder: str | Path) -> pd.DataFrame:
     if _has_split_folders(folder, parents):
         columns["split"] = [parts[0] for parts in parents]
         parents = [parts[1:] for parts in parents]
-    return pd.DataFrame({**columns, **_label_columns(folder, files, parents)})
+    return pd.DataFrame({**columns, **_label_columns(folder, files, parents)}), dict(sorted(others.items()))
 
 
 def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
-    """The images below a folder, and how many files of other image formats there are.
+    """The images below a folder, and how many other files there are.
 
     Hidden entries are skipped. Links are followed, but to no folder that the link is in, and to no folder more than
     MAX_VISITS times.
@@ -72,7 +76,7 @@ def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
         InputError: There are more than MAX_ENTRIES entries, as on a whole disk.
     """
     found: list[str] = []
-    unread: Counter[str] = Counter()
+    others: Counter[str] = Counter()
     visits: Counter[str] = Counter()
     num_entries = 0
     pending: list[tuple[str, tuple[str, ...]]] = [(os.fspath(folder), (os.path.realpath(folder),))]
@@ -87,30 +91,11 @@ def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
                     pending.append((entry.path, (*ancestors, target)))
             elif is_image_file(entry.name):
                 found += [entry.path] if _is_file_or_dangling_link(entry) else []
-            elif (suffix := os.path.splitext(entry.name)[1].lower()) in UNREAD_SUFFIXES:
-                unread[suffix] += 1
+            else:
+                others[os.path.splitext(entry.name)[1].lower()] += 1
         if num_entries > MAX_ENTRIES:
             raise InputError(f"{folder}: holds more than {MAX_ENTRIES:,} files and folders; give a folder of images")
-    return sorted((os.path.relpath(file, folder) for file in found), key=lambda file: PurePath(file).parts), unread
-
-
-def count_other_files(folder: str | Path) -> dict[str, int]:
-    """The number of files below a folder that are no images that are read, by suffix; those without one are under "".
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     for name in ("1.png", "notes.txt", "phone.mov"):
-        ...         Path(folder, name).touch()
-        ...     count_other_files(folder)
-        {'.mov': 1, '.txt': 1}
-    """
-    suffixes: Counter[str] = Counter()
-    for _, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        others = (name for name in names if not name.startswith(".") and not is_image_file(name))
-        suffixes.update(os.path.splitext(name)[1].lower() for name in others)
-    return dict(sorted(suffixes.items()))
+    return sorted((os.path.relpath(file, folder) for file in found), key=lambda file: PurePath(file).parts), others
 
 
 def _visible_entries(folder: str) -> list[os.DirEntry[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,8 @@ class Table:
 
     Attributes:
         frame: The data, with rows numbered from 0 and absolute paths.
+        other_files: Of a table that was read from a folder, the number of files that are no images or of formats that
+            are not read, by suffix.
 
     Example:
         >>> table = Table(pd.DataFrame({"path": ["a.png", "b.png", "c.png"], "label": ["cat", "dog", "cat"]}))
@@ -62,6 +65,7 @@ class Table:
     """
 
     frame: pd.DataFrame
+    other_files: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, frame: pd.DataFrame, root: str | Path | None = None) -> None:
         self.frame = validate_frame(frame, root)
@@ -79,7 +83,10 @@ class Table:
         Raises:
             InputError: The folder does not exist or holds no image, or some of its images are in split folders only.
         """
-        return cls(read_folder(folder))
+        frame, other_files = read_folder(folder)
+        table = cls(frame)
+        table.other_files = other_files
+        return table
 
     @classmethod
     def from_csv(
