@@ -2,14 +2,19 @@
 
     python -m benchmarks.calibration RUN [RUN ...]
 
-The runs are of tables with class-disjoint splits, such as those of recipes/omniglot.yaml and recipes/grocery.yaml. The
-false-accept rate is FPIR at rank 1. It is seen on all test classes, with the interval from resampled classes, and, as
-a larger gallery gives more false accepts, on 20 random selections of as many test classes as there are for validation.
+The runs are of tables with class-disjoint splits, such as those of recipes/omniglot.yaml and recipes/grocery.yaml. Runs
+whose names differ by a last number, the seed, are one row: the mean, and the lowest and highest of them. The
+false-accept rate is FPIR at rank 1. As a larger gallery gives more false accepts, it is also seen on 20 random
+selections of as many test classes as there are for validation, and thresholds are also calibrated with the training
+images in the gallery.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +22,18 @@ import numpy as np
 from benchmarks.table import print_machine
 from vicinal import Embedder, Table
 from vicinal.data.loading import load_run_table
-from vicinal.evaluation import OpenSetScores, Resampling, calibrate, open_set_auroc, open_set_scores
-from vicinal.evaluation.calibration import rate_interval
+from vicinal.evaluation import OpenSetScores, calibrate, open_set_auroc, open_set_scores
 from vicinal.retrieval import Calibration
 from vicinal.retrieval.calibration import SCORE_KINDS, ScoreKind
 from vicinal.utils.arrays import Floats
 from vicinal.utils.run_folder import RunFolder
+from vicinal.workflows.calibrate import with_gallery
+from vicinal.workflows.sources import EmbeddedTable
 
 RATES = (0.01, 0.05, 0.1)
 SELECTIONS = 20
-COLUMNS = ("run", "score", "asked for", "held out, validation", "seen, test", "as many classes",
-           "FNIR, validation", "FNIR, test", "AUROC, test", "probability, test", "right, test")  # fmt: skip
+COLUMNS = ("held out", "bound", "seen", "seen, as many classes", "seen, larger gallery", "FNIR",
+           "FNIR, larger gallery", "AUROC", "probability", "right")  # fmt: skip
 
 
 def selected_rate(vectors: Floats, table: Table, calibration: Calibration, kind: ScoreKind, num_classes: int) -> float:
@@ -45,33 +51,46 @@ def reliability(scores: OpenSetScores, calibration: Calibration) -> tuple[float,
     return float(known + unknown) / 2, float(scores.is_right.mean()) / 2
 
 
-def percent(value: float, interval: tuple[float, float] | None = None) -> str:
-    """A rate, and its interval if there is one."""
-    bounds = "" if interval is None else f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
-    return f"{100 * value:.1f}{bounds}"
+def embedded_split(run: RunFolder, model: Embedder, split: str) -> EmbeddedTable:
+    """The embeddings of one split of a run."""
+    part = load_run_table(run.table).subset(split)
+    return EmbeddedTable(model.embed(part, progress=False), part, model)
 
 
-def print_rows(run: RunFolder) -> None:
-    """Calibrate on the validation classes at every rate, apply to the test classes, print."""
-    table, model = load_run_table(run.table), Embedder.from_pretrained(run.model)
-    parts = {split: table.subset(split) for split in ("val", "test")}
-    vectors = {split: model.embed(part, progress=False) for split, part in parts.items()}
+def measure(run: RunFolder) -> dict[tuple[ScoreKind, float], list[float]]:
+    """Calibrate on the validation classes at every rate, and apply to the test classes: a value for each column."""
+    model, rows = Embedder.from_pretrained(run.model), {}
+    val, train, test = (embedded_split(run, model, split) for split in ("val", "train", "test"))
+    larger = with_gallery(val, train)
     for kind in SCORE_KINDS:
-        scores = open_set_scores(vectors["test"], parts["test"], kind)
+        scores = open_set_scores(test.vectors, test.table, kind)
         for rate in RATES:
-            calibration = calibrate(vectors["val"], parts["val"], rate, score=kind)
-            accepted = calibration.accepts(scores.unknown)
-            missed = ~(scores.is_right & calibration.accepts(scores.known))
-            probability, right = reliability(scores, calibration)
-            cells = [
-                run.path.name, kind, percent(rate),
-                percent(calibration.held_out_false_accept_rate, calibration.held_out_false_accept_rate_interval),
-                percent(accepted.mean(), rate_interval(accepted, scores.unknown_classes, Resampling())),
-                percent(selected_rate(vectors["test"], parts["test"], calibration, kind, calibration.num_classes)),
-                percent(calibration.false_reject_rate), percent(missed.mean()), percent(open_set_auroc(scores)),
-                percent(probability), percent(right),
-            ]  # fmt: skip
-            print(f"| {' | '.join(cells)} |", flush=True)
+            found = calibrate(val.vectors, val.table, rate, score=kind)
+            among_all = calibrate(larger.vectors, larger.table, rate, score=kind)
+            as_many = selected_rate(test.vectors, test.table, found, kind, found.num_classes)
+            rows[kind, rate] = [
+                found.held_out_false_accept_rate,
+                found.false_accept_rate_bound,
+                found.accepts(scores.unknown).mean(),
+                as_many,
+                among_all.accepts(scores.unknown).mean(),
+                missed(scores, found),
+                missed(scores, among_all),
+                open_set_auroc(scores),
+                *reliability(scores, found),
+            ]
+    return rows
+
+
+def missed(scores: OpenSetScores, calibration: Calibration) -> float:
+    """The fraction of known queries whose best match is not right, or not accepted."""
+    return float(1 - (scores.is_right & calibration.accepts(scores.known)).mean())
+
+
+def percents(values: Sequence[float]) -> str:
+    """The mean of the seeds, and the lowest and highest."""
+    spread = f" ({100 * min(values):.1f} to {100 * max(values):.1f})" if max(values) > min(values) else ""
+    return f"{100 * np.mean(values):.1f}{spread}"
 
 
 def main() -> None:
@@ -80,9 +99,15 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
     arguments = parser.parse_args()
     print_machine()
-    print(f"\n| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
+    print(f"\n| runs | score | asked for | {' | '.join(COLUMNS)} |\n{'|---' * (len(COLUMNS) + 3)}|")
+    groups: dict[str, list[Path]] = defaultdict(list)
     for path in arguments.runs:
-        print_rows(RunFolder(path))
+        groups[re.sub(r"-\d+$", "", f"{path.parent.name} {path.name}")].append(path)
+    for name, paths in groups.items():
+        measured = [measure(RunFolder(path)) for path in paths]
+        for kind, rate in measured[0]:
+            cells = map(percents, zip(*(each[kind, rate] for each in measured), strict=True))
+            print(f"| {name} ({len(paths)}) | {kind} | {100 * rate:g} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
