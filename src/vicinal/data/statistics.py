@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.columns import SPLITS, is_coarse_column
+from vicinal.utils.text_table import aligned
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,7 @@ class Statistics:
     def __str__(self) -> str:
         header = ["", "images", "classes", "per class: min", "median", "max", *self.coarse]
         header += [name.replace("_", " ") for name in self.noise]
-        rows = [header, *(part._cells(split) for split, part in self.splits.items()), self._cells("all")]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = (
-            row[0].ljust(widths[0])
-            + "".join(cell.rjust(width + 2) for cell, width in zip(row[1:], widths[1:], strict=True))
-            for row in rows
-        )
-        return "\n".join(lines)
+        return aligned([header, *(part._cells(split) for split, part in self.splits.items()), self._cells("all")])
 
     def _cells(self, name: str) -> list[str]:
         per_class = (f"{self.min_per_class:,}", f"{self.median_per_class:g}", f"{self.max_per_class:,}")

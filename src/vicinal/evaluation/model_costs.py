@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from vicinal.utils.console import duration
+from vicinal.utils.text_table import aligned
 
 Kind = Literal[
     "zero-shot", "frozen", "lora", "last_blocks", "biases_norms", "full", "model", "embeddings", "index"
@@ -87,11 +88,8 @@ def cost_cells(row: Any) -> list[str]:
 
 def costs_text(costs: pd.DataFrame) -> str:
     """Lay out what models cost as a table for a terminal."""
-    heads = ["", *HEADS]
-    rows = [heads, *([str(row.model), *cost_cells(row)] for row in costs.itertuples())]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ([_justified(*cell) for cell in zip(row, widths, heads, strict=True)] for row in rows)
-    return "\n".join("  ".join(line).rstrip() for line in lines)
+    rows = ([str(row.model), *cost_cells(row)] for row in costs.itertuples())
+    return aligned([["", *HEADS], *rows], num_left=2)
 
 
 def _count(number: int) -> str:
@@ -113,7 +111,3 @@ def _digits(value: float) -> str:
 
 def _shown(value: Any, text: Any) -> str:
     return UNKNOWN if pd.isna(value) else text(value)
-
-
-def _justified(cell: str, width: int, head: str) -> str:
-    return cell.ljust(width) if head in ("", "kind") else cell.rjust(width)

@@ -20,6 +20,7 @@ from vicinal.models.modes import eval_mode
 from vicinal.models.pooling import PoolingName
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.text_table import aligned
 
 MEASURED_SECONDS = 2.0
 
@@ -165,14 +166,7 @@ def models_text(models: Sequence[PretrainedModel]) -> str:
     ]
     if all(each.images_per_second is None for each in models):
         rows = [row[:-1] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
-    )
-    return "\n".join(lines)
+    return aligned(rows)
 
 
 def _cell(head: str, value: object) -> str:
