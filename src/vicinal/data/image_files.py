@@ -100,7 +100,7 @@ def check_image_files(table: Table) -> ImageFileProblems:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     sizes = {path: size for path, size in zip(paths, found, strict=True) if not isinstance(size, str)}
-    duplicates = _duplicates(list(sizes))
+    duplicates = same_content(list(sizes))
     labels = dict(zip(table.paths, table.frame["label"], strict=True)) if table.has("label") else {}
     num_ambiguous = sum(len({labels.get(path) for path in group}) > 1 for group in duplicates)
     errors = [error for error in found if isinstance(error, str)]
@@ -127,7 +127,7 @@ def _boxes_beyond(table: Table, sizes: Mapping[str, tuple[int, int]]) -> list[st
     ]
 
 
-def _duplicates(paths: Sequence[str]) -> list[list[str]]:
+def same_content(paths: Sequence[str]) -> list[list[str]]:
     """Groups of files of the same content. Only files of the same size are read."""
     by_size = _groups(paths, os.path.getsize)
     return sorted(same for group in by_size if len(group) > 1 for same in _groups(group, file_digest) if len(same) > 1)
