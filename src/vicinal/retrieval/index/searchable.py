@@ -1,0 +1,409 @@
+"""Embeddings that can be searched, with the metadata of their images, and changed by many threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Self
+
+from vicinal.data.columns import column_aliases
+from vicinal.data.table import Table
+from vicinal.models.refiner import ContextRefiner
+from vicinal.retrieval.calibration import Calibration
+from vicinal.retrieval.index.faiss_engine import FaissEngine, Kind
+from vicinal.retrieval.index.made_with import check_same_fingerprint, refiner_flag
+from vicinal.retrieval.index.metadata import Metadata
+from vicinal.retrieval.index.refiner_context import RefinerContext
+from vicinal.retrieval.neighbors import Neighbors
+from vicinal.retrieval.refinement import refine
+from vicinal.retrieval.scores import Array, UnitVectors
+from vicinal.utils.arguments import is_integer
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.errors import InputError
+from vicinal.utils.locks import ReadWriteLock
+
+
+class SearchableIndex:
+    """Vectors that are searched by cosine similarity, with metadata of their images, in memory.
+
+    :class:`Index` is one that is kept in a folder.
+
+    Attributes:
+        metadata: one row per image that can be found: `id`, and the columns of its table; its own column `id` is called
+            `id_of_table`.
+        model_fingerprint: identifies the model that made the vectors; None if it is unknown.
+        made_with: the flags of `vicinal index` that made the vectors, such as `{"model": "run"}`; empty if unknown.
+    """
+
+    def __init__(
+        self,
+        engine: FaissEngine,
+        metadata: Metadata,
+        model_fingerprint: str | None = None,
+        context: RefinerContext | None = None,
+        made_with: Mapping[str, str] | None = None,
+    ) -> None:
+        self._engine = engine
+        self.metadata = metadata
+        self.model_fingerprint = model_fingerprint
+        self.made_with = dict(made_with or {})
+        self._context = context
+        self._calibration: Calibration | None = None
+        self._lock = ReadWriteLock()
+        self._verified_refiner: ContextRefiner | None = None
+
+    @classmethod
+    def build(
+        cls,
+        vectors: Array,
+        table: Table,
+        kind: Literal["auto"] | Kind = "auto",
+        model_fingerprint: str | None = None,
+        refiner: ContextRefiner | None = None,
+        made_with: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Build an index of all vectors.
+
+        Args:
+            vectors: float [n, dim].
+            table: n rows.
+            kind: `exact` compares with every vector; `hnsw` is a graph, faster and nearly exact above 100,000 vectors;
+                `ivfpq` keeps about one byte per four dimensions and gives approximate scores: at some tens of
+                dimensions or fewer these are so coarse that many true neighbors are missed, so it is for vectors of
+                many dimensions; `auto` is `exact` up to 100,000 vectors, `hnsw` above.
+            model_fingerprint: identifies the model that made the vectors.
+            refiner: refines every vector first, by its nearest among the others. These are found by comparing every
+                vector with every other, whatever the kind.
+            made_with: the flags of the command that made the vectors, which messages about other vectors name.
+
+        Raises:
+            InputError: vectors and table have different lengths, a vector contains NaN or infinity, there are too few
+                vectors for `ivfpq`, the kind is unknown, the table has both columns `id` and `id_of_table`, or the
+                refiner has a different dimension or is for a different model.
+        """
+        unit = searched = _checked_vectors(vectors, table)
+        if refiner is not None:
+            refiner.check_model(model_fingerprint)
+            searched = UnitVectors(refine(refiner, vectors), "refined embedding")
+        engine = FaissEngine.create(kind, searched)
+        context = None if refiner is None else RefinerContext.create(engine.kind, unit, refiner)
+        index = cls(engine, Metadata.from_table(table, np.arange(len(unit))), model_fingerprint, context, made_with)
+        engine.add(searched)
+        if context is not None:
+            context.engine.add(unit)
+        return index
+
+    @property
+    def kind(self) -> Kind:
+        """`exact`, `hnsw` or `ivfpq`."""
+        return self._engine.kind
+
+    @property
+    def refiner_fingerprint(self) -> str | None:
+        """Identifies the refiner that the index was built with; None if embeddings are not refined."""
+        return None if self._context is None else self._context.refiner_fingerprint
+
+    @property
+    def dim(self) -> int:
+        """Number of dimensions of a vector."""
+        return self._engine.dim
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What scores of matches mean, see :func:`vicinal.retrieval.match_images`; None if that is not known.
+
+        Raises:
+            InputError: when set: it is a calibration of another model.
+        """
+        return self._calibration
+
+    @calibration.setter
+    def calibration(self, calibration: Calibration | None) -> None:
+        if calibration is not None:
+            calibration.check_model(self.fingerprint())
+        self._calibration = calibration
+
+    def fingerprint(self) -> str | None:
+        """Return what identifies the model and the refiner of its vectors; None where the model is unknown."""
+        refined = "" if self._context is None else f"+{self.refiner_fingerprint}"
+        return None if self.model_fingerprint is None else f"{self.model_fingerprint}{refined}"
+
+    def __len__(self) -> int:
+        return len(self.metadata)
+
+    def __repr__(self) -> str:
+        refined = "" if self._context is None else ", refined"
+        return f"{type(self).__name__}({self.kind}, {len(self)} images, {self.dim} dimensions{refined})"
+
+    def describe(self) -> dict[str, str | float | None]:
+        """Return what the index is and contains, ready for JSON."""
+        with self._lock.read():
+            names = ("score", "threshold", "false_accept_rate") if self.calibration is not None else ()
+            calibrated = {f"calibrated {name}": getattr(self.calibration, name) for name in names}
+            return {**self._facts(), **self.made_with, **calibrated}
+
+    def _facts(self) -> dict[str, str | int | None]:
+        return {
+            "kind": self.kind,
+            "images": len(self),
+            "dimensions": self.dim,
+            "deleted": len(self._engine) - len(self),
+            "model_fingerprint": self.model_fingerprint,
+            "refiner_fingerprint": self.refiner_fingerprint,
+        }
+
+    def check_model(self, fingerprint: str | None, made_with: Mapping[str, str] | None = None) -> None:
+        """Refuse vectors of another model, which cannot be compared with these; None is an unknown model.
+
+        Args:
+            fingerprint: identifies the model of the vectors, and the steps after it.
+            made_with: the flags of the command that made the vectors, without `model` if they were stored.
+
+        Raises:
+            InputError: both models are known and differ; the message says by which flags.
+        """
+        check_same_fingerprint(self.model_fingerprint, fingerprint, self.made_with, made_with or {})
+
+    def check_refiner(self, refiner: ContextRefiner | None) -> None:
+        """Refuse any refiner but the one that the index was built with, and none where it was built with one.
+
+        Raises:
+            InputError: it is another refiner, or there is one too many or too few.
+        """
+        expected = self.refiner_fingerprint
+        if refiner is None and expected is None:
+            return
+        if refiner is None:
+            raise InputError(
+                f"the index holds embeddings refined by {expected}; "
+                f"give that refiner{refiner_flag(self.made_with) or ' (--refiner)'}"
+            )
+        if expected is None:
+            raise InputError("the index was built without a refiner; leave it out, or build the index again with it")
+        if refiner is self._verified_refiner:  # a fingerprint reads all weights, which takes longer than a query
+            return
+        if (fingerprint := refiner.fingerprint()) != expected:
+            raise InputError(
+                f"the index was built with the refiner {expected}{refiner_flag(self.made_with)}, "
+                f"not with {fingerprint}; use that refiner, or build the index again"
+            )
+        self._verified_refiner = refiner
+
+    def add(self, vectors: Array, table: Table, refiner: ContextRefiner | None = None) -> Integers:
+        """Add vectors and return their new ids, int64 [n].
+
+        A column that only the index or only the table has is missing in the rows of the other. Where one has integers
+        and the other text, as with labels read from folders named by digits, both become text.
+
+        A refined index refines each vector by its nearest among the images it has and the other new ones. Images that
+        were refined before stay as they are, though the new ones may now be nearer: build the index again after adding
+        many.
+
+        Args:
+            vectors: float [n, dim].
+            table: n rows.
+            refiner: the refiner that the index was built with, if any.
+
+        Raises:
+            InputError: vectors and table have different lengths, vectors have a different dimension or contain NaN or
+                infinity, a column has another type than before, or the refiner is not the index's.
+        """
+        self.check_refiner(refiner)
+        unit = _checked_vectors(vectors, table)
+        self._check_dim(unit)
+        with self._lock.write():
+            return self._add(unit, table, refiner)
+
+    def _add(self, unit: UnitVectors, table: Table, refiner: ContextRefiner | None) -> Integers:
+        ids = np.arange(len(self._engine), len(self._engine) + len(unit), dtype=np.int64)
+        metadata = self.metadata.concat(Metadata.from_table(table, ids))
+        try:
+            if self._context is not None and refiner is not None:
+                self._context.engine.add(unit)
+                unit = self._context.refine(unit, refiner, metadata.ids, query_ids=ids)
+        finally:  # also if refining was interrupted, so that both engines have the same ids
+            self._engine.add(unit)
+        self.metadata = metadata
+        return ids
+
+    def delete(self, ids: npt.ArrayLike) -> None:
+        """Delete images: they are no longer found.
+
+        Raises:
+            InputError: there is no image with one of the ids.
+        """
+        with self._lock.write():
+            self.metadata = self.metadata.without(ids)
+
+    @property
+    def column_aliases(self) -> dict[str, str]:
+        """What the columns `path` and `label` were called in the table that the index was made of."""
+        return column_aliases(self.made_with)
+
+    def where(self, condition: str) -> Integers:
+        """Return the ids of the images whose columns fulfill a condition, int64 [n].
+
+        Raises:
+            InputError: it cannot be parsed, or names an unknown column; see :func:`vicinal.data.matching_rows`.
+
+        Example:
+            >>> import pandas as pd
+            >>> index = SearchableIndex.build(np.eye(2), Table(pd.DataFrame({"price": [12.5, 30.0]})))
+            >>> index.where("price < 20")
+            array([0])
+        """
+        return self.metadata.where(condition, self.column_aliases)
+
+    def update(self, ids: npt.ArrayLike, table: Table) -> None:
+        """Replace the columns of images, such as their prices; their vectors stay.
+
+        Args:
+            ids: int [n].
+            table: n rows.
+
+        Raises:
+            InputError: there is no image with one of the ids, there are not as many rows, or a column has another type
+                than in other images.
+        """
+        given = np.asarray(ids, dtype=np.int64)
+        if len(given) != len(table):
+            raise InputError(f"{len(given)} ids, but a table of {len(table)} rows; there must be one row per id")
+        with self._lock.write():
+            self.metadata = self.metadata.updated(table, given)
+
+    def move(self, root: str | Path) -> None:
+        """Say where the images are after their folder was moved; the folders below it are as they were.
+
+        Args:
+            root: the folder where they are now.
+
+        Raises:
+            InputError: the images have no paths, or none of them is in the folder.
+        """
+        with self._lock.write():
+            self.metadata = self.metadata.moved(root)
+
+    def vectors(self) -> Floats:
+        """Return the vectors that are searched, in the order of `metadata`.
+
+        They are unit vectors, refined if the index is. Those of `ivfpq` are approximate: it keeps no others.
+
+        Returns:
+            float32 [images, dim].
+
+        Example:
+            >>> import pandas as pd
+            >>> index = SearchableIndex.build(2 * np.eye(3, dtype=np.float32), Table(pd.DataFrame(index=range(3))))
+            >>> index.delete([0])
+            >>> index.vectors()
+            array([[0., 1., 0.],
+                   [0., 0., 1.]], dtype=float32)
+        """
+        with self._lock.read():
+            return self._engine.take(self.metadata.ids)
+
+    def search(
+        self,
+        vectors: Array,
+        k: int,
+        refiner: ContextRefiner | None = None,
+        query_ids: npt.ArrayLike | None = None,
+        among: npt.ArrayLike | None = None,
+    ) -> Neighbors:
+        """Find the k nearest vectors of each query.
+
+        A refined index refines each query first, by the nearest embeddings that it contains. Without `query_ids`, a
+        query that is in the index is refined by its own embedding too, and so becomes another vector than it was when
+        the index was built.
+
+        Args:
+            vectors: float [q, dim].
+            k: number of neighbors per query.
+            refiner: the refiner that the index was built with, if any. Its fingerprint is checked once: do not train it
+                further between searches.
+            query_ids: int [q], only with a refiner: the id of each query in the index, -1 for none. The query is not
+                refined by its own embedding (but may find itself); duplicates under other ids count as neighbors.
+            among: the ids that may be found, such as `index.where("price < 20")`; None: all.
+
+        Returns:
+            Scores and ids.
+
+        Raises:
+            InputError: a vector contains NaN or infinity or has a different dimension, k is larger than the index, the
+                refiner is not the index's, or there is no image with one of the `query_ids`.
+        """
+        self.check_refiner(refiner)
+        queries = UnitVectors(vectors, "query")
+        self._check_dim(queries)
+        with self._lock.read():
+            return self._search(queries, k, refiner, query_ids, among)
+
+    def _search(
+        self,
+        queries: UnitVectors,
+        k: int,
+        refiner: ContextRefiner | None,
+        query_ids: npt.ArrayLike | None,
+        among: npt.ArrayLike | None,
+    ) -> Neighbors:
+        if not len(self):
+            raise InputError("the index is empty; add images before searching")
+        allowed = self.metadata.ids if among is None else np.unique(self.metadata.ids[self.metadata.positions(among)])
+        if not (is_integer(k) and 1 <= k <= len(allowed)):
+            where = f"an index of {len(self)} images" if among is None else f"{len(allowed)} images to search among"
+            raise InputError(f"k = {k} is impossible in {where}; use 1 to {len(allowed)}")
+        own_ids = self._checked_query_ids(query_ids, len(queries))
+        if self._context is not None and refiner is not None:
+            queries = self._context.refine(queries, refiner, self.metadata.ids, own_ids)
+        return self._engine.search(queries, k, allowed)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep other threads from changing the index during a block, such as a search and the lookup of its ids."""
+        with self._lock.read():
+            yield
+
+    def _is_consistent(self) -> bool:
+        """Return whether the ids of the metadata are in the engine and ascend, and the context has the same ids."""
+        ids = self.metadata.ids
+        is_ordered = len(ids) == 0 or (ids[0] >= 0 and (np.diff(ids) > 0).all() and ids[-1] < len(self._engine))
+        if self._context is None:
+            return bool(is_ordered)
+        unrefined, fingerprint = self._context.engine, self._context.refiner_fingerprint
+        is_same_size = (unrefined.dim, len(unrefined)) == (self.dim, len(self._engine))
+        return bool(is_ordered) and is_same_size and unrefined.kind != "ivfpq" and isinstance(fingerprint, str)
+
+    def _checked_query_ids(self, query_ids: npt.ArrayLike | None, num_queries: int) -> Integers:
+        """Return the ids that the queries have in the index, -1 where they have none."""
+        if query_ids is None:
+            return np.full(num_queries, -1)
+        ids = np.asarray(query_ids)
+        if self._context is None:
+            raise InputError("query_ids are for the refinement of queries; this index is not refined")
+        if ids.shape != (num_queries,) or ids.dtype.kind not in "iu" or ids.min(initial=0) < -1:
+            raise InputError(
+                f"query_ids are {ids.dtype} {list(ids.shape)}; "
+                f"give an integer id for each of the {num_queries} queries, -1 for none"
+            )
+        self.metadata.positions(ids[ids >= 0])
+        return ids.astype(np.int64)
+
+    def _check_dim(self, vectors: UnitVectors) -> None:
+        if vectors.dim != self.dim:
+            raise InputError(
+                f"vectors have {vectors.dim} dimensions, the index has {self.dim}; use the model it was built with"
+            )
+
+
+def _checked_vectors(vectors: Array, table: Table) -> UnitVectors:
+    unit = UnitVectors(vectors, "vector")
+    if len(unit) != len(table):
+        raise InputError(f"{len(unit)} vectors, but a table of {len(table)} rows; there must be one row per vector")
+    if not len(unit):
+        raise InputError("there are no vectors to index; give at least one")
+    return unit
