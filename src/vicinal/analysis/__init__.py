@@ -1,4 +1,4 @@
-"""What embeddings tell about the data and the model: hubs, near duplicates, confusions, label errors, maps.
+"""What embeddings tell about the data and the model: hubs, duplicates, outliers, confusions, label errors, maps.
 
 Every function takes embeddings and their table, or the nearest neighbors found once by :func:`query_neighbors`, and
 returns data frames or small dataclasses; :mod:`vicinal.report` draws them.
@@ -12,11 +12,18 @@ from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from vicinal.analysis.changes import query_changes
+    from vicinal.analysis.class_sizes import class_sizes
+    from vicinal.analysis.clusters import Clusters, clusters
+    from vicinal.analysis.confident_learning import class_probabilities, confident_label_errors
     from vicinal.analysis.confusion import confusion_matrix, confusions
-    from vicinal.analysis.duplicates import near_duplicates
+    from vicinal.analysis.duplicates import duplicate_groups, exact_duplicates, near_duplicates
+    from vicinal.analysis.findings import Findings, find_problems
     from vicinal.analysis.hubs import Hubness, hubness
+    from vicinal.analysis.image_facts import ImageFacts, image_facts, modified_z_scores
     from vicinal.analysis.mislabeled import label_errors
     from vicinal.analysis.neighbors import QueryNeighbors, query_neighbors
+    from vicinal.analysis.outliers import outliers
+    from vicinal.analysis.pixel_similarity import pixel_similarities
     from vicinal.analysis.projection import embedding_map
     from vicinal.analysis.refiner import metrics_by_depth
     from vicinal.analysis.scores import class_scores, queries_by_score
@@ -25,19 +32,33 @@ else:
     __getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = [
+    "Clusters",
+    "Findings",
     "Hubness",
+    "ImageFacts",
     "PairSimilarities",
     "QueryNeighbors",
     "SimilarityHistogram",
+    "class_probabilities",
     "class_scores",
+    "class_sizes",
+    "clusters",
+    "confident_label_errors",
     "confusion_matrix",
     "confusions",
+    "duplicate_groups",
     "embedding_map",
+    "exact_duplicates",
+    "find_problems",
     "hubness",
+    "image_facts",
     "label_errors",
     "metrics_by_depth",
+    "modified_z_scores",
     "near_duplicates",
+    "outliers",
     "pair_similarities",
+    "pixel_similarities",
     "queries_by_score",
     "query_changes",
     "query_neighbors",

@@ -1,13 +1,27 @@
-"""Images whose embeddings are nearly the same."""
+"""Images that are there twice: files of the same content, and images that are nearly the same."""
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pandas as pd
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from vicinal.analysis.neighbors import QueryNeighbors
+from vicinal.analysis.pixel_similarity import Thumbnails, pixel_similarities
+from vicinal.data.boxes import image_keys
+from vicinal.data.image_files import same_content
+from vicinal.data.table import Table
+from vicinal.retrieval.range_queries import Pairs, similar_pairs
+from vicinal.retrieval.scores import Array, UnitVectors, check_rows
+from vicinal.utils.arrays import Floats, Integers
 
 DUPLICATE_SIMILARITY = 0.999
+MIN_SIMILARITY = 0.95  # of embeddings, where pixels are compared too
+MIN_PIXEL_SIMILARITY = 0.85
+MERGED_PAIRS = 2**20  # that wait until they are merged into components
 
 
 def near_duplicates(neighbors: QueryNeighbors, threshold: float = DUPLICATE_SIMILARITY) -> pd.DataFrame:
@@ -47,3 +61,134 @@ def near_duplicates(neighbors: QueryNeighbors, threshold: float = DUPLICATE_SIMI
     return frame.drop_duplicates(["first", "second"]).sort_values(
         ["similarity", "first", "second"], ascending=[False, True, True], ignore_index=True
     )
+
+
+def exact_duplicates(table: Table) -> pd.DataFrame:
+    """Find images whose files have the same content; with bounding boxes, those of the same box too.
+
+    Only files of the same size are read. Files that do not exist are left out.
+
+    Returns:
+        The columns of :func:`duplicate_groups`; the similarity is 1, and `nearest` another row of the group.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("a.png", "b.png", "c.png"):
+        ...         _ = Path(folder, name).write_text("other" if name == "b.png" else "same")
+        ...     table = Table(pd.DataFrame({"path": ["a.png", "b.png", "c.png"]}), root=folder)
+        ...     exact_duplicates(table)["row"].tolist()
+        [0, 2]
+    """
+    paths = dict.fromkeys(path for path in table.paths if os.path.isfile(path))
+    originals = {path: group[0] for group in same_content(list(paths)) for path in group}
+    keys = pd.Series(image_keys(table.frame.assign(path=[originals.get(path, path) for path in table.paths])))
+    component = pd.factorize(keys)[0].astype(np.int64)
+    rows = np.argsort(component, kind="stable")
+    is_first = np.append(True, component[rows][1:] != component[rows][:-1])
+    nearest = np.empty(len(table), dtype=np.int64)
+    nearest[rows] = np.where(is_first, np.roll(rows, -1), np.roll(rows, 1))
+    return _frame(table, component, nearest, np.ones(len(table), dtype=np.float32))
+
+
+def duplicate_groups(
+    embeddings: Array,
+    table: Table,
+    min_similarity: float = MIN_SIMILARITY,
+    thumbnails: Thumbnails | None = None,
+    min_pixel_similarity: float = MIN_PIXEL_SIMILARITY,
+) -> pd.DataFrame:
+    """Find groups of images that are nearly the same, by comparing all pairs exactly, in bounded memory.
+
+    Two images are a pair if their embeddings are similar and, with thumbnails, their pixels too: of similar products
+    many have nearly the same embedding. The groups are the connected components of these pairs, so that two images of
+    one group need not be a pair themselves. Time grows with the square of the number of images, memory linearly.
+
+    Args:
+        embeddings: float [rows, dim].
+        table: one row per embedding.
+        min_similarity: the least cosine similarity of a pair.
+        thumbnails: uint8 [rows, side, side], as of :func:`image_facts`; None compares embeddings only, with which a
+            `min_similarity` near 1 is needed.
+        min_pixel_similarity: the least correlation of the pixels of a pair, see :func:`pixel_similarities`.
+
+    Returns:
+        One row per image that is in a group, group by group, the most similar group first:
+
+        - `group`: its number, from 0.
+        - `row`: row of the image in the table.
+        - `nearest`: row of the most similar image with which it is a pair.
+        - `similarity`: the cosine similarity of these two.
+        - `is_leak`: whether images of the group are in several splits.
+        - `is_contradiction`: whether images of the group have different labels.
+
+    Raises:
+        InputError: other numbers of rows, or NaN or infinity in an embedding.
+
+    Example:
+        >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog"], "split": ["train", "test", "test"]}))
+        >>> groups = duplicate_groups(np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]), table)
+        >>> groups["row"].tolist(), groups["is_leak"].tolist(), groups["is_contradiction"].tolist()
+        ([0, 1], [True, True], [False, False])
+    """
+    check_rows(embeddings, table)
+    components = _Components(len(table))
+    for pairs in similar_pairs(UnitVectors(embeddings, "embedding"), min_similarity):
+        if thumbnails is not None and len(pairs.first):
+            alike = pixel_similarities(thumbnails, pairs.first, pairs.second) >= min_pixel_similarity
+            pairs = Pairs(pairs.first[alike], pairs.second[alike], pairs.scores[alike])
+        components.add(pairs)
+    return _frame(table, *components.result())
+
+
+class _Components:
+    """Connected components of pairs that come in parts, and the most similar partner of each row."""
+
+    def __init__(self, size: int) -> None:
+        self._component = np.arange(size)
+        self._nearest, self._similarity = np.full(size, -1), np.full(size, -np.inf, dtype=np.float32)
+        self._waiting: list[Pairs] = []
+
+    def add(self, pairs: Pairs) -> None:
+        self._waiting.append(pairs)
+        if sum(len(each.first) for each in self._waiting) >= MERGED_PAIRS:
+            self._merge()
+
+    def result(self) -> tuple[Integers, Integers, Floats]:
+        """The component, the most similar partner or -1, and its similarity, of each row."""
+        self._merge()
+        return self._component, self._nearest, self._similarity
+
+    def _merge(self) -> None:
+        names = ("first", "second", "scores")
+        parts = [np.concatenate([getattr(each, name) for each in self._waiting] or [[]]) for name in names]
+        first, second, scores = parts[0].astype(np.int64), parts[1].astype(np.int64), parts[2].astype(np.float32)
+        self._waiting = []
+        self._keep_best(np.concatenate([first, second]), np.concatenate([second, first]), np.tile(scores, 2))
+        size, ends = len(self._component), (self._component[first], self._component[second])
+        graph = coo_array((np.ones(len(first), dtype=bool), ends), shape=(size, size))
+        self._component = connected_components(graph, directed=False)[1][self._component].astype(np.int64)
+
+    def _keep_best(self, rows: Integers, partners: Integers, scores: Floats) -> None:
+        order = np.lexsort((partners, -scores, rows))
+        rows, at = np.unique(rows[order], return_index=True)
+        best = order[at]
+        is_better = scores[best] > self._similarity[rows]
+        self._nearest[rows[is_better]] = partners[best[is_better]]
+        self._similarity[rows[is_better]] = scores[best[is_better]]
+
+
+def _frame(table: Table, component: Integers, nearest: Integers, similarity: Floats) -> pd.DataFrame:
+    """The rows of components of two images or more."""
+    rows = np.flatnonzero(np.bincount(component)[component] > 1)
+    frame = pd.DataFrame({"row": rows, "nearest": nearest[rows], "similarity": similarity[rows].astype(np.float64)})
+    components = component[rows]
+    for name, column in (("is_leak", "split"), ("is_contradiction", "label")):
+        codes = pd.Series(table.codes(column)[rows] if table.has(column) else np.zeros(len(rows), dtype=np.int64))
+        frame[name] = codes.groupby(components).transform("nunique") > 1
+    of_component = frame.groupby(components)
+    leader, best = of_component["row"].transform("min"), of_component["similarity"].transform("max")
+    frame = frame.iloc[np.lexsort((frame["row"], leader, -best))].reset_index(drop=True)
+    frame.insert(0, "group", pd.factorize(component[frame["row"]])[0].astype(np.int64))
+    return frame

@@ -1,0 +1,255 @@
+"""All that may be wrong with a set of images, found at once, and as one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from vicinal.analysis.class_sizes import class_sizes
+from vicinal.analysis.clusters import MIN_SIZE, Clusters, clusters
+from vicinal.analysis.confident_learning import confident_label_errors
+from vicinal.analysis.duplicates import MIN_PIXEL_SIMILARITY, MIN_SIMILARITY, duplicate_groups, exact_duplicates
+from vicinal.analysis.hubs import hubness
+from vicinal.analysis.image_facts import ImageFacts
+from vicinal.analysis.neighbors import QueryNeighbors, query_neighbors
+from vicinal.analysis.outliers import MIN_FACTOR, outliers
+from vicinal.data.table import Table
+from vicinal.retrieval.scores import Array, check_rows
+from vicinal.utils.arguments import check_positive_integer
+from vicinal.utils.arrays import Integers
+
+NUM_NEIGHBORS = 10
+MIN_SIMILARITY_ALONE = 0.995  # of embeddings, where no pixels can be compared
+HUB_DEVIATIONS = 3.0  # of the number of lists above its mean, as standard deviations
+MIN_CLASS_SIZE = 2
+ROWS = ("row", "nearest", "representative")  # columns that hold rows of the table
+COLUMNS = ("finding", "group", "row", "path", "label", "score", "message", "suggestion", "suggested_label",
+           "decision", "new_label")  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """What may be wrong with a set of images; every row number in it is a row of the table.
+
+    Attributes:
+        table: the images.
+        broken: images that cannot be read: `row`, `error`.
+        exact_duplicates: as of :func:`exact_duplicates`.
+        near_duplicates: as of :func:`duplicate_groups`, without groups of equal files alone.
+        label_errors: as of :func:`confident_label_errors`; empty without labels.
+        outliers: as of :func:`outliers`.
+        blurred, uninformative, odd_sizes: as of :class:`ImageFacts`.
+        hubs: images in very many lists of nearest neighbors, as the `occurrences` of :class:`Hubness`.
+        clusters: as of :func:`clusters`; the assignments of rows without an embedding are -1.
+        class_sizes: as of :func:`class_sizes`; empty without labels.
+        neighbors: of all images that have an embedding; their rows are those of `embedded_rows`.
+        embedded_rows: int64 [n], rows of the table that have an embedding.
+    """
+
+    table: Table
+    broken: pd.DataFrame
+    exact_duplicates: pd.DataFrame
+    near_duplicates: pd.DataFrame
+    label_errors: pd.DataFrame
+    outliers: pd.DataFrame
+    blurred: pd.DataFrame
+    uninformative: pd.DataFrame
+    odd_sizes: pd.DataFrame
+    hubs: pd.DataFrame
+    clusters: Clusters
+    class_sizes: pd.DataFrame
+    neighbors: QueryNeighbors
+    embedded_rows: Integers
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How much was found of each kind: groups of duplicates, clusters and classes, and images of the others."""
+        summary = self.clusters.summary
+        return {
+            "broken": len(self.broken),
+            "exact_duplicate": self.exact_duplicates["group"].nunique(),
+            "near_duplicate": self.near_duplicates["group"].nunique(),
+            "label_error": len(self.label_errors),
+            "outlier": len(self.outliers),
+            "blurred": len(self.blurred),
+            "uninformative": len(self.uninformative),
+            "odd_size": len(self.odd_sizes),
+            "hub": len(self.hubs),
+            "new_class": int(summary["is_candidate"].sum()),
+            "small_class": int((self.class_sizes["num_images"] < MIN_CLASS_SIZE).sum()),
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """All findings about images, one row per image and finding, ready for decisions.
+
+        Returns:
+            Columns: `finding`, a name of `counts`; `group` of duplicates and clusters, else missing; `row`; `path` and
+            `label`, if the table has them; `score`, whose meaning is the finding's; `message`; `suggestion` (`drop`,
+            `relabel` or empty) with `suggested_label`; `decision` and `new_label`, which are empty:
+            :func:`~vicinal.data.apply_decisions` reads them.
+        """
+        parts = [
+            _part(self.broken, "broken", "error", suggestion="drop", message=self.broken["error"]),
+            _duplicates_part(self.exact_duplicates, "exact_duplicate", "drop"),
+            _duplicates_part(self.near_duplicates, "near_duplicate", ""),
+            _part(self.label_errors, "label_error", "self_confidence", suggestion="relabel")
+            .assign(suggested_label=self.label_errors["suggested_label"]),
+            _part(self.outliers, "outlier", "outlier_factor"),
+            _part(self.blurred, "blurred", "sharpness"),
+            _part(self.uninformative, "uninformative", "entropy"),
+            _part(self.odd_sizes, "odd_size", "aspect_ratio"),
+            _part(self.hubs, "hub", "k_occurrence"),
+            self._clusters_part(),
+            self._small_classes_part(),
+        ]  # fmt: skip
+        frame = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+        for column in ("path", "label"):
+            if self.table.has(column):
+                frame[column] = self.table.frame[column].to_numpy()[frame["row"].to_numpy(dtype=np.int64)]
+        frame = frame.reindex(columns=[name for name in COLUMNS if name in frame or name not in ("path", "label")])
+        return frame.fillna(dict.fromkeys(("message", "suggestion", "suggested_label", "decision", "new_label"), ""))
+
+    def _clusters_part(self) -> pd.DataFrame:
+        candidates = self.clusters.summary.query("is_candidate")
+        rows = np.flatnonzero(np.isin(self.clusters.assignments, candidates["cluster"]))
+        sizes = candidates.set_index("cluster")["num_images"]
+        frame = pd.DataFrame({"row": rows, "group": self.clusters.assignments[rows]})
+        frame["size"] = frame["group"].map(sizes)
+        return _part(frame.sort_values(["group", "row"], ignore_index=True), "new_class", "size")
+
+    def _small_classes_part(self) -> pd.DataFrame:
+        if not self.table.has("label"):
+            return _part(pd.DataFrame({"row": [], "size": []}), "small_class", "size")
+        sizes = self.table.class_counts[self.table.labels]
+        rows = np.flatnonzero(sizes < MIN_CLASS_SIZE)
+        return _part(pd.DataFrame({"row": rows, "size": sizes[rows]}), "small_class", "size")
+
+
+def find_problems(
+    embeddings: Array,
+    table: Table,
+    facts: ImageFacts | None = None,
+    *,
+    embedded_rows: Integers | None = None,
+    num_neighbors: int = NUM_NEIGHBORS,
+    min_similarity: float | None = None,
+    min_pixel_similarity: float = MIN_PIXEL_SIMILARITY,
+    min_outlier_factor: float = MIN_FACTOR,
+    num_clusters: int | None = None,
+    min_cluster_size: int = MIN_SIZE,
+    seed: int = 0,
+) -> Findings:
+    """Look for all that may be wrong with images, with labels or without.
+
+    Every image is compared with every other one; columns such as `is_query` and `group` are ignored.
+
+    Args:
+        embeddings: float [n, dim].
+        table: the images.
+        facts: of the same table, as :func:`image_facts` returns them; None: nothing is said about pixels, and near
+            duplicates are found by embeddings alone.
+        embedded_rows: int64 [n], the rows of the table that have an embedding, ascending; None: all.
+        num_neighbors: of each image, from which label errors, outliers and hubs are told.
+        min_similarity: the least cosine similarity of near duplicates; None takes 0.95, and 0.995 without facts.
+        min_pixel_similarity: the least correlation of their pixels.
+        min_outlier_factor: the least local outlier factor of outliers.
+        num_clusters: of k-means; None takes HDBSCAN, see :func:`clusters`.
+        min_cluster_size: the least number of images of a cluster of HDBSCAN.
+        seed: of k-means.
+
+    Raises:
+        InputError: embeddings, table and facts do not belong together, or there is only one embedding.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> embeddings = np.repeat(np.eye(2), 8, axis=0) + rng.normal(0, 0.05, (16, 2))
+        >>> table = Table(pd.DataFrame({"label": ["cat"] * 7 + ["dog"] * 9}))
+        >>> find_problems(embeddings, table, num_neighbors=5).label_errors[["row", "suggested_label"]]
+           row suggested_label
+        0    7             cat
+    """
+    check_positive_integer(find_problems, num_neighbors=num_neighbors)
+    rows = np.arange(len(table)) if embedded_rows is None else embedded_rows
+    part = table.take(rows)
+    check_rows(embeddings, part)
+    if facts is not None:
+        check_rows(facts.thumbnails, table)
+    plain = Table(part.frame[[name for name in ("path", "label") if name in part.frame]].reset_index(drop=True))
+    neighbors = query_neighbors(embeddings, plain if len(plain.frame.columns) else part, num_neighbors)
+    if min_similarity is None:
+        min_similarity = MIN_SIMILARITY_ALONE if facts is None else MIN_SIMILARITY
+    thumbnails = None if facts is None else facts.thumbnails[rows]
+    exact = exact_duplicates(table) if facts is not None else _no_duplicates()
+    near = duplicate_groups(embeddings, part, min_similarity, thumbnails, min_pixel_similarity)
+    found = clusters(embeddings, part, num_clusters, min_cluster_size, seed)
+    assignments = np.full(len(table), -1)
+    assignments[rows] = found.assignments
+    empty = pd.DataFrame({"row": np.array([], dtype=np.int64)})
+    return Findings(
+        table=table,
+        broken=empty.assign(error="") if facts is None else facts.broken,
+        exact_duplicates=exact,
+        near_duplicates=_not_exact_alone(_in_table(near, rows), exact, len(table)),
+        label_errors=_in_table(_label_errors(neighbors), rows),
+        outliers=_in_table(outliers(neighbors, min_outlier_factor), rows),
+        blurred=empty.assign(sharpness=0.0) if facts is None else facts.blurred,
+        uninformative=empty.assign(entropy=0.0) if facts is None else facts.uninformative,
+        odd_sizes=empty.assign(width=0, height=0, aspect_ratio=0.0) if facts is None else facts.odd_sizes,
+        hubs=_in_table(_hubs(neighbors), rows),
+        clusters=Clusters(assignments, _in_table(found.summary, rows)),
+        class_sizes=class_sizes(table) if table.has("label") else pd.DataFrame({"label": [], "num_images": []}),
+        neighbors=neighbors,
+        embedded_rows=rows,
+    )
+
+
+def _in_table(frame: pd.DataFrame, rows: Integers) -> pd.DataFrame:
+    """A frame about the embedded images, with rows of the whole table."""
+    return frame.assign(**{name: rows[frame[name].to_numpy(dtype=np.int64)] for name in ROWS if name in frame})
+
+
+def _no_duplicates() -> pd.DataFrame:
+    return duplicate_groups(np.empty((0, 1)), Table(pd.DataFrame({"label": []})))
+
+
+def _not_exact_alone(near: pd.DataFrame, exact: pd.DataFrame, num_rows: int) -> pd.DataFrame:
+    """The groups that are not only one file several times, numbered anew."""
+    files = np.arange(num_rows)
+    files[exact["row"]] = exact.groupby("group")["row"].transform("min")
+    num_files = pd.Series(files[near["row"]]).groupby(near["group"]).transform("nunique").to_numpy()
+    kept = near[num_files > 1].reset_index(drop=True)
+    return kept.assign(group=pd.factorize(kept["group"])[0])
+
+
+def _label_errors(neighbors: QueryNeighbors) -> pd.DataFrame:
+    if neighbors.table.has("label") and neighbors.with_positives().queries.size:
+        return confident_label_errors(neighbors)
+    columns = ("row", "label", "suggested_label", "self_confidence", "probability")
+    return pd.DataFrame({name: [] for name in columns})
+
+
+def _hubs(neighbors: QueryNeighbors) -> pd.DataFrame:
+    """Images whose k-occurrence is far above the mean (Radovanović et al. 2010 take two standard deviations)."""
+    occurrences = hubness(neighbors).occurrences
+    counts = occurrences["k_occurrence"]
+    return occurrences[counts > counts.mean() + HUB_DEVIATIONS * counts.std(ddof=0)].reset_index(drop=True)
+
+
+def _part(frame: pd.DataFrame, finding: str, score: str, **columns: object) -> pd.DataFrame:
+    """The rows of one finding in the form of all."""
+    scores = frame[score] if finding != "broken" else np.nan
+    kept = frame[[name for name in ("row", "group") if name in frame]]
+    return kept.assign(finding=finding, score=scores, **columns)
+
+
+def _duplicates_part(frame: pd.DataFrame, finding: str, suggestion: str) -> pd.DataFrame:
+    """Groups of duplicates; all but the first image of a group of one label may be dropped."""
+    part = _part(frame, finding, "similarity")
+    can_drop = frame.duplicated("group") & ~frame["is_contradiction"]
+    words = {"is_leak": "in several splits", "is_contradiction": "with different labels"}
+    message = [
+        ", ".join(words[name] for name in words if flags[name]) for flags in frame[list(words)].to_dict("records")
+    ]
+    return part.assign(suggestion=np.where(can_drop, suggestion, ""), message=message)
