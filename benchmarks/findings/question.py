@@ -40,6 +40,7 @@ class Question:
         trials: number of trials of each search; 0 if nothing is tuned.
         reference: the method that the others are compared to, or the first condition if there are several.
         conditions: name -> settings over the tuned ones; each method is trained under each.
+        training_images: whether training images are scored too, to see how much a method overfits.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Question:
     trials: int
     reference: str | None
     conditions: Mapping[str, Settings]
+    training_images: bool = False
 
     @classmethod
     def read(cls, name: str) -> Question:
@@ -61,4 +63,5 @@ class Question:
             methods[each] = method
         conditions = {each: settings or {} for each, settings in values.get("conditions", {"": {}}).items()}
         trials, reference = values.get("trials", 0), values.get("reference")
-        return cls(name, values.get("settings", {}), methods, trials, reference, conditions)
+        training = values.get("training_images", False)
+        return cls(name, values.get("settings", {}), methods, trials, reference, conditions, training)

@@ -87,7 +87,7 @@ class Runs:
             *self._words(self._settings(method)),
             *(override(f"search.{key}", each) for key, each in search.items()),
         ]
-        options = TuneSettings(self.question.trials, "random", held_out="val", jobs=jobs, images_per_second=900)
+        options = TuneSettings(self.question.trials, "sobol", held_out="val", jobs=jobs, images_per_second=900)
         study = self.out / self.question.name / _file_name(method, "tuning")
         result = tune(REGIME, study, options, words, start=fork_process)
         assert result.best_trial is not None

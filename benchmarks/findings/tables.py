@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
@@ -12,6 +9,7 @@ from benchmarks.findings.runs import Runs
 from benchmarks.pretrained import mean_evaluation
 from vicinal import Embedder, Table, evaluate
 from vicinal.evaluation import Evaluation, Resampling, compare_models
+from vicinal.utils.run_folder import RunFolder
 
 METRICS = ("recall@1", "mAP@R")
 
@@ -20,7 +18,7 @@ def print_tables(runs: Runs) -> None:
     """A table for each condition."""
     test = runs.start.table.subset("test")
     found = {
-        (condition, method): [_evaluate(run.path, run.model, test) for run in runs.of(method, condition)]
+        (condition, method): [_evaluate(run, runs.start.table, "test") for run in runs.of(method, condition)]
         for condition in runs.question.conditions
         for method in runs.question.methods
     }
@@ -70,21 +68,20 @@ def _mean(found: list[Evaluation], metric: str) -> str:
     return f"{np.mean(values):.1f}{spread}" if values else ""
 
 
-def _evaluate(run: Path, model: Path, test: Table) -> Evaluation:
-    """The scores of a run on the test classes; its vectors are kept."""
-    vectors = run / "test.npy"
+def _evaluate(run: RunFolder, table: Table, split: str) -> Evaluation:
+    """The scores of a run on the classes of a split; its vectors are kept."""
+    vectors, images = run.path / f"{split}.npy", table.subset(split)
     if not vectors.exists():
-        np.save(vectors, Embedder.from_pretrained(model).embed(test, progress=False))
-    return evaluate(np.load(vectors), test)
+        np.save(vectors, Embedder.from_pretrained(run.model).embed(images, progress=False))
+    return evaluate(np.load(vectors), images)
 
 
 def _train_recall(runs: Runs, method: str, condition: str) -> str:
-    """Recall@1 among training images, of the runs that log it."""
-    values = []
-    for run in runs.of(method, condition):
-        metrics = json.loads((run.model / "config.json").read_text())["metrics"]
-        values += [100 * value for name, value in metrics.items() if name == "train recall@1"]
-    return f"{np.mean(values):.1f}" if values else ""
+    """Recall@1 among the training images, in percent."""
+    if not runs.question.training_images:
+        return ""
+    scores = [_evaluate(run, runs.start.table, "train") for run in runs.of(method, condition)]
+    return f"{100 * np.mean([each.metrics['recall@1'] for each in scores]):.1f}"
 
 
 def _interval(row: pd.Series, value: str, low: str, high: str) -> str:

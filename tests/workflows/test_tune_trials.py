@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_a_line_that_a_killed_process_left_unfinished_is_cut_off(folder: StudyFo
     assert [trial.value for trial in opened(folder).all] == [0.5, 0.25, 0.25]
 
 
-@pytest.mark.parametrize("sampler", ["random", "tpe"])
+@pytest.mark.parametrize("sampler", ["random", "tpe", "sobol"])
 def test_a_continued_search_does_not_repeat_its_proposals(tmp_path: Path, sampler: trials_module.Sampler) -> None:
     found = []
     for name, restarts in (("straight", False), ("restarted", True)):
@@ -110,6 +111,19 @@ def test_a_continued_search_does_not_repeat_its_proposals(tmp_path: Path, sample
         found.append(values)
     assert len({value["optimizer.lr"] for value in found[0]}) == 14
     assert found[0] == found[1]
+
+
+def test_the_trials_of_sobol_cover_each_setting_evenly(folder: StudyFolder) -> None:
+    trials = opened(folder, "sobol")
+    values = []
+    for _ in range(8):
+        trial = claimed(trials)
+        values.append(trial.values)
+        trial.finish(Best(0.5, 1))
+    eighths = [math.floor(8 * math.log(each["optimizer.lr"] / 1e-5) / math.log(100)) for each in values]
+    assert sorted(eighths) == list(range(8))
+    assert sorted(each["loss"] for each in values) == ["A"] * 4 + ["B"] * 4
+    assert sorted(len(each["schedule.steps"]) for each in values) == [1] * 4 + [2] * 4
 
 
 def test_a_trial_reports_each_epoch_once(folder: StudyFolder, recwarn: pytest.WarningsRecorder) -> None:

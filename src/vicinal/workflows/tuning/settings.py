@@ -16,7 +16,7 @@ class TuneSettings:
     Args:
         trials: number of trials, those of earlier commands on this study included.
         sampler: how settings are proposed: "tpe", the tree-structured Parzen estimator, learns from the trials before;
-            "random" does not.
+            "random" does not; "sobol" does not either, and covers the space more evenly than "random" with few trials.
         prune: end trials early whose validation scores are worse than the median at the same epoch, or by Hyperband,
             which gives many trials few epochs and few trials all; with several folds, the first one decides.
         held_out: the classes that validate: "half", the second half of the training classes in order, while the first
@@ -35,7 +35,7 @@ class TuneSettings:
     """
 
     trials: int = 20
-    sampler: Literal["tpe", "random"] = "tpe"
+    sampler: Literal["tpe", "random", "sobol"] = "tpe"
     prune: Literal["none", "median", "hyperband"] = "none"
     held_out: str = "half"
     seeds: int = 1

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import numpy as np
+
 from vicinal.report.study_trial import shown_value
 from vicinal.utils.errors import InputError
 from vicinal.utils.seeds import derive_seed
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
-Sampler = Literal["tpe", "random"]
+Sampler = Literal["tpe", "random", "sobol"]
 Pruner = Literal["none", "median", "hyperband"]
 
 NUM_STARTUP = 5  # trials of all epochs before the median tells which ones are worse
@@ -103,7 +105,7 @@ class Trials:
         sampler: how settings are proposed.
         pruner: by which rule trials are ended early.
         num_epochs: number of epochs of a trial, for hyperband.
-        seed: of the proposals; those of a random search depend on it and the number of the trial alone.
+        seed: of the proposals; those of random and Sobol depend on it and the number of the trial alone.
 
     Raises:
         InputError: Optuna is not installed, or the journal is damaged.
@@ -209,14 +211,23 @@ class Trials:
 
     def _sampler(self, number: int) -> BaseSampler:
         """The sampler of one trial: a process that continues a study does not repeat its proposals."""
-        from optuna.samplers import RandomSampler, TPESampler
+        from optuna.samplers import PartialFixedSampler, RandomSampler, TPESampler
 
         seed = derive_seed(self.seed, number) % 2**32
         if self.sampler == "random":
             return RandomSampler(seed)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Optuna 4 calls the option experimental
+            warnings.simplefilter("ignore")  # Optuna 4 calls these experimental
+            if self.sampler == "sobol":
+                return PartialFixedSampler(self._sobol_point(number), RandomSampler(seed))
             return TPESampler(seed=seed, constant_liar=True)
+
+    def _sobol_point(self, number: int) -> dict[str, Any]:
+        """The settings of one trial, which is a point of a scrambled Sobol sequence."""
+        from scipy.stats.qmc import Sobol
+
+        points = Sobol(len(self.space), rng=np.random.default_rng(self.seed)).random(number + 1)
+        return {key: values.at(at) for (key, values), at in zip(self.space.items(), points[-1], strict=True)}
 
     def _pruner(self) -> BasePruner:
         from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
