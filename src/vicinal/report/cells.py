@@ -15,6 +15,7 @@ from PIL import Image
 from vicinal.data.boxes import Box, crop_to_box
 from vicinal.data.decoding import read_image
 from vicinal.report.drawing import DPI, EMPTY, INK, PALE, RIGHT, UNKNOWN, WRONG
+from vicinal.report.labels import shorten
 
 CELL_INCHES, MAX_SIDE = 1.15, 256  # size of a cell; the longer side of an image, in pixels
 IMAGE, GAP, LINE = 1.0, 0.16, 0.17  # in cells: an image, the space beside it, a line of text
@@ -84,14 +85,11 @@ def _is_unknown(value: object) -> bool:
 
 
 def short(label: object) -> str:
-    """The label; of one that is too long the middle is left out, and a little more is kept of the end.
+    r"""A label in at most 18 characters, with dollars as matplotlib wants them.
 
     Example:
-        >>> short("kitchen/cups/espresso"), short("cup")
-        ('kitchen/…/espresso', 'cup')
+        >>> print(short("kitchen/cups/espresso"), short("5 $"))
+        kitchen/…/espresso 5 \$
     """
     text = "" if _is_unknown(label) else str(label)
-    if len(text) > MAX_LABEL_LENGTH:
-        start = MAX_LABEL_LENGTH // 2 - 1
-        text = text[:start] + "…" + text[start + 1 - MAX_LABEL_LENGTH :]
-    return text.replace("$", r"\$")
+    return shorten(text, MAX_LABEL_LENGTH).replace("$", r"\$")

@@ -54,18 +54,13 @@ def write_report(
     evaluated = evaluate_sources(sources, replace(settings, protocol="standard"))
     results = ResultsTable.concat(_results(each, evaluated[0], settings) for each in evaluated)
     results = replace(results, costs=costs_of(evaluated))
-    sets = {
-        each.name: EvaluatedEmbeddings(
-            sources[each.name].vectors, each.table, each.final, each.name if source_kind(each.name) == "run" else None
-        )
-        for each in evaluated
-    }
+    sets = {each.name: _evaluated_embeddings(each, sources[each.name]) for each in evaluated}
     if len(sets) == 1:
         ((name, only),) = sets.items()
         more: dict[str, Any] = {} if map_images is None else {"map_images": map_images}
         write_page(
             out, only.vectors, only.table, only.evaluation, title=title or _short(name), run=only.run,
-            results=results, seed=settings.seed, **more,
+            backbone=only.backbone, num_left_out=only.num_left_out, results=results, seed=settings.seed, **more,
         )  # fmt: skip
     else:
         write_comparison_page(
@@ -86,8 +81,28 @@ def _write_unlabeled(
         if getattr(settings, flag):
             raise InputError(f"--{flag} needs labels, which {name} does not have")
     log(f"{name} has no labels: the page has neighbors, map, hubs and duplicates, but no scores")
-    more = {} if map_images is None else {"map_images": map_images}
-    write_unlabeled_page(out, embedded.vectors, embedded.table, title=title or _short(name), seed=settings.seed, **more)
+    more: dict[str, Any] = {} if map_images is None else {"map_images": map_images}
+    write_unlabeled_page(
+        out, embedded.vectors, embedded.table, title=title or _short(name), backbone=_backbone(embedded),
+        num_left_out=embedded.num_left_out, seed=settings.seed, **more,
+    )  # fmt: skip
+
+
+def _evaluated_embeddings(evaluated: EvaluatedSource, embedded: EmbeddedTable) -> EvaluatedEmbeddings:
+    name = evaluated.name
+    return EvaluatedEmbeddings(
+        embedded.vectors,
+        evaluated.table,
+        evaluated.final,
+        run=name if source_kind(name) == "run" else None,
+        backbone=_backbone(embedded),
+        num_left_out=embedded.num_left_out,
+    )
+
+
+def _backbone(embedded: EmbeddedTable) -> str | None:
+    """The name of the backbone, if the embeddings were just made by a model."""
+    return getattr(embedded.origin, "config", {}).get("backbone")
 
 
 def _results(evaluated: EvaluatedSource, baseline: EvaluatedSource, settings: EvaluationSettings) -> ResultsTable:

@@ -47,6 +47,7 @@ class EmbeddedTable:
             that they were read from.
         postprocessing: names of the steps after the model; different steps have different names.
         cost: what the model costs, if that was asked for.
+        num_left_out: the number of files that were left out because they cannot be read or, in a folder, are no images.
     """
 
     vectors: Floats
@@ -54,6 +55,7 @@ class EmbeddedTable:
     origin: Embedder | Index | str
     postprocessing: tuple[str, ...] = ()
     cost: ModelCost | None = None
+    num_left_out: int = 0
 
     @cached_property
     def fingerprint(self) -> str | None:
@@ -135,7 +137,9 @@ class EmbeddingReader(EmbeddingOptions):
         remembered = self._columns_of_model
         columns = {flag: choose_column(source, flag, getattr(self, flag), remembered) for flag in COLUMN_FLAGS}
         table = load_images(source, self.root, **columns)
-        return table.take(self._rows(table, split, source, columns_of_run(source)))
+        selected = table.take(self._rows(table, split, source, columns_of_run(source)))
+        selected.other_files = table.other_files
+        return selected
 
     def embed_function(self, source: str) -> Callable[[Table], EmbeddedTable]:
         """Return the function that embeds rows of the table of a source, by the model of the options or the source."""
@@ -227,15 +231,22 @@ class EmbeddingReader(EmbeddingOptions):
             "precision": self.precision,
             "device": usable_device(self.device),
         }
+        as_table = partial(
+            EmbeddedTable,
+            table=images.table,
+            origin=model,
+            postprocessing=self._scale_steps,
+            num_left_out=len(images.skipped) + sum(table.other_files.values()),
+        )
         try:
             if not self.measure or loaded_from is None:
-                return self._whiten(EmbeddedTable(embed(images, **options), images.table, model, self._scale_steps))
+                return self._whiten(as_table(embed(images, **options)))
             from vicinal.workflows.model_costs import model_cost, timed
 
             vectors, seconds = timed(embed, images, **options)
         except UnreadableImageError as error:
             raise InputError(f"{error}; --on_error skip leaves out such images") from None
-        embedded = self._whiten(EmbeddedTable(vectors, images.table, model, self._scale_steps))
+        embedded = self._whiten(as_table(vectors))
         speed = len(images) / max(seconds, 1e-9)
         return replace(embedded, cost=model_cost(model, loaded_from, embedded.vectors.shape[1], speed))
 

@@ -17,7 +17,7 @@ from vicinal.data import Table
 from vicinal.evaluation import Evaluation, ResultsTable, evaluate
 from vicinal.report.page.evaluated import EvaluatedEmbeddings
 
-VOID = {"img", "input", "br", "meta", "link", "hr"}
+VOID = {"img", "input", "br", "meta", "link", "hr", "wbr"}
 
 
 class Case(NamedTuple):
@@ -78,7 +78,7 @@ class Page(HTMLParser):
 
     Attributes:
         elements: every element, with its attributes.
-        words: all text outside scripts and styles.
+        words: all text outside scripts and styles; spaces that do not break are plain ones.
         data: what the script reads.
         unclosed: elements that were opened and not closed, or closed and not opened.
     """
@@ -110,7 +110,7 @@ class Page(HTMLParser):
         if self.open and self.open[-1] == "script" and dict(self.elements[-1][1]).get("id") == "page-data":
             self.data = json.loads(data)
         elif not self.open or self.open[-1] not in ("script", "style"):
-            self.words += data
+            self.words += data.replace("\N{NO-BREAK SPACE}", " ")
 
     def all(self, tag: str, **wanted: str) -> list[dict[str, str | None]]:
         """The attributes of every element of a kind that has these values."""

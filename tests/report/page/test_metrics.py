@@ -81,10 +81,10 @@ def test_bar_is_as_long_as_the_value() -> None:
 def test_cards_are_the_first_that_is_read() -> None:
     section = metrics_section(results_of(case_of(np.eye(2)[[0, 0, 1, 1]], list("aabb")).evaluation), 20)
     assert [re.search(r"<strong>([^<]+)", card)[1] for card in section.content.split('class="card"')[1:]] == [
-        "100.00 %"
+        "100.00\N{NO-BREAK SPACE}%"
     ] * 4
-    assert section.content.count("10.00 to 30.00 %") == 2
-    assert "90 % interval" in section.content
+    assert section.content.count("10.00 to 30.00\N{NO-BREAK SPACE}%") == 2
+    assert "90\N{NO-BREAK SPACE}% intervals" in section.content
     assert "too narrow" not in section.content
     bare = results_of(case_of(np.eye(2)[[0, 0]], list("aa")).evaluation, intervals=False)
     assert "No confidence" in metrics_section(bare, 1).content

@@ -108,7 +108,7 @@ def test_neighbors_are_marked_by_more_than_color(page: Page, digits: Case) -> No
     assert mismatch
     assert all(", match, similarity" in str(cell["data-note"]) for cell in match)
     assert all(", mismatch, similarity" in str(cell["data-note"]) for cell in mismatch)
-    marks = [page.words.count(f"{mark} ") for mark in "✓✗"]
+    marks = [len(re.findall(rf"{mark} -?\d\.\d\d", page.words)) for mark in "✓✗"]
     assert marks == [len(match), len(mismatch)]
 
 
@@ -182,7 +182,7 @@ def test_queries_with_nothing_to_find_are_not_wrong(half_lonely: Case, tmp_path)
     assert "Every query that has something to find has its class nearest." in page.words
     assert page.data["map"]["match"] == [1] * 50 + [-1] * 50
     listed = page.source.split('id="queries"')[1].split("</section>")[0]
-    assert "a · mAP@R 100.00 %" in listed
+    assert "a · mAP@R 100.00\N{NO-BREAK SPACE}%" in listed
     assert "mAP@R –" not in listed
 
 
@@ -279,8 +279,23 @@ def test_the_learning_curves_mark_the_kept_epoch(tmp_path, guardrails: str, kept
     (run / "metrics.csv").write_text("step,epoch,recall@1,mAP\n0,0,0.1,0.3\n9,1,0.5,0.4\n18,2,0.9,0.2\n27,3,0.6,0.5\n")
     section = curves_section({"run": read_run(run)})
     assert section is not None
-    assert f"The weights after epoch {kept} were kept" in section.content
-    assert f"kept: epoch {kept}" in section.content
+    assert f"A ring marks the evaluation whose weights were kept (epoch {kept})." in section.content
+    assert section.content.count('class="ring at') == 2  # of recall@1 and of mAP
+    both = curves_section({"one": read_run(run), "two": read_run(run)})
+    assert both is not None
+    assert f"kept (one: epoch {kept}; two: epoch {kept})" in both.content
+
+
+def test_scores_on_validation_and_training_images_are_in_one_chart(tmp_path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "metrics.csv").write_text("step,epoch,recall@1,mAP,train recall@1\n0,0,0.1,0.3,0.2\n9,1,0.5,0.4,1\n")
+    section = curves_section({"run": read_run(run)})
+    assert section is not None
+    charts = section.content.split("<figure>")[1:]
+    together = next(chart for chart in charts if "the model overfits" in chart)
+    assert [name in together for name in ("recall@1</li>", "train recall@1</li>", "mAP")] == [True, True, False]
+    assert " thin" in together
+    assert sum("mAP" in chart for chart in charts) == 1
 
 
 def test_smallest_set(tmp_path) -> None:

@@ -10,10 +10,10 @@ import pandas as pd
 from vicinal.analysis import QueryNeighbors, query_changes
 from vicinal.analysis.scores import query_metric
 from vicinal.report.page.evaluated import EvaluatedEmbeddings
-from vicinal.report.page.frames import KEY, ImageFrames, entry, entry_list
-from vicinal.report.page.markup import Markup, Section, element, joined, note, percent, section
+from vicinal.report.page.frames import ImageFrames, entry, entry_list, key
+from vicinal.report.page.markup import Markup, Section, element, joined, percent, section
 
-LEAD = "The same queries in two sets, each with its nearest images in both; the largest changes first."
+LEAD = "Largest changes first."
 MAX_CHANGES = 10  # queries that got better, and as many that got worse
 
 
@@ -23,8 +23,15 @@ def changes_section(
     """Queries that got better or worse than in the first set, each with its neighbors in both sets."""
     metric = query_metric(next(iter(sets.values())).evaluation)
     before, *others = (_Side(name, each, metric, neighbors[name], frames[name]) for name, each in sets.items())
-    parts = [part for after in others for part in _against(before, after)]
-    return section("changes", "Queries that got better and worse", LEAD, note(KEY), *parts)
+    changes = [_changes(before, after) for after in others]
+    if len(others) == 1:
+        lead, parts = f"{_text(changes[0], metric)} {LEAD}", _lists(changes[0], before, others[0], "h3")
+    else:
+        lead, parts = LEAD, []
+        for after, each in zip(others, changes, strict=True):
+            parts += [element("h3", f"{after.name} against {before.name}"), element("p", _text(each, metric))]
+            parts += _lists(each, before, after, "h4")
+    return section("changes", "Queries that got better and worse", lead, key(), *parts)
 
 
 class _Side(NamedTuple):
@@ -42,16 +49,19 @@ class _Side(NamedTuple):
         return joined([element("p", text, class_="of"), self.frames.ranking(self.neighbors, row)])
 
 
-def _against(before: _Side, after: _Side) -> list[Markup]:
-    """What changed from one set to the other, under a heading."""
+def _changes(before: _Side, after: _Side) -> pd.DataFrame:
     first, second = before.evaluated, after.evaluated
-    changes = query_changes(first.evaluation, first.table, second.evaluation, second.table)
-    parts = [element("h3", f"{after.name} against {before.name}"), element("p", _text(changes, before.metric))]
+    return query_changes(first.evaluation, first.table, second.evaluation, second.table)
+
+
+def _lists(changes: pd.DataFrame, before: _Side, after: _Side, heading: str) -> list[Markup]:
+    """The queries that got better, and those that got worse, each list under a heading."""
+    parts = []
     for word, sign in (("better", 1), ("worse", -1)):
         improved = changes[sign * changes["difference"] > 0]
         largest = improved.sort_values("difference", ascending=sign < 0, kind="stable").head(MAX_CHANGES)
         entries = [_entry(each, before, after) for each in largest.itertuples()]
-        parts += [element("h4", f"Queries that got {word}"), entry_list(entries)] if entries else []
+        parts += [element(heading, f"Queries that got {word}"), entry_list(entries)] if entries else []
     return parts
 
 

@@ -20,12 +20,25 @@ MAX_VALUE = 1e300  # larger values are drawn here, because their range may be in
 
 
 class Line(NamedTuple):
-    """A line of a chart; `faint` lines are pale and not in the legend."""
+    """A line of a chart.
+
+    Attributes:
+        name: for the legend.
+        x: float64 [points].
+        y: float64 [points].
+        faint: whether it is pale and not in the legend.
+        kept: the x of a point that is marked by a ring, and by an upright line over the whole chart.
+        color: the number of its color and dashes; None: those that no other line has.
+        thin: whether it is thinner than others.
+    """
 
     name: str
     x: Doubles
     y: Doubles
     faint: bool = False
+    kept: float | None = None
+    color: int | None = None
+    thin: bool = False
 
 
 class Scale(NamedTuple):
@@ -87,8 +100,17 @@ def line_chart(lines: Sequence[Line], x_name: str, y_name: str, description: str
     y = _scale(np.concatenate([line.y for line in drawn]), BOTTOM, TOP, 0.04)
     names = [line.name for line in drawn if not line.faint]
     number = {name: at for at, name in enumerate(dict.fromkeys([*names, *(line.name for line in drawn)]))}
-    shapes = joined(_line(line, x, y, number[line.name]) for line in drawn)
-    legend = {name: _line_swatch(number[name]) for name in names}
+    number |= {line.name: line.color for line in drawn if line.color is not None}
+    kept = sorted({line.kept for line in drawn if line.kept is not None and x.low <= line.kept <= x.high})
+    shapes = joined(
+        [
+            *(_upright(float(x(np.array(each)))) for each in kept),
+            *(_line(line, x, y, number[line.name]) for line in drawn),
+            *(_ring(line, x, y, number[line.name]) for line in drawn),
+        ]
+    )
+    thin = {line.name for line in drawn if line.thin}
+    legend = {name: _line_swatch(number[name], name in thin) for name in names}
     return _chart(description, (x_name, _ticks(x)), (y_name, _ticks(y)), shapes, legend)
 
 
@@ -180,9 +202,22 @@ def _line(line: Line, x: Scale, y: Scale, number: int) -> Markup:
     if len(line.x) == 1:
         left, top = float(x(line.x)[0]), float(y(line.y)[0])
         return element("circle", cx=f"{left:.1f}", cy=f"{top:.1f}", r=3, class_=f"dot color{number % NUM_COLORS}")
-    kind = f"line color{number % NUM_COLORS}" + (" faint" if line.faint else "")
+    kind = f"line color{number % NUM_COLORS}" + (" faint" if line.faint else " thin" if line.thin else "")
     dash = None if line.faint else _dash(number)
     return element("path", d=f"M{_points(x(line.x), y(line.y))}", class_=kind, stroke_dasharray=dash)
+
+
+def _upright(x: float) -> Markup:
+    return element("line", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=TOP, y2=BOTTOM, class_="kept")
+
+
+def _ring(line: Line, x: Scale, y: Scale, number: int) -> Markup | None:
+    """The mark of the kept point; None if there is none, or it was thinned out."""
+    at = np.flatnonzero(line.x == line.kept) if line.kept is not None else ()
+    if not len(at):
+        return None
+    left, top = float(x(line.x[at[0]])), float(y(line.y[at[0]]))
+    return element("circle", cx=f"{left:.1f}", cy=f"{top:.1f}", r=5, class_=f"ring at color{number % NUM_COLORS}")
 
 
 def _steps(edges: Doubles, heights: Doubles, x: Scale, y: Scale, number: int) -> Markup:
@@ -198,8 +233,8 @@ def _dash(number: int) -> str | None:
     return DASHES[(number + number // NUM_COLORS) % len(DASHES)] or None
 
 
-def _line_swatch(number: int) -> Markup:
-    kind = f"line color{number % NUM_COLORS}"
+def _line_swatch(number: int, thin: bool) -> Markup:
+    kind = f"line color{number % NUM_COLORS}" + (" thin" if thin else "")
     return element("line", x1=0, x2=28, y1=5, y2=5, class_=kind, stroke_dasharray=_dash(number))
 
 

@@ -15,8 +15,9 @@ from vicinal.report.page.differences import differences_section
 from vicinal.report.page.document import document
 from vicinal.report.page.evaluated import EvaluatedEmbeddings
 from vicinal.report.page.frames import ImageFrames
+from vicinal.report.page.header import header_line, left_out_text, model_text, splits_text
 from vicinal.report.page.markup import Markup, Section, element, joined, section, table
-from vicinal.report.page.paths import without_home
+from vicinal.report.page.paths import short_names, without_home
 from vicinal.report.page.run import Run, read_run, settings
 from vicinal.report.page.similarities import LEAD, similarities_figure
 from vicinal.report.page.thumbnails import Thumbnails
@@ -35,10 +36,10 @@ def write_comparison_page(
 ) -> None:
     """Write a page, as :func:`~vicinal.report.page.write_page` does, that compares several sets with the first one.
 
-    The page has the metrics side by side, the queries that got better and worse with their neighbors in both sets,
-    similarities of pairs, what the models cost, settings that differ, learning curves on common axes, and the data. For
-    a set that was not evaluated on the queries and gallery of the first one there are no differences, and the page says
-    why.
+    The page has the differences of the metrics with their intervals and p-values, the queries that got better and
+    worse with their neighbors in both sets, similarities of pairs, what the models cost, settings that differ, learning
+    curves on common axes, and the data. Paths are shown without the folder that all of them are in. For a set that was
+    not evaluated on the queries and gallery of the first one there are no differences, and the page says why.
 
     Args:
         path: the file; it is replaced as a whole.
@@ -53,9 +54,9 @@ def write_comparison_page(
         InputError: fewer than two sets, results without one of them, or as `write_page`.
         OSError: the file cannot be written.
     """
-    results = _checked(sets, results).rename_models(without_home)
-    title = without_home(title)
-    sets = {without_home(name): each for name, each in sets.items()}
+    results, title, sources = _checked(sets, results), without_home(title), short_names(list(sets))
+    results = results.rename_models(lambda name: sources[name])
+    sets = {sources[name]: each for name, each in sets.items()}
     thumbnails = Thumbnails()
     runs = {name: Run() if each.run is None else read_run(each.run) for name, each in sets.items()}
     neighbors = {name: query_neighbors(each.vectors, each.table) for name, each in sets.items()}
@@ -65,16 +66,35 @@ def write_comparison_page(
     groups: dict[str, list[Section | None]] = {
         "Results": [
             differences_section(sets, results),
-            costs_section(results),
             changes_section(sets, neighbors, frames),
             _similarities_section(sets, seed),
+            costs_section(results),
         ],
-        "Data and training": [settings_section(runs), curves_section(runs), _data_section(sets)],
+        "Data and training": [settings_section(runs), curves_section(runs), _data_section(sets, sources)],
     }
     images = thumbnails.encoded()
+    line = header_line(_header(sets, runs), *thumbnails.notes())
+    write_bytes(path, document(title, line, groups, {"map": None, "images": images}))
+
+
+def _header(sets: Mapping[str, EvaluatedEmbeddings], runs: Mapping[str, Run]) -> str:
+    """What is compared; what the sets have in common is said once."""
     first, *others = sets
-    summed = " · ".join([f"{', '.join(others)} against {first}", *thumbnails.notes()])
-    write_bytes(path, document(title, summed, groups, {"map": None, "images": images}))
+    facts = {
+        name: (
+            splits_text(each.table),
+            model_text(each.backbone or settings(runs[name].recipe).get("model.backbone"), each.vectors.shape[1]),
+            left_out_text(each.num_left_out),
+        )
+        for name, each in sets.items()
+    }
+    parts = [f"{', '.join(others)} against {first}"]
+    for values in zip(*facts.values(), strict=True):
+        if len(set(values)) == 1:
+            parts.append(values[0])
+        else:
+            parts += [f"{name}: {value}" for name, value in zip(sets, values, strict=True) if value]
+    return header_line(*parts)
 
 
 def costs_section(results: ResultsTable) -> Section | None:
@@ -126,10 +146,12 @@ def _similarities_section(sets: Mapping[str, EvaluatedEmbeddings], seed: int) ->
     return section("similarities", "Similarities", LEAD, element("div", *parts, class_="charts"))
 
 
-def _data_section(sets: Mapping[str, EvaluatedEmbeddings]) -> Section:
-    return section("data", "Data", "What each set was evaluated on.", *(_data(*each) for each in sets.items()))
+def _data_section(sets: Mapping[str, EvaluatedEmbeddings], sources: Mapping[str, str]) -> Section:
+    parts = (_data(name, source, sets[name]) for source, name in sources.items())
+    return section("data", "Data", "What each set was evaluated on.", *parts)
 
 
-def _data(name: str, each: EvaluatedEmbeddings) -> Markup:
+def _data(name: str, source: str, each: EvaluatedEmbeddings) -> Markup:
     counts = statistics_table(f"Images of {name}", evaluated_images(each.table).statistics())
-    return joined([element("h3", name), element("p", summary(each.evaluation)), counts])
+    line = header_line(without_home(source) if source != name else None, summary(each.evaluation))
+    return joined([element("h3", name), element("p", line), counts])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
 import pandas as pd
@@ -13,11 +13,12 @@ from vicinal.evaluation.protocol import query_gallery_rows
 from vicinal.evaluation.resampling import count_query_classes
 from vicinal.evaluation.results_table import ResultsTable
 from vicinal.report.page.evaluated import EvaluatedEmbeddings
-from vicinal.report.page.markup import Markup, Section, element, note, percent, section, table
-from vicinal.report.page.metrics import bounds, few_classes, interval_text, named
+from vicinal.report.page.markup import Markup, Section, element, fold, joined, note, section, table
+from vicinal.report.page.metrics import bounds, few_classes, headlines, level_text, named, value_with_interval
 from vicinal.utils.arrays import Integers
 
 BEST = "★"
+MAX_UNBROKEN = 22  # characters of a name that is kept in one line
 
 
 def differences_section(sets: Mapping[str, EvaluatedEmbeddings], results: ResultsTable) -> Section:
@@ -34,27 +35,40 @@ def differences_section(sets: Mapping[str, EvaluatedEmbeddings], results: Result
     alike = [name for name in others if reasons[name] is None]
     starred = alike == others
     rows = {name: results.overall(name) for name in sets}
-    columns = ["metric", *sets, *(f"{name} − {first}" for name in alike)]
-    lines = [
-        [
+    heads = [joined([_unbroken(name), " ", _unbroken(f"− {first}")]) for name in alike]
+    columns = ["metric", *heads, *map(_unbroken, sets)]
+    lines = {
+        metric: [
             named(metric),
-            *_values([each.loc[metric] for each in rows.values()], starred),
             *(_difference(rows[first].loc[metric], rows[name].loc[metric]) for name in alike),
+            *_values([each.loc[metric] for each in rows.values()], starred),
         ]
         for metric in common_metrics(*(each.evaluation for each in sets.values()))
-    ]
-    whole = table("Every metric", columns, lines, range(1, len(columns)))
+    }
+    shown = headlines(lines)
+    further = [line for metric, line in lines.items() if metric not in shown]
+    numbers = range(1, len(columns))
+    main = table("The metrics that are read first", columns, [lines[metric] for metric in shown], numbers)
     remarks = [f"No difference of {name} to {first}: {reason}." for name, reason in reasons.items() if reason]
     has_intervals = any(each["low"].notna().any() for each in rows.values())
     has_tested = any(rows[name]["difference_low"].notna().any() for name in alike)
     if has_intervals or has_tested:
         remarks += _few_classes(sets)
-    lead = "Means over the queries" + (f", {BEST} at the best of each line" if starred else "")
-    lead += f", and differences to {first} in percentage points. " if alike else ". "
+    lead = "In percentage points, beside the means over the queries" if alike else "Means over the queries"
+    lead += f"; {BEST} marks the best of each line." if starred else "."
     if has_intervals or has_tested:
-        lead += f"Small numbers are {100 * (results.confidence_level or 0):g} % intervals"
-        lead += "; where that of a difference holds 0, chance may explain it." if has_tested else "."
-    return section("metrics", "Differences", lead, *map(note, remarks), whole)
+        remarks.insert(0, _intervals_remark(results, has_tested, rows.values()))
+    others = fold("Further metrics", table("Further metrics", columns, further, numbers)) if further else None
+    main = element("div", main, class_="headlines")
+    return section("metrics", "Differences", lead, main, *map(note, remarks), others)
+
+
+def _intervals_remark(results: ResultsTable, has_tested: bool, rows: Iterable[pd.DataFrame]) -> str:
+    text = f"Small numbers are {level_text(results)}"
+    text += "; where that of a difference holds 0, chance may explain it." if has_tested else "."
+    if any(each["p_value"].notna().any() for each in rows):
+        text += " p: how often chance alone gives so large a difference (permutation test)."
+    return text
 
 
 def apart(first: EvaluatedEmbeddings, other: EvaluatedEmbeddings) -> str | None:
@@ -105,10 +119,13 @@ def _values(rows: list[pd.Series], starred: bool) -> list[Markup]:
     return [_value(row, row.value == highest) for row in rows]
 
 
+def _unbroken(name: str) -> Markup:
+    """A name in one line, if it is short."""
+    return element("span", name, class_="unbroken" if len(name) <= MAX_UNBROKEN else None)
+
+
 def _value(row: pd.Series, best: bool) -> Markup:
-    ends = bounds(row)
-    small = [] if ends is None else [element("br"), element("small", interval_text(ends))]
-    return element("span", f"{BEST} " if best else "", percent(row.value), *small, class_="best" if best else None)
+    return element("span", f"{BEST} " if best else "", value_with_interval(row), class_="best" if best else None)
 
 
 def _difference(first: pd.Series, other: pd.Series) -> Markup:
@@ -120,4 +137,5 @@ def _difference(first: pd.Series, other: pd.Series) -> Markup:
     text = f"{low:+.2f} to {high:+.2f}"
     word, kind = ("▲ better", "better") if low > 0 else ("▼ worse", "worse") if high < 0 else ("not clear", "open")
     verdict = element("span", word, class_=f"verdict {kind}")
-    return element("span", f"{change} ", verdict, element("br"), element("small", text))
+    p_value = "" if pd.isna(other.p_value) else f" · p\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{other.p_value:.2g}"
+    return element("span", f"{change} ", verdict, element("br"), element("small", text, p_value, class_="ends"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date
 from importlib import resources
 
 from vicinal.report.page.markup import Markup, Section, render
@@ -17,7 +18,7 @@ def document(
 
     Args:
         title: of the window, and the first heading.
-        summary: a line below it.
+        summary: a line below it, which ends with the date.
         groups: name -> sections in their order. Sections that are None are left out, and groups without sections.
         data: what the scripts read, as JSON.
     """
@@ -26,6 +27,7 @@ def document(
         "page.html",
         title=title,
         summary=summary,
+        date=date.today().isoformat(),
         groups={name: parts for name, parts in present.items() if parts},
         data=data,
         style=_source("page.css"),

@@ -18,9 +18,13 @@ class EvaluatedEmbeddings(NamedTuple):
         table: one row per embedding, with labels.
         evaluation: of both.
         run: the folder of the run that they come from, if there is one.
+        backbone: the name of the model's backbone, if it is known.
+        num_left_out: the number of files that were left out.
     """
 
     vectors: Array
     table: Table
     evaluation: Evaluation
     run: str | Path | None = None
+    backbone: str | None = None
+    num_left_out: int = 0

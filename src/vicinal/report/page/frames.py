@@ -6,15 +6,15 @@ from collections.abc import Iterable
 
 from vicinal.analysis import QueryNeighbors
 from vicinal.data.table import Table
-from vicinal.report.page.markup import Markup, element
+from vicinal.report.labels import shorten
+from vicinal.report.page.markup import Markup, breakable, element, joined
 from vicinal.report.page.thumbnails import Thumbnails
 
 MATCH, MISMATCH = "✓", "✗"  # marks for readers who cannot tell green from red
-KEY = (
-    f"Solid green frames and {MATCH}: of the query's class. Dashed red frames and {MISMATCH}: of another. "
-    "The numbers are cosine similarities. A click enlarges; arrow keys go on to the next image."
-)
+KEY = f"{MATCH} solid green: of the query's class · {MISMATCH} dashed red: of another · numbers: cosine similarity"
 MAX_NEIGHBORS = 8  # shown of a query
+PHONE_FRAMES = 4  # beside each other on a phone: a query and three neighbors; see the style sheet
+MAX_LABEL_LENGTH = 28  # characters below an image
 
 
 class ImageFrames:
@@ -43,7 +43,13 @@ class ImageFrames:
         parts = [
             self._picture(row, number, text),
             element("span", mark, class_="mark"),
-            element("span", self.labels[row], class_="label", title=self.labels[row], dir="auto"),
+            element(
+                "span",
+                breakable(shorten(self.labels[row], MAX_LABEL_LENGTH)),
+                class_="label",
+                title=self.labels[row],
+                dir="auto",
+            ),
         ]
         return element(
             "li", element("button", *parts, type="button", class_=f"cell {kind}", data_view=number, data_note=text)
@@ -78,9 +84,19 @@ class ImageFrames:
         return frame_list([self.query(query), *(self.neighbor(query, *each) for each in nearest)])
 
 
+def key() -> Markup:
+    """What frames and numbers mean."""
+    return element("p", KEY, element("span", " · click to enlarge", class_="by-mouse"), class_="note key")
+
+
 def frame_list(frames: Iterable[Markup]) -> Markup:
-    """Frames beside each other."""
-    return element("ul", *frames, class_="cells")
+    """Frames beside each other; a phone shows the first four, and a button that shows the others."""
+    cells = list(frames)
+    shown = element("ul", *cells, class_="cells")
+    if len(cells) <= PHONE_FRAMES:
+        return shown
+    text = f"{len(cells) - PHONE_FRAMES} more"
+    return joined([shown, element("button", text, type="button", class_="more", aria_expanded="false")])
 
 
 def entry(text: object, *content: Markup) -> Markup:

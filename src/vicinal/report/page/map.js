@@ -26,8 +26,8 @@ function makeMap(canvas, map) {
   const isOpen = (point) => only < 0 || map.label[point] === only;
   const color = (label) => {
     const hue = Math.round((label * 137.508) % 360);
-    const band = Math.floor(label / 8) % 3;
-    return isDark() ? `hsl(${hue} 70% ${60 + 10 * band}%)` : `hsl(${hue} 75% ${42 - 8 * band}%)`;
+    const band = label % 3; // colors of similar hue differ in lightness
+    return isDark() ? `oklch(${0.88 - 0.15 * band} 0.14 ${hue})` : `oklch(${0.4 + 0.14 * band} 0.15 ${hue})`;
   };
 
   function draw() {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -11,10 +12,12 @@ from markupsafe import Markup, escape
 __all__ = [
     "Markup",
     "Section",
+    "breakable",
     "counted",
     "element",
     "facts",
     "figure",
+    "fold",
     "joined",
     "note",
     "percent",
@@ -24,7 +27,7 @@ __all__ = [
     "tall",
 ]
 
-VOID = frozenset({"img", "input", "br", "meta", "link", "hr"})  # HTML elements without an end tag; SVG has none
+VOID = frozenset({"img", "input", "br", "meta", "link", "hr", "wbr"})  # HTML elements without an end tag; SVG has none
 TEMPLATES = Environment(
     loader=PackageLoader("vicinal.report.page"),
     autoescape=True,
@@ -78,7 +81,10 @@ def table(
     aligned = set(numbers)
     classes = ["number" if column in aligned else None for column in range(len(columns))]
     head = [element("th", name, scope="col", class_=kind) for name, kind in zip(columns, classes, strict=True)]
-    body = [element("tr", element("th", name, scope="row"), *map(_cell, cells, classes[1:])) for name, *cells in rows]
+    body = [
+        element("tr", element("th", breakable(name), scope="row"), *map(_cell, cells, classes[1:]))
+        for name, *cells in rows
+    ]
     whole = element(
         "table", element("caption", caption), element("thead", element("tr", *head)), element("tbody", *body)
     )
@@ -99,6 +105,22 @@ def facts(pairs: Iterable[tuple[object, object]]) -> Markup:
 def tall(content: Markup) -> Markup:
     """A long table, in a frame of limited height."""
     return element("div", content, class_="tall")
+
+
+def fold(title: str, *content: object) -> Markup:
+    """Content below a heading that is unfolded by a click on it."""
+    return element("details", element("summary", element("h3", title)), *content, class_="fold")
+
+
+def breakable(text: object) -> Markup:
+    """Text that a browser may break after underscores and dots too, as names of classes and files have them.
+
+    Example:
+        >>> print(breakable("black_footed"))
+        black_<wbr>footed
+    """
+    parts = [text] if isinstance(text, Markup) else re.split(r"(?<=[_./])(?=[^\W\d])", str(text))
+    return element("wbr").join(map(escape, parts))
 
 
 def figure(chart: Markup, caption: object, numbers: Markup | None = None) -> Markup:
@@ -132,13 +154,13 @@ def note(text: str) -> Markup:
 
 
 def percent(fraction: float) -> str:
-    """A fraction in percent with two digits after the point; a dash for NaN.
+    """A fraction in percent with two digits after the point and a space that does not break; a dash for NaN.
 
     Example:
-        >>> percent(0.5), percent(float("nan"))
-        ('50.00 %', '–')
+        >>> print(percent(0.5), percent(float("nan")))
+        50.00 % –
     """
-    return "–" if fraction != fraction else f"{100 * fraction:.2f} %"
+    return "–" if fraction != fraction else f"{100 * fraction:.2f}\N{NO-BREAK SPACE}%"
 
 
 def counted(number: int, singular: str, plural: str | None = None) -> str:

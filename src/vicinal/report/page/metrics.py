@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
 
 from vicinal.evaluation.resampling import MIN_CLASSES
 from vicinal.evaluation.results_table import ResultsTable
-from vicinal.report.page.markup import Markup, Section, counted, element, joined, note, percent, section, table
+from vicinal.report.page.markup import Markup, Section, counted, element, fold, joined, note, percent, section, table
 
 HEADLINES = ("recall@1", "R-precision", "mAP@R", "mAP")
 MEANINGS = {
@@ -43,21 +44,40 @@ def metrics_section(results: ResultsTable, num_classes: int) -> Section:
         num_classes: the number of classes of the queries.
     """
     rows = results.overall()
-    names = [name for name in HEADLINES if name in rows.index] or list(rows.index[:4])
+    names = headlines(rows.index)
     has_intervals = bool(rows["low"].notna().any())
-    level = f"{100 * (results.confidence_level or 0):g} % interval"
-    cards = [_card(name, row, level) for name, row in zip(names, rows.loc[names].itertuples(), strict=True)]
-    columns = ["metric", "value", *([level] if has_intervals else []), "from 0 to 100 %"]
-    lines = [_line(str(row.Index), row, has_intervals) for row in rows.itertuples()]
+    level = level_text(results)
+    cards = [_card(name, row) for name, row in zip(names, rows.loc[names].itertuples(), strict=True)]
+    columns = ["metric", f"value, {level}" if has_intervals else "value", "from 0 to 100 %"]
+    lines = [
+        [named(str(row.Index)), value_with_interval(row), bar(row.value, bounds(row))] for row in rows.itertuples()
+    ]
     remark = few_classes(num_classes) if has_intervals else "No confidence intervals were given."
+    lead = "Means over all queries that have something to find" + (f", with {level}." if has_intervals else ".")
     return section(
         "metrics",
         "Metrics",
-        "How well images find others of their class: means over all queries that have something to find.",
+        lead,
         element("ul", *cards, class_="cards"),
-        table("Every metric", columns, lines, range(1, len(columns) - 1)),
         note(remark) if remark else None,
+        fold("Every metric and what it measures", table("Every metric", columns, lines, (1,))),
     )
+
+
+def headlines(names: Iterable[str]) -> list[str]:
+    """The metrics that are read first, those of the papers or else the first four.
+
+    Example:
+        >>> headlines(["recall@1", "recall@2", "mAP"])
+        ['recall@1', 'mAP']
+    """
+    given = list(names)
+    return [name for name in HEADLINES if name in given] or given[:4]
+
+
+def level_text(results: ResultsTable) -> str:
+    """What the intervals are, such as `95 % intervals`."""
+    return f"{100 * (results.confidence_level or 0):g}\N{NO-BREAK SPACE}% intervals"
 
 
 def few_classes(classes: int) -> str | None:
@@ -91,7 +111,7 @@ def meaning(name: str) -> str:
 
 def named(name: str) -> Markup:
     """A metric's name with its meaning below."""
-    return joined([name, element("small", meaning(name), class_="meaning")])
+    return joined([element("span", name, class_="unbroken"), element("small", meaning(name), class_="meaning")])
 
 
 def bounds(row: Any, name: str = "") -> tuple[float, float] | None:
@@ -102,7 +122,14 @@ def bounds(row: Any, name: str = "") -> tuple[float, float] | None:
 
 def interval_text(ends: tuple[float, float] | None) -> str:
     """Both ends in percent; a dash if there are none."""
-    return "–" if ends is None else f"{100 * ends[0]:.2f} to {100 * ends[1]:.2f} %"
+    return "–" if ends is None else f"{100 * ends[0]:.2f} to {percent(ends[1])}"
+
+
+def value_with_interval(row: Any) -> Markup:
+    """The value in a row of results in percent, and below it its confidence interval if there is one."""
+    ends = bounds(row)
+    small = [] if ends is None else [element("br"), element("small", interval_text(ends), class_="ends")]
+    return joined([percent(row.value), *small])
 
 
 def bar(value: float, ends: tuple[float, float] | None = None) -> Markup:
@@ -125,15 +152,9 @@ def _inside(fraction: float) -> float:
     return BAR_WIDTH * min(max(fraction, 0.0), 1.0) if fraction == fraction else 0.0
 
 
-def _card(name: str, row: Any, level: str) -> Markup:
+def _card(name: str, row: Any) -> Markup:
     ends = bounds(row)
     interval = None if ends is None else element("span", interval_text(ends), class_="ends")
-    of = None if ends is None else element("small", level)
     return element(
-        "li", element("span", name, class_="name"), element("strong", percent(row.value)), interval, of, class_="card"
+        "li", element("span", name, class_="name"), element("strong", percent(row.value)), interval, class_="card"
     )
-
-
-def _line(name: str, row: Any, has_intervals: bool) -> list[object]:
-    interval = [interval_text(bounds(row))] if has_intervals else []
-    return [named(name), percent(row.value), *interval, bar(row.value, bounds(row))]

@@ -38,7 +38,7 @@ function setTheme(name) {
   theme = Object.hasOwn(themes, name) ? name : "system";
   if (theme === "system") delete root.dataset.theme;
   else root.dataset.theme = theme;
-  byId("theme").textContent = "Colors: " + themes[theme];
+  byId("theme-name").textContent = "Colors: " + themes[theme];
   redraw();
 }
 function stored(name) { // files opened from disk may have no storage
@@ -64,7 +64,11 @@ for (const [event, value] of [["beforeprint", true], ["afterprint", false]]) {
 }
 setTheme(stored() || "system");
 
-// Navigation: the section that is read is marked.
+// Navigation: unfolded where there is room beside the page; the section that is read is marked.
+const isNarrow = window.matchMedia("(max-width: 54rem)");
+const unfold = () => { byId("sections").open = !isNarrow.matches; };
+isNarrow.addEventListener("change", unfold);
+unfold();
 const links = [...document.querySelectorAll("nav a")];
 function markSection() {
   const top = (link) => document.querySelector(link.hash).getBoundingClientRect().top;
@@ -99,18 +103,18 @@ function show(place) {
   frame("found", items[at]);
   byId("query").hidden = query === null;
   if (query !== null) frame("query", query);
-  byId("viewer-file").textContent = data.images[items[at].image].file;
   byId("viewer-before").disabled = at === 0;
   byId("viewer-next").disabled = at === items.length - 1;
 }
 function frame(name, { image, note, kind }) {
-  const { label, src } = data.images[image];
+  const { label, file, src } = data.images[image];
   const picture = byId(`${name}-image`);
   byId(name).className = kind;
   fill(picture, image);
   picture.alt = `Image of ${label}`;
   byId(`${name}-label`).textContent = label;
   byId(`${name}-note`).textContent = src === null ? `${note} (no image)` : note;
+  byId(`${name}-file`).textContent = file;
 }
 function enlarge(list, place) {
   items = list;
@@ -127,7 +131,12 @@ function listOf(cell) { // the images of a cell's row, each beside the query of 
   });
   return [cells, list];
 }
+function unfoldCells(button) { // the images for which a phone has no room
+  const isOpen = button.previousElementSibling.classList.toggle("all");
+  button.setAttribute("aria-expanded", String(isOpen));
+}
 document.addEventListener("click", (event) => {
+  if (event.target.matches(".more")) unfoldCells(event.target);
   const cell = event.target.closest("button[data-view]");
   if (cell === null) return;
   const [cells, list] = listOf(cell);

@@ -34,3 +34,16 @@ def relative_paths(paths: Sequence[str | None]) -> list[str | None]:
     except ValueError:  # no paths, or some relative and some absolute
         return short
     return [path and str(PurePath(path).relative_to(common)) for path in short]
+
+
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """Names of things that may be paths, without the folder that all are in; they stay different from each other.
+
+    Example:
+        >>> short_names(["/runs/birds/old", "/runs/birds/new"])
+        {'/runs/birds/old': 'old', '/runs/birds/new': 'new'}
+    """
+    short = [str(path) for path in relative_paths(names)]
+    if len(set(short)) < len(names):
+        short = [without_home(name) for name in names]
+    return dict(zip(names, short, strict=True))

@@ -2,45 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from vicinal.analysis import QueryNeighbors, queries_by_score
 from vicinal.analysis.sampling import round_robin
 from vicinal.analysis.scores import query_metric
 from vicinal.evaluation.result import Evaluation
-from vicinal.report.page.frames import KEY, ImageFrames, entry, entry_list
-from vicinal.report.page.markup import Markup, Section, element, joined, note, percent, section
+from vicinal.report.page.frames import ImageFrames, entry, entry_list, key
+from vicinal.report.page.markup import Markup, Section, element, fold, percent, section
+from vicinal.utils.arrays import Integers
 
 NUM_WORST, NUM_BEST, NUM_RANDOM = 12, 6, 6
 
 
 def queries_section(frames: ImageFrames, neighbors: QueryNeighbors, evaluation: Evaluation, seed: int) -> Section:
-    """Three lists of queries, one query per class as long as there are classes."""
+    """The worst queries, and folded the best and some others; one query per class as long as there are classes."""
     labels, metric = frames.table.labels, query_metric(evaluation)
     worst, best = (
         queries_by_score(neighbors, evaluation, ascending=ascending)["row"].to_numpy() for ascending in (True, False)
     )
     shuffled = np.random.default_rng(seed).permutation(neighbors.with_positives().queries)
-    lists = {
-        f"Worst by {metric}": round_robin(worst, labels)[:NUM_WORST],
-        f"Best by {metric}": round_robin(best, labels)[:NUM_BEST],
-        "Drawn at random": round_robin(shuffled, labels)[:NUM_RANDOM],
-    }
-    lead = (
-        "What single queries find: each with its nearest images by cosine similarity, nearest first, "
-        "and of each class one query as long as there are classes."
+    lead = "What single queries find, nearest first; of each class one query, then another."
+
+    def found(rows: Integers, number: int) -> Markup:
+        chosen = round_robin(rows, labels)[:number].tolist()
+        return entry_list(
+            entry(_text(frames.labels[row], row, evaluation), frames.ranking(neighbors, row)) for row in chosen
+        )
+
+    return section(
+        "queries",
+        "Queries and their neighbors",
+        lead,
+        key(),
+        element("h3", f"Worst by {metric}"),
+        found(worst, NUM_WORST),
+        fold(f"Best by {metric}", found(best, NUM_BEST)),
+        fold("Drawn at random", found(shuffled, NUM_RANDOM)),
     )
-    parts = [_list(title, rows.tolist(), frames, neighbors, evaluation) for title, rows in lists.items()]
-    return section("queries", "Queries and their neighbors", lead, note(KEY), *parts)
-
-
-def _list(
-    title: str, rows: Iterable[int], frames: ImageFrames, neighbors: QueryNeighbors, evaluation: Evaluation
-) -> Markup:
-    entries = [entry(_text(frames.labels[row], row, evaluation), frames.ranking(neighbors, row)) for row in rows]
-    return joined([element("h3", title), entry_list(entries)])
 
 
 def _text(label: str, row: int, evaluation: Evaluation) -> str:

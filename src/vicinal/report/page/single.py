@@ -17,6 +17,7 @@ from vicinal.report.page.data import data_section, summary
 from vicinal.report.page.document import document
 from vicinal.report.page.duplicates import duplicates_section
 from vicinal.report.page.frames import ImageFrames
+from vicinal.report.page.header import header_line, left_out_text, model_text, splits_text
 from vicinal.report.page.hubs import hubs_section
 from vicinal.report.page.label_errors import label_errors_section
 from vicinal.report.page.map import map_section
@@ -24,7 +25,7 @@ from vicinal.report.page.markup import Section
 from vicinal.report.page.metrics import metrics_section
 from vicinal.report.page.paths import without_home
 from vicinal.report.page.queries import queries_section
-from vicinal.report.page.run import Run, read_run
+from vicinal.report.page.run import Run, read_run, settings
 from vicinal.report.page.similarities import similarities_section
 from vicinal.report.page.thumbnails import Thumbnails
 from vicinal.report.page.training import curves_section, recipe_section
@@ -40,16 +41,18 @@ def write_page(
     *,
     title: str = "Evaluation",
     run: str | Path | None = None,
+    backbone: str | None = None,
+    num_left_out: int = 0,
     results: ResultsTable | None = None,
     map_images: int = MAX_MAP_IMAGES,
     seed: int = 0,
 ) -> None:
     """Write a page that opens from disk without a network: numbers, charts, queries with neighbors, and a map.
 
-    The page has metrics, the worst and best queries, a t-SNE map that can be moved and zoomed, recall per class,
-    confusions, similarities of pairs, hubs, duplicates and probable label errors, statistics of the data, and the
-    learning curves and recipe of a run. It shows a part of many images, and says so. Neighbors are the nearest by
-    cosine similarity, without re-ranking.
+    The page has metrics, the worst queries and, to be unfolded, the best and some others, a t-SNE map that can be moved
+    and zoomed, recall per class, confusions, similarities of pairs, hubs, duplicates and probable label errors,
+    statistics of the data, and the learning curves and recipe of a run. It shows a part of many images, and says so.
+    Neighbors are the nearest by cosine similarity, without re-ranking.
 
     Args:
         path: the file, such as `report.html`; it is replaced as a whole.
@@ -58,6 +61,8 @@ def write_page(
         evaluation: of both, as :func:`~vicinal.evaluation.evaluate` returns it.
         title: of the page.
         run: the folder of the run that the embeddings come from, for its recipe, its curves and its data.
+        backbone: the name of the model's backbone, if it is known; of a run its recipe says it.
+        num_left_out: the number of files that were left out, because they cannot be read or are no images.
         results: the metrics of the evaluation with their confidence intervals, as
             :func:`~vicinal.evaluation.tabulate` returns them; None: without intervals.
         map_images: the number of images on the map; 0: there is no map.
@@ -104,5 +109,11 @@ def write_page(
         "Training": [curves_section({"run": training}), recipe_section(training)],
     }
     images = thumbnails.encoded()
-    line = " · ".join([summary(evaluation), *thumbnails.notes()])
+    line = header_line(
+        splits_text(table),
+        model_text(backbone or settings(training.recipe).get("model.backbone"), embeddings.shape[1]),
+        summary(evaluation),
+        left_out_text(num_left_out),
+        *thumbnails.notes(),
+    )
     write_bytes(path, document(title, line, groups, {"map": map_data, "images": images}))

@@ -13,6 +13,8 @@ from vicinal.report.page.markup import Markup, Section, element, figure, section
 from vicinal.report.page.run import Run
 from vicinal.utils.plain_yaml import load_yaml
 
+TRAINING = "train recall@1"  # the column of the metrics on training images
+
 
 def recipe_section(run: Run) -> Section | None:
     """The recipe as it was written; None if there is none."""
@@ -23,14 +25,19 @@ def recipe_section(run: Run) -> Section | None:
 
 
 def curves_section(runs: Mapping[str, Run]) -> Section | None:
-    """Loss, learning rates and validation metrics over the steps; None if there are no logs."""
-    charts = [_loss_chart(runs), _metrics_chart(runs)]
+    """Loss, metrics of both splits and learning rates over the steps; None if there are no logs."""
+    charts = [_loss_chart(runs), _recall_chart(runs)]
     if len(runs) == 1:
-        charts.append(_rates_chart(next(iter(runs.values()))))
+        run = next(iter(runs.values()))
+        charts += [_metrics_chart(run), _rates_chart(run)]
     drawn = [chart for chart in charts if chart is not None]
     if not drawn:
         return None
+    kept = [f"{name}: epoch {each['epoch']:g}" for name, run in runs.items() if (each := _kept(run)) is not None]
     lead = "How training went, over the steps of the optimizer."
+    if kept:
+        epochs = "; ".join(kept) if len(runs) > 1 else kept[0].partition(": ")[2]
+        lead += f" A ring marks the evaluation whose weights were kept ({epochs})."
     return section("curves", "Learning curves", lead, element("div", *drawn, class_="charts"))
 
 
@@ -38,31 +45,48 @@ def _loss_chart(runs: Mapping[str, Run]) -> Markup | None:
     lines: list[Line] = []
     for name, run in runs.items():
         if "loss" in run.log:
-            loss = run.log["loss"]
+            loss, step = run.log["loss"], run.log["step"]
             smooth = loss.rolling(max(len(loss) // 20, 1), center=True, min_periods=1).mean()
-            lines += [_line(name, run.log["step"], loss, faint=True), _line(name, run.log["step"], smooth)]
+            lines += [_line(name, step, loss, faint=True), _line(name, step, smooth, kept=_kept_step(run))]
     return _chart(lines, "loss", "Training loss: the running mean, and each step behind it.")
 
 
-def _metrics_chart(runs: Mapping[str, Run]) -> Markup | None:
-    lines = []
-    has_training = any("train recall@1" in run.metrics for run in runs.values())
-    text = "Metrics on the validation split" + (", and recall@1 on training images." if has_training else ".")
-    for name, run in runs.items():
-        metrics = [column for column in run.metrics.columns if column not in ("step", "epoch")]
-        for metric in metrics if len(runs) == 1 else metrics[:1]:
-            label = metric if len(runs) == 1 else f"{name}: {metric}"
-            lines.append(_line(label, run.metrics["step"], 100 * run.metrics[metric]))
-    kept = _kept_evaluation(next(iter(runs.values()))) if len(runs) == 1 else None
-    if kept is None:
-        return _chart(lines, "%", text)
-    values = np.concatenate([line.y for line in lines])
-    ends = np.array([np.nanmin(values), np.nanmax(values)])
-    lines.append(Line(f"kept: epoch {kept['epoch']:g}", np.full(2, float(kept["step"])), ends))
-    return _chart(lines, "%", f"{text} The weights after epoch {kept['epoch']:g} were kept.")
+def _recall_chart(runs: Mapping[str, Run]) -> Markup | None:
+    """The first metric on the validation split, recall@1 as a rule, and recall@1 on training images as thin lines."""
+    lines: list[Line] = []
+    for number, (name, run) in enumerate(runs.items()):
+        for metric in [*_validation_metrics(run)[:1], *([TRAINING] if TRAINING in run.metrics else [])]:
+            line = _metric_line(run, metric, metric if len(runs) == 1 else f"{name}: {metric}")
+            lines.append(line._replace(color=number if len(runs) > 1 else None, thin=metric == TRAINING))
+    has_training = any(line.thin for line in lines)
+    text = (
+        "Validation, and thin: training images. Where the one falls and the other rises, the model overfits."
+        if has_training
+        else "The first metric on the validation split."
+    )
+    return _chart(lines, "%", text)
 
 
-def _kept_evaluation(run: Run) -> pd.Series | None:
+def _metrics_chart(run: Run) -> Markup | None:
+    """The other metrics on the validation split."""
+    lines = [_metric_line(run, metric, metric) for metric in _validation_metrics(run)[1:]]
+    return _chart(lines, "%", "Further metrics on the validation split.")
+
+
+def _validation_metrics(run: Run) -> list[str]:
+    return [column for column in run.metrics.columns if column not in ("step", "epoch", TRAINING)]
+
+
+def _metric_line(run: Run, metric: str, name: str) -> Line:
+    return _line(name, run.metrics["step"], 100 * run.metrics[metric], kept=_kept_step(run))
+
+
+def _kept_step(run: Run) -> float | None:
+    kept = _kept(run)
+    return None if kept is None else float(kept["step"])
+
+
+def _kept(run: Run) -> pd.Series | None:
     """The line of the metrics whose weights are the model's: the first that is the best; None if it is unknown."""
     try:
         recipe = load_yaml(run.recipe or "") or {}
@@ -81,8 +105,8 @@ def _rates_chart(run: Run) -> Markup | None:
     return _chart(lines, "learning rate", "Learning rates, one for each group of parameters.")
 
 
-def _line(name: str, steps: pd.Series, values: pd.Series, faint: bool = False) -> Line:
-    return Line(name, steps.to_numpy(), values.to_numpy(), faint)
+def _line(name: str, steps: pd.Series, values: pd.Series, faint: bool = False, kept: float | None = None) -> Line:
+    return Line(name, steps.to_numpy(), values.to_numpy(), faint, kept)
 
 
 def _chart(lines: Sequence[Line], y_name: str, text: str) -> Markup | None:

@@ -14,6 +14,7 @@ from vicinal.report.page.data import statistics_table
 from vicinal.report.page.document import document
 from vicinal.report.page.duplicates import duplicates_section
 from vicinal.report.page.frames import ImageFrames, entry, entry_list
+from vicinal.report.page.header import header_line, left_out_text, model_text, splits_text
 from vicinal.report.page.hubs import hubs_section
 from vicinal.report.page.map import map_section
 from vicinal.report.page.markup import Section, counted, section
@@ -31,6 +32,8 @@ def write_unlabeled_page(
     table: Table,
     *,
     title: str = "Images",
+    backbone: str | None = None,
+    num_left_out: int = 0,
     map_images: int = MAX_MAP_IMAGES,
     seed: int = 0,
 ) -> None:
@@ -43,6 +46,8 @@ def write_unlabeled_page(
         embeddings: float [rows, dim].
         table: one row per embedding; without paths the page has no images.
         title: of the page.
+        backbone: the name of the model's backbone, if it is known.
+        num_left_out: the number of files that were left out, because they cannot be read or are no images.
         map_images: the number of images on the map; 0: there is no map.
         seed: of all random choices.
 
@@ -73,7 +78,13 @@ def write_unlabeled_page(
         ],
     }
     images = thumbnails.encoded()
-    line = " · ".join([f"{counted(len(table), 'image')} without labels", *thumbnails.notes()])
+    line = header_line(
+        splits_text(table),
+        model_text(backbone, embeddings.shape[1]),
+        f"{counted(len(table), 'image')} without labels",
+        left_out_text(num_left_out),
+        *thumbnails.notes(),
+    )
     write_bytes(path, document(without_home(title), line, groups, {"map": map_data, "images": images}))
 
 
