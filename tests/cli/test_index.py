@@ -116,6 +116,30 @@ def test_a_folder_is_synced_from_nothing(run: Path, shop: Path, tmp_path: Path, 
     assert len(listed(capsys, index)) == 11
 
 
+def test_photos_may_move(run: Path, shop: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    index, moved = tmp_path / "index", tmp_path / "sold" / "pictures"
+    output(capsys, "index", index, "--sync", shop, "--model", run)
+    output(capsys, "index", index, "--add", photos / "class2")
+    assert json.loads(output(capsys, "index", index, "--json"))["root"] == str(shop)
+    moved.parent.mkdir()
+    shop.rename(moved)
+    (moved / "class0" / "0.png").unlink()
+    assert main(["index", str(index), "--add", str(photos / "class2")]) == 0
+    assert f"{shop}, the folder of the index's images, is not there; if it has moved" in capsys.readouterr().err
+    output(capsys, "index", index, "--root", moved)
+    paths = [row["path"] for row in listed(capsys, index)]
+    assert paths[:2] == [str(moved / "class0" / "0.png"), str(moved / "class0" / "1.png")]
+    assert paths[12:] == [str(photos / "class2" / f"{number}.png") for number in range(6)]
+    assert main(["index", str(index), "--sync", str(moved)]) == 0
+    assert "0 new, 0 changed, 1 vanished, 11 as before" in capsys.readouterr().err
+    written = (index / "config.json").read_bytes()
+    assert main(["index", str(index), "--sync", str(moved)]) == 0
+    assert "0 new, 0 changed, 0 vanished, 11 as before" in capsys.readouterr().err
+    assert (index / "config.json").read_bytes() == written
+    (tmp_path / "empty").mkdir()
+    assert "none of the 17 images is in this folder" in error(capsys, "index", index, "--root", tmp_path / "empty")
+
+
 def test_boxes_are_objects_in_every_verb(run: Path, tmp_path: Path, capsys, photos: Path) -> None:
     """Two photos side by side in one picture are found as the photos themselves."""
     picture, rows = Image.new("RGB", (64, 32)), []

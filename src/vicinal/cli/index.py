@@ -168,11 +168,21 @@ def _new_index(
         refiner=refiner,
         made_with=made_with(arguments, source),
     )
+    index.root = _root(arguments, source)
     if "model" in index.made_with:
         from vicinal.workflows.calibration_places import stored_calibration
 
         index.calibration = stored_calibration(index.made_with["model"], index.fingerprint())
     return index
+
+
+def _root(arguments: Arguments, source: str) -> str | None:
+    """The folder of a source's images, from which their paths are kept; None if it is no folder or table."""
+    if not are_images([source]):
+        return None
+    if Path(source).suffix.lower() in (".csv", ".parquet") and Path(source).is_file():
+        return os.path.abspath(getattr(arguments, "root", None) or Path(source).parent)
+    return os.path.abspath(source) if os.path.isdir(source) else None
 
 
 def _is_of_images(source: str) -> bool:
@@ -189,6 +199,9 @@ def _reader(arguments: Arguments, source: str) -> tuple[EmbeddingReader, Context
     if not Path(arguments.index).exists():
         return read_embedding(arguments), load_refiner(arguments)
     index = Index.load(arguments.index)
+    if index.root is not None and not os.path.isdir(index.root):
+        log(f"{index.root}, the folder of the index's images, is not there; if it has moved, say so before you add "
+            f"images: vicinal index {arguments.index} --root NEW")  # fmt: skip
     reader, refiner = reader_for(index, arguments, [source])
     if are_images([source]):  # before many of them are embedded
         index.check_model(reader.fingerprint, made_with(arguments, source))

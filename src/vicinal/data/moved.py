@@ -37,12 +37,52 @@ def move_root(paths: Sequence[str], root: str | Path) -> list[str]:
         ['new/cat/1.png', '/other/2.png']
     """
     new = os.path.abspath(root)
-    step = max(1, len(paths) // MAX_PROBES)
-    old = next(filter(None, (_old_root(path, new) for path in paths[::step])), None)
+    old = find_old_root(paths, new)
+    return [moved_path(path, old, new) for path in paths]
+
+
+def find_old_root(paths: Sequence[str], new: str, known: str | None = None) -> str:
+    """The folder that images were in which are in another one now.
+
+    Args:
+        paths: Absolute paths of the images.
+        new: The new folder.
+        known: The folder that they were in, if it is known; if none of them is in the new one at the same place below,
+            it is looked for.
+
+    Raises:
+        InputError: None of the images is in the new folder.
+    """
+    probes = paths[:: max(1, len(paths) // MAX_PROBES)]
+    if known is not None and any(
+        _is_below(path, known) and os.path.lexists(moved_path(path, known, new)) for path in probes
+    ):
+        return known
+    old = next(filter(None, (_old_root(path, new) for path in probes)), None)
     if old is None:
         example = f", such as {paths[0]}" if len(paths) else ""
-        raise InputError(f"{root}: none of the {len(paths):,} images is in this folder{example}; say where they are")
-    return [os.path.join(new, os.path.relpath(path, old)) if _is_below(path, old) else path for path in paths]
+        raise InputError(f"{new}: none of the {len(paths):,} images is in this folder{example}; say where they are")
+    return old
+
+
+def moved_path(path: str, old: str, new: str) -> str:
+    """The path of what has moved with the folder `old`, or is that folder; others stay as they are.
+
+    Example:
+        >>> moved_path("/old/cat/1.png", "/old", "/new"), moved_path("/older/2.png", "/old", "/new")
+        ('/new/cat/1.png', '/older/2.png')
+    """
+    return os.path.normpath(os.path.join(new, os.path.relpath(path, old))) if _is_below(path, old) else path
+
+
+def relative_to(path: str, root: str) -> str:
+    """The path from a folder on, if it is in this folder; else as it is.
+
+    Example:
+        >>> relative_to("/photos/cat/1.png", "/photos"), relative_to("/other/2.png", "/photos")
+        ('cat/1.png', '/other/2.png')
+    """
+    return os.path.relpath(path, root) if _is_below(path, root) else path
 
 
 def _old_root(path: str, new: str) -> str | None:
@@ -55,4 +95,4 @@ def _old_root(path: str, new: str) -> str | None:
 
 
 def _is_below(path: str, folder: str) -> bool:
-    return path.startswith(os.path.join(folder, ""))
+    return path == folder or path.startswith(os.path.join(folder, ""))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -365,3 +366,34 @@ def test_inconsistent_folders_are_damaged(tmp_path) -> None:
         IndexFiles(*wrong).save(tmp_path)
         with pytest.raises(InputError, match="the index is damaged; build it again"):
             Index.load(tmp_path)
+
+
+def test_paths_are_kept_from_the_root_on(tmp_path: Path) -> None:
+    folder, new = tmp_path / "i", tmp_path / "new"
+    for name in ("a/1.png", "a/2.png"):
+        (new / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        (new / "photos" / name).touch()
+    paths = ["/old/photos/a/1.png", "/old/photos/a/2.png", "/elsewhere/3.png"]
+    index = Index.build(np.eye(3), Table(pd.DataFrame({"path": paths})))
+    index.root = "/old/photos"
+    index.save(folder)
+    (metadata,) = folder.glob("metadata-*.parquet")
+    assert pd.read_parquet(metadata)["path"].tolist() == ["a/1.png", "a/2.png", "/elsewhere/3.png"]
+    loaded = Index.load(folder)
+    assert loaded.metadata.frame.equals(index.metadata.frame)
+    for root, then in ((new / "photos", new / "photos"), (new, new / "photos"), (new / "photos" / "a", "/old/photos")):
+        loaded = Index.load(folder)
+        loaded.move(root)  # the root itself, a folder above it, or one below it
+        moved = [str(new / "photos" / "a" / name) for name in ("1.png", "2.png")]
+        assert loaded.metadata.frame["path"].tolist() == [*moved, "/elsewhere/3.png"]
+        assert loaded.root == str(then)
+        loaded.save(tmp_path / "again")
+        assert Index.load(tmp_path / "again").metadata.frame.equals(loaded.metadata.frame)
+    unknown = Index.build(np.eye(3), Table(pd.DataFrame({"path": paths})))
+    unknown.move(new)
+    assert (unknown.root, unknown.metadata.frame["path"][0]) == (str(new), str(new / "photos" / "a" / "1.png"))
+    config = json.loads((folder / "config.json").read_text())
+    for root in ("photos", 3):
+        (folder / "config.json").write_text(json.dumps({**config, "root": root}))
+        with pytest.raises(InputError, match="its root is not the absolute path of a folder"):
+            Index.load(folder)

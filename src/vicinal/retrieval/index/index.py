@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vicinal.data.moved import relative_to
 from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.index.faiss_engine import FaissEngine
 from vicinal.retrieval.index.made_with import check_made_with
@@ -44,6 +47,7 @@ class Index(SearchableIndex):
             `id_of_table`.
         model_fingerprint: identifies the model that made the vectors; None if it is unknown.
         made_with: the flags of `vicinal index` that made the vectors, such as `{"model": "run"}`; empty if unknown.
+        root: the folder of the images; their paths are kept from there on, so that it may be moved. None: in full.
 
     Example:
         >>> import numpy as np, pandas as pd
@@ -98,7 +102,10 @@ class Index(SearchableIndex):
         config = {**self._facts(), "made_with": self.made_with}
         if self.calibration is not None:
             config["calibration"] = self.calibration.to_dict()
-        files = IndexFiles(config, self._engine.to_bytes(), self.metadata.frame, context)
+        metadata = self.metadata
+        if self.root is not None:
+            config["root"], metadata = self.root, metadata.with_paths(partial(relative_to, root=self.root))
+        files = IndexFiles(config, self._engine.to_bytes(), metadata.frame, context)
         self._saved = path, files.save(folder)
 
     @classmethod
@@ -172,8 +179,13 @@ class Index(SearchableIndex):
         engine = FaissEngine.from_bytes(files.vectors)
         if files.context is not None:
             context = RefinerContext(FaissEngine.from_bytes(files.context), config.get("refiner_fingerprint", ""))
-        metadata = Metadata.from_stored(files.metadata)
+        metadata, root = Metadata.from_stored(files.metadata), config.get("root")
+        if root is not None:
+            if not (isinstance(root, str) and os.path.isabs(root)):
+                raise InputError("its root is not the absolute path of a folder")
+            metadata = metadata.with_paths(partial(os.path.join, root))
         index = cls(engine, metadata, config.get("model_fingerprint"), context, made_with)
+        index.root = root
         if "calibration" in config:
             index.calibration = Calibration.from_dict(config["calibration"])
         if not (index._facts().items() <= config.items() and index._is_consistent()):

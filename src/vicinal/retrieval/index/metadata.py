@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,6 @@ from pandas.api.extensions import ExtensionDtype
 
 from vicinal.data.boxes import image_keys
 from vicinal.data.conditions import matching_rows
-from vicinal.data.moved import move_root
 from vicinal.data.table import Table
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Integers
@@ -136,14 +134,22 @@ class Metadata:
         frame = others.concat(changed).frame if len(others) else changed.frame
         return Metadata(frame.sort_values("id", ignore_index=True))
 
-    def moved(self, root: str | Path) -> Metadata:
-        """Return the metadata of images that were moved to another folder; see :func:`vicinal.data.moved.move_root`."""
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the images that have one.
+
+        Raises:
+            InputError: none has one.
+        """
         if "path" not in self.frame:
             raise InputError("the images of the index have no paths, so there is nothing to move")
-        known = self.frame["path"].dropna()
-        paths = self.frame["path"].copy()
-        paths.loc[known.index] = move_root(known.tolist(), root)
-        return Metadata(self.frame.assign(path=paths))
+        return self.frame["path"].dropna().tolist()
+
+    def with_paths(self, change: Callable[[str], str]) -> Metadata:
+        """Return the metadata with changed paths of the images that have one."""
+        if "path" not in self.frame:
+            return self
+        return Metadata(self.frame.assign(path=self.frame["path"].map(change, na_action="ignore")))
 
     def concat(self, other: Metadata) -> Metadata:
         """Return the rows of both; a column that one of them lacks is missing in its rows.

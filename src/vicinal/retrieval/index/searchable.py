@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +14,7 @@ import numpy.typing as npt
 from typing_extensions import Self
 
 from vicinal.data.columns import column_aliases
+from vicinal.data.moved import find_old_root, moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.calibration import Calibration
@@ -38,6 +41,7 @@ class SearchableIndex:
             `id_of_table`.
         model_fingerprint: identifies the model that made the vectors; None if it is unknown.
         made_with: the flags of `vicinal index` that made the vectors, such as `{"model": "run"}`; empty if unknown.
+        root: the folder of the images, which :meth:`move` changes; None if it is unknown.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class SearchableIndex:
         self.metadata = metadata
         self.model_fingerprint = model_fingerprint
         self.made_with = dict(made_with or {})
+        self.root: str | None = None
         self._context = context
         self._calibration: Calibration | None = None
         self._lock = ReadWriteLock()
@@ -145,7 +150,8 @@ class SearchableIndex:
         with self._lock.read():
             names = ("score", "threshold", "false_accept_rate") if self.calibration is not None else ()
             calibrated = {f"calibrated {name}": getattr(self.calibration, name) for name in names}
-            return {**self._facts(), **self.made_with, **calibrated}
+            root = {} if self.root is None else {"root": self.root}
+            return {**self._facts(), **root, **self.made_with, **calibrated}
 
     def _facts(self) -> dict[str, str | int | None]:
         return {
@@ -279,14 +285,20 @@ class SearchableIndex:
     def move(self, root: str | Path) -> None:
         """Say where the images are after their folder was moved; the folders below it are as they were.
 
+        The old folder is :attr:`root`; if that is unknown, or no image is in the new one at the same place below, it is
+        what precedes the longest ending of a path that exists there. Images elsewhere stay where they are.
+
         Args:
             root: the folder where they are now.
 
         Raises:
             InputError: the images have no paths, or none of them is in the folder.
         """
+        new = os.path.abspath(root)
         with self._lock.write():
-            self.metadata = self.metadata.moved(root)
+            old = find_old_root(self.metadata.paths, new, self.root)
+            self.metadata = self.metadata.with_paths(partial(moved_path, old=old, new=new))
+            self.root = new if self.root is None else moved_path(self.root, old, new)
 
     def vectors(self) -> Floats:
         """Return the vectors that are searched, in the order of `metadata`.
