@@ -85,7 +85,8 @@ def pictures(tmp_path: Path) -> Table:
         Image.fromarray(sharp).save(tmp_path / f"{number}.png")
     textured((80, 64)).filter(ImageFilter.GaussianBlur(4)).save(tmp_path / "12.png")
     Image.new("RGB", (80, 64), "gray").save(tmp_path / "13.png")
-    Image.open(tmp_path / "1.png").resize((600, 40)).save(tmp_path / "14.png")
+    noise = np.random.default_rng(14).integers(0, 255, (40, 600, 3)).astype(np.uint8)
+    Image.fromarray(noise).save(tmp_path / "14.png")
     (tmp_path / "15.png").write_bytes(b"no image")
     return Table(pd.DataFrame({"path": [f"{number}.png" for number in range(16)]}), root=tmp_path)
 

@@ -12,22 +12,22 @@ from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from vicinal.analysis.changes import query_changes
-    from vicinal.analysis.class_sizes import class_sizes
-    from vicinal.analysis.clusters import Clusters, clusters
+    from vicinal.analysis.clustering import Clusters, clusters
     from vicinal.analysis.confident_learning import class_probabilities, confident_label_errors
     from vicinal.analysis.confusion import confusion_matrix, confusions
     from vicinal.analysis.duplicates import duplicate_groups, exact_duplicates, near_duplicates
     from vicinal.analysis.findings import Findings, find_problems
     from vicinal.analysis.hubs import Hubness, hubness
-    from vicinal.analysis.image_facts import ImageFacts, image_facts, modified_z_scores
+    from vicinal.analysis.local_outliers import outliers
     from vicinal.analysis.mislabeled import label_errors
     from vicinal.analysis.neighbors import QueryNeighbors, query_neighbors
-    from vicinal.analysis.outliers import outliers
+    from vicinal.analysis.pixel_facts import ImageFacts, image_facts, modified_z_scores
     from vicinal.analysis.pixel_similarity import pixel_similarities
     from vicinal.analysis.projection import embedding_map
     from vicinal.analysis.refiner import metrics_by_depth
     from vicinal.analysis.scores import class_scores, queries_by_score
     from vicinal.analysis.similarities import PairSimilarities, SimilarityHistogram, pair_similarities
+    from vicinal.analysis.sizes import class_sizes
 else:
     __getattr__, __dir__ = lazy_imports(__name__)
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from vicinal.analysis.class_sizes import class_sizes
-from vicinal.analysis.clusters import MIN_SIZE, Clusters, clusters
+from vicinal.analysis.clustering import MIN_SIZE, Clusters, clusters
 from vicinal.analysis.confident_learning import confident_label_errors
 from vicinal.analysis.duplicates import MIN_PIXEL_SIMILARITY, MIN_SIMILARITY, duplicate_groups, exact_duplicates
 from vicinal.analysis.hubs import hubness
-from vicinal.analysis.image_facts import ImageFacts
+from vicinal.analysis.local_outliers import MIN_FACTOR, outliers
 from vicinal.analysis.neighbors import QueryNeighbors, query_neighbors
-from vicinal.analysis.outliers import MIN_FACTOR, outliers
+from vicinal.analysis.pixel_facts import ImageFacts
+from vicinal.analysis.sizes import class_sizes
 from vicinal.data.table import Table
 from vicinal.retrieval.scores import Array, check_rows
 from vicinal.utils.arguments import check_positive_integer
@@ -27,6 +27,8 @@ MIN_CLASS_SIZE = 2
 ROWS = ("row", "nearest", "representative")  # columns that hold rows of the table
 COLUMNS = ("finding", "group", "row", "path", "label", "score", "message", "suggestion", "suggested_label",
            "decision", "new_label")  # fmt: skip
+
+TEXTS = ("message", "suggestion", "suggested_label", "decision", "new_label")
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +110,9 @@ class Findings:
         for column in ("path", "label"):
             if self.table.has(column):
                 frame[column] = self.table.frame[column].to_numpy()[frame["row"].to_numpy(dtype=np.int64)]
-        frame = frame.reindex(columns=[name for name in COLUMNS if name in frame or name not in ("path", "label")])
-        return frame.fillna(dict.fromkeys(("message", "suggestion", "suggested_label", "decision", "new_label"), ""))
+        kept = [name for name in COLUMNS if name in frame or name not in ("path", "label")]
+        frame = frame.reindex(columns=kept).astype({"group": "Int64", **dict.fromkeys(TEXTS, object)})
+        return frame.fillna(dict.fromkeys(TEXTS, ""))
 
     def _clusters_part(self) -> pd.DataFrame:
         candidates = self.clusters.summary.query("is_candidate")

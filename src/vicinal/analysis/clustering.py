@@ -46,9 +46,9 @@ def clusters(
 ) -> Clusters:
     """Cluster embeddings by HDBSCAN or k-means of scikit-learn.
 
-    Without a number of clusters, HDBSCAN finds dense regions and leaves images between them without a cluster
-    (Campello, Moulavi & Sander, "Density-Based Clustering Based on Hierarchical Density Estimates", PAKDD 2013). Of
-    more than 20,000 images, which would take it too long, mini-batch k-means makes one cluster per 50 images.
+    Without a number of clusters, HDBSCAN finds dense regions, the smallest that there are, and leaves images between
+    them without a cluster (Campello, Moulavi & Sander, "Density-Based Clustering Based on Hierarchical Density
+    Estimates", PAKDD 2013). Of more than 20,000 images, which would take it too long, mini-batch k-means makes one cluster per 50 images.
 
     Args:
         embeddings: float [rows, dim]; they are normalized.
@@ -83,7 +83,7 @@ def _by_density(vectors: Floats, min_size: int) -> Integers:
 
     if len(vectors) < max(min_size, 2):
         return np.full(len(vectors), -1)
-    model = HDBSCAN(min_cluster_size=max(min_size, 2), copy=True)
+    model = HDBSCAN(min_cluster_size=max(min_size, 2), cluster_selection_method="leaf", copy=True)
     return np.asarray(model.fit_predict(vectors.astype(np.float64)), dtype=np.int64)
 
 

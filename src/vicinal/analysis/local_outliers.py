@@ -8,7 +8,7 @@ import pandas as pd
 from vicinal.analysis.neighbors import QueryNeighbors
 from vicinal.utils.arrays import Doubles
 
-MIN_FACTOR = 2.0
+MIN_FACTOR = 3.0  # of cosine distances, which are like squares of Euclidean ones
 EPSILON = 1e-10  # is added to distances, since those of duplicates are 0
 
 
