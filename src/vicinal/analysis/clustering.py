@@ -48,7 +48,8 @@ def clusters(
 
     Without a number of clusters, HDBSCAN finds dense regions, the smallest that there are, and leaves images between
     them without a cluster (Campello, Moulavi & Sander, "Density-Based Clustering Based on Hierarchical Density
-    Estimates", PAKDD 2013). Of more than 20,000 images, which would take it too long, mini-batch k-means makes one cluster per 50 images.
+    Estimates", PAKDD 2013). Of more than 20,000 images, which would take it too long, mini-batch k-means makes one
+    cluster per 50 images.
 
     Args:
         embeddings: float [rows, dim]; they are normalized.

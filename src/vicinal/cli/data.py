@@ -26,6 +26,8 @@ def add_data(parser: Parser) -> None:
         "--where", metavar="CONDITION", help="keep only the rows that fulfill this condition, such as "
         "\"category == 'cup' and price < 20\"",
     )  # fmt: skip
+    parser.add_argument("--apply", metavar="FILE", help="first drop and relabel images by the decisions in this .csv "
+                        "file, such as that of the page of vicinal clean; image files stay as they are")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="save the table of paths, labels and splits as .csv or .parquet")
     add_json(parser)
     noise = parser.add_argument_group("noise, added to the split train or to a table without splits")
@@ -38,7 +40,7 @@ def data(arguments: Arguments) -> None:
 
     settings = read_settings(DataSettings, arguments, noise=read_settings(NoiseSettings, arguments, "noise."))
     check_source(settings.source)
-    check_files(settings.root)
+    check_files(settings.root, arguments.apply)
     from vicinal.data import add_noise, load_table, split_fingerprint
     from vicinal.data.columns import column_aliases
     from vicinal.data.dataset import divide
@@ -47,6 +49,10 @@ def data(arguments: Arguments) -> None:
     label_column = getattr(arguments, "label_column", None)  # labels are optional unless their column is named
     table = load_table(arguments.source, settings.root, settings.path_column, label_column)
     other_files = dict(table.other_files)
+    if arguments.apply is not None:
+        from vicinal.data.cleaning_decisions import apply_decisions
+
+        table = apply_decisions(table, arguments.apply)
     if arguments.where is not None:
         columns = {"path_column": settings.path_column, "label_column": label_column}
         table = table.where(arguments.where, column_aliases(columns))

@@ -8,6 +8,7 @@ from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from vicinal.data.checks import check_trainable
+    from vicinal.data.cleaning_decisions import apply_decisions
     from vicinal.data.conditions import matching_rows
     from vicinal.data.dataset import load_dataset
     from vicinal.data.decoding import convert_image, read_image
@@ -45,6 +46,7 @@ __all__ = [
     "TestBatches",
     "TrainBatches",
     "add_noise",
+    "apply_decisions",
     "check_trainable",
     "class_folds",
     "confused_labels",

@@ -1,0 +1,165 @@
+"""Decisions about images, such as those made on the page of `vicinal clean`, turned into a new table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from vicinal.data.table import Table
+from vicinal.data.table_files import read_csv
+from vicinal.utils.errors import InputError
+
+DECISIONS = ("drop", "relabel", "keep")
+
+
+class Decision(NamedTuple):
+    """What is done with an image, and where that is written."""
+
+    action: str
+    new_label: str
+    where: str
+
+
+def apply_decisions(table: Table, decisions: str | Path) -> Table:
+    """Drop and relabel the images of a table as a file says; files of images are left where they are.
+
+    The file is a CSV file with the columns `decision` (`drop`, `relabel`, `keep` or empty), `new_label` for those that
+    are relabeled, and `path`: the path of an image, or its last part, such as `owl/1.jpg`. A table without paths needs
+    `row`, its row number from 0, instead. Further columns are ignored, so that the file may be that of
+    `vicinal clean --csv`. Or it is a CSV file of FiftyOne with the columns `filepath` and `tags`, of which the tags
+    `drop`, `keep` and `relabel:NEW` count.
+
+    Args:
+        table: the images.
+        decisions: the file.
+
+    Returns:
+        The table without the dropped rows; relabeled ones have their new label, and no coarse label is changed.
+
+    Raises:
+        InputError: The file cannot be read, an image is not in the table or cannot be told from others, there are
+            several decisions about it, a decision is unknown, a new label is missing, or no image would be left; the
+            message names the line.
+
+    Example:
+        >>> import tempfile
+        >>> table = Table(pd.DataFrame({"path": ["/photos/1.jpg", "/photos/2.jpg"], "label": ["owl", "owl"]}))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "d.csv").write_text("path,decision,new_label\\n2.jpg,relabel,kiwi\\n1.jpg,keep,\\n")
+        ...     apply_decisions(table, f"{folder}/d.csv").frame["label"].tolist()
+        ['owl', 'kiwi']
+    """
+    path = Path(decisions)
+    decided = _decided_rows(table, path)
+    frame = table.frame.copy()
+    dropped = [row for row, each in decided.items() if each.action == "drop"]
+    relabeled = {row: each for row, each in decided.items() if each.action == "relabel"}
+    if len(dropped) == len(table):
+        raise InputError(f"{path}: every image of the table is dropped; keep at least one")
+    if relabeled:
+        frame["label"] = _new_labels(table, relabeled)
+    return Table(frame.drop(index=dropped))
+
+
+def _decided_rows(table: Table, path: Path) -> dict[int, Decision]:
+    """The decision about each row that there is one about."""
+    frame = read_csv(path)
+    if {"filepath", "tags"} <= set(frame.columns) and "decision" not in frame:
+        frame = _from_tags(frame, path)
+    for column in ("decision", "path" if table.has("path") else "row"):
+        if list(frame.columns).count(column) != 1:
+            raise InputError(f"{path}: has no column {column}; decisions need the columns path (or row) and decision")
+    actions = frame["decision"].str.strip().str.lower()
+    frame = frame.assign(decision=actions)[actions != ""]
+    labels = frame["new_label"] if "new_label" in frame else pd.Series("", index=frame.index)
+    images = frame["path" if table.has("path") else "row"]
+    rows = frame["row"] if "row" in frame else pd.Series("", index=frame.index)
+    find = _Finder(table)
+    decided: dict[int, Decision] = {}
+    for line, image, row_text, action, label in zip(frame.index, images, rows, frame["decision"], labels, strict=True):
+        where = f"{path}, line {line}"
+        decision = _checked(Decision(action, label.strip() if action == "relabel" else "", where))
+        row = find(image, row_text, where)
+        if row in decided and decided[row][:2] != decision[:2]:
+            raise InputError(
+                f"{where}: another decision about {image} than in {decided[row].where}; remove one of them"
+            )
+        decided[row] = decision
+    return decided
+
+
+def _from_tags(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """The decisions in a CSV file of FiftyOne, whose tags are separated by commas."""
+    lines = []
+    for line, text in zip(frame.index, frame["tags"], strict=True):
+        tags = [tag.strip() for tag in text.split(",")]
+        found = [tag for tag in tags if tag.partition(":")[0] in DECISIONS]
+        if len(found) > 1:
+            raise InputError(f"{path}, line {line}: has the tags {' and '.join(found)}; leave one of them")
+        lines.append((found or [""])[0].partition(":")[::2])
+    columns = pd.DataFrame(lines, index=frame.index, columns=["decision", "new_label"], dtype="str")
+    return columns.assign(path=frame["filepath"])
+
+
+def _checked(decision: Decision) -> Decision:
+    if decision.action not in DECISIONS:
+        raise InputError(
+            f"{decision.where}: decision is {decision.action!r}; it can be {', '.join(DECISIONS)} or empty"
+        )
+    if decision.action == "relabel" and not decision.new_label:
+        raise InputError(f"{decision.where}: relabel, but no new_label; give one")
+    return decision
+
+
+class _Finder:
+    """Finds the row of an image by its path or the last part of it, or by its number."""
+
+    def __init__(self, table: Table) -> None:
+        self._size = len(table)
+        self._keys: Sequence[str] | None = table.image_keys if table.has("path") else None
+        self._rows: dict[str, list[int]] = {}
+        for row, key in enumerate(self._keys or ()):
+            self._rows.setdefault(_name(key), []).append(row)
+
+    def __call__(self, image: str, row: str, where: str) -> int:
+        """The row of an image; `row` is asked where several have its path."""
+        if self._keys is None:
+            if not image.isdecimal() or int(image) >= self._size:
+                raise InputError(f"{where}: row is {image!r}; the table has {self._size} rows, numbered from 0")
+            return int(image)
+        candidates = [row for row in self._rows.get(_name(image), ()) if _ends_with(self._keys[row], image)]
+        if not candidates:
+            raise InputError(f"{where}: {image} is not in the table; give the table that the decisions are about")
+        if len(candidates) > 1 and row.isdecimal() and int(row) in candidates:
+            return int(row)
+        if len(candidates) > 1:
+            raise InputError(f"{where}: {image} may be {len(candidates)} images of the table; give its whole path")
+        return candidates[0]
+
+
+def _name(key: str) -> str:
+    return key.replace("\\", "/").rpartition("/")[2]
+
+
+def _ends_with(key: str, image: str) -> bool:
+    key, image = (each.replace("\\", "/") for each in (key, image))
+    return key == image or key.endswith(f"/{image.removeprefix('./')}")
+
+
+def _new_labels(table: Table, relabeled: dict[int, Decision]) -> pd.Series:
+    """The labels after the change; text unless all are integers."""
+    if not table.has("label"):
+        raise InputError(f"{next(iter(relabeled.values())).where}: relabel, but the table has no labels")
+    labels = table.frame["label"].astype(object)
+    is_integer = isinstance(table.classes[0], (int, np.integer))
+    for row, decision in relabeled.items():
+        if is_integer and not decision.new_label.removeprefix("-").isdecimal():
+            raise InputError(
+                f"{decision.where}: new_label is {decision.new_label!r}, but the labels of the table are integers"
+            )
+        labels[row] = int(decision.new_label) if is_integer else decision.new_label
+    return labels.astype(table.frame["label"].dtype)

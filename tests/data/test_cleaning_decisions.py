@@ -1,0 +1,102 @@
+"""Decisions about images become a new table, or an error that names the line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.conftest import output
+from vicinal.cli.main import main
+from vicinal.data import Table, apply_decisions
+from vicinal.utils.errors import InputError
+
+PATHS = ["/p/owl/1.jpg", "/p/owl/2.jpg", "/p/kiwi/1.jpg", "/p/kiwi/3.jpg"]
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table(pd.DataFrame({"path": PATHS, "label": ["owl", "owl", "kiwi", "kiwi"]}))
+
+
+def written(folder: Path, *lines: str) -> Path:
+    (folder / "d.csv").write_text("\n".join(lines))
+    return folder / "d.csv"
+
+
+def test_images_are_dropped_relabeled_and_kept(table: Table, tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        "path,row,decision,new_label,score",
+        "owl/1.jpg,0,drop,,0.5",
+        "2.jpg,1,Relabel,kiwi,",
+        "/p/kiwi/1.jpg,2,keep,,",
+        "owl/1.jpg,0,drop,,0.7",
+        "nobody.jpg,7,,,",
+    )
+    new = apply_decisions(table, file)
+    assert new.frame.to_numpy().tolist() == [[PATHS[1], "kiwi"], [PATHS[2], "kiwi"], [PATHS[3], "kiwi"]]
+
+
+def test_tags_of_fiftyone_are_decisions(table: Table, tmp_path: Path) -> None:
+    file = written(
+        tmp_path, "filepath,tags", f'{PATHS[0]},"outlier,drop"', f"{PATHS[1]},outlier", f"{PATHS[3]},relabel:owl"
+    )
+    assert apply_decisions(table, file).frame["label"].tolist() == ["owl", "kiwi", "owl"]
+    with pytest.raises(InputError, match=r"line 2: has the tags drop and keep; leave one"):
+        apply_decisions(table, written(tmp_path, "filepath,tags", f'{PATHS[0]},"drop,keep"'))
+
+
+def test_tables_of_integers_and_without_paths(tmp_path: Path) -> None:
+    numbers = Table(pd.DataFrame({"label": [7, 8, 8]}))
+    new = apply_decisions(numbers, written(tmp_path, "row,decision,new_label", "0,relabel,8", "2,drop,"))
+    assert new.frame["label"].tolist() == [8, 8]
+    with pytest.raises(InputError, match="new_label is 'owl', but the labels of the table are integers"):
+        apply_decisions(numbers, written(tmp_path, "row,decision,new_label", "0,relabel,owl"))
+    with pytest.raises(InputError, match="row is '3'; the table has 3 rows"):
+        apply_decisions(numbers, written(tmp_path, "row,decision", "3,drop"))
+
+
+def test_rows_of_one_path_are_told_apart_by_number_or_box(tmp_path: Path) -> None:
+    same = Table(pd.DataFrame({"path": ["/p/1.jpg", "/p/1.jpg"], "label": ["a", "b"]}))
+    assert apply_decisions(same, written(tmp_path, "path,row,decision", "1.jpg,1,drop")).frame["label"].tolist() == [
+        "a"
+    ]
+    with pytest.raises(InputError, match="may be 2 images"):
+        apply_decisions(same, written(tmp_path, "path,decision", "1.jpg,drop"))
+    boxes = pd.DataFrame([[0, 0, 5, 5], [5, 5, 9, 9]], columns=["x_1", "y_1", "x_2", "y_2"])
+    boxed = Table(same.frame.join(boxes))
+    file = written(tmp_path, "path,decision", '"1.jpg [5, 5, 9, 9]",drop')
+    assert apply_decisions(boxed, file).frame["label"].tolist() == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["path,decison", "1.jpg,drop"], "has no column decision"),
+        (["path,decision", "9.jpg,drop"], "line 2: 9.jpg is not in the table"),
+        (["path,decision", "g/2.jpg,drop"], "line 2: g/2.jpg is not in the table"),
+        (["path,decision", "1.jpg,drop"], "line 2: 1.jpg may be 2 images of the table"),
+        (["path,decision", "2.jpg,delete"], "decision is 'delete'; it can be drop, relabel, keep"),
+        (["path,decision", "2.jpg,relabel"], "relabel, but no new_label"),
+        (
+            ["path,decision", "2.jpg,drop", "owl/2.jpg,keep"],
+            "line 3: another decision about owl/2.jpg than in .*line 2",
+        ),
+        (["path,decision", *(f"{path},drop" for path in PATHS)], "every image of the table is dropped"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(table: Table, tmp_path: Path, lines: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        apply_decisions(table, written(tmp_path, *lines))
+
+
+def test_the_command_writes_the_new_table_and_deletes_nothing(photos: Path, tmp_path: Path, capsys) -> None:
+    file = written(tmp_path, "path,decision,new_label", "class0/0.png,drop,", "class1/0.png,relabel,class0")
+    new = tmp_path / "new.csv"
+    output(capsys, "data", photos, "--apply", file, "--out", new, "--no_check")
+    assert len(Table.from_csv(new)) == 47
+    assert Table.from_csv(new).class_counts.tolist()[:2] == [6, 5]
+    assert (photos / "class0" / "0.png").is_file()
+    assert main(["data", str(photos), "--apply", str(tmp_path / "none.csv")]) == 2
