@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from vicinal.cli.calibrate import add_calibrate, calibrate
+from vicinal.cli.clean import add_clean, clean
 from vicinal.cli.data import add_data, data
 from vicinal.cli.embed import add_embed, add_whiten, embed, whiten
 from vicinal.cli.evaluate import add_evaluate, add_report, evaluate, report
@@ -31,6 +32,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 VERBS: dict[Callable[[Arguments], None], Callable[[Parser], None]] = {
     data: add_data,
+    clean: add_clean,
     models: add_models,
     train: add_recipe,
     tune: add_tune,

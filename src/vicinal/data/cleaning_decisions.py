@@ -25,7 +25,7 @@ class Decision(NamedTuple):
 
 
 def apply_decisions(table: Table, decisions: str | Path) -> Table:
-    """Drop and relabel the images of a table as a file says; files of images are left where they are.
+    r"""Drop and relabel the images of a table as a file says; files of images are left where they are.
 
     The file is a CSV file with the columns `decision` (`drop`, `relabel`, `keep` or empty), `new_label` for those that
     are relabeled, and `path`: the path of an image, or its last part, such as `owl/1.jpg`. A table without paths needs
@@ -49,7 +49,7 @@ def apply_decisions(table: Table, decisions: str | Path) -> Table:
         >>> import tempfile
         >>> table = Table(pd.DataFrame({"path": ["/photos/1.jpg", "/photos/2.jpg"], "label": ["owl", "owl"]}))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "d.csv").write_text("path,decision,new_label\\n2.jpg,relabel,kiwi\\n1.jpg,keep,\\n")
+        ...     _ = Path(folder, "d.csv").write_text("path,decision,new_label\n2.jpg,relabel,kiwi\n1.jpg,keep,\n")
         ...     apply_decisions(table, f"{folder}/d.csv").frame["label"].tolist()
         ['owl', 'kiwi']
     """

@@ -7,6 +7,7 @@ from vicinal.utils.lazy import lazy_imports
 if TYPE_CHECKING:
     from vicinal.report.contact_sheets import neighbor_grid
     from vicinal.report.grid import draw_grid
+    from vicinal.report.page.cleaning import write_cleaning_page
     from vicinal.report.page.comparison import write_comparison_page
     from vicinal.report.page.single import write_page
     from vicinal.report.page.study import write_study_page
@@ -22,6 +23,7 @@ __all__ = [
     "draw_grid",
     "learning_curves",
     "neighbor_grid",
+    "write_cleaning_page",
     "write_comparison_page",
     "write_page",
     "write_study_page",

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from vicinal.workflows.calibrate import calibrate_source
     from vicinal.workflows.calibration_places import CalibrationPlaces, stored_calibration
     from vicinal.workflows.calibration_settings import CalibrationSettings
+    from vicinal.workflows.clean import find_problems_of_source
+    from vicinal.workflows.clean_settings import CleanSettings
     from vicinal.workflows.evaluate import EvaluatedSource, evaluate_sources, per_query_frame, tabulate_sources
     from vicinal.workflows.evaluation_settings import EvaluationSettings
     from vicinal.workflows.model_list import PretrainedModel, describe_model, measured_speed, model_names
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CalibrationPlaces",
     "CalibrationSettings",
+    "CleanSettings",
     "EmbeddedTable",
     "EmbeddingReader",
     "EvaluatedSource",
@@ -39,6 +42,7 @@ __all__ = [
     "describe_model",
     "embed_several",
     "evaluate_sources",
+    "find_problems_of_source",
     "load_images",
     "load_model",
     "load_refiner",

@@ -1,0 +1,63 @@
+"""`vicinal clean`: what may be wrong with images, as a page to look through and as a table."""
+
+from __future__ import annotations
+
+from vicinal.cli.flags import Arguments, Parser, add_settings, print_result, read_settings
+from vicinal.cli.inputs import SOURCE, add_embedding, add_json, check_embedding, check_source, read_embedding
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+
+PAGE = "cleaning.html"
+
+
+def add_clean(parser: Parser) -> None:
+    """Add the flags of `vicinal clean`."""
+    from vicinal.workflows.clean_settings import CleanSettings
+
+    parser.add_argument("source", help=f"{SOURCE}. Labels are optional")
+    parser.add_argument("--out", default=PAGE, metavar="PAGE", help=f"the page to write (default: {PAGE})")
+    parser.add_argument("--csv", metavar="FILE", help="also write the findings to this .csv or .parquet file, with "
+                        "columns for decisions")  # fmt: skip
+    parser.add_argument("--fiftyone", metavar="FILE", help="also write the findings as tags to this .csv file, which "
+                        "FiftyOne imports")  # fmt: skip
+    parser.add_argument("--title", help="the title of the page")
+    add_json(parser)
+    add_settings(parser.add_argument_group("what counts as a finding"), CleanSettings)
+    add_embedding(parser)
+
+
+def clean(arguments: Arguments) -> None:
+    """Find broken files, duplicates, label errors, outliers and more, and write a page to look through."""
+    from vicinal.workflows.clean_settings import CleanSettings
+
+    for flag, suffixes in (("csv", (".csv", ".parquet")), ("fiftyone", (".csv",))):
+        file = getattr(arguments, flag)
+        if file is not None and not file.lower().endswith(suffixes):
+            raise InputError(f"--{flag} {file}: name a file ending in {' or '.join(suffixes)}")
+    check_source(arguments.source)
+    check_embedding(arguments)
+    from pathlib import Path
+
+    from vicinal.data.table_files import write_table
+    from vicinal.report.page.cleaning import write_cleaning_page
+    from vicinal.workflows.clean import find_problems_of_source
+
+    settings = read_settings(CleanSettings, arguments)
+    findings = find_problems_of_source(read_embedding(arguments), arguments.source, settings, arguments.split)
+    if arguments.csv:
+        write_table(Path(arguments.csv), findings.to_frame())
+        log(f"wrote {arguments.csv}")
+    if arguments.fiftyone:
+        from vicinal.analysis.fiftyone_tags import fiftyone_frame
+
+        write_table(Path(arguments.fiftyone), fiftyone_frame(findings))
+        log(f"wrote {arguments.fiftyone}")
+    title = arguments.title or Path(arguments.source).resolve().name or arguments.source
+    write_cleaning_page(arguments.out, findings, title=title)
+    counts = findings.counts
+    if arguments.json:
+        print_result({"images": len(findings.table), "findings": counts, "page": str(arguments.out)})
+    else:
+        width = max(map(len, counts))
+        lines = [f"{name.replace('_', ' '):{width}}  {number:,}" for name, number in counts.items()]
+        print_result("\n".join([*lines, str(arguments.out)]))

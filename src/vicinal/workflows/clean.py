@@ -1,0 +1,67 @@
+"""Looking for all that may be wrong with a set of images."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, replace
+
+import numpy as np
+
+from vicinal.analysis import Findings, ImageFacts, find_problems, image_facts
+from vicinal.data.table import Table
+from vicinal.utils.arrays import Integers
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+from vicinal.workflows.clean_settings import CleanSettings
+from vicinal.workflows.source_kind import source_kind
+from vicinal.workflows.sources import EmbeddingReader
+
+DEFAULT_MODEL = "timm/vit_small_patch14_dinov2.lvd142m"
+MIN_IMAGES = 2
+
+
+def find_problems_of_source(
+    reader: EmbeddingReader, source: str, settings: CleanSettings | None = None, split: str | None = None
+) -> Findings:
+    """Read the image files of a source, embed those that can be read, and look for what may be wrong with them.
+
+    Args:
+        reader: reads the source. If it has no model and the source holds images, they are embedded by DINOv2 with a
+            ViT-S/14, without training.
+        source: a run folder, a file of embeddings, the folder of an index, or images.
+        settings: what counts as a finding.
+        split: look at the rows of this split only.
+
+    Raises:
+        InputError: the source or the model cannot be read, or fewer than two images can be.
+    """
+    options = asdict(settings or CleanSettings())
+    kind = source_kind(source)
+    if kind in ("embeddings", "index"):
+        embedded = reader.embed(source, split)
+        return find_problems(embedded.vectors, embedded.table, _facts(embedded.table), **options)
+    if kind != "run" and reader.model is None:
+        log(f"embedding with {DEFAULT_MODEL}, which was not trained on these images; --model takes another")
+        reader = replace(reader, model=DEFAULT_MODEL)
+    table = reader.read_table(source, split)
+    reader.check_model(source)  # before all images are read
+    facts = image_facts(table)
+    rows = _readable(facts, source)
+    vectors = reader.embed_function(source)(table.take(rows)).vectors
+    return find_problems(vectors, table, facts, embedded_rows=rows, **options)
+
+
+def _readable(facts: ImageFacts, source: str) -> Integers:
+    rows = np.flatnonzero((facts.frame["error"] == "").to_numpy())
+    if len(rows) < MIN_IMAGES:
+        first = f"; {facts.broken['error'][0]}" if len(facts.broken) else ""
+        raise InputError(f"{source}: {len(rows)} of {len(facts.frame)} images can be read; two are needed{first}")
+    return rows
+
+
+def _facts(table: Table) -> ImageFacts | None:
+    """Facts about the image files of embeddings; None if there are no such files."""
+    if not table.has("path") or not any(map(os.path.isfile, table.paths)):
+        log("without image files: nothing is said about pixels, and near duplicates are told by embeddings alone")
+        return None
+    return image_facts(table)
