@@ -150,3 +150,33 @@ def test_objects_of_one_picture(photos: Path, tmp_path: Path) -> None:
     sync(index, Table(boxes.assign(x_2=[4, 9])), embed)
     assert Index.load(index).metadata.frame["x_2"].tolist() == [4, 9]
     assert len(embed.embedded) == 3
+
+
+def test_moved_and_renamed_files_are_not_embedded_again(photos: Path, tmp_path: Path) -> None:
+    index, embed, other = tmp_path / "index", Embedding(), tmp_path / "other"
+    sync(index, Table(files(photos, a="0.1", b="0.2", c="0.3").frame.assign(price=[1, 2, 3])), embed)
+    (photos / "a.png").rename(photos / "renamed.png")
+    (photos / "b.png").rename(photos / "x.png")
+    (photos / "c2.png").write_text("0.3")  # a copy: the file that it equals is still there
+    (photos / "b2.png").write_text("0.2")  # of two that equal a file that is gone, one has been moved
+    changes = sync(index, Table(folder_table(photos).frame.assign(price=range(5))), embed, below=photos)
+    assert str(changes) == "2 new, 0 changed, 0 vanished, 1 as before, 2 moved"
+    assert held(index) == ["renamed", "b2", "c", "c2", "x"]
+    assert embed.embedded[3:] == ["c2.png", "x.png"]
+    assert Index.load(index).metadata.frame["price"].tolist() == [3, 0, 1, 2, 4]
+    photos.rename(other)
+    embed.embedded.clear()
+    sync(index, Table(folder_table(other).frame.assign(price=range(5))), embed, below=other)
+    assert not embed.embedded
+    assert {Path(path).parent for path in Index.load(index).metadata.frame["path"]} == {other}
+
+
+def test_the_boxes_of_a_renamed_picture_stay_apart(photos: Path, tmp_path: Path) -> None:
+    index, embed = tmp_path / "index", Embedding()
+    path = files(photos, a="0.1").paths[0]
+    boxes = pd.DataFrame({"path": [path] * 2, "x_1": [0, 4], "y_1": [0, 0], "x_2": [4, 8], "y_2": [3, 3]})
+    sync(index, Table(boxes), embed)
+    Path(path).rename(photos / "b.png")
+    moved = boxes.assign(path=str(photos / "b.png"), x_1=[4, 0], x_2=[9, 4])
+    assert str(sync(index, Table(moved), embed)) == "1 new, 0 changed, 1 vanished, 0 as before, 1 moved"
+    assert Index.load(index).metadata.frame[["id", "x_2"]].to_numpy().tolist() == [[0, 4], [2, 9]]

@@ -25,7 +25,9 @@ COMPARISONS: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Gt: (">", operator.gt),
     ast.GtE: (">=", operator.ge),
 }
-ALLOWED = "it may have comparisons, and, or, not, in, is None, columns, texts in quotation marks and numbers"
+ALLOWED = (
+    "it may have comparisons (equal is ==), and, or, not, in, is None, columns, texts in quotation marks and numbers"
+)
 Operand: TypeAlias = "pd.Series | str | float | bool | None"
 
 

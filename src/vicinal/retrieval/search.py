@@ -223,5 +223,5 @@ def _plain(value: Any) -> Any:
 def _describe(record: Record, default: str) -> str:
     label = f"{record['label']}  " if "label" in record else ""
     box = f" [{', '.join(f'{edge:g}' for edge in record['box'])}]" if "box" in record else ""
-    further = ", ".join(f"{name} {value}" for name, value in further_columns(record).items())
+    further = ", ".join(f"{name} {value}" for name, value in further_columns(record).items() if value != "")
     return label + str(record.get("path", default)) + box + (f"  ({further})" if further else "")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from vicinal.data.boxes import row_boxes
 from vicinal.data.images import NoReadableImageError
 from vicinal.data.table import Table
 from vicinal.retrieval.index.index import TIMEOUT, Index
@@ -36,10 +38,13 @@ class Changes:
         changed: int64 [n], those whose files have changed since they were embedded, or of which that is unknown.
         same: int64 [n], the others.
         vanished: int64 [n], the ids of images that are in the index but not in the table.
+        moved: int64 [n], rows whose files have another path than in the index, but the content of one that is not there
+            any more.
+        moved_ids: int64 [n], the ids that these have in the index.
 
     Example:
         >>> none = np.array([], dtype=np.int64)
-        >>> print(Changes(np.array([0, 1]), none, np.array([2]), none))
+        >>> print(Changes(np.array([0, 1]), none, np.array([2]), none, none, none))
         2 new, 0 changed, 0 vanished, 1 as before
     """
 
@@ -47,10 +52,13 @@ class Changes:
     changed: Integers
     same: Integers
     vanished: Integers
+    moved: Integers
+    moved_ids: Integers
 
     def __str__(self) -> str:
         numbers = {"new": self.new, "changed": self.changed, "vanished": self.vanished, "as before": self.same}
-        return ", ".join(f"{len(rows):,} {name}" for name, rows in numbers.items())
+        moved = f", {len(self.moved):,} moved" if len(self.moved) else ""
+        return ", ".join(f"{len(rows):,} {name}" for name, rows in numbers.items()) + moved
 
 
 def with_file_facts(table: Table) -> Table:
@@ -74,7 +82,8 @@ def compare_files(metadata: Metadata, table: Table, below: str | Path | None = N
     """Compare the images of an index with those of a table.
 
     An image is as before if its file has the same size and time, or else the same content. Images are told apart by
-    path and bounding box; of equal rows the last one counts.
+    path and bounding box; of equal rows the last one counts. A new image with the content of a file that is not where
+    it was has been moved.
 
     Args:
         metadata: of the index.
@@ -90,8 +99,49 @@ def compare_files(metadata: Metadata, table: Table, below: str | Path | None = N
     paths = [table.paths[row] for row in positions[is_known]]
     facts = zip(*(stored[column] for column in FILE_COLUMNS), strict=True)
     is_same = np.array([_is_same(path, fact) for path, fact in zip(paths, facts, strict=True)], dtype=bool)
-    known = positions[is_known]
-    return Changes(positions[~is_known], known[~is_same], known[is_same], _vanished(metadata, set(keys), below))
+    known, new = positions[is_known], positions[~is_known]
+    moved = _moved(metadata, table, new, set(keys))
+    vanished = _vanished(metadata, set(keys), below)
+    return Changes(
+        new=new[~np.isin(new, list(moved))],
+        changed=known[~is_same],
+        same=known[is_same],
+        vanished=vanished[~np.isin(vanished, list(moved.values()))],
+        moved=np.array(list(moved), dtype=np.int64),
+        moved_ids=np.array(list(moved.values()), dtype=np.int64),
+    )
+
+
+def _moved(metadata: Metadata, table: Table, new: Integers, keys: set[str]) -> dict[int, int]:
+    """The new rows whose files were elsewhere, with their ids in the index."""
+    if not len(new) or not set(FILE_COLUMNS) <= set(metadata.frame):
+        return {}
+    is_left = np.array([key is not None and key not in keys for key in metadata.keys], dtype=bool)
+    left = metadata.frame[is_left]
+    is_gone = [not os.path.lexists(path) for path in left["path"]]
+    left = left[np.array(is_gone, dtype=bool) & (left["file_hash"].fillna("") != "").to_numpy(dtype=bool)]
+    ids: dict[tuple[str | None, object], list[int]] = defaultdict(list)
+    for content, number in zip(_contents(left, left["file_hash"]), left["id"].tolist(), strict=True):
+        ids[content].append(number)  # copies have one content
+    sizes, moved, rows = set(left["file_size"]), {}, table.frame.iloc[new]
+    digests = [_digest_of_size(path, sizes) for path in rows["path"]]
+    for row, content in zip(new.tolist(), _contents(rows, digests), strict=True):
+        if ids.get(content):
+            moved[row] = ids[content].pop(0)
+    return moved
+
+
+def _contents(frame: pd.DataFrame, digests: Iterable[str | None]) -> list[tuple[str | None, object]]:
+    """What the images of a frame show: the digest of the file, and the bounding box within it."""
+    return list(zip(digests, row_boxes(frame), strict=True))
+
+
+def _digest_of_size(path: str, sizes: set[int]) -> str | None:
+    """The digest of a file; None if its size is none of these, or there is no file."""
+    try:
+        return file_digest(path) if os.stat(path).st_size in sizes else None
+    except OSError:
+        return None
 
 
 def _vanished(metadata: Metadata, keys: set[str], below: str | Path | None) -> Integers:
@@ -135,8 +185,9 @@ def sync_index(
 ) -> Changes:
     """Make an index hold the images of a table: embed what is new or has changed, and drop what has vanished.
 
-    The columns of images that are as before are replaced by those of the table. The index is saved after each block of
-    images, so that an interrupted call goes on where it was; other processes may search and write it meanwhile.
+    The columns of images that are as before, or were moved, are replaced by those of the table. The index is saved
+    after each block of images, so that an interrupted call goes on where it was; other processes may search and write
+    it meanwhile.
 
     Args:
         folder: of the index; a new one is made if there is none.
@@ -184,9 +235,9 @@ def sync_index(
 def _apply_without_embedding(
     folder: Path, metadata: Metadata, table: Table, changes: Changes, drop: bool, timeout: float
 ) -> None:
-    """Delete images that have vanished, and replace the columns of those that are as before, if anything differs."""
-    same = table.take(changes.same)
-    ids = metadata.ids_by_key(same.image_keys)
+    """Delete images that have vanished, and replace the columns of those that are there, if anything differs."""
+    ids = np.concatenate([metadata.ids_by_key(table.take(changes.same).image_keys), changes.moved_ids])
+    same = table.take(np.concatenate([changes.same, changes.moved]))
     facts = metadata.lookup(ids)[list(FILE_COLUMNS)] if len(ids) else None
     updated = same if facts is None else Table(same.frame.assign(**{name: facts[name] for name in FILE_COLUMNS}))
     is_equal = not len(ids) or metadata.updated(updated, ids).frame.equals(metadata.frame)
