@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.workflows.test_evaluate import TABLE, embeddings
 from vicinal.cli.main import main
 from vicinal.data import Table, load_embeddings, save_embeddings
 from vicinal.evaluation import confidence_intervals, evaluate
+from vicinal.models import Embedder
 from vicinal.workflows.report import default_page
 
 
@@ -63,6 +65,17 @@ def test_the_page_of_a_run_lies_in_it_and_shows_its_recipe(photos: Path, tmp_pat
     assert len(re.findall(r"\"src\": ?\"", text)) == 12
     on_other_images = page(capsys, run / "model", "--images", photos, "--out", tmp_path / "other.html")
     assert "48 queries" in on_other_images
+
+
+def test_the_page_of_a_folder_says_what_was_left_out(photos: Path, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "photos"
+    shutil.copytree(photos, folder)
+    for name in ("broken.jpg", "notes.txt"):
+        (folder / name).write_text("no image")
+    Embedder("test_resnet", dim=8, pretrained=False).save_pretrained(tmp_path / "model")
+    more = ["--on_error", "skip", "--out", tmp_path / "page.html"]
+    text = page(capsys, folder, "--model", tmp_path / "model", *more)
+    assert re.search(r"test_resnet, 8 dimensions · .* · 2 files left out · <time", text)
 
 
 def test_a_page_of_several_has_differences_with_their_intervals(here: Path, capsys) -> None:

@@ -83,7 +83,7 @@ def _write_unlabeled(
     log(f"{name} has no labels: the page has neighbors, map, hubs and duplicates, but no scores")
     more: dict[str, Any] = {} if map_images is None else {"map_images": map_images}
     write_unlabeled_page(
-        out, embedded.vectors, embedded.table, title=title or _short(name), backbone=_backbone(embedded),
+        out, embedded.vectors, embedded.table, title=title or _short(name), backbone=embedded.backbone,
         num_left_out=embedded.num_left_out, seed=settings.seed, **more,
     )  # fmt: skip
 
@@ -95,14 +95,9 @@ def _evaluated_embeddings(evaluated: EvaluatedSource, embedded: EmbeddedTable) -
         evaluated.table,
         evaluated.final,
         run=name if source_kind(name) == "run" else None,
-        backbone=_backbone(embedded),
+        backbone=embedded.backbone,
         num_left_out=embedded.num_left_out,
     )
-
-
-def _backbone(embedded: EmbeddedTable) -> str | None:
-    """The name of the backbone, if the embeddings were just made by a model."""
-    return getattr(embedded.origin, "config", {}).get("backbone")
 
 
 def _results(evaluated: EvaluatedSource, baseline: EvaluatedSource, settings: EvaluationSettings) -> ResultsTable:

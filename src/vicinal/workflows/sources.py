@@ -47,6 +47,7 @@ class EmbeddedTable:
             that they were read from.
         postprocessing: names of the steps after the model; different steps have different names.
         cost: what the model costs, if that was asked for.
+        backbone: the name of the model's backbone, if it is known.
         num_left_out: the number of files that were left out because they cannot be read or, in a folder, are no images.
     """
 
@@ -55,6 +56,7 @@ class EmbeddedTable:
     origin: Embedder | Index | str
     postprocessing: tuple[str, ...] = ()
     cost: ModelCost | None = None
+    backbone: str | None = None
     num_left_out: int = 0
 
     @cached_property
@@ -236,6 +238,7 @@ class EmbeddingReader(EmbeddingOptions):
             table=images.table,
             origin=model,
             postprocessing=self._scale_steps,
+            backbone=model.config["backbone"],
             num_left_out=len(images.skipped) + sum(table.other_files.values()),
         )
         try:

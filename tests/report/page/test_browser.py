@@ -11,8 +11,9 @@ import pytest
 from tests.report.page.browser import Browser, browser, chromium
 from tests.report.page.cases import digits_case, results_of, with_interval
 from tests.report.page.test_single import write_run
+from vicinal.data import Table
 from vicinal.evaluation import evaluate
-from vicinal.report.page import EvaluatedEmbeddings, write_comparison_page, write_page
+from vicinal.report.page import EvaluatedEmbeddings, write_comparison_page, write_page, write_unlabeled_page
 
 DECODED = """Promise.all([...document.querySelectorAll("img[data-image]")].map((image) =>
   image.decode().then(() => image.naturalWidth > 0)))"""
@@ -63,6 +64,44 @@ FRAMES = """["query", "found"].map((name) => {
 })"""
 
 
+BROKEN_WORDS = """(() => {  // words of which a part is on the next line
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const broken = [];
+  let seen = 0;
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    const one = node.parentElement;
+    if (!one.checkVisibility() || one.closest("script, noscript, svg, pre, .skip")) continue;
+    for (const word of node.data.matchAll(/[\\p{L}\\p{N}@]+/gu)) {
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      seen += 1;
+      if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1) {
+        broken.push([word[0], one.outerHTML]);
+      }
+    }
+  }
+  return { broken, seen };
+})()"""
+SEEN_CELLS = """[...document.querySelector("ul.cells").children]
+  .filter((cell) => cell.checkVisibility())
+  .map((cell) => cell.getBoundingClientRect())
+  .map(({ left, right }) => left >= 0 && right <= innerWidth)"""
+FIRST_PICTURES = """[...document.querySelectorAll("main .cell img")].slice(1, 4).map((image) => {
+  const { top, bottom } = image.getBoundingClientRect();
+  return image.checkVisibility() && top > 0 && bottom <= innerHeight;
+})"""
+ENLARGED = """["#query img", "#found img", "#viewer"].map((each) => {
+  const { width, height, left, right, bottom } = document.querySelector(each).getBoundingClientRect();
+  return [width, height, left >= 0 && right <= innerWidth && bottom <= innerHeight];
+})"""
+DIFFERENCES = """[...document.querySelectorAll("#metrics .headlines tr > :nth-child(2)")].map((cell) =>
+  cell.getBoundingClientRect().right)"""
+NAMES = ["Garant-Ecological-Medium-Fat-Milk", "Arla-Standard-Milk", "black_footed_albatross", "Oat", "Zero", "Kiwi"]
+SIZES = [(1400, 900, False), (390, 844, True)]
+
+
 def text_of(name: str) -> str:
     return f"document.getElementById('{name}').textContent"
 
@@ -87,7 +126,15 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     sets = {"plain": EvaluatedEmbeddings(*case, run=run), "noisy": other}
     apart = {"noisy": {"mAP": (-0.3, -0.1), "recall@1": (-1.0, 1.0)}}
     write_comparison_page(folder / "two.html", sets, results=results_of(sets, differences=apart))
-    return {name: folder / f"{name}.html" for name in ("one", "two")}
+    frame = case.table.frame
+    named = Table(frame.assign(label=[NAMES[int(label[-1]) % len(NAMES)] for label in frame["label"]], split="test"))
+    found = evaluate(noisy, named)
+    write_page(
+        folder / "names.html", noisy, named, found, run=run, backbone="resnet50", num_left_out=3,
+        results=with_interval(found, "mAP@R"),
+    )  # fmt: skip
+    write_unlabeled_page(folder / "unlabeled.html", case.vectors, Table(frame[["path"]]))
+    return {name: folder / f"{name}.html" for name in ("one", "two", "names", "unlabeled")}
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
@@ -112,11 +159,74 @@ def test_charts_are_drawn(tab: Browser, pages: dict[str, Path], name: str) -> No
         assert names == 2
 
 
-@pytest.mark.parametrize("name", ["one", "two"])
-@pytest.mark.parametrize(("width", "phone"), [(1400, False), (420, True)])
-def test_nothing_hangs_over_the_edge(tab: Browser, pages: dict[str, Path], name: str, width: int, phone: bool) -> None:
-    tab.open(pages[name], width, phone=phone)
+@pytest.mark.parametrize("name", ["one", "two", "names", "unlabeled"])
+@pytest.mark.parametrize(("width", "height", "phone"), SIZES)
+def test_nothing_hangs_over_the_edge_and_no_word_is_broken(
+    tab: Browser, pages: dict[str, Path], name: str, width: int, height: int, phone: bool
+) -> None:
+    tab.open(pages[name], width, height, phone=phone)
+    tab.ask("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    tab.frames()
     assert tab.ask("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
+    words = tab.ask(BROKEN_WORDS)
+    assert words["broken"] == []
+    assert words["seen"] > 300
+
+
+@pytest.mark.parametrize("name", ["one", "names", "unlabeled"])
+@pytest.mark.parametrize(("width", "height", "phone"), SIZES)
+def test_the_first_screen_shows_found_pictures(
+    tab: Browser, pages: dict[str, Path], name: str, width: int, height: int, phone: bool
+) -> None:
+    tab.open(pages[name], width, height, phone=phone)
+    assert tab.ask(FIRST_PICTURES) == [True] * 3
+
+
+def test_a_phone_shows_three_neighbors_and_more_if_asked(tab: Browser, pages: dict[str, Path]) -> None:
+    tab.open(pages["names"], 390, 844, phone=True)
+    assert tab.ask(SEEN_CELLS) == [True] * 4  # the query is the first
+    more = "document.querySelector('.more')"
+    assert tab.ask(f"[{more}.textContent, {more}.getAttribute('aria-expanded')]") == ["5 more", "false"]
+    tab.click(".more")
+    assert tab.ask(SEEN_CELLS) == [True] * 9
+    assert tab.ask(f"{more}.getAttribute('aria-expanded')") == "true"
+    tab.click(".more")
+    assert tab.ask(SEEN_CELLS) == [True] * 4
+    tab.open(pages["names"])
+    assert tab.ask(SEEN_CELLS) == [True] * 9
+    assert not tab.ask(f"{more}.checkVisibility()")
+
+
+def test_a_phone_shows_the_differences(tab: Browser, pages: dict[str, Path]) -> None:
+    tab.open(pages["two"], 390, 844, phone=True)
+    ends = tab.ask(DIFFERENCES)
+    assert len(ends) == 5  # the head, and four metrics
+    assert max(ends) <= 390
+    tab.ask("document.querySelector('#metrics .scroll').scrollLeft = 999")
+    tab.frames()
+    assert tab.ask("document.querySelector('#metrics tbody th').getBoundingClientRect().left") >= 0  # the names stay
+
+
+def test_the_best_and_random_queries_are_folded(tab: Browser, pages: dict[str, Path]) -> None:
+    tab.open(pages["one"])
+    folds = "[...document.querySelectorAll('#queries > details')]"
+    assert tab.ask(f"{folds}.map((each) => [each.innerText, each.open])") == [
+        ["Best by mAP@R", False],
+        ["Drawn at random", False],
+    ]
+    tab.ask(f"{folds}[0].querySelector('summary').focus()")
+    tab.press("Enter")
+    assert tab.ask(f"{folds}.map((each) => each.open)") == [True, False]
+    assert tab.ask(f"{folds}[0].querySelector('img').checkVisibility()")
+
+
+@pytest.mark.parametrize(("width", "height", "phone"), SIZES)
+def test_sections_are_folded_where_there_is_no_room(
+    tab: Browser, pages: dict[str, Path], width: int, height: int, phone: bool
+) -> None:
+    tab.open(pages["one"], width, height, phone=phone)
+    assert tab.ask("document.querySelector('nav a').checkVisibility()") is not phone
+    assert tab.ask("document.querySelector('nav summary').checkVisibility()") is phone
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
@@ -159,12 +269,43 @@ def test_click_enlarges_and_keys_go_on(tab: Browser, pages: dict[str, Path]) -> 
     assert query
     assert found
     assert first != second
+    paths = [tab.ask(text_of(f"{name}-file")) for name in ("query", "found")]
+    assert all(path.endswith(".png") for path in paths)
+    assert paths[0] != paths[1]
     tab.press("ArrowLeft")
     assert tab.ask(text_of("found-note")) == "query"
     tab.press("Escape")
     assert not tab.ask("document.getElementById('viewer').open")
     assert tab.ask("document.activeElement.matches('#queries .cell.query')")
     assert tab.errors == []
+
+
+@pytest.mark.parametrize(("width", "height", "phone"), SIZES)
+def test_enlarged_images_are_large(tab: Browser, pages: dict[str, Path], width: int, height: int, phone: bool) -> None:
+    tab.open(pages["names"], width, height, phone=phone)
+    tab.click("#queries .cell.mismatch")
+    query, found, dialog = tab.ask(ENLARGED)
+    assert min(*query[:2], *found[:2]) > 250
+    assert [place[2] for place in (query, found, dialog)] == [True] * 3
+    tab.press("Escape")
+
+
+def test_the_enlarged_image_keeps_the_keyboard(tab: Browser, pages: dict[str, Path]) -> None:
+    tab.open(pages["one"])
+    tab.ask("document.querySelector('#queries .cell.query').focus()")
+    tab.press("Enter")
+    reached = []
+    for _ in range(4):
+        tab.press("Tab")
+        reached.append(tab.ask(FOCUSED))
+    assert {"viewer-next", "viewer-close"} <= set(reached)
+    assert not {each for each in reached if not each.startswith("viewer") and each != "BODY"}
+    for _ in range(20):
+        tab.press("ArrowRight")
+    assert tab.ask(text_of("viewer-title")) == "Image 9 of 9"
+    assert tab.ask("document.getElementById('viewer-next').disabled")
+    tab.press("Escape")
+    assert tab.ask("document.activeElement.matches('#queries .cell.query')")
 
 
 def test_keyboard_alone_goes_everywhere(tab: Browser, pages: dict[str, Path]) -> None:

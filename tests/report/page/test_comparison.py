@@ -168,6 +168,29 @@ def test_bad_input(sets: dict[str, EvaluatedEmbeddings], tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_differences_have_p_values_and_come_before_the_values(sets: dict[str, EvaluatedEmbeddings], tmp_path) -> None:
+    results = results_of(sets, differences={"plain": {"recall@1": (0.01, 0.2)}})
+    frame = results.frame
+    frame.loc[(frame["model"] == "plain") & (frame["metric"] == "recall@1"), "p_value"] = 0.0123
+    write_comparison_page(tmp_path / "page.html", sets, results=results)
+    words = Page(tmp_path / "page.html").words
+    assert words.count("p = 0.012") == 1
+    assert "so large a difference (permutation test)" in words
+    assert "metricplain − noisy <b>noisy <b>plain" in words
+    write_comparison_page(tmp_path / "page.html", sets)
+    assert "permutation test" not in Page(tmp_path / "page.html").words
+
+
+def test_what_sets_have_in_common_is_said_once(sets: dict[str, EvaluatedEmbeddings], tmp_path) -> None:
+    first, second = (each._replace(backbone="vit", num_left_out=at) for at, each in enumerate(sets.values()))
+    write_comparison_page(tmp_path / "page.html", {"/runs/a": first, "/runs/b": second})
+    words = Page(tmp_path / "page.html").words
+    assert "b against a · vit, 64 dimensions · b: 1 file left out · 2" in words
+    other = second._replace(backbone="resnet50")
+    write_comparison_page(tmp_path / "page.html", {"/runs/a": first, "/runs/b": other})
+    assert "a: vit, 64 dimensions · b: resnet50, 64 dimensions" in Page(tmp_path / "page.html").words
+
+
 def test_differences_are_clear_where_the_interval_leaves_out_zero(
     sets: dict[str, EvaluatedEmbeddings], tmp_path
 ) -> None:

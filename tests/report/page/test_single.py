@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from datetime import date
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,7 @@ from vicinal.report.page.evaluated import EvaluatedEmbeddings
 from vicinal.report.page.run import read_run, settings
 from vicinal.report.page.single import write_page
 from vicinal.report.page.training import curves_section
+from vicinal.report.page.unlabeled import write_unlabeled_page
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_log import empty_log
 
@@ -69,6 +71,24 @@ def test_everything_is_there(page: Page, digits: Case) -> None:
     assert "90.00 to 95.00 %" in page.words
     assert "margin: 0.1  # </pre><script>" in page.words
     assert "200 queries, 200 gallery images" in page.words
+
+
+def test_the_header_says_what_was_evaluated(digits: Case, tmp_path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "recipe.yaml").write_text("model: {backbone: resnet50}\n")
+    frame = digits.table.frame
+    table = Table(frame.assign(split=np.where(frame["label"] < "digit 5", "val", "test")))
+    write_page(tmp_path / "page.html", digits.vectors, table, digits.evaluation, run=run, num_left_out=3)
+    header = Page(tmp_path / "page.html").words.split("Evaluation")[2].split("Colors")[0]
+    parts = ["splits val, test", "resnet50, 64 dimensions", "leave-one-out: 200 queries, 200 gallery images"]
+    assert " · ".join([*parts, "3 files left out", date.today().isoformat()]) in header
+    bare = Table(digits.table.frame[["path"]])
+    write_unlabeled_page(tmp_path / "bare.html", digits.vectors, bare, backbone="vit", map_images=0)
+    assert "vit, 64 dimensions · 200 images without labels · 2" in Page(tmp_path / "bare.html").words
+    small = np.eye(2), Table(pd.DataFrame({"label": ["a", "a"]}))
+    write_page(tmp_path / "small.html", *small, evaluate(*small), num_left_out=1)
+    words = Page(tmp_path / "small.html").words
+    assert "2 dimensions · leave-one-out: 2 queries, 2 gallery images · 1 file left out" in words
 
 
 def test_nothing_is_loaded(page: Page) -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from vicinal.analysis import QueryNeighbors, confusion_matrix, confusions
 from vicinal.report.page.frames import ImageFrames, entry, entry_list, frame_list
-from vicinal.report.page.markup import Markup, Section, counted, element, percent, section, table, tall
+from vicinal.report.page.markup import Markup, Section, breakable, counted, element, percent, section, table, tall
 
 MAX_CONFUSIONS, MAX_EXAMPLES = 30, 12
 MAX_CLASSES = 16  # of a matrix
@@ -45,7 +45,7 @@ def _matrix(counts: pd.DataFrame) -> Markup:
         [names[row], *(_count(counts.iat[row, column], fractions[row, column], row == column) for column in size)]
         for row in size
     ]
-    heads = [element("span", name, class_="head", title=name) for name in names]
+    heads = [element("span", breakable(name), class_="head", title=name) for name in names]
     caption = "Queries by class (rows) and by the class of their nearest image (columns); dark: much of a class"
     return element("div", table(caption, ["class", *heads], lines, range(1, len(names) + 1)), class_="matrix")
 

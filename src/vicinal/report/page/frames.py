@@ -14,7 +14,7 @@ MATCH, MISMATCH = "✓", "✗"  # marks for readers who cannot tell green from r
 KEY = f"{MATCH} solid green: of the query's class · {MISMATCH} dashed red: of another · numbers: cosine similarity"
 MAX_NEIGHBORS = 8  # shown of a query
 PHONE_FRAMES = 4  # beside each other on a phone: a query and three neighbors; see the style sheet
-MAX_LABEL_LENGTH = 28  # characters below an image
+MAX_LABEL_LENGTH = 36  # characters below an image
 
 
 class ImageFrames:
@@ -101,7 +101,7 @@ def frame_list(frames: Iterable[Markup]) -> Markup:
 
 def entry(text: object, *content: Markup) -> Markup:
     """A line of text and lists of frames below it, through which the viewer goes from image to image."""
-    return element("li", element("p", text, dir="auto"), *content, data_row=True)
+    return element("li", element("p", breakable(text), dir="auto"), *content, data_row=True)
 
 
 def entry_list(entries: Iterable[Markup], *, side_by_side: bool = False) -> Markup:

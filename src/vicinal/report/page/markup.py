@@ -174,7 +174,7 @@ def counted(number: int, singular: str, plural: str | None = None) -> str:
 
 
 def _cell(content: object, class_: str | None) -> Markup:
-    return element("td", content, class_=class_)
+    return element("td", breakable(content), class_=class_)
 
 
 def _attribute(name: str, value: object) -> Markup | None:
