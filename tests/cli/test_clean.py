@@ -1,0 +1,69 @@
+"""`vicinal clean` of a folder, of embeddings and of what cannot be cleaned."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.conftest import output
+from vicinal.cli.main import main
+from vicinal.data import Table, save_embeddings
+
+
+def test_a_folder_gives_a_page_a_table_and_tags(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "photos"
+    shutil.copytree(photos, folder)
+    shutil.copy(folder / "class0" / "0.png", folder / "class1" / "copy.png")
+    (folder / "class2" / "broken.png").write_bytes(b"no image")
+    files = {name: tmp_path / f"{name}.csv" for name in ("csv", "fiftyone")}
+    flags = [word for name, file in files.items() for word in (f"--{name}", file)]
+    page = tmp_path / "page.html"
+    text = output(capsys, "clean", folder, "--model", run, "--out", page, *flags, "--json")
+    found = json.loads(text)
+    assert found["images"] == 50
+    assert found["findings"]["broken"] == found["findings"]["exact_duplicate"] == 1
+    assert found["page"] == str(page)
+    lines = pd.read_csv(files["csv"], dtype=str, keep_default_na=False)
+    assert lines.query("finding == 'exact_duplicate'")["message"].tolist() == ["with different labels"] * 2
+    lines.loc[lines["finding"] == "broken", "decision"] = "drop"
+    lines.to_csv(files["csv"], index=False)
+    output(capsys, "data", folder, "--apply", files["csv"], "--out", tmp_path / "new.csv", "--no_check")
+    assert len(Table.from_csv(tmp_path / "new.csv")) == 49
+    tags = pd.read_csv(files["fiftyone"]).set_index("filepath")["tags"]
+    assert "exact_duplicate" in tags[str(folder / "class1" / "copy.png")].split(",")
+    assert len(list(folder.rglob("*.png"))) == 50
+
+
+def test_embeddings_need_no_images_and_no_labels(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    vectors = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+    vectors[7] = vectors[3]
+    save_embeddings("v.parquet", vectors, Table(pd.DataFrame({"path": [f"/lost/{n}.png" for n in range(30)]})))
+    text = output(capsys, "clean", "v.parquet", "--num_neighbors", "5")
+    assert "near duplicate   1" in text.splitlines()
+    assert (tmp_path / "cleaning.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere: no such"),
+        (["{photos}", "--model", "none"], "none"),
+        (["{photos}", "--csv", "f.txt", "--model", "{run}"], "--csv f.txt: name a file ending in .csv or .parquet"),
+        (["{photos}", "--num_clusters", "99", "--model", "{run}"], "num_clusters is 99, but there are 48 images"),
+        (["{photos}/class0/0.png", "--model", "{run}"], "1 of 1 images can be read; two are needed"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(
+    words: list[str], message: str, photos: Path, run: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["clean", *(word.format(photos=photos, run=run) for word in words)]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert message in line
+    assert not list(tmp_path.iterdir())
