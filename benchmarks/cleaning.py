@@ -197,8 +197,8 @@ def run_large(size: int, dim: int) -> None:
     megabytes = peak_extra_megabytes(lambda: groups.append(duplicate_groups(vectors, table)))
     seconds = time.perf_counter() - started
     found = groups[0]["group"].nunique()
-    print(f"\n{size:,} x {dim}: {seconds:.0f} s, {megabytes:.0f} MB beside the vectors ({vectors.nbytes / 1e6:.0f} MB); "
-          f"{found:,} groups of {copies:,} planted")  # fmt: skip
+    print(f"\n{size:,} x {dim}: {seconds:.0f} s, {megabytes:.0f} MB more than the vectors "
+          f"({vectors.nbytes / 1e6:.0f} MB); {found:,} groups of {copies:,} planted")  # fmt: skip
 
 
 def main() -> None:

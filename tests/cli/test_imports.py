@@ -105,6 +105,7 @@ def test_typos_and_missing_files_load_nothing_heavy(photos: Path, tmp_path: Path
         ["evaluate", photos, "--model", "none"],
         ["evaluate", "none", "--images", photos],
         ["report", photos, "--model", "none"],
+        ["clean", photos, "--model", "none"],
         ["embed", photos, "--model", "none", "--out", "v.npy"],
         ["whiten", photos, "--model", "none", "--out", "w.safetensors"],
         ["index", "i", "--source", photos, "--model", "none"],
@@ -114,6 +115,8 @@ def test_typos_and_missing_files_load_nothing_heavy(photos: Path, tmp_path: Path
         *([verb.__name__, "--tpyo"] for verb in VERBS if verb not in WITH_RECIPE),
         ["data", "nowhere"],
         ["data", photos, "--root", "nowhere"],
+        ["data", photos, "--apply", "none.csv"],
+        ["clean", "none"],
         ["evaluate", "none.parquet"],
         ["evaluate", photos, "--refiner", "none"],
         ["evaluate", "--embeddings", "none.npy", "--labels", "none.csv"],
@@ -160,6 +163,7 @@ def test_data_whiten_evaluate_and_report_of_embeddings(vectors: Path, photos: Pa
     check(
         (["data", photos], TABLES),
         (["whiten", vectors / "v.parquet", "--out", tmp_path / "w.safetensors"], VECTORS),
+        (["clean", vectors / "v.parquet", "--num_neighbors", "5", "--out", tmp_path / "c.html"], PAGE),
         (["evaluate", vectors / "v.parquet"], METRICS),
         (["report", vectors / "v.parquet", "--out", tmp_path / "page.html"], PAGE),
     )
