@@ -185,6 +185,16 @@ def _root(arguments: Arguments, source: str) -> str | None:
     return os.path.abspath(source) if os.path.isdir(source) else None
 
 
+def _use_root(arguments: Arguments, root: str) -> None:
+    """Keep paths from another folder on, if the one of the index is not there any more."""
+    from vicinal.retrieval import Index
+
+    known = Index.load(arguments.index).root
+    if known is not None and not os.path.isdir(known):
+        with Index.open(arguments.index, arguments.timeout) as index:
+            index.root = root
+
+
 def _is_of_images(source: str) -> bool:
     """Whether a source is embedded here, and holds no embeddings."""
     from vicinal.workflows.source_kind import source_kind
@@ -199,9 +209,6 @@ def _reader(arguments: Arguments, source: str) -> tuple[EmbeddingReader, Context
     if not Path(arguments.index).exists():
         return read_embedding(arguments), load_refiner(arguments)
     index = Index.load(arguments.index)
-    if index.root is not None and not os.path.isdir(index.root):
-        log(f"{index.root}, the folder of the index's images, is not there; if it has moved, say so before you add "
-            f"images: vicinal index {arguments.index} --root NEW")  # fmt: skip
     reader, refiner = reader_for(index, arguments, [source])
     if are_images([source]):  # before many of them are embedded
         index.check_model(reader.fingerprint, made_with(arguments, source))
@@ -232,6 +239,9 @@ def _sync(arguments: Arguments, source: str, drop: bool) -> None:
         below=source if os.path.isdir(source) and are_images([source]) else None,
         timeout=arguments.timeout,
     )
+    root = _root(arguments, source)
+    if len(changes.moved) and root is not None:
+        _use_root(arguments, root)
     numbers = str(changes) if drop else str(changes).replace(f"{len(changes.vanished):,} vanished, ", "")
     log(f"{source}: {numbers}")
 
