@@ -43,8 +43,9 @@ from vicinal.workflows.refine import resume_refiner
 
 PAPER = Path(__file__).parent.parent / "recipes" / "bases" / "context_refiner" / "refiner.yaml"
 DATASETS = ("omniglot", "omniglot5", "glyphs", "grocery")
+SHORT = ["--epochs=15", "--model.dim=128"]  # of every embedder, so that it takes a minute
 EMBEDDERS = {  # settings over recipes/omniglot.yaml
-    "glyphs": ["--epochs=30", "--samples_per_class=2", "--transform.mean=[0.5]", "--transform.std=[0.5]"],
+    "glyphs": ["--epochs=10", "--samples_per_class=2", "--transform.mean=[0.5]", "--transform.std=[0.5]"],
     "grocery": [
         *("--transform.size=64", "--transform.resize=72", "--transform.channels=3", "--transform.flip=0.5"),
         *("--transform.mean=[0.485,0.456,0.406]", "--transform.std=[0.229,0.224,0.225]"),
@@ -52,34 +53,32 @@ EMBEDDERS = {  # settings over recipes/omniglot.yaml
 }
 NO_NULL, NO_GATE = "--refiner.null_similarity=null", "--refiner.residual_gate=false"
 RANDOM = "--refiner.attention_start=random"
-OLD_NOISE = ["--augmentation.noise=1", "--augmentation.noise_per=neighbor", "--augmentation.noise_covariance=isotropic"]
-ALL_IMAGES = "--augmentation.class_sizes=null"
+MULTI_SIMILARITY = ["--loss=MultiSimilarityLoss", "--loss.base=0.5"]
+ALL_IMAGES, AS_TRAINED = "--augmentation.class_sizes=null", "--update_factors=[1]"
 REFINERS: dict[str, list[str]] = {
     "default": [],
     "paper": [],  # by its recipe, but that the validation classes are not trained on
-    "earlier default": [
-        *(RANDOM, NO_GATE, NO_NULL, "--refiner.learn_temperature=false", "--refiner.num_heads=4", *OLD_NOISE),
-        *(ALL_IMAGES, "--optimizer.lr=0.0003"),
+    "first default": [
+        *(RANDOM, NO_GATE, NO_NULL, "--refiner.learn_temperature=false", "--refiner.num_heads=4", *MULTI_SIMILARITY),
+        *("--augmentation.noise=1", "--augmentation.noise_per=neighbor", "--augmentation.noise_covariance=isotropic"),
+        *(ALL_IMAGES, AS_TRAINED, "--optimizer.lr=0.0003"),
     ],
+    "second default": [*MULTI_SIMILARITY, "--augmentation.noise=0.6", AS_TRAINED],
+    "blocks only": ["--refiner.context=self"],
+    "multi-similarity": MULTI_SIMILARITY,
+    "noise 0.6": ["--augmentation.noise=0.6"],
+    "no noise": ["--augmentation.noise=0"],
+    "isotropic noise": ["--augmentation.noise_covariance=isotropic"],
+    "all images": [ALL_IMAGES],
+    "updates as trained": [AS_TRAINED],
     "random start": [RANDOM],
-    "temperature 10": ["--refiner.temperature=10"],
-    "temperature 40": ["--refiner.temperature=40"],
-    "fixed temperature": ["--refiner.learn_temperature=false"],
     "no null neighbor": [NO_NULL],
     "no gate": [NO_GATE],
     "4 heads": ["--refiner.num_heads=4"],
     "MLP": ["--refiner.mlp_ratio=1"],
-    "wide": ["--refiner.inner_ratio=1.5"],
     "tied": ["--refiner.tie_weights=true"],
-    "blocks only": ["--refiner.context=self"],
-    "depth 4": ["--refiner.depth=4"],
-    "16 neighbors": ["--refiner.neighbors=16"],
-    "no noise": ["--augmentation.noise=0"],
-    "isotropic noise": ["--augmentation.noise=1", "--augmentation.noise_covariance=isotropic"],
-    "noise per neighbor": ["--augmentation.noise_per=neighbor"],
-    "all images": [ALL_IMAGES],
-    "scalars only": ["--optimizer.lr_factors.refiner=0"],
-    "label smoothing": ["--loss=CenterContrastiveLoss", "--loss.label_smoothing=0.1"],
+    "label smoothing": ["--label_smoothing=0.1"],
+    "similarity from 0.5": ["--refiner.min_similarity=0.5"],
 }
 SIZES = (2, 5, 10, 20)
 SEEN = ("attention", "neighbors")  # of the own class: the attention to them, and how many they are
@@ -114,7 +113,7 @@ class Cell:
                 load_images(self.dataset.removesuffix("5"), self.root, self.seed).save(self.images)
             if not self.embedder.model.exists():
                 settings = [f"--data.source={self.images}", f"--seed={self.seed}", "--accelerator=cpu"]
-                more = [*BASES[self.base], *EMBEDDERS.get(self.dataset, [])]
+                more = [*BASES[self.base], *SHORT, *EMBEDDERS.get(self.dataset.removesuffix("5"), [])]
                 resume(self.embedder.path, Recipe.load(RECIPE, [*settings, *more]))
             table, model = load_table(self.images), Embedder.from_pretrained(self.embedder.model)
             if self.dataset == "omniglot5":
@@ -142,7 +141,8 @@ class Cell:
     def train(self, name: str) -> tuple[ContextRefiner, bool]:
         """The refiner, and whether the validation classes refused it, so that it has its last weights."""
         run = RunFolder(self.out / self.path(name).stem)
-        settings = [f"--embeddings={self.embeddings()}", f"--seed={self.seed}", "--accelerator=cpu", *REFINERS[name]]
+        own = [f"--embeddings={self.embeddings()}", f"--seed={self.seed}", "--accelerator=cpu", "--validation.every=3"]
+        settings = [*own, *REFINERS[name]]
         recipe = PAPER if name == "paper" else None
         if not run.model.exists():
             try:
@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
     parser.add_argument("--datasets", nargs="+", choices=DATASETS, default=list(DATASETS))
     parser.add_argument("--bases", nargs="+", choices=BASES, default=list(BASES))
-    parser.add_argument("--refiners", nargs="+", choices=REFINERS, default=list(REFINERS))
+    parser.add_argument("--refiners", nargs="*", choices=REFINERS, default=list(REFINERS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tables", action="store_true", help="print what is done and train nothing")
     arguments = parser.parse_args()

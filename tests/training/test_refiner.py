@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from tests.conftest import ROOT
@@ -18,16 +20,19 @@ from tests.training.interruption import interrupt_in_step
 from tests.training.test_trainer import die_in_a_write
 from vicinal.data import Table, load_embeddings, save_embeddings
 from vicinal.evaluation import evaluate
-from vicinal.losses import MultiSimilarityLoss
+from vicinal.losses import MultiSimilarityLoss, NormSoftmaxLoss, SmoothAPLoss
 from vicinal.models import ContextRefiner
 from vicinal.retrieval import Refinement
-from vicinal.training import RefinerRecipe, RefinerTrainer, refiner_context, refiner_validation
+from vicinal.training import RefinerRecipe, RefinerTrainer, refiner_validation
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.class_centers import read_centers
+from vicinal.training.refiner_noise import noise_factor
+from vicinal.training.refiner_trainer import LOWEST_GAIN, RefinerModule
 from vicinal.utils.errors import InputError, InterruptedRunError, NotBetterError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.refine import resume_refiner, train_refiner
 
+PAPER_RECIPE = ROOT / "recipes" / "bases" / "context_refiner" / "refiner.yaml"
 TINY = [
     "--refiner.depth=2",
     "--refiner.num_heads=2",
@@ -46,7 +51,7 @@ CLASSES = {"train": 16, "val": 8, "test": 4}
 CLUSTERS = Table(pd.DataFrame({"split": np.repeat(list(CLASSES), [8 * n for n in CLASSES.values()])}))
 
 
-def save_clusters(path: Path, val_noise: float = 0.25) -> Path:
+def save_clusters(path: Path, val_noise: float = 0.25, splits: bool = True) -> Path:
     """Eight embeddings a class, in 16 dimensions: the classes differ in four of them, all else is noise."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(sum(CLASSES.values())), 8)
@@ -55,7 +60,8 @@ def save_clusters(path: Path, val_noise: float = 0.25) -> Path:
     vectors *= np.where(CLUSTERS.frame["split"] == "val", val_noise, 0.25)[:, None]
     vectors[:, :4] += (means / np.linalg.norm(means, axis=1, keepdims=True))[labels]
     rows = rng.permutation(len(labels))  # a split is not a stretch of rows
-    table = Table(CLUSTERS.frame.assign(label=labels).iloc[rows].reset_index(drop=True))
+    frame = CLUSTERS.frame if splits else CLUSTERS.frame[[]]
+    table = Table(frame.assign(label=labels).iloc[rows].reset_index(drop=True))
     save_embeddings(path, vectors[rows].astype(np.float32), table, "abc")
     return path
 
@@ -122,7 +128,7 @@ def test_a_run_leaves_what_its_folder_promises(run: RunFolder) -> None:
         "step",
         "epoch",
         "loss",
-        "MultiSimilarityLoss",
+        "SmoothAPLoss",
         "lr refiner",
         "lr scalars",
         "gradient norm",
@@ -280,7 +286,7 @@ def test_blocks_without_neighbors_look_at_the_embedding_itself(
         (["--loss=MarginLoss"], {"beta": [1]}),
         (["--loss=ProxyAnchorLoss", "--optimizer.loss_weight_decay=0"], {"centers": [16, 16]}),
         (["--loss=CenterContrastiveLoss"], {"centers": [16, 16]}),
-        (["--loss.plus_one=false", "--loss.miner=null"], {}),
+        (["--loss=MultiSimilarityLoss", "--loss.plus_one=false", "--loss.miner=null"], {}),
     ],
 )
 def test_any_loss_trains(
@@ -305,12 +311,26 @@ def test_any_loss_trains(
 
 
 def test_the_default_loss_and_that_of_the_paper(tiny: list[str]) -> None:
-    default = RefinerRecipe.load(overrides=tiny).create_loss()
-    assert isinstance(default, MultiSimilarityLoss)
-    assert (default.base, default.plus_one) == (0.5, True)
-    eq_4 = RefinerRecipe.load(overrides=[*tiny, "--loss.plus_one=false", "--loss.miner=null"]).create_loss()
+    assert isinstance(RefinerRecipe.load(overrides=tiny).create_loss(), SmoothAPLoss)
+    assert RefinerRecipe.load(overrides=[*tiny, "--loss.temperature=0.05"]).create_loss().temperature == 0.05
+    eq_4 = RefinerRecipe.load(PAPER_RECIPE, tiny).create_loss()
     assert isinstance(eq_4, MultiSimilarityLoss)
     assert (eq_4.base, eq_4.plus_one, eq_4.miner) == (0.5, False, None)
+
+
+def test_label_smoothing_of_a_softmax_is_its_own_in_expectation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean over all orders of four labels, each of another class."""
+    torch.manual_seed(0)
+    refiner, batch = ContextRefiner(8, depth=1), {"labels": torch.arange(4), "mask": torch.ones(4, 3, dtype=torch.bool)}
+    batch |= {"embeddings": F.normalize(torch.randn(4, 8)), "context": F.normalize(torch.randn(4, 3, 8), dim=2)}
+    plain, smooth = NormSoftmaxLoss(4, 8), NormSoftmaxLoss(4, 8, label_smoothing=0.3 * 3 / 4)
+    smooth.load_state_dict(plain.state_dict())
+    module, values = RefinerModule(refiner, plain, label_smoothing=0.3), []
+    for order in itertools.permutations(range(4)):
+        monkeypatch.setattr(torch, "randperm", lambda n, order=order: torch.tensor(order))
+        values.append(sum(module(**batch).values()).item())
+    assert np.mean(values) == pytest.approx(smooth(batch["embeddings"], batch["labels"]).item(), rel=1e-5)
+    assert max(values) > min(values) + 0.01
 
 
 def test_a_factor_of_zero_keeps_the_refiner(tiny: list[str], tmp_path: Path) -> None:
@@ -406,19 +426,57 @@ def test_killed_while_a_file_is_written_it_ends_with_the_same_weights(tiny: list
 # What is worth keeping ------------------------------------------------------------------------------------------------
 
 
-def test_epochs_that_lose_what_must_not_be_lost_do_not_count(tiny: list[str], tmp_path: Path, monkeypatch) -> None:
-    recalls, judge = iter([0.5, 0.4, 0.6, 0.5]), RefinerTrainer._evaluate
-    scripted = iter([0.1, 0.9, 0.2, 0.3])
+def script_gains(monkeypatch: pytest.MonkeyPatch, scores: list[float], lowest: Callable[[float], float]) -> None:
+    """Let mAP@R be so after each epoch, and the lowest gain a function of the gate of the first block."""
+    measure = RefinerTrainer._validation_metrics
 
-    def evaluate(self: RefinerTrainer) -> dict[str, float]:
-        return {**judge(self), "recall@1": next(recalls), "mAP@R": next(scripted)}
+    def scripted(self: RefinerTrainer) -> dict[str, float]:
+        gate = self.refiner.blocks[0].gate.item()
+        return {**measure(self), "mAP@R": scores[self.progress.epoch], LOWEST_GAIN: lowest(gate)}
 
-    monkeypatch.setattr(RefinerTrainer, "_evaluate", evaluate)
+    monkeypatch.setattr(RefinerTrainer, "_validation_metrics", scripted)
     monkeypatch.setattr(refiner_validation, "mean_of_classes", lambda *given: (1.0, 0.0))
-    one = trainer(tiny, tmp_path / "run", "--guardrail_metrics=[recall@1]")
-    one.validation.before.metrics["recall@1"] = 0.55
+
+
+def test_epochs_that_lose_what_must_not_be_lost_do_not_count(tiny: list[str], tmp_path: Path, monkeypatch) -> None:
+    one = trainer(tiny, tmp_path / "run", "--update_factors=[1]")
+    lowest = {0: 0.0, 1: -0.6, 2: -0.4, 3: 0.0}
+    script_gains(monkeypatch, [0.1, 0.9, 0.8, 0.3], lambda _: lowest[one.progress.epoch])
     one.fit()
     assert one.progress.best_epoch == 2  # not the first, whose mAP@R is best, and not the last
+
+
+def test_the_largest_updates_that_lose_nothing_are_kept(tiny: list[str], tmp_path: Path, monkeypatch) -> None:
+    one = trainer(tiny, tmp_path / "run", "--update_factors=[1,0.5,0.25]")
+    weights = {0: 0.0}
+
+    def lowest(gate: float) -> float:
+        """Updates of more than half of what was trained lose something."""
+        trained = weights.setdefault(one.progress.epoch, gate)
+        return 0.0 if abs(gate) <= 0.6 * abs(trained) or not trained else -3.0
+
+    script_gains(monkeypatch, [0.1, 0.5, 0.9, 0.3], lowest)
+    one.fit()
+    assert pd.read_csv(one.run.metrics)["update factor"].tolist() == [1.0, 0.5, 0.5, 0.5]
+    saved, best = ContextRefiner.from_pretrained(one.run.model), load_checkpoint(one.run.best)["module"]
+    assert saved.metrics["val update factor"] == 0.5
+    for name, weight in saved.state_dict().items():
+        factor = 0.5 if name.endswith("gate") else 1.0
+        assert torch.equal(weight, factor * best[f"refiner.{name}"]), name
+    assert one.progress.best_epoch == 2
+
+
+def test_gains_are_in_standard_errors_over_the_classes(tiny: list[str], tmp_path: Path) -> None:
+    one = trainer(tiny, tmp_path / "run", "--guardrail_metrics=[recall@1,mAP@R]", "--guardrail_class_sizes=[4]")
+    move(one)
+    metrics, gains = one._validation_metrics(), [0.0]
+    for part in (one.validation, one.guardrails[4]):
+        after = part.after()
+        for name in ("recall@1", "mAP@R"):
+            changes = pd.Series(after.per_query[name] - part.before.per_query[name]).groupby(after.labels).mean()
+            gains.append(changes.mean() / (changes.std() / np.sqrt(8)))
+    assert metrics[LOWEST_GAIN] == pytest.approx(min(gains))
+    assert min(gains) < 0
 
 
 def test_a_gain_that_may_be_chance_is_none(tiny: list[str], tmp_path: Path, monkeypatch) -> None:
@@ -470,7 +528,7 @@ def test_noise_of_an_image_is_the_same_wherever_it_appears(tiny: list[str], tmp_
 
 def test_noise_has_the_covariance_of_the_embeddings(tiny: list[str], tmp_path: Path) -> None:
     one = trainer(tiny, tmp_path / "run", "--augmentation.noise=0.5")
-    factor = refiner_context.noise_factor(one.context.clean, one.settings.augmentation).double()
+    factor = noise_factor(one.context.clean, 0.5, "embeddings").double()
     covariance = torch.from_numpy(np.cov(one.context.clean.double().numpy().T, bias=True))
     torch.testing.assert_close(factor.T @ factor, 0.25 * covariance / covariance.trace(), rtol=1e-4, atol=1e-6)
 
@@ -511,9 +569,8 @@ def test_the_last_weights_are_kept_whatever_they_bring(
 def test_the_protocol_of_the_paper_trains_on_all_classes_and_always_writes(tiny: list[str], tmp_path: Path) -> None:
     vectors, table = load_embeddings(tiny[0].partition("=")[2])
     save_embeddings(tmp_path / "all.parquet", vectors, Table(table.frame.drop(columns="split")))
-    recipe = ROOT / "recipes" / "bases" / "context_refiner" / "refiner.yaml"
     more = [f"--embeddings={tmp_path / 'all.parquet'}", "--epochs=1", "--batch_size=32", "--accelerator=cpu"]
-    run = train_refiner(RefinerRecipe.load(recipe, [*more, "--refiner.depth=2"]), tmp_path / "run")
+    run = train_refiner(RefinerRecipe.load(PAPER_RECIPE, [*more, "--refiner.depth=2"]), tmp_path / "run")
     saved = ContextRefiner.from_pretrained(run.model)
     assert saved.metrics == {}
     assert not run.metrics.exists()

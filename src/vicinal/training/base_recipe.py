@@ -20,7 +20,7 @@ import vicinal.memory
 import vicinal.mixing
 import vicinal.weighting  # noqa: F401 - a recipe may name a class of an imported module without its module
 from vicinal.data import Table
-from vicinal.losses import Loss, MultiSimilarityLoss
+from vicinal.losses import Loss
 from vicinal.training.base_settings import BaseSettings
 from vicinal.training.batch_size import fit_batches
 from vicinal.training.recipe_check import RecipeCheck, shown
@@ -72,7 +72,7 @@ class BaseRecipe(ABC):
     model_class: ClassVar[type]
     model_key: ClassVar[str]
     fixed_arguments: ClassVar[frozenset[str]]  # arguments of the model's constructor that are not settings
-    default_loss: ClassVar[dict[str, Any]]
+    default_loss: ClassVar[type[Loss]]
 
     settings: BaseSettings
     model: dict[str, Any]
@@ -97,7 +97,7 @@ class BaseRecipe(ABC):
         other_settings = {field.name for field in fields(cls.settings_class)} - cls.first_settings
         parser.add_class_arguments(cls.settings_class, None, as_group=False, skip={*other_settings})
         _add_model_arguments(parser, cls.model_class, cls.model_key, cls.fixed_arguments)
-        parser.add_subclass_arguments(Loss, "loss", default=cls.default_loss)
+        parser.add_subclass_arguments(Loss, "loss", default={"class_path": cls.default_loss.__name__})
         parser.add_class_arguments(cls.settings_class, None, as_group=False, skip={*cls.first_settings})
         return parser
 
@@ -124,7 +124,7 @@ class BaseRecipe(ABC):
         """The types of the settings, for messages about invalid recipes."""
         model = arguments_schema(cls.model_class)
         model = {name: setting for name, setting in model.items() if name not in cls.fixed_arguments}
-        loss = Setting(Loss, MultiSimilarityLoss())
+        loss = Setting(Loss, cls.default_loss())
         return {**settings_schema(cls.settings_class), cls.model_key: model, "loss": loss}
 
     @classmethod

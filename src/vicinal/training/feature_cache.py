@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from vicinal import __version__
 from vicinal.data import ImageDataset, Table
@@ -30,6 +31,7 @@ from vicinal.models import Embedder
 from vicinal.models.embedder import Precision
 from vicinal.models.saving import hash_tensors
 from vicinal.training.feature_pass import FeaturePass, OnError, Values
+from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, unreadable
 from vicinal.utils.files import write_bytes
@@ -102,6 +104,11 @@ class FeatureDataset(ImageDataset):
             raise InputError(f"none of the {len(rows)} images can be read; the first is {table.paths[0]}")
         super().__init__(table if (rows >= 0).all() else table.take(np.flatnonzero(rows >= 0)), transform)
         self._features, self._rows = features.vectors, rows[rows >= 0]
+
+    def subset(self, rows: Integers) -> Self:
+        part = super().subset(rows)
+        part._rows = self._rows[rows]
+        return part
 
     def features(self, rows: Any) -> Tensor:
         """The features of rows of the table, float32 [len(rows), d]."""

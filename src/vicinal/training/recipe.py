@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, ClassVar
+from typing import Any
 
 import jsonargparse
 import torch
 
+from vicinal.losses import MultiSimilarityLoss
 from vicinal.models import Embedder, default_transform
 from vicinal.models.downloads import DownloadError
 from vicinal.training.base_recipe import BaseRecipe
@@ -42,7 +43,7 @@ class Recipe(BaseRecipe):
     first_settings = frozenset({"data", "transform"})
     model_class, model_key = Embedder, "model"
     fixed_arguments = frozenset({"transform"})
-    default_loss: ClassVar = {"class_path": "MultiSimilarityLoss"}
+    default_loss = MultiSimilarityLoss
 
     settings: TrainingSettings
 

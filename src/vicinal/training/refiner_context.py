@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +14,7 @@ from vicinal.retrieval import Refinement
 from vicinal.retrieval.query_gallery import QueryGallery
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.training.base_trainer import Batch
+from vicinal.training.refiner_noise import noise_factor
 from vicinal.training.refiner_settings import ContextAugmentation
 from vicinal.utils.arrays import Integers
 from vicinal.utils.seeds import derive_seed
@@ -30,7 +30,7 @@ class TrainingContext:
         refiner: whose neighbors are searched.
         vectors: the embeddings [n, dim], of any length, on the device of training.
         labels: int64 [n], classes from 0 on.
-        augmentation: of embeddings and neighbors.
+        augmentation: of embeddings and neighbors; noise that is None is none.
         seed: of the recipe.
 
     Attributes:
@@ -48,7 +48,7 @@ class TrainingContext:
     ) -> None:
         self.method, self.augmentation, self.seed = Refinement(refiner), augmentation, seed
         self.clean, self.labels = vectors.block(0, len(vectors)), labels
-        self.noise_factor = noise_factor(self.clean, augmentation)
+        self.noise_factor = noise_factor(self.clean, augmentation.noise or 0.0, augmentation.noise_covariance)
         self.embeddings = self.clean
         self.neighbors = self._find_neighbors(None)
         self.epoch = -1
@@ -97,7 +97,7 @@ class TrainingContext:
 
     def _with_noise(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
         """Unit vectors with Gaussian noise, normalized again."""
-        if self.augmentation.noise == 0:
+        if not self.augmentation.noise:
             return vectors
         noise = torch.randn(vectors.shape, generator=generator).to(vectors) @ self.noise_factor
         return F.normalize(vectors + noise, dim=-1)
@@ -111,17 +111,6 @@ class TrainingContext:
         if augmentation.random_num_neighbors and k:
             mask &= torch.arange(k) < torch.randint(1, k + 1, (1,), generator=generator)
         return mask.to(neighbors.device)
-
-
-def noise_factor(embeddings: Tensor, augmentation: ContextAugmentation) -> Tensor:
-    """The matrix [dim, dim] by which standard normal vectors become noise of the wanted norm and covariance."""
-    dim = embeddings.shape[1]
-    if augmentation.noise_covariance == "isotropic":
-        return torch.eye(dim, device=embeddings.device) * (augmentation.noise / math.sqrt(dim))
-    values, vectors = torch.linalg.eigh(torch.cov(embeddings.double().T, correction=0))
-    deviations = values.clamp_min(0).sqrt()
-    factor = (vectors * (augmentation.noise * deviations / deviations.norm().clamp_min(1e-12))).T
-    return factor.to(embeddings.dtype)
 
 
 def draw_bank(labels: Integers, sizes: Sequence[int], generator: torch.Generator) -> Integers:

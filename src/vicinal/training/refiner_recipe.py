@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import jsonargparse
 import torch
 
+from vicinal.losses import SmoothAPLoss
 from vicinal.models import ContextRefiner
 from vicinal.training.base_recipe import BaseRecipe
 from vicinal.training.checks import require
@@ -33,7 +32,7 @@ class RefinerRecipe(BaseRecipe):
     first_settings = frozenset({"embeddings", "run"})
     model_class, model_key = ContextRefiner, "refiner"
     fixed_arguments = frozenset({"dim"})
-    default_loss: ClassVar = {"class_path": "MultiSimilarityLoss", "init_args": {"base": 0.5}}
+    default_loss = SmoothAPLoss
 
     settings: RefinerSettings
 

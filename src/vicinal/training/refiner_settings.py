@@ -15,6 +15,7 @@ from vicinal.training.base_settings import (
     check_metric,
 )
 from vicinal.training.checks import require
+from vicinal.training.refiner_noise import NoiseCovariance
 from vicinal.training.schedule import Schedule
 
 CLASS_SIZES = (2, 5, 10, 20)  # numbers of images per class for which a refiner is made by default
@@ -31,7 +32,8 @@ class ContextAugmentation:
         neighbor_dropout: probability that a neighbor is left out, drawn independently for each neighbor in each batch.
         random_num_neighbors: show only the nearest k neighbors, with k drawn uniformly from 1 to all for each batch.
         noise: expected norm of the Gaussian noise that is added to embeddings and neighbors, which have norm 1, before
-            they are normalized again; 0 for none.
+            they are normalized again; 0 for none. null: so much that training images are found as often among each
+            other as those of the split val are without noise, which is logged.
         noise_per: "image" draws the noise of each image anew in each epoch, and searches the neighbors among the noisy
             embeddings, so that there are more of other classes; "neighbor" keeps the neighbors and draws noise for each
             of them, and for the embedding, in each batch.
@@ -44,15 +46,15 @@ class ContextAugmentation:
 
     neighbor_dropout: float = 0.0
     random_num_neighbors: bool = False
-    noise: float = 0.6
+    noise: float | None = None
     noise_per: Literal["image", "neighbor"] = "image"
-    noise_covariance: Literal["embeddings", "isotropic"] = "embeddings"
+    noise_covariance: NoiseCovariance = "embeddings"
     class_sizes: list[int] | None = field(default_factory=lambda: list(CLASS_SIZES))
 
     @property
     def changes_neighbors(self) -> bool:
         """Whether neighbors differ from epoch to epoch."""
-        return (self.noise > 0 and self.noise_per == "image") or self.class_sizes is not None
+        return (self.noise != 0 and self.noise_per == "image") or self.class_sizes is not None
 
     def __post_init__(self) -> None:
         dropout, sizes = self.neighbor_dropout, self.class_sizes
@@ -60,7 +62,9 @@ class ContextAugmentation:
             check_class_sizes("augmentation.class_sizes", sizes)
             require(len(sizes) > 0, "augmentation.class_sizes", sizes, "null or at least one number")
         require(0 <= dropout < 1, "augmentation.neighbor_dropout", dropout, "from 0 to below 1")
-        require(0 <= self.noise < math.inf, "augmentation.noise", self.noise, "0 or more")
+        require(
+            self.noise is None or 0 <= self.noise < math.inf, "augmentation.noise", self.noise, "0 or more, or null"
+        )
 
 
 def check_class_sizes(key: str, sizes: list[int]) -> None:
@@ -122,11 +126,12 @@ class RefinerSettings(BaseSettings):
         optimizer: the optimizer of the refiner and its loss.
         validation: evaluation on the split val. A refiner that does not improve the metric significantly over the
             embeddings themselves is not saved.
-        guardrail_metrics: metrics that must not be lower than those of the embeddings themselves; epochs with a lower
-            one are never the best.
-        guardrail_class_sizes: numbers of images per class at which these metrics must not be lower either, by more than
-            a standard error over the classes; those for which the split val has too few images are left out. The images
-            are random parts of the split val.
+        guardrail_metrics: metrics that must not be lower than those of the embeddings themselves by more than half a
+            standard error over the classes; epochs with a lower one are never the best.
+        guardrail_class_sizes: numbers of images per class at which these metrics must not be lower either; those for
+            which the split val has too few images are left out. The images are random parts of the split val.
+        update_factors: factors, from large to small, with which the updates of all blocks are multiplied: in each
+            epoch the first counts whose guardrail metrics are not lower. A smaller step gains less and harms less.
         keep: "best": the weights of the best epoch, and nothing is saved if the refiner does not help; "last": those of
             the last epoch whatever it brings, as in the paper, and `validation.patience` does not apply.
     """
@@ -143,6 +148,7 @@ class RefinerSettings(BaseSettings):
     validation: Validation = field(default_factory=lambda: Validation("mAP@R", patience=5))
     guardrail_metrics: list[str] = field(default_factory=lambda: ["recall@1", "mAP@R"])
     guardrail_class_sizes: list[int] = field(default_factory=lambda: list(CLASS_SIZES))
+    update_factors: list[float] = field(default_factory=lambda: [1.0, 0.5, 0.25])
     keep: Literal["best", "last"] = "best"
 
     def __post_init__(self) -> None:
@@ -160,3 +166,6 @@ class RefinerSettings(BaseSettings):
         require(0 <= self.val_fraction < 1, "val_fraction", self.val_fraction, "from 0 to below 1")
         require(0 <= self.label_smoothing < 1, "label_smoothing", self.label_smoothing, "from 0 to below 1")
         check_class_sizes("guardrail_class_sizes", self.guardrail_class_sizes)
+        factors = self.update_factors
+        is_possible = len(factors) > 0 and all(0 < each < math.inf for each in factors)
+        require(is_possible, "update_factors", factors, "one or more numbers above 0")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,18 +20,21 @@ from vicinal.similarity.pair_source import PairSource
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
 from vicinal.training.class_centers import create_centers, save_centers
 from vicinal.training.refiner_context import TrainingContext
+from vicinal.training.refiner_noise import matching_noise
 from vicinal.training.refiner_recipe import RefinerRecipe
 from vicinal.training.refiner_settings import RefinerSettings
 from vicinal.training.refiner_validation import ContextPart, RefinerValidation
 from vicinal.training.training_data import create_flat_sampler
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
-from vicinal.utils.errors import NotBetterError
+from vicinal.utils.errors import InputError, NotBetterError
 from vicinal.utils.run_folder import RunFolder
 
 REPORTED_METRICS = ("recall@1", "mAP@R")  # beside the metric of the validation
 ATTENTION, UNIFORM = "right-class attention", "right-class neighbors"
-LOWEST_GAIN = "lowest gain in standard errors"  # of the guardrail metrics at the guardrail class sizes, at most 0
+LOWEST_GAIN = "lowest gain in standard errors"  # of the guardrail metrics at any number of images per class, at most 0
+MAX_LOSS = 0.5  # of such a metric, in standard errors
+UPDATE_FACTOR = "update factor"
 
 
 class RefinerModule(nn.Module):
@@ -89,8 +95,7 @@ class RefinerTrainer(BaseTrainer):
         device = self.engine.fabric.device
         units = {split: UnitVectors(vectors, "embedding", each, device) for split, each in rows.items()}
         self._create_module()
-        labels, augmentation = self.training.labels, self.settings.augmentation
-        self.context = TrainingContext(self.refiner, units["train"], labels, augmentation, self.settings.seed)
+        self.context = self._create_context(units)
         self.validation: RefinerValidation | None = None
         self.guardrails: dict[int, RefinerValidation] = {}  # number of images per class -> validation with so many
         if "val" in units:
@@ -110,6 +115,19 @@ class RefinerTrainer(BaseTrainer):
         }
         groups = {name: parameters for name, parameters in groups.items() if parameters}
         self.engine.setup(RefinerModule(self.refiner, self.loss, self.settings.label_smoothing), groups)
+
+    def _create_context(self, units: Mapping[str, UnitVectors]) -> TrainingContext:
+        """The training embeddings, with noise that suits the split val where no noise is given."""
+        augmentation, labels, seed = self.settings.augmentation, self.training.labels, self.settings.seed
+        if augmentation.noise is None:
+            if "val" not in units:
+                raise InputError("augmentation.noise = null compares with the split val, which is empty; give a number")
+            training, unseen = (units[split].block(0, len(units[split])) for split in ("train", "val"))
+            unseen_labels = self.table.subset("val").labels
+            noise = matching_noise(training, labels, unseen, unseen_labels, augmentation.noise_covariance, seed)
+            log(f"chosen to make training classes as hard as validation classes: augmentation.noise = {noise:.2f}")
+            augmentation = replace(augmentation, noise=noise)
+        return TrainingContext(self.refiner, units["train"], labels, augmentation, seed)
 
     def _create_validation(self, vectors: UnitVectors, table: Table) -> None:
         """Evaluate the embeddings of the split val themselves, all together and with fewer images per class."""
@@ -144,17 +162,35 @@ class RefinerTrainer(BaseTrainer):
     # Around the steps -----------------------------------------------------------------------------------------------
 
     def _evaluate(self) -> dict[str, float] | None:
+        """The metrics with the first of the factors of the updates that loses nothing, or else with the last one."""
         if self.validation is None:
             return None
-        metrics = dict(self.validation.after().metrics)
-        lowest = 0.0
+        factors = self.settings.update_factors if self.settings.keep == "best" else [1.0]
+        for factor in factors:
+            with self._scaled_updates(factor):
+                metrics = {**self._validation_metrics(), UPDATE_FACTOR: factor}
+            if metrics[LOWEST_GAIN] >= -MAX_LOSS:
+                break
+        return metrics
+
+    @contextmanager
+    def _scaled_updates(self, factor: float) -> Iterator[None]:
+        """The refiner with scaled updates, and then as it was."""
+        state = deepcopy(self.refiner.state_dict())
+        self.refiner.scale_updates(factor)
+        yield
+        self.refiner.load_state_dict(state)
+
+    def _validation_metrics(self) -> dict[str, float]:
+        assert self.validation is not None
+        after = self.validation.after()
+        metrics, gains = dict(after.metrics), [0.0]
+        gains += [after.gain_in_errors(self.validation.before, name) for name in self.settings.guardrail_metrics]
         for size, guardrail in self.guardrails.items():
             after = guardrail.after()
-            for name in guardrail.metrics:
-                metrics[f"{size} per class: {name}"] = after.metrics[name]
-                gain, error = after.gain(guardrail.before, name)
-                lowest = min(lowest, gain / max(error, 1e-12))
-        metrics[LOWEST_GAIN] = lowest
+            metrics |= {f"{size} per class: {name}": after.metrics[name] for name in guardrail.metrics}
+            gains += [after.gain_in_errors(guardrail.before, name) for name in guardrail.metrics]
+        metrics[LOWEST_GAIN] = min(gains)
         if self.refiner.context == "neighbors":
             metrics[ATTENTION], metrics[UNIFORM] = self.validation.parts[0].right_class_attention()
         return metrics
@@ -163,11 +199,8 @@ class RefinerTrainer(BaseTrainer):
         """The metric, or -inf if a guardrail metric is lower than that of the embeddings themselves."""
         if self.settings.keep == "last":
             return -math.inf
-        assert self.validation is not None
-        before = self.validation.before.metrics
-        lower = any(metrics[name] < before[name] for name in self.settings.guardrail_metrics)
-        lower |= metrics[LOWEST_GAIN] < -1
-        return -math.inf if lower and self.progress.epoch else super()._score(metrics)
+        loses = metrics[LOWEST_GAIN] < -MAX_LOSS
+        return -math.inf if loses and self.progress.epoch else super()._score(metrics)
 
     def out_of_patience(self) -> bool:
         return self.settings.keep == "best" and super().out_of_patience()
@@ -178,6 +211,7 @@ class RefinerTrainer(BaseTrainer):
 
     def _write_model(self, metrics: Mapping[str, float]) -> None:
         if self.settings.keep == "best":
+            self.refiner.scale_updates(metrics[f"val {UPDATE_FACTOR}"])
             self._check_better()
         else:
             metrics = {f"val {name}": value for name, value in (self._evaluate() or {}).items()}
@@ -242,7 +276,7 @@ class RefinerTrainer(BaseTrainer):
 
     def _guardrail_text(self) -> str:
         """What else an epoch must not lose, for messages."""
-        metric, names = self.settings.validation.metric, self.settings.guardrail_metrics
-        text = "".join(f" without a lower {name}" for name in names if name != metric)
+        names = self.settings.guardrail_metrics
         sizes = ", ".join(map(str, self.guardrails))
-        return text + (f" and no loss with {sizes} images per class" if sizes else "")
+        text = f" without a lower {' or '.join(names)}" if names else ""
+        return text + (f" at all and {sizes} images per class" if sizes else "")

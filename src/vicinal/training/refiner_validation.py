@@ -40,6 +40,11 @@ class Scores:
         """The mean over the classes of the gain in a metric, and its standard error."""
         return mean_of_classes(self.per_query[metric] - before.per_query[metric], self.labels)
 
+    def gain_in_errors(self, before: Scores, metric: str) -> float:
+        """The gain in standard errors."""
+        gain, error = self.gain(before, metric)
+        return gain / max(error, 1e-12)
+
 
 class ContextPart:
     """Images that search each other, with their neighbors.

@@ -62,15 +62,17 @@ class EmbedderValidation(Validation):
     """Evaluation on the split `val`, whose classes are not trained on, and on training images.
 
     Args:
-        train_images: number of training images whose recall@1 is logged at each evaluation too: always the same, whole
-            classes at random, and so a few more; 0: none.
+        train_images: largest number of training images whose recall@1 is logged at each evaluation too: always the
+            same, whole classes or a part of large ones; null: a fifth of the images, at least 200 and at most 2,000;
+            0: none.
     """
 
-    train_images: int = 0
+    train_images: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.train_images >= 0, "validation.train_images", self.train_images, "0 or more")
+        number = self.train_images
+        require(number is None or number >= 0, "validation.train_images", number, "0 or more, or null")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from vicinal.training.interrupt import start_worker
 from vicinal.training.recipe import Recipe
 from vicinal.training.selection_report import SelectionReport, known_noisy
 from vicinal.training.settings import TrainingSettings
-from vicinal.training.training_data import create_sampler, num_workers, sample_classes
+from vicinal.training.training_data import create_sampler, num_workers, sample_training_images
 from vicinal.training.training_module import TrainingModule
 from vicinal.training.transition import find_transition, set_transition
 from vicinal.utils import distributed
@@ -65,12 +65,16 @@ class Trainer(BaseTrainer):
         self.fitted_recipe = self.recipe.fitted(training)
 
     def _train_sample(self) -> ImageDataset | None:
-        """The training images that are evaluated too."""
+        """The training images that are evaluated too; all are queries and gallery images."""
         number = self.settings.validation.train_images
         if number == 0:
             return None
-        sample = sample_classes(self.images.table, number, self.settings.seed)
-        return self._dataset(sample)
+        rows = sample_training_images(self.images.table, number, self.settings.seed)
+        if rows is None:
+            return None
+        sample = self.images.subset(rows)
+        sample.table = Table(sample.table.frame.drop(columns=["is_query", "is_gallery"], errors="ignore"))
+        return sample
 
     def _dataset(self, table: Table) -> ImageDataset:
         data = self.settings.data

@@ -17,12 +17,15 @@ from vicinal.data import (
     check_trainable,
     load_dataset,
 )
+from vicinal.data.class_samples import sample_classes
 from vicinal.data.settings import DataSettings
 from vicinal.evaluation.protocol import query_gallery_rows
+from vicinal.evaluation.relevance import class_group_codes
 from vicinal.training.base_settings import BaseSettings
 from vicinal.training.batch_size import fit_batches
 from vicinal.training.settings import TrainingSettings
 from vicinal.utils import distributed
+from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError
 
 
@@ -55,19 +58,38 @@ def require_validatable(table: Table, metric: str) -> None:
         warnings.warn(f"the split val has one class ({table.classes[0]}): its scores are always perfect", stacklevel=2)
 
 
-def sample_classes(table: Table, num_images: int, seed: int) -> Table:
-    """Whole classes at random, until they have `num_images` images, are two classes, and one has two images.
+def sample_training_images(table: Table, num_images: int | None, seed: int) -> Integers | None:
+    """Training images whose recall@1 tells how far they are learned: whole classes, or a part of large ones.
 
-    Every image of the result is a query and a gallery image.
+    Args:
+        table: the training images.
+        num_images: their largest number; None: a fifth of the images, at least 200 and at most 2,000.
+        seed: of the choice.
+
+    Returns:
+        Their rows, ascending; None if `num_images` is None and no image has another of its class to find.
+
+    Raises:
+        InputError: `num_images` is given, and none of so many images has another of its class to find.
     """
-    order = np.random.default_rng(seed).permutation(len(table.classes))
-    sizes = table.class_counts[order]
-    enough = (np.cumsum(sizes) >= min(num_images, len(table))) & (np.maximum.accumulate(sizes) >= 2)
-    if not enough.any():
-        raise InputError(f"validation.train_images = {num_images} must be 0: no training class has two images")
-    number = max(2, 1 + int(enough.argmax()))
-    sample = table.take(np.isin(table.labels, order[:number]))
-    return Table(sample.frame.drop(columns=["is_query", "is_gallery"], errors="ignore"))
+    number = min(max(len(table) // 5, 200), 2000) if num_images is None else num_images
+    has_positives = np.flatnonzero(_classes_with_positives(table)[table.labels])
+    rows = sample_classes(has_positives, table.labels, number, seed) if len(has_positives) else has_positives
+    if len(rows) and _classes_with_positives(table.take(rows)).any():
+        return rows
+    if num_images is None:
+        return None
+    if len(has_positives):
+        raise InputError(f"validation.train_images = {num_images} is too few: none of them finds another of its class")
+    raise InputError(f"validation.train_images = {num_images} must be 0: no training class has two images")
+
+
+def _classes_with_positives(table: Table) -> npt.NDArray[np.bool_]:
+    """Whether some image of each class finds another, [classes]: there are two that are not in the same group."""
+    codes = class_group_codes(table)
+    alone = np.where(codes < 0, -1 - np.arange(len(table)), codes)  # images without a group find each other
+    pairs = np.unique(np.stack([table.labels, alone]), axis=1)
+    return np.bincount(pairs[0], minlength=len(table.classes)) > 1
 
 
 def create_sampler(settings: TrainingSettings, table: Table) -> ClassBalancedBatchSampler | RandomBatchSampler:

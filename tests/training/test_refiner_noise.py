@@ -1,0 +1,88 @@
+"""Noise that makes training classes as hard to find as others."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.training.test_refiner import TINY, save_clusters, trainer
+from vicinal.training import RefinerRecipe
+from vicinal.training.refiner_noise import draw_pairs, matching_noise, noise_factor, pair_recall
+from vicinal.utils.errors import InputError
+from vicinal.workflows.refine import train_refiner
+
+
+def clusters(spread: float, num_classes: int, size: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
+    """Unit vectors in 16 dimensions, `size` around each of the class means, in random order."""
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.repeat(np.arange(num_classes), size))
+    vectors = rng.normal(size=(num_classes, 16))[labels] + spread * rng.normal(size=(len(labels), 16))
+    return F.normalize(torch.from_numpy(vectors).float(), dim=1), labels
+
+
+@pytest.mark.parametrize("covariance", ["embeddings", "isotropic"])
+def test_training_images_with_the_noise_are_found_as_often_as_unseen_ones(covariance) -> None:
+    (training, labels), (unseen, unseen_labels) = clusters(0.2, 60, 6, 0), clusters(0.9, 12, 9, 1)
+    noise = matching_noise(training, labels, unseen, unseen_labels, covariance, seed=0)
+    random = torch.randn(training.shape, generator=torch.Generator().manual_seed(5))
+    noisy = F.normalize(training + random @ noise_factor(training, noise, covariance), dim=1)
+    clean, found, wanted = (
+        pair_recall(vectors[draw_pairs(each, 12, np.random.default_rng(7))])
+        for vectors, each in ((training, labels), (noisy, labels), (unseen, unseen_labels))
+    )
+    assert clean > wanted + 0.2
+    assert found == pytest.approx(wanted, abs=0.07)
+
+
+def test_no_noise_where_training_images_are_not_easier() -> None:
+    hard, easy = clusters(0.9, 12, 6, 0), clusters(0.2, 12, 6, 1)
+    assert matching_noise(*hard, *easy, "embeddings", seed=0) == 0
+    single = (easy[0][:2], np.array([0, 1]))
+    assert matching_noise(*hard, *single, "embeddings", seed=0) == 0  # there is no pair to compare with
+
+
+def test_pairs_are_two_images_of_each_class() -> None:
+    labels = np.array([3, 1, 3, 2, 1, 1, 5])
+    rows = draw_pairs(labels, 2, np.random.default_rng(0))
+    assert rows.shape[1] == 4
+    for draw in rows:
+        first, second = labels[draw[::2]], labels[draw[1::2]]
+        assert first.tolist() == second.tolist()
+        assert sorted(first) == [1, 3]
+        assert len(set(draw)) == 4
+
+
+def test_recall_of_pairs() -> None:
+    vectors, labels = clusters(1.0, 5, 2, 3)
+    vectors = vectors[np.argsort(labels)].double()
+    found = 0
+    for i, j in itertools.product(range(10), repeat=2):
+        others = [float(vectors[i] @ vectors[k]) for k in range(10) if k not in (i, j)]
+        found += j == i ^ 1 and float(vectors[i] @ vectors[j]) > max(others)
+    assert 0 < found < 10
+    assert pair_recall(vectors[None]) == pytest.approx(found / 10)
+
+
+def test_a_run_chooses_its_noise_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    embeddings = f"--embeddings={save_clusters(tmp_path / 'e.parquet', val_noise=0.5)}"
+    settings = [embeddings, *(each for each in TINY if "noise" not in each)]
+    one, again = (trainer(settings, tmp_path / name) for name in ("a", "b"))
+    noise = one.context.augmentation.noise
+    assert 0.1 < noise < 2
+    assert again.context.augmentation.noise == noise
+    assert f"augmentation.noise = {noise:.2f}" in capsys.readouterr().err
+    one.context.start_epoch(0)
+    assert not torch.equal(one.context.embeddings, one.context.clean)
+
+
+def test_nothing_to_compare_with_needs_a_number(tmp_path: Path) -> None:
+    embeddings = f"--embeddings={save_clusters(tmp_path / 'e.parquet', splits=False)}"
+    settings = [embeddings, *(each for each in TINY if "noise" not in each), "--val_fraction=0", "--keep=last"]
+    with pytest.raises(InputError, match=r"augmentation.noise = null compares with the split val"):
+        train_refiner(RefinerRecipe.load(overrides=settings), tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
