@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.table import print_machine
+from benchmarks.table import mean_and_deviation, print_machine
 from vicinal import Embedder, Table, evaluate, load_table
 from vicinal.data import ImageTransform, read_image
 from vicinal.retrieval import ContextualReranking
@@ -60,11 +60,7 @@ def untrained(recipe: Recipe, table: Table) -> Scores:
 
 def print_row(name: str, runs: list[Scores], note: str = "") -> None:
     """Mean and, of several seeds, standard deviation, in percent."""
-    cells = []
-    for column in COLUMNS:
-        values = [100 * run[column] for run in runs]
-        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-        cells.append(f"{statistics.mean(values):.1f}{spread}")
+    cells = [mean_and_deviation([100 * run[column] for run in runs]) for column in COLUMNS]
     print(f"| {name} | {' | '.join(cells)} | {note} |", flush=True)
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +30,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import normalized_mutual_info_score
 
 from benchmarks.omniglot import RECIPE
-from benchmarks.table import print_machine
+from benchmarks.table import mean_and_deviation, print_machine
 from vicinal import ContextRefiner, Embedder, Table, evaluate, load_table
 from vicinal.retrieval import ContextualReranking, NeighborAverage, QueryExpansion, Refinement, Reranking, refine
 from vicinal.retrieval.query_gallery import QueryGallery
@@ -193,7 +192,9 @@ def print_table(base: str, runs: list[dict[str, Scores]]) -> None:
     print(f"\n{base}, {len(runs)} seeds\n\n| % | {' | '.join(METRICS)} | seeds |\n{'|---' * (len(METRICS) + 2)}|")
     for name in dict.fromkeys(name for run in runs for name in run):
         found = [run[name] for run in runs if name in run]
-        cells = [_cell([100 * scores[metric] for scores in found if metric in scores]) for metric in METRICS]
+        cells = [
+            mean_and_deviation([100 * scores[metric] for scores in found if metric in scores]) for metric in METRICS
+        ]
         refused = sum("refused" in scores for scores in found)
         print(f"| {name} | {' | '.join(cells)} | {len(found)}{f', {refused} refused' if refused else ''} |")
 
@@ -216,11 +217,6 @@ def print_contexts(bench: Bench) -> None:
 
 def _pair(scores: Scores) -> str:
     return ", ".join(f"{100 * scores[metric]:.1f}" for metric in METRICS[:2])
-
-
-def _cell(values: list[float]) -> str:
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{spread}" if values else ""
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -38,6 +38,12 @@ def print_table(title: str, seconds: Mapping[str, list[float]], items: int, unit
         rates = sorted(items / value for value in values)
         ratio = statistics.median(mine / other for mine, other in zip(values, seconds[base], strict=True))
         print(f"| {name} | {statistics.median(rates):.0f} | {rates[0]:.0f} - {rates[-1]:.0f} | {ratio:.3f} |")
+
+
+def mean_and_deviation(values: Sequence[float], form: str = ".1f") -> str:
+    """A cell of a table: the mean and, of several values, the standard deviation; empty for none."""
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):{form}}{spread}" if values else ""
 
 
 def print_machine() -> None:

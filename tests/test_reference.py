@@ -117,7 +117,7 @@ def test_types_and_defaults_are_as_in_a_recipe() -> None:
         "refiner.context": ("neighbors | self", "neighbors"),
         "max_grad_norm": ("float | null", "null"),
         "guardrail_metrics": ("list[str]", "[recall@1, mAP@R]"),
-        "loss": ("Loss", "MultiSimilarityLoss {base: 0.5}"),
+        "loss": ("Loss", "SmoothAPLoss"),
     }
 
 

@@ -211,7 +211,7 @@ class RefinerTrainer(BaseTrainer):
 
     def _write_model(self, metrics: Mapping[str, float]) -> None:
         if self.settings.keep == "best":
-            self.refiner.scale_updates(metrics[f"val {UPDATE_FACTOR}"])
+            self.refiner.scale_updates(metrics.get(f"val {UPDATE_FACTOR}", 1.0))  # older runs have none
             self._check_better()
         else:
             metrics = {f"val {name}": value for name, value in (self._evaluate() or {}).items()}

@@ -289,14 +289,23 @@ def test_losses_beyond_all_bounds_have_a_chart(digits: Case, tmp_path) -> None:
     assert "Training loss" in chart.content
 
 
+GAINS = {"lowest gain in standard errors": [0, -0.4, -0.6, 0]}
+
+
 @pytest.mark.parametrize(
-    ("guardrails", "kept"),
-    [("", 2), ("guardrail_metrics: [mAP]\n", 3)],  # epoch 2 has the best recall@1, but its mAP fell
+    ("guardrails", "gains", "kept"),
+    [
+        ("", {}, 2),
+        ("guardrail_metrics: [mAP]\n", {}, 3),  # epoch 2 has the best recall@1, but its mAP fell
+        ("guardrail_metrics: [recall@1]\n", GAINS, 3),  # or a gain is lower than half a standard error
+        ("guardrail_metrics: []\n", GAINS, 2),
+    ],
 )
-def test_the_learning_curves_mark_the_kept_epoch(tmp_path, guardrails: str, kept: int) -> None:
+def test_the_learning_curves_mark_the_kept_epoch(tmp_path, guardrails: str, gains: dict, kept: int) -> None:
     run = write_run(tmp_path / "run")
     (run / "recipe.yaml").write_text(f"validation: {{metric: recall@1}}\n{guardrails}")
     (run / "metrics.csv").write_text("step,epoch,recall@1,mAP\n0,0,0.1,0.3\n9,1,0.5,0.4\n18,2,0.9,0.2\n27,3,0.6,0.5\n")
+    pd.read_csv(run / "metrics.csv").assign(**gains).to_csv(run / "metrics.csv", index=False)
     section = curves_section({"run": read_run(run)})
     assert section is not None
     assert f"A ring marks the evaluation whose weights were kept (epoch {kept})." in section.content

@@ -14,6 +14,8 @@ from vicinal.report.page.run import Run
 from vicinal.utils.plain_yaml import load_yaml
 
 TRAINING = "train recall@1"  # the column of the metrics on training images
+LOWEST_GAIN, MAX_LOSS = "lowest gain in standard errors", 0.5  # what the training of refiners writes and accepts
+UPDATE_FACTOR = "update factor"  # of refiners; not a metric
 
 
 def recipe_section(run: Run) -> Section | None:
@@ -74,7 +76,8 @@ def _metrics_chart(run: Run) -> Markup | None:
 
 
 def _validation_metrics(run: Run) -> list[str]:
-    return [column for column in run.metrics.columns if column not in ("step", "epoch", TRAINING)]
+    others = ("step", "epoch", TRAINING, LOWEST_GAIN, UPDATE_FACTOR)
+    return [column for column in run.metrics.columns if column not in others]
 
 
 def _metric_line(run: Run, metric: str, name: str) -> Line:
@@ -92,8 +95,11 @@ def _kept(run: Run) -> pd.Series | None:
         recipe = load_yaml(run.recipe or "") or {}
         metric, guardrails = recipe["validation"]["metric"], recipe.get("guardrail_metrics", [])
         first = run.metrics.iloc[0]
-        passed = [(line.name == first.name or all(line[name] >= first[name] for name in guardrails))
-                  for _, line in run.metrics.iterrows()]  # fmt: skip
+        if guardrails and LOWEST_GAIN in run.metrics:
+            passed = run.metrics[LOWEST_GAIN] >= -MAX_LOSS
+        else:  # older runs
+            passed = (run.metrics[guardrails] >= first[guardrails]).all(axis=1)
+        passed[first.name] = True
         return run.metrics[passed].loc[lambda frame: frame[metric].idxmax()]
     except (yaml.YAMLError, LookupError, TypeError, ValueError):  # the folder of another program, or half a run
         return None
