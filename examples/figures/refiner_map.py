@@ -31,8 +31,8 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 
 from vicinal.analysis.refiner import refiner_input
-from vicinal.analysis.sampling import round_robin
 from vicinal.data import Table, load_embeddings
+from vicinal.data.class_samples import round_robin
 from vicinal.models.refiner import ContextRefiner
 from vicinal.report.cells import short
 from vicinal.report.drawing import COLORS, DPI, INK, QUIET, picture_format, write_figure

@@ -7,8 +7,8 @@ from threadpoolctl import threadpool_limits
 
 from tests.report.page.cases import Case
 from vicinal.analysis import embedding_map
-from vicinal.analysis.sampling import sample_classes
 from vicinal.data import Table
+from vicinal.data.class_samples import sample_classes
 
 
 def labeled(labels: object, **columns: object) -> Table:

@@ -7,9 +7,9 @@ import pytest
 
 from tests.report.page.cases import Case
 from vicinal.analysis import class_scores, queries_by_score, query_changes, query_neighbors
-from vicinal.analysis.sampling import round_robin
 from vicinal.analysis.scores import query_metric, recall_metric
 from vicinal.data import Table
+from vicinal.data.class_samples import round_robin
 from vicinal.evaluation import evaluate
 from vicinal.utils.errors import InputError
 

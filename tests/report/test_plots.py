@@ -6,12 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from PIL import Image
 
 from vicinal.report import cells, contact_sheets, plots
 from vicinal.report.contact_sheets import neighbor_grid
 from vicinal.report.drawing import DPI, EMPTY, QUERY, RIGHT, UNKNOWN, WRONG
-from vicinal.report.plots import learning_curves
+from vicinal.report.plots import learning_curves, training_against_test
 from vicinal.utils.errors import InputError
 
 
@@ -185,3 +186,23 @@ def test_learning_curves_mark_the_kept_epoch(tmp_path, monkeypatch: pytest.Monke
     for panel in figures[0].axes:
         (line,) = [line for line in panel.lines if line.get_label() == "kept: epoch 1"]
         assert set(line.get_xdata()) == {10}
+
+
+def test_scores_on_test_images_are_drawn_over_those_on_training_images(tmp_path, monkeypatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(plots, "write_figure", lambda figure, path: figures.append(figure))
+    scores = {"method": ["A", "B", "A", "A"], "train": [0.8, 0.9, 0.7, np.nan], "test": [0.5, 0.6, 0.4, 0.3]}
+    training_against_test(pd.DataFrame(scores), tmp_path / "a.png", "mAP")
+    training_against_test(pd.DataFrame({**scores, "run": [1, 2, 1, 3]}), tmp_path / "b.png")
+    points, courses = (figure.axes[0] for figure in figures)
+    assert points.get_xlabel() == "mAP on training images (%)"
+    assert [text.get_text() for text in points.get_legend().get_texts()] == ["A", "B"]
+    drawn = [each.get_offsets().tolist() for each in points.collections if len(each.get_offsets())]
+    assert np.allclose(drawn, [[[80, 50]], [[70, 40]], [[90, 60]]])
+    assert [len(line.get_xdata()) for line in courses.lines] == [2]  # the scores are nowhere near the diagonal
+    ends = [each.get_offsets().tolist() for each in courses.collections if len(each.get_offsets())]
+    assert np.allclose(ends, [[[70, 40]], [[90, 60]]])
+    with pytest.raises(InputError, match="scores has no column 'test'; its columns are train"):
+        training_against_test(pd.DataFrame({"train": [0.5]}), tmp_path / "c.png")
+    with pytest.raises(InputError, match=r"no run has scores on training and on test images"):
+        training_against_test(pd.DataFrame({"train": [np.nan], "test": [0.5]}), tmp_path / "c.png")

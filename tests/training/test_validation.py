@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from tests.training.test_trainer import trainer
 from vicinal.data import Table
 from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
 from vicinal.training.checkpoint import load_checkpoint
-from vicinal.training.training_data import require_validatable, sample_classes
+from vicinal.training.training_data import require_validatable, sample_training_images
 from vicinal.utils.errors import InputError
 
 
@@ -20,7 +22,7 @@ def test_recall_on_training_images_is_logged(small: list[str], tmp_path: Path) -
     more = ["--validation.train_images=13", "--data.fractions={train: 1.0}", "--epochs=1"]
     one = trainer(small, tmp_path / "run", *more)
     sample = one.train_sample.table
-    assert sample.class_counts.tolist() == [6, 6, 6]  # whole classes, until they have 13 images
+    assert len(sample) == 13
     assert trainer(small, tmp_path / "other", *more).train_sample.table.frame.equals(sample.frame)
     assert not trainer(small, tmp_path / "other", *more, "--seed=1").train_sample.table.frame.equals(sample.frame)
     one.fit()
@@ -37,15 +39,48 @@ def test_recall_on_training_images_is_logged(small: list[str], tmp_path: Path) -
     assert "val train recall@1" not in Embedder.from_pretrained(small_val.run.model).metrics
 
 
-def test_samples_of_training_classes() -> None:
-    frame = pd.DataFrame({"label": list("abcdeffff"), "is_query": False, "is_gallery": True})
-    samples = [sample_classes(Table(frame), 2, seed) for seed in range(20)]
-    assert all((sample.class_counts >= 2).any() and len(sample.classes) >= 2 for sample in samples)
-    assert len({tuple(sample.classes) for sample in samples}) > 5
-    assert not any(sample.has("is_query") for sample in samples)
-    assert len(sample_classes(Table(frame), 99, seed=0)) == 9
+def test_samples_of_training_images() -> None:
+    frame = pd.DataFrame({"label": np.repeat(np.arange(400), 20), "is_query": False, "is_gallery": True})
+    for number, expected in ((None, 1600), (300, 300), (8001, 8000)):
+        rows = sample_training_images(Table(frame), number, seed=0)
+        assert rows is not None
+        assert len(rows) == expected
+        assert rows.tolist() == sample_training_images(Table(frame), number, seed=0).tolist()
+    assert len(sample_training_images(Table(frame[:300]), None, 0)) == 200  # at least
+    many = Table(pd.DataFrame({"label": np.repeat(np.arange(4000), 5)}))
+    sizes = np.bincount(sample_training_images(many, None, 0) // 5, minlength=4000)
+    assert sizes.sum() == 2000  # at most
+    assert set(sizes) == {0, 5}  # whole classes
+    with_singletons = Table(pd.DataFrame({"label": [*range(1000), 5]}))
+    assert sample_training_images(with_singletons, None, seed=0).tolist() == [5, 1000]
+    singletons = with_singletons.take(range(900))
+    assert sample_training_images(singletons, None, seed=0) is None
     with pytest.raises(InputError, match=r"validation.train_images = 3 must be 0: no training class has two images"):
-        sample_classes(Table(frame[:5]), 3, seed=0)
+        sample_training_images(singletons, 3, seed=0)
+    with pytest.raises(InputError, match=r"validation.train_images = 3 is too few: none of them finds another"):
+        sample_training_images(many, 3, seed=0)
+
+
+def test_a_sample_of_training_images_has_matches_in_other_groups() -> None:
+    frame = pd.DataFrame({"label": list("aabbcc"), "group": [1, 1, 1, 2, -1, -1]})
+    assert sample_training_images(Table(frame), None, seed=0).tolist() == [2, 3, 4, 5]
+    assert sample_training_images(Table(frame[:2]), None, seed=0) is None
+
+
+def test_recall_on_training_images_is_logged_by_default_and_changes_nothing_else(
+    small: list[str], tmp_path: Path
+) -> None:
+    runs = {}
+    for name, more in (("default", []), ("without", ["--validation.train_images=0"])):
+        runs[name] = trainer(small, tmp_path / name, "--epochs=2", *more)
+        runs[name].fit()
+    with_training, without = (pd.read_csv(one.run.metrics) for one in runs.values())
+    assert with_training["train recall@1"].between(0, 1).all()
+    assert with_training.drop(columns="train recall@1").equals(without)
+    logs = [pd.read_csv(one.run.log).drop(columns="images/s") for one in runs.values()]
+    assert logs[0].equals(logs[1])
+    weights = [load_checkpoint(one.run.last)["module"] for one in runs.values()]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[1])
 
 
 def test_any_metric_decides_which_weights_are_best(small: list[str], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from vicinal.analysis.sampling import sample_classes
+from vicinal.data.class_samples import sample_classes
 from vicinal.data.table import Table
 from vicinal.evaluation.protocol import query_gallery_rows
 from vicinal.retrieval.scores import Array, UnitVectors

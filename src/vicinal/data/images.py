@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +14,14 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
+from typing_extensions import Self
 
 from vicinal.data.boxes import crop_to_box, row_boxes
 from vicinal.data.decoding import REDUCTIONS, EncodedJpeg, decoded, open_image
 from vicinal.data.image_files import listed
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
+from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log, track
 from vicinal.utils.errors import InputError
 from vicinal.utils.seeds import derive_seed
@@ -89,6 +92,14 @@ class ImageDataset:
 
     def __len__(self) -> int:
         return len(self.table)
+
+    def subset(self, rows: Integers) -> Self:
+        """Some of the images, of which none is read anew."""
+        part = copy.copy(self)
+        part.table, part.skipped = self.table.take(rows), []
+        part._paths, part._boxes = part.table.paths, row_boxes(part.table.frame)
+        part._images = None if self._images is None else [self._images[row] for row in rows]
+        return part
 
     def read(self, row: int) -> Image.Image:
         """Read the image of a row, of mode RGB or L. Do not modify it, since it may be cached.

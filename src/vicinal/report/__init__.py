@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vicinal.report.page.single import write_page
     from vicinal.report.page.study import write_study_page
     from vicinal.report.page.unlabeled import write_unlabeled_page
-    from vicinal.report.plots import learning_curves
+    from vicinal.report.plots import learning_curves, training_against_test
     from vicinal.report.refiner_depths import depth_curve, depth_curves
     from vicinal.report.study_trial import StudyTrial
 
@@ -23,6 +23,7 @@ __all__ = [
     "draw_grid",
     "learning_curves",
     "neighbor_grid",
+    "training_against_test",
     "write_cleaning_page",
     "write_comparison_page",
     "write_page",

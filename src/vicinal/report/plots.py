@@ -1,4 +1,4 @@
-"""Pictures of the course of training."""
+"""Pictures of the course of training, and of what it reached on training and on test images."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vicinal.report.drawing import DPI, INK, tidy, write_figure
+from vicinal.report.drawing import COLORS, DPI, INK, PALE, QUIET, tidy, write_figure
 from vicinal.utils.errors import InputError
+
+MARKERS = "osD^vP*X<>hp"  # so that methods differ by more than their colors
 
 
 def learning_curves(
@@ -47,6 +49,67 @@ def learning_curves(
             _mark_kept(list(panels), metrics, kept_epoch)
     panels[-1].set_xlabel("step", color=INK)
     write_figure(figure, Path(path))
+
+
+def training_against_test(scores: pd.DataFrame, path: str | Path, metric: str = "recall@1") -> None:
+    """Draw the scores of runs on test images (up) against those on training images (across).
+
+    A run is a point or, if it has several rows, a line over the course of training that ends in a star. Methods that
+    are far to the right and no higher than others learn their training images by heart; the dotted diagonal is where
+    both scores are the same. Reference: Fig. 2 and 14 of Liao et al., "Supervised Metric Learning to Rank for Retrieval
+    via Contextual Similarity Optimization", ICML 2023.
+
+    Args:
+        scores: the columns `train` and `test`, from 0 to 1; `method`, if there are several methods; and `run`, if runs
+            have several rows, which are in the order of training. Rows without one of the scores are left out.
+        path: the picture; its suffix is the format.
+        metric: the name of the scores.
+
+    Raises:
+        InputError: a column is missing, no row has both scores, or an unknown suffix.
+        OSError: the picture cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> runs = pd.DataFrame({"method": ["A", "A", "B"], "train": [0.8, 0.9, 1.0], "test": [0.6, 0.7, 0.5]})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     training_against_test(runs, f"{folder}/runs.png")
+    """
+    _require(scores, ("train", "test"), "scores")
+    drawn = scores.dropna(subset=["train", "test"])
+    if drawn.empty:
+        raise InputError("no run has scores on training and on test images; see validation.train_images")
+    drawn = drawn.assign(method=drawn.get("method", ""), run=drawn.get("run", drawn.index))
+    figure = Figure(figsize=(5.6, 4.6), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    for number, (method, of_method) in enumerate(drawn.groupby("method", sort=False)):
+        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+        for _, run in of_method.groupby("run", sort=False):
+            _draw_run(axes, 100 * run["train"], 100 * run["test"], color, marker)
+        axes.scatter([], [], color=color, marker=marker, label=str(method))
+    _draw_diagonal(axes)
+    axes.set_xlabel(f"{metric} on training images (%)", color=INK)
+    tidy(axes, f"{metric} on test images (%)")
+    if drawn["method"].nunique() > 1:
+        axes.legend(**QUIET)
+    write_figure(figure, Path(path))
+
+
+def _draw_run(axes: Axes, train: pd.Series, test: pd.Series, color: str, marker: str) -> None:
+    """One point, or a line of small points that ends in a star."""
+    is_course = len(train) > 1
+    if is_course:
+        axes.plot(train, test, color=color, linewidth=1.0, linestyle="--", marker=marker, markersize=3, alpha=0.7)
+    end = "*" if is_course else marker
+    axes.scatter(train.iloc[-1], test.iloc[-1], color=color, marker=end, s=130 if is_course else 44, zorder=3)
+
+
+def _draw_diagonal(axes: Axes) -> None:
+    """The part of the diagonal within the axes, if there is one."""
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    low, high = max(left, bottom), min(right, top)
+    if low < high:
+        axes.plot([low, high], [low, high], color=PALE, linewidth=0.8, linestyle=":", zorder=0)
 
 
 def _loss_panel(axes: Axes, log: pd.DataFrame) -> None:

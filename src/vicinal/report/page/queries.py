@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from vicinal.analysis import QueryNeighbors, queries_by_score
-from vicinal.analysis.sampling import round_robin
 from vicinal.analysis.scores import query_metric
+from vicinal.data.class_samples import round_robin
 from vicinal.evaluation.result import Evaluation
 from vicinal.report.page.frames import ImageFrames, entry, entry_list, key
 from vicinal.report.page.markup import Markup, Section, element, fold, percent, section
