@@ -103,6 +103,8 @@ def test_boxes_are_numbers_or_empty() -> None:
     assert checked.iloc[1].isna().all()
     alone = pd.DataFrame({"x_1": ["left"]})
     assert validate_frame(alone, None)["x_1"].tolist() == ["left"]  # no box without the other three
+    with pytest.raises(InputError, match="x_1, y_1, x_2, y_2, there is no 'y_2'; add or rename it"):
+        validate_frame(pd.DataFrame(BOXES).drop(columns="y_2"), None)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_boxes_are_numbers_or_empty() -> None:
         ),
         ("y_2", "1", r"row 0: the bounding box from \(0, 1\.5\) to \(3, 1\)"),
         ("y_2", "inf", r"row 0: the bounding box from \(0, 1\.5\) to \(3, inf\)"),
-        ("y_2", "", r"row 0: the bounding box from \(0, 1\.5\) to \(3, nan\)"),
+        ("y_2", "", r"row 0: the bounding box from \(0, 1\.5\) to \(3, nan\) lacks an edge; give all four"),
         ("x_1", "nan", "row 0: x_1 is 'nan'; it is a number of pixels"),
         ("x_1", "4", r"row 0: the bounding box from \(4, 1\.5\) to \(3, 4\)"),
     ],

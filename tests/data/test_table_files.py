@@ -154,3 +154,10 @@ def test_csv_knows_no_types_but_parquet_does(tmp_path: Path) -> None:
     table.save(tmp_path / "t.parquet")
     assert Table.from_csv(tmp_path / "t.csv", path_column=None).classes == [7, 8]
     assert Table.from_parquet(tmp_path / "t.parquet", path_column=None).classes == ["7", "8"]
+
+
+@pytest.mark.parametrize(("separator", "name"), [(";", "semicolons"), ("\t", "tabulators")])
+def test_other_separators_are_told(separator: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"path{separator}label\n1.png{separator}owl\n")
+    with pytest.raises(InputError, match=rf"t\.csv: the columns are separated by {name}; separate them by commas"):
+        Table.from_csv(tmp_path / "t.csv")

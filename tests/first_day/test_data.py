@@ -46,7 +46,7 @@ CASES: list[tuple[str, str, Make, list[str], str]] = [
         "semicolons",
         text("t.csv", "path;label\na.png;cat\n"),
         ["t.csv"],
-        "t.csv: no column 'path'; the columns",
+        "t.csv: the columns are separated by semicolons; separate them by commas",
     ),
     ("table", "no header", text("t.csv", "a.png,cat\nb.png,dog\n"), ["t.csv"], "t.csv: no column 'path'; the columns"),
     ("table", "empty", text("t.csv", ""), ["t.csv"], "t.csv: empty file; the first line names the columns, such as"),

@@ -169,3 +169,11 @@ def test_objects_of_one_picture_are_different_images() -> None:
     table = Table(pd.DataFrame({"path": ["/a.png"] * 2, **boxes}))
     found = search_images(Index.build(VECTORS[:2], table), VECTORS[:2], table, k=1, exclude_self=True)
     assert [each.matches[0]["id"] for each in found] == [1, 0]
+
+
+def test_a_tables_own_columns_score_and_box_are_other_names() -> None:
+    table = Table(pd.DataFrame({"path": ["a.png", "b.png"], "score": ["9", "8"], "box": ["crate", "crate"]}))
+    (result, _) = search_images(Index.build(np.eye(2), table), np.eye(2, dtype=np.float32), table, 1)
+    assert {"score_of_table": "9", "box_of_table": "crate"}.items() <= result.query.items()
+    assert (result.matches[0]["score"], result.matches[0]["box_of_table"]) == (1.0, "crate")
+    assert "box_of_table crate" in str(result)

@@ -136,8 +136,10 @@ def test_columns_change_without_an_embedding(photos: Path, tmp_path: Path) -> No
 
 def test_files_that_cannot_be_read_are_left_out(photos: Path, tmp_path: Path) -> None:
     index, embed = tmp_path / "index", Embedding()
-    sync(index, files(photos, a="0.1", b="broken"), embed)
-    sync(index, files(photos, c="broken too"), embed)
+    first = sync(index, files(photos, a="0.1", b="broken"), embed)
+    assert str(first) == "2 new, 0 changed, 0 vanished, 0 as before, 1 of them unreadable"
+    second = sync(index, files(photos, c="broken too"), embed)
+    assert str(second) == "2 new, 0 changed, 0 vanished, 1 as before, 2 of them unreadable"
     assert held(index) == ["a"]
 
 

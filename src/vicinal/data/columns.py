@@ -82,16 +82,25 @@ def _with_comparable_labels(columns: dict[str, pd.Series]) -> dict[str, pd.Serie
 
 def _with_checked_boxes(columns: dict[str, pd.Series]) -> dict[str, pd.Series]:
     """Convert the columns of bounding boxes to float64, NaN in rows without a box, if all four are there."""
-    if not set(BOX_COLUMNS) <= columns.keys():
+    missing = [column for column in BOX_COLUMNS if column not in columns]
+    if len(missing) == 1:
+        raise InputError(
+            f"of the columns of a bounding box, {', '.join(BOX_COLUMNS)}, there is no {missing[0]!r}; add or rename it"
+        )
+    if missing:
         return columns
     numbers = {column: _numbers(columns[column], column) for column in BOX_COLUMNS}
     edges = [numbers[column].to_numpy() for column in BOX_COLUMNS]
     wrong = np.flatnonzero(~is_box(*edges) & ~np.isnan(edges).all(axis=0))
     if len(wrong):
         x_1, y_1, x_2, y_2 = (edge[wrong[0]] for edge in edges)
+        reason = "lacks an edge; give all four, or none"
+        if not np.isnan([x_1, y_1, x_2, y_2]).any():
+            reason = (
+                "is empty or outside of its image; x_1, y_1 is its upper left corner and x_2, y_2 its lower right one"
+            )
         raise InputError(
-            f"{_row(numbers['x_1'], wrong[0])}: the bounding box from ({x_1:g}, {y_1:g}) to ({x_2:g}, {y_2:g}) is "
-            "empty or outside of its image; x_1, y_1 is its upper left corner and x_2, y_2 its lower right one"
+            f"{_row(numbers['x_1'], wrong[0])}: the bounding box from ({x_1:g}, {y_1:g}) to ({x_2:g}, {y_2:g}) {reason}"
         )
     return columns | numbers
 

@@ -42,6 +42,7 @@ def read_csv(path: Path) -> pd.DataFrame:
     rows = list(_rows(path))
     if not rows:
         raise InputError(f"{path}: empty file; the first line names the columns, such as path,label")
+    _check_separator(path, rows[0][1])
     header, lines = rows[0][1], pd.Index([line for line, _ in rows[1:]], name="line")
     for line, row in rows[1:]:
         if len(row) != len(header):
@@ -52,6 +53,13 @@ def read_csv(path: Path) -> pd.DataFrame:
         raise InputError(f"{path}: a header and no rows")
     frame = pd.DataFrame([row for _, row in rows[1:]], index=lines, columns=header, dtype="str")
     return frame if frame.columns.duplicated().any() else _convert_integers(frame)
+
+
+def _check_separator(path: Path, header: list[str]) -> None:
+    """Raise InputError if the columns are separated by something else than commas, as spreadsheets may write them."""
+    for name, separator in (("semicolons", ";"), ("tabulators", "\t")):
+        if len(header) == 1 and separator in header[0]:
+            raise InputError(f"{path}: the columns are separated by {name}; separate them by commas")
 
 
 def column_names(path: Path) -> list[str]:

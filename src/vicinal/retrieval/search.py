@@ -21,6 +21,7 @@ from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
 
 Record = dict[str, Any]
+OWN_NAMES = ("score", "box")  # of a match; columns of a table that are called so get another name
 SHOWN = ("id", "path", "label", "score", "box")  # in a line of text by themselves, not as further columns
 
 
@@ -199,7 +200,8 @@ def _best_of_groups(matches: list[Record], column: str | None) -> list[Record]:
 def plain_records(frame: pd.DataFrame) -> list[Record]:
     """Return `id`, `path`, `label` and the other columns of every row as plain values, without those that are missing.
 
-    The columns of a bounding box are one list, and those about the file are left out.
+    The columns of a bounding box are one list, and those about the file are left out. Columns that a table calls
+    `score` or `box` are `score_of_table` and `box_of_table`.
     """
     records: list[Record] = [{} for _ in range(len(frame))]
     hidden = {*FILE_COLUMNS, *(BOX_COLUMNS if set(BOX_COLUMNS) <= set(frame) else ())}
@@ -208,7 +210,8 @@ def plain_records(frame: pd.DataFrame) -> list[Record]:
         present = frame[column].notna().tolist()
         for record, value, is_present in zip(records, frame[column].tolist(), present, strict=True):
             if is_present:
-                record[str(column)] = _plain(value) if column != "path" else str(value)
+                name = f"{column}_of_table" if column in OWN_NAMES else str(column)
+                record[name] = _plain(value) if column != "path" else str(value)
     for record, box in zip(records, row_boxes(frame), strict=True):
         record |= {} if box is None else {"box": list(box)}
     return records

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ class Changes:
         moved: int64 [n], rows whose files have another path than in the index, but the content of one that is not there
             any more.
         moved_ids: int64 [n], the ids that these have in the index.
+        num_unreadable: the number of new and changed images that cannot be read and are not in the index.
 
     Example:
         >>> none = np.array([], dtype=np.int64)
@@ -54,11 +55,14 @@ class Changes:
     vanished: Integers
     moved: Integers
     moved_ids: Integers
+    num_unreadable: int = 0
 
     def __str__(self) -> str:
         numbers = {"new": self.new, "changed": self.changed, "vanished": self.vanished, "as before": self.same}
-        moved = f", {len(self.moved):,} moved" if len(self.moved) else ""
-        return ", ".join(f"{len(rows):,} {name}" for name, rows in numbers.items()) + moved
+        words = [f"{len(rows):,} {name}" for name, rows in numbers.items()]
+        words += [f"{len(self.moved):,} moved"] * bool(len(self.moved))
+        words += [f"{self.num_unreadable:,} of them unreadable"] * bool(self.num_unreadable)
+        return ", ".join(words)
 
 
 def with_file_facts(table: Table) -> Table:
@@ -211,14 +215,16 @@ def sync_index(
     changes = compare_files(metadata, table, below)
     if exists:
         _apply_without_embedding(Path(folder), metadata, table, changes, drop, timeout)
-    rows = np.concatenate([changes.new, changes.changed])
+    rows, num_unreadable = np.concatenate([changes.new, changes.changed]), 0
     for start in range(0, len(rows), block_size):
         facts = with_file_facts(table.take(rows[start : start + block_size]))  # of files before they are read
         try:
             embedded = embed(facts)
         except NoReadableImageError as error:
             log(f"left out: {error}")
+            num_unreadable += len(facts)
             continue
+        num_unreadable += len(facts) - len(embedded.table)
         if not exists:
             build(embedded).save(folder, timeout)
             exists = True
@@ -229,7 +235,7 @@ def sync_index(
             add(index, embedded)
         if start + block_size < len(rows):
             log(f"saved {start + block_size:,} of {len(rows):,} images to embed")
-    return changes
+    return replace(changes, num_unreadable=num_unreadable)
 
 
 def _apply_without_embedding(
