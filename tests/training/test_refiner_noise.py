@@ -83,6 +83,6 @@ def test_a_run_chooses_its_noise_and_says_so(tmp_path: Path, capsys: pytest.Capt
 def test_nothing_to_compare_with_needs_a_number(tmp_path: Path) -> None:
     embeddings = f"--embeddings={save_clusters(tmp_path / 'e.parquet', splits=False)}"
     settings = [embeddings, *(each for each in TINY if "noise" not in each), "--val_fraction=0", "--keep=last"]
-    with pytest.raises(InputError, match=r"augmentation.noise = null compares with the split val"):
+    with pytest.raises(InputError, match=r"val_fraction = 0 leaves nothing to choose augmentation.noise by"):
         train_refiner(RefinerRecipe.load(overrides=settings), tmp_path / "run")
     assert not (tmp_path / "run" / "recipe.yaml").exists()

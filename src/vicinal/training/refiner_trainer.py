@@ -27,7 +27,7 @@ from vicinal.training.refiner_validation import ContextPart, RefinerValidation
 from vicinal.training.training_data import create_flat_sampler
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError, NotBetterError
+from vicinal.utils.errors import NotBetterError
 from vicinal.utils.run_folder import RunFolder
 
 REPORTED_METRICS = ("recall@1", "mAP@R")  # beside the metric of the validation
@@ -117,11 +117,9 @@ class RefinerTrainer(BaseTrainer):
         self.engine.setup(RefinerModule(self.refiner, self.loss, self.settings.label_smoothing), groups)
 
     def _create_context(self, units: Mapping[str, UnitVectors]) -> TrainingContext:
-        """The training embeddings, with noise that suits the split val where no noise is given."""
+        """The training embeddings, with noise that suits the split val, if there is one and no noise is given."""
         augmentation, labels, seed = self.settings.augmentation, self.training.labels, self.settings.seed
-        if augmentation.noise is None:
-            if "val" not in units:
-                raise InputError("augmentation.noise = null compares with the split val, which is empty; give a number")
+        if augmentation.noise is None and "val" in units:
             training, unseen = (units[split].block(0, len(units[split])) for split in ("train", "val"))
             unseen_labels = self.table.subset("val").labels
             noise = matching_noise(training, labels, unseen, unseen_labels, augmentation.noise_covariance, seed)

@@ -217,6 +217,8 @@ def _with_val(table: Table, settings: RefinerSettings) -> Table:
     if settings.val_fraction == 0:
         if settings.keep == "best":
             raise InputError("val_fraction = 0 leaves nothing to validate on; give a fraction, or keep = last")
+        if settings.augmentation.noise is None:
+            raise InputError("val_fraction = 0 leaves nothing to choose augmentation.noise by; give both as numbers")
         return Table(table.frame.assign(split="train"))
     fractions = {"train": 1 - settings.val_fraction, "val": settings.val_fraction}
     split = splits_by_fraction(table.classes, fractions, settings.seed)
