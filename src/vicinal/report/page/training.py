@@ -94,12 +94,11 @@ def _kept(run: Run) -> pd.Series | None:
     try:
         recipe = load_yaml(run.recipe or "") or {}
         metric, guardrails = recipe["validation"]["metric"], recipe.get("guardrail_metrics", [])
-        first = run.metrics.iloc[0]
         if guardrails and LOWEST_GAIN in run.metrics:
             passed = run.metrics[LOWEST_GAIN] >= -MAX_LOSS
         else:  # older runs
-            passed = (run.metrics[guardrails] >= first[guardrails]).all(axis=1)
-        passed[first.name] = True
+            passed = (run.metrics[guardrails] >= run.metrics.iloc[0][guardrails]).all(axis=1)
+        passed.iloc[0] = True
         return run.metrics[passed].loc[lambda frame: frame[metric].idxmax()]
     except (yaml.YAMLError, LookupError, TypeError, ValueError):  # the folder of another program, or half a run
         return None
