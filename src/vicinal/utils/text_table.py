@@ -19,6 +19,9 @@ def aligned(rows: Sequence[Sequence[str]], num_left: int = 1) -> str:
         all        12
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    justify = [str.ljust if number < num_left else str.rjust for number in range(len(widths))]
-    lines = ([just(*cell) for just, *cell in zip(justify, row, widths, strict=True)] for row in rows)
+    lines = (
+        [cell.ljust(width) if column < num_left else cell.rjust(width)
+         for column, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        for row in rows
+    )  # fmt: skip
     return "\n".join("  ".join(line).rstrip() for line in lines)
