@@ -29,6 +29,7 @@ CASES = {
     "category == 'cup' and price < 20": [0],
     "category == 'bowl' or price >= 30": [1, 3],
     "5 <= price < 12.5": [1],
+    "price <= 12.5": [0, 1],
     "20 > text_price": [0, 1],
     "text_price == 8": [1],
     "text_price == '8'": [1],
