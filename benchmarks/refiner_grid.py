@@ -207,7 +207,7 @@ def measure(embeddings: Path, refiner: ContextRefiner | None, seed: int) -> Scor
 
 
 def rows_of(cells: list[Cell], size: int) -> Iterator[str]:
-    """The rows of a table: the base, and the gains of each refiner over it, mean and deviation over the seeds."""
+    """The rows of a table: the base, and the gains of each refiner over it, mean and deviation over the runs."""
     done = [cell for cell in cells if cell.path("base").exists() and str(size) in cell.scores("base")]
     if not done:
         return
@@ -224,8 +224,18 @@ def rows_of(cells: list[Cell], size: int) -> Iterator[str]:
         ]
         looks = [mean_and_deviation([100 * after[each] for after, _ in pairs if each in after], ".1f") for each in SEEN]
         refused = sum(cell.refused(name) for cell in own)
-        seeds = f"{len(own)}{f', {refused} refused' if refused else ''}"
-        yield f"| {name} | {' | '.join([*gains, *looks])} | {seeds} |"
+        runs = f"{len(own)}{f', {refused} refused' if refused else ''}"
+        yield f"| {name} | {' | '.join([*gains, *looks])} | {runs} |"
+
+
+def print_tables(title: str, cells: list[Cell]) -> None:
+    """One table for each number of images per class."""
+    for size in SIZES:
+        if rows := list(rows_of(cells, size)):
+            print(f"\n{title}, {size} images of each test class; refiners: points gained\n")
+            print(f"| % | {' | '.join(METRICS)} | right-class attention | if uniform | runs |")
+            print("|---" * (len(METRICS) + 4) + "|")
+            print(*rows, sep="\n", flush=True)
 
 
 def main() -> None:
@@ -242,17 +252,19 @@ def main() -> None:
     torch.set_num_threads(1)
     print_machine()
     for dataset in arguments.datasets:
+        cells = [
+            Cell(arguments.root, arguments.out, dataset, base, seed)
+            for base in arguments.bases
+            for seed in arguments.seeds
+        ]
+        for name in () if arguments.tables else ("base", *arguments.refiners):
+            for cell in cells:
+                print(f"{cell.out.name}: {name}", file=sys.stderr, flush=True)
+                cell.scores(name)
         for base in arguments.bases:
-            cells = [Cell(arguments.root, arguments.out, dataset, base, seed) for seed in arguments.seeds]
-            for name in () if arguments.tables else ("base", *arguments.refiners):
-                for cell in cells:
-                    print(f"{cell.out.name}: {name}", file=sys.stderr, flush=True)
-                    cell.scores(name)
-            for size in SIZES:
-                print(f"\n{dataset}, {base}, {size} images of each test class; refiners: points gained\n")
-                print(f"| % | {' | '.join(METRICS)} | right-class attention | if uniform | seeds |")
-                print("|---" * (len(METRICS) + 4) + "|")
-                print(*rows_of(cells, size), sep="\n", flush=True)
+            print_tables(f"{dataset}, {base}", [cell for cell in cells if cell.base == base])
+        if len(arguments.bases) > 1:
+            print_tables(f"{dataset}, all losses", cells)
 
 
 if __name__ == "__main__":
