@@ -60,9 +60,9 @@ def matching_noise(
         never saw their classes, or if there are too few images to tell.
 
     Example:
-        >>> vectors = F.normalize(torch.randn(40, 8, generator=torch.Generator().manual_seed(0)), dim=1)
-        >>> labels = np.arange(40) // 4
-        >>> matching_noise(vectors, labels, vectors, labels, "embeddings", seed=0)
+        >>> training = F.normalize(torch.randn(40, 8, generator=torch.Generator().manual_seed(0)), dim=1)
+        >>> perfect = torch.eye(8).repeat_interleave(2, dim=0)
+        >>> matching_noise(training, np.arange(40) // 4, perfect, np.arange(16) // 2, "embeddings", seed=0)
         0.0
     """
     num_classes = min(MAX_CLASSES, *(len(_classes_of_pairs(each)) for each in (labels, unseen_labels)))
