@@ -81,7 +81,7 @@ def fraction(found: int, total: int) -> str:
     rate, scale = found / total, 1 + Z**2 / total
     middle = (rate + Z**2 / (2 * total)) / scale
     half = Z * np.sqrt(rate * (1 - rate) / total + Z**2 / (4 * total**2)) / scale
-    return f"{100 * rate:.0f} [{100 * (middle - half):.0f}, {100 * (middle + half):.0f}]"
+    return f"{100 * rate:.0f} [{abs(100 * (middle - half)):.0f}, {100 * (middle + half):.0f}]"
 
 
 def print_found(finding: str, method: str, rows: Iterable[int], is_planted: Booleans, ignored: Booleans) -> None:

@@ -163,8 +163,8 @@ def test_data_whiten_evaluate_and_report_of_embeddings(vectors: Path, photos: Pa
     check(
         (["data", photos], TABLES),
         (["whiten", vectors / "v.parquet", "--out", tmp_path / "w.safetensors"], VECTORS),
-        (["clean", vectors / "v.parquet", "--num_neighbors", "5", "--out", tmp_path / "c.html"], PAGE),
         (["evaluate", vectors / "v.parquet"], METRICS),
+        (["clean", vectors / "v.parquet", "--num_neighbors", "5", "--out", tmp_path / "c.html"], PAGE),
         (["report", vectors / "v.parquet", "--out", tmp_path / "page.html"], PAGE),
     )
 

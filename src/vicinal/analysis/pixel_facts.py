@@ -63,7 +63,7 @@ class ImageFacts:
         have nothing that could be sharp (see `uninformative`).
         """
         sharpness = self.frame["sharpness"].where(self.frame["entropy"] >= MIN_ENTROPY)
-        is_blurred = modified_z_scores(np.log(sharpness + MIN_SHARPNESS)) < -MAX_DEVIATION
+        is_blurred = modified_z_scores((sharpness + MIN_SHARPNESS).apply(np.log)) < -MAX_DEVIATION
         found = self.frame.loc[is_blurred, ["row", "sharpness"]]
         return found.sort_values("sharpness", kind="stable", ignore_index=True)
 

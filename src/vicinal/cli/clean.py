@@ -38,20 +38,15 @@ def clean(arguments: Arguments) -> None:
     check_embedding(arguments)
     from pathlib import Path
 
-    from vicinal.data.table_files import write_table
     from vicinal.report.page.cleaning import write_cleaning_page
-    from vicinal.workflows.clean import find_problems_of_source
+    from vicinal.workflows.clean import find_problems_of_source, write_findings, write_fiftyone_tags
 
     settings = read_settings(CleanSettings, arguments)
     findings = find_problems_of_source(read_embedding(arguments), arguments.source, settings, arguments.split)
-    if arguments.csv:
-        write_table(Path(arguments.csv), findings.to_frame())
-        log(f"wrote {arguments.csv}")
-    if arguments.fiftyone:
-        from vicinal.analysis.fiftyone_tags import fiftyone_frame
-
-        write_table(Path(arguments.fiftyone), fiftyone_frame(findings))
-        log(f"wrote {arguments.fiftyone}")
+    for file, write in ((arguments.csv, write_findings), (arguments.fiftyone, write_fiftyone_tags)):
+        if file is not None:
+            write(file, findings)
+            log(f"wrote {file}")
     title = arguments.title or Path(arguments.source).resolve().name or arguments.source
     write_cleaning_page(arguments.out, findings, title=title)
     counts = findings.counts

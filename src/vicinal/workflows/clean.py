@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 
-from vicinal.analysis import Findings, ImageFacts, find_problems, image_facts
+from vicinal.analysis import Findings, ImageFacts, fiftyone_frame, find_problems, image_facts
 from vicinal.data.table import Table
+from vicinal.data.table_files import write_table
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
@@ -49,6 +51,26 @@ def find_problems_of_source(
     rows = _readable(facts, source)
     vectors = reader.embed_function(source)(table.take(rows)).vectors
     return find_problems(vectors, table, facts, embedded_rows=rows, **options)
+
+
+def write_findings(path: str | Path, findings: Findings) -> None:
+    """Write findings to a .csv or .parquet file, one row per image and finding, with columns for decisions.
+
+    Raises:
+        InputError: the name ends otherwise.
+        OSError: the file cannot be written.
+    """
+    write_table(Path(path), findings.to_frame())
+
+
+def write_fiftyone_tags(path: str | Path, findings: Findings) -> None:
+    """Write findings as tags to a .csv file that FiftyOne imports, see :func:`~vicinal.analysis.fiftyone_frame`.
+
+    Raises:
+        InputError: the table has no paths.
+        OSError: the file cannot be written.
+    """
+    write_table(Path(path), fiftyone_frame(findings))
 
 
 def _readable(facts: ImageFacts, source: str) -> Integers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def write_cleaning_page(path: str | Path, findings: Findings, *, title: str = "F
     write_bytes(path, _document(without_home(title), line, groups, data))
 
 
-def _document(title: str, summary: str, groups: dict[str, list[Section]], data: dict[str, object]) -> bytes:
+def _document(title: str, summary: str, groups: Mapping[str, list[Section]], data: Mapping[str, object]) -> bytes:
     whole = render(
         "page.html",
         title=title,
