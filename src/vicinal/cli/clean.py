@@ -39,11 +39,11 @@ def clean(arguments: Arguments) -> None:
     from pathlib import Path
 
     from vicinal.report.page.cleaning import write_cleaning_page
-    from vicinal.workflows.clean import find_problems_of_source, write_findings, write_fiftyone_tags
+    from vicinal.workflows.clean import find_problems_of_source, write_fiftyone_tags, write_findings
 
     settings = read_settings(CleanSettings, arguments)
     findings = find_problems_of_source(read_embedding(arguments), arguments.source, settings, arguments.split)
-    for file, write in ((arguments.csv, write_findings), (arguments.fiftyone, write_fiftyone_tags)):
+    for file, write in ((arguments.fiftyone, write_fiftyone_tags), (arguments.csv, write_findings)):
         if file is not None:
             write(file, findings)
             log(f"wrote {file}")
