@@ -67,7 +67,7 @@ class Findings:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How much was found of each kind: groups of duplicates, clusters and classes, and images of the others."""
+        """How much was found of each kind. Duplicates count as groups, clusters and classes as such, all else as images."""
         summary = self.clusters.summary
         return {
             "broken": len(self.broken),

@@ -51,16 +51,16 @@ class ImageFacts:
 
     @property
     def broken(self) -> pd.DataFrame:
-        """The images that cannot be read: `row` and `error`."""
+        """The images that cannot be read, with the columns `row` and `error`."""
         return self.frame.loc[self.frame["error"] != "", ["row", "error"]].reset_index(drop=True)
 
     @property
     def blurred(self) -> pd.DataFrame:
-        """Images that are much less sharp than the others: `row`, `sharpness`; the least sharp first.
+        """Images that are much less sharp than the others, the least sharp first.
 
-        The logarithm of their sharpness is further below the median than 3.5 robust standard deviations, see
-        :func:`modified_z_scores`. Images of smooth objects count as blurred; those of one color do not, since they
-        have nothing that could be sharp (see `uninformative`).
+        Columns are `row` and `sharpness`. The logarithm of their sharpness is further below the median than 3.5 robust
+        standard deviations, see :func:`modified_z_scores`. Images of smooth objects count as blurred; those of one
+        color do not, since they have nothing that could be sharp (see `uninformative`).
         """
         sharpness = self.frame["sharpness"].where(self.frame["entropy"] >= MIN_ENTROPY)
         is_blurred = modified_z_scores((sharpness + MIN_SHARPNESS).apply(np.log)) < -MAX_DEVIATION
@@ -69,18 +69,19 @@ class ImageFacts:
 
     @property
     def uninformative(self) -> pd.DataFrame:
-        """Images of few gray values, such as blank ones, glyphs and logos: `row`, `entropy`; the lowest entropy first.
+        """Images of few gray values, such as blank ones, glyphs and logos, the lowest entropy first.
 
-        Their entropy is below 3 bits.
+        Columns are `row` and `entropy`. Their entropy is below 3 bits.
         """
         found = self.frame.loc[self.frame["entropy"] < MIN_ENTROPY, ["row", "entropy"]]
         return found.sort_values("entropy", kind="stable", ignore_index=True)
 
     @property
     def odd_sizes(self) -> pd.DataFrame:
-        """Images of an unusual size or shape: `row`, `width`, `height`, `aspect_ratio`; the smallest first.
+        """Images of an unusual size or shape, the smallest first.
 
-        The logarithm of their area or aspect ratio is further from the median than 3.5 robust standard deviations.
+        Columns are `row`, `width`, `height` and `aspect_ratio`. The logarithm of their area or aspect ratio is further
+        from the median than 3.5 robust standard deviations.
         """
         area = self.frame["width"] * self.frame["height"]
         odd = np.abs(modified_z_scores(np.log(area))) > MAX_DEVIATION
