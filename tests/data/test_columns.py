@@ -103,6 +103,9 @@ def test_boxes_are_numbers_or_empty() -> None:
     assert checked.iloc[1].isna().all()
     alone = pd.DataFrame({"x_1": ["left"]})
     assert validate_frame(alone, None)["x_1"].tolist() == ["left"]  # no box without the other three
+    above = pd.DataFrame({"x_1": [0], "y_1": [-5], "x_2": [3], "y_2": [-1]})
+    with pytest.raises(InputError, match=r"from \(0, -5\) to \(3, -1\) is empty or outside of its image"):
+        validate_frame(above, None)
     with pytest.raises(InputError, match="x_1, y_1, x_2, y_2, there is no 'y_2'; add or rename it"):
         validate_frame(pd.DataFrame(BOXES).drop(columns="y_2"), None)
 
