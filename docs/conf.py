@@ -53,7 +53,7 @@ napoleon_use_ivar = True
 # These packages have no inventory that could be read without a network; all names of Vicinal must resolve.
 EXTERNAL = (
     "abc|collections|faiss|jsonargparse|lightning|markupsafe|matplotlib|np|numpy|os|pandas|pathlib|pd|PIL"
-    "|torch|torchvision|typing"
+    "|scipy|torch|torchvision|typing"
 )
 nitpick_ignore_regex = [
     ("py:class", r"(dict|tuple)\[\w+"),  # how Sphinx cuts the type of an attribute that is one of these or another

@@ -67,7 +67,7 @@ class Findings:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How much was found of each kind. Duplicates count as groups, clusters and classes as such, all else as images."""
+        """How much was found of each kind. Duplicates are counted as groups; clusters and classes as such."""
         summary = self.clusters.summary
         return {
             "broken": len(self.broken),

@@ -84,8 +84,8 @@ class ImageFacts:
         from the median than 3.5 robust standard deviations.
         """
         area = self.frame["width"] * self.frame["height"]
-        odd = np.abs(modified_z_scores(np.log(area))) > MAX_DEVIATION
-        odd |= np.abs(modified_z_scores(np.log(self.frame["aspect_ratio"]))) > MAX_DEVIATION
+        odd = np.abs(modified_z_scores(area.apply(np.log))) > MAX_DEVIATION
+        odd |= np.abs(modified_z_scores(self.frame["aspect_ratio"].apply(np.log))) > MAX_DEVIATION
         found = self.frame.loc[odd, ["row", "width", "height", "aspect_ratio"]].astype({"width": int, "height": int})
         order = np.argsort(area[odd].to_numpy(), kind="stable")
         return found.iloc[order].reset_index(drop=True)
