@@ -122,7 +122,8 @@ def _scripted_validation(monkeypatch: pytest.MonkeyPatch, scores) -> None:
 
     def scripted(vectors, table, **more):
         result = original(vectors, table, **more)
-        result.metrics["mAP@R"] = next(scores)
+        if "metrics" in more:  # not of training images
+            result.metrics["mAP@R"] = next(scores)
         return result
 
     monkeypatch.setattr(module, "evaluate", scripted)

@@ -96,7 +96,7 @@ def frame_list(frames: Iterable[Markup]) -> Markup:
     if len(cells) <= PHONE_FRAMES:
         return shown
     text = f"{len(cells) - PHONE_FRAMES} more"
-    return joined([shown, element("button", text, type="button", class_="more", aria_expanded="false")])
+    return joined([shown, element("button", text, type="button", class_="more", aria_expanded="false", data_text=text)])
 
 
 def entry(text: object, *content: Markup) -> Markup:

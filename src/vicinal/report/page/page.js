@@ -134,6 +134,7 @@ function listOf(cell) { // the images of a cell's row, each beside the query of 
 function unfoldCells(button) { // the images for which a phone has no room
   const isOpen = button.previousElementSibling.classList.toggle("all");
   button.setAttribute("aria-expanded", String(isOpen));
+  button.textContent = isOpen ? "fewer" : button.dataset.text;
 }
 document.addEventListener("click", (event) => {
   if (event.target.matches(".more")) unfoldCells(event.target);

@@ -60,12 +60,12 @@ def _recall_chart(runs: Mapping[str, Run]) -> Markup | None:
         for metric in [*_validation_metrics(run)[:1], *([TRAINING] if TRAINING in run.metrics else [])]:
             line = _metric_line(run, metric, metric if len(runs) == 1 else f"{name}: {metric}")
             lines.append(line._replace(color=number if len(runs) > 1 else None, thin=metric == TRAINING))
-    has_training = any(line.thin for line in lines)
-    text = (
-        "Validation, and thin: training images. Where the one falls and the other rises, the model overfits."
-        if has_training
-        else "The first metric on the validation split."
-    )
+    thin = [line.thin for line in lines]
+    text = "Validation, and thin: training images. Where the one falls and the other rises, the model overfits."
+    if not any(thin):
+        text = "The first metric on the validation split."
+    elif all(thin):
+        text = "recall@1 on training images; there is no validation split."
     return _chart(lines, "%", text)
 
 
