@@ -103,7 +103,8 @@ nameField.addEventListener("keydown", (event) => {
 
 // Suggestions of a whole section.
 for (const [section, all] of Object.entries(review.suggestions)) {
-  const list = all.filter(([number]) => byId(section).querySelector(`button[data-view="${number}"]`));
+  const isFound = (number) => byId(section).querySelector(`[data-view="${number}"]:is(.query, .plain)`); // no neighbor
+  const list = all.filter(([number]) => isFound(number));
   if (!list.length) continue;
   const text = `Accept ${list.length === 1 ? "the suggestion" : `all ${list.length} suggestions`} shown here`;
   const button = element("button", { type: "button", className: "suggest", textContent: text });
