@@ -213,7 +213,7 @@ def _upright(x: float) -> Markup:
 
 def _ring(line: Line, x: Scale, y: Scale, number: int) -> Markup | None:
     """The mark of the kept point; None if there is none, or it was thinned out."""
-    at = np.flatnonzero(line.x == line.kept) if line.kept is not None else ()
+    at = np.flatnonzero(line.x == (np.nan if line.kept is None else line.kept))
     if not len(at):
         return None
     left, top = float(x(line.x[at[0]])), float(y(line.y[at[0]]))

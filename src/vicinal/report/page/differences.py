@@ -58,9 +58,9 @@ def differences_section(sets: Mapping[str, EvaluatedEmbeddings], results: Result
     lead += f"; {BEST} marks the best of each line." if starred else "."
     if has_intervals or has_tested:
         remarks.insert(0, _intervals_remark(results, has_tested, rows.values()))
-    others = fold("Further metrics", table("Further metrics", columns, further, numbers)) if further else None
+    rest = fold("Further metrics", table("Further metrics", columns, further, numbers)) if further else None
     main = element("div", main, class_="headlines")
-    return section("metrics", "Differences", lead, main, *map(note, remarks), others)
+    return section("metrics", "Differences", lead, main, *map(note, remarks), rest)
 
 
 def _intervals_remark(results: ResultsTable, has_tested: bool, rows: Iterable[pd.DataFrame]) -> str:

@@ -49,9 +49,7 @@ def metrics_section(results: ResultsTable, num_classes: int) -> Section:
     level = level_text(results)
     cards = [_card(name, row) for name, row in zip(names, rows.loc[names].itertuples(), strict=True)]
     columns = ["metric", f"value, {level}" if has_intervals else "value", "from 0 to 100 %"]
-    lines = [
-        [named(str(row.Index)), value_with_interval(row), bar(row.value, bounds(row))] for row in rows.itertuples()
-    ]
+    lines = map(_line, rows.itertuples())
     remark = few_classes(num_classes) if has_intervals else "No confidence intervals were given."
     lead = "Means over all queries that have something to find" + (f", with {level}." if has_intervals else ".")
     return section(
@@ -158,3 +156,7 @@ def _card(name: str, row: Any) -> Markup:
     return element(
         "li", element("span", name, class_="name"), element("strong", percent(row.value)), interval, class_="card"
     )
+
+
+def _line(row: Any) -> list[Markup]:
+    return [named(str(row.Index)), value_with_interval(row), bar(row.value, bounds(row))]
