@@ -12,6 +12,8 @@ from pathlib import Path
 from benchmarks.findings.processes import fork_process
 from benchmarks.findings.question import Question, Settings
 from benchmarks.pretrained import Comparison
+from vicinal import Embedder
+from vicinal.training import Recipe
 from vicinal.utils.files import write_bytes
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.tuning.processes import reason
@@ -51,6 +53,11 @@ class Runs:
         self.question, self.out = question, out
         self.start = Comparison("omniglot", root, out)
         self._fixed = [f"--data.root={root}", f"--model.pretrained={self.start.weights}", "--accelerator=cpu"]
+
+    def pretrained(self) -> Embedder:
+        """The network that all runs start from, without a head."""
+        settings = [*self._fixed, "--model.dim=null", "--model.norm=none"]
+        return Recipe.load(REGIME, settings).create_embedder()
 
     def of(self, method: str, condition: str) -> list[RunFolder]:
         """The finished runs of a method."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 
@@ -9,79 +11,99 @@ from benchmarks.findings.runs import Runs
 from benchmarks.pretrained import mean_evaluation
 from vicinal import Embedder, Table, evaluate
 from vicinal.evaluation import Evaluation, Resampling, compare_models
+from vicinal.report.plots import training_against_test
 from vicinal.utils.run_folder import RunFolder
 
 METRICS = ("recall@1", "mAP@R")
+NOT_TRAINED = "not fine-tuned"
+Found = dict[str, list[Evaluation]]  # method -> the scores of its seeds
 
 
 def print_tables(runs: Runs) -> None:
-    """A table for each condition."""
-    test = runs.start.table.subset("test")
-    found = {
-        (condition, method): [_evaluate(run, runs.start.table, "test") for run in runs.of(method, condition)]
-        for condition in runs.question.conditions
-        for method in runs.question.methods
-    }
-    for condition in runs.question.conditions:
-        _print_condition(runs, test, condition, {method: found[condition, method] for method in runs.question.methods})
-    if len(runs.question.conditions) > 1:
+    """A table for each condition, and of several conditions one that has them all."""
+    found = {condition: evaluations(runs, condition) for condition in runs.question.conditions}
+    for condition, methods in found.items():
+        _print_condition(runs, condition, methods)
+    if len(found) > 1:
         _print_overview(runs, found)
 
 
-def _print_condition(runs: Runs, test: Table, condition: str, found: dict[str, list[Evaluation]]) -> None:
-    done = {method: each for method, each in found.items() if each}
-    if not done:
+def evaluations(runs: Runs, condition: str, split: str = "test") -> Found:
+    """The scores of the finished runs of each method on the classes of a split."""
+    found = {method: runs.of(method, condition) for method in runs.question.methods}
+    return {
+        method: [_evaluate(run, runs.start.table.subset(split), split) for run in done]
+        for method, done in found.items()
+        if done
+    }
+
+
+def draw(runs: Runs, path: Path) -> None:
+    """Draw recall@1 on test images against that on training images, a point for each run."""
+    train, test = evaluations(runs, "", "train"), evaluations(runs, "")
+    rows = [
+        {"method": method, "train": on_train.metrics["recall@1"], "test": on_test.metrics["recall@1"]}
+        for method in test
+        for on_train, on_test in zip(train[method], test[method], strict=True)
+    ]
+    training_against_test(pd.DataFrame(rows), path)
+
+
+def _print_condition(runs: Runs, condition: str, found: Found) -> None:
+    if not found:
         return
-    reference = runs.question.reference if runs.question.reference in done else next(iter(done))
-    order = [reference, *(method for method in done if method != reference)]
-    results = compare_models({method: mean_evaluation(done[method]) for method in order}, test, Resampling())
+    test = runs.start.table.subset("test")
+    reference = runs.question.reference if runs.question.reference in found else next(iter(found))
+    means = {method: mean_evaluation(each) for method, each in found.items()}
+    rest = {method: each for method, each in means.items() if method != reference}
+    results = compare_models(
+        {reference: means[reference], **rest, NOT_TRAINED: _not_trained(runs, test)}, test, Resampling()
+    )
+    training = evaluations(runs, condition, "train") if runs.question.training_images else {}
     print(f"\n{runs.question.name}{f', {condition}' if condition else ''}\n")
     print(f"| | recall@1 | mAP@R | mAP@R over {reference} | p | deviation over seeds | train recall@1 | tuned |")
     print("|---" * 8 + "|")
-    for method in done:
+    for method in (NOT_TRAINED, *found):
         rows = results.overall(method)
         cells = [_interval(rows.loc[metric], "value", "low", "high") for metric in METRICS]
-        row, is_reference = rows.loc["mAP@R"], method == reference
-        ends = ("difference", "difference_low", "difference_high")
-        cells += ["", ""] if is_reference else [_interval(row, *ends), f"{row['p_value']:.3f}"]
-        values = [100 * each.metrics["mAP@R"] for each in done[method]]
-        cells.append(f"± {np.std(values, ddof=1):.1f}" if len(values) > 1 else "one seed")
-        cells.append(_train_recall(runs, method, condition))
-        cells.append(
-            ", ".join(f"{key.removeprefix('loss.')} {_short(value)}" for key, value in runs.tuned(method).items())
-        )
+        ends, row = ("difference", "difference_low", "difference_high"), rows.loc["mAP@R"]
+        cells += ["", ""] if method == reference else [_interval(row, *ends), f"{row['p_value']:.3f}"]
+        cells += [_deviation(found.get(method, [])), _mean(training.get(method, []), "recall@1")]
+        tuned = {} if method == NOT_TRAINED else runs.tuned(method)
+        cells.append(", ".join(f"{key.rpartition('.')[2]} {_short(value)}" for key, value in tuned.items()))
         print(f"| {method} | {' | '.join(cells)} |", flush=True)
 
 
-def _print_overview(runs: Runs, found: dict[tuple[str, str], list[Evaluation]]) -> None:
+def _print_overview(runs: Runs, found: dict[str, Found]) -> None:
     for metric in METRICS:
         print(f"\n{runs.question.name}: {metric}, mean ± deviation over seeds\n")
-        print(f"| | {' | '.join(runs.question.conditions)} |\n{'|---' * (len(runs.question.conditions) + 1)}|")
+        print(f"| | {' | '.join(found)} |\n{'|---' * (len(found) + 1)}|")
         for method in runs.question.methods:
-            cells = [_mean(found[condition, method], metric) for condition in runs.question.conditions]
-            print(f"| {method} | {' | '.join(cells)} |")
+            values = [each.get(method, []) for each in found.values()]
+            print(
+                f"| {method} | {' | '.join(f'{_mean(each, metric)} {_deviation(each, metric)}' for each in values)} |"
+            )
 
 
-def _mean(found: list[Evaluation], metric: str) -> str:
-    values = [100 * each.metrics[metric] for each in found]
-    spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.1f}{spread}" if values else ""
-
-
-def _evaluate(run: RunFolder, table: Table, split: str) -> Evaluation:
-    """The scores of a run on the classes of a split; its vectors are kept."""
-    vectors, images = run.path / f"{split}.npy", table.subset(split)
+def _evaluate(run: RunFolder, images: Table, split: str) -> Evaluation:
+    """The scores of a run; its vectors are kept."""
+    vectors = run.path / f"{split}.npy"
     if not vectors.exists():
         np.save(vectors, Embedder.from_pretrained(run.model).embed(images, progress=False))
     return evaluate(np.load(vectors), images)
 
 
-def _train_recall(runs: Runs, method: str, condition: str) -> str:
-    """Recall@1 among the training images, in percent."""
-    if not runs.question.training_images:
-        return ""
-    scores = [_evaluate(run, runs.start.table, "train") for run in runs.of(method, condition)]
-    return f"{100 * np.mean([each.metrics['recall@1'] for each in scores]):.1f}"
+def _not_trained(runs: Runs, test: Table) -> Evaluation:
+    """The scores of the features that all methods start from."""
+    return evaluate(runs.pretrained().embed(test, progress=False), test)
+
+
+def _mean(found: list[Evaluation], metric: str) -> str:
+    return f"{100 * np.mean([each.metrics[metric] for each in found]):.1f}" if found else ""
+
+
+def _deviation(found: list[Evaluation], metric: str = "mAP@R") -> str:
+    return f"± {100 * np.std([each.metrics[metric] for each in found], ddof=1):.1f}" if len(found) > 1 else ""
 
 
 def _interval(row: pd.Series, value: str, low: str, high: str) -> str:
