@@ -13,6 +13,7 @@ from tests.conftest import output
 from vicinal.cli.main import main
 from vicinal.data import Table, save_embeddings
 from vicinal.retrieval import Calibration, Index
+from vicinal.workflows.calibration_places import stored_calibration
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,8 @@ def test_a_run_keeps_its_calibration_in_its_model_folder(run: Path, photos: Path
     assert facts["calibrated false_accept_rate"] == 0.2
     output(capsys, "calibrate", run / "model", "--images", photos, "--index", tmp_path / "i")
     assert Index.load(tmp_path / "i").calibration == Calibration.load(kept)
+    assert stored_calibration(str(run), "another") is None
+    assert f"{kept} is not used: the calibration is for embeddings of the model" in capsys.readouterr().err
     kept.unlink()
 
 

@@ -69,8 +69,9 @@ def lfw_like(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.round(0.3 * is_same + rng.normal(0, 0.25, len(is_same)), 2).astype(np.float32), is_same
 
 
-def test_accuracy_over_folds_equals_a_search_over_all_thresholds() -> None:
-    scores, is_same = lfw_like(0)
+@pytest.mark.parametrize("seed", range(4))
+def test_accuracy_over_folds_equals_a_search_over_all_thresholds(seed: int) -> None:
+    scores, is_same = lfw_like(seed)
     folds = np.arange(len(scores)) // 24
     found = evaluate_pairs(scores, is_same, false_accept_rates=RATES)
     assert found.folds.equals(evaluate_pairs(scores, is_same, folds, RATES).folds)  # these are the default folds

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from vicinal.cli.main import main
 from vicinal.data import ImageTransform, Table, save_embeddings
 from vicinal.models import Embedder
+from vicinal.retrieval import Index
 from vicinal.utils.errors import InputError
 from vicinal.workflows.models import load_model
 from vicinal.workflows.sources import EmbeddingReader, load_images
@@ -65,3 +67,11 @@ def test_image_sources(photos: Path) -> None:
     assert len(load_images(str(photos))) == 48
     with pytest.raises(InputError, match="--model"):
         EmbeddingReader().embed(str(photos))
+
+
+def test_conditions_know_the_columns_that_an_index_was_made_with(tmp_path: Path) -> None:
+    made_with = {"path_column": "file", "label_column": "kind"}
+    table = Table(pd.DataFrame({"path": ["a.png", "b.png"], "label": ["cup", "bowl"]}))
+    Index.build(np.eye(2), table, made_with=made_with).save(tmp_path / "i")
+    found = EmbeddingReader(where="kind == 'bowl' and 'b.png' in file").embed(str(tmp_path / "i"))
+    assert found.table.frame["label"].tolist() == ["bowl"]

@@ -12,6 +12,7 @@ import pytest
 from vicinal.data import Table
 from vicinal.data.images import NoReadableImageError
 from vicinal.retrieval import Index
+from vicinal.workflows import sync as module
 from vicinal.workflows.sources import EmbeddedTable
 from vicinal.workflows.sync import Changes, compare_files, sync_index
 
@@ -182,3 +183,15 @@ def test_the_boxes_of_a_renamed_picture_stay_apart(photos: Path, tmp_path: Path)
     moved = boxes.assign(path=str(photos / "b.png"), x_1=[4, 0], x_2=[9, 4])
     assert str(sync(index, Table(moved), embed)) == "1 new, 0 changed, 1 vanished, 0 as before, 1 moved"
     assert Index.load(index).metadata.frame[["id", "x_2"]].to_numpy().tolist() == [[0, 4], [2, 9]]
+
+
+def test_size_and_time_tell_before_the_content(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index, table = tmp_path / "index", files(photos, a="0.1")
+    sync(index, table, Embedding())
+    loaded = Index.load(index).metadata
+    monkeypatch.setattr(module, "file_digest", lambda path: pytest.fail("a file is read without need"))
+    assert len(compare_files(loaded, table).same) == 1
+    time = os.stat(photos / "a.png").st_mtime_ns
+    (photos / "a.png").write_text("0.123")
+    os.utime(photos / "a.png", ns=(time, time))
+    assert len(compare_files(loaded, table).changed) == 1
