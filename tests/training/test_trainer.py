@@ -593,7 +593,7 @@ def test_gradients_that_are_never_finite_stop_the_run(
 
 
 def test_a_broken_embedding_stops_the_run(small: list[str], tmp_path: Path) -> None:
-    one = trainer(small, tmp_path / "run", "--data.fractions={train: 1.0}")
+    one = trainer(small, tmp_path / "run", "--data.fractions={train: 1.0}", "--validation.train_images=0")
     forward = one.embedder.forward
     one.embedder.forward = lambda images: forward(images) * torch.tensor([torch.nan] + [1.0] * 7)[:, None]
     with pytest.raises(NonFiniteLossError, match="step 1: the loss is not finite"):
