@@ -78,6 +78,16 @@ def test_files_are_read(tmp_path) -> None:
         neighbor_grid([{"path": tmp_path / "lost.png"}], [[item("a")]], tmp_path / "grid.png")
 
 
+def test_names_of_files_are_in_place_of_labels(tmp_path, monkeypatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(contact_sheets, "write_figure", lambda figure, path: figures.append(figure))
+    picture("white").save(tmp_path / "query.png")
+    path = str(tmp_path / "query.png")
+    neighbor_grid([{"path": path}], [[{"path": path, "label": "cat", "score": 0.5}, item(None)]], tmp_path / "grid.png")
+    texts = [text.get_text() for text in figures[0].axes[0].texts]
+    assert [text for text in texts if text] == ["query", "query.png", "0.50", "cat", "0.50"]
+
+
 @pytest.mark.parametrize(("wanted", "found"), [(5, "5"), ("5", np.int64(5)), (np.int64(5), 5)])
 def test_labels_are_compared_as_text(tmp_path, wanted: object, found: object) -> None:
     neighbor_grid([item(wanted)], [[item(found)]], tmp_path / "grid.png")

@@ -61,9 +61,14 @@ def cell(axes: Axes, item: Item, left: float, top: float, color: str, caption: s
     axes.text(
         middle, top + IMAGE + 0.8 * LINE, caption, ha="center", va="center", fontsize=8, color=color, weight="bold"
     )
-    for line, key in ((1.7, "label"), (2.6, "caption")):
-        text = short(item.get(key))
-        axes.text(middle, top + IMAGE + line * LINE, text, ha="center", va="center", fontsize=7.5, color=PALE)
+    for line, text in ((1.7, _name(item)), (2.6, item.get("caption"))):
+        axes.text(middle, top + IMAGE + line * LINE, short(text), ha="center", va="center", fontsize=7.5, color=PALE)
+
+
+def _name(item: Item) -> object:
+    """The label, or else the name of the file."""
+    path, label = item.get("path"), item.get("label")
+    return Path(path).name if _is_unknown(label) and isinstance(path, str | Path) else label
 
 
 def _thumbnail(image: str | Path | Image.Image, box: Box | None) -> Image.Image:

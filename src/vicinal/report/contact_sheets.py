@@ -26,8 +26,9 @@ def neighbor_grid(
 
     Args:
         queries: for each query its `path` (a file, or a PIL image; if it is unknown, a gray field is drawn), its
-            `label`, its `box` (the left, top, right and bottom edge of the part that is shown) and a `caption` below
-            the label; all are None, NaN or absent if they are unknown.
+            `label` (if it is unknown, the name of the file is written), its `box` (the left, top, right and bottom
+            edge of the part that is shown) and a `caption` below the label; all are None, NaN or absent if they are
+            unknown.
         neighbors: for each query its neighbors, best first: the same and `score`.
         path: the picture; its suffix is the format (png, jpg, webp, pdf, svg).
         title: a line above the picture.
