@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vicinal.training.refiner_settings import NoiseCovariance
 from vicinal.utils.arrays import Integers
 
-NoiseCovariance = Literal["embeddings", "isotropic"]
 MAX_NOISE = 2.0  # beyond it little is left of an embedding
 MAX_CLASSES = 100  # per draw; more would only cost time
 NUM_DRAWS = 32

@@ -15,9 +15,9 @@ from vicinal.training.base_settings import (
     check_metric,
 )
 from vicinal.training.checks import require
-from vicinal.training.refiner_noise import NoiseCovariance
 from vicinal.training.schedule import Schedule
 
+NoiseCovariance = Literal["embeddings", "isotropic"]
 CLASS_SIZES = (2, 5, 10, 20)  # numbers of images per class for which a refiner is made by default
 
 
