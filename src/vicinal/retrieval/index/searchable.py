@@ -285,7 +285,7 @@ class SearchableIndex:
     def move(self, root: str | Path) -> None:
         """Say where the images are after their folder was moved; the folders below it are as they were.
 
-        The old folder is :attr:`root`; if that is unknown, or no image is in the new one at the same place below, it is
+        The old folder is ``root``; if that is unknown, or no image is in the new one at the same place below, it is
         what precedes the longest ending of a path that exists there. Images elsewhere stay where they are.
 
         Args:
