@@ -52,10 +52,22 @@ def test_tables_of_integers_and_without_paths(tmp_path: Path) -> None:
     numbers = Table(pd.DataFrame({"label": [7, 8, 8]}))
     new = apply_decisions(numbers, written(tmp_path, "row,decision,new_label", "0,relabel,8", "2,drop,"))
     assert new.frame["label"].tolist() == [8, 8]
-    with pytest.raises(InputError, match="new_label is 'owl', but the labels of the table are integers"):
-        apply_decisions(numbers, written(tmp_path, "row,decision,new_label", "0,relabel,owl"))
+    for label in ("owl", "007", "9" * 30):
+        with pytest.raises(InputError, match=f"new_label is '{label}', but the labels of the table are integers"):
+            apply_decisions(numbers, written(tmp_path, "row,decision,new_label", f"0,relabel,{label}"))
     with pytest.raises(InputError, match="row is '3'; the table has 3 rows"):
         apply_decisions(numbers, written(tmp_path, "row,decision", "3,drop"))
+
+
+def test_a_number_does_not_choose_between_images(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    paths = ["/p/test/owl/1.jpg", "/p/train/owl/1.jpg", "/p/owl/1.jpg", "/home/me/2.jpg"]
+    table = Table(pd.DataFrame({"path": paths}))
+    with pytest.raises(InputError, match=r"line 2: owl/1\.jpg may be 3 images"):
+        apply_decisions(table, written(tmp_path, "path,row,decision", "owl/1.jpg,0,drop"))
+    assert apply_decisions(table, written(tmp_path, "path,decision", "~/2.jpg,drop")).paths == paths[:3]
+    below = apply_decisions(table.take([0, 1, 2]), written(tmp_path, "path,row,decision", "owl/1.jpg,0,drop"))
+    assert below.paths == paths[:2]  # the path below the folder of all images
 
 
 def test_rows_of_one_path_are_told_apart_by_number_or_box(tmp_path: Path) -> None:
@@ -74,12 +86,15 @@ def test_rows_of_one_path_are_told_apart_by_number_or_box(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["path,decison", "1.jpg,drop"], "has no column decision"),
+        (["path,decison", "1.jpg,drop"], "has no columns? decision"),
         (["path,decision", "9.jpg,drop"], "line 2: 9.jpg is not in the table"),
         (["path,decision", "g/2.jpg,drop"], "line 2: g/2.jpg is not in the table"),
         (["path,decision", "1.jpg,drop"], "line 2: 1.jpg may be 2 images of the table"),
         (["path,decision", "2.jpg,delete"], "decision is 'delete'; it can be drop, relabel, keep"),
         (["path,decision", "2.jpg,relabel"], "relabel, but no new_label"),
+        (["path,decision,new_label", "2.jpg,,kiwi"], "line 2: a new_label, but decision is ''; make it relabel"),
+        (["path,decision,new_label", "2.jpg,drop,kiwi"], "line 2: a new_label, but decision is 'drop'"),
+        (["path,decision,decision", "2.jpg,drop,keep"], "has 2 columns decision"),
         (
             ["path,decision", "2.jpg,drop", "owl/2.jpg,keep"],
             "line 3: another decision about owl/2.jpg than in .*2",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.table import Table
-from vicinal.data.table_files import read_csv
+from vicinal.data.table_files import INTEGER, read_csv
 from vicinal.utils.errors import InputError
 
 DECISIONS = ("drop", "relabel", "keep")
@@ -28,8 +29,9 @@ def apply_decisions(table: Table, decisions: str | Path) -> Table:
     r"""Drop and relabel the images of a table as a file says; files of images are left where they are.
 
     The file is a CSV file with the columns `decision` (`drop`, `relabel`, `keep` or empty), `new_label` for those that
-    are relabeled, and `path`: the path of an image, or its last part, such as `owl/1.jpg`. A table without paths needs
-    `row`, its row number from 0, instead. Further columns are ignored, so that the file may be that of
+    are relabeled, and `path`: the path of an image, or its last part, such as `owl/1.jpg`, of which that below the
+    folder of all images comes first. Rows of one image are told apart by `row`, the row number from 0, which a table
+    without paths needs instead. Further columns are ignored, so that the file may be that of
     `vicinal clean --csv`. Or it is a CSV file of FiftyOne with the columns `filepath` and `tags`, of which the tags
     `drop`, `keep` and `relabel:NEW` count.
 
@@ -71,9 +73,12 @@ def _decided_rows(table: Table, path: Path) -> dict[int, Decision]:
     if {"filepath", "tags"} <= set(frame.columns) and "decision" not in frame:
         frame = _from_tags(frame, path)
     for column in ("decision", "path" if table.has("path") else "row"):
-        if list(frame.columns).count(column) != 1:
-            raise InputError(f"{path}: has no column {column}; decisions need the columns path (or row) and decision")
+        if (count := list(frame.columns).count(column)) != 1:
+            raise InputError(
+                f"{path}: has {count or 'no'} columns {column}; decisions need the columns path (or row) and decision"
+            )
     actions = frame["decision"].str.strip().str.lower()
+    _check_no_label_alone(frame.assign(decision=actions), path)
     frame = frame.assign(decision=actions)[actions != ""]
     labels = frame["new_label"] if "new_label" in frame else pd.Series("", index=frame.index)
     images = frame["path" if table.has("path") else "row"]
@@ -90,6 +95,17 @@ def _decided_rows(table: Table, path: Path) -> dict[int, Decision]:
             )
         decided[row] = decision
     return decided
+
+
+def _check_no_label_alone(frame: pd.DataFrame, path: Path) -> None:
+    """Refuse a new label where nothing, or something else than to relabel, is decided."""
+    if "new_label" not in frame:
+        return
+    is_alone = (frame["new_label"].astype(str).str.strip() != "") & (frame["decision"] != "relabel")
+    for line, action in frame["decision"][is_alone].head(1).items():
+        raise InputError(
+            f"{path}, line {line}: a new_label, but decision is {action!r}; make it relabel, or empty both"
+        )
 
 
 def _from_tags(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
@@ -121,24 +137,45 @@ class _Finder:
     def __init__(self, table: Table) -> None:
         self._size = len(table)
         self._keys: Sequence[str] | None = table.image_keys if table.has("path") else None
+        self._folder = common_folder(table.paths) if table.has("path") else None
         self._rows: dict[str, list[int]] = {}
         for row, key in enumerate(self._keys or ()):
             self._rows.setdefault(_name(key), []).append(row)
 
     def __call__(self, image: str, row: str, where: str) -> int:
-        """The row of an image; `row` is asked where several have its path."""
+        """The row of an image; `row` is asked where the same image is in several rows."""
         if self._keys is None:
             if not image.isdecimal() or int(image) >= self._size:
                 raise InputError(f"{where}: row is {image!r}; the table has {self._size} rows, numbered from 0")
             return int(image)
-        candidates = [row for row in self._rows.get(_name(image), ()) if _ends_with(self._keys[row], image)]
+        candidates = self._candidates(os.path.expanduser(image))
         if not candidates:
             raise InputError(f"{where}: {image} is not in the table; give the table that the decisions are about")
-        if len(candidates) > 1 and row.isdecimal() and int(row) in candidates:
+        if len(candidates) == 1:
+            return candidates[0]
+        if row.isdecimal() and int(row) in candidates and len({self._keys[each] for each in candidates}) == 1:
             return int(row)
-        if len(candidates) > 1:
-            raise InputError(f"{where}: {image} may be {len(candidates)} images of the table; give its whole path")
-        return candidates[0]
+        raise InputError(f"{where}: {image} may be {len(candidates)} images of the table; give its whole path, and row")
+
+    def _candidates(self, image: str) -> list[int]:
+        """The rows whose path, or path below the folder of all images, is that of the image, or else ends with it."""
+        keys = self._keys or ()
+        rows = [row for row in self._rows.get(_name(image), ()) if _ends_with(keys[row], image)]
+        whole = os.path.join(self._folder or "", image.removeprefix("./"))
+        return [row for row in rows if keys[row] == whole] or rows
+
+
+def common_folder(paths: Sequence[str]) -> str | None:
+    """The innermost folder that all paths are in; None without one.
+
+    Example:
+        >>> common_folder(["/photos/owl/1.jpg", "/photos/kiwi/1.jpg"])
+        '/photos'
+    """
+    try:
+        return os.path.commonpath({os.path.dirname(path) for path in paths})
+    except ValueError:
+        return None
 
 
 def _name(key: str) -> str:
@@ -157,7 +194,7 @@ def _new_labels(table: Table, relabeled: dict[int, Decision]) -> pd.Series:
     labels = table.frame["label"].astype(object)
     is_integer = isinstance(table.classes[0], (int, np.integer))
     for row, decision in relabeled.items():
-        if is_integer and not decision.new_label.removeprefix("-").isdecimal():
+        if is_integer and not INTEGER.fullmatch(decision.new_label):
             raise InputError(
                 f"{decision.where}: new_label is {decision.new_label!r}, but the labels of the table are integers"
             )
