@@ -20,7 +20,7 @@ from vicinal.analysis import (
     outliers,
     query_neighbors,
 )
-from vicinal.data import Table
+from vicinal.data import Table, apply_decisions
 from vicinal.utils.errors import InputError
 
 
@@ -129,3 +129,17 @@ def test_embeddings_without_labels_and_images_have_findings_too() -> None:
     assert found.near_duplicates["row"].tolist()[:2] == [3, 5]
     assert found.counts["label_error"] == found.counts["broken"] == found.counts["small_class"] == 0
     assert "path" not in found.to_frame()
+
+
+def test_findings_about_boxes_are_decided_one_by_one(tmp_path: Path) -> None:
+    boxes = pd.DataFrame([[row, 0, row + 5, 5] for row in range(4)], columns=["x_1", "y_1", "x_2", "y_2"])
+    table = Table(boxes.assign(path="/p/1.png", label=["cat", "cat", "dog", "emu"]))
+    found = find_problems(np.eye(4)[[0, 1, 1, 2]], table).to_frame()
+    found.loc[found["row"] == 2, "decision"] = "drop"
+    found.drop(columns="row").to_csv(tmp_path / "d.csv", index=False)
+    assert apply_decisions(table, tmp_path / "d.csv").frame["x_1"].tolist() == [0, 1, 3]
+
+
+def test_no_clusters_cannot_be_asked_for() -> None:
+    with pytest.raises(InputError, match="clusters: num_clusters = 0 must be at least 1"):
+        clusters(np.eye(3), Table(pd.DataFrame({"label": [0, 1, 2]})), num_clusters=0)

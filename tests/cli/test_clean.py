@@ -55,6 +55,11 @@ def test_embeddings_need_no_images_and_no_labels(tmp_path: Path, capsys, monkeyp
         (["nowhere"], "nowhere: no such"),
         (["{photos}", "--model", "none"], "none"),
         (["{photos}", "--csv", "f.txt", "--model", "{run}"], "--csv f.txt: name a file ending in .csv or .parquet"),
+        (["{photos}", "--out", "a.jpg", "--model", "{run}"], "--out a.jpg: name a file ending in .html or .htm"),
+        (["{photos}", "--csv", "f.csv", "--fiftyone", "./f.csv"], "--fiftyone ./f.csv: is --csv too"),
+        (["{photos}", "--num_neighbors", "0", "--model", "{run}"], "num_neighbors = 0 must be at least 1"),
+        (["{photos}", "--min_similarity", "nan", "--model", "{run}"], "min_similarity = nan must be from -1 to 1"),
+        (["{photos}", "--seed", "-1", "--model", "{run}"], "seed = -1 must be from 0"),
         (["{photos}", "--num_clusters", "99", "--model", "{run}"], "num_clusters is 99, but there are 48 images"),
         (["{photos}/class0/0.png", "--model", "{run}"], "1 of 1 images can be read; two are needed"),
     ],
@@ -67,3 +72,31 @@ def test_what_is_wrong_is_said_in_a_line(
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert message in line
     assert not list(tmp_path.iterdir())
+
+
+def test_neither_the_source_nor_decisions_are_written_over(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    vectors = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    save_embeddings("v.parquet", vectors, Table(pd.DataFrame({"label": range(9)})))
+    before = Path("v.parquet").read_bytes()
+    assert main(["clean", "v.parquet", "--csv", str(tmp_path / "v.parquet")]) == 2
+    assert Path("v.parquet").read_bytes() == before
+    output(capsys, "clean", "v.parquet", "--csv", "f.csv")
+    output(capsys, "clean", "v.parquet", "--csv", "f.csv")  # nothing was decided yet
+    lines = pd.read_csv("f.csv", dtype=str, keep_default_na=False)
+    lines.assign(decision="keep").to_csv("f.csv", index=False)
+    assert main(["clean", "v.parquet", "--csv", "f.csv"]) == 2
+    assert "f.csv: holds 9 decisions, which would be lost" in capsys.readouterr().err
+
+
+def test_the_page_of_one_split_tells_its_images_from_those_of_others(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    splits = ["test"] * 4 + ["train"] * 4
+    paths = [f"/lost/{split}/owl/{row % 4}.png" for row, split in enumerate(splits)]
+    table = Table(pd.DataFrame({"path": paths, "split": splits}))
+    save_embeddings("v.parquet", np.ones((8, 2), dtype=np.float32), table)
+    for selection in (["--split", "train"], ["--where", "split == 'train'"]):
+        output(capsys, "clean", "v.parquet", *selection)
+        page = Path("cleaning.html").read_text(encoding="utf-8")
+        assert '"path":"train/owl/0.png"' in page
+        assert '"path":"owl' not in page

@@ -68,7 +68,7 @@ def clusters(
         [[2, 'cat', 1.0], [2, 'dog', 1.0]]
     """
     check_rows(embeddings, table)
-    check_positive_integer(clusters, num_clusters=num_clusters or 1, min_size=min_size)
+    check_positive_integer(clusters, num_clusters=1 if num_clusters is None else num_clusters, min_size=min_size)
     if num_clusters is not None and num_clusters > len(table):
         raise InputError(f"num_clusters is {num_clusters}, but there are {len(table)} images; give at most as many")
     vectors = UnitVectors(embeddings, "embedding").block(0, len(table)).cpu().numpy()

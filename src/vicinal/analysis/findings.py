@@ -87,9 +87,10 @@ class Findings:
         """All findings about images, one row per image and finding, ready for decisions.
 
         Returns:
-            Columns: `finding`, a name of `counts`; `group` of duplicates and clusters, else missing; `row`; `path` and
-            `label`, if the table has them; `score`, whose meaning is the finding's; `message`; `suggestion` (`drop`,
-            `relabel` or empty) with `suggested_label`; `decision` and `new_label`, which are empty:
+            Columns: `finding`, a name of `counts`; `group` of duplicates and clusters, else missing; `row`; `path`,
+            followed by the bounding box of rows that have one, and `label`, if the table has them; `score`, whose
+            meaning is the finding's; `message`; `suggestion` (`drop`, `relabel` or empty) with `suggested_label`;
+            `decision` and `new_label`, which are empty:
             :func:`~vicinal.data.apply_decisions` reads them.
         """
         parts = [
@@ -107,9 +108,11 @@ class Findings:
             self._small_classes_part(),
         ]  # fmt: skip
         frame = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
-        for column in ("path", "label"):
-            if self.table.has(column):
-                frame[column] = self.table.frame[column].to_numpy()[frame["row"].to_numpy(dtype=np.int64)]
+        rows = frame["row"].to_numpy(dtype=np.int64)
+        if self.table.has("path"):
+            frame["path"] = np.array(self.table.image_keys, dtype=object)[rows]
+        if self.table.has("label"):
+            frame["label"] = self.table.frame["label"].to_numpy()[rows]
         kept = [name for name in COLUMNS if name in frame or name not in ("path", "label")]
         frame = frame.reindex(columns=kept).astype({"group": "Int64", **dict.fromkeys(TEXTS, object)})
         return frame.fillna(dict.fromkeys(TEXTS, ""))

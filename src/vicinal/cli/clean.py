@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 from vicinal.cli.flags import Arguments, Parser, add_settings, print_result, read_settings
 from vicinal.cli.inputs import SOURCE, add_embedding, add_json, check_embedding, check_source, read_embedding
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
 PAGE = "cleaning.html"
+SUFFIXES = {"out": (".html", ".htm"), "csv": (".csv", ".parquet"), "fiftyone": (".csv",)}
 
 
 def add_clean(parser: Parser) -> None:
@@ -30,25 +33,24 @@ def clean(arguments: Arguments) -> None:
     """Find broken files, duplicates, label errors, outliers and more, and write a page to look through."""
     from vicinal.workflows.clean_settings import CleanSettings
 
-    for flag, suffixes in (("csv", (".csv", ".parquet")), ("fiftyone", (".csv",))):
-        file = getattr(arguments, flag)
-        if file is not None and not file.lower().endswith(suffixes):
-            raise InputError(f"--{flag} {file}: name a file ending in {' or '.join(suffixes)}")
     check_source(arguments.source)
+    _check_files_to_write(arguments)
+    settings = read_settings(CleanSettings, arguments)
     check_embedding(arguments)
     from pathlib import Path
 
     from vicinal.report.page.cleaning import write_cleaning_page
-    from vicinal.workflows.clean import find_problems_of_source, write_fiftyone_tags, write_findings
+    from vicinal.workflows.clean import find_problems_of_source, images_folder, write_fiftyone_tags, write_findings
 
-    settings = read_settings(CleanSettings, arguments)
-    findings = find_problems_of_source(read_embedding(arguments), arguments.source, settings, arguments.split)
+    reader = read_embedding(arguments)
+    findings = find_problems_of_source(reader, arguments.source, settings, arguments.split)
     for file, write in ((arguments.fiftyone, write_fiftyone_tags), (arguments.csv, write_findings)):
         if file is not None:
             write(file, findings)
             log(f"wrote {file}")
     title = arguments.title or Path(arguments.source).resolve().name or arguments.source
-    write_cleaning_page(arguments.out, findings, title=title)
+    folder = images_folder(reader, arguments.source, arguments.split)
+    write_cleaning_page(arguments.out, findings, title=title, folder=folder)
     counts = findings.counts
     if arguments.json:
         print_result({"images": len(findings.table), "findings": counts, "page": str(arguments.out)})
@@ -56,3 +58,29 @@ def clean(arguments: Arguments) -> None:
         width = max(map(len, counts))
         lines = [f"{name.replace('_', ' '):{width}}  {number:,}" for name, number in counts.items()]
         print_result("\n".join([*lines, str(arguments.out)]))
+
+
+def _check_files_to_write(arguments: Arguments) -> None:
+    """Refuse, before anything is read, to write over the source, over decisions, or one file over another."""
+    taken = {os.path.realpath(arguments.source): "the source"}
+    for flag, suffixes in SUFFIXES.items():
+        file = getattr(arguments, flag)
+        if file is None:
+            continue
+        if not file.lower().endswith(suffixes):
+            raise InputError(f"--{flag} {file}: name a file ending in {' or '.join(suffixes)}")
+        if os.path.isdir(file):
+            raise InputError(f"--{flag} {file}: is a folder; name a file")
+        other = taken.setdefault(os.path.realpath(file), f"--{flag}")
+        if other != f"--{flag}":
+            raise InputError(f"--{flag} {file}: is {other} too; name another file")
+        if flag == "csv" and os.path.exists(file):
+            _check_undecided(file)
+
+
+def _check_undecided(file: str) -> None:
+    """Refuse to write over findings in which decisions have been filled in."""
+    from vicinal.workflows.clean import num_decisions
+
+    if number := num_decisions(file):
+        raise InputError(f"--csv {file}: holds {number} decisions, which would be lost; name another file")

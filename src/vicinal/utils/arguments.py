@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
-from types import NoneType
+from types import FunctionType, NoneType
 from typing import TypeGuard
 
 from vicinal.utils.errors import InputError, one_line
@@ -17,32 +17,37 @@ MAX_PLAIN_DEPTH, MAX_PLAIN_VALUES = 16, 10_000
 """Limits of nested values: a few aliases of a YAML file can stand for billions of values."""
 
 
+def _name(owner: object) -> str:
+    """The name of a function, or of the class of an object."""
+    return owner.__name__ if isinstance(owner, FunctionType) else type(owner).__name__
+
+
 def check_positive(owner: object, **values: object) -> None:
     """Check that every value is a number from 1e-12 to 1e12."""
     for name, value in values.items():
         if not (_is_within_limits(value) and value >= 1 / MAX_MAGNITUDE):
-            raise InputError(f"{type(owner).__name__}: {name} = {shown(value)} must be positive{_limits(value)}")
+            raise InputError(f"{_name(owner)}: {name} = {shown(value)} must be positive{_limits(value)}")
 
 
 def check_finite(owner: object, **values: object) -> None:
     """Check that every value is a finite number, from -1e12 to 1e12."""
     for name, value in values.items():
         if not _is_within_limits(value):
-            raise InputError(f"{type(owner).__name__}: {name} = {shown(value)} must be a finite number{_limits(value)}")
+            raise InputError(f"{_name(owner)}: {name} = {shown(value)} must be a finite number{_limits(value)}")
 
 
 def check_nonnegative(owner: object, **values: object) -> None:
     """Check that every value is a number from 0 to 1e12."""
     for name, value in values.items():
         if not (_is_within_limits(value) and value >= 0):
-            raise InputError(f"{type(owner).__name__}: {name} = {shown(value)} must not be negative{_limits(value)}")
+            raise InputError(f"{_name(owner)}: {name} = {shown(value)} must not be negative{_limits(value)}")
 
 
 def check_fraction(owner: object, **values: object) -> None:
     """Check that every value is a number from 0 to 1."""
     for name, value in values.items():
         if not (is_number(value) and 0 <= value <= 1):
-            raise InputError(f"{type(owner).__name__}: {name} = {shown(value)} must be from 0 to 1")
+            raise InputError(f"{_name(owner)}: {name} = {shown(value)} must be from 0 to 1")
 
 
 def check_positive_integer(owner: object, **values: object) -> None:
@@ -50,16 +55,14 @@ def check_positive_integer(owner: object, **values: object) -> None:
     for name, value in values.items():
         if not (is_integer(value) and 1 <= value <= MAX_INTEGER):
             most = f" and at most {MAX_INTEGER}" if is_integer(value) and value > 1 else ""
-            raise InputError(
-                f"{type(owner).__name__}: {name} = {shown(value)} must be at least 1{most}, a whole number"
-            )
+            raise InputError(f"{_name(owner)}: {name} = {shown(value)} must be at least 1{most}, a whole number")
 
 
 def check_bool(owner: object, **values: object) -> None:
     """Check that every value is True or False."""
     for name, value in values.items():
         if not isinstance(value, bool):
-            raise InputError(f"{type(owner).__name__}: {name} = {shown(value)} must be True or False")
+            raise InputError(f"{_name(owner)}: {name} = {shown(value)} must be True or False")
 
 
 def given(**values: object) -> dict[str, object]:
@@ -90,7 +93,7 @@ def _limits(value: object) -> str:
 def check_seed(owner: object, seed: object) -> None:
     """Check that a seed is a Python integer of at least 0."""
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"{type(owner).__name__}: seed = {shown(seed)} must be a whole number from 0 up")
+        raise InputError(f"{_name(owner)}: seed = {shown(seed)} must be a whole number from 0 up")
 
 
 def check_list(name: str, value: object, wanted: str) -> None:

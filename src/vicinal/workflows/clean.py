@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from vicinal.analysis import Findings, ImageFacts, fiftyone_frame, find_problems, image_facts
+from vicinal.data.cleaning_decisions import common_folder
 from vicinal.data.table import Table
-from vicinal.data.table_files import write_table
+from vicinal.data.table_files import read_csv, write_table
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
@@ -41,6 +42,8 @@ def find_problems_of_source(
     kind = source_kind(source)
     if kind in ("embeddings", "index"):
         embedded = reader.embed(source, split)
+        if not embedded.table.has("path") and (split not in (None, "all") or reader.where is not None):
+            log("without paths: rows are numbered within those selected; decisions fit a table of these rows only")
         return find_problems(embedded.vectors, embedded.table, _facts(embedded.table), **options)
     if kind != "run" and reader.model is None:
         log(f"embedding with {DEFAULT_MODEL}, which was not trained on these images; --model takes another")
@@ -61,6 +64,33 @@ def write_findings(path: str | Path, findings: Findings) -> None:
         OSError: the file cannot be written.
     """
     write_table(Path(path), findings.to_frame())
+
+
+def num_decisions(path: str | Path) -> int:
+    """How many lines of a .csv or .parquet file say a decision; 0 of a file that holds no findings."""
+    import pandas as pd
+
+    try:
+        frame = read_csv(Path(path)) if str(path).lower().endswith(".csv") else pd.read_parquet(path)
+    except (InputError, OSError, ValueError):
+        return 0
+    return int(frame["decision"].astype(bool).sum()) if {"finding", "decision"} <= set(frame.columns) else 0
+
+
+def images_folder(reader: EmbeddingReader, source: str, split: str | None = None) -> str | None:
+    """The folder that all images of a source are in, those that are not selected too; None if all are selected.
+
+    Paths below it tell an image of one split from that of the same name in another.
+
+    Raises:
+        InputError: the source cannot be read.
+    """
+    if split in (None, "all") and reader.where is None:
+        return None
+    whole = replace(reader, where=None, whitening=None)
+    is_stored = source_kind(source) in ("embeddings", "index")
+    table = whole.embed(source, "all").table if is_stored else whole.read_table(source, "all")
+    return common_folder(table.paths) if table.has("path") else None
 
 
 def write_fiftyone_tags(path: str | Path, findings: Findings) -> None:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vicinal.utils.arguments import check_nonnegative, check_positive_integer
+from vicinal.utils.errors import InputError
+
+MAX_SEED = 2**32 - 1  # of scikit-learn
+
 
 @dataclass(frozen=True)
 class CleanSettings:
@@ -18,6 +23,9 @@ class CleanSettings:
         num_clusters: number of clusters of k-means. None takes HDBSCAN, which needs none.
         min_cluster_size: the least number of images of a cluster of HDBSCAN.
         seed: seed of k-means.
+
+    Raises:
+        InputError: a value is impossible.
     """
 
     num_neighbors: int = 10
@@ -27,3 +35,15 @@ class CleanSettings:
     num_clusters: int | None = None
     min_cluster_size: int = 5
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive_integer(self, num_neighbors=self.num_neighbors, min_cluster_size=self.min_cluster_size)
+        if self.num_clusters is not None:
+            check_positive_integer(self, num_clusters=self.num_clusters)
+        check_nonnegative(self, min_outlier_factor=self.min_outlier_factor)
+        for name in ("min_similarity", "min_pixel_similarity"):
+            value = getattr(self, name)
+            if value is not None and not -1 <= value <= 1:
+                raise InputError(f"{name} = {value} must be from -1 to 1")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise InputError(f"seed = {self.seed} must be from 0 to {MAX_SEED}")

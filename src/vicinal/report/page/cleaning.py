@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
@@ -44,7 +45,9 @@ class ReviewFrames(ImageFrames):
         return super().frame(row, kind, mark, text)
 
 
-def write_cleaning_page(path: str | Path, findings: Findings, *, title: str = "Findings") -> None:
+def write_cleaning_page(
+    path: str | Path, findings: Findings, *, title: str = "Findings", folder: str | None = None
+) -> None:
     """Write a page about findings: duplicates, label errors, outliers, clusters and more, to be looked through.
 
     It is one HTML file that opens from disk without a network, as that of :func:`write_page`. Images are marked to be
@@ -55,6 +58,8 @@ def write_cleaning_page(path: str | Path, findings: Findings, *, title: str = "F
         path: the file, such as `cleaning.html`; it is replaced as a whole.
         findings: as :func:`~vicinal.analysis.find_problems` returns them; of many, the first are shown.
         title: of the page.
+        folder: that in which the paths of `decisions.csv` begin; None: the innermost that all images of the table are
+            in. If these were selected from a larger table, it is that of all its images.
 
     Raises:
         OSError: the file cannot be written.
@@ -89,7 +94,7 @@ def write_cleaning_page(path: str | Path, findings: Findings, *, title: str = "F
     groups = {"Review": [overview_section(findings, present)], **groups}
     images = thumbnails.encoded()
     line = " · ".join([counted(len(findings.table), "image"), *thumbnails.notes()])
-    data = {"images": images, "review": _review_data(frames, findings)}
+    data = {"images": images, "review": _review_data(frames, findings, folder)}
     write_bytes(path, _document(without_home(title), line, groups, data))
 
 
@@ -107,10 +112,10 @@ def _document(title: str, summary: str, groups: Mapping[str, list[Section]], dat
     return whole.encode("utf-8", errors="replace")
 
 
-def _review_data(frames: ReviewFrames, findings: Findings) -> dict[str, object]:
+def _review_data(frames: ReviewFrames, findings: Findings, folder: str | None) -> dict[str, object]:
     """What the script of the review reads; images are named by their paths below the folder of all of them."""
     table = findings.table
-    names = _relative_keys(table)
+    names = _relative_keys(table, folder)
     images = {number: {"row": row, "path": names[row]} for number, row in frames.rows.items()}
     suggestions = _suggestions(frames, findings)
     digest = hashlib.sha256(json.dumps([images, suggestions], sort_keys=True).encode()).hexdigest()
@@ -124,11 +129,11 @@ def _review_data(frames: ReviewFrames, findings: Findings) -> dict[str, object]:
     }
 
 
-def _relative_keys(table: Table) -> list[str]:
+def _relative_keys(table: Table, folder: str | None) -> list[str]:
     """The relative path of each image, and its bounding box, if it has one."""
     if not table.has("path"):
         return [f"row {row}" for row in range(len(table))]
-    short = relative_paths(table.paths)
+    short = relative_paths([*table.paths, folder and os.path.join(folder, "image")])[:-1]
     pairs = zip(table.paths, short, table.image_keys, strict=True)
     return [f"{name}{key.removeprefix(path)}" for path, name, key in pairs]
 
