@@ -15,6 +15,7 @@ from vicinal.analysis import (
     class_probabilities,
     clusters,
     confident_label_errors,
+    fiftyone_frame,
     find_problems,
     image_facts,
     outliers,
@@ -22,6 +23,7 @@ from vicinal.analysis import (
 )
 from vicinal.data import Table, apply_decisions
 from vicinal.utils.errors import InputError
+from vicinal.workflows.clean import write_findings
 
 
 def blobs(classes: int = 4, size: int = 25, spread: float = 0.35, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -97,6 +99,7 @@ def test_facts_tell_broken_blurred_blank_and_odd_images(pictures: Table) -> None
     assert "not an image" in facts.broken["error"][0]
     assert facts.blurred["row"].tolist() == [12]
     assert facts.uninformative["row"].tolist() == [13]
+    assert not np.signbit(facts.uninformative["entropy"]).any()  # shown as 0, not -0
     assert facts.odd_sizes[["row", "width", "height"]].to_numpy().tolist() == [[14, 600, 40]]
     cropped = Table(pictures.frame.iloc[[0]].assign(x_1=0, y_1=0, x_2=20, y_2=10))
     assert image_facts(cropped).frame[["width", "height"]].to_numpy().tolist() == [[20, 10]]
@@ -143,3 +146,17 @@ def test_findings_about_boxes_are_decided_one_by_one(tmp_path: Path) -> None:
 def test_no_clusters_cannot_be_asked_for() -> None:
     with pytest.raises(InputError, match="clusters: num_clusters = 0 must be at least 1"):
         clusters(np.eye(3), Table(pd.DataFrame({"label": [0, 1, 2]})), num_clusters=0)
+
+
+def test_findings_about_integer_labels_are_written_in_every_form(tmp_path: Path) -> None:
+    vectors, labels = blobs(2, 8, 0.01)
+    labels[0] = 1
+    vectors[1] = vectors[0]
+    paths = [f"/p/{row}.png" for row in range(16)]
+    findings = find_problems(vectors, Table(pd.DataFrame({"path": paths, "label": labels})), num_neighbors=5)
+    write_findings(tmp_path / "f.parquet", findings)
+    lines = pd.read_parquet(tmp_path / "f.parquet")
+    assert lines.query("finding == 'label_error'")["suggested_label"].tolist() == ["0"]
+    tags = fiftyone_frame(findings)
+    assert tags["suggested_label"][0] == "0"
+    assert tags["tags"][0].startswith("near_duplicate,label_error")

@@ -115,3 +115,5 @@ def test_the_command_writes_the_new_table_and_deletes_nothing(photos: Path, tmp_
     assert Table.from_csv(new).class_counts.tolist()[:2] == [6, 5]
     assert (photos / "class0" / "0.png").is_file()
     assert main(["data", str(photos), "--apply", str(tmp_path / "none.csv")]) == 2
+    assert main(["data", str(photos), "--apply", str(file), "--out", str(file), "--no_check"]) == 2
+    assert file.read_text().startswith("path,decision")

@@ -98,7 +98,7 @@ class Findings:
             _duplicates_part(self.exact_duplicates, "exact_duplicate", "drop"),
             _duplicates_part(self.near_duplicates, "near_duplicate", ""),
             _part(self.label_errors, "label_error", "self_confidence", suggestion="relabel")
-            .assign(suggested_label=self.label_errors["suggested_label"]),
+            .assign(suggested_label=self.label_errors["suggested_label"].astype(str)),
             _part(self.outliers, "outlier", "outlier_factor"),
             _part(self.blurred, "blurred", "sharpness"),
             _part(self.uninformative, "uninformative", "entropy"),

@@ -137,7 +137,7 @@ def _measured(path: str, box: Box | None) -> tuple[Doubles, Floats] | str:
     width, height = size if box is None else gray.size
     gray.thumbnail((SHARPNESS_SIDE, SHARPNESS_SIDE), Image.Resampling.BOX)
     sharpness = float(laplace(np.asarray(gray, dtype=np.float32)).var())
-    numbers = np.array([width, height, width / height, sharpness, gray.entropy()])
+    numbers = np.array([width, height, width / height, sharpness, gray.entropy() + 0.0])  # not -0
     return numbers, np.asarray(gray.resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BOX))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, replace
 
 from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
@@ -41,6 +42,8 @@ def data(arguments: Arguments) -> None:
     settings = read_settings(DataSettings, arguments, noise=read_settings(NoiseSettings, arguments, "noise."))
     check_source(settings.source)
     check_files(settings.root, arguments.apply)
+    if arguments.apply and arguments.out and os.path.realpath(arguments.apply) == os.path.realpath(arguments.out):
+        raise InputError(f"--out {arguments.out}: holds the decisions to apply, which would be lost; name another file")
     from vicinal.data import add_noise, load_table, split_fingerprint
     from vicinal.data.columns import column_aliases
     from vicinal.data.dataset import divide

@@ -130,4 +130,5 @@ def frame_digest(frame: pd.DataFrame) -> str:
     boxes = BOX_COLUMNS if set(BOX_COLUMNS) <= set(frame) else ()
     names = sorted(column for column in map(str, frame.columns) if is_known_column(column) or column in boxes)
     columns = {column: frame[column].tolist() for column in names}
-    return hashlib.sha256(json.dumps([len(frame), columns]).encode()).hexdigest()
+    # A column of integers with missing values holds pandas.NA, which JSON does not know.
+    return hashlib.sha256(json.dumps([len(frame), columns], default=str).encode()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -89,7 +90,9 @@ def images_folder(reader: EmbeddingReader, source: str, split: str | None = None
         return None
     whole = replace(reader, where=None, whitening=None)
     is_stored = source_kind(source) in ("embeddings", "index")
-    table = whole.embed(source, "all").table if is_stored else whole.read_table(source, "all")
+    with warnings.catch_warnings():  # they were shown when the selected rows were read
+        warnings.simplefilter("ignore")
+        table = whole.embed(source, "all").table if is_stored else whole.read_table(source, "all")
     return common_folder(table.paths) if table.has("path") else None
 
 
