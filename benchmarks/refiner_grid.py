@@ -60,7 +60,7 @@ MULTI_SIMILARITY = ["--loss=MultiSimilarityLoss", "--loss.base=0.5"]
 ALL_IMAGES, AS_TRAINED = "--augmentation.class_sizes=null", "--update_factors=[1]"
 REFINERS: dict[str, list[str]] = {
     "default": [],
-    "paper": [],  # by its recipe, but that the validation classes are not trained on
+    "paper": ["--batch_size=null"],  # by its recipe, but that the validation classes are not trained on
     "first default": [
         *(RANDOM, NO_GATE, NO_NULL, "--refiner.learn_temperature=false", "--refiner.num_heads=4", *MULTI_SIMILARITY),
         *("--augmentation.noise=1", "--augmentation.noise_per=neighbor", "--augmentation.noise_covariance=isotropic"),
@@ -178,7 +178,7 @@ def half_of_classes(table: Table) -> Table:
 def few_per_class(table: Table, low: int, high: int, seed: int) -> Table:
     """The table with `low` to `high` random images of each class of train and val; the test classes keep all."""
     rng, labels = np.random.default_rng(seed), table.labels
-    keep = (table.frame["split"] == "test").to_numpy()
+    keep = (table.frame["split"] == "test").to_numpy(copy=True)
     for label in np.unique(labels[~keep]):
         keep[rng.permutation(np.flatnonzero(labels == label))[: rng.integers(low, high + 1)]] = True
     return table.take(keep)
