@@ -92,3 +92,14 @@ def test_pixels_tell_copies_from_images_that_are_only_similar(tmp_path: Path) ->
     whole = pixel_similarities(thumbnails, np.array([0]), np.array([2]), sides=())
     assert whole[0] < alike[1]  # of a crop, which has to be looked for in the original
     assert duplicate_groups(np.ones((5, 2)), table, thumbnails=thumbnails)["row"].tolist() == [0, 1, 2, 3]
+
+
+def test_very_many_similar_embeddings_are_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(duplicates, "MANY_PAIRS", 6)
+    table = Table(pd.DataFrame({"path": list("abcd")}))
+    duplicate_groups(np.eye(4), table)
+    assert "pairs" not in capsys.readouterr().err
+    duplicate_groups(np.ones((4, 2)), table)
+    assert "at least 6 pairs of embeddings are as similar as 0.95" in " ".join(capsys.readouterr().err.split())

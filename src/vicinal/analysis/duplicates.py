@@ -17,11 +17,13 @@ from vicinal.data.table import Table
 from vicinal.retrieval.range_queries import Pairs, similar_pairs
 from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.console import log
 
 DUPLICATE_SIMILARITY = 0.999
 MIN_SIMILARITY = 0.95  # of embeddings, where pixels are compared too
 MIN_PIXEL_SIMILARITY = 0.85
 MERGED_PAIRS = 2**20  # that wait until they are merged into components
+MANY_PAIRS = 100_000  # whose pixels take minutes to compare
 
 
 def near_duplicates(neighbors: QueryNeighbors, threshold: float = DUPLICATE_SIMILARITY) -> pd.DataFrame:
@@ -134,7 +136,14 @@ def duplicate_groups(
     """
     check_rows(embeddings, table)
     components = _Components(len(table))
+    num_pairs = 0
     for pairs in similar_pairs(UnitVectors(embeddings, "embedding"), min_similarity):
+        if num_pairs < MANY_PAIRS <= num_pairs + len(pairs.first):
+            log(
+                f"at least {MANY_PAIRS:,} pairs of embeddings are as similar as {min_similarity:g}, which takes long: "
+                "raise min_similarity, or look at the embeddings, most of which may be equal"
+            )
+        num_pairs += len(pairs.first)
         if thumbnails is not None and len(pairs.first):
             alike = pixel_similarities(thumbnails, pairs.first, pairs.second) >= min_pixel_similarity
             pairs = Pairs(pairs.first[alike], pairs.second[alike], pairs.scores[alike])

@@ -236,6 +236,7 @@ def _errors(findings: Findings) -> Markup:
 def _group_text(members: pd.DataFrame) -> str:
     first = members.iloc[0]
     words = [counted(len(members), "image")]
+    words += [f"{MAX_IN_GROUP} shown"] * (len(members) > MAX_IN_GROUP)
     words += ["different labels"] * bool(first["is_contradiction"]) + ["several splits"] * bool(first["is_leak"])
     return " · ".join(words)
 
