@@ -63,7 +63,7 @@ def similar_pairs(vectors: UnitVectors, threshold: float) -> Iterator[Pairs]:
     """Find every pair of vectors whose similarity is at least the threshold, each pair once, the lower row first.
 
     The pairs come block by block, so that memory is bounded however many there are: the scores of a block take 64 MB,
-    its pairs at most some 400 MB, if all vectors are alike.
+    its pairs at most 1.2 GB, if all vectors are alike.
 
     Example:
         >>> vectors = UnitVectors(np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), "vector")
