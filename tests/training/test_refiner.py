@@ -460,6 +460,7 @@ def test_the_largest_updates_that_lose_nothing_are_kept(tiny: list[str], tmp_pat
     assert pd.read_csv(one.run.metrics)["update factor"].tolist() == [1.0, 0.5, 0.5, 0.5]
     saved, best = ContextRefiner.from_pretrained(one.run.model), load_checkpoint(one.run.best)["module"]
     assert saved.metrics["val update factor"] == 0.5
+    assert best["refiner.blocks.0.gate"].item() == weights[2]  # trying a factor changes nothing
     for name, weight in saved.state_dict().items():
         factor = 0.5 if name.endswith("gate") else 1.0
         assert torch.equal(weight, factor * best[f"refiner.{name}"]), name
