@@ -68,7 +68,7 @@ REFINE_HELP = Help(
         "refiner.depth": ("8", "number of blocks"),
         "refiner.num_heads": ("1", "number of attention heads"),
         "refiner.neighbors": ("8", "number of neighbors that an embedding attends to"),
-        "augmentation.noise": ("0.6", "norm of the noise added to training embeddings"),
+        "augmentation.noise": ("", "norm of the noise added to training embeddings (default: chosen by the split val)"),
         "loss": LOSS,
         "batch_size": ("", "embeddings per batch (default: 128, or fewer to suit the data)"),
         "epochs": ("15", "passes over the training embeddings"),

@@ -124,7 +124,7 @@ def class_group_codes(table: Table) -> Integers:
     Example:
         >>> import pandas as pd
         >>> class_group_codes(Table(pd.DataFrame({"label": ["cat", "cat", "dog"], "group": [7, -1, 7]})))
-        array([ 0, -1,  1])
+        array([ 1, -1,  3])
     """
     groups = group_codes(table)
     return np.where(groups < 0, -1, table.labels * (groups.max(initial=0) + 1) + groups)
