@@ -5,32 +5,30 @@ import pytest
 from benchmarks.findings.question import QUESTIONS, Question
 from benchmarks.findings.runs import REGIME
 from vicinal.training import Recipe
-from vicinal.workflows.tuning.search_space import Range, read_space
+from vicinal.workflows.tuning.search_space import read_space
 from vicinal.workflows.tuning.study_recipe import override
 
 NAMES = sorted(path.stem for path in QUESTIONS.glob("*.yaml"))
 
 
+def settings_of(question):
+    """Those of each method with a value of what is tuned, and of the first one under each condition."""
+    first, *_ = question.methods.values()
+    for condition in question.conditions.values():
+        yield {**question.settings, **first.settings, **condition}
+    for method in question.methods.values():
+        tuned = {key: values.decoded(values.at(0.5)) for key, values in read_space(method.search).items()}
+        yield {**question.settings, **method.settings, **tuned}
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_each_method_is_a_recipe_under_each_condition(name):
+def test_each_method_is_a_recipe_with_what_is_tuned_and_under_each_condition(name):
     question = Question.read(name)
     assert question.reference in question.methods
-    for method in question.methods.values():
-        for condition in question.conditions.values():
-            settings = {**question.settings, **method.settings, **condition}
-            recipe = Recipe.load(REGIME, [override(key, value) for key, value in settings.items()])
-            assert recipe.create_loss() is not None
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_tuned_is_a_setting_of_the_method(name):
-    question = Question.read(name)
-    for method in question.methods.values():
-        settings = [override(key, value) for key, value in {**question.settings, **method.settings}.items()]
-        for key, values in read_space(method.search).items() if method.search else ():
-            first = values.low if isinstance(values, Range) else values.values()[0]
-            Recipe.load(REGIME, [*settings, override(key, first)])
     assert bool(question.trials) == any(method.search for method in question.methods.values())
+    for settings in settings_of(question):
+        recipe = Recipe.load(REGIME, [override(key, value) for key, value in settings.items()])
+        assert recipe.create_loss() is not None
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -69,7 +69,7 @@ REFINE_HELP = Help(
         "refiner.num_heads": ("1", "number of attention heads"),
         "refiner.neighbors": ("8", "number of neighbors that an embedding attends to"),
         "augmentation.noise": ("", "norm of the noise added to training embeddings (default: chosen by the split val)"),
-        "loss": LOSS,
+        "loss": ("SmoothAPLoss", LOSS[1]),
         "batch_size": ("", "embeddings per batch (default: 128, or fewer to suit the data)"),
         "epochs": ("15", "passes over the training embeddings"),
         "optimizer.lr": ("0.0001", "learning rate"),
