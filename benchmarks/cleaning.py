@@ -1,10 +1,10 @@
-"""How well planted problems are found: duplicates, wrong labels and foreign pictures among photographs of groceries.
+"""How well planted problems are found: duplicates, noisy labels and foreign pictures among photographs of groceries.
 
     python -m benchmarks.cleaning MODEL [--root DATA] [--seed 0]
     python -m benchmarks.cleaning --size 200000 --dim 256
 
 The first command takes the classes of Grocery Store that are not for training, and adds: re-encoded (quality 40),
-resized (60 %) and cropped (90 % of each side) copies of 5 % of the images, one third each; wrong labels, drawn at
+resized (60 %) and cropped (90 % of each side) copies of 5 % of the images, one third each; noisy labels, drawn at
 random, for 5 %; 20 glyphs of Omniglot in random colors. Every finding of `vicinal clean` with its defaults is compared
 with what was planted, beside perceptual hashes (ImageHash) and cleanlab. Intervals are Wilson's, of 95 %.
 
