@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +16,7 @@ from vicinal.data.table import Table
 from vicinal.utils.arrays import Doubles, Floats
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
+from vicinal.utils.threads import thread_pool
 
 SHARPNESS_SIDE = 512  # longer side in pixels at which sharpness is measured, so that large images compare with small
 THUMBNAIL_SIDE = 32
@@ -109,17 +108,13 @@ def image_facts(table: Table) -> ImageFacts:
     thumbnails = np.zeros((len(table), THUMBNAIL_SIDE, THUMBNAIL_SIDE), dtype=np.uint8)
     values = np.full((len(table), len(COLUMNS)), np.nan)
     errors = [""] * len(table)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        try:
-            found = pool.map(_measured, paths, boxes)
-            for row, each in enumerate(track(found, "reading images", len(table), sys.stderr.isatty())):
-                if isinstance(each, str):
-                    errors[row] = each
-                else:
-                    values[row], thumbnails[row] = each
-        except BaseException:  # Ctrl-C: do not read the remaining images first
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with thread_pool() as pool:
+        found = pool.map(_measured, paths, boxes)
+        for row, each in enumerate(track(found, "reading images", len(table), sys.stderr.isatty())):
+            if isinstance(each, str):
+                errors[row] = each
+            else:
+                values[row], thumbnails[row] = each
     frame = pd.DataFrame(values, columns=list(COLUMNS))
     frame.insert(0, "row", np.arange(len(table)))
     return ImageFacts(frame.assign(error=errors), thumbnails)

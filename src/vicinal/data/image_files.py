@@ -6,7 +6,6 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from vicinal.data.columns import BOX_COLUMNS
@@ -15,6 +14,7 @@ from vicinal.data.table import Table
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import file_digest
+from vicinal.utils.threads import thread_pool
 
 MAX_LISTED = 20
 MISSING = "no such file"  # how errors about missing files end
@@ -93,12 +93,8 @@ def check_image_files(table: Table) -> ImageFileProblems:
         ['/lost.png: no such file']
     """
     paths = list(dict.fromkeys(table.paths))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        try:
-            found = list(track(pool.map(_size_or_error, paths), "reading images", len(paths), sys.stderr.isatty()))
-        except BaseException:  # Ctrl-C: do not read the remaining images first
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with thread_pool() as pool:
+        found = list(track(pool.map(_size_or_error, paths), "reading images", len(paths), sys.stderr.isatty()))
     sizes = {path: size for path, size in zip(paths, found, strict=True) if not isinstance(size, str)}
     duplicates = same_content(list(sizes))
     labels = dict(zip(table.paths, table.frame["label"], strict=True)) if table.has("label") else {}

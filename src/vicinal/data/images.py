@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -25,6 +23,7 @@ from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log, track
 from vicinal.utils.errors import InputError
 from vicinal.utils.seeds import derive_seed
+from vicinal.utils.threads import thread_pool
 
 Batch = dict[str, Any]
 """The tensors `images` and `rows` of a batch, and `labels` if the table has labels; whole images are a list."""
@@ -133,15 +132,11 @@ class ImageDataset:
             return image if keep else None
 
         results: list[Image.Image | InputError | None] = []
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            try:
-                for result in track(pool.map(attempt, range(len(self))), "reading images", total=len(self)):
-                    if isinstance(result, InputError) and not skip:
-                        raise result
-                    results.append(result)
-            except BaseException:  # an unreadable image, or Ctrl-C: do not read the remaining images first
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        with thread_pool() as pool:
+            for result in track(pool.map(attempt, range(len(self))), "reading images", total=len(self)):
+                if isinstance(result, InputError) and not skip:
+                    raise result
+                results.append(result)
         self._skip({row: result for row, result in enumerate(results) if isinstance(result, InputError)})
         if keep:
             self._images = [result for result in results if isinstance(result, Image.Image)]
