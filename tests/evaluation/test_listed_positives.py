@@ -74,7 +74,7 @@ def test_bad_input() -> None:
     vectors, table = problem()
     frame, row = table.frame, int(np.flatnonzero(table.frame["is_query"])[0])
     name = frame["image_id"][row]
-    with pytest.raises(InputError, match="9 embeddings, but table of 49 rows"):
+    with pytest.raises(InputError, match="9 embeddings, but a table of 49 rows"):
         evaluate_listed_positives(vectors[:9], table)
     with pytest.raises(InputError, match="no column 'positives'; listed positives need image_id, positives, is_query"):
         evaluate_listed_positives(vectors, Table(frame.drop(columns="positives")))

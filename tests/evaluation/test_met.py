@@ -93,7 +93,7 @@ def test_equally_confident_queries_are_ordered_to_the_disadvantage() -> None:
 def test_bad_input() -> None:
     vectors, table = problem()
     frame = table.frame
-    with pytest.raises(InputError, match="3 embeddings, but table of"):
+    with pytest.raises(InputError, match="3 embeddings, but a table of"):
         evaluate_met(vectors[:3], table)
     for changed, message in (
         (frame.drop(columns="query_set"), "no column 'query_set', which the protocol of met needs"),

@@ -123,7 +123,7 @@ def test_a_tie_with_another_class_is_not_right() -> None:
         ([0, 0, 0], "similarity", "the gallery has 1 classes; queries of unknown classes need 1 besides their own"),
         ([0, 0, 1], "margin", "the gallery has 2 classes; queries of unknown classes need 2 besides their own"),
         ([0, 0, 1], "distance", "score = 'distance' is unknown; use similarity or margin"),
-        ([0, 0, 1, 1], "similarity", "3 embeddings, but table of 4 rows"),
+        ([0, 0, 1, 1], "similarity", "3 embeddings, but a table of 4 rows"),
     ],
 )
 def test_bad_input_is_told(labels: list[int], score: str, message: str) -> None:

@@ -162,7 +162,7 @@ def test_large_labels_of_other_integer_types_do_not_collide() -> None:
 def test_bad_input() -> None:
     vectors, labels = clusters(10, 2)
     table = Table(pd.DataFrame({"label": labels}))
-    with pytest.raises(InputError, match="10 embeddings, but table of 3 rows"):
+    with pytest.raises(InputError, match="10 embeddings, but a table of 3 rows"):
         evaluate(vectors, table.take([0, 1, 2]))
     with pytest.raises(InputError, match="recall@10 is impossible with 9 gallery images"):
         evaluate(vectors, table, recall_at=(1, 10))

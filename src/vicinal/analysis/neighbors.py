@@ -13,7 +13,7 @@ from vicinal.evaluation.relevance import class_group_codes
 from vicinal.evaluation.result import Evaluation
 from vicinal.retrieval.exclusions import Exclusions
 from vicinal.retrieval.neighbors import nearest
-from vicinal.retrieval.scores import Array, UnitVectors
+from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
 
@@ -97,8 +97,7 @@ def query_neighbors(embeddings: Array, table: Table, k: int = 10) -> QueryNeighb
         >>> found.ids.ravel().tolist(), found.same_class.all().item()
         ([1, 0, 3, 2], True)
     """
-    if len(embeddings) != len(table):
-        raise InputError(f"{len(embeddings)} embeddings, but a table of {len(table)} rows; give one row per embedding")
+    check_rows(embeddings, table)
     queries, gallery = query_gallery_rows(table)
     groups = class_group_codes(table) if table.has("label") else np.full(len(table), -1)
     own_rows = own_gallery_rows(table, queries, gallery)

@@ -12,7 +12,7 @@ from vicinal.evaluation import evaluate, query_gallery_rows
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.query_gallery import QueryGallery
 from vicinal.retrieval.refinement import Refinement
-from vicinal.retrieval.scores import Array, UnitVectors
+from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError
 
@@ -42,8 +42,7 @@ def refiner_input(refiner: ContextRefiner, embeddings: Array, table: Table) -> R
         InputError: embeddings and table have different numbers of rows, there are no rows, or the refiner has another
             dimension.
     """
-    if len(embeddings) != len(table):
-        raise InputError(f"{len(embeddings)} embeddings, but a table of {len(table)} rows; give one row per embedding")
+    check_rows(embeddings, table)
     queries, gallery = query_gallery_rows(table)
     rows = np.concatenate([gallery, np.setdiff1d(queries, gallery)])
     if not len(rows):

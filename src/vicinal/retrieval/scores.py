@@ -177,7 +177,7 @@ def _tile_scores(queries: Tensor, gallery: UnitVectors, rows: Integers, columns:
 def check_rows(embeddings: Array, table: Sized) -> None:
     """Raise InputError unless a table has one row per embedding."""
     if len(embeddings) != len(table):
-        raise InputError(f"{len(embeddings)} embeddings, but table of {len(table)} rows; there must be one row each")
+        raise InputError(f"{len(embeddings)} embeddings, but a table of {len(table)} rows; give one row per embedding")
 
 
 def check_same_dim(queries: UnitVectors, gallery: UnitVectors) -> None:
