@@ -29,12 +29,10 @@ from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
 from vicinal.utils.errors import NotBetterError
 from vicinal.utils.run_folder import RunFolder
+from vicinal.utils.run_log import LOWEST_GAIN, MAX_LOSS, UPDATE_FACTOR
 
 REPORTED_METRICS = ("recall@1", "mAP@R")  # beside the metric of the validation
 ATTENTION, UNIFORM = "right-class attention", "right-class neighbors"
-LOWEST_GAIN = "lowest gain in standard errors"  # of the guardrail metrics at any number of images per class, at most 0
-MAX_LOSS = 0.5  # of such a metric, in standard errors
-UPDATE_FACTOR = "update factor"
 
 
 class RefinerModule(nn.Module):

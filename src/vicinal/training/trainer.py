@@ -28,6 +28,7 @@ from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
 from vicinal.utils.errors import TrainingStoppedError, one_line
 from vicinal.utils.run_folder import RunFolder
+from vicinal.utils.run_log import TRAIN_RECALL
 
 
 class Trainer(BaseTrainer):
@@ -159,7 +160,7 @@ class Trainer(BaseTrainer):
         if self.train_sample is None:
             return {}
         vectors = self._embed(self.train_sample, self.embedder)
-        return {"train recall@1": evaluate(vectors, self.train_sample.table, recall_at=[1]).metrics["recall@1"]}
+        return {TRAIN_RECALL: evaluate(vectors, self.train_sample.table, recall_at=[1]).metrics["recall@1"]}
 
     def _embed(self, images: ImageDataset, embedder: Embedder) -> Floats:
         batch_size = self.settings.micro_batch_size or self.sampler.batch_size

@@ -1,4 +1,4 @@
-"""Reading the logs of a run."""
+"""Reading the logs of a run, and the columns of its metrics that have a meaning of their own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from pathlib import Path
 import pandas as pd
 
 from vicinal.utils.errors import InputError
+
+TRAIN_RECALL = "train recall@1"
+LOWEST_GAIN = "lowest gain in standard errors"  # of a refiner's guardrail metrics at any number of images per class
+MAX_LOSS = 0.5  # of such a metric, in standard errors, in an epoch that may be kept
+UPDATE_FACTOR = "update factor"  # of a refiner; not a metric
 
 
 def empty_log() -> pd.DataFrame:

@@ -12,10 +12,7 @@ from vicinal.report.page.charts import Line, line_chart, points_table
 from vicinal.report.page.markup import Markup, Section, element, figure, section
 from vicinal.report.page.run import Run
 from vicinal.utils.plain_yaml import load_yaml
-
-TRAINING = "train recall@1"  # the column of the metrics on training images
-LOWEST_GAIN, MAX_LOSS = "lowest gain in standard errors", 0.5  # what the training of refiners writes and accepts
-UPDATE_FACTOR = "update factor"  # of refiners; not a metric
+from vicinal.utils.run_log import LOWEST_GAIN, MAX_LOSS, TRAIN_RECALL, UPDATE_FACTOR
 
 
 def recipe_section(run: Run) -> Section | None:
@@ -57,9 +54,9 @@ def _recall_chart(runs: Mapping[str, Run]) -> Markup | None:
     """The first metric on the validation split, recall@1 as a rule, and recall@1 on training images as thin lines."""
     lines: list[Line] = []
     for number, (name, run) in enumerate(runs.items()):
-        for metric in [*_validation_metrics(run)[:1], *([TRAINING] if TRAINING in run.metrics else [])]:
+        for metric in [*_validation_metrics(run)[:1], *([TRAIN_RECALL] if TRAIN_RECALL in run.metrics else [])]:
             line = _metric_line(run, metric, metric if len(runs) == 1 else f"{name}: {metric}")
-            lines.append(line._replace(color=number if len(runs) > 1 else None, thin=metric == TRAINING))
+            lines.append(line._replace(color=number if len(runs) > 1 else None, thin=metric == TRAIN_RECALL))
     thin = [line.thin for line in lines]
     text = "Validation, and thin: training images. Where the one falls and the other rises, the model overfits."
     if not any(thin):
@@ -76,7 +73,7 @@ def _metrics_chart(run: Run) -> Markup | None:
 
 
 def _validation_metrics(run: Run) -> list[str]:
-    others = ("step", "epoch", TRAINING, LOWEST_GAIN, UPDATE_FACTOR)
+    others = ("step", "epoch", TRAIN_RECALL, LOWEST_GAIN, UPDATE_FACTOR)
     return [column for column in run.metrics.columns if column not in others]
 
 
