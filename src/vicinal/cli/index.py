@@ -185,16 +185,6 @@ def _root(arguments: Arguments, source: str) -> str | None:
     return os.path.abspath(source) if os.path.isdir(source) else None
 
 
-def _use_root(arguments: Arguments, root: str) -> None:
-    """Keep paths from another folder on, if the one of the index is not there any more."""
-    from vicinal.retrieval import Index
-
-    known = Index.load(arguments.index).root
-    if known is not None and not os.path.isdir(known):
-        with Index.open(arguments.index, arguments.timeout) as index:
-            index.root = root
-
-
 def _is_of_images(source: str) -> bool:
     """Whether a source is embedded here, and holds no embeddings."""
     from vicinal.workflows.source_kind import source_kind
@@ -237,11 +227,9 @@ def _sync(arguments: Arguments, source: str, drop: bool) -> None:
         add,
         drop=drop,
         below=source if os.path.isdir(source) and are_images([source]) else None,
+        root=_root(arguments, source),
         timeout=arguments.timeout,
     )
-    root = _root(arguments, source)
-    if len(changes.moved) and root is not None:
-        _use_root(arguments, root)
     numbers = str(changes) if drop else str(changes).replace(f"{len(changes.vanished):,} vanished, ", "")
     log(f"{source}: {numbers}")
 

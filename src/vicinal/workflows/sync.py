@@ -184,6 +184,7 @@ def sync_index(
     *,
     drop: bool = True,
     below: str | Path | None = None,
+    root: str | None = None,
     timeout: float = TIMEOUT,
     block_size: int = BLOCK_SIZE,
 ) -> Changes:
@@ -201,6 +202,7 @@ def sync_index(
         add: adds a block to an index.
         drop: whether images that have vanished are deleted.
         below: only images in this folder can have vanished; None: all with a path.
+        root: the folder that the index keeps paths from when images were moved and its own is not there any more.
         timeout: seconds to wait while another process writes the index.
         block_size: number of images that are embedded at a time.
 
@@ -214,7 +216,7 @@ def sync_index(
     metadata = Index.load(folder).metadata if exists else Metadata(pd.DataFrame({"id": np.array([], dtype=np.int64)}))
     changes = compare_files(metadata, table, below)
     if exists:
-        _apply_without_embedding(Path(folder), metadata, table, changes, drop, timeout)
+        _apply_without_embedding(Path(folder), metadata, table, changes, drop, root, timeout)
     rows, num_unreadable = np.concatenate([changes.new, changes.changed]), 0
     for start in range(0, len(rows), block_size):
         facts = with_file_facts(table.take(rows[start : start + block_size]))  # of files before they are read
@@ -239,7 +241,7 @@ def sync_index(
 
 
 def _apply_without_embedding(
-    folder: Path, metadata: Metadata, table: Table, changes: Changes, drop: bool, timeout: float
+    folder: Path, metadata: Metadata, table: Table, changes: Changes, drop: bool, root: str | None, timeout: float
 ) -> None:
     """Delete images that have vanished, and replace the columns of those that are there, if anything differs."""
     ids = np.concatenate([metadata.ids_by_key(table.take(changes.same).image_keys), changes.moved_ids])
@@ -255,3 +257,5 @@ def _apply_without_embedding(
         if not is_equal:
             index.update(ids[is_there], updated.take(is_there))
         index.delete(vanished[np.isin(vanished, index.metadata.ids)])
+        if len(changes.moved) and root is not None and index.root is not None and not os.path.isdir(index.root):
+            index.root = root
