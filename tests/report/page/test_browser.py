@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.report.page.browser import Browser, browser, chromium
+from tests.report.page.browser import Browser
 from tests.report.page.cases import digits_case, results_of, with_interval
 from tests.report.page.test_single import write_run
 from vicinal.data import Table
@@ -104,15 +103,6 @@ SIZES = [(1400, 900, False), (390, 844, True)]
 
 def text_of(name: str) -> str:
     return f"document.getElementById('{name}').textContent"
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = chromium()
-    if program is None:
-        pytest.skip("no Chromium is installed (chromium, google-chrome or Playwright's): pages are not opened")
-    with browser(program, tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

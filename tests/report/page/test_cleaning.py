@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from tests.report.page.browser import Browser, browser, chromium
+from tests.report.page.browser import Browser
 from tests.report.page.cases import Page
 from vicinal.analysis import find_problems, image_facts
 from vicinal.data import Table, apply_decisions
@@ -73,15 +72,6 @@ def test_images_without_labels_cannot_be_relabeled(tmp_path: Path) -> None:
     read = Page(tmp_path / "c.html")
     assert not read.data["review"]["hasLabels"]
     assert "label-error" not in read.sections
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = chromium()
-    if program is None:
-        pytest.skip("no Chromium on this machine")
-    with browser(program, tmp_path_factory.mktemp("browser")) as one:
-        yield one
 
 
 @pytest.fixture

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from datetime import date
 from pathlib import Path
 
 from vicinal.analysis import Findings
 from vicinal.data.table import Table
 from vicinal.report.page.cleaning_sections import (
+    anchor,
     class_sizes_section,
     clusters_section,
     duplicates_section,
@@ -21,9 +20,10 @@ from vicinal.report.page.cleaning_sections import (
     outliers_section,
     overview_section,
 )
-from vicinal.report.page.document import SCRIPTS, _source
+from vicinal.report.page.document import document
 from vicinal.report.page.frames import ImageFrames
-from vicinal.report.page.markup import Markup, Section, counted, joined, render
+from vicinal.report.page.header import header_line
+from vicinal.report.page.markup import Markup, Section, counted
 from vicinal.report.page.paths import relative_paths, without_home
 from vicinal.report.page.thumbnails import Thumbnails
 from vicinal.utils.files import write_bytes
@@ -89,27 +89,12 @@ def write_cleaning_page(
         ],
         "Structure": [clusters_section(frames, findings), hubs_section(frames, findings)],
     }
-    groups = {name: [part for part in parts if part is not None] for name, parts in found.items()}
-    present = [part for parts in groups.values() for part in parts]
-    groups = {"Review": [overview_section(findings, present)], **groups}
+    present = [part for parts in found.values() for part in parts if part is not None]
+    groups: dict[str, list[Section | None]] = {"Review": [overview_section(findings, present)], **found}
     images = thumbnails.encoded()
-    line = " · ".join([counted(len(findings.table), "image"), *thumbnails.notes()])
+    line = header_line(counted(len(findings.table), "image"), *thumbnails.notes())
     data = {"images": images, "review": _review_data(frames, findings, folder)}
-    write_bytes(path, _document(without_home(title), line, groups, data))
-
-
-def _document(title: str, summary: str, groups: Mapping[str, list[Section]], data: Mapping[str, object]) -> bytes:
-    whole = render(
-        "page.html",
-        title=title,
-        summary=summary,
-        date=date.today().isoformat(),
-        groups={name: parts for name, parts in groups.items() if parts},
-        data=data,
-        style=joined([_source("page.css"), _source("review.css")]),
-        scripts=[_source(name) for name in (*SCRIPTS, "review.js")],
-    )
-    return whole.encode("utf-8", errors="replace")
+    write_bytes(path, document(without_home(title), line, groups, data, style="review.css", script="review.js"))
 
 
 def _review_data(frames: ReviewFrames, findings: Findings, folder: str | None) -> dict[str, object]:
@@ -146,5 +131,5 @@ def _suggestions(frames: ReviewFrames, findings: Findings) -> dict[str, list[tup
     for each in lines.itertuples():
         if each.row in numbers:
             action = (numbers[each.row], str(each.suggestion), str(each.suggested_label))
-            suggestions.setdefault(str(each.finding).replace("_", "-"), []).append(action)
+            suggestions.setdefault(anchor(str(each.finding)), []).append(action)
     return suggestions

@@ -59,7 +59,7 @@ KEYS = (
 def overview_section(findings: Findings, sections: Sequence[Section]) -> Section:
     """What was found, with links, and how to decide."""
     counts, links = findings.counts, {part.name: part.title for part in sections}
-    shown = [(name, number) for name, number in counts.items() if name.replace("_", "-") in links]
+    shown = [(name, number) for name, number in counts.items() if anchor(name) in links]
     rows = [(_link(name), f"{number:,}") for name, number in shown if number]
     keys = [(_keys(names), meaning) for names, meaning in KEYS]
     lead = (
@@ -157,10 +157,10 @@ def clusters_section(frames: ImageFrames, findings: Findings) -> Section | None:
         entries.append(entry(text, frame_list(images)))
     lead = "Dense groups of images, whatever their labels, each with its most central image. "
     lead += (
-        "A candidate for a new class has no label that more than half of its images share; candidates come first. "
+        "A candidate for a new class has no label that more than half of its images have; candidates come first. "
         if has_labels else "Each may be a class. "
     )  # fmt: skip
-    return section("new-class", TITLES["new_class"], f"{lead}{_of(len(entries), len(summary), 'cluster')}",
+    return section(anchor("new_class"), TITLES["new_class"], f"{lead}{_of(len(entries), len(summary), 'cluster')}",
                    entry_list(entries))  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def hubs_section(frames: ImageFrames, findings: Findings) -> Section | None:
         frames.frame(int(each.row), "plain", f"{each.k_occurrence:,} lists", f"in {each.k_occurrence:,} lists")
         for each in hubs.head(MAX_IMAGES).itertuples()
     ]
-    return section("hub", TITLES["hub"], lead, entry_list([entry("In most lists", frame_list(images))]))
+    return section(anchor("hub"), TITLES["hub"], lead, entry_list([entry("In most lists", frame_list(images))]))
 
 
 def class_sizes_section(findings: Findings) -> Section | None:
@@ -191,7 +191,9 @@ def class_sizes_section(findings: Findings) -> Section | None:
     columns = ["class", "images", *sizes.columns[2:]]
     lead = "How many images the classes have, the smallest first. A class of one image has no positive pair."
     numbers = tall(table(caption, columns, lines, range(1, len(columns))))
-    return section("small-class", TITLES["small_class"], lead, sizes_figure(findings.table.class_counts), numbers)
+    return section(
+        anchor("small_class"), TITLES["small_class"], lead, sizes_figure(findings.table.class_counts), numbers
+    )
 
 
 def _section(
@@ -207,7 +209,12 @@ def _section(
     text = f"{LEADS[name]} {_of(min(shown, number), number, noun)}"
     text += f" {words}." if words else ""
     gallery = entry_list(entries, side_by_side=side_by_side)
-    return section(name.replace("_", "-"), TITLES[name], text, gallery, extra)
+    return section(anchor(name), TITLES[name], text, gallery, extra)
+
+
+def anchor(name: str) -> str:
+    """The name of the section about a finding, as links have it."""
+    return name.replace("_", "-")
 
 
 def _of(shown: int, number: int, noun: str = "image") -> str:
@@ -216,7 +223,7 @@ def _of(shown: int, number: int, noun: str = "image") -> str:
 
 
 def _link(name: str) -> Markup:
-    return element("a", COUNTED.get(name, TITLES[name]), href=f"#{name.replace('_', '-')}")
+    return element("a", COUNTED.get(name, TITLES[name]), href=f"#{anchor(name)}")
 
 
 def _keys(names: Sequence[str]) -> Markup:

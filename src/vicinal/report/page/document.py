@@ -6,13 +6,19 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from importlib import resources
 
-from vicinal.report.page.markup import Markup, Section, render
+from vicinal.report.page.markup import Markup, Section, joined, render
 
+STYLE = "page.css"
 SCRIPTS = ("page.js", "map.js")
 
 
 def document(
-    title: str, summary: str, groups: Mapping[str, Sequence[Section | None]], data: Mapping[str, object]
+    title: str,
+    summary: str,
+    groups: Mapping[str, Sequence[Section | None]],
+    data: Mapping[str, object],
+    style: str | None = None,
+    script: str | None = None,
 ) -> bytes:
     """Make the file.
 
@@ -21,6 +27,8 @@ def document(
         summary: a line below it, which ends with the date.
         groups: name -> sections in their order. Sections that are None are left out, and groups without sections.
         data: what the scripts read, as JSON.
+        style: the name of a style sheet of this page alone.
+        script: the name of a script of this page alone.
     """
     present = {name: [part for part in parts if part is not None] for name, parts in groups.items()}
     whole = render(
@@ -30,8 +38,8 @@ def document(
         date=date.today().isoformat(),
         groups={name: parts for name, parts in present.items() if parts},
         data=data,
-        style=_source("page.css"),
-        scripts=[_source(name) for name in SCRIPTS],
+        style=joined(_source(name) for name in (STYLE, style) if name),
+        scripts=[_source(name) for name in (*SCRIPTS, script) if name],
     )
     return whole.encode("utf-8", errors="replace")
 
