@@ -21,6 +21,7 @@ import unicodedata
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ import numpy as np
 import pandas as pd
 from safetensors.torch import save_file
 
-from benchmarks.table import print_machine
+from benchmarks.table import percent_with_interval, print_machine
 from vicinal import Embedder, Table, evaluate, load_table
 from vicinal.data.benchmarks import glyphs
 from vicinal.evaluation import Evaluation, Resampling, compare_models
@@ -113,13 +114,20 @@ class Comparison:
     """
 
     def __init__(self, dataset: str, root: str, out: Path) -> None:
-        self.dataset, self.out = dataset, out / dataset
+        self.dataset, self.root, self.out = dataset, root, out / dataset
         self.settings = DATASETS[dataset]
         self.recipe = RECIPES / f"{dataset}.yaml"
-        self.root = f"--data.root={root}"
         self.pretraining = RunFolder(self.out / "pretraining")
         self.weights = self.out / "pretrained.safetensors"
-        self.table = load_table(dataset, root=root)
+
+    @property
+    def _data(self) -> str:
+        return f"--data.root={self.root}"
+
+    @cached_property
+    def table(self) -> Table:
+        """The images of the dataset."""
+        return load_table(self.dataset, root=self.root)
 
     def pretrain(self) -> None:
         """Train the stand-in for a pretrained model, and write the weights of its backbone."""
@@ -141,7 +149,12 @@ class Comparison:
         """Over the recipe."""
         method = METHODS[run.method]
         start = [f"--model.pretrained={self.weights}"] if method.is_pretrained else []
-        fixed = [self.root, f"--seed={run.seed}", f"--optimizer.lr={run.rate}", "--validation.metric=mAP@R"]
+        fixed = [
+            self._data,
+            f"--seed={run.seed}",
+            f"--optimizer.lr={run.rate}",
+            "--validation.metric=mAP@R",
+        ]
         frozen = [f"--feature_cache={self.out / 'features'}", *self.settings.frozen]
         more = frozen if "--features=frozen" in method.flags else []
         return [*start, *self.settings.training, *method.flags, *fixed, *more, "--accelerator=cpu"]
@@ -170,19 +183,23 @@ class Comparison:
             scores[rate] = json.loads(config.read_text())["metrics"]["val mAP@R"]
         return max(scores, key=lambda rate: scores[rate])
 
+    def runs(self, method: str) -> list[RunFolder]:
+        """The finished runs of a method with its best rate, one per seed."""
+        rate = self.best_rate(method)
+        runs = [] if rate is None else [RunFolder(self.out / Run(method, rate, seed).name) for seed in SEEDS]
+        return [run for run in runs if run.model.exists()]
+
     def print(self) -> None:
         """The table of what is done: mean over the seeds, intervals over classes, differences to zero-shot, cost."""
         test = self.table.subset("test")
         evaluations, notes = {"zero-shot": _evaluate(self.zero_shot(), test)}, {"zero-shot": "| 0 | 0 | "}
         for method in METHODS:
-            rate = self.best_rate(method)
-            runs = [] if rate is None else [RunFolder(self.out / Run(method, rate, seed).name) for seed in SEEDS]
-            runs = [run for run in runs if run.model.exists()]
+            runs = self.runs(method)
             if runs:
                 found = [_evaluate(Embedder.from_pretrained(run.model), test) for run in runs]
                 spread = np.std([each.metrics["mAP@R"] for each in found], ddof=1) if len(found) > 1 else 0.0
                 evaluations[method] = mean_evaluation(found)
-                seconds = np.median([_seconds(run.path) for run in runs])
+                seconds, rate = np.median([_seconds(run.path) for run in runs]), self.best_rate(method)
                 notes[method] = f"± {100 * spread:.1f} | {seconds:.0f} | {_megabytes(runs[0]):.1f} | {rate:g}"
         results = compare_models(evaluations, test, Resampling())
         print(f"\n{self.dataset}, {len(test):,} test images of {len(test.classes)} unseen classes\n")
@@ -192,15 +209,19 @@ class Comparison:
         print("|---" * 8 + "|")
         for name, note in notes.items():
             rows = results.overall(name)
-            cells = [_interval(rows.loc[metric], "value", "low", "high") for metric in ("recall@1", "mAP@R")]
-            ends = ("difference", "difference_low", "difference_high")
-            cells.append("" if name == "zero-shot" else _interval(rows.loc["mAP@R"], *ends))
+            cells = [percent_with_interval(rows.loc[metric]) for metric in ("recall@1", "mAP@R")]
+            cells.append("" if name == "zero-shot" else percent_with_interval(rows.loc["mAP@R"], "difference"))
             print(f"| {name} | {' | '.join(cells)} | {note} |")
 
-    def zero_shot(self) -> Embedder:
-        """The stand-in for a pretrained model, without training on the dataset."""
-        flags = [self.root, f"--model.pretrained={self.weights}", "--model.dim=null", "--model.norm=none"]
-        return Recipe.load(self.recipe, flags).create_embedder()
+    def zero_shot(self, recipe: Path | None = None) -> Embedder:
+        """The stand-in for a pretrained model, without training on the dataset; images as in a recipe of its own."""
+        flags = [
+            self._data,
+            f"--model.pretrained={self.weights}",
+            "--model.dim=null",
+            "--model.norm=none",
+        ]
+        return Recipe.load(recipe or self.recipe, flags).create_embedder()
 
 
 def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
@@ -258,10 +279,6 @@ def _megabytes(run: RunFolder) -> float:
 
 def _evaluate(model: Embedder, table: Table) -> Evaluation:
     return evaluate(model.embed(table, progress=False), table)
-
-
-def _interval(row: pd.Series, value: str, low: str, high: str) -> str:
-    return f"{100 * row[value]:.1f} [{100 * row[low]:.1f}, {100 * row[high]:.1f}]"
 
 
 def main() -> None:

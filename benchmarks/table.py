@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 
@@ -44,6 +45,12 @@ def mean_and_deviation(values: Sequence[float], form: str = ".1f") -> str:
     """A cell of a table: the mean and, of several values, the standard deviation; empty for none."""
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):{form}}{spread}" if values else ""
+
+
+def percent_with_interval(row: pd.Series, column: str = "value") -> str:
+    """A cell of a table: a value or difference of `ResultsTable.overall` and its interval, in percent."""
+    low, high = ("low", "high") if column == "value" else (f"{column}_low", f"{column}_high")
+    return f"{100 * row[column]:.1f} [{100 * row[low]:.1f}, {100 * row[high]:.1f}]"
 
 
 def print_machine() -> None:

@@ -1,11 +1,11 @@
 """Answers to questions about the papers' claims, by fine-tuning on Omniglot; a page each in docs/findings.
 
     python -m benchmarks.findings losses --root DATA --out RUNS             # goes on where it stopped
-    python -m benchmarks.findings losses noise --root DATA --out RUNS --tables   # prints what is done
+    python -m benchmarks.findings losses label_noise --root DATA --out RUNS --tables   # prints what is done
 
 DATA holds Omniglot's zips. All runs start from a network that classified thousands of rendered characters
 (benchmarks.pretrained). Each method is tuned by `vicinal tune` on the validation alphabet, with the same number of
-random trials; the best settings are trained with three seeds and evaluated on the test alphabets.
+trials; the best settings are trained with three seeds and evaluated on the test alphabets.
 """
 
 from __future__ import annotations

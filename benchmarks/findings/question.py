@@ -38,7 +38,7 @@ class Question:
         settings: of all methods, over the regime.
         methods: name -> method.
         trials: number of trials of each search; 0 if nothing is tuned.
-        reference: the method that the others are compared to, or the first condition if there are several.
+        reference: the method that the others are compared to; None: the first.
         conditions: name -> settings over the tuned ones; each method is trained under each.
         training_images: whether training images are scored too, to see how much a method overfits.
     """

@@ -12,8 +12,6 @@ from pathlib import Path
 from benchmarks.findings.processes import fork_process
 from benchmarks.findings.question import Question, Settings
 from benchmarks.pretrained import Comparison
-from vicinal import Embedder
-from vicinal.training import Recipe
 from vicinal.utils.files import write_bytes
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.tuning.processes import reason
@@ -54,11 +52,6 @@ class Runs:
         self.start = Comparison("omniglot", root, out)
         self._fixed = [f"--data.root={root}", f"--model.pretrained={self.start.weights}", "--accelerator=cpu"]
 
-    def pretrained(self) -> Embedder:
-        """The network that all runs start from, without a head."""
-        settings = [*self._fixed, "--model.dim=null", "--model.norm=none"]
-        return Recipe.load(REGIME, settings).create_embedder()
-
     def of(self, method: str, condition: str) -> list[RunFolder]:
         """The finished runs of a method."""
         folders = [self.folder(Run(method, condition, seed)) for seed in SEEDS]
@@ -82,7 +75,7 @@ class Runs:
         other = self.question.methods[method].tuned_as
         if other is not None:
             question, _, name = other.partition("/")
-            return Runs(Question.read(question), "", self.out).tuned(name or method)
+            return Runs(Question.read(question), self.start.root, self.out).tuned(name or method)
         path = self._tuned_file(method)
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
@@ -117,6 +110,8 @@ class Runs:
         folder = self.folder(run)
         settings = {**self._settings(run.method), **self.tuned(run.method), **self.question.conditions[run.condition]}
         words = ["train", str(REGIME), "--out", str(folder.path), f"--seed={run.seed}", *self._words(settings)]
+        if folder.recipe.exists():
+            words.append("--resume")
         messages = folder.path.with_name(f"{folder.path.name}.log")
         status = fork_process(words, messages, None, {}).wait()
         print(f"{folder.path}: {reason(messages, status) if status else 'done'}", file=sys.stderr, flush=True)

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.pretrained import METHODS, SEEDS, Comparison, Run, mean_evaluation
-from benchmarks.table import print_machine
+from benchmarks.pretrained import METHODS, Comparison, mean_evaluation
+from benchmarks.table import percent_with_interval, print_machine
 from vicinal import Embedder, Table, evaluate
 from vicinal.data import read_image
 from vicinal.evaluation import Evaluation, Resampling, compare_models
 from vicinal.utils.arrays import Floats
-from vicinal.utils.run_folder import RunFolder
 
 BINS = (12, 4, 4)  # of hue, saturation and value
 
@@ -40,9 +39,7 @@ def vectors_of(comparison: Comparison, test: Table) -> Iterator[tuple[str, list[
     yield "color histograms", [color_histograms(test)]
     yield "zero-shot", [comparison.zero_shot().embed(test, progress=False)]
     for method in METHODS:
-        rate = comparison.best_rate(method)
-        runs = [] if rate is None else [RunFolder(comparison.out / Run(method, rate, seed).name) for seed in SEEDS]
-        models = [run.model for run in runs if run.model.exists()]
+        models = [run.model for run in comparison.runs(method)]
         if models:
             yield method, [Embedder.from_pretrained(model).embed(test, progress=False) for model in models]
 
@@ -66,7 +63,7 @@ def main() -> None:
     print(f"\n| {len(test):,} photos of {len(test.classes)} products | {' | '.join(columns)} |\n{'|---' * 5}|")
     for method in found["all images"]:
         rows = [results[name].overall(method).loc[metric] for metric in ("recall@1", "mAP@R") for name in tables]
-        cells = [f"{100 * row['value']:.1f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]" for row in rows]
+        cells = [percent_with_interval(row) for row in rows]
         print(f"| {method} | {' | '.join(cells)} |")
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks.findings.runs import Runs
+from benchmarks.findings.runs import REGIME, Runs
 from benchmarks.pretrained import mean_evaluation
+from benchmarks.table import mean_and_deviation, percent_with_interval
 from vicinal import Embedder, Table, evaluate
 from vicinal.evaluation import Evaluation, Resampling, compare_models
 from vicinal.report.plots import training_against_test
@@ -61,14 +62,14 @@ def _print_condition(runs: Runs, condition: str, found: Found) -> None:
     )
     training = evaluations(runs, condition, "train") if runs.question.training_images else {}
     print(f"\n{runs.question.name}{f', {condition}' if condition else ''}\n")
-    print(f"| | recall@1 | mAP@R | mAP@R over {reference} | p | deviation over seeds | train recall@1 | tuned |")
+    print(f"| | recall@1 | mAP@R | mAP@R over {reference} | p | mAP@R of seeds | train recall@1 | tuned |")
     print("|---" * 8 + "|")
     for method in (NOT_TRAINED, *found):
         rows = results.overall(method)
-        cells = [_interval(rows.loc[metric], "value", "low", "high") for metric in METRICS]
-        ends, row = ("difference", "difference_low", "difference_high"), rows.loc["mAP@R"]
-        cells += ["", ""] if method == reference else [_interval(row, *ends), f"{row['p_value']:.3f}"]
-        cells += [_deviation(found.get(method, [])), _mean(training.get(method, []), "recall@1")]
+        cells, row = [percent_with_interval(rows.loc[metric]) for metric in METRICS], rows.loc["mAP@R"]
+        difference = [percent_with_interval(row, "difference"), f"{row['p_value']:.3f}"]
+        cells += ["", ""] if method == reference else difference
+        cells += [_over_seeds(found.get(method, []), "mAP@R"), _over_seeds(training.get(method, []), "recall@1")]
         tuned = {} if method == NOT_TRAINED else runs.tuned(method)
         cells.append(", ".join(f"{key.rpartition('.')[2]} {_short(value)}" for key, value in tuned.items()))
         print(f"| {method} | {' | '.join(cells)} |", flush=True)
@@ -79,10 +80,8 @@ def _print_overview(runs: Runs, found: dict[str, Found]) -> None:
         print(f"\n{runs.question.name}: {metric}, mean ± deviation over seeds\n")
         print(f"| | {' | '.join(found)} |\n{'|---' * (len(found) + 1)}|")
         for method in runs.question.methods:
-            values = [each.get(method, []) for each in found.values()]
-            print(
-                f"| {method} | {' | '.join(f'{_mean(each, metric)} {_deviation(each, metric)}' for each in values)} |"
-            )
+            cells = [_over_seeds(each.get(method, []), metric) for each in found.values()]
+            print(f"| {method} | {' | '.join(cells)} |")
 
 
 def _evaluate(run: RunFolder, images: Table, split: str) -> Evaluation:
@@ -95,19 +94,11 @@ def _evaluate(run: RunFolder, images: Table, split: str) -> Evaluation:
 
 def _not_trained(runs: Runs, test: Table) -> Evaluation:
     """The scores of the features that all methods start from."""
-    return evaluate(runs.pretrained().embed(test, progress=False), test)
+    return evaluate(runs.start.zero_shot(REGIME).embed(test, progress=False), test)
 
 
-def _mean(found: list[Evaluation], metric: str) -> str:
-    return f"{100 * np.mean([each.metrics[metric] for each in found]):.1f}" if found else ""
-
-
-def _deviation(found: list[Evaluation], metric: str = "mAP@R") -> str:
-    return f"± {100 * np.std([each.metrics[metric] for each in found], ddof=1):.1f}" if len(found) > 1 else ""
-
-
-def _interval(row: pd.Series, value: str, low: str, high: str) -> str:
-    return f"{100 * row[value]:.1f} [{100 * row[low]:.1f}, {100 * row[high]:.1f}]"
+def _over_seeds(found: list[Evaluation], metric: str) -> str:
+    return mean_and_deviation([100 * each.metrics[metric] for each in found])
 
 
 def _short(value: object) -> str:
