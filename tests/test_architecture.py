@@ -26,6 +26,7 @@ IMPORTS: dict[str, set[str]] = {
     "models": {"data", "similarity"},
     "retrieval": {"data", "models"},
     "evaluation": {"data", "retrieval"},
+    "export": {"data", "models", "retrieval", "evaluation"},
     "analysis": {"data", "models", "retrieval", "evaluation"},
     "report": {"data", "models", "retrieval", "evaluation", "analysis"},
     "training": {
@@ -41,8 +42,9 @@ IMPORTS: dict[str, set[str]] = {
         "evaluation",
         "report",
     },
-    "workflows": {"data", "models", "retrieval", "evaluation", "analysis", "report", "training"},
-    "cli": {"data", "models", "retrieval", "evaluation", "report", "training", "workflows"},
+    "serving": {"data", "models", "retrieval", "evaluation", "export", "report"},
+    "workflows": {"data", "models", "retrieval", "evaluation", "export", "analysis", "report", "training"},
+    "cli": {"data", "models", "retrieval", "evaluation", "export", "report", "training", "serving", "workflows"},
 }
 """Package -> the packages it may import, besides itself and `utils`, which all of them may."""
 

@@ -8,6 +8,7 @@ from vicinal.training import Recipe
 from vicinal.workflows.tuning.search_space import read_space
 from vicinal.workflows.tuning.study_recipe import override
 
+NUM_CLASSES = 113  # of the training split
 NAMES = sorted(path.stem for path in QUESTIONS.glob("*.yaml"))
 
 
@@ -29,6 +30,8 @@ def test_each_method_is_a_recipe_with_what_is_tuned_and_under_each_condition(nam
     for settings in settings_of(question):
         recipe = Recipe.load(REGIME, [override(key, value) for key, value in settings.items()])
         assert recipe.create_loss() is not None
+        settings = recipe.settings
+        assert settings.batch_size <= NUM_CLASSES * (settings.samples_per_class or settings.batch_size)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,1 @@
+"""Models for use without PyTorch: ONNX and OpenVINO, each with a report of what it lost."""

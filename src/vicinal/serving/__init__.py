@@ -1,0 +1,1 @@
+"""The HTTP service of an index, its page, and its client."""
