@@ -3,12 +3,11 @@
 import pytest
 
 from benchmarks.findings.question import QUESTIONS, Question
-from benchmarks.findings.runs import REGIME
 from vicinal.training import Recipe
 from vicinal.workflows.tuning.search_space import read_space
 from vicinal.workflows.tuning.study_recipe import override
 
-NUM_CLASSES = 113  # of the training split
+NUM_CLASSES = {"omniglot": 113, "grocery": 31}  # of the training split
 NAMES = sorted(path.stem for path in QUESTIONS.glob("*.yaml"))
 
 
@@ -28,10 +27,12 @@ def test_each_method_is_a_recipe_with_what_is_tuned_and_under_each_condition(nam
     assert question.reference in question.methods
     assert bool(question.trials) == any(method.search for method in question.methods.values())
     for settings in settings_of(question):
-        recipe = Recipe.load(REGIME, [override(key, value) for key, value in settings.items()])
+        recipe = Recipe.load(question.regime, [override(key, value) for key, value in settings.items()])
         assert recipe.create_loss() is not None
         settings = recipe.settings
-        assert settings.batch_size <= NUM_CLASSES * (settings.samples_per_class or settings.batch_size)
+        assert settings.batch_size <= NUM_CLASSES[question.dataset] * (
+            settings.samples_per_class or settings.batch_size
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,11 +1,11 @@
-"""Answers to questions about the papers' claims, by fine-tuning on Omniglot; a page each in docs/findings.
+"""Answers to questions about the papers' claims, by fine-tuning; a page each in docs/findings.
 
     python -m benchmarks.findings losses --root DATA --out RUNS             # goes on where it stopped
     python -m benchmarks.findings losses label_noise --root DATA --out RUNS --tables   # prints what is done
 
-DATA holds Omniglot's zips. All runs start from a network that classified thousands of rendered characters
-(benchmarks.pretrained). Each method is tuned by `vicinal tune` on the validation alphabet, with the same number of
-trials; the best settings are trained with three seeds and evaluated on the test alphabets.
+DATA holds the files of the question's dataset: Omniglot's zips, or grocery.zip. All runs start from the network that
+benchmarks.pretrained trains for it. Each method is tuned by `vicinal tune` on the validation classes, with the same
+number of trials; the best settings are trained with three seeds and evaluated on the test classes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     names = sorted(path.stem for path in QUESTIONS.glob("*.yaml"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("questions", nargs="+", choices=names)
-    parser.add_argument("--root", required=True, help="folder that holds Omniglot's zips")
+    parser.add_argument("--root", required=True, help="folder of the files of the dataset")
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each (default: 1)")
     parser.add_argument("--tables", action="store_true", help="train nothing, print what is done")

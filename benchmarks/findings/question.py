@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 QUESTIONS = Path(__file__).parent / "questions"
+REGIMES = Path(__file__).parent / "regimes"
 Settings = Mapping[str, Any]
 """Key of a setting of the recipe -> value."""
 
@@ -41,6 +42,7 @@ class Question:
         reference: the method that the others are compared to; None: the first.
         conditions: name -> settings over the tuned ones; each method is trained under each.
         training_images: whether training images are scored too, to see how much a method overfits.
+        dataset: omniglot or grocery.
     """
 
     name: str
@@ -50,18 +52,31 @@ class Question:
     reference: str | None
     conditions: Mapping[str, Settings]
     training_images: bool = False
+    dataset: str = "omniglot"
+
+    @property
+    def regime(self) -> Path:
+        """The recipe that all methods have in common."""
+        return REGIMES / f"{self.dataset}.yaml"
 
     @classmethod
     def read(cls, name: str) -> Question:
-        """Read `questions/NAME.yaml`."""
-        values = yaml.safe_load((QUESTIONS / f"{name}.yaml").read_text(encoding="utf-8"))
+        """Read `questions/NAME.yaml`; its methods may be those of another question, which it names."""
+        values = _values(name)
+        given_methods = values["methods"]
+        if isinstance(given_methods, str):
+            given_methods = _values(given_methods)["methods"]
         search, methods = values.get("search", {}), {}
-        for each, given in values["methods"].items():
+        for each, given in given_methods.items():
             method = Method(**(given or {}))
             if method.tuned_as is None and search:
                 method = Method(method.settings, {**search, **method.search})
             methods[each] = method
         conditions = {each: settings or {} for each, settings in values.get("conditions", {"": {}}).items()}
         trials, reference = values.get("trials", 0), values.get("reference")
-        training = values.get("training_images", False)
-        return cls(name, values.get("settings", {}), methods, trials, reference, conditions, training)
+        training, dataset = values.get("training_images", False), values.get("dataset", "omniglot")
+        return cls(name, values.get("settings", {}), methods, trials, reference, conditions, training, dataset)
+
+
+def _values(name: str) -> dict[str, Any]:
+    return yaml.safe_load((QUESTIONS / f"{name}.yaml").read_text(encoding="utf-8"))

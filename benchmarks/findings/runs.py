@@ -19,7 +19,6 @@ from vicinal.workflows.tuning.settings import TuneSettings
 from vicinal.workflows.tuning.study_recipe import override
 from vicinal.workflows.tuning.tune import tune
 
-REGIME = Path(__file__).parent / "regime.yaml"
 SEEDS = (0, 1, 2)
 
 
@@ -43,13 +42,13 @@ class Runs:
 
     Args:
         question: what is compared.
-        root: folder of Omniglot's zips.
+        root: folder of the files of the dataset.
         out: folder of all questions.
     """
 
     def __init__(self, question: Question, root: str, out: Path) -> None:
         self.question, self.out = question, out
-        self.start = Comparison("omniglot", root, out)
+        self.start = Comparison(question.dataset, root, out)
         self._fixed = [f"--data.root={root}", f"--model.pretrained={self.start.weights}", "--accelerator=cpu"]
 
     def of(self, method: str, condition: str) -> list[RunFolder]:
@@ -89,7 +88,7 @@ class Runs:
         ]
         options = TuneSettings(self.question.trials, "sobol", held_out="val", jobs=jobs, images_per_second=900)
         study = self.out / self.question.name / _file_name(method, "tuning")
-        result = tune(REGIME, study, options, words, start=fork_process)
+        result = tune(self.question.regime, study, options, words, start=fork_process)
         assert result.best_trial is not None
         found = {**result.best_trial.values}
         write_bytes(path, json.dumps(found).encode())
@@ -109,7 +108,14 @@ class Runs:
     def _train(self, run: Run) -> None:
         folder = self.folder(run)
         settings = {**self._settings(run.method), **self.tuned(run.method), **self.question.conditions[run.condition]}
-        words = ["train", str(REGIME), "--out", str(folder.path), f"--seed={run.seed}", *self._words(settings)]
+        words = [
+            "train",
+            str(self.question.regime),
+            "--out",
+            str(folder.path),
+            f"--seed={run.seed}",
+            *self._words(settings),
+        ]
         if folder.recipe.exists():
             words.append("--resume")
         messages = folder.path.with_name(f"{folder.path.name}.log")

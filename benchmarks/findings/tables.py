@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks.findings.runs import REGIME, Runs
+from benchmarks.findings.runs import Runs
 from benchmarks.pretrained import mean_evaluation
 from benchmarks.table import mean_and_deviation, percent_with_interval
 from vicinal import Embedder, Table, evaluate
@@ -94,7 +94,7 @@ def _evaluate(run: RunFolder, images: Table, split: str) -> Evaluation:
 
 def _not_trained(runs: Runs, test: Table) -> Evaluation:
     """The scores of the features that all methods start from."""
-    return evaluate(runs.start.zero_shot(REGIME).embed(test, progress=False), test)
+    return evaluate(runs.start.zero_shot(runs.question.regime).embed(test, progress=False), test)
 
 
 def _over_seeds(found: list[Evaluation], metric: str) -> str:
