@@ -9,7 +9,7 @@ from importlib import resources
 from vicinal.report.page.markup import Markup, Section, joined, render
 
 STYLE = "page.css"
-SCRIPTS = ("page.js", "map.js")
+SCRIPTS = ("theme.js", "page.js", "map.js")
 
 
 def document(

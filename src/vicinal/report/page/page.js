@@ -1,7 +1,4 @@
-"use strict";
 const data = JSON.parse(document.getElementById("page-data").textContent);
-const root = document.documentElement;
-const byId = (id) => document.getElementById(id);
 
 // Images: each is in the file once, and put wherever it is shown.
 const CRISP = 64; // pixels; smaller images are enlarged without blur
@@ -25,44 +22,6 @@ for (const image of document.querySelectorAll("img[data-image]")) {
     image.replaceWith(nothing);
   }
 }
-
-// Theme: the system's, light or dark.
-const themes = { system: "as the system", light: "light", dark: "dark" };
-const redraws = []; // what is drawn in colors that are not the style sheet's
-const systemIsDark = window.matchMedia("(prefers-color-scheme: dark)");
-let theme = "system";
-let printing = false;
-const isDark = () => !printing && (theme === "dark" || (theme === "system" && systemIsDark.matches));
-const redraw = () => redraws.forEach((each) => each());
-function setTheme(name) {
-  theme = Object.hasOwn(themes, name) ? name : "system";
-  if (theme === "system") delete root.dataset.theme;
-  else root.dataset.theme = theme;
-  byId("theme-name").textContent = "Colors: " + themes[theme];
-  redraw();
-}
-function stored(name) { // files opened from disk may have no storage
-  try {
-    if (name !== undefined) window.localStorage.setItem("vicinal-theme", name);
-    return window.localStorage.getItem("vicinal-theme");
-  } catch {
-    return null;
-  }
-}
-byId("theme").hidden = false;
-byId("theme").addEventListener("click", () => {
-  const names = Object.keys(themes);
-  setTheme(names[(names.indexOf(theme) + 1) % names.length]);
-  stored(theme);
-});
-systemIsDark.addEventListener("change", redraw);
-for (const [event, value] of [["beforeprint", true], ["afterprint", false]]) {
-  window.addEventListener(event, () => {
-    printing = value;
-    redraw();
-  });
-}
-setTheme(stored() || "system");
 
 // Navigation: unfolded where there is room beside the page; the section that is read is marked.
 const isNarrow = window.matchMedia("(max-width: 54rem)");
