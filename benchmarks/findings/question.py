@@ -61,19 +61,24 @@ class Question:
 
     @classmethod
     def read(cls, name: str) -> Question:
-        """Read `questions/NAME.yaml`; its methods may be those of another question, which it names."""
+        """Read `questions/NAME.yaml`; its methods may be those of another question, which it names.
+
+        Without trials nothing is searched.
+        """
         values = _values(name)
         given_methods = values["methods"]
         if isinstance(given_methods, str):
             given_methods = _values(given_methods)["methods"]
-        search, methods = values.get("search", {}), {}
+        trials, search, methods = values.get("trials", 0), values.get("search", {}), {}
         for each, given in given_methods.items():
             method = Method(**(given or {}))
+            if not trials:
+                method = Method(method.settings, tuned_as=method.tuned_as)
             if method.tuned_as is None and search:
                 method = Method(method.settings, {**search, **method.search})
             methods[each] = method
         conditions = {each: settings or {} for each, settings in values.get("conditions", {"": {}}).items()}
-        trials, reference = values.get("trials", 0), values.get("reference")
+        reference = values.get("reference")
         training, dataset = values.get("training_images", False), values.get("dataset", "omniglot")
         return cls(name, values.get("settings", {}), methods, trials, reference, conditions, training, dataset)
 
