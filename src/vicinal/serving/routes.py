@@ -1,0 +1,97 @@
+"""The endpoints of the service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from vicinal.serving.bodies import DeleteBody, EmbedBody, ItemBody, SearchBody, read_body
+from vicinal.serving.problems import Problem
+
+MAX_SIDE = 1024
+MAX_KEY = 200
+
+router = APIRouter()
+
+
+def _service(request: Request) -> Any:
+    return request.app.state.service
+
+
+@router.post("/search")
+async def search(request: Request) -> Response:
+    """Find the items that are nearest to an image, a vector or another item."""
+    return JSONResponse(await _service(request).search(await read_body(request, SearchBody)))
+
+
+@router.post("/embed")
+async def embed(request: Request) -> Response:
+    """Compute the embedding of an image."""
+    return JSONResponse(await _service(request).embed(await read_body(request, EmbedBody)))
+
+
+@router.post("/items", status_code=201)
+async def add_item(request: Request) -> Response:
+    """Add an item; the answer comes when it cannot be lost any more."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= MAX_KEY:
+        raise Problem(422, f"Idempotency-Key: it has {len(key):,} characters; use 1 to {MAX_KEY}")
+    return JSONResponse(await _service(request).add(await read_body(request, ItemBody), key), 201)
+
+
+@router.delete("/items")
+async def delete_items(request: Request) -> Response:
+    """Delete items by their ids or by a condition."""
+    return JSONResponse(await _service(request).delete(await read_body(request, DeleteBody)))
+
+
+@router.get("/items/{id}")
+async def item(request: Request, id: str) -> Response:
+    """The columns of an item."""
+    return JSONResponse(await _service(request).item(_id(id)))
+
+
+@router.get("/items/{id}/image")
+async def image(request: Request, id: str) -> Response:
+    """The image of an item as a JPEG of at most `size` pixels per side."""
+    text = request.query_params.get("size", "256")
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and 1 <= int(text) <= MAX_SIDE):
+        raise Problem(422, f"size: it must be a whole number of pixels from 1 to {MAX_SIDE}")
+    data = await _service(request).thumbnail(_id(id), int(text))
+    return Response(data, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
+
+
+@router.get("/info")
+async def info(request: Request) -> Response:
+    """What the service searches, and its limits."""
+    return JSONResponse(await _service(request).info())
+
+
+@router.get("/health")
+async def health() -> Response:
+    """Whether the process lives."""
+    return JSONResponse({"status": "alive"})
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """Whether requests are answered now."""
+    if not _service(request).is_ready:
+        raise Problem(503, "the service starts or stops", {"Retry-After": "1"})
+    return JSONResponse({"status": "ready"})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Counters and times for Prometheus."""
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _id(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise Problem(404, "there is no such item; an id is a whole number")
+    return int(text)
