@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from starlette.responses import FileResponse
-from starlette.staticfiles import StaticFiles
 
 from vicinal import __version__
-from vicinal.serving.problems import Problem, add_problem_handlers
+from vicinal.serving.page import router as page_router
+from vicinal.serving.problems import add_problem_handlers
 from vicinal.serving.routes import router
 
-PAGE = Path(__file__).parent / "page"
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'",
@@ -31,14 +28,7 @@ def create_app(service: Any) -> FastAPI:
     app.state.service = service
     add_problem_handlers(app)
     app.include_router(router)
-
-    @app.get("/", include_in_schema=False)
-    async def page(_: Request) -> Response:
-        if not (PAGE / "index.html").is_file():
-            raise Problem(404, "this installation has no page")
-        return FileResponse(PAGE / "index.html", media_type="text/html; charset=utf-8")
-
-    app.mount("/static", StaticFiles(directory=PAGE, check_dir=False))
+    app.include_router(page_router)
 
     @app.middleware("http")
     async def add_headers(request: Request, call_next: Any) -> Response:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from importlib import resources
-from importlib.resources.abc import Traversable
+
+from fastapi import APIRouter, Response
+
+from vicinal.serving.problems import Problem
 
 OF_REPORT = ("page.css", "theme.js")  # files of `vicinal.report.page`
-SUFFIXES = (".html", ".css", ".js")
+MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+
+router = APIRouter(include_in_schema=False)
 
 
-def page_file(name: str) -> Traversable | None:
-    """Return a file of the page; None if it has no file of that name.
+@router.api_route("/", methods=["GET", "HEAD"])
+@router.api_route("/static/{name}", methods=["GET", "HEAD"])
+def page(name: str = "index.html") -> Response:
+    """Answer with a file of the page.
 
-    Args:
-        name: `index.html`, or what the page asks for below `static/`.
-
-    Example:
-        >>> page_file("app.js").name, page_file("page.css").name, page_file("../app.py")
-        ('app.js', 'page.css', None)
+    Raises:
+        Problem: the page has no such file (404).
     """
-    if name in OF_REPORT:
-        return resources.files("vicinal.report.page").joinpath(name)
-    own = {file.name: file for file in resources.files(__name__).iterdir() if file.name.endswith(SUFFIXES)}
-    return own.get(name)
+    files = {file.name: file for file in resources.files(__name__).iterdir()}
+    files |= {each: resources.files("vicinal.report.page").joinpath(each) for each in OF_REPORT}
+    kind = MEDIA_TYPES.get(name.rpartition(".")[2])
+    if kind is None or name not in files:
+        raise Problem(404, "the page has no such file")
+    return Response(files[name].read_bytes(), media_type=kind, headers={"Cache-Control": "no-cache"})
