@@ -43,17 +43,18 @@ def all_gather(tensor: Tensor) -> Tensor:
     """
     if world_size() == 1:
         return tensor
-    _check_same_length(tensor)
-    return _AllGather.apply(tensor)
+    on_device = _on_device_of_group(tensor)
+    _check_same_length(on_device)
+    return _AllGather.apply(on_device).to(tensor.device)
 
 
 def all_reduce_sum(value: Tensor) -> Tensor:
     """The sum over processes of a tensor, without gradient."""
     if world_size() == 1:
         return value
-    total = value.detach().clone()
+    total = _on_device_of_group(value.detach().clone())
     dist.all_reduce(total)
-    return total
+    return total.to(value.device)
 
 
 def all_reduce_mean(value: Tensor) -> Tensor:
@@ -65,9 +66,9 @@ def all_reduce_logsumexp(value: Tensor) -> Tensor:
     """The logarithm of the sum over processes of the exponentials of a tensor, without gradient."""
     if world_size() == 1:
         return value
-    largest = value.detach().clone()
+    largest = _on_device_of_group(value.detach().clone())
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    largest.clamp_min_(torch.finfo(value.dtype).min)
+    largest = largest.to(value.device).clamp_min_(torch.finfo(value.dtype).min)
     return all_reduce_sum((value - largest).exp()).log() + largest
 
 
@@ -75,7 +76,7 @@ def all_equal(value: Tensor) -> bool:
     """Whether all processes hold equal tensors."""
     if world_size() == 1:
         return True
-    largest, smallest = value.clone(), value.clone()
+    largest, smallest = (_on_device_of_group(value.clone()) for _ in range(2))
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
     return bool(torch.equal(largest, smallest))
@@ -92,17 +93,19 @@ def broadcast_object(value: Value) -> Value:
 
 def any_process(flag: bool) -> bool:
     """Whether the flag is true on any process; the result is the same on all."""
-    if world_size() == 1:
-        return flag
-    count = torch.tensor([int(flag)], device="cuda" if dist.get_backend() == "nccl" else "cpu")
-    dist.all_reduce(count)
-    return bool(count.item())
+    return flag if world_size() == 1 else bool(all_reduce_sum(torch.tensor([int(flag)])).item())
 
 
 def barrier() -> None:
     """Wait until all processes have called this function."""
     if world_size() > 1:
         dist.barrier()
+
+
+def _on_device_of_group(tensor: Tensor) -> Tensor:
+    """The tensor on a device that the process group can send from; NCCL, for one, takes no tensors of the CPU."""
+    devices = [each.partition(":")[0] for each in dist.get_backend_config().split(",")]  # of "cpu:gloo,cuda:nccl"
+    return tensor if tensor.device.type in devices else tensor.to(devices[0])
 
 
 def _check_same_length(tensor: Tensor) -> None:
