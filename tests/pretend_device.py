@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import Module, Parameter
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -154,6 +155,17 @@ def pretend_device() -> Iterator[PretendDevice]:
 def on_device(tensor: Tensor) -> Tensor:
     """A leaf on the pretend device with the values of a tensor, which is not counted."""
     return PretendTensor(tensor.detach().clone()).requires_grad_(tensor.requires_grad)
+
+
+def module_on_device(module: Module) -> Module:
+    """A module whose parameters and buffers are moved to the pretend device, without counting."""
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    moved = on_device(tensor)
+                    tensors[name] = Parameter(moved, tensor.requires_grad) if isinstance(tensor, Parameter) else moved
+    return module
 
 
 def is_on_device(value: object) -> bool:
