@@ -96,18 +96,25 @@ class Browser:
             self.requests.append(what["request"]["url"])
 
     def open(
-        self, page: Path, width: int = 1400, height: int = 900, *, dark: bool = False, phone: bool = False
+        self, page: Path | str, width: int = 1400, height: int = 900, *, dark: bool = False, phone: bool = False
     ) -> None:
-        """Open a file in a window of a size, and forget what was noted before."""
+        """Open a file or an address in a window of a size, and forget what was noted before."""
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         self.emulate("dark" if dark else "light")
         self._events.clear()
         self.errors.clear()
         self.requests.clear()
-        self.send("Page.navigate", url=page.as_uri())
-        while not any(event.get("method") == "Page.loadEventFired" for event in self._events):
-            self._events.append(self._next())
+        self.send("Page.navigate", url=page.as_uri() if isinstance(page, Path) else page)
+        self.wait_event("Page.loadEventFired")
         self.frames()
+
+    def wait_event(self, method: str) -> dict[str, Any]:
+        """Wait until something has happened, unless it has since the page was opened, and return what is said of it."""
+        while not (found := [event for event in self._events if event.get("method") == method]):
+            self._events.append(self._next())
+        self._events.remove(found[-1])
+        parameters: dict[str, Any] = found[-1]["params"]
+        return parameters
 
     def emulate(self, scheme: str = "light", media: str = "", motion: str = "no-preference") -> None:
         """What the system prefers, and whether the page is printed."""

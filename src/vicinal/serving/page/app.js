@@ -66,7 +66,7 @@ function setBusy(isBusy) {
 async function searchFile(file) {
   if (byId("pick").disabled) return;
   if (file.type && !file.type.startsWith("image/")) {
-    fail(new server.ServerError(0, "That is no picture.", `${file.name} is ${file.type}.`), () => {});
+    fail(new server.ServerError(0, `${file.name} is ${file.type}.`, "That is no picture."), () => {});
     return;
   }
   try {
@@ -151,7 +151,7 @@ function showQuery({ name, url, width, height, box, item, id }) {
   byId("picture").classList.toggle("tiny", width !== null && Math.max(width, height) < 64);
   byId("asked-note").textContent = noteOn({ name, url, width, height, id });
   region.show(width === null ? null : { width, height }, box);
-  const columns = item === undefined ? [] : Object.entries(item.columns ?? item).filter(([, value]) => value !== null);
+  const columns = item === undefined ? [] : Object.entries({ label: item.label, ...item.columns }).filter(([, value]) => value !== null);
   byId("asked-columns").hidden = !columns.length;
   byId("asked-columns").replaceChildren(...columns.map(([key, value]) =>
     element("div", {}, element("dt", { textContent: key }), element("dd", { textContent: String(value), dir: "auto" }))));

@@ -7,7 +7,10 @@ const SIZE = 256; // pixels
 const THREADS = 6;
 const HIDDEN = ["id", "path", "label", "split", "box"];
 const TINY = 64; // pixels; smaller pictures are enlarged without blur
-const percent = (probability) => `${(100 * probability).toFixed(probability > 0.995 || probability < 0.005 ? 1 : 0)}%`;
+function percent(probability) {
+  if (probability >= 0.995) return "over 99%";
+  return probability < 0.005 ? "below 1%" : `${Math.round(100 * probability)}%`;
+}
 
 // What an image of the index is called.
 export const nameOf = ({ id, label, columns }) => String(label ?? columns?.path?.split("/").at(-1) ?? `image ${id}`);

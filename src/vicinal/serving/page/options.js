@@ -2,14 +2,12 @@
 import { byId, element } from "./elements.js";
 
 const HIDDEN = ["id", "path"]; // columns with a value of its own for each image
-const NUMBERS = ["int", "float", "number"];
 const form = () => byId("options");
-const isNumber = ({ type }) => NUMBERS.some((name) => type.startsWith(name));
 const name = (column) => "`" + column + "`"; // conditions take any name in backquotes
 
 // Make the fields for the columns that /info names.
 export function showOptions({ columns, limits, images }) {
-  byId("k").max = Math.max(1, Math.min(limits?.k ?? limits?.max_k ?? 100, images || 1));
+  byId("k").max = Math.max(1, Math.min(limits?.max_k ?? 100, images || 1));
   byId("k").value = Math.min(12, byId("k").max);
   byId("k").defaultValue = byId("k").value;
   const usable = columns.filter((column) => !HIDDEN.includes(column.name) && !column.name.includes("`"));
@@ -19,7 +17,7 @@ export function showOptions({ columns, limits, images }) {
 }
 
 function field(column) {
-  if (isNumber(column) && !(column.values?.length <= 2)) return range(column);
+  if (column.type === "number") return range(column);
   if (column.values?.length) return choices(column);
   return element("label", { className: "block" }, `${column.name} contains `,
     element("input", { type: "text", name: `contains ${column.name}`, autocomplete: "off" }));

@@ -81,7 +81,7 @@ export class Region {
 
   // A place on the screen in pixels of the picture.
   at({ clientX, clientY }) {
-    const { left, top, width, height } = this.stage.getBoundingClientRect();
+    const { left, top, width, height } = byId("picture").getBoundingClientRect();
     const x = (clientX - left) / width;
     const y = (clientY - top) / height;
     return [clamp(x, 0, 1) * this.size.width, clamp(y, 0, 1) * this.size.height];

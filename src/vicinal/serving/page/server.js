@@ -3,9 +3,15 @@ const MAX_TRIES = 6;
 const MAX_WAIT = 30; // seconds
 const TOKEN = "vicinal-token"; // in the storage of this tab
 
+const TITLES = {
+  0: "The server cannot be reached.", 401: "The server asks for a token.", 404: "Not found.",
+  413: "The picture is too large.", 415: "The picture cannot be read.", 429: "The server is busy.",
+  503: "The server is busy.", 504: "The search took too long.",
+};
+
 export class ServerError extends Error {
-  constructor(status, title, detail) {
-    super(detail || title);
+  constructor(status, detail, title = TITLES[status] ?? (status < 500 ? "This cannot be searched." : "The server has failed.")) {
+    super(detail);
     Object.assign(this, { status, title, detail });
   }
 }
@@ -36,7 +42,7 @@ async function send(path, options) {
     return await fetch(path, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServerError(0, "The server cannot be reached.", "It may have stopped, or the network is down.");
+    throw new ServerError(0, "It may have stopped, or the network is down.");
   }
 }
 
@@ -48,7 +54,7 @@ function secondsToWait({ status, headers }) {
 
 async function problem(response) {
   const said = await response.json().catch(() => ({}));
-  return new ServerError(response.status, said.title || `Error ${response.status}`, said.detail || "");
+  return new ServerError(response.status, said.detail || `Error ${response.status}`);
 }
 
 function sleep(seconds, signal) {
