@@ -1,0 +1,274 @@
+"""Exporting an embedder: the files of the exported model, its preprocessing and its parity report."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vicinal.data.images import ImageDataset
+from vicinal.data.table import Table
+from vicinal.export.exported_embedder import ExportedEmbedder, open_exported
+from vicinal.export.graph import ExportGraph, GalleryRefiner, exportable, other_size, resized_transform
+from vicinal.export.onnx_export import export_onnx
+from vicinal.export.parity import (
+    AFTER,
+    BEFORE,
+    SPEED_BATCH,
+    Differences,
+    ParityReport,
+    check_shapes,
+    compare,
+    machine,
+    speed,
+)
+from vicinal.export.precision import to_fp16, to_int8
+from vicinal.export.settings import SUFFIXES, ExportSettings
+from vicinal.models.embedder import Embedder
+from vicinal.models.inputs import image_batches
+from vicinal.models.refiner import ContextRefiner
+from vicinal.retrieval.refinement import refine
+from vicinal.utils.arrays import Floats
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+from vicinal.utils.extras import import_extra
+
+CALIBRATION_BATCH = 16
+SHAPE_TOLERANCE = 1e-3
+"""How much the export in float32 may differ on random images, which networks were not trained for."""
+
+
+def export(
+    model: Embedder,
+    out: str | Path,
+    settings: ExportSettings | None = None,
+    *,
+    check: Table | None = None,
+    calibration: Table | None = None,
+    refiner: ContextRefiner | None = None,
+    gallery: Floats | None = None,
+    **options: Any,
+) -> ParityReport:
+    """Export an embedder, compare the result with it, and write both only if it does not lose too much.
+
+    Beside the model `NAME.onnx` (`NAME.xml` and `NAME.bin` for OpenVINO) are `NAME.preprocessing.json`, which says how
+    an image becomes its input, and the parity report, `NAME.parity.json` and `NAME.parity.md`.
+
+    Args:
+        model: The embedder.
+        out: The file of the exported model.
+        settings: What is exported; by default ONNX in float32.
+        check: Images on which the exported model is compared with the embedder, with labels for the metrics; None:
+            random ones, for fp32 only.
+        calibration: Images by which int8 is calibrated, as they will be embedded.
+        refiner: A refiner that becomes part of the exported model, with the gallery of its neighbors.
+        gallery: float [g, dim], embeddings of the model.
+        options: Fields of :class:`ExportSettings`, if there are no settings.
+
+    Raises:
+        InputError: The model cannot be exported like this, images cannot be read, or the exported model loses more than
+            the tolerance. Nothing is written then.
+
+    Example:
+        >>> from vicinal.data import ImageTransform
+        >>> model = Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=32)).eval()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = export(model, f"{folder}/model.onnx")
+        ...     sorted(os.listdir(folder))
+        ['model.onnx', 'model.parity.json', 'model.parity.md', 'model.preprocessing.json']
+        >>> report.vectors.largest < 1e-5
+        True
+    """
+    settings, out = settings or ExportSettings(**options), Path(out)
+    _check(out, settings, check, calibration, refiner, gallery)
+    reference = copy.copy(model)  # shares the weights
+    reference.transform = resized_transform(model, settings.size)
+    refined = None if refiner is None or gallery is None else GalleryRefiner(refiner, gallery)
+    graph = ExportGraph(exportable(model, settings), settings, refined)
+    fingerprint = reference.fingerprint() + ("" if refiner is None else f"+{refiner.fingerprint()}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+        new, work = Path(folder, "new"), Path(folder, "work")
+        new.mkdir()
+        work.mkdir()
+        _write(new / out.with_suffix(".preprocessing.json").name, _preprocessing(graph, fingerprint))
+        log(f"exporting {model.config['backbone']}")
+        _write_model(graph, work, new / out.name, fingerprint, calibration)
+        report = _compare(reference, graph, new / out.name, fingerprint, check, refined, gallery)
+        report.check()
+        _write(new / out.with_suffix(".parity.json").name, report.to_dict())
+        (new / out.with_suffix(".parity.md").name).write_text(report.to_markdown(), encoding="utf-8")
+        for file in sorted(new.iterdir(), key=lambda file: file.name == out.name):  # the model last
+            os.replace(file, out.with_name(file.name))
+    return report
+
+
+def _check(
+    out: Path,
+    settings: ExportSettings,
+    check: Table | None,
+    calibration: Table | None,
+    refiner: ContextRefiner | None,
+    gallery: Floats | None,
+) -> None:
+    suffix, precision = SUFFIXES[settings.format], settings.precision
+    if out.suffix != suffix:
+        raise InputError(f"out is {out}; a model for {settings.format} ends in {suffix}")
+    if (refiner is None) != (gallery is None):
+        raise InputError("refiner and gallery belong together: the refiner moves vectors by neighbors of the gallery")
+    if precision == "int8" and refiner is not None:
+        raise InputError("int8 is for a model without refiner; export it without, and refine its vectors")
+    if precision == "int8" and calibration is None:
+        raise InputError("int8 needs calibration_images: some images as those that will be embedded")
+    if precision != "fp32" and (check is None or not check.has("label")):
+        raise InputError(f"what {precision} loses is measured on images with labels; give check")
+    import_extra("onnxruntime", "export", "the export")
+    if settings.format == "openvino":
+        import_extra("openvino", "openvino", "the export for OpenVINO")
+
+
+def _preprocessing(graph: ExportGraph, fingerprint: str) -> dict[str, Any]:
+    """How an image becomes the input of the exported model, and what that gives."""
+    transform, settings = graph.model.transform, graph.settings
+    used = ("size", "resize", "longest", "interpolation", "fast", "channels", "mean", "std")
+    values = {name: getattr(transform, name) for name in used}
+    values["resize"] = round(transform.size / 0.875) if transform.resize is None else transform.resize
+    return {
+        "format": "vicinal-preprocessing",
+        "version": 1,
+        "fingerprint": fingerprint,
+        "backbone": graph.model.config["backbone"],
+        "dim": graph.model.dim,
+        "precision": settings.precision,
+        "input": settings.input,
+        "layout": settings.layout,
+        "dynamic_size": settings.dynamic_size,
+        **values,
+    }
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_model(graph: ExportGraph, work: Path, path: Path, fingerprint: str, calibration: Table | None) -> None:
+    """Write the files of the exported model; first in float32, in which the export itself is checked."""
+    import onnxruntime
+
+    settings, exact = graph.settings, work / "fp32.onnx"
+    export_onnx(graph, exact, fingerprint)
+    session = onnxruntime.InferenceSession(str(exact), providers=["CPUExecutionProvider"])
+    found = check_shapes(graph, lambda images: session.run(None, {"images": images})[0], _sizes(graph))
+    if not found <= max(SHAPE_TOLERANCE, settings.limit) and graph.refiner is None:
+        raise InputError(f"the vectors of the export differ by {found:.2g} on random images; nothing was written")
+    converted = exact
+    if settings.precision == "int8" and calibration is not None:
+        converted = work / "int8.onnx"
+        to_int8(exact, converted, _calibration_batches(graph, calibration))
+    elif settings.precision == "fp16" and settings.format == "onnx":
+        converted = work / "fp16.onnx"
+        to_fp16(exact, converted)
+    if settings.format == "onnx":
+        os.replace(converted, path)
+    else:
+        _to_openvino(converted, path, fingerprint, half=settings.precision == "fp16")
+
+
+def _to_openvino(source: Path, path: Path, fingerprint: str, half: bool) -> None:
+    import openvino
+
+    model = openvino.Core().read_model(str(source))
+    model.set_rt_info(fingerprint, "fingerprint")
+    openvino.save_model(model, str(path), compress_to_fp16=half)
+
+
+def _sizes(graph: ExportGraph) -> list[tuple[int, int]]:
+    """The sizes of images for which the export is checked."""
+    size = graph.model.transform.size
+    return [(size, size), *([other_size(graph.model)] if graph.settings.dynamic_size else [])]
+
+
+def _calibration_batches(graph: ExportGraph, table: Table) -> Iterator[Floats]:
+    """Random images of a table as the input of the exported model."""
+    settings, transform = graph.settings, graph.model.transform
+    number = min(settings.num_calibration_images, len(table))
+    rows = np.random.default_rng(settings.seed).permutation(len(table))[:number]
+    batches, _ = image_batches(ImageDataset(table.take(rows), transform), transform, CALIBRATION_BATCH)
+    std, mean = graph.std, graph.mean
+    for images in batches:
+        inputs = images if settings.input == "tensor" else (images * std + mean).round().byte()
+        yield (inputs.permute(0, 2, 3, 1) if settings.layout == "nhwc" else inputs).contiguous().numpy()
+
+
+def _compare(
+    reference: Embedder,
+    graph: ExportGraph,
+    path: Path,
+    fingerprint: str,
+    check: Table | None,
+    refined: GalleryRefiner | None,
+    gallery: Floats | None,
+) -> ParityReport:
+    settings = graph.settings
+    engine = open_exported(path, **_threads(settings))
+    check_shapes(graph, engine._infer, _sizes(graph))
+    pixels = np.random.default_rng(settings.seed).integers(
+        0, 256, (SPEED_BATCH, reference.transform.channels, *_sizes(graph)[0]), dtype=np.uint8
+    )
+    tensors = image_tensors(pixels, graph)
+    if check is None:
+        images, before, after = "random pixels", _embed(reference, tensors, settings), engine.run(pixels)
+    else:
+        images = "of the check"
+        before = _embed(reference, ImageDataset(check, reference.transform), settings)
+        exported = ExportedEmbedder(engine)
+        after = exported.embed(ImageDataset(check, exported.transform), settings.batch_size)
+    if refined is not None and gallery is not None:
+        before = refine(refined.refiner, before, gallery)
+    files = [each for each in path.parent.iterdir() if each.stem == path.stem]
+    return ParityReport(
+        settings,
+        fingerprint,
+        reference.config["backbone"],
+        images,
+        Differences.of(before, after),
+        compare(before, after, check, settings.seed),
+        {
+            BEFORE: sum(tensor.numel() * tensor.element_size() for tensor in reference.state_dict().values()),
+            AFTER: sum(each.stat().st_size for each in files),
+        },
+        {BEFORE: speed(lambda batch: _embed(reference, batch, settings), tensors), AFTER: speed(engine.run, pixels)},
+        machine("openvino" if settings.format == "openvino" else "onnxruntime"),
+        refined is not None,
+    )
+
+
+def _threads(settings: ExportSettings) -> dict[str, Any]:
+    """The options of a runtime that computes in as many threads as torch, so that their speeds compare."""
+    import torch
+
+    if settings.format == "openvino":
+        threads = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+        return {"config": threads}
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    return {"sess_options": options}
+
+
+def image_tensors(pixels: np.ndarray, graph: ExportGraph) -> Any:
+    """Pixels, uint8 [n, channels, h, w], as the normalized tensor that the embedder takes."""
+    import torch
+
+    return (torch.from_numpy(pixels) - graph.mean) / graph.std
+
+
+def _embed(model: Embedder, images: Any, settings: ExportSettings) -> Floats:
+    return model.embed(images, batch_size=settings.batch_size, progress=not hasattr(images, "ndim"))

@@ -1,0 +1,104 @@
+"""An exported model in the place of an embedder: it embeds tables and datasets as they are read for any model."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from vicinal.data.transforms import ImageTransform
+from vicinal.export.onnx_embedder import OnnxEmbedder
+from vicinal.export.settings import SUFFIXES
+from vicinal.utils.console import track
+from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.extras import import_extra
+
+if TYPE_CHECKING:
+    from vicinal.models.inputs import Images
+    from vicinal.utils.arrays import Floats
+
+
+def is_exported(path: str | Path) -> bool:
+    """Whether a path is that of a file that `vicinal export` writes, by its ending.
+
+    Example:
+        >>> is_exported("model.onnx"), is_exported("run")
+        (True, False)
+    """
+    return Path(path).suffix in SUFFIXES.values()
+
+
+def open_exported(path: str | Path, **options: Any) -> OnnxEmbedder:
+    """Open an exported model, by ONNX Runtime or, if it ends in .xml, by OpenVINO.
+
+    Args:
+        path: The file.
+        options: As for :class:`OnnxEmbedder` or :class:`OpenVinoEmbedder`.
+
+    Raises:
+        InputError: A file is missing or damaged, or a package is not installed.
+    """
+    is_openvino = Path(path).suffix == SUFFIXES["openvino"]
+    name, extra = ("openvino", "openvino") if is_openvino else ("onnxruntime", "export")
+    import_extra(name, extra, str(path))
+    from vicinal.export.openvino_embedder import OpenVinoEmbedder
+
+    try:
+        return (OpenVinoEmbedder if is_openvino else OnnxEmbedder)(path, **options)
+    except Exception as error:  # runtimes raise errors of their own
+        raise InputError(one_line(error) if isinstance(error, ValueError) else f"{path}: {one_line(error)}") from None
+
+
+class ExportedEmbedder:
+    """An exported model with the methods of :class:`vicinal.Embedder` by which images are embedded.
+
+    Args:
+        engine: The exported model.
+
+    Attributes:
+        transform: The transform of the images; it leaves pixels as they are, since the exported model normalizes them.
+        dim: Dimension of the embeddings.
+        config: The name of the `backbone`.
+
+    Raises:
+        InputError: The file beside the model does not describe a transform.
+    """
+
+    def __init__(self, engine: OnnxEmbedder) -> None:
+        self.engine, self.dim = engine, engine.dim
+        known = {field.name for field in fields(ImageTransform)}
+        given = {key: value for key, value in engine.preprocessing.items() if key in known}
+        transform, channels = ImageTransform.from_dict(given), given["channels"]
+        self.transform = replace(transform, mean=(0.0,) * channels, std=(1 / 255,) * channels)
+        self.config = {"backbone": engine.preprocessing["backbone"]}
+
+    def fingerprint(self) -> str:
+        """The fingerprint of the model that was exported."""
+        return self.engine.fingerprint
+
+    def embed(
+        self,
+        source: Images,
+        batch_size: int = 64,
+        num_workers: int = 0,
+        precision: str = "32",
+        device: str | None = None,
+        progress: bool = True,
+        on_error: Literal["raise", "skip"] = "raise",
+    ) -> Floats:
+        """Embed images, as :meth:`vicinal.Embedder.embed`; precision and device are those of the exported model.
+
+        Raises:
+            InputError: As there.
+        """
+        from vicinal.models.inputs import image_batches
+
+        if precision != "32":
+            raise InputError(f"precision is {precision}, but {self.engine.path} was exported with its own; leave it out")
+        batches, num_batches = image_batches(source, self.transform, batch_size, num_workers, on_error)
+        vectors = [np.empty((0, self.dim), np.float32)]
+        for images in track(batches, "embedding", total=num_batches, show=progress):
+            vectors.append(self.engine.run(images.numpy().round().astype(np.uint8)))
+        return np.concatenate(vectors)

@@ -1,0 +1,237 @@
+"""Embeddings by an exported model, with ONNX Runtime, numpy and Pillow only.
+
+This file needs nothing else of Vicinal and may be copied into another project, beside the exported files. It reads and
+resizes images to exactly the pixels that :meth:`vicinal.Embedder.embed` gives to its network.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF", "HEIF")
+"""The formats that are opened; HEIF only if the package pillow-heif was registered."""
+MAX_ASPECT_RATIO = 8  # images with a larger one are cropped before they are resized
+WHITES = {"I": (65535.0, 2.0**31 - 1), "F": (1.0, 255.0, 65535.0, 2.0**32 - 1)}
+
+
+class OnnxEmbedder:
+    """Embeds images by a model that `vicinal export` wrote.
+
+    Args:
+        path: The file `NAME.onnx`; beside it is `NAME.preprocessing.json`.
+        options: Arguments of `onnxruntime.InferenceSession`, such as `providers` or `sess_options`; by default it runs
+            on the CPU.
+
+    Attributes:
+        preprocessing: The content of `NAME.preprocessing.json`.
+        dim: Dimension of the embeddings.
+        fingerprint: Identifies the model that was exported.
+
+    Raises:
+        ValueError: A file is missing, or the two are not of one export.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
+        self.path = Path(path)
+        beside = self.path.with_suffix(".preprocessing.json")
+        for file in (self.path, beside):
+            if not file.is_file():
+                raise ValueError(f"{file}: no such file; an exported model needs {self.path.name} and {beside.name}")
+        self.preprocessing: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))
+        self.dim: int = self.preprocessing["dim"]
+        self.fingerprint: str = self.preprocessing["fingerprint"]
+        if self._start(options) != self.fingerprint:
+            raise ValueError(f"{beside}: of another model than {self.path.name}; copy both files of one export")
+
+    def _start(self, options: dict[str, Any]) -> str | None:
+        """Load the model, and return the fingerprint in it."""
+        import onnxruntime
+
+        options = {"providers": ["CPUExecutionProvider"], **options}
+        self._session: Any = onnxruntime.InferenceSession(str(self.path), **options)
+        fingerprint: str | None = self._session.get_modelmeta().custom_metadata_map.get("fingerprint")
+        return fingerprint
+
+    def _infer(self, inputs: np.ndarray) -> np.ndarray:
+        vectors: np.ndarray = self._session.run(None, {self._session.get_inputs()[0].name: inputs})[0]
+        return vectors
+
+    def embed(
+        self, images: Sequence[str | os.PathLike[str]] | Sequence[Image.Image], batch_size: int = 64
+    ) -> np.ndarray:
+        """Embed files or PIL images: float32 [n, dim], L2-normalized, in their order.
+
+        Raises:
+            ValueError: An image cannot be read.
+        """
+        batch_size = 1 if self.preprocessing["longest"] else batch_size  # whole images differ in size
+        vectors = [np.empty((0, self.dim), np.float32)]
+        for start in range(0, len(images), batch_size):
+            vectors.append(self.run(np.stack([self.pixels(image) for image in images[start : start + batch_size]])))
+        return np.concatenate(vectors)
+
+    def run(self, pixels: np.ndarray) -> np.ndarray:
+        """Embed pixels, uint8 [n, channels, height, width]: float32 [n, dim]. It may be called by several threads."""
+        inputs = pixels
+        if self.preprocessing["input"] == "tensor":
+            mean, std = (255 * np.float32(self.preprocessing[name])[:, None, None] for name in ("mean", "std"))
+            inputs = (pixels - mean) / std
+        if self.preprocessing["layout"] == "nhwc":
+            inputs = inputs.transpose(0, 2, 3, 1)
+        return self._infer(np.ascontiguousarray(inputs))
+
+    def pixels(self, image: str | os.PathLike[str] | Image.Image) -> np.ndarray:
+        """Read, resize and crop an image: uint8 [channels, size, size], or [channels, height, width] of whole images.
+
+        Raises:
+            ValueError: It cannot be read.
+        """
+        name = "an image" if isinstance(image, Image.Image) else os.fspath(image)
+        try:
+            if isinstance(image, Image.Image):
+                cropped = self._crop(ImageOps.exif_transpose(image), image_size(image))
+            else:
+                with Image.open(image, formats=[each for each in FORMATS if each in known_formats()]) as file:
+                    cropped = self._crop(file, image_size(file))
+        except Exception as error:  # decoders raise many types of errors on damaged files
+            raise ValueError(f"{name}: cannot be read ({' '.join(str(error).split())})") from error
+        return np.ascontiguousarray(cropped.transpose(2, 0, 1))
+
+    def _crop(self, image: Image.Image, full_size: tuple[int, int]) -> np.ndarray:
+        """The pixels of an open image, [height, width, channels]; `full_size` is its upright width and height."""
+        config, (width, height) = self.preprocessing, full_size
+        shorter, channels = min(width, height), config["channels"]
+        is_thin = max(width, height) > MAX_ASPECT_RATIO * shorter
+        if config["longest"]:
+            whole = decoded(image, channels).copy()
+            whole.thumbnail((config["longest"], config["longest"]), Image.Resampling.LANCZOS)
+            return as_array(whole)
+        resize, size, mode = config["resize"], config["size"], config["interpolation"]
+        if is_thin:
+            return as_array(crop_thin(decoded(image, channels), resize, size, Image.Resampling[mode.upper()]))
+        if not config["fast"] or mode == "nearest":
+            sides = tuple(int(resize * side / shorter) for side in full_size)
+            upright = decoded(image, channels)
+            resized = upright.resize(sides, Image.Resampling[mode.upper()]) if upright.size != sides else upright
+            rows, columns = (center(side, size) for side in resized.size[::-1])
+            return as_array(resized)[rows, columns]
+        sides = (resize * width // shorter, resize * height // shorter)
+        reduce_jpeg(image, min(width / sides[0], height / sides[1]) / 2)
+        pixels = as_array(decoded(image, channels))
+        reduction = 2 ** round(math.log2(max(full_size) / max(pixels.shape[:2])))
+        for axis, side in ((1, 0), (0, 1)):  # columns first, as torch does
+            factor = math.nextafter(sides[side] * reduction / full_size[side], math.inf)
+            pixels = np.moveaxis(resample(np.moveaxis(pixels, axis, 0), factor, size, mode), 0, axis)
+        return pixels
+
+
+def known_formats() -> dict[str, Any]:
+    """The formats that this Pillow opens."""
+    Image.init()
+    return Image.OPEN
+
+
+def orientation(image: Image.Image) -> int:
+    """The orientation in the EXIF data of an image, 1 to 8, where 1 is upright."""
+    with suppress(Exception):  # the pixels are valid even if the EXIF data are not
+        return image.getexif().get(ExifTags.Base.Orientation, 1)
+    return 1
+
+
+def image_size(image: Image.Image) -> tuple[int, int]:
+    """Width and height of an image after it was turned upright."""
+    return image.size[::-1] if orientation(image) in range(5, 9) else image.size
+
+
+def reduce_jpeg(image: Image.Image, max_reduction: float) -> None:
+    """Have a JPEG decoded at 1/8, 1/4 or 1/2 of its size, as far as `max_reduction` allows."""
+    if image.format in ("JPEG", "MPO"):
+        is_turned = orientation(image) in range(2, 9)
+        for divisor in (8, 4, 2):
+            if divisor <= max_reduction and not (is_turned and any(side % divisor for side in image.size)):
+                image.draft(image.mode, (max(1, image.width // divisor), max(1, image.height // divisor)))
+                break
+
+
+def decoded(image: Image.Image, channels: int) -> Image.Image:
+    """An upright image of mode RGB or L; transparent images are put on white, and white of 16 and 32 bits is 255."""
+    image.load()
+    with suppress(Exception):
+        ImageOps.exif_transpose(image, in_place=True)
+    if image.mode in WHITES or image.mode.startswith("I;16"):
+        image = to_8_bits(image)
+    elif image.mode == "La" or image.has_transparency_data:
+        image = image.convert("LA").convert("RGBA") if image.mode == "La" else image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    mode = "L" if channels == 1 else "RGB"
+    return image if image.mode == mode else image.convert(mode)
+
+
+def to_8_bits(image: Image.Image) -> Image.Image:
+    """Grayscale of 16 or 32 bits in 8 bits; white is the first of `WHITES` that no pixel exceeds."""
+    whites = WHITES.get(image.mode, (65535.0,))
+    values = np.nan_to_num(np.asarray(image).astype(np.float64), posinf=whites[-1])
+    white = next((white for white in whites if values.max() <= white), values.max())
+    pixels = np.rint(values.clip(0, white) * (255 / white)).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, (int, float)):
+        pixels[values == transparent] = 255
+    return Image.fromarray(pixels)
+
+
+def as_array(image: Image.Image) -> np.ndarray:
+    """Pixels, uint8 [height, width, channels]."""
+    return np.asarray(image).reshape(image.height, image.width, -1)
+
+
+def center(length: int, size: int) -> slice:
+    """The part of a side that a crop from the center takes."""
+    start = round((length - size) / 2)
+    return slice(start, start + size)
+
+
+def crop_thin(image: Image.Image, resize: int, size: int, resampling: Image.Resampling) -> Image.Image:
+    """Resize and crop as for other images, but only the region of the crop, with Pillow."""
+    spans = []
+    for length in image.size:
+        resized = int(resize * length / min(image.size))
+        scale = length / resized
+        start = round((resized - size) / 2) * scale
+        end, support = min(start + size * scale, length), 2 * max(scale, 1.0)
+        spans.append((max(math.floor(start - support), 0), min(math.ceil(end + support), length), start, end))
+    (left, right, x0, x1), (top, bottom, y0, y1) = spans
+    region = image.crop((left, top, right, bottom))
+    return region.resize((size, size), resampling, (x0 - left, y0 - top, x1 - left, y1 - top))
+
+
+def resample(pixels: np.ndarray, factor: float, size: int, mode: str) -> np.ndarray:
+    """Multiply the first side of pixels, uint8 [n, ...], by a factor, and crop `size` from the center of it.
+
+    These are the bytes of torch's `interpolate(antialias=True)`: weights are rounded to as many bits as fit into 16.
+    """
+    length, step = math.floor(len(pixels) * factor), 1 / factor
+    distance = np.abs(np.arange(len(pixels)) + 0.5 - step * (np.arange(length)[:, None] + 0.5)) / max(step, 1.0)
+    near = 1 - distance
+    if mode == "bicubic":
+        near = (1.5 * distance - 2.5) * distance**2 + 1
+        near = np.where(distance < 1, near, ((2.5 - 0.5 * distance) * distance - 4) * distance + 2)
+    weights = np.where(distance < (2 if mode == "bicubic" else 1), near, 0.0)
+    weights /= weights.sum(axis=1, keepdims=True)
+    bits = next((bits for bits in range(22) if int(0.5 + weights.max() * 2 ** (bits + 1)) >= 2**15), 22)
+    weights = np.trunc(weights * 2**bits + np.copysign(0.5, weights))[center(length, size)]
+    rows, sums = pixels.reshape(len(pixels), -1), np.empty((size, pixels[0].size), np.uint8)
+    for number, row in enumerate(weights):  # most weights are 0
+        used = np.flatnonzero(row)
+        part = slice(used[0], used[-1] + 1)
+        total = row[part] @ rows[part]
+        sums[number] = np.clip(np.floor(total / 2**bits + 0.5), 0, 255)
+    return sums.reshape(size, *pixels.shape[1:])
