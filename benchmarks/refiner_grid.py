@@ -147,18 +147,24 @@ class Cell:
 
     def train(self, name: str) -> tuple[ContextRefiner, bool]:
         """The refiner, and whether the validation classes refused it, so that it has its last weights."""
-        run = RunFolder(self.out / self.path(name).stem)
-        own = [f"--embeddings={self.embeddings()}", f"--seed={self.seed}", "--accelerator=cpu", "--validation.every=3"]
-        settings = [*own, *REFINERS[name]]
+        flags = [f"--seed={self.seed}", "--validation.every=3", *REFINERS[name]]
         recipe = PAPER if name == "paper" else None
-        if not run.model.exists():
-            try:
-                resume_refiner(run.path, RefinerRecipe.load(recipe, settings))
-            except NotBetterError:
-                last = RunFolder(run.path.with_name(f"{run.path.name}-last"))
-                resume_refiner(last.path, RefinerRecipe.load(recipe, [*settings, "--keep=last"]))
-                return ContextRefiner.from_pretrained(last.model), True
-        return ContextRefiner.from_pretrained(run.model), False
+        return train_refiner(self.out / self.path(name).stem, self.embeddings(), flags, recipe)
+
+
+def train_refiner(
+    out: Path, embeddings: Path, flags: list[str], recipe: Path | None = None
+) -> tuple[ContextRefiner, bool]:
+    """The refiner of a run, and whether the validation classes refused it, so that it has its last weights."""
+    run, settings = RunFolder(out), [f"--embeddings={embeddings}", "--accelerator=cpu", *flags]
+    if not run.model.exists():
+        try:
+            resume_refiner(run.path, RefinerRecipe.load(recipe, settings))
+        except NotBetterError:
+            last = RunFolder(run.path.with_name(f"{run.path.name}-last"))
+            resume_refiner(last.path, RefinerRecipe.load(recipe, [*settings, "--keep=last"]))
+            return ContextRefiner.from_pretrained(last.model), True
+    return ContextRefiner.from_pretrained(run.model), False
 
 
 def load_images(dataset: str, root: str, seed: int) -> Table:
@@ -184,10 +190,10 @@ def few_per_class(table: Table, low: int, high: int, seed: int) -> Table:
     return table.take(keep)
 
 
-def measure(embeddings: Path, refiner: ContextRefiner | None, seed: int) -> Scores:
-    """The scores of the test classes at each number of images per class, refined if a refiner is given."""
+def measure(embeddings: Path, refiner: ContextRefiner | None, seed: int, split: str = "test") -> Scores:
+    """The scores of the classes of a split at each number of images per class, refined if a refiner is given."""
     vectors, table = load_embeddings(embeddings)
-    rows = np.flatnonzero(table.frame["split"] == "test")
+    rows = np.flatnonzero(table.frame["split"] == split)
     unit, table = UnitVectors(vectors, "embedding", rows), table.take(rows)
     found: Scores = {}
     for size in SIZES:

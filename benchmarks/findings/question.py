@@ -61,14 +61,13 @@ class Question:
 
     @classmethod
     def read(cls, name: str) -> Question:
-        """Read `questions/NAME.yaml`; its methods may be those of another question, which it names.
+        """Read `questions/NAME.yaml`; without trials nothing is searched.
 
-        Without trials nothing is searched.
+        Its methods are its own and those of the question that it names in `methods_of`.
         """
         values = _values(name)
-        given_methods = values["methods"]
-        if isinstance(given_methods, str):
-            given_methods = _values(given_methods)["methods"]
+        others = _values(values["methods_of"]) if "methods_of" in values else {"methods": {}}
+        given_methods = {**others["methods"], **values.get("methods", {})}
         trials, search, methods = values.get("trials", 0), values.get("search", {}), {}
         for each, given in given_methods.items():
             method = Method(**(given or {}))
