@@ -33,7 +33,7 @@ class MeanColor:
 
     def embed(self, images: Sequence[Image.Image], **_: Any) -> np.ndarray:
         means = np.array([np.asarray(each.convert("RGB"), np.float32).mean((0, 1)) for each in images])
-        return means / np.linalg.norm(means, axis=1, keepdims=True)
+        return means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-9)
 
 
 def draw(path: Path, *colors: str, size: tuple[int, int] = (120, 80), **options: Any) -> Path:
