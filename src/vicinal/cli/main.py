@@ -21,6 +21,7 @@ from vicinal.cli.flags import Arguments, Parser, fail, print_result, with_unders
 from vicinal.cli.index import add_index, index
 from vicinal.cli.models import add_models, models
 from vicinal.cli.search import add_search, search
+from vicinal.cli.serve import add_serve, serve
 from vicinal.cli.train import add_recipe, refine, train
 from vicinal.cli.tune import add_sweep, add_tune, sweep, tune
 from vicinal.utils.console import log
@@ -45,6 +46,7 @@ VERBS: dict[Callable[[Arguments], None], Callable[[Parser], None]] = {
     whiten: add_whiten,
     index: add_index,
     search: add_search,
+    serve: add_serve,
 }
 WITH_RECIPE = (train, tune, sweep, refine)  # arguments that are not flags of these verbs are settings
 WITH_SOURCES = (evaluate, report)  # sources may come after flags

@@ -6,15 +6,9 @@ from dataclasses import fields
 from typing import Any
 
 from vicinal.cli.flags import Arguments, Parser
+from vicinal.retrieval.reranking.names import RERANKINGS
 from vicinal.utils.errors import InputError
 
-RERANKINGS = {
-    "contextual": "ContextualReranking",
-    "reciprocal": "ReciprocalReranking",
-    "query-expansion": "QueryExpansion",
-    "database-augmentation": "DatabaseAugmentation",
-    "neighbor-average": "NeighborAverage",
-}
 # Their modules import torch, so help does not read the options from the classes; a test compares the two.
 RERANKING_OPTIONS: dict[str, tuple[type, str]] = {
     "k": (int, "contextual: size of a neighborhood, with the image itself (default: 16)"),

@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from vicinal import __version__
+from vicinal.serving.guard import Guard
+from vicinal.serving.monitoring import Monitor
 from vicinal.serving.page import router as page_router
 from vicinal.serving.problems import add_problem_handlers
 from vicinal.serving.routes import router
-
-HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; "
-    "form-action 'self'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-}
+from vicinal.serving.security import Access, Security
+from vicinal.serving.service import Service
 
 
-def create_app(service: Any) -> FastAPI:
-    """Create the ASGI application of a service."""
-    app = FastAPI(title="Vicinal", version=__version__, docs_url=None, redoc_url=None)
+def create_app(service: Service, access: Access | None = None, is_logged: bool = False) -> FastAPI:
+    """Create the ASGI application of a service.
+
+    Args:
+        service: what answers.
+        access: who may ask; None: everyone, for tests and for applications that see to it themselves.
+        is_logged: whether a line about each request is written to stderr.
+    """
+    access = access or Access()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with service.running():
+            yield
+
+    app = FastAPI(title="Vicinal", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.service = service
     add_problem_handlers(app)
     app.include_router(router)
     app.include_router(page_router)
-
-    @app.middleware("http")
-    async def add_headers(request: Request, call_next: Any) -> Response:
-        response: Response = await call_next(request)
-        for name, value in HEADERS.items():
-            response.headers.setdefault(name, value)
-        return response
-
+    # the last one is the first to see a request
+    app.add_middleware(Guard, limits=service.limits, load=service.load)
+    app.add_middleware(Security, access=access)
+    if access.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(access.origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "Idempotency-Key"],
+        )
+    app.add_middleware(Monitor, metrics=service.metrics, is_logged=is_logged)
     return app

@@ -20,6 +20,7 @@ class Limits:
         max_filter_terms: comparisons and listed values of a condition.
         max_columns: columns of an added item, and of the index.
         max_delete: items that one request deletes.
+        max_rerank: items of an index whose matches are re-ranked, which compares all of them.
         max_queue: requests that are worked on or wait at a time; more are told to come again (429).
         max_queue_mb: megabytes of their bodies together.
         max_batch: images that are embedded together, and queries that are searched together.
@@ -45,6 +46,7 @@ class Limits:
     max_filter_terms: int = 30
     max_columns: int = 100
     max_delete: int = 10_000
+    max_rerank: int = 20_000
     max_queue: int = 256
     max_queue_mb: float = 512.0
     max_batch: int = 32

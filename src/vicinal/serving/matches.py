@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +14,11 @@ import pandas as pd
 from vicinal.data.table import Table
 from vicinal.retrieval.decisions import match_images
 from vicinal.retrieval.index.searchable import SearchableIndex
+from vicinal.retrieval.reranking.names import RERANKINGS
 from vicinal.retrieval.search import SearchResult, search_images
+from vicinal.serving.paths import shown_path
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
-
-RERANKINGS = {
-    "contextual": "ContextualReranking",
-    "reciprocal": "ReciprocalReranking",
-    "query-expansion": "QueryExpansion",
-    "database-augmentation": "DatabaseAugmentation",
-    "neighbor-average": "NeighborAverage",
-}
 
 
 @dataclass(frozen=True)
@@ -57,17 +50,6 @@ class Query:
 
     vector: Floats
     options: SearchOptions
-
-
-def shown_path(path: str, root: str | None) -> str:
-    """A path as the service answers it: from the folder of the images on, else the name of the file alone.
-
-    Example:
-        >>> shown_path("/photos/cups/1.jpg", "/photos"), shown_path("/elsewhere/2.jpg", "/photos")
-        ('cups/1.jpg', '2.jpg')
-    """
-    prefix = os.path.join(root, "") if root else None
-    return path[len(prefix) :] if prefix and path.startswith(prefix) else os.path.basename(path)
 
 
 def shown_columns(record: dict[str, Any], root: str | None) -> dict[str, Any]:

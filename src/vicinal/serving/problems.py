@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from vicinal.utils.errors import InputError, one_line
 
@@ -18,7 +19,7 @@ MEDIA_TYPE = "application/problem+json"
 MAX_DETAIL = 400
 
 
-class Problem(Exception):
+class Problem(Exception):  # noqa: N818 - the name of RFC 9457
     """A request that is answered by an error.
 
     Args:
@@ -82,11 +83,20 @@ def add_problem_handlers(app: FastAPI) -> None:
     async def on_invalid(request: Request, error: Any) -> JSONResponse:
         return await on_problem(request, invalid(error))
 
+    async def on_hung_up(_: Request, error: Any) -> JSONResponse:
+        return problem_response(400, "the body ended too early")
+
     async def on_defect(_: Request, error: Any) -> JSONResponse:
         traceback.print_exception(error, file=sys.stderr)
         return problem_response(500, "a defect of the service; its log says more")
 
-    handlers = {Problem: on_problem, HTTPException: on_http, InputError: on_input, ValidationError: on_invalid}
+    handlers = {
+        Problem: on_problem,
+        HTTPException: on_http,
+        InputError: on_input,
+        ValidationError: on_invalid,
+        ClientDisconnect: on_hung_up,
+    }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
     app.add_exception_handler(Exception, on_defect)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from vicinal.serving.bodies import DeleteBody, EmbedBody, ItemBody, SearchBody, read_body
 from vicinal.serving.problems import Problem
+from vicinal.serving.service import Service
 
 MAX_SIDE = 1024
 MAX_KEY = 200
@@ -16,8 +16,9 @@ MAX_KEY = 200
 router = APIRouter()
 
 
-def _service(request: Request) -> Any:
-    return request.app.state.service
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
 
 
 @router.post("/search")
@@ -86,9 +87,7 @@ async def ready(request: Request) -> Response:
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Counters and times for Prometheus."""
-    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
-    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+    return Response(_service(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _id(text: str) -> int:

@@ -210,6 +210,16 @@ class EmbeddingReader(EmbeddingOptions):
     def _pca_whitening(self) -> PCAWhitening | None:
         return None if self.whitening is None else PCAWhitening.load(self.whitening)
 
+    @property
+    def loaded_model(self) -> Embedder:
+        """The model of the options."""
+        return self._model
+
+    @property
+    def loaded_whitening(self) -> PCAWhitening | None:
+        """The whitening of the options, if there is one."""
+        return self._pca_whitening
+
     def _on_error(self, source: str) -> OnError:
         """What to do with unreadable images of a source."""
         if self.on_error is not None:

@@ -1,0 +1,113 @@
+"""`vicinal serve`: an index as an HTTP service with a page."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from vicinal.cli.flags import Arguments, Parser, add_settings, read_settings
+from vicinal.cli.index_flags import made_with, use_flags_of_index
+from vicinal.cli.inputs import add_refiner, check_embedding, check_files, load_refiner, read_embedding
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from vicinal.retrieval import Index
+
+MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+NOT_ABOUT_MODELS = ("root", "path_column", "label_column", "where", "batch_size", "num_workers", "on_error")
+MAX_PORT = 65_535
+
+
+def add_serve(parser: Parser) -> None:
+    """Add the flags of `vicinal serve`."""
+    from vicinal.serving.limits import Limits
+    from vicinal.workflows.embedding_options import EmbeddingOptions
+
+    parser.add_argument("index", help="the folder of the index")
+    parser.add_argument(
+        "--onnx", metavar="FILE", help="embed images by a model that `vicinal export` wrote, in place of --model"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at; 127.0.0.1 (the default) is for "
+                        "this machine only, and any other needs a token")  # fmt: skip
+    parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one (default: 8000)")
+    parser.add_argument("--token_file", metavar="FILE", help="a file with the token that requests must have "
+                        "(Authorization: Bearer TOKEN); without it, the variable VICINAL_TOKEN")  # fmt: skip
+    parser.add_argument("--read_only", action="store_true", help="add and delete nothing, and load the index again "
+                        "when another process has changed it; any number may read a folder")  # fmt: skip
+    parser.add_argument("--cors_origin", nargs="+", default=[], metavar="ORIGIN", help="pages of these origins may ask "
+                        "too, such as https://shop.example")  # fmt: skip
+    parser.add_argument("--allow_url", nargs="+", default=[], metavar="HOST", help="fetch images by https from these "
+                        "hosts if a request asks for it; without it, from none")  # fmt: skip
+    parser.add_argument("--no_access_log", action="store_true", help="write no line per request to stderr")
+    add_refiner(parser, "that of the index, if it was built with one")
+    add_settings(parser.add_argument_group("embedding of images"), EmbeddingOptions, skip=NOT_ABOUT_MODELS)
+    add_settings(parser.add_argument_group("limits"), Limits)
+
+
+def serve(arguments: Arguments) -> None:
+    """Serve an index: search, add and delete by HTTP, and a page to drop a picture on."""
+    from vicinal.serving.limits import Limits
+    from vicinal.utils.extras import import_extra
+
+    check_files(arguments.index, arguments.token_file, arguments.onnx)
+    check_embedding(arguments)
+    if arguments.onnx is not None and getattr(arguments, "model", None) is not None:
+        raise InputError("--onnx is a model in place of --model; give one of them")
+    limits = read_settings(Limits, arguments)
+    for module in MODULES + ("httpx",) * bool(arguments.allow_url):
+        import_extra(module, "serve", "vicinal serve")
+    from vicinal.serving.security import access_for, read_token
+
+    access = access_for(arguments.host, read_token(arguments.token_file), tuple(arguments.cors_origin))
+    from vicinal.retrieval import Index
+    from vicinal.serving.server import run
+    from vicinal.serving.service import Service
+
+    index = Index.load(arguments.index)
+    embedder = _embedder(arguments, index)
+    service = Service(
+        arguments.index, embedder, limits, arguments.read_only, load_refiner(arguments), arguments.allow_url, index
+    )
+    run(service, arguments.host, arguments.port, access, not arguments.no_access_log)
+
+
+def _port(text: str) -> int:
+    import argparse
+
+    if not (text.isdecimal() and int(text) <= MAX_PORT):
+        raise argparse.ArgumentTypeError(f"{text} is not a port; use 0 to {MAX_PORT}")
+    return int(text)
+
+
+def _embedder(arguments: Arguments, index: Index) -> Any:
+    """What embeds images as those of the index; None if no model is known."""
+    from vicinal.serving.embedders import OnnxImageEmbedder, TorchEmbedder
+
+    if "model" in index.made_with or "refiner" in index.made_with:
+        if arguments.onnx is not None:
+            arguments.refiner = arguments.refiner or index.made_with.get("refiner")
+        elif "model" in index.made_with:
+            use_flags_of_index(arguments, index.made_with, [])
+    if arguments.onnx is not None:
+        exported = OnnxImageEmbedder(arguments.onnx)
+        index.check_model(exported.fingerprint)
+        return exported
+    if getattr(arguments, "model", None) is None:
+        log(f"{arguments.index} does not say which model made its embeddings, so only vectors and ids are searched "
+            "for; --model gives one")  # fmt: skip
+        return None
+    from vicinal.workflows.models import usable_device
+
+    reader = read_embedding(arguments)
+    index.check_model(reader.fingerprint, made_with(arguments, str(arguments.index)))
+    return TorchEmbedder(
+        reader.loaded_model,
+        os.path.basename(os.path.normpath(arguments.model)),
+        reader.fingerprint,
+        reader.scales,
+        reader.max_size,
+        reader.loaded_whitening,
+        reader.precision,
+        usable_device(reader.device),
+    )

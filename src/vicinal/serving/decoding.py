@@ -1,0 +1,218 @@
+"""What the processes that decode images do: images of strangers are opened here, with little memory to take."""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from vicinal.data.boxes import Box, crop_to_box
+from vicinal.data.decoding import EncodedJpeg, decoded, open_image
+from vicinal.utils.errors import InputError, one_line
+
+JPEG_QUALITY = 85
+Pixels = npt.NDArray[np.uint8]
+Prepare = Callable[[Image.Image | EncodedJpeg], Pixels]
+
+
+class Preparation(Protocol):
+    """Makes, in a process that decodes, what turns an image into the pixels that a model takes; it can be pickled."""
+
+    @property
+    def channels(self) -> int:
+        """3 for RGB, 1 for grayscale."""
+
+    def __call__(self) -> Prepare:
+        """Make it."""
+
+
+@dataclass(frozen=True)
+class ImageTask:
+    """Prepare an image for the model.
+
+    Attributes:
+        data: the bytes of the file.
+        box: left, top, right and bottom of the part to take, in pixels of the upright image.
+    """
+
+    data: bytes
+    box: Box | None = None
+
+
+@dataclass(frozen=True)
+class ThumbnailTask:
+    """Make a JPEG of an image file, with `size` pixels along its longer side, or fewer if it has fewer."""
+
+    path: str
+    box: Box | None
+    size: int
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    """An image as the model takes it, before it is normalized, and the name of its format, such as JPEG."""
+
+    pixels: Pixels
+    format: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What is wrong with an image."""
+
+    reason: str
+
+
+class Decoder:
+    """Performs tasks, one after the other.
+
+    Args:
+        prepare: what turns an image into the pixels that the model takes; None without a model.
+        max_pixels: pixels of an image that is sent by a client.
+        channels: 3 for RGB, 1 for grayscale.
+    """
+
+    def __init__(self, prepare: Prepare | None, max_pixels: int, channels: int = 3) -> None:
+        self.prepare, self.max_pixels, self.channels = prepare, max_pixels, channels
+        self._folder = tempfile.TemporaryDirectory(prefix="vicinal-")
+
+    def perform(self, task: ImageTask | ThumbnailTask) -> PreparedImage | bytes | Failure:
+        """Perform a task; what is wrong with the image is a result too."""
+        try:
+            return self._prepared(task) if isinstance(task, ImageTask) else _thumbnail(task)
+        except InputError as error:
+            name = self._file if isinstance(task, ImageTask) else Path(task.path)
+            return Failure(str(error).replace(f"{name}: ", ""))
+        except (MemoryError, RuntimeError) as error:  # the latter of torch
+            return Failure(f"it needs more memory than an image may take ({one_line(error, 80)})")
+
+    @property
+    def _file(self) -> Path:
+        return Path(self._folder.name) / "image"
+
+    def _prepared(self, task: ImageTask) -> PreparedImage:
+        self._file.write_bytes(task.data)
+        try:
+            name = self._format()
+            with open_image(self._file, self.channels) as image:
+                part = image if task.box is None else crop_to_box(decoded(image), task.box, self._file)
+                pixels = self.prepare(part) if self.prepare is not None else np.empty(0, np.uint8)
+            return PreparedImage(pixels, name)
+        finally:
+            self._file.unlink()
+
+    def _format(self) -> str:
+        """The name of the format; images of too many pixels are refused before anything is decoded."""
+        try:
+            with Image.open(self._file) as image:
+                (width, height), name = image.size, image.format or ""
+        except MemoryError:
+            raise
+        except Exception:  # which `open_image` explains
+            return ""
+        if width * height > self.max_pixels:
+            raise InputError(
+                f"{self._file}: {width:,} x {height:,} pixels are too many; at most {self.max_pixels:,} are read"
+            )
+        return name
+
+
+def _thumbnail(task: ThumbnailTask) -> bytes:
+    with open_image(task.path) as image:
+        reduction = 1.0 if task.box is not None else max(image.size) / (2 * task.size)
+        picture = crop_to_box(decoded(image, reduction), task.box, task.path)
+    picture.thumbnail((task.size, task.size))
+    buffer = BytesIO()
+    picture.save(buffer, "JPEG", quality=JPEG_QUALITY, icc_profile=None, exif=b"")
+    return buffer.getvalue()
+
+
+def work(connection: Connection, make: Preparation | None, max_pixels: int, max_memory: int) -> None:
+    """Perform the tasks that come, until the other side closes the connection.
+
+    Args:
+        connection: tasks come, and results go.
+        make: makes what prepares images; what it imports and allocates does not count as memory of an image.
+        max_pixels: see :class:`Decoder`.
+        max_memory: bytes that may be allocated from then on.
+    """
+    _ignore_interrupts()
+    prepare, channels = (None, 3) if make is None else (make(), make.channels)
+    if prepare is not None:
+        prepare(Image.new("RGB" if channels == 3 else "L", (64, 64)))  # what is allocated at first
+    decoder = Decoder(prepare, max_pixels, channels)
+    _limit_memory(max_memory)
+    connection.send(None)
+    while True:
+        try:
+            task = connection.recv()
+        except (EOFError, OSError):
+            return
+        connection.send(decoder.perform(task))
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C, which a terminal sends to all processes, to the one that finishes requests first."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _limit_memory(max_bytes: int) -> None:
+    """Let this process allocate so many bytes more than it has, where the system can tell and limit that."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:  # not on Linux
+        return
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + max_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+@dataclass(frozen=True)
+class TorchPreparation:
+    """Makes the transform of a model for testing, without the normalization, which is faster for a whole batch.
+
+    Attributes:
+        transform: an :class:`~vicinal.data.transforms.ImageTransform`.
+    """
+
+    transform: Any
+
+    @property
+    def channels(self) -> int:
+        """3 for RGB, 1 for grayscale."""
+        return int(self.transform.channels)
+
+    def __call__(self) -> Prepare:
+        import torch
+
+        torch.set_num_threads(1)
+        to_pixels = self.transform.test()[:-1]
+
+        def prepare(image: Image.Image | EncodedJpeg) -> Pixels:
+            pixels: Pixels = to_pixels(image).numpy()
+            return pixels
+
+        return prepare
+
+
+@dataclass(frozen=True)
+class PillowPreparation:
+    """Makes what decodes an image in full size, uint8 [height, width, channels]."""
+
+    channels: int = 3
+
+    def __call__(self) -> Prepare:
+        """Make it."""
+        return lambda image: np.array(decoded(image))

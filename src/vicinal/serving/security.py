@@ -1,0 +1,183 @@
+"""Who may ask: the token, the names that the service has, the pages of others, and headers for browsers."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vicinal.serving.problems import Problem, problem_response
+from vicinal.utils.errors import InputError, unreadable
+
+OPEN = ("/", "/health", "/ready")  # without a token; so are the files of the page, which asks for one
+OPEN_FOLDER = "/static/"
+VARIABLE = "VICINAL_TOKEN"
+MIN_TOKEN, MAX_TOKEN = 16, 4_096
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may ask.
+
+    Attributes:
+        token: that requests must have; None: none.
+        hosts: the names in the header Host that are accepted; None: all.
+        origins: of pages of others that may ask by JavaScript, such as https://shop.example.
+
+    Example:
+        >>> access = Access(token="0123456789abcdef")
+        >>> access.has_token("Bearer 0123456789abcdef"), access.has_token("Bearer 0123456789abcdeg")
+        (True, False)
+    """
+
+    token: str | None = None
+    hosts: tuple[str, ...] | None = None
+    origins: tuple[str, ...] = ()
+
+    def has_token(self, header: str) -> bool:
+        """Whether the header Authorization has the token; how long that takes tells nothing about it."""
+        if self.token is None:
+            return True
+        scheme, _, given = header.partition(" ")
+        digests = (hashlib.sha256(text.strip().encode("utf-8", "replace")).digest() for text in (given, self.token))
+        return hmac.compare_digest(*digests) and scheme.lower() == "bearer"
+
+    def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
+        """Raise a Problem if a request may not be answered."""
+        host = headers.get("host", "")
+        if self.hosts is not None and host_name(host) not in self.hosts:
+            raise Problem(400, f"Host: this service answers as {', '.join(self.hosts)} only")
+        origin = headers.get("origin")
+        if origin is not None and method not in ("GET", "HEAD") and not self._is_allowed(origin, host):
+            raise Problem(403, "Origin: pages of others may not ask this service; it can be told so by --cors_origin")
+        is_open = path in OPEN or path.startswith(OPEN_FOLDER)
+        if not is_open and not self.has_token(headers.get("authorization", "")):
+            header = {"WWW-Authenticate": 'Bearer realm="vicinal"'}
+            raise Problem(401, "give the token of this service: Authorization: Bearer TOKEN", header)
+
+    def _is_allowed(self, origin: str, host: str) -> bool:
+        return origin in self.origins or urlsplit(origin).netloc.lower() == host.lower() != ""
+
+
+class Security:
+    """Refuses requests that may not be answered, and adds the headers that browsers heed.
+
+    Args:
+        app: the application.
+        access: who may ask.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self.app, self.access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = {name.lower() for name, _ in message["headers"]}
+                message["headers"] = [
+                    *message["headers"],
+                    *((name, value) for name, value in _ENCODED if name not in given),
+                ]
+            await send(message)
+
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            self.access.check(scope["method"], scope["path"], headers)
+        except Problem as problem:
+            response = problem_response(problem.status, problem.detail, problem.headers)
+            await response(scope, receive, send_with_headers)
+        except ValueError:  # of an origin that is no address
+            await problem_response(400, "Origin: it is no address")(scope, receive, send_with_headers)
+        else:
+            await self.app(scope, receive, send_with_headers)
+
+
+_ENCODED = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+
+
+def host_name(host: str) -> str:
+    """The name in a header Host, without the port.
+
+    Example:
+        >>> host_name("LOCALHOST:8000"), host_name("[::1]:80"), host_name("127.0.0.1")
+        ('localhost', '::1', '127.0.0.1')
+    """
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.lower()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address.
+
+    Example:
+        >>> is_loopback("127.0.0.2"), is_loopback("localhost"), is_loopback("0.0.0.0")
+        (True, True, False)
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def access_for(host: str, token: str | None, origins: tuple[str, ...] = ()) -> Access:
+    """Who may ask a service at an address.
+
+    Raises:
+        InputError: others than this machine reach it, and there is no token; or an origin is none.
+    """
+    for origin in origins:
+        parts = urlsplit(origin)
+        if parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}":
+            raise InputError(f"--cors_origin {origin}: give scheme and host alone, such as https://shop.example")
+    if is_loopback(host):
+        return Access(token, tuple(dict.fromkeys([*LOOPBACK_NAMES, host.lower()])), origins)
+    if token is None:
+        raise InputError(
+            f"--host {host}: others than this machine reach it, so it needs a token; give --token_file, or the "
+            f"variable {VARIABLE}"
+        )
+    return Access(token, None, origins)
+
+
+def read_token(file: str | None) -> str | None:
+    """The token in a file, or in the environment; None if there is none.
+
+    Raises:
+        InputError: the file cannot be read, or the token is too short.
+    """
+    if file is None:
+        token, place = os.environ.get(VARIABLE), VARIABLE
+    else:
+        try:
+            token, place = Path(file).read_text("utf-8")[: MAX_TOKEN + 1].strip(), file
+        except OSError as error:
+            raise unreadable(file, error) from None
+        except UnicodeDecodeError:
+            raise InputError(f"{file}: a token is text") from None
+    if token is not None and not (MIN_TOKEN <= len(token) <= MAX_TOKEN and token.isascii() and token.isprintable()):
+        raise InputError(
+            f"{place}: a token has {MIN_TOKEN} to {MAX_TOKEN:,} characters of ASCII; make one by: openssl rand -hex 32"
+        )
+    return token
