@@ -17,6 +17,7 @@ from vicinal.cli.clean import add_clean, clean
 from vicinal.cli.data import add_data, data
 from vicinal.cli.embed import add_embed, add_whiten, embed, whiten
 from vicinal.cli.evaluate import add_evaluate, add_report, evaluate, report
+from vicinal.cli.export import add_export, export
 from vicinal.cli.flags import Arguments, Parser, fail, print_result, with_underscores
 from vicinal.cli.index import add_index, index
 from vicinal.cli.models import add_models, models
@@ -47,6 +48,7 @@ VERBS: dict[Callable[[Arguments], None], Callable[[Parser], None]] = {
     index: add_index,
     search: add_search,
     serve: add_serve,
+    export: add_export,
 }
 WITH_RECIPE = (train, tune, sweep, refine)  # arguments that are not flags of these verbs are settings
 WITH_SOURCES = (evaluate, report)  # sources may come after flags

@@ -66,7 +66,7 @@ class ParityReport:
         settings: of the export.
         fingerprint: of the model, and of the refiner if there is one.
         backbone: of the model.
-        images: what the vectors were compared on.
+        images: what they are: `check images`, or `images of random pixels`.
         vectors: how much they differ.
         results: the metrics of both models, `before` and `after`, with confidence intervals; None without labels.
         num_bytes: of the weights of the model, and of all files of the exported one.
@@ -179,7 +179,7 @@ class ParityReport:
     def _vectors_text(self) -> str:
         found = self.vectors
         return (
-            f"Vectors of {found.num_images:,} images ({self.images}) differ by {found.largest:.2g} at most and "
+            f"Vectors of {found.num_images:,} {self.images} differ by {found.largest:.2g} at most and "
             f"{found.mean:.2g} on average; the smallest cosine similarity is {found.smallest_cosine:.6f}."
         )
 

@@ -34,6 +34,7 @@ def to_fp16(source: Path, path: Path) -> None:
         half = convert_float_to_float16(model, keep_io_types=True, node_block_list=_ends(model))
     except Exception as error:  # of many kinds
         raise InputError(f"fp16: onnxruntime cannot convert the model ({one_line(error, 200)})") from error
+    _skip_detours(half, onnx.TensorProto)
     onnx.save(half, str(path))
 
 
@@ -80,6 +81,22 @@ def _ends(model: onnx.ModelProto) -> list[str]:
     nodes = model.graph.node
     layers = [number for number, node in enumerate(nodes) if node.op_type in WITH_WEIGHTS]
     return [node.name for number, node in enumerate(nodes) if not layers[0] <= number <= layers[-1]]
+
+
+def _skip_detours(model: onnx.ModelProto, types: Any) -> None:
+    """Read from before a cast to half precision what is cast back at once: onnxruntime puts both between two nodes."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    for node in model.graph.node:
+        maker = makers.get(node.input[0]) if node.input else None
+        if _cast_to(node) == types.FLOAT and maker is not None and _cast_to(maker) == types.FLOAT16:
+            node.input[0] = maker.input[0]
+
+
+def _cast_to(node: onnx.NodeProto) -> int | None:
+    """The type that a node casts to; None if it is no cast."""
+    if node.op_type != "Cast":
+        return None
+    return next(attribute.i for attribute in node.attribute if attribute.name == "to")
 
 
 def _without_weights(model: onnx.ModelProto) -> list[str]:

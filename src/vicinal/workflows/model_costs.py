@@ -11,6 +11,7 @@ import numpy as np
 
 from vicinal.data.images import ImageDataset
 from vicinal.evaluation.model_costs import Kind, ModelCost
+from vicinal.export.exported_embedder import ExportedEmbedder
 from vicinal.models.embedder import Embedder
 from vicinal.utils.arrays import Floats
 from vicinal.utils.run_folder import RunFolder
@@ -39,7 +40,9 @@ def timed(embed: Callable[..., Floats], images: ImageDataset, batch_size: int, *
     return vectors, time.perf_counter() - start
 
 
-def model_cost(model: Embedder, source: str, dim: int, images_per_second: float | None) -> ModelCost:
+def model_cost(
+    model: Embedder | ExportedEmbedder, source: str, dim: int, images_per_second: float | None
+) -> ModelCost:
     """What a model costs.
 
     Args:
@@ -58,6 +61,11 @@ def model_cost(model: Embedder, source: str, dim: int, images_per_second: float 
         >>> cost.kind, cost.dim, cost.num_parameters, cost.weights_bytes, cost.trained_parameters
         ('zero-shot', 96, 372688, 1499192, 0)
     """
+    if isinstance(model, ExportedEmbedder):
+        num_bytes = model.engine.path.stat().st_size
+        return ModelCost(
+            "model", dim, model.transform.size, weights_bytes=num_bytes, images_per_second=images_per_second
+        )
     kind = kind_of_training(model.recipe, is_backbone=backbone_name(source) is not None)
     training = TrainingCost(0.0, 0) if kind == "zero-shot" else _training_cost(Path(source))
     return ModelCost(

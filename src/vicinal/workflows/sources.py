@@ -19,6 +19,7 @@ from vicinal.data.embeddings import load_embeddings, load_labels, load_vectors, 
 from vicinal.data.loading import load_run_table, load_table
 from vicinal.data.moved import move_root
 from vicinal.data.table import Table
+from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported
 from vicinal.retrieval.whitening import PCAWhitening
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
@@ -53,7 +54,7 @@ class EmbeddedTable:
 
     vectors: Floats
     table: Table
-    origin: Embedder | Index | str
+    origin: Embedder | ExportedEmbedder | Index | str
     postprocessing: tuple[str, ...] = ()
     cost: ModelCost | None = None
     backbone: str | None = None
@@ -194,7 +195,7 @@ class EmbeddingReader(EmbeddingOptions):
             else:
                 yield from map(self.embed, group)
 
-    def _model_of(self, source: str) -> Embedder:
+    def _model_of(self, source: str) -> Embedder | ExportedEmbedder:
         """Return the model of the options, or else that of the source."""
         if self.model is not None:
             return self._model
@@ -203,15 +204,20 @@ class EmbeddingReader(EmbeddingOptions):
         return load_model(source, self.pooling, self.allow_import or ())
 
     @cached_property
-    def _model(self) -> Embedder:
-        return load_model(str(self.model), self.pooling, self.allow_import or ())
+    def _model(self) -> Embedder | ExportedEmbedder:
+        if not is_exported(str(self.model)):
+            return load_model(str(self.model), self.pooling, self.allow_import or ())
+        for option, value in (("--pooling", self.pooling), ("--scales", self.scales), ("--device", self.device)):
+            if value is not None:
+                raise InputError(f"{self.model} is an exported model, which has its own; leave out {option}")
+        return ExportedEmbedder(open_exported(str(self.model)))
 
     @cached_property
     def _pca_whitening(self) -> PCAWhitening | None:
         return None if self.whitening is None else PCAWhitening.load(self.whitening)
 
     @property
-    def loaded_model(self) -> Embedder:
+    def loaded_model(self) -> Embedder | ExportedEmbedder:
         """The model of the options."""
         return self._model
 
@@ -228,14 +234,20 @@ class EmbeddingReader(EmbeddingOptions):
             return _on_error_of_run(RunFolder(Path(source)))
         return self.folder_on_error if Path(source).is_dir() and source not in BENCHMARKS else "raise"
 
-    def _embed(self, table: Table, model: Embedder, on_error: OnError, loaded_from: str | None = None) -> EmbeddedTable:
+    def _embed(
+        self,
+        table: Table,
+        model: Embedder | ExportedEmbedder,
+        on_error: OnError,
+        loaded_from: str | None = None,
+    ) -> EmbeddedTable:
         """Embed the images of a table. What the model costs is measured only if `loaded_from` says where it is from."""
         from vicinal.data.images import ImageDataset, UnreadableImageError
         from vicinal.models import embed_multi_scale
 
         images = ImageDataset(table, model.transform, on_error=self.on_error or on_error)
         embed: Callable[..., Floats] = model.embed
-        if self.scales is not None:
+        if self.scales is not None and not isinstance(model, ExportedEmbedder):
             embed = partial(embed_multi_scale, model, scales=self.scales, max_size=self.max_size)
         options: dict[str, Any] = {
             "batch_size": self.batch_size,

@@ -44,7 +44,7 @@ SHAPE_TOLERANCE = 1e-3
 """How much the export in float32 may differ on random images, which networks were not trained for."""
 
 
-def export(
+def export_model(
     model: Embedder,
     out: str | Path,
     settings: ExportSettings | None = None,
@@ -79,7 +79,7 @@ def export(
         >>> from vicinal.data import ImageTransform
         >>> model = Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=32)).eval()
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     report = export(model, f"{folder}/model.onnx")
+        ...     report = export_model(model, f"{folder}/model.onnx")
         ...     sorted(os.listdir(folder))
         ['model.onnx', 'model.parity.json', 'model.parity.md', 'model.preprocessing.json']
         >>> report.vectors.largest < 1e-5
@@ -223,9 +223,9 @@ def _compare(
     )
     tensors = image_tensors(pixels, graph)
     if check is None:
-        images, before, after = "random pixels", _embed(reference, tensors, settings), engine.run(pixels)
+        images, before, after = "images of random pixels", _embed(reference, tensors, settings), engine.run(pixels)
     else:
-        images = "of the check"
+        images = "check images"
         before = _embed(reference, ImageDataset(check, reference.transform), settings)
         exported = ExportedEmbedder(engine)
         after = exported.embed(ImageDataset(check, exported.transform), settings.batch_size)

@@ -1,0 +1,74 @@
+"""`vicinal export`: a model for ONNX Runtime or OpenVINO, with a report of what it loses."""
+
+from __future__ import annotations
+
+from vicinal.cli.flags import Arguments, Parser, add_settings, print_result, read_settings
+from vicinal.cli.inputs import (
+    IMAGES,
+    add_json,
+    add_refiner,
+    check_files,
+    check_folder,
+    check_model,
+    check_source,
+    load_refiner,
+)
+
+OF_READER = ("pooling", "allow_import", "root", "path_column", "label_column", "on_error")
+
+
+def add_export(parser: Parser) -> None:
+    """Add the flags of `vicinal export`."""
+    from vicinal.export.settings import ExportSettings
+    from vicinal.workflows.embedding_options import EmbeddingOptions
+
+    parser.add_argument(
+        "source", help="a run, a model folder, a model on the Hugging Face Hub, or a backbone such as timm/resnet50"
+    )
+    parser.add_argument(
+        "--out", required=True, metavar="FILE", help="the exported model, .onnx or for OpenVINO .xml; beside it are "
+        "its preprocessing and its parity report"
+    )  # fmt: skip
+    add_settings(parser, ExportSettings)
+    for precision in ("fp16", "int8"):
+        parser.add_argument(f"--{precision}", dest="precision", action="store_const", const=precision,
+                            default=parser.get_default("precision"), help=f"short for --precision {precision}")  # fmt: skip
+    images = parser.add_argument_group("images of the report and of int8")
+    images.add_argument("--check", metavar="SOURCE", help="labeled images on which recall@1 and mAP@R are compared "
+                        f"before and after (default: the split val of a run): {IMAGES}")  # fmt: skip
+    images.add_argument("--split", help="use only the images of this split of --check or of the run, such as test")
+    images.add_argument("--calibration_images", metavar="SOURCE", help="images by which int8 is calibrated (default: "
+                        "the split train of a run)")  # fmt: skip
+    skipped = [name for name in EmbeddingOptions.__dataclass_fields__ if name not in OF_READER]
+    add_settings(images, EmbeddingOptions, skip=skipped)
+    refined = parser.add_argument_group("refinement as part of the exported model")
+    add_refiner(refined, "needs --gallery")
+    refined.add_argument("--gallery", metavar="SOURCE", help="the embeddings among which the refiner finds neighbors: "
+                         "a .npy or .parquet file, the folder of an index, or images")  # fmt: skip
+    add_json(parser)
+
+
+def export(arguments: Arguments) -> None:
+    """Export a model for ONNX Runtime or OpenVINO, from pixels to the unit vector, if it loses next to nothing."""
+    check_model(arguments.source)
+    for source in (arguments.check, arguments.calibration_images, arguments.gallery):
+        check_source(source)
+    check_folder(arguments.refiner)
+    check_files(getattr(arguments, "root", None))
+    from vicinal.export.settings import ExportSettings
+    from vicinal.workflows.export import export_source
+    from vicinal.workflows.sources import EmbeddingReader
+
+    settings = read_settings(ExportSettings, arguments)
+    report = export_source(
+        arguments.source,
+        arguments.out,
+        settings,
+        read_settings(EmbeddingReader, arguments, batch_size=settings.batch_size),
+        check=arguments.check,
+        split=arguments.split,
+        calibration_images=arguments.calibration_images,
+        refiner=load_refiner(arguments),
+        gallery=arguments.gallery,
+    )
+    print_result(report.to_dict() if arguments.json else f"{report}\n{arguments.out}")

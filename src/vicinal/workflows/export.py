@@ -1,0 +1,116 @@
+"""From a run or a model to an exported one: which images it is checked and calibrated by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vicinal.data.table import Table
+from vicinal.export.settings import ExportSettings
+from vicinal.models.saving import check_same_model
+from vicinal.utils.errors import InputError
+from vicinal.workflows.models import load_model
+from vicinal.workflows.source_kind import source_kind
+from vicinal.workflows.sources import EmbeddingReader
+
+if TYPE_CHECKING:
+    from vicinal.export.parity import ParityReport
+    from vicinal.models.refiner import ContextRefiner
+    from vicinal.utils.arrays import Floats
+
+
+def export_source(
+    source: str,
+    out: str | Path,
+    settings: ExportSettings,
+    reader: EmbeddingReader | None = None,
+    *,
+    check: str | None = None,
+    split: str | None = None,
+    calibration_images: str | None = None,
+    refiner: ContextRefiner | None = None,
+    gallery: str | None = None,
+) -> ParityReport:
+    """Export a run or a model, and compare the result with it; see :func:`vicinal.export.export_model`.
+
+    Args:
+        source: as for :func:`~vicinal.workflows.load_model`.
+        out: the file of the exported model.
+        settings: what is exported.
+        reader: how tables of images are read, and backbones pooled.
+        check: images with labels, on which the parity is measured; None: the split val of a run, if it has one, and
+            else random pixels.
+        split: of `check` or of the run; None: all images of `check`.
+        calibration_images: images by which int8 is calibrated; None: the split train of a run.
+        refiner: becomes part of the exported model.
+        gallery: of the refiner: embeddings or an index of the model, or images.
+
+    Raises:
+        InputError: as :func:`vicinal.export.export_model`, or a source cannot be read, or is of another model.
+    """
+    reader = replace(reader or EmbeddingReader(), model=source)
+    model = load_model(source, reader.pooling, reader.allow_import or ())
+    tables = {
+        "check": _table(reader, source, check, split, "val"),
+        "calibration": None if settings.precision != "int8" else _table(reader, source, calibration_images, None),
+    }
+    if tables["check"] is not None:
+        tables["check"] = some_classes(tables["check"], settings.max_check_images, settings.seed)
+    vectors = None if gallery is None else _gallery(reader, gallery, model.fingerprint())
+    if refiner is not None:
+        refiner.check_model(model.fingerprint())
+    from vicinal.export.export_model import export_model
+
+    return export_model(model, out, settings, **tables, refiner=refiner, gallery=vectors)
+
+
+def _table(
+    reader: EmbeddingReader, source: str, given: str | None, split: str | None, default: str = "train"
+) -> Table | None:
+    """The images of a source that was given, or else those of a split of the run, if there are any."""
+    if given is not None:
+        table = reader.read_table(given, split)
+    elif source_kind(source) == "run":
+        table = reader.read_table(source, "all")
+        if (split or default) not in table.splits:
+            return None
+        table = table.subset(split or default)
+    elif split is not None:
+        raise InputError(f"split {split} is of check images or of a run; {source} has neither, so give check")
+    else:
+        return None
+    if reader.on_error == "skip":
+        from vicinal.data.images import ImageDataset
+        from vicinal.data.transforms import ImageTransform
+
+        table = ImageDataset(table, ImageTransform(), on_error="skip").table
+    return table
+
+
+def some_classes(table: Table, max_images: int, seed: int) -> Table:
+    """The images of random whole classes, as many as fit; of a table without labels random images.
+
+    Example:
+        >>> import pandas as pd
+        >>> some_classes(Table(pd.DataFrame({"label": list("aabbcc")})), max_images=5, seed=0).classes
+        ['b', 'c']
+    """
+    if len(table) <= max_images:
+        return table
+    random = np.random.default_rng(seed)
+    if not table.has("label"):
+        return table.take(np.sort(random.permutation(len(table))[:max_images]))
+    order = random.permutation(len(table.classes))
+    fitting = order[np.cumsum(table.class_counts[order]) <= max_images]
+    return table.take(np.flatnonzero(np.isin(table.labels, fitting)))
+
+
+def _gallery(reader: EmbeddingReader, gallery: str, fingerprint: str) -> Floats:
+    """The vectors of a gallery, of the model with that fingerprint."""
+    is_stored = source_kind(gallery) in ("embeddings", "index")
+    embedded = (EmbeddingReader() if is_stored else reader).embed(gallery)
+    check_same_model(fingerprint, embedded.fingerprint, "the refiner needs", "use embeddings of the exported model")
+    return embedded.vectors
