@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from vicinal.mixing import SiMix
     from vicinal.models import ContextRefiner, Embedder
     from vicinal.retrieval import Index
+    from vicinal.serving.client import Client
     from vicinal.training import Recipe, RefinerRecipe, resume, train
     from vicinal.workflows.refine import resume_refiner, train_refiner
 else:
@@ -41,6 +42,7 @@ else:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Client",
     "ContextRefiner",
     "Embedder",
     "Index",

@@ -202,6 +202,7 @@ def test_refine_and_train(photos: Path, tmp_path: Path) -> None:
 USES = {
     "import vicinal": set(),
     "import vicinal.data, vicinal.models, vicinal.retrieval, vicinal.workflows": set(),
+    "from vicinal import Client": {"numpy"},
     "from vicinal import Table": {"numpy", "pandas", "pyarrow"},
     "from vicinal import evaluate": {"numpy", "pandas", "pyarrow", "torch", "vicinal.evaluation"},
 }
