@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 from vicinal.cli.flags import Arguments, Parser, add_settings, print_result, read_settings
 from vicinal.cli.inputs import (
     IMAGES,
@@ -32,7 +34,7 @@ def add_export(parser: Parser) -> None:
     add_settings(parser, ExportSettings)
     for precision in ("fp16", "int8"):
         parser.add_argument(f"--{precision}", dest="precision", action="store_const", const=precision,
-                            default=parser.get_default("precision"), help=f"short for --precision {precision}")  # fmt: skip
+                            default=argparse.SUPPRESS, help=f"short for --precision {precision}")  # fmt: skip
     images = parser.add_argument_group("images of the report and of int8")
     images.add_argument("--check", metavar="SOURCE", help="labeled images on which recall@1 and mAP@R are compared "
                         f"before and after (default: the split val of a run): {IMAGES}")  # fmt: skip

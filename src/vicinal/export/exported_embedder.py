@@ -96,7 +96,7 @@ class ExportedEmbedder:
         from vicinal.models.inputs import image_batches
 
         if precision != "32":
-            raise InputError(f"precision is {precision}, but {self.engine.path} was exported with its own; leave it out")
+            raise InputError(f"precision is {precision}, but {self.engine.path} has its own; leave it out")
         batches, num_batches = image_batches(source, self.transform, batch_size, num_workers, on_error)
         vectors = [np.empty((0, self.dim), np.float32)]
         for images in track(batches, "embedding", total=num_batches, show=progress):

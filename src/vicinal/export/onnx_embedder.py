@@ -119,11 +119,9 @@ class OnnxEmbedder:
         if is_thin:
             return as_array(crop_thin(decoded(image, channels), resize, size, Image.Resampling[mode.upper()]))
         if not config["fast"] or mode == "nearest":
-            sides = tuple(int(resize * side / shorter) for side in full_size)
-            upright = decoded(image, channels)
-            resized = upright.resize(sides, Image.Resampling[mode.upper()]) if upright.size != sides else upright
-            rows, columns = (center(side, size) for side in resized.size[::-1])
-            return as_array(resized)[rows, columns]
+            sides = (int(resize * width / shorter), int(resize * height / shorter))
+            resized = decoded(image, channels).resize(sides, Image.Resampling[mode.upper()])
+            return as_array(resized)[center(sides[1], size), center(sides[0], size)]
         sides = (resize * width // shorter, resize * height // shorter)
         reduce_jpeg(image, min(width / sides[0], height / sides[1]) / 2)
         pixels = as_array(decoded(image, channels))

@@ -150,7 +150,7 @@ class ParityReport:
         """The report as a page of Markdown."""
         settings, speeds = self.settings, self.images_per_second
         size = {name: f"{number / 1e6:,.2f} MB" for name, number in self.num_bytes.items()}
-        rows = [("", BEFORE, AFTER, "difference")]
+        rows: list[tuple[str, ...]] = [("", BEFORE, AFTER, "difference")]
         for metric, values in (self.metrics() or {}).items():
             rows.append((metric, *(_percent(values[key]) for key in (BEFORE, AFTER, "difference"))))
         rows.append(("size", size[BEFORE], size[AFTER], f"{self.num_bytes[AFTER] / self.num_bytes[BEFORE]:.2f} x"))

@@ -40,9 +40,7 @@ def timed(embed: Callable[..., Floats], images: ImageDataset, batch_size: int, *
     return vectors, time.perf_counter() - start
 
 
-def model_cost(
-    model: Embedder | ExportedEmbedder, source: str, dim: int, images_per_second: float | None
-) -> ModelCost:
+def model_cost(model: Embedder | ExportedEmbedder, source: str, dim: int, images_per_second: float | None) -> ModelCost:
     """What a model costs.
 
     Args:
