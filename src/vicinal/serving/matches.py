@@ -140,4 +140,5 @@ def _answer(
         }
         for match, probability in zip(result.matches, probabilities, strict=True)
     ]
-    return {"matches": matches, "is_match": None if decision is None else decision.is_match, "count": len(matches)}
+    decided = {"is_match": None} if decision is None else {"is_match": decision.is_match, "label": decision.label}
+    return {"matches": matches, **decided, "count": len(matches)}
