@@ -101,9 +101,14 @@ class CrossBatchMemory(Loss):
         assert source.offset is not None
         _check_same_shape("embeddings", self.embeddings, source.references)
         _check_same_shape("labels", self.labels, source.reference_labels)
+        others = source.unnormalized if source.references is source.anchors else source.unnormalized_references
+        if others is not None:  # another copy of the memory, which few losses need
+            is_needed = any(part.uses_prefixes for part in self.modules() if isinstance(part, Loss))
+            others = torch.cat([self.embeddings.to(others), others]) if is_needed else None
         return replace(
             source,
             references=torch.cat([self.embeddings.to(source.references), source.references]),
+            unnormalized_references=others,
             reference_labels=torch.cat([self.labels.to(source.reference_labels.device), source.reference_labels]),
             offset=len(self.embeddings) + source.offset,
         )

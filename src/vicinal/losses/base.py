@@ -39,12 +39,14 @@ class Loss(nn.Module, ABC):
         uses_only_similarities: whether the loss is a function of the similarities alone.
         uses_norms: whether the loss depends on the norms of the embeddings; other losses L2-normalize them.
         uses_features: whether the loss needs the features that the embeddings were computed from.
+        uses_prefixes: whether the loss cuts the embeddings, and normalizes what is left.
         supports_references: whether the loss can compare embeddings with references other than their batch.
     """
 
     uses_only_similarities: ClassVar[bool] = False
     uses_norms: ClassVar[bool] = False
     uses_features: ClassVar[bool] = False
+    uses_prefixes: ClassVar[bool] = False
     supports_references: ClassVar[bool] = True
 
     def forward(
@@ -210,7 +212,7 @@ class WeightedSum(Loss):
         parts: dict[str, Tensor] = {}
         for loss, weight in zip(self.losses, self.weights, strict=True):
             for name, value in cast(Loss, loss).parts(source).items():
-                parts[_unused(name, parts)] = weight * value
+                parts[unused_name(name, parts)] = weight * value
         return parts
 
     def _anchor_values(self, source: PairSource) -> Tensor:
@@ -230,7 +232,8 @@ def _flat(loss: Loss, weight: float) -> list[tuple[Loss, float]]:
     return [(cast(Loss, term), weight * inner) for term, inner in zip(loss.losses, loss.weights, strict=True)]
 
 
-def _unused(name: str, taken: dict[str, Tensor]) -> str:
+def unused_name(name: str, taken: dict[str, Tensor]) -> str:
+    """A name for a part of a loss: a number is added where the name is taken."""
     count = sum(other == name or other.startswith(f"{name}_") for other in taken)
     return name if count == 0 else f"{name}_{count + 1}"
 

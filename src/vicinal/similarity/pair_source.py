@@ -51,6 +51,7 @@ class PairSource:
         is_distributed: whether the anchors are this process's part of a batch and the references all of it.
         num_calls: how often the loss was called, which changes its random choices; an int64 scalar, or None.
         unnormalized: the anchors before normalization, float [n, d] in at least float32, where they are known.
+        unnormalized_references: the same for references that are not the anchors, float [c, d].
         features: what the embeddings of the anchors were computed from, float [n, f], where that is known.
     """
 
@@ -65,6 +66,7 @@ class PairSource:
     num_calls: Tensor | None = None
     unnormalized: Tensor | None = None
     features: Tensor | None = None
+    unnormalized_references: Tensor | None = None
 
     allows_sparse_gradient: ClassVar[bool] = True
 
@@ -106,16 +108,17 @@ class PairSource:
         else:
             check_references(embeddings, references, offset)
             dtype = torch.promote_types(embeddings.dtype, references.dtype)
-            anchors, references = (normalize(at_least_float32(x.to(dtype))) for x in (embeddings, references))
+            unnormalized, other = (at_least_float32(x.to(dtype)) for x in (embeddings, references))
             source = cls(
-                anchors,
-                references,
+                normalize(unnormalized),
+                normalize(other),
                 labels,
                 reference_labels,
                 offset,
                 relation,
                 unnormalized=unnormalized,
                 features=features,
+                unnormalized_references=other,
             )
         if positive is not None:
             return source._with_masks(positive, negative)
@@ -172,6 +175,11 @@ class PairSource:
         return self.anchors.shape[1]
 
     @property
+    def rows_per_anchor(self) -> int:
+        """Number of rows of similarities that each anchor has."""
+        return 1
+
+    @property
     def is_by_label(self) -> bool:
         """Whether the positive pairs are those of equal labels."""
         return self.masks is None and self.relation is None
@@ -211,6 +219,7 @@ class PairSource:
             is_distributed=False,
             unnormalized=None,
             features=None,
+            unnormalized_references=None,
         )
 
     def without_normalization(self) -> PairSource:
@@ -223,7 +232,13 @@ class PairSource:
         if vectors is None:
             raise InputError("this loss uses the embeddings before normalization, which are not known here")
         return replace(
-            self, anchors=vectors, references=vectors, reference_labels=self.labels, offset=0, is_distributed=False
+            self,
+            anchors=vectors,
+            references=vectors,
+            reference_labels=self.labels,
+            offset=0,
+            is_distributed=False,
+            unnormalized_references=None,
         )
 
     def with_anchors(self, anchors: Tensor) -> Self:
@@ -240,9 +255,41 @@ class PairSource:
         if self.has_own_references:
             raise InputError("embeddings of a batch do not replace references that are not from the batch")
         unnormalized = at_least_float32(embeddings)
-        anchors = normalize(unnormalized)
-        references = normalize(distributed.all_gather(unnormalized)) if self.is_distributed else anchors
-        return replace(self, anchors=anchors, references=references, unnormalized=unnormalized, features=None)
+        anchors = references = normalize(unnormalized)
+        gathered = distributed.all_gather(unnormalized) if self.is_distributed else None
+        if gathered is not None:
+            references = normalize(gathered)
+        return replace(
+            self,
+            anchors=anchors,
+            references=references,
+            unnormalized=unnormalized,
+            features=None,
+            unnormalized_references=gathered,
+        )
+
+    def prefix(self, dim: int) -> Self:
+        """Return the same source with the first dimensions of anchors and references, which are normalized anew.
+
+        Example:
+            >>> source = PairSource.from_batch(torch.tensor([[3.0, 4.0, 12.0]]), torch.tensor([7]))
+            >>> source.prefix(2).anchors
+            tensor([[0.6000, 0.8000]])
+        """
+        unnormalized = (self.anchors if self.unnormalized is None else self.unnormalized)[:, :dim]
+        anchors = references = normalize(unnormalized)
+        others = None
+        if self.references is not self.anchors:
+            known = self.unnormalized_references
+            others = (self.references if known is None else known)[:, :dim]
+            references = normalize(others)
+        return replace(
+            self,
+            anchors=anchors,
+            references=references,
+            unnormalized=unnormalized,
+            unnormalized_references=others,
+        )
 
     def mean_similarity(self) -> Tensor:
         """The mean over all pairs of an anchor and a reference; a scalar."""
@@ -294,6 +341,14 @@ class PairSource:
     def similarity(self, span: slice) -> Tensor:
         """The similarities of a span of anchors to all references, [rows, c]."""
         return self.anchors[span] @ self.references.T
+
+    def sum_of(self, term: Tensor) -> Tensor:
+        """The sum over anchors of a term with one value, or several, per row: [rows] or [rows, k]."""
+        return term.sum(0)
+
+    def upstream_of_input(self, upstream: Tensor, i: int) -> Tensor:
+        """The part of the gradient with respect to what :meth:`sum_of` returns that belongs to one of `inputs`."""
+        return upstream
 
     def add_pair_gradient(
         self,

@@ -20,6 +20,9 @@ class Pairs(Protocol):
     def positive(self) -> Tensor:
         """Bool [rows, k], whether each of k columns, all or those of the anchor's class, is a positive."""
 
+    def repeat(self, times: int) -> Pairs:
+        """The pairs of the same anchors several times: [times x rows]."""
+
     def split(self, similarity: Tensor) -> tuple[Tensor, Tensor]:
         """Split similarities [rows, c] into positives [rows, p], padded with +inf, and negatives [rows, c], padded
         with -inf. May overwrite its argument.
@@ -51,6 +54,9 @@ class MaskedPairs(NamedTuple):
         others = columns != torch.arange(first, first + len(positive), device=positive.device)[:, None]
         return cls(positive & others, negative & others)
 
+    def repeat(self, times: int) -> MaskedPairs:
+        return MaskedPairs(self.positive.repeat(times, 1), self.negative.repeat(times, 1))
+
     def split(self, similarity: Tensor) -> tuple[Tensor, Tensor]:
         return (
             torch.where(self.positive, similarity, math.inf),
@@ -81,6 +87,10 @@ class ClassPairs(NamedTuple):
     positive: Tensor
     present: Tensor
     num_references: int
+
+    def repeat(self, times: int) -> ClassPairs:
+        columns, positive, present = (x.repeat(times, 1) for x in (self.columns, self.positive, self.present))
+        return ClassPairs(columns, positive, present, self.num_references)
 
     def split(self, similarity: Tensor) -> tuple[Tensor, Tensor]:
         own_class = similarity.gather(1, self.columns)

@@ -21,7 +21,7 @@ class Rows(NamedTuple):
         negatives: float [rows, q], cosine similarities in [-1, 1], or -inf.
         labels: int [rows], the labels of the anchors, or [rows, ...] with a relation; None where none were given.
         keys: int [rows], a number for each anchor that changes from call to call; random choices depend on it.
-        dim: dimension of the embeddings.
+        dim: dimension of the embeddings; int [rows, 1] where it is not the same for all rows.
         positive_weights: float [rows, p], how much each positive counts, as with mixed examples; 0 for padding. None:
             each counts as one. Only losses with `supports_weights` read it.
         negative_weights: float [rows, q], the same for the negatives.
@@ -31,7 +31,7 @@ class Rows(NamedTuple):
     negatives: Tensor
     labels: Tensor | None
     keys: Tensor
-    dim: int
+    dim: int | Tensor
     positive_weights: Tensor | None = None
     negative_weights: Tensor | None = None
 

@@ -64,7 +64,8 @@ def sum_over_rows(
         miner: selects the pairs that `row_terms` gets.
 
     Returns:
-        The sum of each term: a scalar, or [k].
+        The sum of each term: a scalar, or [k]; of a source with several rows per anchor [rows per anchor], or
+        [rows per anchor, k].
 
     Raises:
         InputError: `tile_rows` is not positive.
@@ -73,7 +74,7 @@ def sum_over_rows(
     if torch.compiler.is_compiling():  # the compiler fuses the operations on the whole matrix
         whole = slice(0, len(source))
         rows = source.rows(whole, source.similarity(whole), source.pairs(whole))
-        return tuple(term.sum(0) for term in row_terms(miner(rows) if miner else rows))
+        return tuple(source.sum_of(term) for term in row_terms(miner(rows) if miner else rows))
     tiles = _Tiles(source, tile_rows, miner)
     return _SumOverRows.apply(tiles, row_terms, torch.is_grad_enabled(), *source.inputs, *parameters)
 
@@ -99,7 +100,7 @@ class _Tiles:
     def __init__(self, source: PairSource, tile_rows: int | None, miner: RowFilter | None) -> None:
         self.source, self.miner = source, miner
         self.class_columns = source.class_columns()
-        step, n = tile_rows or default_tile_rows(source.num_references), len(source)
+        step, n = tile_rows or default_tile_rows(source.num_references * source.rows_per_anchor), len(source)
         self.spans = [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
     @torch.no_grad()
@@ -124,7 +125,7 @@ class _SumOverRows(torch.autograd.Function):
             rows, pairs = tiles.rows(span)
             with torch.set_grad_enabled(needs_grad):
                 rows = rows.as_leaves(needs_grad)
-                terms = [term.sum(0) for term in row_terms(rows)]
+                terms = [tiles.source.sum_of(term) for term in row_terms(rows)]
             values = [term.detach() for term in terms]
             sums = [a + b for a, b in zip(sums, values, strict=True)] if sums else values
             for i, term in enumerate(terms):
@@ -132,6 +133,7 @@ class _SumOverRows(torch.autograd.Function):
                     gradients.add(i, term, rows, pairs, span)
         ctx.terms = list(gradients.totals)
         ctx.save_for_backward(*(gradient for totals in gradients.totals.values() for gradient in totals))
+        ctx.source = tiles.source
         ctx.num_inputs = len(inputs)
         ctx.mark_non_differentiable(*(total for i, total in enumerate(sums) if i not in ctx.terms))
         return tuple(sums)
@@ -142,10 +144,11 @@ class _SumOverRows(torch.autograd.Function):
         saved, n = ctx.saved_tensors, ctx.num_inputs
         # For each term with a gradient, `saved` holds its gradient with respect to every input.
         first, *others = ctx.terms
-        totals = [upstream[first] * gradient for gradient in saved[:n]]
+        of_input = ctx.source.upstream_of_input
+        totals = [of_input(upstream[first], i) * gradient for i, gradient in enumerate(saved[:n])]
         for k, term in enumerate(others, 1):
-            for total, gradient in zip(totals, saved[k * n : (k + 1) * n], strict=True):
-                total.addcmul_(gradient, upstream[term])
+            for i, gradient in enumerate(saved[k * n : (k + 1) * n]):
+                totals[i].addcmul_(gradient, of_input(upstream[term], i))
         return (None, None, None, *totals)
 
 
@@ -173,7 +176,7 @@ class _Gradients:
         totals = self.totals[i]
         leaves = (rows.positives, rows.negatives, *(self.inputs[k] for k in self.learned))
         grad_positives, grad_negatives, *grad_parameters = torch.autograd.grad(
-            term, leaves, retain_graph=True, allow_unused=True
+            term, leaves, torch.ones_like(term), retain_graph=True, allow_unused=True
         )
         if grad_positives is not None or grad_negatives is not None:
             self.source.add_pair_gradient(totals[: self.num_source_inputs], span, pairs, grad_positives, grad_negatives)

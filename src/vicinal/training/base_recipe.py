@@ -16,6 +16,7 @@ import jsonargparse
 
 import vicinal.correction
 import vicinal.distillation
+import vicinal.matryoshka
 import vicinal.memory
 import vicinal.mixing
 import vicinal.weighting  # noqa: F401 - a recipe may name a class of an imported module without its module

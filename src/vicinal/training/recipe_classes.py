@@ -16,10 +16,12 @@ LOSS_FILES = (
     "memory.py",
     "correction.py",
     "distillation.py",
+    "matryoshka.py",
     "mixing/__init__.py",
     "weighting.py",
 )
-OTHER_LOSSES = ("CrossBatchMemory", "ForwardCorrection", "Metrix", "S2SD", "SiMix", "WeightedSum")  # not named ...Loss
+# Losses that are not named ...Loss:
+OTHER_LOSSES = ("CrossBatchMemory", "ForwardCorrection", "Matryoshka", "Metrix", "S2SD", "SiMix", "WeightedSum")
 
 
 class OfferedClasses:

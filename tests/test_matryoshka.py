@@ -1,0 +1,297 @@
+"""Matryoshka equals separate losses of the prefixes, whatever the loss, and in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from tests.conftest import free_port
+from tests.losses import center_cases, every_loss
+from tests.losses.batches import Batch, nasty_batches
+from tests.losses.cases import DEFAULTS
+from tests.losses.gradients import value_and_gradients
+from vicinal.distillation import S2SD
+from vicinal.losses import (
+    CenterBasedLoss,
+    ClusterContrastLoss,
+    ContextualLoss,
+    ContrastiveLoss,
+    CosFaceLoss,
+    Loss,
+    MarginLoss,
+    MultiSimilarityLoss,
+    NormSoftmaxLoss,
+    ProxyNCALoss,
+    RoadmapLoss,
+    SimilarityRegularizer,
+    TripletLoss,
+)
+from vicinal.matryoshka import Matryoshka
+from vicinal.memory import CrossBatchMemory
+from vicinal.mining import DistanceWeightedMiner
+from vicinal.mixing import Metrix, SiMix
+from vicinal.similarity.pair_source import PairSource
+from vicinal.training import Recipe
+from vicinal.training.create_module import create_training_module
+from vicinal.utils.errors import InputError
+
+BATCHES = nasty_batches()
+BY_LABEL = {
+    "a loss of rows": MultiSimilarityLoss,
+    "a random miner": lambda: TripletLoss(miner=DistanceWeightedMiner()),
+    "a sum": lambda: 0.5 * RoadmapLoss() + SimilarityRegularizer(),
+    "contextual": lambda: ContextualLoss(k=2),
+    "SiMix": lambda: SiMix(ContrastiveLoss()),
+    "Metrix": lambda: Metrix(ContrastiveLoss()),
+    "learned": lambda: MarginLoss(miner=None),
+}
+
+
+def dims_of(batch: Batch) -> list[int]:
+    full = batch.embeddings.shape[1]
+    return sorted({1, max(1, full // 2), full})
+
+
+def weights_of(dims: list[int]) -> list[float]:
+    return [0.5 + i for i in range(len(dims))]
+
+
+def cut(batch: Batch, dim: int) -> Batch:
+    references = None if batch.references is None else batch.references[:, :dim]
+    return batch._replace(embeddings=batch.embeddings[:, :dim], references=references)
+
+
+def separately(losses: list[Loss], dims: list[int]) -> Callable[..., Tensor]:
+    """The definition: one loss per prefix."""
+
+    def formula(*batch: Tensor | int) -> Tensor:
+        values = [
+            loss(*(x for x in cut(Batch(*batch), d) if x is not None)) for d, loss in zip(dims, losses, strict=True)
+        ]
+        return sum(weight * value for weight, value in zip(weights_of(dims), values, strict=True))
+
+    return formula
+
+
+def assert_same(make: Callable[[], Loss], batch: Batch, name: str) -> None:
+    dims = dims_of(batch)
+    loss, losses = Matryoshka(make().double(), dims, weights_of(dims)), [make().double() for _ in dims]
+    got = value_and_gradients(loss, batch, list(loss.parameters()))
+    learned = [list(each.parameters()) for each in losses]
+    value, *others = value_and_gradients(separately(losses, dims), batch, [p for each in learned for p in each])
+    by_input, by_parameter = (
+        others[: len(others) - sum(map(len, learned))],
+        others[len(others) - sum(map(len, learned)) :],
+    )
+    summed = [sum(by_parameter[i :: len(learned[0])]) for i in range(len(learned[0]))]
+    torch.testing.assert_close(
+        got, [value, *by_input, *summed], rtol=1e-10, atol=1e-12, msg=lambda text: f"{name}: {text}"
+    )
+
+
+@pytest.mark.parametrize("case", DEFAULTS)
+def test_value_and_gradients_are_those_of_separate_losses(case: str) -> None:
+    for name, batch in BATCHES.items():
+        if name in ("many classes", "shuffled", "all singletons", "two of two classes", "references of one class"):
+            continue  # of which others say as much
+        assert_same(DEFAULTS[case].loss, DEFAULTS[case].suited(batch), name)
+
+
+@pytest.mark.parametrize("case", BY_LABEL)
+def test_losses_around_and_inside(case: str) -> None:
+    for name in ("unequal classes", "zero vector", "duplicates", "two of a class", "one class"):
+        assert_same(BY_LABEL[case], BATCHES[name], name)
+
+
+@pytest.mark.parametrize("case", center_cases.CASES)
+def test_class_centers_are_cut_with_the_embeddings(case: str) -> None:
+    for name, batch in center_cases.BATCHES.items():
+        classes, dims = center_cases.classes_of(batch), dims_of(batch)
+        if classes < 2 and center_cases.CASES[case].kind is ProxyNCALoss:
+            continue
+        whole = center_cases.CASES[case].loss(classes, dims[-1]).double()
+        loss = Matryoshka(deepcopy(whole), dims, weights_of(dims))
+        parameters = {name: p.detach().clone().requires_grad_(p.requires_grad) for name, p in whole.named_parameters()}
+
+        def formula(x: Tensor, labels: Tensor, whole=whole, parameters=parameters, dims=dims) -> Tensor:
+            return separately([with_cut_parameters(whole, parameters, dim) for dim in dims], dims)(x, labels)
+
+        expected = value_and_gradients(formula, batch, list(parameters.values()))
+        got = value_and_gradients(loss, batch, list(loss.parameters()))
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def with_cut_parameters(loss: CenterBasedLoss, parameters: dict[str, Tensor], dim: int) -> CenterBasedLoss:
+    copy = deepcopy(loss)
+    for name, tensor in parameters.items():
+        first = tensor[:, :dim] if tensor.ndim == 2 else tensor
+        copy._parameters[name] = first if tensor.requires_grad else first.clone()
+    return copy
+
+
+def test_all_prefixes_are_one_call_with_the_pairs_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, row_values = [], MultiSimilarityLoss.row_values
+    monkeypatch.setattr(
+        MultiSimilarityLoss, "row_values", lambda loss, rows: calls.append(len(rows.keys)) or row_values(loss, rows)
+    )
+    Matryoshka(MultiSimilarityLoss(), [1, 2, 5])(*BATCHES["unequal classes"])
+    assert calls == [36]
+
+
+def test_tiles_change_nothing() -> None:
+    for name in ("unequal classes", "references around the batch"):
+        batch = BATCHES[name]
+        whole = value_and_gradients(Matryoshka(MultiSimilarityLoss(), [2, 5]), batch)
+        tiled = value_and_gradients(Matryoshka(MultiSimilarityLoss(tile_rows=2), [2, 5]), batch)
+        torch.testing.assert_close(tiled, whole, rtol=1e-12, atol=1e-14)
+
+
+def test_masks_and_relations_reach_every_prefix() -> None:
+    batch = BATCHES["unequal classes"]
+    equal = batch.labels[:, None] == batch.labels
+    expected = Matryoshka(ContrastiveLoss(), [2, 5])(*batch)
+    assert Matryoshka(ContrastiveLoss(), [2, 5])(batch.embeddings, positive=equal) == expected
+    by_relation = Matryoshka(ContrastiveLoss(), [2, 5])(*batch[:2], relation=lambda a, b: a[:, None] == b)
+    assert by_relation == expected
+
+
+def test_a_memory_goes_around() -> None:
+    first, second = BATCHES["unequal classes"], BATCHES["zero vector"]
+    loss = CrossBatchMemory(Matryoshka(MultiSimilarityLoss(), [2, 5]), size=9)
+    separate = [CrossBatchMemory(MultiSimilarityLoss(), size=9) for _ in range(2)]
+    for batch in (first, second):
+        got = value_and_gradients(loss, batch)
+        cut_first = value_and_gradients(separate[0], cut(batch, 2))
+        full = value_and_gradients(separate[1], batch)
+        padded = torch.nn.functional.pad(cut_first[1], (0, 3))
+        torch.testing.assert_close(got, [cut_first[0] + full[0], padded + full[1]], rtol=1e-12, atol=1e-12)
+
+
+def test_a_call_counts_once_and_centers_move_once() -> None:
+    batch = BATCHES["unequal classes"]
+    for inner in (TripletLoss(miner=DistanceWeightedMiner()), SiMix(ContrastiveLoss()), Metrix(ContrastiveLoss())):
+        Matryoshka(inner, [2, 5])(*batch)
+        assert inner.calls == 1
+    moving, alone = (ClusterContrastLoss(4, 5).double() for _ in range(2))
+    alone.load_state_dict(moving.state_dict())
+    Matryoshka(moving, [2, 5])(*batch)
+    alone(*batch)
+    torch.testing.assert_close(moving.centers, alone.centers)
+
+
+def test_values_of_samples_add_up() -> None:
+    batch = BATCHES["unequal classes"]
+    for inner in (MultiSimilarityLoss(), NormSoftmaxLoss(4, 5).double()):
+        loss = Matryoshka(inner, [2, 5], [0.5, 2.0]) + ContrastiveLoss(reduction="anchors")
+        values = loss.anchor_values(PairSource.from_batch(*batch))
+        torch.testing.assert_close(values.mean(), loss(*batch).detach())
+
+
+@pytest.mark.parametrize("name", every_loss.EVERY_LOSS)
+def test_goes_around_every_loss_in_half_precision(name: str) -> None:
+    inner = every_loss.EVERY_LOSS[name]()
+    if name == "CrossBatchMemory":
+        return
+    loss = Matryoshka(inner, [2, every_loss.DIM])
+    x = torch.randn(12, every_loss.DIM, generator=torch.Generator().manual_seed(0), dtype=torch.bfloat16)
+    x.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss(x, torch.arange(12) // 3).backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert [
+        part.endswith(("(2)", f"({every_loss.DIM})"))
+        for part in loss.parts(PairSource.from_batch(x, torch.arange(12) // 3))
+    ]
+
+
+def test_of_a_recipe() -> None:
+    overrides = ["--data.source=digits", "--model.pretrained=false", "--model.backbone=test_resnet", "--model.dim=16"]
+    given = ["--loss=Matryoshka", "--loss.loss=NormSoftmaxLoss", "--loss.dims=[4, 16]", "--loss.weights=[1, 0.5]"]
+    loss = create_training_module(Recipe.load(overrides=[*overrides, *given]), ["a", "b", "c"], 9).loss
+    assert (loss.dims, loss.weights, loss.loss.centers.shape) == ([4, 16], [1.0, 0.5], (3, 16))
+
+
+MANY = [("MultiSimilarityLoss", MultiSimilarityLoss), ("CosFaceLoss", lambda: CosFaceLoss(12, 5))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "make"), [*MANY, *BY_LABEL.items()])
+def test_compiles_whole(name: str, make: Callable[[], Loss]) -> None:
+    if name in ("contextual", "SiMix", "Metrix"):  # which do not themselves
+        return
+    torch._dynamo.reset()
+    batch, loss = BATCHES["unequal classes"].to(torch.float32), Matryoshka(make(), [2, 5])
+    expected = value_and_gradients(deepcopy(loss), batch)
+    got = value_and_gradients(torch.compile(loss, fullgraph=True), batch)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    mp.spawn(_process, (free_port(), tmp_path), nprocs=2)
+    halves = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for kind, _ in MANY:
+        for name in ("shuffled", "zero vector"):
+            (value, by_x, *_), (value_2, by_x_2, *_) = (half[kind, name] for half in halves)
+            got = [(value + value_2) / 2, torch.cat([by_x, by_x_2]) / 2]
+            expected = value_and_gradients(_seeded(kind), BATCHES[name])
+            torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+
+
+def _seeded(kind: str) -> Loss:
+    torch.manual_seed(0)
+    return Matryoshka(dict(MANY)[kind](), [2, 5]).double()
+
+
+def _process(rank: int, port: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    results = {}
+    for kind, _ in MANY:
+        for name in ("shuffled", "zero vector"):
+            x, labels = BATCHES[name][:2]
+            mine, loss = slice(rank * len(x) // 2, (rank + 1) * len(x) // 2), _seeded(kind)
+
+            def of_mine(x: Tensor, labels: Tensor, loss: Loss = loss) -> Tensor:
+                return sum(loss.parts(PairSource.from_distributed_batch(x, labels)).values())
+
+            results[kind, name] = value_and_gradients(of_mine, Batch(x[mine], labels[mine]))
+    torch.save(results, folder / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Matryoshka(3), "^Matryoshka: loss must be a loss such as MultiSimilarityLoss.., not 3$"),
+        (lambda: Matryoshka(Matryoshka(ContrastiveLoss())), "^Matryoshka: Matryoshka does not go inside"),
+        (lambda: Matryoshka(CrossBatchMemory(ContrastiveLoss(), 9)), r"give CrossBatchMemory\(Matryoshka"),
+        (lambda: Matryoshka(ContrastiveLoss() + S2SD(ContrastiveLoss())), "^Matryoshka: S2SD does not go inside"),
+        (lambda: Matryoshka(ContrastiveLoss(), 8), "^Matryoshka: dims is 8; give a list of dimensions"),
+        (lambda: Matryoshka(ContrastiveLoss(), []), r"^Matryoshka: dims = \[\] must be whole numbers"),
+        (lambda: Matryoshka(ContrastiveLoss(), [4, 2]), r"^Matryoshka: dims = \[4, 2\] must .* ascending$"),
+        (lambda: Matryoshka(ContrastiveLoss(), [2, 2]), "ascending$"),
+        (lambda: Matryoshka(ContrastiveLoss(), [0, 2]), "from 1 to 65,536, ascending$"),
+        (lambda: Matryoshka(ContrastiveLoss(), [2, 4], [1]), "^Matryoshka: 1 weights and 2 dims; give one weight"),
+        (lambda: Matryoshka(ContrastiveLoss(), [2], [-1]), "^Matryoshka: weights = -1 must not be negative"),
+        (lambda: Matryoshka(ContrastiveLoss(), [2, 6])(*BATCHES["one class"]), "have 5 dimensions, fewer than .*, 6;"),
+        (
+            lambda: Matryoshka(NormSoftmaxLoss(1, 8), [2, 4])(*BATCHES["one class"]),
+            "embeddings have 5 dimensions and centers 8",
+        ),
+        (lambda: SiMix(Matryoshka(ContrastiveLoss())), "^SiMix: .* not Matryoshka$"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
