@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from vicinal.serving.bodies import DeleteBody, EmbedBody, ItemBody, SearchBody, read_body
+from vicinal.serving.openapi import described
 from vicinal.serving.problems import Problem
 from vicinal.serving.service import Service
 
@@ -21,19 +22,19 @@ def _service(request: Request) -> Service:
     return service
 
 
-@router.post("/search")
+@router.post("/search", **described(SearchBody))
 async def search(request: Request) -> Response:
     """Find the items that are nearest to an image, a vector or another item."""
     return JSONResponse(await _service(request).search(await read_body(request, SearchBody)))
 
 
-@router.post("/embed")
+@router.post("/embed", **described(EmbedBody))
 async def embed(request: Request) -> Response:
     """Compute the embedding of an image."""
     return JSONResponse(await _service(request).embed(await read_body(request, EmbedBody)))
 
 
-@router.post("/items", status_code=201)
+@router.post("/items", status_code=201, **described(ItemBody, 201))
 async def add_item(request: Request) -> Response:
     """Add an item; the answer comes when it cannot be lost any more."""
     key = request.headers.get("idempotency-key")
@@ -42,7 +43,7 @@ async def add_item(request: Request) -> Response:
     return JSONResponse(await _service(request).add(await read_body(request, ItemBody), key), 201)
 
 
-@router.delete("/items")
+@router.delete("/items", **described(DeleteBody))
 async def delete_items(request: Request) -> Response:
     """Delete items by their ids or by a condition."""
     return JSONResponse(await _service(request).delete(await read_body(request, DeleteBody)))

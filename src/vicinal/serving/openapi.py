@@ -1,0 +1,65 @@
+"""What the description of the API (OpenAPI) says of bodies and answers, with examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from vicinal.serving.bodies import DeleteBody, EmbedBody, ItemBody, SearchBody
+from vicinal.serving.problems import MEDIA_TYPE
+
+IMAGE = "iVBORw0KGgo..."
+VECTOR = [0.12, -0.5, 0.31]
+EXAMPLES: dict[type[BaseModel], dict[str, Any]] = {
+    SearchBody: {
+        "image": {"image": IMAGE, "box": [10, 20, 200, 150], "k": 5},
+        "vector": {"vector": VECTOR, "k": 5, "filter": "category == 'cup' and price < 20"},
+        "item": {"id": 3, "exclude_id": 3, "group_by": "product"},
+    },
+    EmbedBody: {"image": {"image": IMAGE}},
+    ItemBody: {
+        "image": {"image": IMAGE, "label": "cup", "columns": {"price": 12.5}},
+        "vector": {"vector": VECTOR, "columns": {"price": 12.5}},
+    },
+    DeleteBody: {"ids": {"ids": [3, 17]}, "filter": {"filter": "price > 100"}},
+}
+MATCH = {"id": 3, "score": 0.91, "probability": 0.98, "label": "cup", "columns": {"path": "cups/1.jpg", "price": 12.5}}
+ANSWERS: dict[type[BaseModel], Any] = {
+    SearchBody: {"matches": [MATCH], "is_match": True, "count": 1},
+    EmbedBody: {"vector": VECTOR, "dim": 3, "model": "8c1f0e6f2a7b9d34"},
+    ItemBody: {"ids": [1204]},
+    DeleteBody: {"deleted": 2},
+}
+PROBLEM = {"type": "about:blank", "title": "Unprocessable Content", "status": 422, "detail": "k: 9,999 is too large"}
+FORM_TEXT = ("box", "vector", "columns")  # which a form has as JSON
+
+
+def described(body: type[BaseModel], status: int = 200) -> dict[str, Any]:
+    """The arguments of a route that describe the body that it takes and what it answers.
+
+    Example:
+        >>> described(DeleteBody)["openapi_extra"]["requestBody"]["content"]["application/json"]["examples"]["ids"]
+        {'value': {'ids': [3, 17]}}
+    """
+    schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
+    examples = {name: {"value": value} for name, value in EXAMPLES[body].items()}
+    content: dict[str, Any] = {"application/json": {"schema": schema, "examples": examples}}
+    if "image" in schema["properties"]:
+        content["multipart/form-data"] = {"schema": _form(schema)}
+    problem = {"description": "What is wrong", "content": {MEDIA_TYPE: {"example": PROBLEM}}}
+    answer = {"description": "Done", "content": {"application/json": {"example": ANSWERS[body]}}}
+    return {
+        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+        "responses": {status: answer, "4XX": problem, "503": problem, "504": problem},
+    }
+
+
+def _form(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a form: the image is a file, and lists and mappings are JSON."""
+    properties = dict(schema["properties"])
+    properties["image"] = {"type": "string", "contentMediaType": "application/octet-stream"}
+    for name in FORM_TEXT:
+        if name in properties:
+            properties[name] = {"type": "string", "contentMediaType": "application/json"}
+    return {"type": "object", "properties": properties}

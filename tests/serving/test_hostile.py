@@ -1,0 +1,283 @@
+"""Bad input of every class, and how it is answered: by a problem in one line, never a 500, and the service goes on."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from tests.serving.service import DIM, noise, picture, vector_list
+
+JSON = {"content-type": "application/json"}
+GOOD = vector_list(0)
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that says it is so large, with hardly any data."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+IMAGES = {
+    "empty": b"",
+    "text": b"hello",
+    "truncated JPEG": picture(kind="JPEG", size=(300, 300))[:300],
+    "truncated PNG": noise(0)[:200],
+    "a header alone": b"\xff\xd8\xff\xe0",
+    "bomb": png_header(60_000, 60_000),
+    "more pixels than allowed": png_header(1_001, 1_000),
+    "no pixels": png_header(0, 0),
+    "SVG": b"<svg xmlns='http://www.w3.org/2000/svg' onload='x()'/>",
+    "EPS, which runs Ghostscript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+    "PDF": b"%PDF-1.4\n",
+    "a pickle": b"\x80\x04cos\nsystem\n(S'false'\ntR.",
+    "HEIC": b"\0\0\0\x18ftypheic\0\0\0\0mif1heic",
+    "a lying GIF": b"GIF89a" + b"\xff" * 40,
+    "TIFF with a loop of directories": b"II*\0\x08\0\0\0\x01\0\x00\x01\x04\0\x01\0\0\0\x08\0\0\0\x08\0\0\0",
+}
+BODIES: dict[str, tuple[int, bytes | str]] = {
+    "nothing": (400, ""),
+    "not JSON": (400, "{"),
+    "two documents": (400, "{}{}"),
+    "not UTF-8": (400, b'{"id": "\xff\xfe"}'),
+    "deep nesting": (400, "[" * 100_000),
+    "deep nesting in a field": (400, '{"vector": ' + "[" * 100_000 + "]" * 100_000 + "}"),
+    "a number of 10,000 digits": (400, '{"id": ' + "9" * 10_000 + "}"),
+    "a list": (422, "[]"),
+    "null": (422, "null"),
+    "empty": (422, "{}"),
+    "two sources": (422, json.dumps({"id": 1, "vector": GOOD})),
+    "an unknown key": (422, json.dumps({"id": 1, "topk": 3})),
+    "a private key": (422, json.dumps({"id": 1, "__class__": "x"})),
+    "vector of texts": (422, json.dumps({"vector": ["1"] * DIM})),
+    "vector of NaN": (422, '{"vector": [' + ",".join(["NaN"] * DIM) + "]}"),
+    "vector of infinity": (422, '{"vector": [' + ",".join(["1e999"] * DIM) + "]}"),
+    "vector beyond float32": (422, '{"vector": [' + ",".join(["1e300"] * DIM) + "]}"),
+    "short vector": (422, json.dumps({"vector": [1.0]})),
+    "empty vector": (422, json.dumps({"vector": []})),
+    "long vector": (422, json.dumps({"vector": [0.5] * 70_000})),
+    "nested vector": (422, json.dumps({"vector": [GOOD]})),
+    "vector with booleans": (422, json.dumps({"vector": [True] * DIM})),
+    "unknown id": (404, json.dumps({"id": 10**9})),
+    "negative id": (422, json.dumps({"id": -1})),
+    "huge id": (422, json.dumps({"id": 2**64})),
+    "id as text": (422, json.dumps({"id": "1"})),
+    "id as a path": (422, json.dumps({"id": "../../etc/passwd"})),
+    "fractional id": (422, json.dumps({"id": 1.5})),
+    "boolean id": (422, json.dumps({"id": True})),
+    "k of zero": (422, json.dumps({"id": 1, "k": 0})),
+    "negative k": (422, json.dumps({"id": 1, "k": -5})),
+    "huge k": (422, json.dumps({"id": 1, "k": 10**9})),
+    "k as text": (422, json.dumps({"id": 1, "k": "5"})),
+    "k of null": (422, '{"id": 1, "k": null}'),
+    "min_score of NaN": (422, '{"id": 1, "min_score": NaN}'),
+    "min_probability of 2": (422, '{"id": 1, "min_probability": 2}'),
+    "min_probability without calibration": (422, '{"id": 1, "min_probability": 0.5}'),
+    "unknown rerank": (422, json.dumps({"id": 1, "rerank": "__import__"})),
+    "unknown group": (422, json.dumps({"id": 1, "group_by": "nope"})),
+    "group of a private attribute": (422, json.dumps({"id": 1, "group_by": "__class__"})),
+    "empty filter": (422, json.dumps({"id": 1, "filter": ""})),
+    "filter that is code": (422, json.dumps({"id": 1, "filter": "__import__('os').system('true')"})),
+    "filter with a call": (422, json.dumps({"id": 1, "filter": "price.__class__ == 3"})),
+    "filter of an unknown column": (422, json.dumps({"id": 1, "filter": "prize < 3"})),
+    "filter of wrong types": (422, json.dumps({"id": 1, "filter": "price < 'a'"})),
+    "long filter": (422, json.dumps({"id": 1, "filter": "price < 3 or " * 400 + "price < 3"})),
+    "deep filter": (422, json.dumps({"id": 1, "filter": "(" * 90 + "price < 3" + ")" * 90 + "("})),
+    "filter of many terms": (422, json.dumps({"id": 1, "filter": "price in [" + "1," * 60 + "1]"})),
+    "filter with null": (422, json.dumps({"id": 1, "filter": "price < 3\0"})),
+    "filter of control characters": (422, json.dumps({"id": 1, "filter": "\x1b[2J\u202e"})),
+    "image that is not base 64": (422, json.dumps({"image": "!!!"})),
+    "image that is a data URL": (422, json.dumps({"image": "data:image/png;base64," + encoded(noise(0))})),
+    "image with accents": (422, json.dumps({"image": "é" * 8})),
+    "image of numbers": (422, json.dumps({"image": [1, 2, 3]})),
+    "box of three": (422, json.dumps({"image": encoded(noise(0)), "box": [0, 0, 5]})),
+    "box of texts": (422, json.dumps({"image": encoded(noise(0)), "box": ["a", 0, 5, 5]})),
+    "box outside": (422, json.dumps({"image": encoded(noise(0)), "box": [500, 500, 5, 5]})),
+    "box of no size": (422, json.dumps({"image": encoded(noise(0)), "box": [5, 5, 0, 0]})),
+    "negative box": (422, json.dumps({"image": encoded(noise(0)), "box": [5, 5, -3, -3]})),
+    "huge box": (422, '{"image": "' + encoded(noise(0)) + '", "box": [1e308, 1e308, 1e308, 1e308]}'),
+    "box of a vector": (422, json.dumps({"vector": GOOD, "box": [0, 0, 5, 5]})),
+    "url": (422, json.dumps({"url": "https://example.com/x.png"})),
+    "url of this machine": (422, json.dumps({"url": "http://127.0.0.1:22/"})),
+    "url of a file": (422, json.dumps({"url": "file:///etc/passwd"})),
+}
+ITEMS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "both": {"vector": GOOD, "image": encoded(noise(0))},
+    "columns that are a list": {"vector": GOOD, "columns": [1]},
+    "nested columns": {"vector": GOOD, "columns": {"a": {"b": 1}}},
+    "a column that is a list": {"vector": GOOD, "columns": {"a": [1]}},
+    "the id": {"vector": GOOD, "columns": {"id": 3}},
+    "a path": {"vector": GOOD, "columns": {"path": "/etc/passwd"}},
+    "a box": {"vector": GOOD, "columns": {"x_1": 3}},
+    "facts of a file": {"vector": GOOD, "columns": {"file_hash": "x"}},
+    "a split": {"vector": GOOD, "columns": {"split": "nope"}},
+    "a name without characters": {"vector": GOOD, "columns": {"": 3}},
+    "a long name": {"vector": GOOD, "columns": {"a" * 1000: 3}},
+    "a null in a text": {"vector": GOOD, "columns": {"note": "a\0b"}},
+    "a long text": {"vector": GOOD, "columns": {"note": "x" * 10_000}},
+    "a huge number": {"vector": GOOD, "columns": {"big": 2**70}},
+    "another type": {"vector": GOOD, "columns": {"price": "cheap"}},
+    "a fraction among integers": {"vector": GOOD, "columns": {"price": 1.5}},
+    "a number among booleans": {"vector": GOOD, "columns": {"new": 1}},
+    "an empty label": {"vector": GOOD, "label": ""},
+    "two labels": {"vector": GOOD, "label": "a", "columns": {"label": "b"}},
+    "a label that is a list": {"vector": GOOD, "label": ["a"]},
+    "too many columns": {"vector": GOOD, "columns": {f"c{i}": i for i in range(200)}},
+}
+DELETES: dict[str, Any] = {
+    "nothing": {},
+    "both": {"ids": [1], "filter": "price < 3"},
+    "ids as text": {"ids": ["1"]},
+    "negative ids": {"ids": [-1]},
+    "too many": {"ids": list(range(20_000))},
+    "a filter that is code": {"filter": "exit()"},
+    "a filter of nothing": {"filter": " "},
+}
+
+
+@pytest.fixture(autouse=True)
+def _answers_afterwards(client: TestClient) -> Any:
+    number = client.get("/info").json()["images"]
+    yield
+    assert client.post("/search", json={"id": 3, "k": 1}).json()["matches"][0]["id"] == 3
+    assert client.get("/info").json()["images"] == number, "something was added or deleted"
+
+
+def check(response: Any, status: int, name: str) -> None:
+    assert response.status_code == status, (name, response.status_code, response.text[:300])
+    assert response.headers["content-type"] == "application/problem+json", name
+    problem = response.json()
+    assert set(problem) == {"type", "title", "status", "detail"}, name
+    assert problem["status"] == status
+    assert "\n" not in problem["detail"], name
+    for word in ("/tmp", "/work", "/root", "Traceback", "vicinal-", ".py"):
+        assert word not in problem["detail"], (name, problem["detail"])
+
+
+def test_images(client: TestClient) -> None:
+    for name, data in IMAGES.items():
+        for path in ("/search", "/embed", "/items"):
+            check(client.post(path, files={"image": ("../../x.png", data)}), 422, f"{name}, {path}")
+
+
+def test_bodies_of_searches(client: TestClient) -> None:
+    for name, (status, body) in BODIES.items():
+        check(client.post("/search", content=body, headers=JSON), status, name)
+
+
+def test_bodies_of_items(client: TestClient) -> None:
+    for name, body in ITEMS.items():
+        check(client.post("/items", json=body), 422, name)
+    lone = json.dumps({"vector": GOOD, "columns": {"note": "\ud800"}})
+    check(client.post("/items", content=lone, headers=JSON), 400, "half of a character")
+
+
+def test_bodies_of_deletes(client: TestClient) -> None:
+    for name, body in DELETES.items():
+        check(client.request("DELETE", "/items", json=body), 422, name)
+    check(client.request("DELETE", "/items", content=b"", headers=JSON), 400, "no body")
+    check(client.request("DELETE", "/items", files={"image": b"x"}), 415, "a form")
+
+
+def test_content_types_and_forms(client: TestClient) -> None:
+    form = b'--x\r\nContent-Disposition: form-data; name="k"\r\n\r\n5\r\n--x--\r\n'
+    file = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n%s\r\n--x--\r\n'
+    cases: dict[str, tuple[int, bytes, str | None]] = {
+        "no type": (415, b"{}", None),
+        "text": (415, b"{}", "text/plain"),
+        "XML": (415, b"<a/>", "application/xml"),
+        "a form without files": (415, b"id=3", "application/x-www-form-urlencoded"),
+        "a type without end": (415, b"{}", "a" * 500),
+        "no boundary": (400, form, "multipart/form-data"),
+        "another boundary": (400, form, "multipart/form-data; boundary=y"),
+        "a form cut off": (422, form[:30], "multipart/form-data; boundary=x"),
+        "a form without a source": (422, form, "multipart/form-data; boundary=x"),
+        "a form without content": (422, b"", "multipart/form-data; boundary=x"),
+        "a broken header": (400, b"--x\r\nnonsense\r\n\r\n5\r\n--x--", "multipart/form-data; boundary=x"),
+        "an unknown charset": (422, form, "multipart/form-data; boundary=x; charset=nope"),
+        "many fields": (400, form[:-7] * 5_000 + b"--x--\r\n", "multipart/form-data; boundary=x"),
+        "two images": (400, file[:-7] % noise(0) + file % noise(0), "multipart/form-data; boundary=x"),
+    }
+    for name, (status, body, kind) in cases.items():
+        headers = {} if kind is None else {"content-type": kind}
+        check(client.post("/search", content=body, headers=headers), status, name)
+    fields: dict[str, dict[str, Any]] = {
+        "k as a word": {"k": "many"},
+        "a box that is not JSON": {"box": "[1, 2"},
+        "a box that is a number": {"box": "5"},
+        "a box of NaN": {"box": "[NaN, 0, 1, 1]"},
+        "an unknown field": {"nope": "1"},
+        "an id too": {"id": "3"},
+        "the same twice": {"k": ["3", "4"]},
+    }
+    for name, data in fields.items():
+        check(client.post("/search", files={"image": ("a", noise(0))}, data=data), 422, name)
+    check(client.post("/search", files={"vector": ("a", b"[1]")}), 422, "a vector that is a file")
+    check(client.post("/search", files={"image": (None, "text")}), 422, "an image that is text")
+
+
+def test_addresses_and_methods(client: TestClient) -> None:
+    for path in ("/items/-1", "/items/abc", "/items/1e3", "/items/9999999999999999999999", "/items/%00", "/items/٣",
+                 "/items/..%2f..%2fetc%2fpasswd", "/items/3/../../x", "/nope", "/static/../service.py",
+                 "/static/%2e%2e/service.py", "/static/..%2fservice.py", "/static/nope.js", "/items/3/image/x",
+                 "/items/99/image", "//etc/passwd", "/openapi.yaml"):  # fmt: skip
+        check(client.get(path), 404, path)
+    for size in ("0", "-1", "abc", "99999", "1e2", "", "٣", "9" * 5000):
+        check(client.get("/items/3/image", params={"size": size}), 422, f"size {size[:9]}")
+    for method, path in (("PUT", "/search"), ("GET", "/search"), ("PATCH", "/items/3"), ("DELETE", "/items/3"),
+                         ("POST", "/info"), ("TRACE", "/info"), ("BREW", "/items")):  # fmt: skip
+        check(client.request(method, path), 405, f"{method} {path}")
+
+
+def test_keys(client: TestClient) -> None:
+    for key in ("", "x" * 1000):
+        response = client.post("/items", json={"vector": GOOD}, headers={"Idempotency-Key": key})
+        check(response, 422, f"key of {len(key)} characters")
+
+
+def test_an_image_of_every_mode_is_no_defect(client: TestClient) -> None:
+    """Whatever Pillow writes is embedded, or refused in one line."""
+    for kind in ("PNG", "TIFF", "GIF", "BMP", "WEBP", "JPEG", "PPM", "TGA", "ICO", "JPEG2000"):
+        for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I", "I;16", "F"):
+            buffer = io.BytesIO()
+            try:
+                Image.new(mode, (17, 23)).save(buffer, kind)
+            except Exception:  # which this format cannot hold
+                continue
+            response = client.post("/embed", files={"image": ("x", buffer.getvalue())})
+            assert response.status_code == (422 if kind == "ICO" else 200), (kind, mode, response.text)
+            if response.status_code == 200:
+                assert np.isfinite(response.json()["vector"]).all(), (kind, mode)
+
+
+def test_random_bytes(client: TestClient) -> None:
+    """Good images and bodies with some bytes changed: answered, and never by a 500."""
+    rng, good = np.random.default_rng(0), [noise(1), picture(kind="JPEG"), picture(kind="GIF"), picture(kind="TIFF")]
+    for number in range(60):
+        data = bytearray(good[number % len(good)])
+        for place in rng.integers(0, len(data), 6):
+            data[place] = rng.integers(256)
+        assert client.post("/search", files={"image": ("x", bytes(data))}).status_code in (200, 422)
+    body = json.dumps({"vector": GOOD, "k": 3, "filter": "price < 3 and new", "group_by": "label"}).encode()
+    for _ in range(200):
+        data = bytearray(body)
+        for place in rng.integers(0, len(data), 3):
+            data[place] = rng.integers(256)
+        assert client.post("/search", content=bytes(data), headers=JSON).status_code in (200, 400, 422)
