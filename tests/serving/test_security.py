@@ -24,7 +24,7 @@ def test_a_token_is_needed_but_for_the_page_and_health(tmp_path: Path) -> None:
     with client_of(save_index(tmp_path), access=Access(TOKEN)) as client:
         for path in ("/", "/health", "/ready", "/static/app.js"):
             assert client.get(path).status_code == 200, path
-        for path in ("/info", "/metrics", "/items/3", "/items/3/image", "/openapi.json", "/nope", "/Info", "//"):
+        for path in ("/info", "/metrics", "/items/3", "/items/3/image", "/openapi.json", "/nope", "/Info"):
             assert client.get(path).status_code == 401, path
         for path in ("/search", "/embed", "/items"):
             assert client.post(path, content=b"x" * 10**6).status_code == 401, path

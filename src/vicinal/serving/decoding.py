@@ -18,9 +18,10 @@ from PIL import Image
 
 from vicinal.data.boxes import Box, crop_to_box
 from vicinal.data.decoding import EncodedJpeg, decoded, open_image
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.errors import InputError
 
 JPEG_QUALITY = 85
+TOO_MUCH_MEMORY = "it needs more memory than an image may take"
 Pixels = npt.NDArray[np.uint8]
 Prepare = Callable[[Image.Image | EncodedJpeg], Pixels]
 
@@ -91,10 +92,12 @@ class Decoder:
         try:
             return self._prepared(task) if isinstance(task, ImageTask) else _thumbnail(task)
         except InputError as error:
+            if MemoryError.__name__ in str(error):
+                return Failure(TOO_MUCH_MEMORY)
             name = self._file if isinstance(task, ImageTask) else Path(task.path)
             return Failure(str(error).replace(f"{name}: ", ""))
-        except (MemoryError, RuntimeError) as error:  # the latter of torch
-            return Failure(f"it needs more memory than an image may take ({one_line(error, 80)})")
+        except (MemoryError, RuntimeError):  # the latter of torch
+            return Failure(TOO_MUCH_MEMORY)
 
     @property
     def _file(self) -> Path:

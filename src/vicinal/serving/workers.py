@@ -84,14 +84,14 @@ class DecodingPool:
             worker = self._start()
         try:
             result = worker.perform(task, self._seconds)
+        except TimeoutError:  # which is an OSError
+            self.num_deaths += 1
+            worker.stop()
+            raise Problem(504, "the image takes too long to decode") from None
         except (EOFError, OSError):
             self.num_deaths += 1
             worker.stop()
             raise InputError("it cannot be decoded; the process that did so ended") from None
-        except TimeoutError:
-            self.num_deaths += 1
-            worker.stop()
-            raise Problem(504, "the image takes too long to decode") from None
         if isinstance(result, Failure):
             raise InputError(result.reason)
         return result

@@ -1,0 +1,118 @@
+"""`vicinal serve`: what is wrong is said in one line before anything is loaded; a real process, killed and stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import ROOT
+from tests.serving.service import noise, save_index, vector_list
+from vicinal.cli.main import main
+from vicinal.retrieval import Index
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    capsys.readouterr()
+    status = main(["serve", *map(str, words)])
+    lines = capsys.readouterr().err.splitlines()
+    assert status == 2
+    return lines[-1]
+
+
+def test_what_is_wrong_is_said_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VICINAL_TOKEN", raising=False)
+    folder = save_index(tmp_path)
+    (tmp_path / "token").write_text("short")
+    assert "no such file or folder" in error_of(capsys, tmp_path / "none")
+    assert "is not an index" in error_of(capsys, tmp_path)
+    assert "needs a token" in error_of(capsys, folder, "--host", "0.0.0.0")
+    assert "a token has 16" in error_of(capsys, folder, "--token_file", tmp_path / "token")
+    assert "max_k = 0 must be at least 1" in error_of(capsys, folder, "--max_k", "0")
+    assert "give scheme and host alone" in error_of(capsys, folder, "--cors_origin", "*")
+    assert "model" in error_of(capsys, folder, "--model", "no_such_model")
+    assert "give one of them" in error_of(capsys, folder, "--onnx", tmp_path / "token", "--model", "resnet18")
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert error_of(capsys, folder).endswith("needs the package fastapi; pip install 'vicinal[serve]'")
+
+
+def test_a_model_of_other_dimensions_is_refused(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the model gives 16 dimensions, the index has 8" in error_of(
+        capsys, save_index(tmp_path), "--model", run, "--port", "0"
+    )
+
+
+@contextmanager
+def process(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A running service, and a client of it."""
+    command = [sys.executable, "-m", "vicinal", "serve", str(folder), "--port", "0", "--decode_workers", "1", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as started:
+        assert started.stderr is not None
+        try:
+            lines = []
+            while "serving" not in (line := started.stderr.readline()):
+                lines.append(line)
+                assert line, "".join(lines)
+            assert str(folder) in line
+            with httpx.Client(base_url=line.split()[-1], timeout=60) as client:
+                yield started, client
+        finally:
+            if started.poll() is None:
+                started.kill()
+
+
+def test_a_service_of_a_run_is_killed_and_stopped(index: Path, photos: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "gallery"
+    Index.load(index).save(folder)
+    number = len(Index.load(folder))
+    data = noise(77)
+    with process(folder, "--save_seconds", "1000") as (service, client):
+        picture = (photos / "class3" / "2.png").read_bytes()
+        found = client.post("/search", files={"image": ("x.png", picture)}, data={"k": "1"}).json()["matches"]
+        assert found[0]["score"] > 0.999
+        assert found[0]["columns"]["path"] == "class3/2.png"
+        assert client.post("/items", files={"image": ("x.png", data)}).json() == {"ids": [number]}
+        assert client.request("DELETE", "/items", json={"ids": [0]}).json() == {"deleted": 1}
+        service.kill()
+        service.wait(30)
+    assert len(Index.load(folder)) == number
+    with process(folder, "--no_access_log") as (service, client):
+        assert client.get("/items/0").status_code == 404
+        assert client.get(f"/items/{number}/image").status_code == 200
+        found = client.post("/search", files={"image": ("x.png", data)}, data={"k": "1"}).json()["matches"]
+        assert found[0]["id"] == number
+        service.send_signal(signal.SIGTERM)
+        assert service.wait(60) == 0
+        assert service.stderr is not None
+        assert "Traceback" not in service.stderr.read()
+    saved = Index.load(folder)
+    assert saved.metadata.ids.tolist() == [*range(1, number), number]
+
+
+def test_a_request_in_flight_ends_before_the_service_stops(tmp_path: Path) -> None:
+    folder = save_index(tmp_path)
+    with process(folder) as (service, client):
+        head = (
+            b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        )
+        body = json.dumps({"vector": vector_list(0), "k": 1}).encode()
+        with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as connection:
+            connection.sendall(head + b"%d\r\n\r\n" % len(body) + body[:10])
+            assert client.get("/ready").status_code == 200
+            service.send_signal(signal.SIGTERM)
+            connection.sendall(body[10:])
+            answer = connection.recv(10_000)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert service.wait(60) == 0
