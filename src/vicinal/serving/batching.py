@@ -64,8 +64,8 @@ class Batcher(Generic[Item, Result]):
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for _, future, _ in self._waiting:
-            future.cancel()
+        for waiting in self._waiting:
+            waiting[1].cancel()
         self._thread.shutdown()
 
     async def submit(self, item: Item) -> Result:
@@ -98,7 +98,7 @@ class Batcher(Generic[Item, Result]):
                 await self._finish(batch)
 
     def _next_batch(self) -> list[tuple[Item, asyncio.Future[Result]]]:
-        batch = []
+        batch: list[tuple[Item, asyncio.Future[Result]]] = []
         while self._waiting and len(batch) < self.max_batch:
             item, future, _ = self._waiting.popleft()
             if not future.done():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from vicinal.serving.decoding import PillowPreparation, Pixels, Preparation, Tor
 from vicinal.utils.arrays import Floats
 
 if TYPE_CHECKING:
+    from vicinal.export.exported_embedder import ExportedEmbedder
     from vicinal.models.embedder import Embedder
     from vicinal.retrieval.whitening import PCAWhitening
 
@@ -22,14 +23,18 @@ class ImageEmbedder(Protocol):
     Attributes:
         name: of the model.
         dim: of the embeddings.
-        fingerprint: identifies the model and the steps after it; None if that is unknown.
-        preparation: makes what turns an image into pixels.
     """
 
     name: str
     dim: int
-    fingerprint: str | None
-    preparation: Preparation
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Identifies the model and the steps after it; None if that is unknown."""
+
+    @property
+    def preparation(self) -> Preparation:
+        """Makes what turns an image into pixels."""
 
     def embed(self, images: Sequence[Pixels]) -> Floats:
         """The embeddings of prepared images, float32 [n, dim]."""
@@ -58,7 +63,7 @@ class TorchEmbedder:
 
     def __init__(
         self,
-        model: Embedder,
+        model: Embedder | ExportedEmbedder,
         name: str,
         fingerprint: str | None = None,
         scales: Sequence[float] | None = None,
@@ -96,7 +101,9 @@ class TorchEmbedder:
         else:
             from vicinal.models.multi_scale import embed_multi_scale
 
-            vectors = embed_multi_scale(self.model, batch, self.scales, batch_size=len(batch), **self.options)
+            vectors = embed_multi_scale(
+                cast("Embedder", self.model), batch, self.scales, batch_size=len(batch), **self.options
+            )
         return vectors if self.whitening is None else self.whitening.apply(vectors)
 
 
@@ -148,7 +155,8 @@ class PillowEmbedder:
 
     def __init__(self, model: Any) -> None:
         self._model, self.preparation = model, PillowPreparation()
-        self.name, self.fingerprint = type(model).__name__, None
+        self.name = type(model).__name__
+        self.fingerprint: str | None = None
         self.dim = self.embed([_some_pixels(self.preparation)]).shape[1]
 
     def embed(self, images: Sequence[Pixels]) -> Floats:
@@ -169,4 +177,6 @@ def as_image_embedder(model: Any) -> ImageEmbedder:
         return embedder
     from vicinal.models.embedder import Embedder
 
-    return TorchEmbedder(model, model.config["backbone"]) if isinstance(model, Embedder) else PillowEmbedder(model)
+    if isinstance(model, Embedder):
+        return TorchEmbedder(model, model.config["backbone"])
+    return PillowEmbedder(model)

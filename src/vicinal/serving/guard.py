@@ -80,7 +80,7 @@ class _Request:
 
     async def answer(self) -> None:
         seconds = self.guard.limits.request_seconds
-        work = asyncio.create_task(self.guard.app(self.scope, self.receive, self.send))
+        work = asyncio.create_task(self._work())
         gone = asyncio.create_task(self._client_is_gone())
         try:
             done, _ = await asyncio.wait({work, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -93,6 +93,9 @@ class _Request:
         finally:
             await _end(work)
             await _end(gone)
+
+    async def _work(self) -> None:
+        await self.guard.app(self.scope, self.receive, self.send)
 
     async def receive(self) -> Message:
         """The next part of the body; its bytes are counted as they come."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ class SegmentedEngine(FaissEngine):
     """The vectors of an engine that never changes, and exactly searched ones after them.
 
     Args:
-        base: the engine.
+        base: the engine, of any kind.
 
     Example:
         >>> vectors = UnitVectors(np.eye(3), "vector")
@@ -43,7 +44,7 @@ class SegmentedEngine(FaissEngine):
         array([[1, 3]])
     """
 
-    def __init__(self, base: FaissEngine) -> None:
+    def __init__(self, base: Any) -> None:
         self.base, self.kind = base, base.kind
         self.added = FaissEngine.create("exact", UnitVectors(np.empty((0, base.dim), np.float32), "vector"))
         self._last_split: tuple[Integers, Integers, Integers] | None = None
@@ -55,7 +56,7 @@ class SegmentedEngine(FaissEngine):
     @property
     def dim(self) -> int:
         """Number of dimensions."""
-        return self.base.dim
+        return int(self.base.dim)
 
     def __len__(self) -> int:
         return len(self.base) + len(self.added)
@@ -164,8 +165,8 @@ class SegmentedMetadata(Metadata):
     @cached_property
     def columns(self) -> list[str]:
         """The names of the columns."""
-        names = list(self.base.metadata.frame)
-        return names if self.added is None else [*names, *(each for each in self.added.frame if each not in names)]
+        added = () if self.added is None else self.added.frame
+        return list(dict.fromkeys(map(str, [*self.base.metadata.frame, *added])))
 
     def positions(self, ids: npt.ArrayLike) -> Integers:
         """Return the rows of these ids, as :meth:`Metadata.positions` does, without comparing with all."""

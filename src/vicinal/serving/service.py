@@ -193,7 +193,8 @@ class Service:
             ids = (await asyncio.to_thread(self.snapshot.where, body.filter)).tolist()
         if len(ids) > self.limits.max_delete:
             raise Problem(422, f"{len(ids):,} items are too many; delete at most {self.limits.max_delete:,} at a time")
-        return {"deleted": len(await asyncio.wrap_future(self.store.delete(ids)))}
+        deleted = await asyncio.wrap_future(self.store.delete(ids))
+        return {"deleted": len(deleted)}
 
     async def item(self, number: int) -> dict[str, Any]:
         """Answer `GET /items/{id}`."""
@@ -309,7 +310,7 @@ class Service:
         if not answer.cancelled() and answer.exception() is None:
             ids = [number for number in answer.result() if self.snapshot.has(number)]
             rows = self.snapshot.metadata.lookup(np.array(ids, dtype=np.int64))
-            if not ids or str(file) in rows.get("path", default=[]).tolist():
+            if not ids or ("path" in rows and str(file) in rows["path"].tolist()):
                 return
         _remove(file)
 

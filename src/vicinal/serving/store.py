@@ -361,7 +361,7 @@ def _unapplied(index: Snapshot, changes: Sequence[Change], folder: Path) -> list
 
 def _are_same(index: Snapshot, change: Change) -> bool:
     """Whether the vectors of a change are in the index; where it keeps others, that is not known."""
-    if index.kind == "ivfpq" or index.refiner_fingerprint is not None:
+    if index.kind not in ("exact", "hnsw") or index.refiner_fingerprint is not None:
         return True
     lengths = np.linalg.norm(change.vectors, axis=1, keepdims=True)
     unit = np.divide(change.vectors, lengths, out=np.zeros_like(change.vectors), where=lengths > 0)
