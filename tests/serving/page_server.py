@@ -1,4 +1,4 @@
-"""A service of little colored pictures on loopback, which notes what it is asked; it can be busy, or want a token."""
+"""A service of little colored pictures on loopback, which notes what it is asked and can be busy."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from vicinal.data import Table
 from vicinal.retrieval import Index
 from vicinal.retrieval.calibration import example_calibration
 from vicinal.serving.app import create_app
+from vicinal.serving.problems import problem_response
+from vicinal.serving.security import access_for
 from vicinal.serving.service import Service
 
 COLORS = {"red": (200, 40, 40), "green": (40, 170, 60), "blue": (50, 70, 200)}
@@ -71,21 +73,19 @@ class Watched:
     """An ASGI application that notes the requests for another one.
 
     Attributes:
-        notes: method, path and body of each request.
-        token: the bearer that is asked for; None: none.
+        notes: path and body of each request.
         num_busy: the next searches that are answered by 429.
     """
 
     def __init__(self, app: Any) -> None:
         self._app = app
         self.notes: list[Note] = []
-        self.token: str | None = None
         self.num_busy = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        note = {"method": scope["method"], "path": scope["path"], "body": b"", "headers": dict(scope["headers"])}
+        note = {"path": scope["path"], "body": b""}
         self.notes.append(note)
 
         async def noted() -> Any:
@@ -93,27 +93,16 @@ class Watched:
             note["body"] += message.get("body", b"")
             return message
 
-        is_open = scope["path"] == "/" or scope["path"].startswith("/static/")
-        if self.token is not None and not is_open:
-            given = note["headers"].get(b"authorization", b"").decode()
-            if given != f"Bearer {self.token}":
-                return await _refuse(send, 401, b"give the token")
         if scope["path"] == "/search" and self.num_busy:
             self.num_busy -= 1
             while (await noted()).get("more_body"):
                 pass
-            return await _refuse(send, 429, b"too many wait", [(b"retry-after", b"1")])
+            problem = problem_response(429, "too many wait", {"Retry-After": "1"})
+            return await problem(scope, receive, send)
         return await self._app(scope, noted, send)
 
     def searches(self) -> list[Note]:
         return [note for note in self.notes if note["path"] == "/search"]
-
-
-async def _refuse(send: Any, status: int, detail: bytes, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-    body = b'{"type": "about:blank", "title": "Refused", "status": %d, "detail": "%s"}' % (status, detail)
-    kind = (b"content-type", b"application/problem+json")
-    await send({"type": "http.response.start", "status": status, "headers": [kind, *headers]})
-    await send({"type": "http.response.body", "body": body})
 
 
 @contextlib.contextmanager
@@ -124,6 +113,7 @@ def serve(app: Any) -> Iterator[str]:
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
+        assert thread.is_alive(), "the service has not started"
         time.sleep(0.01)
     try:
         yield f"http://127.0.0.1:{port}"
@@ -132,8 +122,9 @@ def serve(app: Any) -> Iterator[str]:
         thread.join(10)
 
 
-def watched_app(index: Path, embedder: Any = None) -> Watched:
-    return Watched(create_app(Service(str(index), embedder)))
+def watched_app(index: Path, embedder: Any = None, token: str | None = None, read_only: bool = True) -> Watched:
+    service = Service(index, embedder, read_only=read_only)
+    return Watched(create_app(service, access_for("127.0.0.1", token)))
 
 
 def sent_image(note: Note) -> Image.Image:

@@ -90,6 +90,7 @@ def test_images_are_searched_as_by_the_index(client: Client, index: Index, folde
         assert each.matches[0]["path"] == Path(other.matches[0]["path"]).name  # not where it lies at the service
         assert each.matches[0].keys() == other.matches[0].keys()
         assert each.decision.is_match  # type: ignore[attr-defined]
+        assert each.decision.label == each.matches[0]["label"]  # type: ignore[attr-defined]
     assert not client.search(paths[:1], k=1, min_score=0.99999)[0].decision.is_match  # type: ignore[attr-defined]
 
 
@@ -106,7 +107,8 @@ def test_images_are_paths_bytes_pictures_or_a_table(client: Client, folder: Path
 
 
 def test_images_are_added_looked_up_and_deleted(tmp_path: Path) -> None:
-    with serve(watched_app(make_index(tmp_path), MeanColor())) as address, Client(address) as client:
+    app = watched_app(make_index(tmp_path), MeanColor(), token="kiwi" * 4, read_only=False)
+    with serve(app) as address, Client(address, token="kiwi" * 4) as client:
         number = len(client)
         paths = [str(draw(tmp_path / f"{color}.png", color)) for color in COLORS]
         table = Table(pd.DataFrame({"path": paths, "label": list(COLORS), "price": [100.5, 101.5, 102.5]}))

@@ -77,7 +77,7 @@ def service(folder: Path) -> Iterator[tuple[str, Watched]]:
 def app(service: tuple[str, Watched]) -> Watched:
     _, app = service
     app.notes.clear()
-    app.token, app.num_busy = None, 0
+    app.num_busy = 0
     return app
 
 
@@ -303,27 +303,24 @@ def test_a_wrong_condition_is_explained(page: Browser, app: Watched, halves: Pat
     assert page.ask(IDS) == [0, 1]
 
 
-def test_a_token_is_asked_for_and_kept_in_the_tab(
-    tab: Browser, service: tuple[str, Watched], app: Watched, halves: Path  # noqa: F811
-) -> None:  # fmt: skip
-    app.token = "kiwi"
-    page = open_page(tab, service[0])
-    wait_for(page, shown("#token"))
-    assert page.ask(FOCUSED) == "token-value"
-    for typed in ("melon", "kiwi"):
-        for key in typed:
-            page.press(key)
-        page.press("Enter")
-        if typed == "melon":
-            wait_for(page, f"{text('token-said')} === 'The server refused this token.'")
-    wait_for(page, f"{text('summary')} !== ''")
-    give(page, halves)  # the thumbnails too
-    assert page.ask("sessionStorage.getItem('vicinal-token')") == "kiwi"
-    assert page.ask("Object.values(localStorage).concat(document.cookie, location.href).join()").count("kiwi") == 0
-    page.ask("location.reload()")
-    wait_for(page, f"document.readyState === 'complete' && {text('summary')} !== ''")
-    assert not page.ask(shown("#token"))
-    page.ask("sessionStorage.clear()")
+def test_a_token_is_asked_for_and_kept_in_the_tab(tab: Browser, tmp_path: Path, halves: Path) -> None:  # noqa: F811
+    with serve(watched_app(make_index(tmp_path), MeanColor(), token="kiwi" * 4)) as address:
+        page = open_page(tab, address)
+        wait_for(page, shown("#token"))
+        assert page.ask(FOCUSED) == "token-value"
+        for typed in ("melon", "kiwi" * 4):
+            for key in typed:
+                page.press(key)
+            page.press("Enter")
+            if typed == "melon":
+                wait_for(page, f"{text('token-said')} === 'The server refused this token.'")
+        wait_for(page, f"{text('summary')} !== ''")
+        give(page, halves)  # the thumbnails too
+        assert page.ask("sessionStorage.getItem('vicinal-token')") == "kiwi" * 4
+        assert "kiwi" not in page.ask("Object.values(localStorage).concat(document.cookie, location.href).join()")
+        page.open(address)  # again
+        wait_for(page, f"{text('summary')} !== ''")
+        assert not page.ask(shown("#token"))
 
 
 def test_a_busy_server_is_asked_again(page: Browser, app: Watched, halves: Path) -> None:
@@ -427,8 +424,8 @@ def test_keys_alone_go_everywhere(page: Browser, halves: Path) -> None:
     assert page.ask("document.activeElement.matches('#matches li:first-child .cell')")
 
 
-def test_without_a_model_the_index_is_searched_by_its_images(tab: Browser, folder: Path) -> None:  # noqa: F811
-    with serve(watched_app(make_index(folder / "plain", has_calibration=False))) as address:
+def test_without_a_model_the_index_is_searched_by_its_images(tab: Browser, tmp_path: Path) -> None:  # noqa: F811
+    with serve(watched_app(make_index(tmp_path, has_calibration=False))) as address:
         page = open_page(tab, address + "/#item-0")
         wait_for(page, LOADED)
         assert page.ask("document.getElementById('pick').disabled")

@@ -58,7 +58,7 @@ class Client:
         >>> match = {"id": 3, "score": 0.9, "probability": None, "label": "cup", "columns": {"price": 5}}
         >>> answers = {
         ...     "/info": {"images": 7},
-        ...     "/search": {"matches": [match], "is_match": None, "label": None, "count": 1},
+        ...     "/search": {"matches": [match], "is_match": None, "count": 1},
         ... }
         >>> service = httpx.MockTransport(lambda request: httpx.Response(200, json=answers[request.url.path]))
         >>> with Client("http://127.0.0.1:8000", transport=service) as client:

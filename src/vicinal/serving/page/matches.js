@@ -16,12 +16,12 @@ function percent(probability) {
 export const nameOf = ({ id, label, columns }) => String(label ?? columns?.path?.split("/").at(-1) ?? `image ${id}`);
 
 // Match or no match, in words.
-export function decision({ matches, is_match: isMatch }) {
+export function decision({ matches, is_match: isMatch, label }) {
   if (isMatch === null || isMatch === undefined) return "The index is not calibrated, so nothing says whether this is a match.";
   const [best] = matches;
   const sure = typeof best?.probability === "number" ? `, probability ${percent(best.probability)}` : "";
   if (!isMatch) return `No match${sure && ` (the nearest is right with a${sure.slice(1)})`}`;
-  return `Match: ${nameOf(best)}${sure}`;
+  return `Match: ${label ?? nameOf(best)}${sure}`;
 }
 
 export const counting = ({ matches }) => (matches.length ? `${counted(matches.length, "neighbor")} found.` : "Nothing was found.");
