@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.report.page.browser import Browser
 
-WAIT = 10.0  # seconds
+WAIT = 60.0  # seconds, on a machine with much else to do
 
 
 def wait_for(tab: Browser, expression: str) -> None:
