@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from vicinal.export.export_model import export_model
+    from vicinal.export.exporter import export_model
     from vicinal.export.exported_embedder import ExportedEmbedder, open_exported
     from vicinal.export.onnx_embedder import OnnxEmbedder
     from vicinal.export.openvino_embedder import OpenVinoEmbedder

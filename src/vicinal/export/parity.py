@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from vicinal.data.table import Table
-from vicinal.evaluation import Resampling, ResultsTable, compare_models, evaluate
+from vicinal.evaluation import Resampling, ResultsTable, compare_models, count_query_classes, evaluate
 from vicinal.export.graph import ExportGraph
 from vicinal.export.settings import ExportSettings
 from vicinal.utils.arrays import Floats
@@ -193,6 +193,8 @@ class ParityReport:
 def compare(before: Floats, after: Floats, table: Table | None, seed: int) -> ResultsTable | None:
     """The metrics of vectors before and after an export; None without labels.
 
+    Intervals are from resampled classes, or from queries if there is one class only.
+
     Raises:
         InputError: they cannot be evaluated.
     """
@@ -201,7 +203,8 @@ def compare(before: Floats, after: Floats, table: Table | None, seed: int) -> Re
     evaluations = {
         name: evaluate(vectors, table, recall_at=[1]) for name, vectors in ((BEFORE, before), (AFTER, after))
     }
-    return compare_models(evaluations, table, Resampling(seed=seed))
+    is_several = count_query_classes(evaluations[BEFORE], table) > 1
+    return compare_models(evaluations, table, Resampling("classes" if is_several else "queries", seed=seed))
 
 
 def check_shapes(graph: ExportGraph, infer: Callable[[Floats], Floats], sizes: Sequence[tuple[int, int]]) -> float:

@@ -62,7 +62,7 @@ def export_source(
     vectors = None if gallery is None else _gallery(reader, gallery, model.fingerprint())
     if refiner is not None:
         refiner.check_model(model.fingerprint())
-    from vicinal.export.export_model import export_model
+    from vicinal.export.exporter import export_model
 
     return export_model(model, out, settings, **tables, refiner=refiner, gallery=vectors)
 

@@ -1,0 +1,89 @@
+"""`vicinal export`, and verbs that take an exported model in the place of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import output
+from vicinal.cli.main import main
+from vicinal.data import load_vectors
+from vicinal.export import OnnxEmbedder
+from vicinal.models import Embedder
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run, exported in 8 bits, by its own splits."""
+    path = tmp_path_factory.mktemp("exported") / "model.onnx"
+    assert main(["export", str(run), "--out", str(path), "--int8", "--tolerance", "1"]) == 0
+    return path
+
+
+def test_a_run_is_checked_and_calibrated_by_its_own_splits(exported: Path, run: Path) -> None:
+    report = json.loads(exported.with_suffix(".parity.json").read_text())
+    assert (report["settings"]["precision"], report["settings"]["tolerance"]) == ("int8", 1)
+    assert report["fingerprint"] == Embedder.from_pretrained(run / "model").fingerprint()
+    assert 0 < report["vectors"]["num_images"] < 48  # of the validation split
+    assert report["metrics"] is not None
+    assert exported.stat().st_size < 0.5 * (run / "model" / "model.safetensors").stat().st_size
+
+
+def test_an_exported_model_embeds_indexes_and_searches(
+    exported: Path, photos: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output(capsys, "embed", photos, "--model", exported, "--out", tmp_path / "vectors.parquet")
+    expected = OnnxEmbedder(exported).embed(sorted(photos.rglob("*.png")))
+    np.testing.assert_allclose(load_vectors(tmp_path / "vectors.parquet"), expected, atol=1e-5)
+    output(capsys, "index", tmp_path / "index", "--source", photos, "--model", exported)
+    picture = photos / "class3" / "2.png"
+    for flags in ([], ["--model", run]):  # the fingerprint is that of the run
+        found = json.loads(output(capsys, "search", tmp_path / "index", picture, "-k", 1, "--json", *flags))
+        assert found[0]["matches"][0]["path"] == str(picture)
+    compared = output(capsys, "evaluate", exported, run, "--images", photos, "--compare", "--json")
+    assert {row["model"] for row in json.loads(compared)["results"]} == {str(exported), str(run)}
+    flags = ["--model", str(exported), "--scales", "1", "2", "--out", str(tmp_path / "scales.npy")]
+    assert main(["embed", str(photos), *flags]) == 2
+    assert "is an exported model, which has its own; leave out --scales" in capsys.readouterr().err
+
+
+def test_a_gallery_of_another_model_is_refused(
+    run: Path, refiner: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.export.conftest import build
+
+    build(dim=16).save_pretrained(tmp_path / "other")
+    output(capsys, "embed", photos, "--model", tmp_path / "other", "--out", tmp_path / "other.parquet")
+    flags = ["--refiner", str(refiner), "--gallery", str(tmp_path / "other.parquet")]
+    assert main(["export", str(run), "--out", str(tmp_path / "refined.onnx"), *flags]) == 2
+    assert "the refiner needs embeddings of the model" in capsys.readouterr().err
+    assert not (tmp_path / "refined.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lost", "--out", "m.onnx"], "lost"),
+        (["{run}", "--out", "m.onnx", "--check", "lost/"], "lost"),
+        (["{run}", "--out", "m.onnx", "--precision", "int4"], "invalid choice: 'int4'"),
+        (["{run}", "--out", "{out}/m.txt"], "m.txt; a model for onnx ends in .onnx"),
+        (["{run}/model", "--out", "{out}/m.onnx", "--fp16"], "measured on images with labels; give check"),
+        (["{run}/model", "--out", "{out}/m.onnx", "--split", "test"], "has neither, so give check"),
+    ],
+)
+def test_one_line_errors(
+    run: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word.format(run=run, out=tmp_path) for word in words]
+    try:
+        status = main(["export", *words])
+    except SystemExit as stopped:
+        status = stopped.code
+    error = capsys.readouterr().err.strip()
+    assert status == 2
+    assert message in error
+    assert "\n" not in error
+    assert not list(tmp_path.iterdir())
