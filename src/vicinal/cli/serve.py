@@ -60,6 +60,9 @@ def serve(arguments: Arguments) -> None:
     from vicinal.serving.security import access_for, read_token
 
     access = access_for(arguments.host, read_token(arguments.token_file), tuple(arguments.cors_origin))
+    from vicinal.serving.workers import start_early
+
+    start_early()
     from vicinal.retrieval import Index
     from vicinal.serving.server import run
     from vicinal.serving.service import Service

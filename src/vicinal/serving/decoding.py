@@ -18,6 +18,7 @@ from PIL import Image
 
 from vicinal.data.boxes import Box, crop_to_box
 from vicinal.data.decoding import EncodedJpeg, decoded, open_image
+from vicinal.data.thumbnails import thumbnail
 from vicinal.utils.errors import InputError
 
 JPEG_QUALITY = 85
@@ -131,12 +132,8 @@ class Decoder:
 
 
 def _thumbnail(task: ThumbnailTask) -> bytes:
-    with open_image(task.path) as image:
-        reduction = 1.0 if task.box is not None else max(image.size) / (2 * task.size)
-        picture = crop_to_box(decoded(image, reduction), task.box, task.path)
-    picture.thumbnail((task.size, task.size))
     buffer = BytesIO()
-    picture.save(buffer, "JPEG", quality=JPEG_QUALITY, icc_profile=None, exif=b"")
+    thumbnail(task.path, task.box, task.size).save(buffer, "JPEG", quality=JPEG_QUALITY, icc_profile=None, exif=b"")
     return buffer.getvalue()
 
 

@@ -133,6 +133,15 @@ class _Worker:
         self._process.join(STOP_SECONDS)
 
 
+def start_early() -> None:
+    """Have what the processes need imported by a process of its own, beside what this one does until it needs them."""
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        from multiprocessing import forkserver
+
+        _context()
+        forkserver.ensure_running()
+
+
 def _context() -> Any:
     """How processes are started: from one that has imported what they need, if the system can."""
     if "forkserver" not in multiprocessing.get_all_start_methods():

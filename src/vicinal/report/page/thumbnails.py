@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from vicinal.data.boxes import Box, crop_to_box, row_boxes
-from vicinal.data.decoding import decoded, open_image
+from vicinal.data.boxes import Box, row_boxes
 from vicinal.data.table import Table
+from vicinal.data.thumbnails import thumbnail
 from vicinal.report.page.markup import counted
 from vicinal.report.page.paths import relative_paths
 from vicinal.utils.errors import InputError
@@ -136,13 +136,9 @@ class Thumbnails:
 def _thumbnail(path: str, box: Box | None, size: int) -> Image.Image | None:
     """The image in at most `size` x `size` pixels; None if it cannot be read."""
     try:
-        with open_image(path) as image:
-            reduction = 1.0 if box is not None else max(image.size) / (2 * size)  # the rest is resized smoothly
-            picture = crop_to_box(decoded(image, reduction), box, path)
+        return thumbnail(path, box, size)
     except InputError:
         return None
-    picture.thumbnail((size, size))
-    return picture
 
 
 def _sources(pool: ThreadPoolExecutor, thumbnails: list[Image.Image | None], scale: float) -> list[str | None]:
