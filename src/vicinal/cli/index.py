@@ -55,9 +55,14 @@ def add_index(parser: Parser) -> None:
         "with --where, of some",
     )  # fmt: skip
     parser.add_argument(
-        "--kind", choices=["auto", "exact", "hnsw", "ivfpq"],
-        help="exact compares with every image; hnsw is faster and nearly exact; ivfpq is small and approximate; "
-        "auto (the default) is exact up to 100,000 images, then hnsw",
+        "--kind", choices=["auto", "exact", "hnsw", "sq8", "ivfpq", "rabitq", "binary"],
+        help="exact compares with every image; hnsw is faster and nearly exact; the others need less memory: sq8 a "
+        "quarter, the rest a tenth or less; auto (the default) is exact up to 100,000 images, then hnsw",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rescore", type=integer_from(0), metavar="INT",
+        help="for sq8, ivfpq, rabitq and binary: how many candidates per match are compared exactly, with vectors that "
+        "stay in a file; 0: none, scores are then approximate (default: 4, 10, 20, 40)",
     )  # fmt: skip
     parser.add_argument(
         "--timeout", type=integer_from(0), default=600, metavar="SECONDS",
@@ -103,8 +108,12 @@ def _check_combination(arguments: Arguments) -> None:
         message = "--overwrite is about building an index; give --source too"
     elif arguments.kind and not (arguments.source or arguments.sync):
         message = "--kind is about building an index; give --source or --sync too"
-    elif arguments.kind == "ivfpq" and arguments.sync:
-        message = "ivfpq is learned from all images at once; build the index by --source, and --sync it later"
+    elif arguments.rescore is not None and not arguments.kind:
+        message = "--rescore is about an index of codes; give --kind too, such as sq8"
+    elif arguments.kind in ("ivfpq", "rabitq") and arguments.sync:
+        message = (
+            f"{arguments.kind} is learned from all images at once; build the index by --source, and --sync it later"
+        )
     elif arguments.split and not sources:
         message = "--split selects images of a source; give --source, --add or --sync too"
     elif arguments.refiner and not sources:
@@ -167,6 +176,7 @@ def _new_index(
         model_fingerprint=embedded.fingerprint,
         refiner=refiner,
         made_with=made_with(arguments, source),
+        rescore=arguments.rescore,
     )
     index.root = _root(arguments, source)
     if "model" in index.made_with:

@@ -113,6 +113,6 @@ def _value(name: str, text: str) -> Any:
     try:
         if name == "scales":
             return [float(each) for each in text.split()]
-        return int(text) if name == "max_size" else text
+        return int(text) if name in ("max_size", "dim") else text
     except ValueError:
         raise InputError(f"the index is damaged: it was built with --{name} {text[:80]!r}; build it again") from None

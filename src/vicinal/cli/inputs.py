@@ -79,7 +79,7 @@ def add_embedding(parser: Parser, split: bool = True, whitening: bool = True, wh
     add_settings(
         group,
         EmbeddingOptions,
-        skip=[name for name, given in (("whitening", whitening), ("where", where)) if not given],
+        skip=[name for name, given in (("whitening", whitening), ("dim", whitening), ("where", where)) if not given],
     )
 
 

@@ -26,6 +26,7 @@ from vicinal.models.model_format import EMBEDDER
 from vicinal.models.modes import eval_mode, unit_vectors
 from vicinal.models.pooling import ClassToken, PoolingName, build_pooling, to_feature_maps
 from vicinal.models.saving import SavedModel
+from vicinal.models.shortened import check_dim, shortened
 from vicinal.utils.arguments import shown
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import track
@@ -269,6 +270,7 @@ class Embedder(SavedModel):
         device: str | torch.device | None = None,
         progress: bool = True,
         on_error: Literal["raise", "skip"] = "raise",
+        dim: int | None = None,
     ) -> Floats:
         """Embed images in evaluation mode, without gradients; the mode of the model is restored afterwards.
 
@@ -282,12 +284,15 @@ class Embedder(SavedModel):
             progress: Show a progress bar.
             on_error: Raise an error at a file that cannot be read, or skip it. To know which rows are left, create an
                 `ImageDataset` with on_error="skip" and embed that.
+            dim: Return only the first dimensions, so many, normalized, as for a model that was trained with
+                :class:`~vicinal.matryoshka.Matryoshka`; None: all.
 
         Returns:
             float32 [n, dim], L2-normalized, in the order of `source`.
 
         Raises:
-            InputError: `source` is none of these, an image cannot be read, or an embedding is not finite.
+            InputError: `source` is none of these, an image cannot be read, an embedding is not finite, or has fewer
+                dimensions than `dim`.
 
         Example:
             >>> from PIL import Image
@@ -300,6 +305,8 @@ class Embedder(SavedModel):
         if device is not None:
             check_device(device)
             self.to(device)
+        if dim is not None:
+            check_dim(dim, self.dim)
         weight = next(self.parameters())
         device_type = weight.device.type
         batches, num_batches = image_batches(
@@ -318,7 +325,7 @@ class Embedder(SavedModel):
             ]
         vectors = np.concatenate([np.empty((0, self.dim), np.float32), *parts])
         _check_finite(vectors, precision)
-        return vectors
+        return shortened(vectors, dim)
 
     def _get_config(self) -> dict[str, Any]:
         return {**self.config, "transform": self.transform.to_dict()}

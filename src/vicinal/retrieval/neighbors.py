@@ -28,8 +28,8 @@ class Neighbors:
     """The k nearest neighbors of each query, best first.
 
     Attributes:
-        scores: float32 [queries, k], cosine similarities (approximate ones from an `ivfpq` index), or the scores of a
-            re-ranking method.
+        scores: float32 [queries, k], cosine similarities (approximate ones from an index whose codes are not rescored),
+            or the scores of a re-ranking method.
         ids: int64 [queries, k], gallery rows, or the ids of an :class:`~vicinal.retrieval.Index`; equal scores are in
             ascending order of ids.
     """

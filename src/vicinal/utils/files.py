@@ -14,7 +14,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -70,7 +70,16 @@ def file_digest(path: str | Path) -> str:
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write `data` to the file `path` atomically; its folder is created if it does not exist.
+    """Write `data` to the file `path` atomically, as :func:`write_blocks` does.
+
+    Raises:
+        OSError: the data cannot be written; its `filename` is `path`.
+    """
+    write_blocks(path, [data])
+
+
+def write_blocks(path: str | Path, blocks: Iterable[bytes]) -> None:
+    """Write blocks of bytes to the file `path` atomically; its folder is created if it does not exist.
 
     After a crash, a kill or on a full disk the file is unchanged. If several processes write to one path, the last
     one wins. Temporary files of killed processes (see :func:`temporary_files`) are deleted by the next write if they
@@ -84,7 +93,8 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     temporary = _temporary(path)
     try:
         with temporary.open("xb") as file:
-            file.write(data)
+            for block in blocks:
+                file.write(block)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -39,6 +39,8 @@ class EmbeddingOptions:
         max_size: with scales, the whole image is embedded after its longer side was reduced to this number of pixels;
             None embeds the model's own square crop.
         whitening: a file of PCA whitening that is applied to all embeddings.
+        dim: use only the first dimensions of the embeddings, so many, normalized: shorter vectors of a model that was
+            trained with Matryoshka, or the first components after whitening.
     """
 
     model: str | None = None
@@ -56,9 +58,10 @@ class EmbeddingOptions:
     scales: tuple[float, ...] | None = None
     max_size: int | None = None
     whitening: str | None = None
+    dim: int | None = None
 
     def __post_init__(self) -> None:
-        check_positive_integer(self, batch_size=self.batch_size, **given(max_size=self.max_size))
+        check_positive_integer(self, batch_size=self.batch_size, **given(max_size=self.max_size, dim=self.dim))
         check_nonnegative(self, num_workers=self.num_workers)
         if self.max_size is not None and self.scales is None:
             raise InputError("max_size is about embedding at several scales; give --scales too, such as --scales 1")

@@ -20,8 +20,10 @@ from vicinal.data.loading import load_run_table, load_table
 from vicinal.data.moved import move_root
 from vicinal.data.table import Table
 from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported
+from vicinal.models.shortened import check_dim, shortened, trained_dims
 from vicinal.retrieval.whitening import PCAWhitening
 from vicinal.utils.arrays import Booleans, Floats, Integers
+from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.columns import choose_column, columns_of_run, data_settings_of_run
@@ -107,7 +109,8 @@ class EmbeddingReader(EmbeddingOptions):
     def fingerprint(self) -> str | None:
         """Identifies the model of the options and the steps after it, before anything is embedded; None without one."""
         whitening = [] if self._pca_whitening is None else [self._pca_whitening.fingerprint()]
-        return None if self.model is None else "+".join([self._model.fingerprint(), *self._scale_steps, *whitening])
+        steps = [*self._scale_steps, *whitening, *self._dim_steps]
+        return None if self.model is None else "+".join([self._model.fingerprint(), *steps])
 
     def embed(self, source: str, split: str | None = None) -> EmbeddedTable:
         """Return the embeddings of a source.
@@ -249,6 +252,7 @@ class EmbeddingReader(EmbeddingOptions):
         embed: Callable[..., Floats] = model.embed
         if self.scales is not None and not isinstance(model, ExportedEmbedder):
             embed = partial(embed_multi_scale, model, scales=self.scales, max_size=self.max_size)
+        self._check_dim(model)
         options: dict[str, Any] = {
             "batch_size": self.batch_size,
             "num_workers": self.num_workers,
@@ -281,6 +285,11 @@ class EmbeddingReader(EmbeddingOptions):
         if self.scales is None:
             return ()
         return (f"scales {' '.join(f'{scale:g}' for scale in self.scales)}, max_size {self.max_size}",)
+
+    @cached_property
+    def _known_models(self) -> set[int]:
+        """The models whose dimensions were compared with `dim`."""
+        return set()
 
     def _refuse_image_options(self, source: str) -> None:
         """Refuse options about images where the source holds embeddings already."""
@@ -333,11 +342,37 @@ class EmbeddingReader(EmbeddingOptions):
         return columns_of_run(self.model) | dict(self.remembered_columns)
 
     def _whiten(self, embedded: EmbeddedTable) -> EmbeddedTable:
+        """Apply what comes after the model: whitening, and the cut to the first dimensions."""
         whitening = self._pca_whitening
-        if whitening is None:
+        if whitening is not None:
+            steps = (*embedded.postprocessing, whitening.fingerprint())
+            embedded = replace(embedded, vectors=whitening.apply(embedded.vectors), postprocessing=steps)
+        if self.dim is None:
             return embedded
-        steps = (*embedded.postprocessing, whitening.fingerprint())
-        return replace(embedded, vectors=whitening.apply(embedded.vectors), postprocessing=steps)
+        steps = (*embedded.postprocessing, *self._dim_steps)
+        return replace(embedded, vectors=shortened(embedded.vectors, self.dim), postprocessing=steps)
+
+    @property
+    def _dim_steps(self) -> tuple[str, ...]:
+        """The name of the step that cuts the embeddings, if there is one."""
+        return () if self.dim is None else (f"dim {self.dim}",)
+
+    def _check_dim(self, model: Embedder | ExportedEmbedder) -> None:
+        """Check before anything is embedded that there are so many dimensions, and say so if they are not trained."""
+        if self.dim is None or self._pca_whitening is not None:
+            return
+        check_dim(self.dim, model.dim)
+        recipe = getattr(model, "recipe", None)  # of an exported model it is not known
+        if recipe is None or id(model) in self._known_models:
+            return
+        self._known_models.add(id(model))
+        dims = trained_dims(recipe)
+        if self.dim < (dims[0] if dims else model.dim):
+            trained = f"with Matryoshka for {dims[0]} dimensions and more" if dims else "without Matryoshka"
+            log(
+                f"warning: the model was trained {trained}; its first {self.dim} dimensions alone may find much less "
+                "than PCA whitening to as many (vicinal whiten --dim)"
+            )
 
 
 def _with_cost(stored: EmbeddedTable, kind: Literal["embeddings", "index"]) -> EmbeddedTable:

@@ -15,8 +15,10 @@ from vicinal.data.table import Table
 from vicinal.retrieval import top_k
 from vicinal.retrieval.index import faiss_engine
 from vicinal.retrieval.index.faiss_engine import FaissEngine
+from vicinal.retrieval.index.half_store import HalfStore
 from vicinal.retrieval.index.index import Index
 from vicinal.retrieval.index.metadata import Metadata
+from vicinal.retrieval.index.rescoring import RescoringEngine
 from vicinal.retrieval.index.storage import IndexFiles
 from vicinal.utils.errors import InputError
 
@@ -52,13 +54,21 @@ def many() -> np.ndarray:
 def ivfpq(many) -> bytes:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(faiss_engine, "IVFPQ_MIN_VECTORS", 3000)
-        return Index.build(many, table(len(many)), "ivfpq")._engine.to_bytes()
+        return Index.build(many, table(len(many)), "ivfpq", rescore=0)._engine.to_bytes()
 
 
-def build(kind: str, many: np.ndarray, ivfpq: bytes) -> Index:
-    if kind == "ivfpq":  # training takes a while: once is enough
-        return Index(FaissEngine.from_bytes(ivfpq), Metadata.from_table(table(len(many)), np.arange(len(many))))
-    return Index.build(many[:2000], table(2000), kind)
+KINDS = ["exact", "hnsw", "sq8", "ivfpq", "rabitq", "binary"]
+APPROXIMATE = [f"{kind} without rescoring" for kind in ("sq8", "ivfpq", "rabitq", "binary")]
+
+
+def build(name: str, many: np.ndarray, ivfpq: bytes) -> Index:
+    kind, _, is_approximate = name.partition(" without")
+    if kind != "ivfpq":
+        return Index.build(many[:2000], table(2000), kind, rescore=0 if is_approximate else None)
+    engine = FaissEngine.from_bytes(ivfpq)  # training takes a while: once is enough
+    if not is_approximate:
+        engine = RescoringEngine(engine, HalfStore(8, many.astype(np.float16)), 10)
+    return Index(engine, Metadata.from_table(table(len(many)), np.arange(len(many))))
 
 
 def test_exact_equals_top_k() -> None:
@@ -79,8 +89,9 @@ def test_other_libraries_may_patch_faiss() -> None:
         "index.delete([0])\nassert index.search(np.eye(3)[1:], 2).ids.tolist() == [[1, 2], [2, 1]]\n"
         "from vicinal.retrieval.index import faiss_engine\nfaiss_engine.IVFPQ_MIN_VECTORS = 400\n"
         "many = Table(pd.DataFrame({'label': range(400)}))\nvectors = np.random.default_rng(0).normal(size=(400, 8))\n"
-        "for kind in ('exact', 'hnsw', 'ivfpq'):\n"
-        "    assert type(Index.build(vectors, many, kind).vectors()) is np.ndarray\n"
+        "for kind in ('exact', 'hnsw', 'sq8', 'ivfpq', 'rabitq', 'binary'):\n"
+        "    index = Index.build(vectors, many, kind, rescore=0)\n"
+        "    assert type(index.vectors()) is type(index.search(vectors, 2).ids) is np.ndarray\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 
@@ -96,7 +107,11 @@ def test_auto_takes_hnsw_above_a_size(monkeypatch) -> None:
     assert Index.build(unit(101), table(101)).kind == "hnsw"
 
 
-@pytest.mark.parametrize(("kind", "least"), [("hnsw", 0.98), ("ivfpq", 0.5)])
+LEAST = {"hnsw": 0.98, "sq8": 0.99, "ivfpq": 0.98, "rabitq": 0.9, "binary": 0.9}
+LEAST |= {"sq8 without rescoring": 0.95, "ivfpq without rescoring": 0.5}
+
+
+@pytest.mark.parametrize(("kind", "least"), LEAST.items())
 def test_approximate_kinds_find_most(kind, least, many, ivfpq) -> None:
     index = build(kind, many, ivfpq)
     queries = unit(100, seed=5)
@@ -105,9 +120,13 @@ def test_approximate_kinds_find_most(kind, least, many, ivfpq) -> None:
     assert recall(found.ids, exact.ids) >= least
     assert (np.diff(found.scores, axis=1) <= 0).all()
     assert np.abs(found.scores - exact.scores).max() < 0.15
+    if kind in ("sq8", "ivfpq", "rabitq", "binary"):
+        vectors = many.astype(np.float16).astype(np.float32)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        np.testing.assert_allclose(found.scores, np.einsum("qd,qkd->qk", queries, vectors[found.ids]), atol=2e-4)
 
 
-@pytest.mark.parametrize("kind", ["exact", "hnsw", "ivfpq"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_delete_and_add(kind, many, ivfpq) -> None:
     index = build(kind, many, ivfpq)
     size = len(index)
@@ -166,7 +185,7 @@ def test_hnsw_finds_neighbors_after_random_deletes() -> None:
 def test_ivfpq_searches_lists_that_hold_remaining_vectors(monkeypatch) -> None:
     monkeypatch.setattr(faiss_engine, "IVFPQ_MIN_VECTORS", 3000)
     vectors, _ = clusters(3000, 8)
-    index = Index.build(vectors, table(len(vectors)), "ivfpq")
+    index = Index.build(vectors, table(len(vectors)), "ivfpq", rescore=0)
     metadata, engine, recalls = index.metadata, index._engine._faiss, []
     lists = [ids.copy() for ids in faiss_engine._ids_of_lists(engine)]
     for query in vectors[:50, None]:
@@ -175,13 +194,13 @@ def test_ivfpq_searches_lists_that_hold_remaining_vectors(monkeypatch) -> None:
         index.delete(np.concatenate([*nearest, last[5:]]))  # five stay in the eight nearest lists
         found = []
         for probes in (8, 10_000):
-            monkeypatch.setattr(faiss_engine, "IVFPQ_PROBES", probes)
+            monkeypatch.setattr(faiss_engine, "IVF_PROBES", probes)
             found.append(index.search(query, 5).ids)
         recalls.append(recall(*found))
     assert np.mean(recalls) >= 0.7  # 0.07 if the lists of deleted vectors are searched
 
 
-@pytest.mark.parametrize("kind", ["exact", "hnsw", "ivfpq"])
+@pytest.mark.parametrize("kind", [*KINDS, "sq8 without rescoring", "ivfpq without rescoring"])
 def test_vectors_of_every_kind(kind, many, ivfpq) -> None:
     index = build(kind, many, ivfpq)
     assert index.vectors().shape == (len(index), 8)
@@ -191,13 +210,14 @@ def test_vectors_of_every_kind(kind, many, ivfpq) -> None:
     kept = np.concatenate([many[: index.metadata.ids[-3] + 1], many[1:3]])
     kept = np.delete(kept, [0, 5], axis=0)
     assert vectors.shape == kept.shape
-    assert np.abs(vectors - kept).max() < (1e-6 if kind != "ivfpq" else 0.8)
+    largest = {"exact": 1e-6, "hnsw": 1e-6, "ivfpq without rescoring": 0.8}.get(kind, 0.01 if " " in kind else 5e-4)
+    assert np.abs(vectors - kept).max() < largest
     assert np.mean(np.sum(vectors * kept, axis=1)) > 0.9
     index.delete(index.metadata.ids)
     assert index.vectors().shape == (0, 8)
 
 
-@pytest.mark.parametrize("kind", ["exact", "hnsw", "ivfpq"])
+@pytest.mark.parametrize("kind", [*KINDS, *APPROXIMATE])
 def test_search_for_the_whole_index(kind, many, ivfpq) -> None:
     index = build(kind, many, ivfpq)
     index.delete(index.metadata.frame["id"][5:-5])
@@ -208,7 +228,7 @@ def test_search_for_the_whole_index(kind, many, ivfpq) -> None:
         index.search(many[:3], 11)
 
 
-@pytest.mark.parametrize("kind", ["exact", "hnsw", "ivfpq"])
+@pytest.mark.parametrize("kind", [*KINDS, *APPROXIMATE])
 def test_save_and_load(kind, many, ivfpq, tmp_path) -> None:
     index = build(kind, many, ivfpq)
     index.model_fingerprint = "abc"
@@ -216,7 +236,8 @@ def test_save_and_load(kind, many, ivfpq, tmp_path) -> None:
     index.save(tmp_path / "index")
     loaded = Index.load(tmp_path / "index")
     pd.testing.assert_frame_equal(loaded.metadata.frame, index.metadata.frame)
-    assert (loaded.kind, loaded.model_fingerprint, len(loaded)) == (kind, "abc", len(index))
+    assert (loaded.kind, loaded.model_fingerprint, len(loaded)) == (kind.split()[0], "abc", len(index))
+    assert loaded.describe() == index.describe()
     mine, theirs = index.search(many[:20], 7), loaded.search(many[:20], 7)
     np.testing.assert_array_equal(mine.ids, theirs.ids)
     np.testing.assert_array_equal(mine.scores, theirs.scores)
@@ -332,6 +353,8 @@ def test_bad_input() -> None:
         (lambda: Index.build(vectors[:0], table(20).take([])), "no vectors to index"),
         (lambda: Index.build(vectors, table(20), "ivfpq"), "needs 9,984 vectors to train on, got 20"),
         (lambda: Index.build(vectors, table(20), "lsh"), "unknown kind of index 'lsh'"),  # type: ignore[arg-type]
+        (lambda: Index.build(vectors, table(20), "hnsw", rescore=4), "the vectors of hnsw are exact: leave it out"),
+        (lambda: Index.build(vectors, table(20), "sq8", rescore=-1), r"rescore = -1 is impossible; use 0 \(none\) to"),
         (lambda: index.search(vectors, 0), "k = 0"),
         (lambda: index.delete([3, -1]), "no id -1"),
         (lambda: index.metadata.lookup([20]), "no id 20"),

@@ -1,4 +1,4 @@
-"""Vectors in a faiss index that finds the nearest by cosine similarity: exactly, in a graph, or by codes."""
+"""Vectors in a faiss index that finds the nearest by cosine similarity: among all, in a graph, or in lists of codes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vicinal.utils.errors import InputError, one_line
 
 faiss: Any = faiss_with_stubs  # its type stubs lack the Python arguments of most classes
 
-Kind = Literal["exact", "hnsw", "ivfpq"]
+Kind = Literal["exact", "hnsw", "sq8", "ivfpq", "rabitq", "binary"]
 Found = tuple[Floats, Integers]
 """Scores and ids, each [queries, k]; an id of -1 is missing."""
 
@@ -25,19 +25,30 @@ MAX_EXACT = 100_000  # vectors; "auto" takes HNSW above, as comparing with every
 HNSW_LINKS = 32  # per vector
 HNSW_BUILD, HNSW_SEARCH = 100, 128  # breadth of the graph search while building and while searching
 MIN_ACTIVE = 1 / 8  # fraction of the vectors; below it, comparing with all active ones is as fast as the graph
-IVFPQ_CODES, IVFPQ_PROBES = 256, 32  # values of one code byte, inverted lists visited
-IVFPQ_MIN_VECTORS = 39 * IVFPQ_CODES  # vectors to train on; faiss recommends 39 per centroid
-CLASSES = {"exact": faiss.IndexFlat, "hnsw": faiss.IndexHNSW, "ivfpq": faiss.IndexIVFPQ}
+MIN_PER_CENTROID, MAX_PER_CENTROID = 39, 256  # vectors that k-means learns from, as faiss recommends
+IVF_PROBES = 32  # inverted lists visited
+IVFPQ_CODES = 256  # values of one code byte
+IVFPQ_MIN_VECTORS = MIN_PER_CENTROID * IVFPQ_CODES
+SQ8_SAMPLE = 2**16  # vectors that the range of each dimension is learned from
+RABITQ_QUERY_BITS = 8  # per dimension
+CLASSES = {
+    "exact": faiss.IndexFlat,
+    "hnsw": faiss.IndexHNSW,
+    "sq8": faiss.IndexScalarQuantizer,
+    "ivfpq": faiss.IndexIVFPQ,
+    "rabitq": faiss.IndexIVFRaBitQ,
+}
+LISTED = (faiss.IndexIVFPQ, faiss.IndexIVFRaBitQ)
 
 
 class FaissEngine:
     """Vectors that can be searched; the id of a vector is the number of vectors that were added before it.
 
     Args:
-        index: an `IndexFlat`, `IndexHNSW` or `IndexIVFPQ` of faiss with the inner product as metric.
+        index: an index of faiss, of a class in `CLASSES`, with the inner product as metric.
 
     Attributes:
-        kind: `exact`, `hnsw` or `ivfpq`.
+        kind: `exact`, `hnsw`, `sq8`, `ivfpq` or `rabitq`.
 
     Raises:
         InputError: `index` is of another class.
@@ -53,7 +64,7 @@ class FaissEngine:
     def __init__(self, index: Any) -> None:
         kinds = [kind for kind, known in CLASSES.items() if isinstance(index, known)]
         if not kinds:
-            raise InputError(f"{type(index).__name__} is not supported; use an exact, hnsw or ivfpq index")
+            raise InputError(f"{type(index).__name__} is not supported; use an {', '.join(CLASSES)} index")
         self._faiss = index
         self.kind = cast(Kind, kinds[0])
         self._last_active: _Active | None = None
@@ -67,9 +78,16 @@ class FaissEngine:
         """
         if kind == "auto":
             kind = "exact" if len(vectors) <= MAX_EXACT else "hnsw"
-        if kind not in CLASSES:
-            raise InputError(f"unknown kind of index {kind!r}; use auto, exact, hnsw or ivfpq")
-        return cls({"exact": _exact, "hnsw": _hnsw, "ivfpq": _trained_ivfpq}[kind](vectors))
+        makers = {
+            "exact": _exact,
+            "hnsw": _hnsw,
+            "sq8": _trained_sq8,
+            "ivfpq": _trained_ivfpq,
+            "rabitq": _trained_rabitq,
+        }
+        if kind not in makers:
+            raise InputError(f"unknown kind of index {kind!r}; use auto, {', '.join(makers)} or binary")
+        return cls(makers[kind](vectors))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> FaissEngine:
@@ -102,8 +120,8 @@ class FaissEngine:
             self._faiss.add(_rows(vectors, start, start + BLOCK_ROWS))
 
     def take(self, ids: Integers) -> Floats:
-        """Return the vectors of these ids, float32 [n, dim]; those of `ivfpq` are approximate."""
-        if self.kind != "ivfpq":
+        """Return the vectors of these ids, float32 [n, dim]; those of `sq8`, `ivfpq` and `rabitq` are approximate."""
+        if not isinstance(self._faiss, LISTED):
             return np.asarray(self._faiss.reconstruct_batch(ids))  # a tensor where faiss.contrib.torch_utils is in use
         if not len(ids):
             return np.empty((0, self.dim), np.float32)
@@ -125,7 +143,8 @@ class FaissEngine:
             active_ids: int64 [m], the ids among which to search, at least k, ascending.
         """
         active = self._active(active_ids)
-        fast = {"exact": self._search_exact, "hnsw": self._search_graph, "ivfpq": self._search_lists}[self.kind]
+        fast = self._search_lists if isinstance(self._faiss, LISTED) else self._search_all
+        fast = self._search_graph if self.kind == "hnsw" else fast
         neighbors = Neighbors.empty(len(queries), k)
         for start in range(0, len(queries), BLOCK_ROWS):
             vectors, block = _rows(queries, start, start + BLOCK_ROWS), slice(start, start + BLOCK_ROWS)
@@ -146,7 +165,7 @@ class FaissEngine:
             last = self._last_active = _Active(ids, self._faiss)
         return last
 
-    def _search_exact(self, vectors: Floats, k: int, active: _Active) -> Found:
+    def _search_all(self, vectors: Floats, k: int, active: _Active) -> Found:
         return _search_of(self._faiss)(vectors, k, params=faiss.SearchParameters(sel=active.selector))
 
     def _search_graph(self, vectors: Floats, k: int, active: _Active) -> Found:
@@ -172,12 +191,12 @@ class FaissEngine:
         """Search the nearest lists of those that hold active vectors."""
         lists = faiss.SearchParameters(sel=active.lists)
         parameters = faiss.SearchParametersIVF(
-            nprobe=min(self._faiss.nlist, IVFPQ_PROBES), sel=active.selector, quantizer_params=lists
+            nprobe=min(self._faiss.nlist, IVF_PROBES), sel=active.selector, quantizer_params=lists
         )
         return _search_of(self._faiss)(vectors, k, params=parameters)
 
     def _search_exhaustively(self, vectors: Floats, k: int, active: _Active) -> Found:
-        if self.kind == "ivfpq":
+        if isinstance(self._faiss, LISTED):
             parameters = faiss.SearchParametersIVF(nprobe=self._faiss.nlist, sel=active.selector)
             return _search_of(self._faiss)(vectors, k, params=parameters)
         vectors_of_graph = self._faiss.storage  # an exact index
@@ -200,7 +219,7 @@ class _Active:
         self.mask[ids] = True
         self.selector = None if self.are_all else _selector(self.mask)
         self.lists = None
-        if isinstance(index, CLASSES["ivfpq"]) and not self.are_all:
+        if isinstance(index, LISTED) and not self.are_all:
             self.lists = _selector(np.array([self.mask[each].any() for each in _ids_of_lists(index)]))
 
 
@@ -242,11 +261,33 @@ def _trained_ivfpq(vectors: UnitVectors) -> Any:
             f"an ivfpq index needs {IVFPQ_MIN_VECTORS:,} vectors to train on, got {count:,}; use exact or hnsw"
         )
     code_bytes = next(size for size in range(max(dim // 4, 1), 0, -1) if dim % size == 0)
-    lists = int(min(4 * np.sqrt(count), count / 39))
+    lists = _number_of_lists(count)
     # "np" leaves out polysemous training, which takes seconds and which only Hamming distances use
     index = faiss.index_factory(dim, f"IVF{lists},PQ{code_bytes}x8np", faiss.METRIC_INNER_PRODUCT)
-    # k-means uses at most 256 vectors per centroid; they are spread over the whole table
-    sample_size = min(count, 256 * max(lists, IVFPQ_CODES))
-    sample = np.linspace(0, count - 1, sample_size).astype(np.int64)
-    index.train(vectors.take(sample).cpu().numpy())
+    index.train(_sample(vectors, MAX_PER_CENTROID * max(lists, IVFPQ_CODES)))
     return index
+
+
+def _trained_rabitq(vectors: UnitVectors) -> Any:
+    lists = _number_of_lists(len(vectors))
+    index = faiss.index_factory(vectors.dim, f"IVF{lists},RaBitQ", faiss.METRIC_INNER_PRODUCT)
+    index.qb = RABITQ_QUERY_BITS
+    index.cp.min_points_per_centroid = 1  # no warning of few vectors, which are in few lists then
+    index.train(_sample(vectors, MAX_PER_CENTROID * lists))
+    return index
+
+
+def _trained_sq8(vectors: UnitVectors) -> Any:
+    index = faiss.IndexScalarQuantizer(vectors.dim, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT)
+    index.train(_sample(vectors, SQ8_SAMPLE))
+    return index
+
+
+def _number_of_lists(count: int) -> int:
+    return max(1, int(min(4 * np.sqrt(count), count / MIN_PER_CENTROID)))
+
+
+def _sample(vectors: UnitVectors, size: int) -> Floats:
+    """At most so many vectors, spread over the whole table."""
+    rows = np.linspace(0, len(vectors) - 1, min(len(vectors), size)).astype(np.int64)
+    return np.asarray(vectors.take(rows).cpu().numpy())

@@ -17,10 +17,12 @@ from vicinal.utils.errors import InputError
 
 INNER_PRODUCT = 0
 CODE_VALUES = 256
+SQ8_FORM = 0  # one byte per dimension, with a range for each
+RABITQ_NUMBERS = np.dtype(("<f4", 2))
 
 
 def check_layout(data: bytes) -> None:
-    """Check the serialized bytes of an exact, hnsw or ivfpq index for cosine similarities.
+    """Check the serialized bytes of an exact, hnsw, sq8, ivfpq or rabitq index for cosine similarities.
 
     Raises:
         InputError: they are something else or damaged, or a size is larger than the file.
@@ -31,10 +33,14 @@ def check_layout(data: bytes) -> None:
         layout.read_flat()
     elif kind == b"IHNf":
         layout.read_hnsw()
+    elif kind == b"IxSQ":
+        layout.read_sq8()
     elif kind == b"IwPQ":
         layout.read_ivfpq()
+    elif kind == b"Iwrq":
+        layout.read_rabitq()
     else:
-        raise InputError("it is not an exact, hnsw or ivfpq index of faiss")
+        raise InputError("it is not an exact, hnsw, sq8, ivfpq or rabitq index of faiss")
     _require(layout.position == len(data), f"{len(data) - layout.position:,} bytes follow its end")
 
 
@@ -64,14 +70,37 @@ class _Layout:
         _require(is_entry, "its graph starts at a vector that it does not have")
         _require(self.read_flat() == (count, dim), "its graph and its vectors differ in number")
 
-    def read_ivfpq(self) -> None:
-        """Centroids of lists, a product quantizer, and lists of codes."""
-        count, dim = self._read_header(b"IwPQ", bytes_per_vector=9)
+    def read_sq8(self) -> None:
+        """The range of each dimension, and one byte per dimension and vector."""
+        count, dim = self._read_header(b"IxSQ", bytes_per_vector=1)
+        form, _, _, quantizer_dim, code_size = self._read("<iifQQ")
+        _require((form, quantizer_dim, code_size) == (SQ8_FORM, dim, dim), "its scalar quantizer is of another form")
+        ranges = self._read_array("<f4", expected=2 * dim)
+        _require(bool((np.abs(ranges) <= 2.01).all()), "its ranges are not those of unit vectors")
+        self._read_array("<u1", expected=count * dim)
+
+    def read_rabitq(self) -> None:
+        """Centroids of lists, and lists of codes of one bit per dimension, each with two numbers."""
+        count, dim = self._read_header(b"Iwrq", bytes_per_vector=9)
+        num_lists = self._read_lists_header(count, dim)
+        quantizer_dim, code_size, metric, same_size, is_residual, _ = self._read("<QQiQBB")
+        is_whole = quantizer_dim == dim and code_size == same_size == (dim + 7) // 8 + RABITQ_NUMBERS.itemsize
+        _require(is_whole and metric == INNER_PRODUCT and is_residual == 1, "its quantizer is of another form")
+        self._read_lists(count, num_lists, code_size, has_numbers=True)
+
+    def _read_lists_header(self, count: int, dim: int) -> int:
+        """The centroids of lists, and where ids are; returns the number of lists."""
         num_lists, _ = self._read("<QQ")
         self._read_centroids(num_lists, dim)
         (map_type,) = self._read("<b")
         _require(map_type in (0, 1), "it has a hash table of ids")
         self._read_array("<i8", expected=count if map_type else 0)
+        return int(num_lists)
+
+    def read_ivfpq(self) -> None:
+        """Centroids of lists, a product quantizer, and lists of codes."""
+        count, dim = self._read_header(b"IwPQ", bytes_per_vector=9)
+        num_lists = self._read_lists_header(count, dim)
         _, code_size = self._read("<BQ")
         quantizer_dim, num_codes, num_bits = self._read("<QQQ")
         is_whole = quantizer_dim == dim and num_bits == 8 and 0 < num_codes == code_size and dim % num_codes == 0
@@ -87,15 +116,18 @@ class _Layout:
         _check_finite(centroids)
         _require(_squared_lengths(centroids).max(initial=0) <= 1.01, "its centroids are not those of unit vectors")
 
-    def _read_lists(self, count: int, num_lists: int, code_size: int) -> None:
-        """The codes and ids of each list."""
+    def _read_lists(self, count: int, num_lists: int, code_size: int, has_numbers: bool = False) -> None:
+        """The codes and ids of each list; codes of `rabitq` end with numbers, which must be finite."""
         _require(self._read("4s")[0] == b"ilar", "its lists are in another file, or of an unknown form")
         _require(self._read("<QQ") == (num_lists, code_size), "its lists differ in number or codes")
         sizes = self._read_sizes(num_lists)
         _require(int(sizes.sum()) == count, "its lists do not hold its vectors")
         is_present = np.zeros(count, dtype=bool)
         for size in sizes.tolist():
-            self._take(size * code_size)
+            codes = np.frombuffer(self._take(size * code_size), np.uint8).reshape(size, code_size)
+            if has_numbers:
+                numbers = np.ascontiguousarray(codes[:, -RABITQ_NUMBERS.itemsize :]).view(RABITQ_NUMBERS.base)
+                _check_finite(numbers)
             ids = np.frombuffer(self._take(size * 8), "<i8")
             _require(not len(ids) or (ids.min() >= 0 and ids.max() < count), "its lists hold ids that it never gave")
             is_present[ids] = True

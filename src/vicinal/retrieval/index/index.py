@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from vicinal.data.moved import relative_to
 from vicinal.retrieval.calibration import Calibration
@@ -15,6 +14,7 @@ from vicinal.retrieval.index.faiss_engine import FaissEngine
 from vicinal.retrieval.index.made_with import check_made_with
 from vicinal.retrieval.index.metadata import Metadata
 from vicinal.retrieval.index.refiner_context import RefinerContext
+from vicinal.retrieval.index.rescoring import Engine, RescoringEngine, read_engine
 from vicinal.retrieval.index.searchable import SearchableIndex
 from vicinal.retrieval.index.storage import IndexFiles, current_files, write_lock
 from vicinal.utils.errors import InputError
@@ -32,7 +32,7 @@ class Index(SearchableIndex):
 
     An index built with a refiner searches refined embeddings. It also keeps the unrefined embeddings, at 4 bytes per
     dimension and image, because the neighbors of a new image or of a query are found among them; they are real vectors
-    even beside `ivfpq`, which then saves little memory. Everything that is added or searched later needs the same
+    even beside codes, which then save little memory. Everything that is added or searched later needs the same
     refiner.
 
     An index is made by :meth:`build`, :meth:`load` or :meth:`open`.
@@ -60,8 +60,15 @@ class Index(SearchableIndex):
         ['dog', 'cow']
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        engine: Engine,
+        metadata: Metadata,
+        model_fingerprint: str | None = None,
+        context: RefinerContext | None = None,
+        made_with: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(engine, metadata, model_fingerprint, context, made_with)
         self._save_lock = ReadWriteLock()
         self._saved: tuple[Path, Mapping[str, str]] | None = None  # the folder and the files that it was last equal to
         self._locked_folder: Path | None = None  # whose lock is held
@@ -105,7 +112,8 @@ class Index(SearchableIndex):
         metadata = self.metadata
         if self.root is not None:
             config["root"], metadata = self.root, metadata.with_paths(partial(relative_to, root=self.root))
-        files = IndexFiles(config, self._engine.to_bytes(), metadata.frame, context)
+        originals = self._engine.store if isinstance(self._engine, RescoringEngine) else None
+        files = IndexFiles(config, self._engine.to_bytes(), metadata.frame, context, originals)
         self._saved = path, files.save(folder)
 
     @classmethod
@@ -176,7 +184,7 @@ class Index(SearchableIndex):
         config, context = files.config, None
         made_with = config.get("made_with", {})
         check_made_with(made_with)
-        engine = FaissEngine.from_bytes(files.vectors)
+        engine = read_engine(config.get("kind"), files.vectors, files.originals, config.get("rescore"))
         if files.context is not None:
             context = RefinerContext(FaissEngine.from_bytes(files.context), config.get("refiner_fingerprint", ""))
         metadata, root = Metadata.from_stored(files.metadata), config.get("root")

@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from vicinal.data.columns import COLUMN_FLAGS
 from vicinal.utils.errors import InputError, one_line
 
-FLAGS = ("model", "pooling", "scales", "max_size", "whitening", "refiner", *COLUMN_FLAGS)  # the last for tables only
+FLAGS = (
+    "model",
+    "pooling",
+    "scales",
+    "max_size",
+    "whitening",
+    "dim",
+    "refiner",
+    *COLUMN_FLAGS,
+)  # the last for tables only
 
 
 def check_made_with(made_with: object) -> None:

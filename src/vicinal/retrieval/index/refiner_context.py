@@ -34,8 +34,8 @@ class RefinerContext:
 
     @classmethod
     def create(cls, kind: Kind, vectors: UnitVectors, refiner: ContextRefiner) -> RefinerContext:
-        """Return a context without embeddings: of the kind of the index, or of `auto` beside `ivfpq`."""
-        return cls(FaissEngine.create("auto" if kind == "ivfpq" else kind, vectors), refiner.fingerprint())
+        """Return a context without embeddings: of the kind of the index, or of `auto` beside codes."""
+        return cls(FaissEngine.create(kind if kind in ("exact", "hnsw") else "auto", vectors), refiner.fingerprint())
 
     def refine(
         self, vectors: UnitVectors, refiner: ContextRefiner, active_ids: Integers, query_ids: Integers

@@ -18,10 +18,11 @@ from vicinal.data.moved import find_old_root, moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.calibration import Calibration
-from vicinal.retrieval.index.faiss_engine import FaissEngine, Kind
+from vicinal.retrieval.index.faiss_engine import Kind
 from vicinal.retrieval.index.made_with import check_same_fingerprint, refiner_flag
 from vicinal.retrieval.index.metadata import Metadata
 from vicinal.retrieval.index.refiner_context import RefinerContext
+from vicinal.retrieval.index.rescoring import Engine, RescoringEngine, create_engine
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.refinement import refine
 from vicinal.retrieval.scores import Array, UnitVectors
@@ -46,7 +47,7 @@ class SearchableIndex:
 
     def __init__(
         self,
-        engine: FaissEngine,
+        engine: Engine,
         metadata: Metadata,
         model_fingerprint: str | None = None,
         context: RefinerContext | None = None,
@@ -71,6 +72,7 @@ class SearchableIndex:
         model_fingerprint: str | None = None,
         refiner: ContextRefiner | None = None,
         made_with: Mapping[str, str] | None = None,
+        rescore: int | None = None,
     ) -> Self:
         """Build an index of all vectors.
 
@@ -78,13 +80,16 @@ class SearchableIndex:
             vectors: float [n, dim].
             table: n rows.
             kind: `exact` compares with every vector; `hnsw` is a graph, faster and nearly exact above 100,000 vectors;
-                `ivfpq` keeps about one byte per four dimensions and gives approximate scores: at some tens of
-                dimensions or fewer these are so coarse that many true neighbors are missed, so it is for vectors of
-                many dimensions; `auto` is `exact` up to 100,000 vectors, `hnsw` above.
+                `auto` is `exact` up to 100,000 vectors, `hnsw` above. The others search by codes: `sq8` of one byte per
+                dimension and `binary` of one bit compare with every vector; `ivfpq` of about one byte per four
+                dimensions and `rabitq` of one bit and eight bytes search the nearest inverted lists.
             model_fingerprint: identifies the model that made the vectors.
             refiner: refines every vector first, by its nearest among the others. These are found by comparing every
                 vector with every other, whatever the kind.
             made_with: the flags of the command that made the vectors, which messages about other vectors name.
+            rescore: for kinds with codes, how many candidates per neighbor are compared by the vectors themselves,
+                which are kept as float16 in a file of the index, not in memory. None: the default of the kind; 0: none,
+                the vectors are not kept, and scores are approximate.
 
         Raises:
             InputError: vectors and table have different lengths, a vector contains NaN or infinity, there are too few
@@ -95,7 +100,7 @@ class SearchableIndex:
         if refiner is not None:
             refiner.check_model(model_fingerprint)
             searched = UnitVectors(refine(refiner, vectors), "refined embedding")
-        engine = FaissEngine.create(kind, searched)
+        engine = create_engine(kind, searched, rescore)
         context = None if refiner is None else RefinerContext.create(engine.kind, unit, refiner)
         index = cls(engine, Metadata.from_table(table, np.arange(len(unit))), model_fingerprint, context, made_with)
         engine.add(searched)
@@ -105,8 +110,13 @@ class SearchableIndex:
 
     @property
     def kind(self) -> Kind:
-        """`exact`, `hnsw` or `ivfpq`."""
+        """`exact`, `hnsw`, `sq8`, `ivfpq`, `rabitq` or `binary`."""
         return self._engine.kind
+
+    @property
+    def rescore(self) -> int:
+        """How many candidates per neighbor are compared exactly, of an index that is searched by codes; 0: none."""
+        return self._engine.rescore if isinstance(self._engine, RescoringEngine) else 0
 
     @property
     def refiner_fingerprint(self) -> str | None:
@@ -154,8 +164,10 @@ class SearchableIndex:
             return {**self._facts(), **root, **self.made_with, **calibrated}
 
     def _facts(self) -> dict[str, str | int | None]:
+        rescore = {"rescore": self.rescore} if self.rescore else {}
         return {
             "kind": self.kind,
+            **rescore,
             "images": len(self),
             "dimensions": self.dim,
             "deleted": len(self._engine) - len(self),
@@ -303,7 +315,8 @@ class SearchableIndex:
     def vectors(self) -> Floats:
         """Return the vectors that are searched, in the order of `metadata`.
 
-        They are unit vectors, refined if the index is. Those of `ivfpq` are approximate: it keeps no others.
+        They are unit vectors, refined if the index is. Where it is searched by codes, they are those that it rescores
+        with, float16; without, approximations from the codes.
 
         Returns:
             float32 [images, dim].
@@ -383,12 +396,16 @@ class SearchableIndex:
     def _is_consistent(self) -> bool:
         """Return whether the ids of the metadata are in the engine and ascend, and the context has the same ids."""
         ids = self.metadata.ids
+        if isinstance(self._engine, RescoringEngine) and len(self._engine.codes) != len(self._engine.store):
+            return False
         is_ordered = len(ids) == 0 or (ids[0] >= 0 and (np.diff(ids) > 0).all() and ids[-1] < len(self._engine))
         if self._context is None:
             return bool(is_ordered)
         unrefined, fingerprint = self._context.engine, self._context.refiner_fingerprint
         is_same_size = (unrefined.dim, len(unrefined)) == (self.dim, len(self._engine))
-        return bool(is_ordered) and is_same_size and unrefined.kind != "ivfpq" and isinstance(fingerprint, str)
+        return (
+            bool(is_ordered) and is_same_size and unrefined.kind in ("exact", "hnsw") and isinstance(fingerprint, str)
+        )
 
     def _checked_query_ids(self, query_ids: npt.ArrayLike | None, num_queries: int) -> Integers:
         """Return the ids that the queries have in the index, -1 where they have none."""

@@ -21,8 +21,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from vicinal.retrieval.index.half_store import HalfStore
 from vicinal.utils.errors import InputError, one_line
-from vicinal.utils.files import temporary_files, write_bytes
+from vicinal.utils.files import temporary_files, write_blocks, write_bytes
 from vicinal.utils.locks import hold_lock
 from vicinal.utils.memory import check_memory
 
@@ -32,11 +33,18 @@ if TYPE_CHECKING:
 FORMAT = "vicinal-index"
 CONFIG = "config.json"
 VECTORS, CONTEXT, METADATA = "vectors", "context", "metadata"  # the data files, such as vectors-<hash>.faiss
-SUFFIXES = {VECTORS: ".faiss", CONTEXT: ".faiss", METADATA: ".parquet"}
-PARTS = {1: {VECTORS, METADATA}, 2: {VECTORS, CONTEXT, METADATA}}  # by version; only refined indexes need the second
+ORIGINALS = "originals"  # beside codes: the vectors themselves, which stay in their file
+SUFFIXES = {VECTORS: ".faiss", CONTEXT: ".faiss", METADATA: ".parquet", ORIGINALS: ".f16"}
+PARTS = {  # by version: refined indexes have a context, those that are searched by codes have originals
+    1: {VECTORS, METADATA},
+    2: {VECTORS, CONTEXT, METADATA},
+    3: {VECTORS, METADATA, ORIGINALS},
+    4: {VECTORS, CONTEXT, METADATA, ORIGINALS},
+}
 READ_ATTEMPTS, READ_PAUSE = 5, 0.01  # a writer may delete files between the reading of their names and their opening
 LOCK = ".lock"
 MAX_CONFIG_BYTES = 2**20
+READ_BLOCK = 2**20
 COPIES = 2  # of a file in memory: its bytes, and what they are read as
 
 
@@ -49,6 +57,8 @@ class IndexFiles:
         vectors: the serialized vectors to search.
         metadata: one row per vector that can be found.
         context: the serialized unrefined embeddings of an index of refined ones, else None.
+        originals: the vectors whose codes are in `vectors`, else None. They are read from their file when they are
+            needed; what they are is checked when the file is opened.
 
     Example:
         >>> import pandas as pd, tempfile
@@ -63,6 +73,7 @@ class IndexFiles:
     vectors: bytes
     metadata: pd.DataFrame
     context: bytes | None = None
+    originals: HalfStore | None = None
 
     def save(self, folder: Path) -> dict[str, str]:
         """Replace the index in `folder` by this one; the folder is made if missing, other files in it stay.
@@ -83,15 +94,31 @@ class IndexFiles:
         if self.context is not None:
             data[CONTEXT] = self.context
         names = {part: f"{part}-{_digest(content)}{SUFFIXES[part]}" for part, content in data.items()}
-        version = next(version for version, parts in PARTS.items() if parts == set(data))
+        if self.originals is not None:
+            names[ORIGINALS] = self._name_of_originals(folder)
+        version = next(version for version, parts in PARTS.items() if parts == set(names))
         config = {"format": FORMAT, "version": version, **self.config, "files": names}
         try:
             for part, name in names.items():
-                write_bytes(folder / name, data[part])
+                if part in data:
+                    write_bytes(folder / name, data[part])
+                elif self.originals is not None and self.originals.path != folder / name:
+                    write_blocks(folder / name, self.originals.blocks())
             write_bytes(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
         finally:
             _delete_unused(folder)
         return names
+
+    def _name_of_originals(self, folder: Path) -> str:
+        """The name of the file of the originals; if they have not changed, it is not read for that."""
+        assert self.originals is not None
+        path = self.originals.path
+        if path is not None and path.parent == folder and path.exists():
+            return path.name
+        digest = hashlib.sha256()
+        for block in self.originals.blocks():
+            digest.update(block)
+        return f"{ORIGINALS}-{digest.hexdigest()[:32]}{SUFFIXES[ORIGINALS]}"
 
     @classmethod
     def load(cls, folder: Path) -> IndexFiles:
@@ -105,6 +132,7 @@ class IndexFiles:
             try:
                 with ExitStack() as stack:
                     opened = {part: stack.enter_context(_open(folder / name)) for part, name in config["files"].items()}
+                    originals = _map_originals(opened.pop(ORIGINALS), config) if ORIGINALS in opened else None
                     data = {part: _read_part(file, part) for part, file in opened.items()}
             except FileNotFoundError as error:
                 missing = error.filename
@@ -113,7 +141,7 @@ class IndexFiles:
             from vicinal.data.parquet_files import read_frame
 
             metadata = read_frame(folder / config["files"][METADATA], data[METADATA], pandas_types=True)
-            return cls(config, data[VECTORS], metadata, data.get(CONTEXT))
+            return cls(config, data[VECTORS], metadata, data.get(CONTEXT), originals)
         raise InputError(f"{folder}: the index is damaged, {missing} is missing; build it again")
 
 
@@ -172,7 +200,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not the config of an index: its format is not {FORMAT!r}")
     if config.get("version") not in list(PARTS):
         version = one_line(str(config.get("version")), 80)
-        raise InputError(f"{path} has version {version}; this Vicinal reads versions 1 and 2")
+        raise InputError(f"{path} has version {version}; this Vicinal reads versions 1 to {max(PARTS)}")
     names = config.get("files")
     if (
         not isinstance(names, dict)
@@ -197,6 +225,20 @@ def _read_part(file: BinaryIO, part: str) -> bytes:
     if path.name != f"{part}-{_digest(data)}{SUFFIXES[part]}":
         raise InputError(f"{path} is damaged: its content is not what was written; build the index again")
     return data
+
+
+def _map_originals(file: BinaryIO, config: dict[str, Any]) -> HalfStore:
+    """The vectors in a file, which are not read into memory; its size and its content are checked."""
+    path, sizes = Path(file.name), [config.get(name) for name in ("dimensions", "images", "deleted")]
+    dim, *counts = (size if isinstance(size, int) and 0 <= size < 2**40 else 0 for size in sizes)
+    if not dim or 2 * dim * sum(counts) != os.fstat(file.fileno()).st_size:
+        raise InputError(f"{path} is damaged: its size is not that of the index's vectors; build the index again")
+    digest = hashlib.sha256()
+    while block := file.read(READ_BLOCK):
+        digest.update(block)
+    if path.name != f"{ORIGINALS}-{digest.hexdigest()[:32]}{SUFFIXES[ORIGINALS]}":
+        raise InputError(f"{path} is damaged: its content is not what was written; build the index again")
+    return HalfStore.from_file(path, file, dim)
 
 
 def _delete_unused(folder: Path) -> None:
