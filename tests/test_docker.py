@@ -43,7 +43,7 @@ def arguments(stage: list[Instruction], name: str) -> list[str]:
 @pytest.fixture
 def service() -> dict[str, Any]:
     compose = yaml.safe_load((ROOT / "compose.yaml").read_text())
-    assert compose["volumes"] == {"gallery": None}
+    assert compose["volumes"] == {"gallery": {"name": "vicinal-gallery"}}
     assert [*compose["secrets"]] == compose["services"]["vicinal"]["secrets"] == ["vicinal_token"]
     assert "file" in compose["secrets"]["vicinal_token"]
     service: dict[str, Any] = compose["services"]["vicinal"]
