@@ -132,6 +132,10 @@ def test_typos_and_missing_files_load_nothing_heavy(photos: Path, tmp_path: Path
         ["search", "none", "picture.jpg"],
         ["search", photos, "none.jpg"],
         ["search", photos, photos, "--refiner", "none"],
+        ["serve", "none"],
+        ["serve", photos, "--port", "99999"],
+        ["serve", photos, "--token_file", "none"],
+        ["serve", photos, "--max_k", "0"],
         ["evaluate", photos, "--model", "runs/some/none"],
         *recipes,
     ]
