@@ -134,6 +134,40 @@ def with_other_ids(data: bytes) -> bytes:
     return bytes(faiss.serialize_index(index).tobytes())
 
 
+def at(position: int, form: str, value: float) -> Callable[[bytes], bytes]:
+    """Put a number into bytes."""
+    return lambda data: data[:position] + struct.pack(form, value) + data[position + struct.calcsize(form) :]
+
+
+def of_kind(kind: str, part: str, make: Callable[[bytes], bytes]) -> Change:
+    """Make an index of another kind, and change one of its files."""
+
+    def change(folder: Path) -> None:
+        shutil.rmtree(folder)
+        build(folder, kind)
+        replace_part(folder, part, make(part_of(folder, part).read_bytes()))
+
+    return change
+
+
+def both(first: Change, second: Change) -> Change:
+    return lambda folder: (first(folder), second(folder))
+
+
+def nan_in_lists(data: bytes) -> bytes:
+    """The numbers of the first code are NaN; lists begin after `full`, their sizes after a length."""
+    start = data.index(b"full") + 4
+    (lists,) = struct.unpack_from("<Q", data, start)
+    return at(start + 8 + 8 * lists + 1, "<f", np.nan)(data)
+
+
+def damaged_originals(folder: Path) -> None:
+    shutil.rmtree(folder)
+    build(folder, "sq8")
+    path = part_of(folder, "originals")
+    path.write_bytes(bytes(len(path.read_bytes())))
+
+
 IDS = pd.date_range("2020-01-01", periods=ROWS)
 DAMAGED = "the index is damaged; build it again ("
 NO_CONFIG = "is not the config of an index: it is not JSON"
@@ -146,7 +180,7 @@ CASES: list[tuple[str, str, Change, str]] = [
     ("config", "long number", config_is('{"format": ' + "9" * 10_000 + "}"), NO_CONFIG),
     ("config", "2 MB", config_is('"' + "a" * 2**21 + '"'), "is not the config of an index"),
     ("config", "no text", lambda folder: (folder / CONFIG).write_bytes(b"\xff\xfe"), NO_CONFIG),
-    ("config", "version is a list", config_with(version=[1]), "has version [1]; this Vicinal reads versions 1 and 2"),
+    ("config", "version is a list", config_with(version=[1]), "has version [1]; this Vicinal reads versions 1 to 4"),
     ("config", "files of another folder", config_with(files={"vectors": "../v", "metadata": "m"}), UNNAMED),
     ("config", "files with a null character", config_with(files={"vectors": "v\0", "metadata": "m"}), UNNAMED),
     ("config", "files that are lists", config_with(files={"vectors": [], "metadata": {}}), UNNAMED),
@@ -174,8 +208,8 @@ CASES: list[tuple[str, str, Change, str]] = [
     ("faiss", "array beyond the file", number_at(37, "<q", 2**34), "17,179,869,184 values where there must be 320"),
     ("faiss", "cut", vectors_are(lambda data: data[:-5]), "1,280 bytes are missing where 1,275 are left"),
     ("faiss", "more than one", vectors_are(lambda data: data * 2), "1,325 bytes follow its end"),
-    ("faiss", "empty", vectors_are(lambda data: b""), DAMAGED + "it is not an exact, hnsw or ivfpq index of faiss"),
-    ("faiss", "another kind", of_faiss(lambda: faiss.IndexLSH(DIM, 16)), DAMAGED + "it is not an exact, hnsw or ivfpq"),
+    ("faiss", "empty", vectors_are(lambda data: b""), DAMAGED + "it is not an exact, hnsw, sq8, ivfpq"),
+    ("faiss", "another kind", of_faiss(lambda: faiss.IndexLSH(DIM, 16)), DAMAGED + "it is not an exact"),
     ("faiss", "other ids", vectors_are(with_other_ids), DAMAGED + "it is not an exact"),
     ("faiss", "Euclidean distances", of_faiss(lambda: faiss.IndexFlatL2(DIM)), DAMAGED + "it is not an exact"),
     ("faiss", "Euclidean metric", number_at(33, "<i", 1), METRIC),
@@ -199,6 +233,24 @@ CASES: list[tuple[str, str, Change, str]] = [
         DAMAGED + "its files do not belong together",
     ),
     ("faiss", "graphs within graphs", vectors_are(nested), DAMAGED + "it has another index inside"),
+    ("codes", "empty bits", of_kind("binary", "vectors", lambda data: b""), DAMAGED + "it is not a binary index"),
+    ("codes", "bits beyond the file", of_kind("binary", "vectors", at(12, "<Q", 2**60)), "it is not a binary index"),
+    ("codes", "bits of no dimension", of_kind("binary", "vectors", at(20, "<Q", 0)), "it is not a binary index"),
+    ("codes", "means that are NaN", of_kind("binary", "vectors", at(28, "<f", np.nan)), "its means are not those of"),
+    ("codes", "another quantizer", of_kind("sq8", "vectors", at(37, "<i", 4)), "its scalar quantizer is of another"),
+    ("codes", "ranges that are large", of_kind("sq8", "vectors", at(73, "<f", 1e30)), "its ranges are not those"),
+    ("codes", "codes beyond the file", of_kind("sq8", "vectors", at(8, "<q", 2**40)), "1,099,511,627,776 vectors"),
+    ("codes", "numbers that are NaN", of_kind("rabitq", "vectors", nan_in_lists), DAMAGED + "it holds NaN or infinity"),
+    ("codes", "lists beyond the file", of_kind("rabitq", "vectors", at(37, "<Q", 2**40)), "centroids differ"),
+    ("codes", "originals are cut", of_kind("sq8", "originals", lambda data: data[:-16]), "its size is not that of"),
+    ("codes", "originals are NaN", of_kind("sq8", "originals", lambda data: b"\xff" * len(data)), "holds NaN or inf"),
+    ("codes", "originals are damaged", damaged_originals, "its content is not what was written"),
+    ("codes", "originals have 4 TB", both(of_kind("sq8", "originals", bytes), replaced_by("originals", sparse)),
+     "its size is not that of the index's vectors"),
+    ("codes", "rescore is text", both(of_kind("sq8", "originals", bytes), config_with(rescore="4")), "rescore is"),
+    ("codes", "rescore is large", both(of_kind("sq8", "originals", bytes), config_with(rescore=10**9)), "to 10,000"),
+    ("codes", "kind is another", both(of_kind("sq8", "originals", bytes), config_with(kind="binary")),
+     DAMAGED + "it is not a binary index"),
     ("ids", "floats", metadata_with(id=np.arange(ROWS) + 0.0), DAMAGED + "its ids are float64, they must be int64"),
     ("ids", "text", metadata_with(id=list(map(str, range(ROWS)))), DAMAGED + "its ids are str, they must be int64"),
     ("ids", "dates", metadata_with(id=IDS), DAMAGED + "its ids are datetime64"),
@@ -278,7 +330,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         return {kind: build(parent / kind, kind, 400 if kind == "ivfpq" else ROWS) for kind in KINDS}
 
 
-KINDS = ["exact", "hnsw", "ivfpq", "refined"]
+KINDS = ["exact", "hnsw", "sq8", "ivfpq", "rabitq", "binary", "refined"]
 
 
 def mutated(random: Random, data: bytes) -> bytes:

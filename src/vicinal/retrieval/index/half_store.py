@@ -14,6 +14,7 @@ from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
 
 Halves = npt.NDArray[np.float16]
+EXPONENT = 0x7C00  # the bits of a float16 that are all set in NaN and infinity
 
 
 class HalfStore:
@@ -84,3 +85,13 @@ class HalfStore:
         for part in self._blocks:
             for start in range(0, len(part), BLOCK_ROWS):
                 yield part[start : start + BLOCK_ROWS].astype("<f2").tobytes()
+
+
+def all_finite(data: bytes) -> bool:
+    """Whether no float16 in some bytes is NaN or infinity.
+
+    Example:
+        >>> all_finite(np.ones(3, "<f2").tobytes()), all_finite(np.array([1, np.nan], "<f2").tobytes())
+        (True, False)
+    """
+    return not ((np.frombuffer(data, "<u2") & EXPONENT) == EXPONENT).any()

@@ -21,7 +21,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from vicinal.retrieval.index.half_store import HalfStore
+from vicinal.retrieval.index.half_store import HalfStore, all_finite
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.files import temporary_files, write_blocks, write_bytes
 from vicinal.utils.locks import hold_lock
@@ -236,6 +236,8 @@ def _map_originals(file: BinaryIO, config: dict[str, Any]) -> HalfStore:
     digest = hashlib.sha256()
     while block := file.read(READ_BLOCK):
         digest.update(block)
+        if not all_finite(block):
+            raise InputError(f"{path} is damaged: it holds NaN or infinity; build the index again")
     if path.name != f"{ORIGINALS}-{digest.hexdigest()[:32]}{SUFFIXES[ORIGINALS]}":
         raise InputError(f"{path} is damaged: its content is not what was written; build the index again")
     return HalfStore.from_file(path, file, dim)
