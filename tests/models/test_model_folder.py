@@ -325,3 +325,68 @@ def test_what_is_uploaded_is_the_saved_folder(tmp_path, folder, monkeypatch):
 def test_an_upload_that_fails():
     with pytest.raises(InputError, match="cannot upload to 'me/model'"):
         build().push_to_hub("me/model")
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "license_name"),
+    [
+        ({"pretrained": True}, "Its backbone started from the published weights of `test_resnet`, whose license is", 1),
+        ({"pretrained": False}, "Its backbone started from random weights.", 0),
+        ({}, "If its backbone started from the published weights of `test_resnet`, whose license is", 0),
+        ("broken", "If its backbone started from", 0),
+    ],
+)
+def test_the_card_says_what_is_known_of_data_and_license(tmp_path, model, text, license_name):
+    recipe = {"data": {"source": "/home/me/birds"}, "model": model}
+    build().save_pretrained(tmp_path / "model", recipe=recipe)
+    _, front, card = (tmp_path / "model/README.md").read_text().split("---\n", 2)
+    assert text in card
+    assert "trained on the training split of `birds`" in card
+    assert ("license" in yaml.safe_load(front)) is bool(license_name)
+
+
+def save_exported(folder, fingerprint):
+    """Files as `vicinal export` writes them."""
+    metrics = {"recall@1": {"before": [0.5, 0.4, 0.6], "after": [0.49, 0.39, 0.59], "difference": [-0.01, -0.02, 0.0]}}
+    vectors = {"largest": 0.01234, "num_images": 1234}
+    settings = {"format": "onnx", "precision": "int8"}
+    report = {"fingerprint": fingerprint, "vectors": vectors, "metrics": metrics, "settings": settings}
+    (folder / "small.parity.json").write_text(json.dumps(report))
+    for name in ("small.onnx", "small.preprocessing.json", "small.parity.md", "other.txt"):
+        (folder / name).write_text("{}")
+    return folder / "small.onnx"
+
+
+def test_an_exported_model_is_uploaded_with_its_files_and_a_section_on_the_card(tmp_path, monkeypatch):
+    def upload(self, repo_id, folder_path, commit_message):
+        shutil.copytree(folder_path, tmp_path / "uploaded")
+        return "url"
+
+    url = huggingface_hub.RepoUrl("https://huggingface.co/me/model")
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *_, **__: url)
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
+    model = build()
+    build().push_to_hub("me/model", onnx=save_exported(tmp_path, model.fingerprint()))
+    own = {"README.md", "config.json", "model.safetensors"}
+    beside = {"small.onnx", "small.preprocessing.json", "small.parity.json", "small.parity.md"}
+    assert {*os.listdir(tmp_path / "uploaded")} == own | beside
+    card = (tmp_path / "uploaded/README.md").read_text()
+    assert "| recall@1 | 0.5000 [0.4000, 0.6000] | 0.4900 [0.3900, 0.5900] |" in card
+    assert "differ by at most\n0.01 from those above on 1,234 images" in card
+    example = card.rpartition("```python\n")[2].partition("```")[0]
+    asked = []
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *words: asked.append(words))
+    with pytest.raises(TypeError):  # there is no path
+        exec(example, {})
+    assert asked == [("me/model", "small.preprocessing.json"), ("me/model", "small.onnx")]
+
+
+def test_exported_files_of_another_model_are_not_uploaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *_, **__: pytest.fail("created a repository"))
+    with pytest.raises(InputError, match=r"small\.onnx was exported from the model abc, not from"):
+        build().push_to_hub("me/model", onnx=save_exported(tmp_path, "abc"))
+    (tmp_path / "small.parity.json").write_text("no JSON")
+    with pytest.raises(InputError, match="not a parity report"):
+        build().push_to_hub("me/model", onnx=tmp_path / "small.onnx")
+    with pytest.raises(InputError, match=r"lost\.onnx: no such file"):
+        build().push_to_hub("me/model", onnx=tmp_path / "lost.onnx")

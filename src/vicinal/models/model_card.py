@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from pathlib import PurePath
 from typing import Any
 
 import yaml
@@ -33,6 +34,15 @@ from vicinal import Embedder
 model = Embedder.from_pretrained("path/to/this/folder"{load})
 vectors = model.embed(["a.jpg", "b.jpg"])
 ```
+
+## Intended use
+
+Finding images of the same class or thing by their nearest neighbors, in images like those of the training set. How well
+that works on other images has to be measured on them (`vicinal evaluate`). It was not made to identify people.
+
+## Data and license
+
+{data} {license}
 """
 
 REFINER_TEXT = """
@@ -87,10 +97,59 @@ def embedder_card(name: str, config: Mapping[str, Any]) -> str:
         channels=transform["channels"],
         dimensions="" if config["dim"] is None else f" of {config['dim']} dimensions",
         backbone=f"`{imported}`, code of its own" if is_imported else f"`{config['backbone']}` (timm)",
+        data=_data_text(config["recipe"]),
+        license=_license_text(config),
         load=f', allow_imports=["{imported.partition(".")[0]}"]' if is_imported else "",
         **{key: config[key] for key in ("pooling", "norm")},
     )
-    return _card(name, text, config, "image-feature-extraction", [] if is_imported else [f"timm-{config['backbone']}"])
+    tags = [] if is_imported else [f"timm-{config['backbone']}"]
+    return _card(
+        name, text, config, "image-feature-extraction", tags, _license(config) if _is_pretrained(config) else None
+    )
+
+
+def _data_text(recipe: Mapping[str, Any]) -> str:
+    """What the model was trained on, by its recipe, which anyone may have written."""
+    data = recipe.get("data")
+    source = data.get("source") if isinstance(data, Mapping) else None
+    if not isinstance(source, str):
+        return "It is not recorded which images the model was trained on."
+    return f"The model was trained on the training split of `{PurePath(source).name}`; the recipe below says how."
+
+
+def _license_text(config: Mapping[str, Any]) -> str:
+    """What is known of the license of the weights that the training started from."""
+    if config["backbone"].startswith(IMPORT):
+        return "The license of its backbone is not recorded."
+    if _is_pretrained(config) is False:
+        return "Its backbone started from random weights."
+    found, backbone = _license(config), _backbone(config)
+    if found is None:
+        return f"It is not known under which license the weights of its backbone, `{backbone}`, were published."
+    start = "Its backbone started from" if _is_pretrained(config) else "If its backbone started from"
+    return f"{start} the published weights of `{backbone}`, whose license is {found} according to timm."
+
+
+def _is_pretrained(config: Mapping[str, Any]) -> bool | None:
+    """Whether the training started from published weights; None if the recipe does not tell."""
+    model = config["recipe"].get("model")
+    pretrained = model.get("pretrained") if isinstance(model, Mapping) else None
+    return pretrained if isinstance(pretrained, bool) else None
+
+
+def _backbone(config: Mapping[str, Any]) -> str:
+    """The name of the backbone as the recipe has it, which may name other weights than timm's."""
+    from vicinal.models.initialization_table import timm_name  # loads torch
+
+    model = config["recipe"].get("model")
+    name = model.get("backbone") if isinstance(model, Mapping) else None
+    return name if isinstance(name, str) and timm_name(name) == config["backbone"] else config["backbone"]
+
+
+def _license(config: Mapping[str, Any]) -> str | None:
+    from vicinal.models.weights_license import weights_license  # loads timm
+
+    return None if config["backbone"].startswith(IMPORT) else weights_license(_backbone(config))
 
 
 def refiner_card(name: str, config: Mapping[str, Any]) -> str:
@@ -117,7 +176,9 @@ def refiner_card(name: str, config: Mapping[str, Any]) -> str:
     return _card(name, text, config, "feature-extraction", ["context-refiner"])
 
 
-def _card(name: str, text: str, config: Mapping[str, Any], task: str, tags: Sequence[str]) -> str:
+def _card(
+    name: str, text: str, config: Mapping[str, Any], task: str, tags: Sequence[str], license_name: str | None = None
+) -> str:
     """The card of any model: front matter, text, and metrics and recipe if there are any."""
     metrics = dict(_flatten_numbers(config["metrics"]))
     if metrics:
@@ -125,7 +186,7 @@ def _card(name: str, text: str, config: Mapping[str, Any], task: str, tags: Sequ
         text += f"\n## Metrics\n\n| metric | value |\n|---|---|\n{rows}"
     if config["recipe"]:
         text += f"\n## Training recipe\n\n```yaml\n{yaml.safe_dump(config['recipe'], sort_keys=False)}```\n"
-    return f"---\n{_front_matter(name, task, tags, metrics)}\n---\n{text}"
+    return f"---\n{_front_matter(name, task, tags, metrics, license_name)}\n---\n{text}"
 
 
 def _flatten_numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -137,7 +198,9 @@ def _flatten_numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tu
             yield f"{prefix}{key}", value
 
 
-def _front_matter(name: str, task: str, tags: Sequence[str], metrics: Mapping[str, float]) -> str:
+def _front_matter(
+    name: str, task: str, tags: Sequence[str], metrics: Mapping[str, float], license_name: str | None
+) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     results = [
@@ -151,6 +214,7 @@ def _front_matter(name: str, task: str, tags: Sequence[str], metrics: Mapping[st
         for metric, value in metrics.items()
     ]
     data = ModelCardData(
+        license=license_name,
         library_name="vicinal",
         pipeline_tag=task,
         tags=["image-retrieval", "metric-learning", "embeddings", *tags],

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.models import model_folder
+from vicinal.models.exported_files import add_exported, read_exported
 from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
 from vicinal.models.lora import merged_state_dict
 from vicinal.models.model_format import ModelFormat
@@ -151,28 +152,35 @@ class SavedModel(nn.Module, ABC):
             raise InputError(f"{path}: {error}") from error
         return model
 
-    def push_to_hub(self, name: str, private: bool = False, token: str | None = None) -> str:
+    def push_to_hub(
+        self, name: str, private: bool = False, token: str | None = None, onnx: str | Path | None = None
+    ) -> str:
         """Upload the folder that `save_pretrained` writes to the Hugging Face hub.
 
         Args:
             name: `owner/model`; the repository is created if it does not exist.
             private: Whether a new repository is private.
             token: The token for the hub; by default the one stored by `hf auth login`.
+            onnx: A file that `vicinal export` wrote of this model, which is uploaded too, with the files beside it;
+                the model card says how it compares and how it is used without torch.
 
         Returns:
             The URL of the commit.
 
         Raises:
-            InputError: The hub cannot be reached or refuses the upload.
+            InputError: The hub cannot be reached or refuses the upload, or `onnx` is of another model.
         """
         from huggingface_hub import HfApi
 
+        report = None if onnx is None else read_exported(onnx, self.fingerprint())
         hub = HfApi(token=token)
         with tempfile.TemporaryDirectory() as parent:
             folder = Path(parent) / name.rpartition("/")[2]
             self.save_pretrained(folder)
             try:
                 full_name = hub.create_repo(name, private=private, exist_ok=True).repo_id
+                if onnx is not None and report is not None:
+                    add_exported(folder, onnx, report, full_name)
                 return str(hub.upload_folder(repo_id=full_name, folder_path=folder, commit_message="Upload model"))
             except (OSError, ValueError) as error:
                 raise InputError(f"cannot upload to {name!r} on the Hugging Face hub: {one_line(error)}") from error

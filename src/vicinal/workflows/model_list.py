@@ -14,10 +14,11 @@ from timm.models import get_pretrained_cfg
 
 from vicinal.models.embedder import Embedder
 from vicinal.models.image_embedding import default_pooling
-from vicinal.models.initialization_table import INITIALIZATIONS, timm_name
+from vicinal.models.initialization_table import INITIALIZATIONS
 from vicinal.models.limited_build import check_network_memory
 from vicinal.models.modes import eval_mode
 from vicinal.models.pooling import PoolingName
+from vicinal.models.weights_license import weights_license
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.text_table import aligned
@@ -89,15 +90,13 @@ def describe_model(name: str) -> PretrainedModel:
     pooling = default_pooling(name)
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = Embedder(name, None, pooling, "none", pretrained=False)
-    cfg = get_pretrained_cfg(timm_name(name))
-    is_in_timm = name not in INITIALIZATIONS or INITIALIZATIONS[name].url is None
     return PretrainedModel(
         name,
         model.dim,
         model.transform.size,
         sum(parameter.numel() for parameter in model.parameters()),
         pooling if _gives_vectors(model) else None,
-        cfg.license if is_in_timm else None,
+        weights_license(name),
     )
 
 
