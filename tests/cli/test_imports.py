@@ -109,6 +109,7 @@ def test_typos_and_missing_files_load_nothing_heavy(photos: Path, tmp_path: Path
         ["embed", photos, "--model", "none", "--out", "v.npy"],
         ["whiten", photos, "--model", "none", "--out", "w.safetensors"],
         ["index", "i", "--source", photos, "--model", "none"],
+        ["export", "none", "--out", "m.onnx"],
     ]
     commands = [
         ["serach"],
@@ -132,6 +133,8 @@ def test_typos_and_missing_files_load_nothing_heavy(photos: Path, tmp_path: Path
         ["search", "none", "picture.jpg"],
         ["search", photos, "none.jpg"],
         ["search", photos, photos, "--refiner", "none"],
+        ["export", photos, "--out", "m.onnx", "--check", "none"],
+        ["export", photos, "--out", "m.onnx", "--refiner", "none"],
         ["serve", "none"],
         ["serve", photos, "--port", "99999"],
         ["serve", photos, "--token_file", "none"],
