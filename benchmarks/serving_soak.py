@@ -1,0 +1,188 @@
+"""A service under mixed requests: searches, adds, deletes, hostile bodies, clients that hang up, and kills.
+
+It is killed now and then (SIGKILL) and started again. In the end every item that was acknowledged is there and every
+deleted one is not, no answer was a 500, and memory and open files of the last process have not grown since its start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.http_load import Connection, Process, image_request, json_request, raw_request, serving
+from benchmarks.serving import make_index, make_model, photos, random_neighborhoods
+from vicinal import Index
+
+SIZE, CLIENTS, KILLS = 5_000, 32, 10
+LIMITS = ("--max_body_mb", "2", "--save_changes", "300", "--save_seconds", "5", "--max_queue", "24")
+SECONDS_TO_WARM = 0.2  # of a part, after which memory is compared
+MAX_GROWTH = 60  # megabytes
+HOSTILE = [
+    json_request("/search", b"{"),
+    json_request("/search", b"[" * 50_000),
+    json_request("/search", {"vector": [1.0]}),
+    json_request("/search", b'{"vector": [NaN]}'),
+    json_request("/search", {"id": -1}),
+    json_request("/search", {"id": 1, "k": 10**9}),
+    json_request("/search", {"id": 1, "filter": "__import__('os')"}),
+    json_request("/search", {"id": 1, "filter": "price < 'a'"}),
+    json_request("/search", {"image": "!!!"}),
+    json_request("/search", {"url": "http://169.254.169.254/"}),
+    json_request("/items", {"vector": [0.5] * 128, "columns": {"path": "/etc/passwd"}}),
+    json_request("/items", {"vector": [0.5] * 128, "columns": {"price": "cheap"}}),
+    json_request("/items", {"ids": "all"}, "DELETE"),
+    json_request("/search", {"vector": [0.5] * 400_000}),
+    raw_request("/search", b"x" * 1000, "text/plain"),
+    raw_request("/search", b"--x\r\nnonsense", "multipart/form-data; boundary=x"),
+    raw_request("/embed", b"x" * 3_000_000, "application/json"),
+    image_request("/search", b"not an image"),
+    image_request("/embed", b"\xff\xd8\xff" + b"\0" * 5000),
+    raw_request("/items/..%2f..%2fetc%2fpasswd", b"", "text/plain", "GET"),
+    raw_request("/static/..%2f..%2fservice.py", b"", "text/plain", "GET"),
+    raw_request("/items/1/image?size=99999999", b"", "text/plain", "GET"),
+]
+
+
+class Soak:
+    """The clients, and what they know of the items.
+
+    Args:
+        total: number of requests.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total, self.sent = total, 0
+        self.statuses: Counter[int | str] = Counter()
+        self.added: dict[int, int] = {}  # id -> seed
+        self.deleted: set[int] = set()
+        self.tried: set[int] = set()  # deletes that may have been made
+        self.rng = random.Random(0)
+        self.photos = photos(16)
+        self.vectors = random_neighborhoods(64, seed=3)
+
+    async def run(self, address: str, until: int) -> None:
+        """Send requests until so many were sent, or the service is gone."""
+        await asyncio.gather(*(self._client(address, until) for _ in range(CLIENTS)))
+
+    async def _client(self, address: str, until: int) -> None:
+        connection = Connection(address)
+        while self.sent < until:
+            self.sent += 1
+            try:
+                await self._one(connection, self.rng.random())
+            except (OSError, asyncio.IncompleteReadError):  # hung up, or the service was killed
+                self.statuses["no answer"] += 1
+                await asyncio.sleep(0.01)
+        connection.close()
+
+    async def _one(self, connection: Connection, chance: float) -> None:
+        if chance < 0.45:
+            body = self.rng.choice([
+                {"vector": self.vectors[self.rng.randrange(64)].tolist(), "k": 5},
+                {"id": self.rng.randrange(SIZE), "exclude_id": 3},
+                {"vector": self.vectors[0].tolist(), "filter": f"price < {self.rng.randrange(97)}", "k": 3},
+            ])  # fmt: skip
+            await self._ask(connection, json_request("/search", body))
+        elif chance < 0.55:
+            await self._ask(connection, image_request("/search", self.rng.choice(self.photos)))
+        elif chance < 0.7:
+            await self._add(connection)
+        elif chance < 0.78:
+            await self._delete(connection)
+        elif chance < 0.93:
+            await self._ask(connection, self.rng.choice(HOSTILE))
+        else:
+            request = self.rng.choice([image_request("/search", self.photos[0]), json_request("/search", {"id": 1})])
+            await connection.hang_up(request[: self.rng.randrange(1, len(request) + 1)], 0.01 * self.rng.random())
+            self.statuses["hung up"] += 1
+
+    async def _ask(self, connection: Connection, request: bytes) -> tuple[int, Any]:
+        status, body = await connection.ask(request)
+        self.statuses[status] += 1
+        if status == 429:
+            await asyncio.sleep(0.02)
+        return status, body
+
+    async def _add(self, connection: Connection) -> None:
+        seed = self.sent
+        body = {"vector": vector_of(seed).tolist(), "columns": {"price": seed}, "label": f"new{seed % 9}"}
+        status, answer = await self._ask(connection, json_request("/items", body))
+        if status == 201:
+            self.added[json.loads(answer)["ids"][0]] = seed
+
+    async def _delete(self, connection: Connection) -> None:
+        left = [number for number in self.added if number not in self.tried]
+        if left:
+            number = self.rng.choice(left)
+            self.tried.add(number)
+            status, _ = await self._ask(connection, json_request("/items", {"ids": [number]}, "DELETE"))
+            if status == 200:
+                self.deleted.add(number)
+
+    def check(self, index: Index) -> list[str]:
+        """What is wrong with the index in the end."""
+        there = {*index.metadata.ids.tolist()}
+        lost = sorted({*self.added} - self.tried - there)
+        wrong = [f"{len(lost)} acknowledged items are lost: {lost[:5]}"] * bool(lost)
+        wrong += [f"{len(self.deleted & there)} deleted items are there"] * bool(self.deleted & there)
+        kept = sorted(({*self.added} - self.tried) & there)
+        vectors = dict(zip(index.metadata.ids.tolist(), index.vectors(), strict=True))
+        for number in kept:
+            vector = vector_of(self.added[number])
+            if not np.allclose(vectors[number], vector / np.linalg.norm(vector), atol=1e-5):
+                wrong.append(f"item {number} has another vector")
+        prices = index.metadata.lookup(kept)["price"].tolist()
+        wrong += ["items have other columns"] * (prices != [self.added[number] for number in kept])
+        return wrong
+
+
+def vector_of(seed: int) -> Any:
+    """The vector of an added item."""
+    return np.random.default_rng(seed).standard_normal(128).astype(np.float32)
+
+
+def soak(folder: Path, total: int) -> None:
+    """Send so many requests, print what was answered, and exit with status 1 if anything is wrong."""
+    model = make_model("test_resnet", 32)
+    model.save_pretrained(folder / "model")
+    make_index(folder / "index", SIZE, model)
+    work, start, memory = Soak(total), time.monotonic(), ""
+    parts = [total * number // (KILLS + 1) for number in range(1, KILLS + 2)]
+    wrong: list[str] = []
+    for until in parts:
+        with serving(folder / "index", "--model", str(folder / "model"), *LIMITS) as service:
+            before = asyncio.run(_part(work, service, until, is_killed=until != parts[-1]))
+            if until == parts[-1]:
+                memory = f"{before[0]:.0f} to {service.megabytes:.0f} MB, {before[1]} to {service.num_files} open files"
+                grown = service.megabytes > before[0] + MAX_GROWTH or service.num_files > before[1] + CLIENTS + 8
+                wrong += [f"the process has grown: {memory}"] * grown
+        wrong += [line.strip() for line in service.log if "Traceback" in line]
+        print(f"{work.sent:,} requests, {time.monotonic() - start:.0f} s", flush=True)
+    wrong += work.check(Index.load(folder / "index"))
+    wrong += [f"{work.statuses[500]} answers are 500"] * bool(work.statuses[500])
+    print({str(status): count for status, count in sorted(work.statuses.items(), key=str)})
+    print(f"{len(work.added):,} added, {len(work.deleted):,} deleted, {KILLS} kills; the last process: {memory}")
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+
+
+async def _part(work: Soak, service: Process, until: int, is_killed: bool) -> tuple[float, int]:
+    """Send the requests of a part; the memory and the open files a little after its start."""
+    begin = work.sent
+    running = asyncio.create_task(work.run(service.address, until))
+    while work.sent < begin + SECONDS_TO_WARM * (until - begin) and not running.done():
+        await asyncio.sleep(0.05)
+    facts = service.megabytes, service.num_files
+    while is_killed and work.sent < until - CLIENTS and not running.done():
+        await asyncio.sleep(0.002)
+    if is_killed:
+        service.process.kill()
+    await running
+    return facts
