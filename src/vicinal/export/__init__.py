@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from vicinal.export.exporter import export_model
     from vicinal.export.exported_embedder import ExportedEmbedder, open_exported
+    from vicinal.export.exporter import export_model
     from vicinal.export.onnx_embedder import OnnxEmbedder
     from vicinal.export.openvino_embedder import OpenVinoEmbedder
     from vicinal.export.parity import Differences, ParityReport
