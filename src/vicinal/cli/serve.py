@@ -60,14 +60,14 @@ def serve(arguments: Arguments) -> None:
     from vicinal.serving.security import access_for, read_token
 
     access = access_for(arguments.host, read_token(arguments.token_file), tuple(arguments.cors_origin))
-    from vicinal.serving.workers import start_early
-
-    start_early()
     from vicinal.retrieval import Index
     from vicinal.serving.server import run
     from vicinal.serving.service import Service
+    from vicinal.serving.workers import start_early
 
     index = Index.load(arguments.index)
+    if arguments.onnx is not None or "model" in {*vars(arguments), *index.made_with}:
+        start_early()
     embedder = _embedder(arguments, index)
     service = Service(
         arguments.index, embedder, limits, arguments.read_only, load_refiner(arguments), arguments.allow_url, index
