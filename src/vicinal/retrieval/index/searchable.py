@@ -13,14 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
-from vicinal.data.columns import column_aliases
 from vicinal.data.moved import find_old_root, moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
-from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.index.faiss_engine import Kind
-from vicinal.retrieval.index.made_with import check_same_fingerprint, refiner_flag
 from vicinal.retrieval.index.metadata import Metadata
+from vicinal.retrieval.index.provenance import IndexProvenance
 from vicinal.retrieval.index.refiner_context import RefinerContext
 from vicinal.retrieval.index.rescoring import Engine, RescoringEngine, create_engine
 from vicinal.retrieval.neighbors import Neighbors
@@ -32,7 +30,7 @@ from vicinal.utils.errors import InputError
 from vicinal.utils.locks import ReadWriteLock
 
 
-class SearchableIndex:
+class SearchableIndex(IndexProvenance):
     """Vectors that are searched by cosine similarity, with metadata of their images, in memory.
 
     :class:`Index` is one that is kept in a folder.
@@ -53,15 +51,11 @@ class SearchableIndex:
         context: RefinerContext | None = None,
         made_with: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__(model_fingerprint, context, made_with)
         self._engine = engine
         self.metadata = metadata
-        self.model_fingerprint = model_fingerprint
-        self.made_with = dict(made_with or {})
         self.root: str | None = None
-        self._context = context
-        self._calibration: Calibration | None = None
         self._lock = ReadWriteLock()
-        self._verified_refiner: ContextRefiner | None = None
 
     @classmethod
     def build(
@@ -119,34 +113,9 @@ class SearchableIndex:
         return self._engine.rescore if isinstance(self._engine, RescoringEngine) else 0
 
     @property
-    def refiner_fingerprint(self) -> str | None:
-        """Identifies the refiner that the index was built with; None if embeddings are not refined."""
-        return None if self._context is None else self._context.refiner_fingerprint
-
-    @property
     def dim(self) -> int:
         """Number of dimensions of a vector."""
         return self._engine.dim
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """What scores of matches mean, see :func:`vicinal.retrieval.match_images`; None if that is not known.
-
-        Raises:
-            InputError: when set: it is a calibration of another model.
-        """
-        return self._calibration
-
-    @calibration.setter
-    def calibration(self, calibration: Calibration | None) -> None:
-        if calibration is not None:
-            calibration.check_model(self.fingerprint())
-        self._calibration = calibration
-
-    def fingerprint(self) -> str | None:
-        """Return what identifies the model and the refiner of its vectors; None where the model is unknown."""
-        refined = "" if self._context is None else f"+{self.refiner_fingerprint}"
-        return None if self.model_fingerprint is None else f"{self.model_fingerprint}{refined}"
 
     def __len__(self) -> int:
         return len(self.metadata)
@@ -174,43 +143,6 @@ class SearchableIndex:
             "model_fingerprint": self.model_fingerprint,
             "refiner_fingerprint": self.refiner_fingerprint,
         }
-
-    def check_model(self, fingerprint: str | None, made_with: Mapping[str, str] | None = None) -> None:
-        """Refuse vectors of another model, which cannot be compared with these; None is an unknown model.
-
-        Args:
-            fingerprint: identifies the model of the vectors, and the steps after it.
-            made_with: the flags of the command that made the vectors, without `model` if they were stored.
-
-        Raises:
-            InputError: both models are known and differ; the message says by which flags.
-        """
-        check_same_fingerprint(self.model_fingerprint, fingerprint, self.made_with, made_with or {})
-
-    def check_refiner(self, refiner: ContextRefiner | None) -> None:
-        """Refuse any refiner but the one that the index was built with, and none where it was built with one.
-
-        Raises:
-            InputError: it is another refiner, or there is one too many or too few.
-        """
-        expected = self.refiner_fingerprint
-        if refiner is None and expected is None:
-            return
-        if refiner is None:
-            raise InputError(
-                f"the index holds embeddings refined by {expected}; "
-                f"give that refiner{refiner_flag(self.made_with) or ' (--refiner)'}"
-            )
-        if expected is None:
-            raise InputError("the index was built without a refiner; leave it out, or build the index again with it")
-        if refiner is self._verified_refiner:  # a fingerprint reads all weights, which takes longer than a query
-            return
-        if (fingerprint := refiner.fingerprint()) != expected:
-            raise InputError(
-                f"the index was built with the refiner {expected}{refiner_flag(self.made_with)}, "
-                f"not with {fingerprint}; use that refiner, or build the index again"
-            )
-        self._verified_refiner = refiner
 
     def add(self, vectors: Array, table: Table, refiner: ContextRefiner | None = None) -> Integers:
         """Add vectors and return their new ids, int64 [n].
@@ -257,11 +189,6 @@ class SearchableIndex:
         """
         with self._lock.write():
             self.metadata = self.metadata.without(ids)
-
-    @property
-    def column_aliases(self) -> dict[str, str]:
-        """What the columns `path` and `label` were called in the table that the index was made of."""
-        return column_aliases(self.made_with)
 
     def where(self, condition: str) -> Integers:
         """Return the ids of the images whose columns fulfill a condition, int64 [n].
