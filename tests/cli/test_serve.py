@@ -66,7 +66,7 @@ def process(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], 
                 lines.append(line)
                 assert line, "".join(lines)
             assert str(folder) in line
-            with httpx.Client(base_url=line.split()[-1], timeout=60) as client:
+            with httpx.Client(base_url=line.split()[-1], timeout=300) as client:
                 yield started, client
         finally:
             if started.poll() is None:
@@ -86,7 +86,7 @@ def test_a_service_of_a_run_is_killed_and_stopped(index: Path, photos: Path, tmp
         assert client.post("/items", files={"image": ("x.png", data)}).json() == {"ids": [number]}
         assert client.request("DELETE", "/items", json={"ids": [0]}).json() == {"deleted": 1}
         service.kill()
-        service.wait(30)
+        service.wait(300)
     assert len(Index.load(folder)) == number
     with process(folder, "--no_access_log") as (service, client):
         assert client.get("/items/0").status_code == 404
@@ -94,7 +94,7 @@ def test_a_service_of_a_run_is_killed_and_stopped(index: Path, photos: Path, tmp
         found = client.post("/search", files={"image": ("x.png", data)}, data={"k": "1"}).json()["matches"]
         assert found[0]["id"] == number
         service.send_signal(signal.SIGTERM)
-        assert service.wait(60) == 0
+        assert service.wait(300) == 0
         assert service.stderr is not None
         assert "Traceback" not in service.stderr.read()
     saved = Index.load(folder)
@@ -115,4 +115,4 @@ def test_a_request_in_flight_ends_before_the_service_stops(tmp_path: Path) -> No
             connection.sendall(body[10:])
             answer = connection.recv(10_000)
         assert answer.startswith(b"HTTP/1.1 200")
-        assert service.wait(60) == 0
+        assert service.wait(300) == 0

@@ -19,7 +19,7 @@ ROUNDS = 8
 def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     folder = save_index(tmp_path)
     program = [sys.executable, "-m", "tests.serving.killed", str(folder), str(ROUNDS)]
-    output = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    output = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert output.returncode == 0, output.stderr[-2000:]
     reports = [line.split() for line in output.stdout.splitlines()]
     added = {int(number): int(seed) for kind, number, seed in reports if kind == "added"}

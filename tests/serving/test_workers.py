@@ -18,7 +18,7 @@ from vicinal.serving.problems import Problem
 from vicinal.serving.workers import DecodingPool
 from vicinal.utils.errors import InputError
 
-SECONDS = 3.0
+SECONDS = 4.0
 
 
 @pytest.fixture(scope="module")
@@ -30,18 +30,18 @@ def pool() -> Iterator[DecodingPool]:
 
 def works(pool: DecodingPool, count: int = 4) -> None:
     futures = [pool.submit(ImageTask(noise(number, (30, 20)))) for number in range(count)]
-    assert [each.result(30).pixels.shape for each in futures] == [(20, 30, 3)] * count
+    assert [each.result(120).pixels.shape for each in futures] == [(20, 30, 3)] * count
 
 
 def test_images_and_thumbnails(pool: DecodingPool, tmp_path: Path) -> None:
     works(pool)
-    prepared: PreparedImage = pool.submit(ImageTask(picture("red", (40, 30), "JPEG"), (10, 5, 30, 20))).result(30)
+    prepared: PreparedImage = pool.submit(ImageTask(picture("red", (40, 30), "JPEG"), (10, 5, 30, 20))).result(120)
     assert (prepared.pixels.shape, prepared.format) == ((15, 20, 3), "JPEG")
     (tmp_path / "x.png").write_bytes(picture("blue", (400, 200)))
-    thumbnail = pool.submit(ThumbnailTask(str(tmp_path / "x.png"), None, 50)).result(30)
+    thumbnail = pool.submit(ThumbnailTask(str(tmp_path / "x.png"), None, 50)).result(120)
     assert thumbnail[:2] == b"\xff\xd8"
     with pytest.raises(InputError, match="no such file"):
-        pool.submit(ThumbnailTask(str(tmp_path / "none.png"), None, 50)).result(30)
+        pool.submit(ThumbnailTask(str(tmp_path / "none.png"), None, 50)).result(120)
 
 
 def test_an_image_that_needs_too_much_memory_is_refused(pool: DecodingPool) -> None:
@@ -50,7 +50,7 @@ def test_an_image_that_needs_too_much_memory_is_refused(pool: DecodingPool) -> N
     deaths = pool.num_deaths
     for _ in range(3):
         with pytest.raises(InputError, match="needs more memory"):
-            pool.submit(ImageTask(large)).result(30)
+            pool.submit(ImageTask(large)).result(120)
     works(pool)
     assert pool.num_deaths - deaths <= 3
 
@@ -73,7 +73,7 @@ def test_a_process_that_dies_costs_one_request(pool: DecodingPool) -> None:
     first, second = processes(pool)
     os.kill(first, signal.SIGKILL)
     os.kill(second, signal.SIGCONT)
-    results = [each.exception(30) for each in futures]
+    results = [each.exception(120) for each in futures]
     assert sorted(type(each).__name__ for each in results) == ["InputError", "NoneType"]
     works(pool)
     for process in processes(pool):  # while nothing is decoded
@@ -86,7 +86,7 @@ def test_a_process_that_dies_costs_one_request(pool: DecodingPool) -> None:
 def test_a_process_that_hangs_is_ended(pool: DecodingPool) -> None:
     futures = stopped_pool(pool)
     os.kill(processes(pool)[0], signal.SIGCONT)
-    errors = [error for each in futures if (error := each.exception(30)) is not None]
+    errors = [error for each in futures if (error := each.exception(120)) is not None]
     assert [type(error) for error in errors] == [Problem]
     assert errors[0].status == 504
     works(pool)
