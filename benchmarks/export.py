@@ -5,7 +5,7 @@
     python -m benchmarks.export RUN --root DATA --split val --only fp32 int8
 
 DATA holds the zips of the benchmark that the run was trained on. Int8 is calibrated by the training split. Speed is
-from pixels in memory, 16 at a time on the CPU, with as many threads as torch has, relative to torch in the same process.
+from pixels in memory, 16 at a time on the CPU, with as many threads as torch has, relative to torch in one process.
 """
 
 from __future__ import annotations

@@ -7,10 +7,12 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from vicinal.data.images import ImageDataset
 from vicinal.data.table import Table
@@ -100,7 +102,7 @@ def export_model(
         _write(new / out.with_suffix(".preprocessing.json").name, _preprocessing(graph, fingerprint))
         log(f"exporting {model.config['backbone']}")
         _write_model(graph, work, new / out.name, fingerprint, calibration)
-        report = _compare(reference, graph, new / out.name, fingerprint, check, refined, gallery)
+        report = _compare(reference, graph, new / out.name, fingerprint, check, gallery)
         report.check()
         _write(new / out.with_suffix(".parity.json").name, report.to_dict())
         (new / out.with_suffix(".parity.md").name).write_text(report.to_markdown(), encoding="utf-8")
@@ -212,47 +214,48 @@ def _compare(
     path: Path,
     fingerprint: str,
     check: Table | None,
-    refined: GalleryRefiner | None,
     gallery: Floats | None,
 ) -> ParityReport:
-    settings = graph.settings
-    engine = open_exported(path, **_threads(settings))
-    check_shapes(graph, engine._infer, _sizes(graph))
-    pixels = np.random.default_rng(settings.seed).integers(
-        0, 256, (SPEED_BATCH, reference.transform.channels, *_sizes(graph)[0]), dtype=np.uint8
-    )
-    tensors = image_tensors(pixels, graph)
+    """Compare the exported model with the embedder."""
+    settings, engine = graph.settings, open_exported(path, **_threads(graph.settings))
+    check_shapes(graph, engine.infer, _sizes(graph))
+    shape = (SPEED_BATCH, reference.transform.channels, *_sizes(graph)[0])
+    pixels = np.random.default_rng(settings.seed).integers(0, 256, shape, dtype=np.uint8)
+    tensors = (torch.from_numpy(pixels) - graph.mean) / graph.std
+    embed = partial(reference.embed, batch_size=settings.batch_size)
     if check is None:
-        images, before, after = "images of random pixels", _embed(reference, tensors, settings), engine.run(pixels)
+        before, after = embed(tensors, progress=False), engine.run(pixels)
     else:
-        images = "check images"
-        before = _embed(reference, ImageDataset(check, reference.transform), settings)
         exported = ExportedEmbedder(engine)
+        before = embed(ImageDataset(check, reference.transform))
         after = exported.embed(ImageDataset(check, exported.transform), settings.batch_size)
-    if refined is not None and gallery is not None:
-        before = refine(refined.refiner, before, gallery)
-    files = [each for each in path.parent.iterdir() if each.stem == path.stem]
+    if graph.refiner is not None and gallery is not None:
+        before = refine(graph.refiner.refiner, before, gallery)
     return ParityReport(
         settings,
         fingerprint,
         reference.config["backbone"],
-        images,
+        "images of random pixels" if check is None else "check images",
         Differences.of(before, after),
         compare(before, after, check, settings.seed),
-        {
-            BEFORE: sum(tensor.numel() * tensor.element_size() for tensor in reference.state_dict().values()),
-            AFTER: sum(each.stat().st_size for each in files),
-        },
-        {BEFORE: speed(lambda batch: _embed(reference, batch, settings), tensors), AFTER: speed(engine.run, pixels)},
+        {BEFORE: _num_bytes(reference), AFTER: sum(file.stat().st_size for file in _weight_files(path))},
+        {BEFORE: speed(partial(embed, progress=False), tensors), AFTER: speed(engine.run, pixels)},
         machine("openvino" if settings.format == "openvino" else "onnxruntime"),
-        refined is not None,
+        graph.refiner is not None,
     )
+
+
+def _num_bytes(model: Embedder) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """The files of an exported model itself."""
+    return [file for file in (path, path.with_suffix(".bin")) if file.is_file()]
 
 
 def _threads(settings: ExportSettings) -> dict[str, Any]:
     """The options of a runtime that computes in as many threads as torch, so that their speeds compare."""
-    import torch
-
     if settings.format == "openvino":
         threads = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
         return {"config": threads}
@@ -261,14 +264,3 @@ def _threads(settings: ExportSettings) -> dict[str, Any]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     return {"sess_options": options}
-
-
-def image_tensors(pixels: np.ndarray, graph: ExportGraph) -> Any:
-    """Pixels, uint8 [n, channels, h, w], as the normalized tensor that the embedder takes."""
-    import torch
-
-    return (torch.from_numpy(pixels) - graph.mean) / graph.std
-
-
-def _embed(model: Embedder, images: Any, settings: ExportSettings) -> Floats:
-    return model.embed(images, batch_size=settings.batch_size, progress=not hasattr(images, "ndim"))

@@ -61,7 +61,8 @@ class OnnxEmbedder:
         fingerprint: str | None = self._session.get_modelmeta().custom_metadata_map.get("fingerprint")
         return fingerprint
 
-    def _infer(self, inputs: np.ndarray) -> np.ndarray:
+    def infer(self, inputs: np.ndarray) -> np.ndarray:
+        """Embed what the exported model takes, as its `input` and `layout` say: float32 [n, dim]."""
         vectors: np.ndarray = self._session.run(None, {self._session.get_inputs()[0].name: inputs})[0]
         return vectors
 
@@ -87,7 +88,7 @@ class OnnxEmbedder:
             inputs = (pixels - mean) / std
         if self.preprocessing["layout"] == "nhwc":
             inputs = inputs.transpose(0, 2, 3, 1)
-        return self._infer(np.ascontiguousarray(inputs))
+        return self.infer(np.ascontiguousarray(inputs))
 
     def pixels(self, image: str | os.PathLike[str] | Image.Image) -> np.ndarray:
         """Read, resize and crop an image: uint8 [channels, size, size], or [channels, height, width] of whole images.

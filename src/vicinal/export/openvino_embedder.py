@@ -27,7 +27,8 @@ class OpenVinoEmbedder(OnnxEmbedder):
         self._compiled: Any = core.compile_model(model, **options)
         return str(model.get_rt_info("fingerprint").value) if model.has_rt_info("fingerprint") else None
 
-    def _infer(self, inputs: np.ndarray) -> np.ndarray:
+    def infer(self, inputs: np.ndarray) -> np.ndarray:
+        """Embed what the exported model takes; see :meth:`OnnxEmbedder.infer`."""
         # A request of its own for each call, since several threads may call.
         vectors: np.ndarray = self._compiled.create_infer_request().infer([inputs])[0]
         return vectors
