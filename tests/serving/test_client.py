@@ -94,7 +94,7 @@ def test_images_are_searched_as_by_the_index(client: Client, index: Index, folde
     assert not client.search(paths[:1], k=1, min_score=0.99999)[0].decision.is_match  # type: ignore[attr-defined]
 
 
-def test_images_are_paths_bytes_pictures_or_a_table(client: Client, folder: Path) -> None:
+def test_images_are_paths_bytes_pictures_or_a_table(client: Client, service: tuple[str, Watched], folder: Path) -> None:
     path = draw(folder / "halves.png", "red", "blue")
     picture = Image.open(path)
     kinds: list[Any] = [[path], [path.read_bytes()], [picture], Table(pd.DataFrame({"path": [str(path)]}))]
@@ -104,6 +104,8 @@ def test_images_are_paths_bytes_pictures_or_a_table(client: Client, folder: Path
     found = client.search(Table(boxed), k=1)
     assert [each.matches[0]["label"] for each in found] == ["red", "blue"]
     assert found[1].query["box"] == [60, 0, 120, 80]
+    sent = b"".join(note["body"] for note in service[1].searches())
+    assert b"[60, 0, 60, 80]" in sent or b"[60.0, 0.0, 60.0, 80.0]" in sent  # left, top, width, height
 
 
 def test_images_are_added_looked_up_and_deleted(tmp_path: Path) -> None:

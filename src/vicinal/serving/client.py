@@ -246,8 +246,4 @@ class RemoteMetadata:
 def _in_parallel(send: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """Send one request per item, several at a time; after an error no others are begun."""
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        try:
-            return list(pool.map(send, items))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        return list(pool.map(send, items))
