@@ -35,7 +35,7 @@ def step(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, labels: Tensor) ->
 
     def run() -> None:
         leaf = x.clone().requires_grad_()
-        loss(leaf, labels).backward()
+        torch.autograd.backward(loss(leaf, labels))
         if x.is_cuda:
             torch.cuda.synchronize()
 

@@ -14,6 +14,7 @@ from PIL import Image
 from tests.conftest import SMALL, output
 from vicinal.cli.main import main
 from vicinal.data import Table, save_embeddings
+from vicinal.retrieval import Index
 
 
 def error(capsys, *arguments: object) -> str:
@@ -72,6 +73,8 @@ def test_an_index_from_vectors_is_listed_and_changed(tmp_path: Path, capsys) -> 
         (["--overwrite"], "give --source too"),
         (["--sync", "photos", "--add", "photos"], "leave out --add"),
         (["--sync", "photos", "--kind", "ivfpq"], "build the index by --source"),
+        (["--sync", "photos", "--kind", "rabitq"], "rabitq is learned from all images at once"),
+        (["--source", "photos", "--rescore", "9"], "give --kind too"),
         (["--list", "--add", "photos", "--where", "a > 1"], "by a call of its own"),
     ],
 )
@@ -197,3 +200,24 @@ def test_columns_are_named_once_for_training_too(shop: Path, tmp_path: Path, cap
     counted = output(capsys, "data", table, *columns, "--where", "product == 'class1' and price < 8", "--json")
     assert json.loads(counted)["num_images"] == 2
     assert "no row fulfills price > 99" in error(capsys, "data", table, *columns, "--where", "price > 99")
+
+
+def test_shorter_vectors_in_a_smaller_index(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    folder, image = tmp_path / "i", next(photos.rglob("*.png"))
+    flags = ("--model", run, "--dim", 4, "--kind", "sq8", "--rescore", 3)
+    assert main([str(each) for each in ("index", folder, "--sync", photos, *flags, "--json")]) == 0
+    captured = capsys.readouterr()
+    facts = json.loads(captured.out)
+    assert [facts[name] for name in ("kind", "rescore", "dimensions", "dim")] == ["sq8", 3, 4, "4"]
+    assert captured.err.count("warning: the model was trained without Matryoshka; its first 4 dimensions") == 1
+    (found,) = json.loads(output(capsys, "search", folder, image, "-k", 2, "--json"))
+    assert found["matches"][0]["path"] == str(image)
+    assert "give --dim 4" in error(capsys, "search", folder, image, "--model", run)
+    assert "give --dim 4" in error(capsys, "search", folder, image, "--dim", 3)
+    assert "dim = 99 is more than the embeddings have" in error(
+        capsys, "embed", photos, "--model", run, "--dim", 99, "--out", tmp_path / "v.npy"
+    )
+    output(capsys, "embed", photos, "--model", run, "--dim", 4, "--out", tmp_path / "v.npy")
+    vectors = np.load(tmp_path / "v.npy")
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(Index.load(folder).vectors(), vectors, atol=5e-4)

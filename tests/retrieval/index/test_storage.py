@@ -8,9 +8,11 @@ import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from vicinal.retrieval.index.half_store import HalfStore
 from vicinal.retrieval.index.storage import IndexFiles
 from vicinal.utils.errors import InputError
 
@@ -25,6 +27,16 @@ OLD_PLAIN = IndexFiles({"who": "old"}, b"old vectors", OLD)
 NEW_PLAIN = IndexFiles({"who": "new"}, b"new vectors", NEW)
 OLD_REFINED = IndexFiles({"who": "old"}, b"old vectors", OLD, b"old context")
 NEW_REFINED = IndexFiles({"who": "new"}, b"new vectors", NEW, b"new context")
+OLD_CODES, NEW_CODES = (
+    IndexFiles(
+        {"who": who, "dimensions": 2, "images": rows, "deleted": 0},
+        f"{who} vectors".encode(),
+        frame,
+        originals=HalfStore(2, np.full((rows, 2), rows, np.float16)),
+    )
+    for who, frame, rows in (("old", OLD, 1), ("new", NEW, 2))
+)
+CODES = ["config.json", "metadata", "originals", "vectors"]
 PLAIN, REFINED = ["config.json", "metadata", "vectors"], ["config.json", "context", "metadata", "vectors"]
 # the index before and after, and the files that are left
 REPLACEMENTS = {
@@ -32,6 +44,8 @@ REPLACEMENTS = {
     "refined": (OLD_REFINED, NEW_REFINED, REFINED),
     "plain to refined": (OLD_PLAIN, NEW_REFINED, REFINED),
     "refined to plain": (OLD_REFINED, NEW_PLAIN, PLAIN),
+    "codes": (OLD_CODES, NEW_CODES, CODES),
+    "codes to plain": (OLD_CODES, NEW_PLAIN, PLAIN),
 }
 
 
@@ -41,6 +55,10 @@ def who(folder: Path) -> str:
     name, version = files.config["who"], files.config["version"]
     assert files.vectors == f"{name} vectors".encode()
     assert files.context == (f"{name} context".encode() if version == 2 else None)
+    if version == 3:
+        assert files.originals is not None
+        rows = len(files.metadata)
+        assert b"".join(files.originals.blocks()) == np.full((rows, 2), rows, "<f2").tobytes()
     assert set(files.metadata["name"]) == {name}
     return name
 

@@ -1,0 +1,139 @@
+"""Indexes of codes keep their vectors in a file: what is in memory, what is written, and what is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.retrieval.index.test_index import recall, table, unit
+from vicinal.data import Table
+from vicinal.models import ContextRefiner
+from vicinal.retrieval import Index, UnitVectors, top_k
+from vicinal.retrieval.index.half_store import HalfStore
+from vicinal.utils.errors import InputError
+
+FLAT = ["sq8", "rabitq", "binary"]
+
+
+def originals(folder: Path) -> Path:
+    (path,) = folder.glob("originals-*.f16")
+    return path
+
+
+@pytest.mark.parametrize("kind", FLAT)
+def test_only_codes_are_in_memory(kind: str, tmp_path: Path) -> None:
+    vectors = unit(300)
+    Index.build(vectors, table(300), kind).save(tmp_path)
+    assert originals(tmp_path).stat().st_size == 300 * 8 * 2
+    store = Index.load(tmp_path)._engine.store
+    assert [type(block) for block in store._blocks] == [np.memmap]
+    assert store.path == originals(tmp_path)
+
+
+def test_unchanged_vectors_are_not_written_again(tmp_path: Path) -> None:
+    Index.build(unit(50), table(50), "sq8").save(tmp_path)
+    before = originals(tmp_path).stat()
+    with Index.open(tmp_path) as index:
+        index.delete([3])
+    assert (originals(tmp_path).stat().st_ino, originals(tmp_path).stat().st_mtime_ns) == (
+        before.st_ino,
+        before.st_mtime_ns,
+    )
+    with Index.open(tmp_path) as index:
+        index.add(unit(2, seed=1), table(2))
+    assert originals(tmp_path).stat().st_size == 52 * 8 * 2
+    np.testing.assert_allclose(Index.load(tmp_path).vectors()[-2:], unit(2, seed=1), atol=5e-4)
+
+
+def test_a_reader_goes_on_with_the_file_that_a_writer_replaced(tmp_path: Path) -> None:
+    vectors = unit(60)
+    Index.build(vectors, table(60), "binary").save(tmp_path)
+    reader = Index.load(tmp_path)
+    Index.build(-vectors, table(60), "binary").save(tmp_path)
+    assert reader.search(vectors[:5], 1).ids.ravel().tolist() == [0, 1, 2, 3, 4]
+    assert not reader._engine.store.path.exists()
+    reader.save(tmp_path / "copy")
+    np.testing.assert_array_equal(Index.load(tmp_path / "copy").vectors(), reader.vectors())
+
+
+@pytest.mark.parametrize("kind", FLAT)
+def test_more_candidates_find_more_until_all_is_exact(kind: str) -> None:
+    vectors, queries = unit(400, dim=24), unit(30, dim=24, seed=3)
+    exact, found = top_k(queries, vectors, 3), []
+    for rescore in (1, 4, 100):
+        index = Index.build(vectors, table(400), kind, rescore=rescore)
+        found.append(recall(index.search(queries, 3).ids, exact.ids))
+    assert found[0] <= found[1] <= found[2]
+    assert found[2] > 0.98
+    assert index.rescore == index.describe()["rescore"] == 100
+
+
+@pytest.mark.parametrize("kind", FLAT)
+def test_among_finds_only_these(kind: str) -> None:
+    vectors = unit(200)
+    index = Index.build(vectors, table(200), kind)
+    found = index.search(vectors[:9], 3, among=[5, 17, 140, 199])
+    expected = top_k(vectors[:9], vectors[[5, 17, 140, 199]], 3)
+    np.testing.assert_array_equal(found.ids, np.array([5, 17, 140, 199])[expected.ids])
+
+
+def test_equal_vectors_are_in_the_order_of_their_ids() -> None:
+    for kind in FLAT:
+        index = Index.build(np.ones((9, 5)), table(9), kind)
+        assert index.search(np.ones((2, 5)), 9).ids.tolist() == [list(range(9))] * 2, kind
+
+
+def test_one_vector_is_enough() -> None:
+    for kind in FLAT:
+        index = Index.build(unit(1), table(1), kind)
+        assert index.add(unit(2, seed=1), table(2)).tolist() == [1, 2]
+        assert index.search(unit(1), 3).ids[0, 0] == 0, kind
+
+
+def test_a_refined_index_keeps_a_context_of_real_vectors(tmp_path: Path) -> None:
+    refiner, vectors = ContextRefiner(8, num_heads=2), unit(80)
+    exact = Index.build(vectors, table(80), "exact", refiner=refiner)
+    index = Index.build(vectors, table(80), "sq8", refiner=refiner)
+    index.save(tmp_path)
+    index = Index.load(tmp_path)
+    assert index._context.engine.kind == "exact"
+    found, expected = (each.search(unit(9, seed=2), 5, refiner) for each in (index, exact))
+    assert recall(found.ids, expected.ids) > 0.95
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-3)
+
+
+def test_an_interrupted_add_is_not_saved_or_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = Index.build(unit(20), table(20), "sq8")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HalfStore, "add", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            index.add(unit(2), table(2))
+    for change in (lambda: index.add(unit(2), table(2)), lambda: index.save(tmp_path)):
+        with pytest.raises(InputError, match="adding to the index was interrupted; load it again"):
+            change()
+
+
+def test_vectors_added_one_by_one_are_in_few_blocks() -> None:
+    store, vectors = HalfStore(8), unit(300)
+    for row in vectors:
+        store.add(UnitVectors(row[None], "vector"))
+    assert len(store._blocks) < 12
+    np.testing.assert_allclose(store.take(np.array([299, 0, 7, 7])), vectors[[299, 0, 7, 7]], atol=5e-4)
+
+
+def test_codes_without_vectors_are_small_and_approximate(tmp_path: Path) -> None:
+    vectors = unit(500, dim=64)
+    index = Index.build(vectors, Table(pd.DataFrame(index=range(500))), "binary", rescore=0)
+    index.save(tmp_path)
+    assert not list(tmp_path.glob("originals-*"))
+    assert (index.rescore, "rescore" in index.describe()) == (0, False)
+    loaded = Index.load(tmp_path)
+    assert loaded.search(vectors[:20], 1).ids.ravel().tolist() == list(range(20))
+    assert np.sum(loaded.vectors() * vectors, axis=1).mean() > 0.6
