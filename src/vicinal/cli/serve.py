@@ -51,9 +51,11 @@ def serve(arguments: Arguments) -> None:
     from vicinal.utils.extras import import_extra
 
     check_files(arguments.index, arguments.token_file, arguments.onnx)
+    if arguments.onnx is not None:
+        if getattr(arguments, "model", None) is not None:
+            raise InputError("--onnx is a model in place of --model; give one of them")
+        arguments.model = arguments.onnx
     check_embedding(arguments)
-    if arguments.onnx is not None and getattr(arguments, "model", None) is not None:
-        raise InputError("--onnx is a model in place of --model; give one of them")
     limits = read_settings(Limits, arguments)
     for module in MODULES + ("httpx",) * bool(arguments.allow_url):
         import_extra(module, "serve", "vicinal serve")
@@ -66,7 +68,7 @@ def serve(arguments: Arguments) -> None:
     from vicinal.serving.workers import start_early
 
     index = Index.load(arguments.index)
-    if arguments.onnx is not None or "model" in {*vars(arguments), *index.made_with}:
+    if "model" in {*vars(arguments), *index.made_with}:
         start_early()
     embedder = _embedder(arguments, index)
     service = Service(
@@ -85,21 +87,13 @@ def _port(text: str) -> int:
 
 def _embedder(arguments: Arguments, index: Index) -> Any:
     """What embeds images as those of the index; None if no model is known."""
-    from vicinal.serving.embedders import OnnxImageEmbedder, TorchEmbedder
-
-    if "model" in index.made_with or "refiner" in index.made_with:
-        if arguments.onnx is not None:
-            arguments.refiner = arguments.refiner or index.made_with.get("refiner")
-        elif "model" in index.made_with:
-            use_flags_of_index(arguments, index.made_with, [])
-    if arguments.onnx is not None:
-        exported = OnnxImageEmbedder(arguments.onnx)
-        index.check_model(exported.fingerprint)
-        return exported
+    if "model" in index.made_with:
+        use_flags_of_index(arguments, index.made_with, [])
     if getattr(arguments, "model", None) is None:
         log(f"{arguments.index} does not say which model made its embeddings, so only vectors and ids are searched "
             "for; --model gives one")  # fmt: skip
         return None
+    from vicinal.serving.embedders import TorchEmbedder
     from vicinal.workflows.models import usable_device
 
     reader = read_embedding(arguments)
@@ -111,6 +105,7 @@ def _embedder(arguments: Arguments, index: Index) -> Any:
         reader.scales,
         reader.max_size,
         reader.loaded_whitening,
+        reader.dim,
         reader.precision,
         usable_device(reader.device),
     )

@@ -1,9 +1,8 @@
-"""What embeds the images of requests: a model of torch, or an exported one."""
+"""What embeds the images of requests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -41,7 +40,7 @@ class ImageEmbedder(Protocol):
 
 
 class TorchEmbedder:
-    """Embeds by a model of torch, as `vicinal index` does with the same flags.
+    """Embeds by a model of torch or an exported one, as `vicinal index` does with the same flags.
 
     Args:
         model: the model.
@@ -50,6 +49,7 @@ class TorchEmbedder:
         scales: factors of the image size; see :func:`~vicinal.models.embed_multi_scale`.
         max_size: the same.
         whitening: applied to all embeddings.
+        keep_dim: number of first dimensions to keep; None: all.
         precision: 32, bf16 or 16.
         device: such as cpu or cuda.
 
@@ -69,6 +69,7 @@ class TorchEmbedder:
         scales: Sequence[float] | None = None,
         max_size: int | None = None,
         whitening: PCAWhitening | None = None,
+        keep_dim: int | None = None,
         precision: Any = "32",
         device: str | None = None,
     ) -> None:
@@ -77,7 +78,8 @@ class TorchEmbedder:
         from vicinal.data.image_ops import Normalize
         from vicinal.data.transforms import ImageTransform
 
-        self.model, self.name, self.scales, self.whitening = model, name, scales, whitening
+        self.model, self.name, self.scales = model, name, scales
+        self.whitening, self.keep_dim = whitening, keep_dim
         self.fingerprint = model.fingerprint() if fingerprint is None else fingerprint
         self.options = {"precision": precision, "device": device, "progress": False}
         transform = model.transform
@@ -95,6 +97,8 @@ class TorchEmbedder:
     def _embed(self, pixels: Pixels) -> Floats:
         import torch
 
+        from vicinal.models.shortened import shortened
+
         batch = self._normalize(torch.from_numpy(pixels))
         if self.scales is None:
             vectors = self.model.embed(batch, batch_size=len(batch), **self.options)
@@ -104,30 +108,8 @@ class TorchEmbedder:
             vectors = embed_multi_scale(
                 cast("Embedder", self.model), batch, self.scales, batch_size=len(batch), **self.options
             )
-        return vectors if self.whitening is None else self.whitening.apply(vectors)
-
-
-class OnnxImageEmbedder:
-    """Embeds by a model that `vicinal export` wrote.
-
-    Args:
-        path: of the model, for ONNX Runtime or OpenVINO.
-
-    Raises:
-        InputError: it cannot be read, or a package is missing.
-    """
-
-    def __init__(self, path: str) -> None:
-        from vicinal.export.exported_embedder import ExportedEmbedder, open_exported
-
-        engine = open_exported(path)
-        self.name, self.fingerprint, self._engine = Path(path).name, engine.fingerprint, engine
-        self.preparation = TorchPreparation(ExportedEmbedder(engine).transform)
-        self.dim = self.embed([_some_pixels(self.preparation)]).shape[1]
-
-    def embed(self, images: Sequence[Pixels]) -> Floats:
-        """The embeddings of prepared images, float32 [n, dim]; those of one size are embedded together."""
-        return _by_shape(images, self._engine.run)
+        whitened = vectors if self.whitening is None else self.whitening.apply(vectors)
+        return shortened(whitened, self.keep_dim)
 
 
 def _by_shape(images: Sequence[Pixels], embed: Callable[[Pixels], Floats]) -> Floats:

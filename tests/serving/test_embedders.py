@@ -1,0 +1,99 @@
+"""The embedders of the service give the embeddings of the models, with the steps after them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.serving.service import noise, random_vectors
+from vicinal import Embedder
+from vicinal.data.transforms import ImageTransform
+from vicinal.export.exported_embedder import ExportedEmbedder
+from vicinal.models.multi_scale import embed_multi_scale
+from vicinal.models.shortened import shortened
+from vicinal.retrieval import PCAWhitening
+from vicinal.serving.decoding import Decoder, ImageTask
+from vicinal.serving.embedders import TorchEmbedder, as_image_embedder
+
+SIZES = ((40, 30), (64, 64), (33, 90))
+FILES = [noise(number, size) for number, size in enumerate(SIZES)]
+
+
+def embed(embedder: Any) -> np.ndarray:
+    decoder = Decoder(embedder.preparation(), 10**6, embedder.preparation.channels)
+    return embedder.embed([decoder.perform(ImageTask(data)).pixels for data in FILES])
+
+
+def images() -> list[Image.Image]:
+    from io import BytesIO
+
+    return [Image.open(BytesIO(data)) for data in FILES]
+
+
+def test_steps_after_the_model(model: Embedder) -> None:
+    plain = model.embed(images(), progress=False)
+    whitening = PCAWhitening.fit(random_vectors(50), dim=6)
+    cases: dict[str, tuple[dict[str, Any], np.ndarray]] = {
+        "alone": ({}, plain),
+        "whitening": ({"whitening": whitening}, whitening.apply(plain)),
+        "dimensions": ({"keep_dim": 3}, shortened(plain, 3)),
+        "both": ({"whitening": whitening, "keep_dim": 3}, shortened(whitening.apply(plain), 3)),
+        "scales": ({"scales": (1.0, 0.5)}, embed_multi_scale(model, images(), (1.0, 0.5), progress=False)),
+        "whole images": (
+            {"scales": (1.0,), "max_size": 48}, embed_multi_scale(model, images(), (1.0,), 48, progress=False)
+        ),
+    }  # fmt: skip
+    for name, (options, expected) in cases.items():
+        embedder = TorchEmbedder(model, "test", **options)
+        np.testing.assert_allclose(embed(embedder), expected, atol=1e-5, err_msg=name)
+        assert embedder.dim == expected.shape[1], name
+
+
+def test_models_of_gray_images() -> None:
+    torch.manual_seed(0)
+    gray = Embedder("test_resnet", dim=4, pretrained=False, transform=ImageTransform(size=32, channels=1)).eval()
+    expected = gray.embed(images(), progress=False)
+    np.testing.assert_allclose(embed(as_image_embedder(gray)), expected, atol=1e-5)
+
+
+def test_an_exported_model_gets_the_same_pixels() -> None:
+    seen: list[np.ndarray] = []
+
+    def run(pixels: np.ndarray) -> np.ndarray:
+        seen.append(pixels)
+        return random_vectors(len(pixels), dim=4)
+
+    preprocessing = {**ImageTransform(size=32).to_dict(), "backbone": "x"}
+    engine: Any = SimpleNamespace(preprocessing=preprocessing, dim=4, fingerprint="f", run=run, path="x.onnx")
+    embedder = TorchEmbedder(ExportedEmbedder(engine), "x.onnx")  # type: ignore[arg-type]
+    seen.clear()
+    assert embed(embedder).shape == (3, 4)
+    to_pixels = ImageTransform(size=32).test()[:-1]
+    expected = np.stack([to_pixels(image.convert("RGB")).numpy() for image in images()])
+    np.testing.assert_array_equal(np.concatenate(seen), expected)
+    assert embedder.fingerprint == "f"
+
+
+def test_any_object_that_embeds_images() -> None:
+    class Mean:
+        def embed(self, images: list[Image.Image]) -> list[Any]:
+            return [np.asarray(image).mean((0, 1)) for image in images]
+
+    expected = [np.asarray(image).mean((0, 1)) for image in images()]
+    np.testing.assert_allclose(embed(as_image_embedder(Mean())), expected, rtol=1e-5)
+    assert as_image_embedder(Mean()).dim == 3
+
+
+@pytest.mark.parametrize("size", [(1, 500), (500, 1), (1, 1)])
+def test_thin_images(model: Embedder, size: tuple[int, int]) -> None:
+    from io import BytesIO
+
+    decoder = Decoder(as_image_embedder(model).preparation(), 10**6)
+    data = noise(0, size)
+    vector = as_image_embedder(model).embed([decoder.perform(ImageTask(data)).pixels])  # type: ignore[union-attr]
+    np.testing.assert_allclose(vector, model.embed([Image.open(BytesIO(data))], progress=False), atol=1e-5)
