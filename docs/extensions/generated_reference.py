@@ -33,7 +33,7 @@ PUBLIC_PACKAGES = (
     "losses", "mining", "weighting", "mixing", "distillation", "matryoshka", "memory", "correction", "similarity", "models",
     "data",
     "data.benchmarks", "data.containers", "training", "retrieval", "evaluation", "analysis", "report", "report.page",
-    "workflows", "serving",
+    "workflows", "serving", "export",
 )  # fmt: skip
 HELP_COLUMNS = "82"
 
