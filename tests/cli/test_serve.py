@@ -104,9 +104,7 @@ def test_a_service_of_a_run_is_killed_and_stopped(index: Path, photos: Path, tmp
 def test_a_request_in_flight_ends_before_the_service_stops(tmp_path: Path) -> None:
     folder = save_index(tmp_path)
     with process(folder) as (service, client):
-        head = (
-            b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-        )
+        head = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
         body = json.dumps({"vector": vector_list(0), "k": 1}).encode()
         with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as connection:
             connection.sendall(head + b"%d\r\n\r\n" % len(body) + body[:10])
