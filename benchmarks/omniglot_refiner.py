@@ -56,7 +56,7 @@ VARIANTS = {  # of multi-similarity alone
     "without noise": ["--augmentation.noise=0"],
     "neighbors dropped": ["--augmentation.neighbor_dropout=0.3"],
     "random number of neighbors": ["--augmentation.random_num_neighbors=true"],
-    "loss of Eq. (4)": ["--loss=MultiSimilarityLoss", "--loss.plus_one=false", "--loss.miner=null"],
+    "loss of Eq. (4)": ["--loss=MultiSimilarityLoss", "--loss.base=1", "--loss.plus_one=false", "--loss.miner=null"],
 }
 GRID = [(depth, neighbors) for depth in (1, 2, 4, 8) for neighbors in (2, 4, 8, 16)]
 RERANKINGS: dict[str, Reranking] = {

@@ -30,7 +30,8 @@ from vicinal import training
 from vicinal.cli.main import main
 
 PUBLIC_PACKAGES = (
-    "losses", "mining", "weighting", "mixing", "distillation", "matryoshka", "memory", "correction", "similarity", "models",
+    "losses", "mining", "weighting", "mixing", "distillation", "matryoshka", "memory", "correction", "similarity",
+    "models",
     "data",
     "data.benchmarks", "data.containers", "training", "retrieval", "evaluation", "analysis", "report", "report.page",
     "workflows", "serving", "export",

@@ -102,7 +102,7 @@ def multi_similarity(
     anchors: list[Anchor],
     alpha: float = 2,
     beta: float = 50,
-    base: float = 1,
+    base: float = 0.5,
     reduction: str = "anchors",
     plus_one: bool = True,
 ) -> Tensor:

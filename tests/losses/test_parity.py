@@ -82,14 +82,14 @@ PAIRS: dict[str, tuple[Callable[..., Tensor], Peer]] = {
     "circle": (CircleLoss(reduction="contributing"), peers.CircleLoss()),
     "circle for faces": (CircleLoss(0.25, 256, reduction="contributing"), peers.CircleLoss(m=0.25, gamma=256)),
     "multi-similarity": (
-        MultiSimilarityLoss(),
+        MultiSimilarityLoss(base=1),
         mined(peers.MultiSimilarityLoss(2, 50, base=1), miners.MultiSimilarityMiner(0.1)),
     ),
     "multi-similarity, base 0.5": (
-        MultiSimilarityLoss(base=0.5),
+        MultiSimilarityLoss(),
         mined(peers.MultiSimilarityLoss(2, 50, base=0.5), miners.MultiSimilarityMiner(0.1)),
     ),
-    "multi-similarity, no miner": (MultiSimilarityLoss(miner=None), peers.MultiSimilarityLoss(2, 50, base=1)),
+    "multi-similarity, no miner": (MultiSimilarityLoss(miner=None), peers.MultiSimilarityLoss(2, 50, base=0.5)),
     "FastAP": (FastAPLoss(), peers.FastAPLoss()),
     "FastAP, many bins": (FastAPLoss(bins=37), peers.FastAPLoss(num_bins=37)),
 }
