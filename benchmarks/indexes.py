@@ -40,6 +40,7 @@ from vicinal.retrieval import top_k
 DIM, QUERIES, SINGLE, K = 128, 1000, 200, 10
 KINDS = ("exact", "hnsw", "sq8", "ivfpq", "rabitq", "binary")
 CODES = KINDS[2:]
+MEASURES = {"codes_mb": "codes in memory, MB", "single_ms": "one query, ms"}
 Vectors = npt.NDArray[np.float32]
 Clock = Callable[[], float]
 
@@ -148,26 +149,25 @@ def measure(size: int, out: Path, options: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Recall by memory and by latency, one row of panels per size."""
+def draw(rows: list[dict[str, Any]], path: Path, columns: list[str]) -> None:
+    """Recall by memory and by latency: one row of panels per size, one column per measure."""
     from matplotlib.figure import Figure
 
     from vicinal.report.drawing import COLORS, DPI, INK, tidy, write_figure
 
     sizes = sorted({row["size"] for row in rows})
-    figure = Figure(figsize=(8, 0.6 + 2.9 * len(sizes)), dpi=DPI, layout="constrained")
-    panels = figure.subplots(len(sizes), 2, squeeze=False, sharey=True)
-    for size, (by_memory, by_latency) in zip(sizes, panels, strict=True):
-        for axes, column, name in ((by_memory, "codes_mb", "codes, MB"), (by_latency, "single_ms", "one query, ms")):
-            for kind, color in zip(KINDS, COLORS, strict=False):
-                points = [row for row in rows if row["size"] == size and row["kind"] == kind]
-                for row in sorted(points, key=lambda row: row["rescore"]):
-                    is_whole = row["rescore"] or kind not in CODES
-                    axes.plot(row[column], row["recall"], "o", ms=6, color=color, mfc=color if is_whole else "none",
-                              label=kind if is_whole else None)  # fmt: skip
+    figure = Figure(figsize=(max(5, 4 * len(columns)), 0.6 + 2.9 * len(sizes)), dpi=DPI, layout="constrained")
+    panels = figure.subplots(len(sizes), len(columns), squeeze=False, sharey=True)
+    for size, axes_of_size in zip(sizes, panels, strict=True):
+        for axes, column in zip(axes_of_size, columns, strict=True):
+            tidy(axes, f"recall@10 of {size:,} vectors" if column == columns[0] else "")
             axes.set_xscale("log")
-            axes.set_xlabel(name, fontsize=8, color=INK)
-            tidy(axes, f"recall@10 of {size:,} vectors" if axes is by_memory else "")
+            axes.set_xlabel(MEASURES[column], fontsize=8, color=INK)
+            for kind, color in zip(KINDS, COLORS, strict=False):
+                for row in (row for row in rows if (row["size"], row["kind"]) == (size, kind)):
+                    is_whole = row["rescore"] or kind not in CODES
+                    fill, name = (color, kind) if is_whole else ("none", None)
+                    axes.plot(row[column], row["recall"], "o", ms=6, color=color, mfc=fill, label=name)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(KINDS), frameon=False, fontsize=8)
     write_figure(figure, path)
@@ -179,6 +179,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=[60_000])
     parser.add_argument("--out", required=True, type=Path, help="folder of the results")
     parser.add_argument("--figure", type=Path, help="the picture to draw of all results in it")
+    parser.add_argument("--panels", nargs="+", choices=[*MEASURES], default=[*MEASURES], help="of the picture")
     parser.add_argument("--cpu", action="store_true", help="CPU time of this process in place of wall time")
     parser.add_argument("--step", choices=["build", "search"], help=argparse.SUPPRESS)
     parser.add_argument("--kind", help=argparse.SUPPRESS)
@@ -194,7 +195,8 @@ def main() -> None:
         rows = measure(size, arguments.out, ["--cpu"] * arguments.cpu)
         (arguments.out / f"{size}.json").write_text(json.dumps(rows, indent=1))
     if arguments.figure:
-        draw([row for path in arguments.out.glob("*.json") for row in json.loads(path.read_text())], arguments.figure)
+        rows = [row for path in sorted(arguments.out.glob("*.json")) for row in json.loads(path.read_text())]
+        draw(rows, arguments.figure, arguments.panels)
 
 
 if __name__ == "__main__":
