@@ -74,7 +74,8 @@ def whiten(arguments: Arguments) -> None:
     check_embedding(arguments)
     from vicinal.retrieval import PCAWhitening
 
-    embedded = read_embedding(arguments, default_split="train").embed(arguments.source, arguments.split)
+    reader = read_embedding(arguments, default_split="train", dim=None)  # --dim is that of the whitening
+    embedded = reader.embed(arguments.source, arguments.split)
     whitening = PCAWhitening.fit(embedded.vectors, arguments.dim, arguments.shrinkage)
     whitening.save(arguments.out)
     log(

@@ -26,7 +26,7 @@ def shortened(vectors: Floats, dim: int | None) -> Floats:
         InputError: `dim` is below 1, or above d.
 
     Example:
-        >>> shortened(np.array([[0.36, 0.48, 0.8]], np.float32), 2)
+        >>> shortened(np.array([[0.36, 0.48, 0.8]], np.float32), 2).round(4)
         array([[0.6, 0.8]], dtype=float32)
     """
     if dim is None:

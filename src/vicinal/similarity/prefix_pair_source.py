@@ -85,7 +85,7 @@ class PrefixPairSource(PairSource):
         return rows._replace(labels=labels, keys=rows.keys.repeat(times), dim=dim)
 
     def sum_of(self, term: Tensor) -> Tensor:
-        return term.unflatten(0, (len(self.prefixes), -1)).sum(1)
+        return term.view(len(self.prefixes), -1, *term.shape[1:]).sum(1)
 
     def upstream_of_input(self, upstream: Tensor, i: int) -> Tensor:
         return upstream[i // len(self.prefixes[0].inputs)]
