@@ -122,7 +122,7 @@ def test_a_vision_transformer_from_normalized_tensors_with_a_refiner(table: Tabl
     for block in refiner.blocks:
         torch.nn.init.normal_(block.output, std=0.5)
     path = tmp_path / "refined.onnx"
-    settings = ExportSettings(input="tensor", tolerance=1e-5)
+    settings = ExportSettings(input="tensor", dynamic_size=True, tolerance=1e-5)
     report = export_model(model, path, settings, check=table, refiner=refiner, gallery=gallery)
     assert report.fingerprint == f"{model.fingerprint()}+{refiner.fingerprint()}"
     plain = model.embed(table.paths[:5], progress=False)

@@ -137,13 +137,13 @@ class ContextBlock(nn.Module):
         if mask is not None:  # the softmax of an empty set is undefined
             logits = logits.masked_fill(~(mask | ~mask.any(dim=1, keepdim=True))[:, None], -math.inf)
         if self.null_similarity is not None:  # its value is the zero vector, so that only its weight is needed
-            null = (temperature * self.null_similarity).to(logits)[None, :, None].expand(len(logits), -1, 1)
+            null = (temperature * self.null_similarity).to(logits)[None, :, None].expand(logits.shape[0], -1, 1)
             logits = torch.cat([logits, null], dim=2)
         return logits.softmax(dim=2)[..., : context.shape[1]]
 
     def _queries_in_context_space(self, embeddings: Tensor) -> Tensor:
         """``Q(e) K`` of each head, [n, num_heads, dim], to be compared with the neighbors themselves."""
-        queries = F.linear(embeddings, self.query).view(len(embeddings), self.num_heads, self.settings.head_width)
+        queries = F.linear(embeddings, self.query).view(embeddings.shape[0], self.num_heads, self.settings.head_width)
         return torch.einsum("nhc,hcd->nhd", queries, self._split_heads(self.key))
 
     def _split_heads(self, weight: Tensor) -> Tensor:

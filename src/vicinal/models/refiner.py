@@ -257,7 +257,8 @@ class ContextRefiner(SavedModel):
         return refiner
 
     def _check_shapes(self, embeddings: Tensor, context: Tensor, mask: Tensor | None) -> None:
-        n, k = len(embeddings), context.shape[1] if context.ndim == 3 else -1
+        # Not len(embeddings), which torch.export would take for a constant.
+        n, k = embeddings.shape[0], context.shape[1] if context.ndim == 3 else -1
         if embeddings.shape != (n, self.dim) or context.shape != (n, k, self.dim):
             shapes = f"{list(embeddings.shape)} and context {list(context.shape)}"
             raise InputError(f"ContextRefiner: embeddings {shapes} must be [n, {self.dim}] and [n, k, {self.dim}]")
