@@ -52,14 +52,14 @@ napoleon_use_ivar = True
 
 # These packages have no inventory that could be read without a network; all names of Vicinal must resolve.
 EXTERNAL = (
-    "abc|collections|faiss|jsonargparse|lightning|markupsafe|matplotlib|np|numpy|os|pandas|pathlib|pd|PIL"
-    "|scipy|torch|torchvision|typing"
+    "abc|collections|faiss|fastapi|httpx|jsonargparse|lightning|markupsafe|matplotlib|np|numpy|os|pandas|pathlib|pd"
+    "|PIL|scipy|torch|torchvision|typing"
 )
 nitpick_ignore_regex = [
     ("py:class", r"(dict|tuple)\[\w+"),  # how Sphinx cuts the type of an attribute that is one of these or another
     ("py:.*", rf"({EXTERNAL})(\..*)?"),
     ("py:.*", r"Tensor|nn\..*|Path|Callable|Sequence|Mapping|Iterable|Iterator|Any|Literal|Self|pil_image"),
-    ("py:.*", r"Array|Floats"),
+    ("py:.*", r"Array|Floats|Integers|Images|npt\..*"),
     (
         "py:.*",
         r"bool|bytes|dict|float|frozenset|int|list|object|set|slice|str|tuple|type|None|ValueError|KeyboardInterrupt",

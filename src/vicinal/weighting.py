@@ -265,7 +265,7 @@ class LossWeights(nn.Module, WeightingRule):
         >>> from vicinal.losses import MultiSimilarityLoss
         >>> rows = Rows(torch.tensor([[0.9, 0.2]]), torch.tensor([[0.7]]), None, torch.arange(1), 2)
         >>> LossWeights(MultiSimilarityLoss(beta=10))(rows)
-        (tensor([[0.0000, 0.8320]]), tensor([[0.0474]]))
+        (tensor([[0.0000, 0.6457]]), tensor([[0.8808]]))
     """
 
     def __init__(self, loss: RowLoss) -> None:

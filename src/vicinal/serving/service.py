@@ -50,7 +50,7 @@ class Service:
     Args:
         folder: of the index.
         embedder: what embeds images: an :class:`~vicinal.Embedder`, or see
-            :func:`~vicinal.serving.embedders.as_image_embedder`; None: vectors and ids only are searched for.
+            `vicinal.serving.embedders.as_image_embedder`; None: vectors and ids only are searched for.
         limits: of requests.
         read_only: whether to follow the changes of another process instead of making any.
         refiner: the refiner that the index was built with, if any.

@@ -109,7 +109,7 @@ class SearchableIndex(IndexProvenance):
 
     @property
     def rescore(self) -> int:
-        """How many candidates per neighbor are compared exactly, of an index that is searched by codes; 0: none."""
+        """Number of candidates per neighbor that are compared exactly; 0 for an index that is not searched by codes."""
         return self._engine.rescore if isinstance(self._engine, RescoringEngine) else 0
 
     @property
