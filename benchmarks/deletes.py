@@ -28,6 +28,7 @@ import torch
 from benchmarks.table import print_machine, take_turns
 from vicinal import Index, Table
 from vicinal.retrieval import top_k
+from vicinal.retrieval.index.faiss_engine import FaissEngine
 
 faiss: Any = faiss_with_stubs  # its type stubs lack the Python arguments of most classes
 
@@ -75,6 +76,7 @@ def cases(vectors: Vectors, cluster: Ids, has_clusters: bool) -> list[Case]:
 def search_with_selector(index: Index, queries: Vectors) -> Ids:
     """The search of faiss, which leaves out deleted vectors on its way."""
     engine = index._engine
+    assert isinstance(engine, FaissEngine)
     mask = np.zeros(len(engine), dtype=bool)
     mask[index.metadata.ids] = True
     selector = faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
