@@ -42,8 +42,10 @@ from vicinal.training import Recipe, resume
 from vicinal.utils.files import write_bytes
 from vicinal.utils.run_folder import RunFolder
 
+MULTI_SIMILARITY = ["--loss=MultiSimilarityLoss", "--loss.base=0.67", "--optimizer.lr=0.0075"]
 BASES = {  # as tuned for docs/findings/losses.md
-    "multi-similarity": ["--loss=MultiSimilarityLoss", "--loss.base=0.67", "--optimizer.lr=0.0075"],
+    "multi-similarity": MULTI_SIMILARITY,
+    "multi-similarity, 2 of 8 epochs": [*MULTI_SIMILARITY, "--epochs=2"],
     "Proxy Anchor": ["--loss=ProxyAnchorLoss", "--loss.margin=0.032", "--optimizer.lr=0.0043"],
 }
 SHORT = ["--model.dim=128", "--steps_per_epoch=17", "--batch_size=128", "--validation.train_images=0"]
@@ -74,7 +76,7 @@ class Cell:
 
     @property
     def path(self) -> Path:
-        return self.out / f"{self.per_class}-{self.base.replace(' ', '-')}-{self.seed}"
+        return self.out / f"{self.per_class}-{_file_name(self.base)}-{self.seed}"
 
     @cached_property
     def images(self) -> Table:
@@ -89,7 +91,7 @@ class Cell:
 
     def folder(self, method: str, rate: float) -> Path:
         """Of the run with a learning rate."""
-        return self.path / f"{method.replace(', ', '-').replace(' ', '-')}-{rate:g}"
+        return self.path / f"{_file_name(method)}-{rate:g}"
 
     def model(self, method: str) -> Path:
         """The folder of the base, or that of a method with its chosen learning rate."""
@@ -157,6 +159,10 @@ class Cell:
     def is_done(self) -> bool:
         """Whether all scores are there."""
         return len(list(self.path.glob("*/scores.json"))) > len(METHODS)
+
+
+def _file_name(name: str) -> str:
+    return name.replace(",", "").replace(" ", "-")
 
 
 def tune(cell: Cell) -> None:
