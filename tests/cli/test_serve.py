@@ -73,6 +73,7 @@ def process(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], 
                 started.kill()
 
 
+@pytest.mark.slow
 def test_a_service_of_a_run_is_killed_and_stopped(index: Path, photos: Path, tmp_path: Path) -> None:
     folder = tmp_path / "gallery"
     Index.load(index).save(folder)

@@ -114,6 +114,7 @@ def test_images_of_any_size_last_channels_last(model: Embedder, tmp_path: Path) 
         assert difference(path, model, pixels(2, *size)) < 1e-6, size
 
 
+@pytest.mark.slow
 def test_a_vision_transformer_from_normalized_tensors_with_a_refiner(table: Table, tmp_path: Path) -> None:
     model = build("test_vit", 160, pooling="token", norm="none")
     gallery = model.embed(table, progress=False)
