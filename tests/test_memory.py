@@ -321,7 +321,6 @@ def _train_and_be_killed(overrides: list[str], out: Path, step: int) -> None:
     trainer.fit()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes by fork")
 @pytest.mark.parametrize(
     "loss",
     [
@@ -332,11 +331,11 @@ def _train_and_be_killed(overrides: list[str], out: Path, step: int) -> None:
     ids=["memory", "random miner"],
 )
 def test_killed_and_resumed_a_run_ends_with_the_same_weights(small: list[str], tmp_path: Path, loss: list[str]) -> None:
-    torch.set_num_threads(1)  # threads do not survive a fork
+    torch.set_num_threads(1)
     overrides = [*small, *loss, "--checkpoint_minutes=0"]
     straight = train(Recipe.load(overrides=overrides), tmp_path / "straight")
     arguments = (overrides, tmp_path / "killed", 4)
-    process = multiprocessing.get_context("fork").Process(target=_train_and_be_killed, args=arguments)
+    process = multiprocessing.get_context("spawn").Process(target=_train_and_be_killed, args=arguments)
     process.start()
     process.join()
     assert process.exitcode == 9
