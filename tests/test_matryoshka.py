@@ -17,6 +17,7 @@ from tests.losses import center_cases, every_loss
 from tests.losses.batches import Batch, nasty_batches
 from tests.losses.cases import DEFAULTS
 from tests.losses.gradients import value_and_gradients
+from vicinal import matryoshka
 from vicinal.distillation import S2SD
 from vicinal.losses import (
     CenterBasedLoss,
@@ -38,6 +39,7 @@ from vicinal.memory import CrossBatchMemory
 from vicinal.mining import DistanceWeightedMiner
 from vicinal.mixing import Metrix, SiMix
 from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity.prefix_pair_source import PrefixPairSource
 from vicinal.training import Recipe
 from vicinal.training.create_module import create_training_module
 from vicinal.utils.errors import InputError
@@ -143,6 +145,17 @@ def test_all_prefixes_are_one_call_with_the_pairs_found_once(monkeypatch: pytest
     )
     Matryoshka(MultiSimilarityLoss(), [1, 2, 5])(*BATCHES["unequal classes"])
     assert calls == [36]
+
+
+def test_large_batches_take_one_call_per_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = BATCHES["unequal classes"]
+    for make in (MultiSimilarityLoss, BY_LABEL["a random miner"], RoadmapLoss):
+        small = value_and_gradients(Matryoshka(make(), [1, 2, 5]), batch)
+        with monkeypatch.context() as patch:
+            patch.setattr(matryoshka, "default_tile_rows", lambda _: 11)
+            patch.setattr(PrefixPairSource, "from_source", None)
+            large = value_and_gradients(Matryoshka(make(), [1, 2, 5]), batch)
+        torch.testing.assert_close(large, small, rtol=1e-12, atol=1e-14)
 
 
 def test_tiles_change_nothing() -> None:

@@ -15,6 +15,7 @@ from vicinal.losses.center_based import CenterBasedLoss
 from vicinal.memory import CrossBatchMemory
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.prefix_pair_source import PrefixPairSource
+from vicinal.similarity.tiles import default_tile_rows
 from vicinal.utils.arguments import check_list, check_nonnegative, is_integer, shown
 from vicinal.utils.errors import InputError
 
@@ -33,11 +34,13 @@ class Matryoshka(Loss):
     over the dimensions m of `dims`, each prefix normalized by itself. The first m dimensions of a trained embedding can
     then be used alone: `Embedder.embed(..., dim=m)`, or `--dim m` of the commands.
 
-    Value and gradient are those of separate losses. Pair-based and ranking losses without parameters go over the batch
-    once: the pairs are found once, and the rows of all prefixes are one call of the loss. All other losses are called
-    once per prefix. Prefixes share what the loss learns: class centers are cut like the embeddings (the paper's
-    efficient variant, MRL-E); the biases of `CrossEntropyLoss` and the boundary of `MarginLoss` are the same for all
-    prefixes. They share random choices too. The moving averages of `ClusterContrastLoss` follow the longest prefix.
+    Value and gradient are those of separate losses. Pair-based and ranking losses without parameters go over batches of
+    up to 1,024 embeddings once: the pairs are found once, and the rows of all prefixes are one call of the loss. Larger
+    batches, where that saves nothing, and all other losses take one call per prefix.
+
+    Prefixes share what the loss learns: class centers are cut like the embeddings (the paper's efficient variant,
+    MRL-E); the biases of `CrossEntropyLoss` and the boundary of `MarginLoss` are the same for all prefixes. They share
+    random choices too. The moving averages of `ClusterContrastLoss` follow the longest prefix.
 
     The longest prefix should be the whole embedding, because dimensions beyond it are not trained. A `CrossBatchMemory`
     or `S2SD` goes around Matryoshka, `SiMix`, `Metrix` and `ForwardCorrection` go inside.
@@ -100,7 +103,7 @@ class Matryoshka(Loss):
     def _parts_of(self, term: _Term, source: PairSource) -> list[dict[str, Tensor]]:
         """The parts of one loss, by each prefix."""
         with torch.autocast(source.anchors.device.type, enabled=False):
-            if source.is_empty or not _is_of_rows(term.loss):
+            if source.is_empty or not (_is_of_rows(term.loss) and _is_small(source)):
                 return self._call_by_prefix(term, "parts", source)
             term.loss._check_device(source.anchors.device)
             values = term.loss.value(PrefixPairSource.from_source(source, self.dims)) + zero_loss(source).detach()
@@ -168,6 +171,11 @@ def _weighted_terms(loss: Loss) -> list[tuple[Loss, float]]:
 def _is_of_rows(loss: Loss) -> TypeGuard[RowLoss]:
     """Whether a loss is a function of rows alone, so that those of all prefixes are one call."""
     return isinstance(loss, RowLoss) and type(loss).value is RowLoss.value and next(loss.parameters(), None) is None
+
+
+def _is_small(source: PairSource) -> bool:
+    """Whether the similarities of one prefix are one tile: with more of them, a call for all prefixes is no faster."""
+    return torch.compiler.is_compiling() or len(source) <= default_tile_rows(source.num_references)
 
 
 def _cut_centers(loss: nn.Module, dim: int, full_dim: int, is_last: bool) -> dict[str, Tensor]:

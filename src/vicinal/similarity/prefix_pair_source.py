@@ -71,7 +71,13 @@ class PrefixPairSource(PairSource):
         return tuple(tensor for prefix in self.prefixes for tensor in prefix.inputs)
 
     def similarity(self, span: slice) -> Tensor:
-        return torch.cat([prefix.similarity(span) for prefix in self.prefixes])
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return torch.cat([prefix.similarity(span) for prefix in self.prefixes])
+        size = span.stop - span.start  # written where they belong, which saves a copy
+        similarity = self.anchors.new_empty(len(self.prefixes) * size, self.num_references)
+        for part, prefix in zip(similarity.split(size), self.prefixes, strict=True):
+            torch.mm(prefix.anchors[span], prefix.references.T, out=part)
+        return similarity
 
     def pairs(self, span: slice, class_columns: ClassColumns | None = None) -> RepeatedPairs:
         pairs = super().pairs(span, class_columns)
