@@ -75,7 +75,7 @@ class PrefixPairSource(PairSource):
             return torch.cat([prefix.similarity(span) for prefix in self.prefixes])
         size = span.stop - span.start  # written where they belong, which saves a copy
         similarity = self.anchors.new_empty(len(self.prefixes) * size, self.num_references)
-        for part, prefix in zip(similarity.split(size), self.prefixes, strict=True):
+        for part, prefix in zip(torch.split(similarity, size), self.prefixes, strict=True):
             torch.mm(prefix.anchors[span], prefix.references.T, out=part)
         return similarity
 
