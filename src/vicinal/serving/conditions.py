@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from vicinal.data.conditions import QUOTED
+from vicinal.data.condition_syntax import QUOTED
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem
 
