@@ -18,7 +18,7 @@ from vicinal.serving.problems import Problem
 from vicinal.serving.workers import DecodingPool
 from vicinal.utils.errors import InputError
 
-SECONDS = 4.0
+SECONDS = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,10 @@ def test_an_image_that_needs_too_much_memory_is_refused(pool: DecodingPool) -> N
     assert pool.num_deaths - deaths <= 3
 
 
+def folders(pool: DecodingPool) -> list[str]:
+    return [worker._folder for worker in pool._workers]
+
+
 def processes(pool: DecodingPool) -> list[int]:
     return [worker._process.pid for worker in pool._workers if worker.is_alive()]
 
@@ -76,17 +80,21 @@ def test_a_process_that_dies_costs_one_request(pool: DecodingPool) -> None:
     results = [each.exception(120) for each in futures]
     assert sorted(type(each).__name__ for each in results) == ["InputError", "NoneType"]
     works(pool)
+    killed = folders(pool)
     for process in processes(pool):  # while nothing is decoded
         os.kill(process, signal.SIGKILL)
     while processes(pool):
         time.sleep(0.01)
     works(pool)
+    assert not any(map(os.path.exists, killed)), "a file of a client is left"
 
 
 def test_a_process_that_hangs_is_ended(pool: DecodingPool) -> None:
     futures = stopped_pool(pool)
     os.kill(processes(pool)[0], signal.SIGCONT)
+    stopped = folders(pool)
     errors = [error for each in futures if (error := each.exception(120)) is not None]
     assert [type(error) for error in errors] == [Problem]
     assert errors[0].status == 504
+    assert list(map(os.path.exists, stopped)).count(True) == 1, "the image of the process that hung is left"
     works(pool)

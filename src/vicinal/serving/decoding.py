@@ -82,11 +82,15 @@ class Decoder:
         prepare: what turns an image into the pixels that the model takes; None without a model.
         max_pixels: pixels of an image that is sent by a client.
         channels: 3 for RGB, 1 for grayscale.
+
+    Attributes:
+        folder: holds the file that is decoded; it goes with the decoder, but not if its process is killed.
     """
 
     def __init__(self, prepare: Prepare | None, max_pixels: int, channels: int = 3) -> None:
         self.prepare, self.max_pixels, self.channels = prepare, max_pixels, channels
         self._folder = tempfile.TemporaryDirectory(prefix="vicinal-")
+        self.folder = self._folder.name
 
     def perform(self, task: ImageTask | ThumbnailTask) -> PreparedImage | bytes | Failure:
         """Perform a task; what is wrong with the image is a result too."""
@@ -102,7 +106,7 @@ class Decoder:
 
     @property
     def _file(self) -> Path:
-        return Path(self._folder.name) / "image"
+        return Path(self.folder) / "image"
 
     def _prepared(self, task: ImageTask) -> PreparedImage:
         self._file.write_bytes(task.data)
@@ -152,7 +156,7 @@ def work(connection: Connection, make: Preparation | None, max_pixels: int, max_
         prepare(Image.new("RGB" if channels == 3 else "L", (64, 64)))  # what is allocated at first
     decoder = Decoder(prepare, max_pixels, channels)
     _limit_memory(max_memory)
-    connection.send(None)
+    connection.send(decoder.folder)
     while True:
         try:
             task = connection.recv()

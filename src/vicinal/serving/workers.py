@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -44,6 +45,7 @@ class DecodingPool:
         self._context = _context()
         self._local = threading.local()
         self._workers: list[_Worker] = []
+        self._lock = threading.Lock()  # of the list
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="decoding")
         if make is None:  # only thumbnails are made, and perhaps none
             return
@@ -74,8 +76,12 @@ class DecodingPool:
         self._start()
 
     def _start(self) -> _Worker:
+        old: _Worker | None = getattr(self._local, "worker", None)
+        if old is not None:
+            old.stop()
         self._local.worker = worker = _Worker(self._context, self._arguments)
-        self._workers = [each for each in self._workers if each.is_alive()] + [worker]
+        with self._lock:
+            self._workers = [*(each for each in self._workers if each is not old), worker]
         return worker
 
     def _perform(self, task: ImageTask | ThumbnailTask) -> Any:
@@ -102,6 +108,7 @@ class _Worker:
 
     def __init__(self, context: Any, arguments: tuple[Any, ...]) -> None:
         self._connection: Connection
+        self._folder = ""
         self._connection, other = context.Pipe()
         self._process = context.Process(target=work, args=(other, *arguments), name="decoding", daemon=True)
         self._process.start()
@@ -109,7 +116,7 @@ class _Worker:
         try:
             if not self._connection.poll(START_SECONDS):
                 raise EOFError
-            self._connection.recv()
+            self._folder = self._connection.recv()
         except (EOFError, OSError):
             self.stop()
             raise InputError(
@@ -131,6 +138,8 @@ class _Worker:
         with suppress(OSError):
             self._process.kill()
         self._process.join(STOP_SECONDS)
+        if self._folder:  # a process that is killed leaves it
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def start_early() -> None:
