@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
 
@@ -17,10 +19,24 @@ from vicinal.models import Embedder
 
 @pytest.fixture(scope="module")
 def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run, exported in 8 bits, by its own splits."""
-    path = tmp_path_factory.mktemp("exported") / "model.onnx"
-    assert main(["export", str(run), "--out", str(path), "--int8", "--tolerance", "1"]) == 0
-    return path
+    """The run, exported in 8 bits, by its own splits, and uploaded to a hub that is a folder."""
+    folder = tmp_path_factory.mktemp("exported")
+
+    def create(self: object, repo_id: str, private: bool, exist_ok: bool) -> huggingface_hub.RepoUrl:
+        assert (repo_id, private) == ("me/birds", True)
+        return huggingface_hub.RepoUrl(f"https://huggingface.co/{repo_id}")
+
+    def upload(self: object, repo_id: str, folder_path: Path, commit_message: str) -> str:
+        shutil.copytree(folder_path, folder / "hub")
+        return f"https://huggingface.co/{repo_id}/commit/1"
+
+    words = ["export", str(run), "--out", str(folder / "model.onnx"), "--int8", "--tolerance", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vicinal.export.parity.SPEED_SECONDS", 0.0)
+        patch.setattr(huggingface_hub.HfApi, "create_repo", create)
+        patch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
+        assert main([*words, "--push_to_hub", "me/birds", "--private"]) == 0
+    return folder / "model.onnx"
 
 
 def test_a_run_is_checked_and_calibrated_by_its_own_splits(exported: Path, run: Path) -> None:
@@ -30,6 +46,18 @@ def test_a_run_is_checked_and_calibrated_by_its_own_splits(exported: Path, run: 
     assert 0 < report["vectors"]["num_images"] < 48  # of the validation split
     assert report["metrics"] is not None
     assert exported.stat().st_size < 0.5 * (run / "model" / "model.safetensors").stat().st_size
+
+
+def test_the_model_its_card_and_the_exported_one_are_uploaded(exported: Path, run: Path) -> None:
+    hub = exported.parent / "hub"
+    assert (hub / "model.onnx").read_bytes() == exported.read_bytes()
+    assert OnnxEmbedder(hub / "model.onnx").fingerprint == Embedder.from_pretrained(hub).fingerprint()
+    card = (hub / "README.md").read_text()
+    assert 'hf_hub_download("me/birds", file)' in card
+    assert 'Embedder.from_pretrained("me/birds")' in card
+    report = json.loads(exported.with_suffix(".parity.json").read_text())
+    before, after = ("{:.4f} [{:.4f}, {:.4f}]".format(*report["metrics"]["mAP@R"][key]) for key in ("before", "after"))
+    assert f"| mAP@R | {before} | {after} |" in card
 
 
 def test_an_exported_model_embeds_indexes_and_searches(
@@ -72,6 +100,10 @@ def test_a_gallery_of_another_model_is_refused(
         (["{run}", "--out", "{out}/m.txt"], "m.txt; a model for onnx ends in .onnx"),
         (["{run}/model", "--out", "{out}/m.onnx", "--fp16"], "measured on images with labels; give check"),
         (["{run}/model", "--out", "{out}/m.onnx", "--split", "test"], "has neither, so give check"),
+        (["{run}", "--out", "{out}/m.onnx", "--split", "tset"], "has no rows in the split tset"),
+        (["{run}", "--out", "{out}/m.onnx", "--private"], "give --push_to_hub too"),
+        (["{run}", "--out", "{out}/m.onnx", "--push_to_hub", "my model"], "'my model' cannot be the name"),
+        (["{run}", "--out", "{out}/m.onnx", "--push_to_hub", "me/m", "--size", "48"], "leave out size or push_to_hub"),
     ],
 )
 def test_one_line_errors(

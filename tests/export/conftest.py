@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,14 @@ def build(backbone: str = "test_resnet", size: int = 32, **options: object) -> E
     torch.manual_seed(0)
     options = {"dim": 8, "pretrained": False, "transform": ImageTransform(size=size), **options}
     return Embedder(backbone, **options).eval()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_speeds() -> Iterator[None]:
+    """Speeds are from a few calls: it is only tested that they are there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vicinal.export.parity.SPEED_SECONDS", 0.0)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -21,9 +21,9 @@ def save_pictures(folder: Path) -> list[Path]:
     for orientation in range(1, 10):
         exif = Image.Exif()
         exif[ExifTags.Base.Orientation] = orientation
-        save(f"odd{orientation}.jpg", _picture(411, 305), exif=exif)
-        save(f"even{orientation}.jpg", _picture(416, 304, smooth=False), exif=exif)
-    for width, height in ((700, 500), (331, 299), (100, 70), (33, 32), (1, 1), (2, 50), (500, 50), (600, 51)):
+        save(f"odd{orientation}.jpg", _picture(171, 125), exif=exif)
+        save(f"even{orientation}.jpg", _picture(176, 128, smooth=False), exif=exif)
+    for width, height in ((350, 250), (141, 129), (50, 35), (17, 16), (1, 1), (2, 50), (250, 25), (300, 26)):
         save(f"{width}.jpg", _picture(width, height))
         save(f"{width}.png", _picture(width, height, smooth=False))
         save(f"gray{width}.jpg", _picture(width, height, 1))
@@ -34,12 +34,12 @@ def save_pictures(folder: Path) -> list[Path]:
     save("la.png", _picture(90, 70, 4).convert("LA"))
     save("gray_transparent.png", _picture(90, 70, 1), transparency=77)
     save("bits.png", small.convert("1"))
-    save("cmyk.jpg", _picture(490, 370).convert("CMYK"))
+    save("cmyk.jpg", _picture(230, 170).convert("CMYK"))
     save("uint16.png", Image.fromarray(RNG.integers(0, 65536, (70, 90), dtype=np.uint16)))
     save("int32.tif", Image.fromarray(RNG.integers(0, 2**30, (70, 90), dtype=np.int32)))
     save("float32.tif", Image.fromarray(RNG.random((70, 90), dtype=np.float32)))
-    save("still.webp", _picture(200, 300))
-    save("still.gif", _picture(200, 300))
+    save("still.webp", _picture(100, 150))
+    save("still.gif", _picture(100, 150))
     return files
 
 

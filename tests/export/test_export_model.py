@@ -104,7 +104,9 @@ def test_an_export_embeds_tables_and_datasets_as_its_model(model: Embedder, onnx
         exported.embed(table, precision="16")
 
 
-def test_images_of_any_size_last_channels_last(model: Embedder, tmp_path: Path) -> None:
+def test_a_module_of_the_user_with_images_of_any_size_channels_last(tmp_path: Path) -> None:
+    layers = torch.nn.Conv2d(3, 8, 5, stride=3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)
+    model = Embedder.from_module(torch.nn.Sequential(*layers, torch.nn.Flatten()), ImageTransform(size=32)).eval()
     path = tmp_path / "any.onnx"
     report = export_model(model, path, dynamic_size=True, layout="nhwc")
     assert report.results is None
@@ -164,6 +166,12 @@ def test_impossible_settings(model: Embedder, tmp_path: Path, options: dict, mes
     with pytest.raises(InputError, match=message):
         export_model(model, tmp_path / "model.onnx", **options)
     assert not os.listdir(tmp_path)
+
+
+def test_the_files_beside_an_export_of_another_format_are_left_alone(model: Embedder, tmp_path: Path) -> None:
+    (tmp_path / "model.xml").touch()
+    with pytest.raises(InputError, match=r"model\.onnx would share its preprocessing and report with model\.xml"):
+        export_model(model, tmp_path / "model.onnx")
 
 
 def test_sizes_that_a_backbone_does_not_take(tmp_path: Path) -> None:

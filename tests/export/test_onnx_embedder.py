@@ -20,11 +20,12 @@ from vicinal.models import Embedder
 from vicinal.models.inputs import _convert
 
 TRANSFORMS = [
-    *(ImageTransform(64, mode_resize, interpolation=mode) for mode, mode_resize in (("bicubic", 64), ("bilinear", 90))),
-    ImageTransform(64, fast=False),
-    ImageTransform(64, interpolation="nearest", channels=1),
-    ImageTransform(48, channels=1),
-    ImageTransform(longest=100),
+    ImageTransform(24, 24),
+    ImageTransform(24, 35, interpolation="bilinear"),
+    ImageTransform(24, fast=False),
+    ImageTransform(24, interpolation="nearest", channels=1),
+    ImageTransform(20, channels=1),
+    ImageTransform(longest=50),
 ]
 
 

@@ -319,12 +319,15 @@ def test_what_is_uploaded_is_the_saved_folder(tmp_path, folder, monkeypatch):
     assert build().push_to_hub("me/model", private=True) == "https://huggingface.co/me/model/commit/1"
     assert sorted(os.listdir(tmp_path / "uploaded")) == sorted(os.listdir(folder))
     for file in os.listdir(folder):
-        assert (tmp_path / "uploaded" / file).read_bytes() == (folder / file).read_bytes()
+        expected = (folder / file).read_bytes().replace(b"path/to/this/folder", b"me/model")  # on the card
+        assert (tmp_path / "uploaded" / file).read_bytes() == expected
 
 
 def test_an_upload_that_fails():
     with pytest.raises(InputError, match="cannot upload to 'me/model'"):
         build().push_to_hub("me/model")
+    with pytest.raises(InputError, match=r"^'my model' cannot be the name of a model on the Hugging Face Hub"):
+        build().push_to_hub("my model")
 
 
 @pytest.mark.parametrize(
@@ -351,6 +354,7 @@ def save_exported(folder, fingerprint):
     vectors = {"largest": 0.01234, "num_images": 1234}
     settings = {"format": "onnx", "precision": "int8"}
     report = {"fingerprint": fingerprint, "vectors": vectors, "metrics": metrics, "settings": settings}
+    report |= {"refined": False, "images": "check images"}
     (folder / "small.parity.json").write_text(json.dumps(report))
     for name in ("small.onnx", "small.preprocessing.json", "small.parity.md", "other.txt"):
         (folder / name).write_text("{}")
@@ -372,7 +376,7 @@ def test_an_exported_model_is_uploaded_with_its_files_and_a_section_on_the_card(
     assert {*os.listdir(tmp_path / "uploaded")} == own | beside
     card = (tmp_path / "uploaded/README.md").read_text()
     assert "| recall@1 | 0.5000 [0.4000, 0.6000] | 0.4900 [0.3900, 0.5900] |" in card
-    assert "differ by at most\n0.01 from those above on 1,234 images" in card
+    assert "differ by at most 0.01 from those in\ntorch on 1,234 check images" in card
     example = card.rpartition("```python\n")[2].partition("```")[0]
     asked = []
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *words: asked.append(words))

@@ -15,6 +15,7 @@ from vicinal.cli.inputs import (
     check_source,
     load_refiner,
 )
+from vicinal.utils.errors import InputError
 
 OF_READER = ("pooling", "allow_import", "root", "path_column", "label_column", "on_error")
 
@@ -47,12 +48,22 @@ def add_export(parser: Parser) -> None:
     add_refiner(refined, "needs --gallery")
     refined.add_argument("--gallery", metavar="SOURCE", help="the embeddings among which the refiner finds neighbors: "
                          "a .npy or .parquet file, the folder of an index, or images")  # fmt: skip
+    hub = parser.add_argument_group("upload")
+    hub.add_argument(
+        "--push_to_hub",
+        metavar="NAME",
+        help="upload the model, its card and the exported one to the Hugging "
+        "Face Hub, under a name such as me/birds; the token is that of HF_TOKEN or `hf auth login`",
+    )
+    hub.add_argument("--private", action="store_true", help="nobody else sees a new model on the Hub")
     add_json(parser)
 
 
 def export(arguments: Arguments) -> None:
     """Export a model for ONNX Runtime or OpenVINO, from pixels to the unit vector, if it loses next to nothing."""
     check_model(arguments.source)
+    if arguments.private and arguments.push_to_hub is None:
+        raise InputError("private is about a model on the Hugging Face Hub; give --push_to_hub too, such as me/birds")
     for source in (arguments.check, arguments.calibration_images, arguments.gallery):
         check_source(source)
     check_folder(arguments.refiner)
@@ -72,5 +83,7 @@ def export(arguments: Arguments) -> None:
         calibration_images=arguments.calibration_images,
         refiner=load_refiner(arguments),
         gallery=arguments.gallery,
+        push_to_hub=arguments.push_to_hub,
+        private=arguments.private,
     )
     print_result(report.to_dict() if arguments.json else f"{report}\n{arguments.out}")

@@ -122,6 +122,10 @@ def _check(
     suffix, precision = SUFFIXES[settings.format], settings.precision
     if out.suffix != suffix:
         raise InputError(f"out is {out}; a model for {settings.format} ends in {suffix}")
+    for other in SUFFIXES.values():
+        if other != suffix and out.with_suffix(other).exists():
+            taken = out.with_suffix(other).name
+            raise InputError(f"{out} would share its preprocessing and report with {taken}; choose another name")
     if (refiner is None) != (gallery is None):
         raise InputError("refiner and gallery belong together: the refiner moves vectors by neighbors of the gallery")
     if precision == "int8" and refiner is not None:

@@ -1,4 +1,4 @@
-"""The files of an exported model in the folder of the model that it was exported from, and on its card."""
+"""What is uploaded with a model: its card names it, and describes an exported model, whose files are beside it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vicinal.models.model_card import FOLDER
 from vicinal.utils.errors import InputError, one_line
 
 BESIDE = (".bin", ".preprocessing.json", ".parity.json", ".parity.md")
 TEXT = """
 ## Without torch
 
-`{file}` is this model for {runtime}, from pixels to the embedding, in {precision}. Its vectors differ by at most
-{largest:.1g} from those above on {num_images:,} images.
+`{file}` is this model{refined} for {runtime}, in {precision}. Its vectors differ by at most {largest:.1g} from those in
+torch on {num_images:,} {images}.
 {metrics}
 ```python
 from huggingface_hub import hf_hub_download
@@ -26,6 +27,28 @@ for file in {beside}:
 vectors = {reader}(path).embed(["a.jpg", "b.jpg"])
 ```
 """
+
+
+def check_hub_name(name: str) -> None:
+    """Raise InputError if no model on the Hugging Face Hub can have a name.
+
+    Example:
+        >>> check_hub_name("me/birds")
+    """
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except ValueError as error:
+        raise InputError(
+            f"{one_line(name, 80)!r} cannot be the name of a model on the Hugging Face Hub, such as me/birds"
+        ) from error
+
+
+def name_on_card(folder: Path, name: str) -> None:
+    """Have the examples on the card of a saved model load it by its name on the Hugging Face Hub."""
+    card = folder / "README.md"
+    card.write_text(card.read_text(encoding="utf-8").replace(FOLDER, name), encoding="utf-8")
 
 
 def read_exported(path: str | Path, fingerprint: str) -> dict[str, Any]:
@@ -82,6 +105,8 @@ def exported_text(file: str, report: Mapping[str, Any], name: str) -> str:
     return TEXT.format(
         file=file,
         name=name,
+        refined=" with its refiner and gallery" if report["refined"] else "",
+        images=report["images"],
         runtime="OpenVINO" if is_openvino else "ONNX Runtime",
         reader="OpenVinoEmbedder" if is_openvino else "OnnxEmbedder",
         precision=report["settings"]["precision"],

@@ -12,6 +12,9 @@ import yaml
 IMPORT = "import:"
 """Before the import path of a module of the user in the place of a backbone's name."""
 
+FOLDER = "path/to/this/folder"
+"""What the examples on a card load; where the model is, is not known when it is saved."""
+
 EMBEDDER_TEXT = """
 # {name}
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.models import model_folder
-from vicinal.models.exported_files import add_exported, read_exported
+from vicinal.models.exported_files import add_exported, check_hub_name, name_on_card, read_exported
 from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
 from vicinal.models.lora import merged_state_dict
 from vicinal.models.model_format import ModelFormat
@@ -155,12 +155,13 @@ class SavedModel(nn.Module, ABC):
     def push_to_hub(
         self, name: str, private: bool = False, token: str | None = None, onnx: str | Path | None = None
     ) -> str:
-        """Upload the folder that `save_pretrained` writes to the Hugging Face hub.
+        """Upload the folder that `save_pretrained` writes to the Hugging Face hub; its card loads the model from there.
 
         Args:
             name: `owner/model`; the repository is created if it does not exist.
             private: Whether a new repository is private.
-            token: The token for the hub; by default the one stored by `hf auth login`.
+            token: The token for the hub; by default that of the environment variable HF_TOKEN, or the one stored by
+                `hf auth login`.
             onnx: A file that `vicinal export` wrote of this model, which is uploaded too, with the files beside it;
                 the model card says how it compares and how it is used without torch.
 
@@ -168,10 +169,12 @@ class SavedModel(nn.Module, ABC):
             The URL of the commit.
 
         Raises:
-            InputError: The hub cannot be reached or refuses the upload, or `onnx` is of another model.
+            InputError: The hub cannot be reached or refuses the upload, no model can have that name there, or `onnx`
+                is of another model.
         """
         from huggingface_hub import HfApi
 
+        check_hub_name(name)
         report = None if onnx is None else read_exported(onnx, self.fingerprint())
         hub = HfApi(token=token)
         with tempfile.TemporaryDirectory() as parent:
@@ -179,6 +182,7 @@ class SavedModel(nn.Module, ABC):
             self.save_pretrained(folder)
             try:
                 full_name = hub.create_repo(name, private=private, exist_ok=True).repo_id
+                name_on_card(folder, full_name)
                 if onnx is not None and report is not None:
                     add_exported(folder, onnx, report, full_name)
                 return str(hub.upload_folder(repo_id=full_name, folder_path=folder, commit_message="Upload model"))

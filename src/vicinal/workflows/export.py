@@ -10,7 +10,9 @@ import numpy as np
 
 from vicinal.data.table import Table
 from vicinal.export.settings import ExportSettings
+from vicinal.models.exported_files import check_hub_name
 from vicinal.models.saving import check_same_model
+from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.workflows.models import load_model
 from vicinal.workflows.source_kind import source_kind
@@ -33,6 +35,8 @@ def export_source(
     calibration_images: str | None = None,
     refiner: ContextRefiner | None = None,
     gallery: str | None = None,
+    push_to_hub: str | None = None,
+    private: bool = False,
 ) -> ParityReport:
     """Export a run or a model, and compare the result with it; see :func:`vicinal.export.export_model`.
 
@@ -47,12 +51,23 @@ def export_source(
         calibration_images: images by which int8 is calibrated; None: the split train of a run.
         refiner: becomes part of the exported model.
         gallery: of the refiner: embeddings or an index of the model, or images.
+        push_to_hub: name on the Hugging Face Hub under which the model and the exported one are uploaded; see
+            :meth:`vicinal.Embedder.push_to_hub`.
+        private: whether a new repository there is private.
 
     Raises:
-        InputError: as :func:`vicinal.export.export_model`, or a source cannot be read, or is of another model.
+        InputError: as :func:`vicinal.export.export_model`, or a source cannot be read, or is of another model; or the
+            hub refuses the upload, which leaves the exported model.
     """
+    if push_to_hub is not None:
+        check_hub_name(push_to_hub)
     reader = replace(reader or EmbeddingReader(), model=source)
     model = load_model(source, reader.pooling, reader.allow_import or ())
+    if push_to_hub is not None and settings.size not in (None, model.transform.size):
+        raise InputError(
+            f"size is {settings.size}, but the model that is uploaded takes images of {model.transform.size} px; "
+            "leave out size or push_to_hub"
+        )
     tables = {
         "check": _table(reader, source, check, split, "val"),
         "calibration": None if settings.precision != "int8" else _table(reader, source, calibration_images, None),
@@ -64,7 +79,10 @@ def export_source(
         refiner.check_model(model.fingerprint())
     from vicinal.export.exporter import export_model
 
-    return export_model(model, out, settings, **tables, refiner=refiner, gallery=vectors)
+    report = export_model(model, out, settings, **tables, refiner=refiner, gallery=vectors)
+    if push_to_hub is not None:
+        log(f"uploaded: {model.push_to_hub(push_to_hub, private, onnx=out)}")
+    return report
 
 
 def _table(
@@ -74,10 +92,10 @@ def _table(
     if given is not None:
         table = reader.read_table(given, split)
     elif source_kind(source) == "run":
-        table = reader.read_table(source, "all")
-        if (split or default) not in table.splits:
+        table = reader.read_table(source, split or "all")
+        if split is None and default not in table.splits:
             return None
-        table = table.subset(split or default)
+        table = table if split else table.subset(default)
     elif split is not None:
         raise InputError(f"split {split} is of check images or of a run; {source} has neither, so give check")
     else:
