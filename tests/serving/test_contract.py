@@ -14,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from tests.serving.service import DIM, client_of, noise, picture, save_index, vector_list
+from tests.serving.service import DIM, client_of, noise, picture, random_vectors, save_index, vector_list
 from vicinal import Embedder, Index, Table
 from vicinal.retrieval.reranking.names import RERANKINGS
 from vicinal.retrieval.search import search_images
@@ -70,6 +70,15 @@ def test_every_reranking_is_offered(tmp_path: Path) -> None:
             assert search(client, id=1, k=3, rerank=name)["count"] == 3, name
         client.post("/items", json={"vector": vector_list(1)})
         assert client.post("/search", json={"id": 1, "rerank": name}).status_code == 422
+
+
+def test_groups_are_looked_for_among_the_nearest(tmp_path: Path) -> None:
+    query, vectors = np.array(vector_list(7)), random_vectors(30)
+    order = np.argsort(-(vectors / np.linalg.norm(vectors, axis=1, keepdims=True)) @ query)
+    for place, count in ((7, 2), (29, 1)):
+        group = ["lone" if number == order[place] else "all others" for number in range(30)]
+        with client_of(save_index(tmp_path / str(place), group=group), max_candidates=8) as client:
+            assert search(client, vector=query.tolist(), k=2, group_by="group")["count"] == count
 
 
 def test_an_item_is_searched_for_without_itself(client: TestClient) -> None:
@@ -140,7 +149,9 @@ def test_a_calibrated_index_says_match_or_none(tmp_path: Path) -> None:
         assert search(client, id=3, k=5, exclude_id=3, min_score=0.9999)["is_match"] is False
         assert search(client, id=3, k=5, min_probability=1)["matches"][0]["id"] == 3
         assert search(client, id=3, k=5, min_score=0.999)["count"] == 1
-        assert search(client, id=3, filter="price > 99") == {"matches": [], "is_match": False, "count": 0}
+        assert search(client, id=3, filter="price > 99") == {
+            "matches": [], "is_match": False, "label": None, "count": 0
+        }  # fmt: skip
         assert client.get("/info").json()["calibration"]["threshold"] == 0.7
 
 

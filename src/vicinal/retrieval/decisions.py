@@ -112,10 +112,11 @@ def match_images(
     if calibration.score == "similarity":
         return [_decide(each, _similarities(each), calibration, min_score, min_probability) for each in results]
     deeper = list(results)
-    while (rows := [row for row, each in enumerate(deeper) if _runner_up(each) is None]) and k < len(index):
+    limit = min(len(index), options.get("max_candidates") or len(index))
+    while (rows := [row for row, each in enumerate(deeper) if _runner_up(each) is None]) and k < limit:
         if not all("label" in match for row in rows for match in deeper[row].matches):
             raise InputError("the calibration is about margins between classes, and matches in the index have no label")
-        k = min(4 * k, len(index))
+        k = min(4 * k, limit)
         found = search_images(index, vectors[rows], table.take(rows), k, exclude_self, **options)
         for row, result in zip(rows, found, strict=True):
             deeper[row] = result

@@ -72,6 +72,7 @@ def search_images(
     where: str | None = None,
     group_by: str | None = None,
     reranking: Reranking | None = None,
+    max_candidates: int | None = None,
 ) -> list[SearchResult]:
     """Search an index for every row of a table.
 
@@ -91,6 +92,8 @@ def search_images(
             found. Images without a value are groups of their own.
         reranking: a re-ranking method, such as `ContextualReranking()`; it compares each query with all images that may
             be found, exactly, whatever the kind of the index.
+        max_candidates: with `group_by`, how many of the nearest images are looked at to find k groups; None: all, if
+            need be.
 
     Raises:
         InputError: k is larger than the index, vectors have a different dimension, the refiner is not the index's, no
@@ -112,12 +115,13 @@ def search_images(
         wanted, number = k, min(k + 1, max(k, len(search.ids))) if exclude_self else k
         if where is not None or group_by is not None:
             number = min(number, len(search.ids))
+        limit = len(search.ids) if max_candidates is None else min(len(search.ids), max(max_candidates, number))
         while True:
             neighbors = search.nearest(number)
             results = search.results(neighbors, wanted, group_by)
-            if group_by is None or number >= len(search.ids) or all(len(each.matches) >= wanted for each in results):
+            if group_by is None or number >= limit or all(len(each.matches) >= wanted for each in results):
                 return results
-            number = min(4 * number, len(search.ids))
+            number = min(4 * number, limit)
 
 
 class _Search:
@@ -172,29 +176,48 @@ class _Search:
         if group_by is not None and group_by not in found:
             columns = ", ".join(column for column in found.columns if column not in FILE_COLUMNS)
             raise InputError(f"the index has no column {group_by!r} to group by; its columns are {columns}")
-        known = {record["id"]: record for record in plain_records(found)}
-        keys = dict(zip(found["id"], image_keys(found), strict=True)) if "path" in found else {}
-        own = self.table.image_keys if self.table.has("path") else [None] * len(self.table)
+        rows = np.searchsorted(found["id"], neighbors.ids)
+        kept = self._kept(found, rows, k, group_by)
+        matched = [each[left] for each, left in zip(rows, kept, strict=True)]
+        some = np.unique(np.concatenate([rows[:0].ravel(), *matched]))
+        records = dict(zip(some.tolist(), plain_records(found.iloc[some]), strict=True))
         results = []
-        rows = zip(plain_records(self.table.frame), own, neighbors.ids.tolist(), neighbors.scores.tolist(), strict=True)
-        for query, key, ids, scores in rows:
-            matches = [
-                {**known[i], "score": score}
-                for i, score in zip(ids, scores, strict=True)
-                if not self.exclude_self or key is None or keys.get(i) != key or "path" not in known[i]
-            ]
-            results.append(SearchResult(query, _best_of_groups(matches, group_by)[:k]))
+        for query, each, left, scores in zip(
+            plain_records(self.table.frame), matched, kept, neighbors.scores, strict=True
+        ):
+            pairs = zip(each.tolist(), scores[left].tolist(), strict=True)
+            results.append(SearchResult(query, [{**records[row], "score": score} for row, score in pairs]))
         return results
 
+    def _kept(self, found: pd.DataFrame, rows: Integers, k: int, group_by: str | None) -> list[Integers]:
+        """For each query, which of its neighbors are its matches; there may be very many neighbors if they are grouped.
 
-def _best_of_groups(matches: list[Record], column: str | None) -> list[Record]:
-    """The first match of each value of a column; those without a value are all kept."""
-    if column is None:
-        return matches
-    best: dict[Any, Record] = {}
-    for match in matches:
-        best.setdefault((column, match[column]) if column in match else match["id"], match)
-    return list(best.values())
+        Args:
+            found: the rows of all neighbors in the index.
+            rows: of the neighbors in `found`, [q, neighbors].
+            k: number of matches.
+            group_by: a column.
+        """
+        keys = None
+        if self.exclude_self and self.table.has("path") and "path" in found:
+            keys = np.where(found["path"].notna(), np.array(image_keys(found), object), None)
+        groups = None if group_by is None else _group_codes(found[group_by])
+        kept = []
+        for query, each in enumerate(rows):
+            left = np.arange(len(each)) if keys is None else np.flatnonzero(keys[each] != self.table.image_keys[query])
+            kept.append((left if groups is None else _first_of_groups(groups[each], left))[:k])
+        return kept
+
+
+def _group_codes(values: pd.Series) -> Integers:
+    """A number for each distinct value; a missing value is a group of its own."""
+    codes = pd.factorize(values)[0].astype(np.int64)
+    return np.where(codes < 0, -1 - np.arange(len(codes)), codes)
+
+
+def _first_of_groups(groups: Integers, among: Integers) -> Integers:
+    """The first of each group, among some, in their order."""
+    return among[np.sort(np.unique(groups[among], return_index=True)[1])]
 
 
 def plain_records(frame: pd.DataFrame) -> list[Record]:

@@ -19,6 +19,7 @@ class Limits:
         max_filter: characters of a condition.
         max_filter_terms: comparisons and listed values of a condition.
         max_columns: columns of an added item, and of the index.
+        max_candidates: nearest items among which the best of each group are found, or the margin of a calibration.
         max_delete: items that one request deletes.
         max_rerank: items of an index whose matches are re-ranked, which compares all of them.
         max_queue: requests that are worked on or wait at a time; more are told to come again (429).
@@ -45,6 +46,7 @@ class Limits:
     max_filter: int = 1_000
     max_filter_terms: int = 30
     max_columns: int = 100
+    max_candidates: int = 10_000
     max_delete: int = 10_000
     max_rerank: int = 20_000
     max_queue: int = 256

@@ -33,6 +33,7 @@ class SearchOptions:
         group_by: a column.
         rerank: the name of a re-ranking method.
         exclude_id: an item that is not found.
+        max_candidates: as for :func:`~vicinal.retrieval.search_images`.
     """
 
     k: int = 10
@@ -42,6 +43,7 @@ class SearchOptions:
     group_by: str | None = None
     rerank: str | None = None
     exclude_id: int | None = None
+    max_candidates: int | None = None
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,11 @@ def _search(index: Any, vectors: Floats, options: SearchOptions, refiner: Any) -
     is_decided = has_minimum or (index.calibration is not None and reranking is None)
     num_found = len(index) if options.where is None else len(index.where(options.where))
     if not num_found:
-        return [{"matches": [], "is_match": False if is_decided else None, "count": 0} for _ in vectors]
+        decided_answer = {"is_match": False, "label": None} if is_decided else {"is_match": None}
+        return [{"matches": [], **decided_answer, "count": 0} for _ in vectors]
     arguments: dict[str, Any] = {
         "refiner": refiner, "where": options.where, "group_by": options.group_by, "reranking": reranking,
+        "max_candidates": options.max_candidates,
     }  # fmt: skip
     table, k = Table(pd.DataFrame(index=range(len(vectors)))), min(options.k, num_found)
     results: Sequence[SearchResult]

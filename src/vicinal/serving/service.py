@@ -147,12 +147,12 @@ class Service:
             raise Problem(422, f"rerank: it is for indexes of at most {self.limits.max_rerank:,} items; leave it out")
         vector = await self._vector(body)
         options = SearchOptions(
-            body.k, body.min_score, body.min_probability, body.filter, body.group_by, body.rerank, body.exclude_id
-        )
-        is_slow = body.filter is not None or body.rerank is not None or body.exclude_id is not None
-        answer: dict[str, Any] = await self._batchers["filtered" if is_slow else "search"].submit(
-            Query(vector, options)
-        )
+            body.k, body.min_score, body.min_probability, body.filter, body.group_by, body.rerank, body.exclude_id,
+            self.limits.max_candidates,
+        )  # fmt: skip
+        is_slow = any(each is not None for each in (body.filter, body.group_by, body.rerank, body.exclude_id))
+        batcher = self._batchers["filtered" if is_slow else "search"]
+        answer: dict[str, Any] = await batcher.submit(Query(vector, options))
         return answer
 
     async def embed(self, body: EmbedBody) -> dict[str, Any]:
