@@ -115,6 +115,34 @@ def test_a_full_disk_loses_nothing_and_says_so(tmp_path: Path, monkeypatch: pyte
     assert [change.first_id for change in Journal(folder).changes] == [30, 31]
 
 
+def test_a_change_that_was_not_written_decides_no_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store(save_index(tmp_path), Limits(**NEVER)) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(store._journal, "append", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+            with pytest.raises(Problem):
+                add(store, 1, size=3)
+        assert add(store, 2, size="small") == 30
+
+
+def test_images_of_deleted_items_go_whenever_the_process_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_index(tmp_path)
+    image = folder.resolve() / "added" / "a.png"
+    image.parent.mkdir()
+    image.write_bytes(b"image")
+    with Store(folder, Limits(**NEVER)) as store:
+        (number,) = store.add(random_vectors(1), {}, str(image), None).result(120)
+    store = Store(folder, Limits(**NEVER)).__enter__()
+    store.delete([number]).result(120)
+    monkeypatch.setattr(Index, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        store._save()
+    monkeypatch.undo()
+    crash(store)
+    with Store(folder) as store:
+        assert not store.snapshot.has(number)
+    assert not image.exists()
+
+
 def test_saving_goes_on_beside_changes(tmp_path: Path) -> None:
     folder = save_index(tmp_path)
     with Store(folder, Limits(save_changes=5, save_seconds=1e6)) as store, ThreadPoolExecutor(4) as pool:

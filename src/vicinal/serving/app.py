@@ -12,7 +12,7 @@ from vicinal import __version__
 from vicinal.serving.guard import Guard
 from vicinal.serving.monitoring import Monitor
 from vicinal.serving.page import router as page_router
-from vicinal.serving.problems import add_problem_handlers
+from vicinal.serving.problems import Defects, add_problem_handlers
 from vicinal.serving.routes import router
 from vicinal.serving.security import Access, Security
 from vicinal.serving.service import Service
@@ -40,6 +40,7 @@ def create_app(service: Service, access: Access | None = None, is_logged: bool =
     app.include_router(page_router)
     # the last one is the first to see a request
     app.add_middleware(Guard, limits=service.limits, load=service.load)
+    app.add_middleware(Defects)
     app.add_middleware(Security, access=access)
     if access.origins:
         app.add_middleware(

@@ -114,6 +114,8 @@ class Batcher(Generic[Item, Result]):
         try:
             run = asyncio.get_running_loop().run_in_executor(self._thread, self._run, [item for item, _ in batch])
             results = await run
+            if len(results) != len(batch):
+                raise RuntimeError(f"{len(results)} results of a batch of {len(batch)}")
         except Exception as error:
             results = [error] * len(batch)
         for (_, future), result in zip(batch, results, strict=True):

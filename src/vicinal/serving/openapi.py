@@ -25,8 +25,11 @@ EXAMPLES: dict[type[BaseModel], dict[str, Any]] = {
     DeleteBody: {"ids": {"ids": [3, 17]}, "filter": {"filter": "price > 100"}},
 }
 MATCH = {"id": 3, "score": 0.91, "probability": 0.98, "label": "cup", "columns": {"path": "cups/1.jpg", "price": 12.5}}
+DECISION = """`is_match` says whether there is a match at all, by the calibration of the index or by the minima of the
+request; it is null, and there is no `label`, without either. `label` is then the class that most matches vote for, and
+null if there is no match. A `probability` is null without a calibration."""
 ANSWERS: dict[type[BaseModel], Any] = {
-    SearchBody: {"matches": [MATCH], "is_match": True, "count": 1},
+    SearchBody: {"matches": [MATCH], "is_match": True, "label": "cup", "count": 1},
     EmbedBody: {"vector": VECTOR, "dim": 3, "model": "8c1f0e6f2a7b9d34"},
     ItemBody: {"ids": [1204]},
     DeleteBody: {"deleted": 2},
@@ -48,7 +51,8 @@ def described(body: type[BaseModel], status: int = 200) -> dict[str, Any]:
     if "image" in schema["properties"]:
         content["multipart/form-data"] = {"schema": _form(schema)}
     problem = {"description": "What is wrong", "content": {MEDIA_TYPE: {"example": PROBLEM}}}
-    answer = {"description": "Done", "content": {"application/json": {"example": ANSWERS[body]}}}
+    described_as = " ".join(DECISION.split()) if body is SearchBody else "Done"
+    answer = {"description": described_as, "content": {"application/json": {"example": ANSWERS[body]}}}
     return {
         "openapi_extra": {"requestBody": {"required": True, "content": content}},
         "responses": {status: answer, "4XX": problem, "503": problem, "504": problem},

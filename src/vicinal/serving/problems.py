@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vicinal.utils.errors import InputError, one_line
 
@@ -69,7 +70,7 @@ def _shown(detail: str) -> str:
 
 
 def add_problem_handlers(app: FastAPI) -> None:
-    """Answer every error of an application by problem JSON."""
+    """Answer the errors of an application that are foreseen by problem JSON."""
 
     async def on_problem(_: Request, error: Any) -> JSONResponse:
         return problem_response(error.status, error.detail, error.headers)
@@ -86,10 +87,6 @@ def add_problem_handlers(app: FastAPI) -> None:
     async def on_hung_up(_: Request, error: Any) -> JSONResponse:
         return problem_response(400, "the body ended too early")
 
-    async def on_defect(_: Request, error: Any) -> JSONResponse:
-        traceback.print_exception(error, file=sys.stderr)
-        return problem_response(500, "a defect of the service; its log says more")
-
     handlers = {
         Problem: on_problem,
         HTTPException: on_http,
@@ -99,4 +96,32 @@ def add_problem_handlers(app: FastAPI) -> None:
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
-    app.add_exception_handler(Exception, on_defect)
+
+
+class Defects:
+    """Answers by a 500 whatever was not foreseen, and prints it to stderr.
+
+    Args:
+        app: the application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        is_answered = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal is_answered
+            is_answered = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_and_note)
+        except Exception as error:
+            if scope["type"] != "http" or is_answered:
+                raise
+            traceback.print_exception(error, file=sys.stderr)
+            response = problem_response(500, "a defect of the service; its log says more")
+            await response(scope, receive, send)

@@ -67,6 +67,7 @@ def run(service: Service, host: str, port: int, access: Access, is_logged: bool 
             log_config=None,
             server_header=False,
             lifespan="on",
+            http="h11",  # which limits the size of headers
             ws="none",
             proxy_headers=False,
             backlog=BACKLOG,

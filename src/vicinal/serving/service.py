@@ -80,7 +80,7 @@ class Service:
         self.is_stopping = False
         self._pool: DecodingPool | None = None
         self._stack: ExitStack | None = None
-        self._thumbnails: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._thumbnails: OrderedDict[ThumbnailTask, bytes] = OrderedDict()
         self._facts: tuple[Any, Facts] | None = None
 
     def __enter__(self) -> Service:
@@ -163,6 +163,7 @@ class Service:
 
     async def add(self, body: ItemBody, key: str | None) -> dict[str, Any]:
         """Answer `POST /items`."""
+        self.store.check_writable()
         known = None if key is None else self.store.added_with(key)
         if known is not None:
             return {"ids": known}
@@ -176,7 +177,7 @@ class Service:
         else:
             vector, name = await self._embed(body.image, None)
             file = self.folder.resolve() / ADDED / f"{secrets.token_hex(16)}{_suffix(name)}"
-            await asyncio.to_thread(write_bytes, file, body.image)
+            await _write(file, body.image)
         try:
             answer = self.store.add(vector[None], columns, None if file is None else str(file), key)
         except Problem:
@@ -204,18 +205,18 @@ class Service:
     async def thumbnail(self, number: int, size: int) -> bytes:
         """Answer `GET /items/{id}/image`."""
         record = self._record(number)
-        if (number, size) not in self._thumbnails:
-            if "path" not in record or self._pool is None:
-                raise Problem(404, f"item {number} has no image")
-            file = image_file(record["path"], self.folder)
-            task = ThumbnailTask(str(file), tuple(record["box"]) if "box" in record else None, size)
+        if "path" not in record or self._pool is None:
+            raise Problem(404, f"item {number} has no image")
+        file = image_file(record["path"], self.folder)
+        task = ThumbnailTask(str(file), tuple(record["box"]) if "box" in record else None, size)
+        if task not in self._thumbnails:
             try:
-                self._thumbnails[number, size] = await asyncio.wrap_future(self._pool.submit(task))
+                self._thumbnails[task] = await asyncio.wrap_future(self._pool.submit(task))
             except InputError:
                 raise Problem(404, f"item {number} has no image that can be read") from None
             while len(self._thumbnails) > MAX_THUMBNAILS:
                 self._thumbnails.popitem(last=False)
-        return self._thumbnails[number, size]
+        return self._thumbnails[task]
 
     async def info(self) -> dict[str, Any]:
         """Answer `GET /info`."""
@@ -232,6 +233,7 @@ class Service:
                 "fingerprint": snapshot.model_fingerprint,
                 "name": self.embedder.name if self.embedder is not None else model and os.path.basename(model),
             },
+            "refiner": {"fingerprint": snapshot.refiner_fingerprint},
             "calibration": None if snapshot.calibration is None else snapshot.calibration.describe(),
             "columns": await asyncio.to_thread(self._columns, snapshot),
             "limits": self.limits.to_dict(),
@@ -338,6 +340,16 @@ def _one_by_one_if_broken(run: Callable[[Sequence[Any]], Sequence[Any]]) -> Call
 
 def _suffix(name: str) -> str:
     return SUFFIXES.get(name, f".{name.lower()}" if name.isalnum() else ".img")
+
+
+async def _write(file: Path, data: bytes) -> None:
+    """Write a file; if nobody waits for it any more, it is removed once it is written."""
+    writing = asyncio.ensure_future(asyncio.to_thread(write_bytes, file, data))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        writing.add_done_callback(lambda _: _remove(file))
+        raise
 
 
 def _remove(file: Path | None) -> None:

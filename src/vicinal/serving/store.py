@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -207,11 +207,15 @@ class Store:
         self._threads.append(thread)
         thread.start()
 
-    def _submit(self, request: _Request) -> Future[list[int]]:
+    def check_writable(self) -> None:
+        """Raise a Problem if nothing can be added or deleted."""
         if self.read_only:
             raise Problem(405, "this service only reads the index", {"Allow": "GET"})
         if self._stop.is_set():
             raise Problem(503, "the service stops", {"Retry-After": "5"})
+
+    def _submit(self, request: _Request) -> Future[list[int]]:
+        self.check_writable()
         try:
             self._requests.put_nowait(request)
         except queue.Full:
@@ -262,6 +266,7 @@ class Store:
                 self._unsaved += changes
         except Exception as error:  # the disk may be full, or a defect
             log(f"{self.folder}: changes cannot be written: {one_line(error)}")
+            self._kinds = ColumnKinds(self.snapshot.metadata.frame, self.limits.max_columns)
             for answer, _ in answers:
                 answer.set_exception(Problem(503, "the change cannot be written now", {"Retry-After": "10"}))
             return
@@ -322,14 +327,16 @@ class Store:
             changes = list(self._unsaved)
             old_files = self._journal.rotate(self._keys)
         index = _OwnedIndex.load_owned(self.folder)
-        deleted_images = _images_to_delete(index, changes, self.folder)
+        for path in _images_to_delete(index, changes, self.folder):  # before the journal goes, by which they are known
+            with suppress(OSError):
+                path.unlink()
         apply_changes(index, changes, self.refiner)
         index.save(self.folder)
         snapshot = Snapshot.of(index)
         with self._lock:
             self._unsaved = self._unsaved[len(changes) :]
             self.snapshot = snapshot.after(self._unsaved, self.refiner)
-        for path in [*old_files, *deleted_images]:
+        for path in old_files:
             path.unlink(missing_ok=True)
 
 

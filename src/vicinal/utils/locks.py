@@ -41,7 +41,8 @@ def hold_lock(path: str | Path, timeout: float, purpose: str) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        log(f"waiting up to {timeout:g} s to {purpose}: another process is doing so")
+        if timeout:
+            log(f"waiting up to {timeout:g} s to {purpose}: another process is doing so")
         try:
             lock.acquire(timeout=timeout)
         except Timeout:

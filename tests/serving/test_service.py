@@ -1,0 +1,94 @@
+"""What the service leaves behind when a request fails, its client hangs up, or the index is another one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.serving.service import client_of, noise, save_index, vector_list
+from tests.serving.test_store import wait_for
+from vicinal import Embedder
+from vicinal.serving import service as module
+from vicinal.serving.bodies import ItemBody
+from vicinal.serving.service import Service
+
+
+def test_a_defect_is_a_500_that_is_counted_and_has_all_headers(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Service, "item", lambda *_: {}["/a/path"])
+    response = client.get("/items/3")
+    assert (response.status_code, response.headers["content-type"]) == (500, "application/problem+json")
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert "path" not in response.text
+    assert "KeyError" in capfd.readouterr().err
+    assert 'route="/items/{id}",status="500"} 1.0' in client.get("/metrics").text
+
+
+def test_a_reader_refuses_changes_before_it_works_on_them(pictures: Path, model: Embedder) -> None:
+    with client_of(pictures / "index", model, read_only=True) as reader:
+        for files in ({"image": ("x", noise(1))}, {"image": ("x", b"no image")}):
+            assert reader.post("/items", files=files).status_code == 405
+        assert 'vicinal_batch_size_count{batch="embed"} 0.0' in reader.get("/metrics").text
+
+
+def test_an_index_in_place_of_another_shows_its_own_images(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vicinal.serving.store.RELOAD_SECONDS", 0.02)
+    shutil.copytree(pictures, tmp_path / "copy")
+    folder = save_index(tmp_path)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "3.png").write_bytes(noise(50))
+    with client_of(folder, read_only=True) as reader:
+        before = reader.get("/items/3/image").content
+        shutil.rmtree(folder)
+        (tmp_path / "copy" / "index").rename(folder)
+        wait_for(lambda: reader.get("/info").json()["images"] == 12)
+        assert reader.get("/items/3/image").content != before
+
+
+def test_a_client_that_hangs_up_leaves_no_image(
+    tmp_path: Path, model: Embedder, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(pictures / "index", tmp_path / "index")
+    writes, may_go = [], threading.Event()
+    real = module.write_bytes
+
+    def slow(file: Path, data: bytes) -> None:
+        writes.append(file)
+        assert may_go.wait(60)
+        real(file, data)
+
+    monkeypatch.setattr(module, "write_bytes", slow)
+
+    async def run() -> None:
+        service: Any = Service(tmp_path / "index", model)
+        async with service.running():
+            adding = asyncio.create_task(service.add(ItemBody(image=noise(1)), None))
+            while not writes:
+                await asyncio.sleep(0.01)
+            adding.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await adding
+            may_go.set()
+            while not writes[0].parent.exists() or os.listdir(writes[0].parent):
+                await asyncio.sleep(0.01)
+            assert len(service.snapshot) == 12
+
+    asyncio.run(asyncio.wait_for(run(), 120))
+
+
+def test_results_that_are_too_few_are_a_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with client_of(save_index(tmp_path)) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "search_batch", lambda *_: [])
+            assert client.post("/search", json={"vector": vector_list(0)}).status_code == 500
+        assert client.post("/search", json={"vector": vector_list(0)}).status_code == 200
