@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ class Method:
         settings: over those of the question.
         search: what is tuned for it, as `vicinal tune` takes it.
         tuned_as: question and method whose tuned settings it takes instead, such as `losses/CCL`.
+        reference: the method that it is compared to; None: that of the question.
     """
 
     settings: Settings = field(default_factory=dict)
     search: Settings = field(default_factory=dict)
     tuned_as: str | None = None
+    reference: str | None = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Question:
         settings: of all methods, over the regime.
         methods: name -> method.
         trials: number of trials of each search; 0 if nothing is tuned.
-        reference: the method that the others are compared to; None: the first.
+        reference: the method that the others are compared to; None: the first. A method may have its own.
         conditions: name -> settings over the tuned ones; each method is trained under each.
         training_images: whether training images are scored too, to see how much a method overfits.
         dataset: omniglot or grocery.
@@ -72,9 +74,9 @@ class Question:
         for each, given in given_methods.items():
             method = Method(**(given or {}))
             if not trials:
-                method = Method(method.settings, tuned_as=method.tuned_as)
+                method = replace(method, search={})
             if method.tuned_as is None and search:
-                method = Method(method.settings, {**search, **method.search})
+                method = replace(method, search={**search, **method.search})
             methods[each] = method
         conditions = {each: settings or {} for each, settings in values.get("conditions", {"": {}}).items()}
         reference = values.get("reference")

@@ -56,19 +56,21 @@ def _print_condition(runs: Runs, condition: str, found: Found) -> None:
     test = runs.start.table.subset("test")
     reference = runs.question.reference if runs.question.reference in found else next(iter(found))
     means = {method: mean_evaluation(each) for method, each in found.items()}
-    rest = {method: each for method, each in means.items() if method != reference}
-    results = compare_models(
-        {reference: means[reference], **rest, NOT_TRAINED: _not_trained(runs, test)}, test, Resampling()
-    )
+    means[NOT_TRAINED] = _not_trained(runs, test)
+    own = {name: method.reference or reference for name, method in runs.question.methods.items()}
     training = evaluations(runs, condition, "train") if runs.question.training_images else {}
     print(f"\n{runs.question.name}{f', {condition}' if condition else ''}\n")
     print(f"| | recall@1 | mAP@R | mAP@R over {reference} | p | mAP@R of seeds | train recall@1 | tuned |")
     print("|---" * 8 + "|")
     for method in (NOT_TRAINED, *found):
-        rows = results.overall(method)
+        compared_to = own.get(method, reference)
+        compared = {each: means[each] for each in (compared_to, method, NOT_TRAINED)}
+        rows = compare_models(compared, test, Resampling()).overall(method)
         cells, row = [percent_with_interval(rows.loc[metric]) for metric in METRICS], rows.loc["mAP@R"]
-        difference = [percent_with_interval(row, "difference"), f"{row['p_value']:.3f}"]
-        cells += ["", ""] if method == reference else difference
+        difference = percent_with_interval(row, "difference") + (
+            "" if compared_to == reference else f" ({compared_to})"
+        )
+        cells += ["", ""] if method == compared_to else [difference, f"{row['p_value']:.3f}"]
         cells += [_over_seeds(found.get(method, []), "mAP@R"), _over_seeds(training.get(method, []), "recall@1")]
         tuned = {} if method == NOT_TRAINED else runs.tuned(method)
         cells.append(", ".join(f"{key.rpartition('.')[2]} {_short(value)}" for key, value in tuned.items()))
