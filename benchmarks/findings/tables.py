@@ -67,9 +67,8 @@ def _print_condition(runs: Runs, condition: str, found: Found) -> None:
         compared = {each: means[each] for each in (compared_to, method, NOT_TRAINED)}
         rows = compare_models(compared, test, Resampling()).overall(method)
         cells, row = [percent_with_interval(rows.loc[metric]) for metric in METRICS], rows.loc["mAP@R"]
-        difference = percent_with_interval(row, "difference") + (
-            "" if compared_to == reference else f" ({compared_to})"
-        )
+        difference = percent_with_interval(row, "difference")
+        difference += "" if compared_to == reference else f" ({compared_to})"
         cells += ["", ""] if method == compared_to else [difference, f"{row['p_value']:.3f}"]
         cells += [_over_seeds(found.get(method, []), "mAP@R"), _over_seeds(training.get(method, []), "recall@1")]
         tuned = {} if method == NOT_TRAINED else runs.tuned(method)
