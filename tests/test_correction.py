@@ -146,7 +146,7 @@ def test_without_noise_it_is_the_loss_itself() -> None:
 def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     batch, loss = BATCHES["many classes"], build("NormSoftmax", 13, 8, 0.3)
     expected = value_and_gradients(loss, batch, list(loss.parameters()))
-    for name, value in (("TILE_ELEMENTS", 60), ("BLOCK_ELEMENTS", 40), ("MIN_ROWS", 7), ("BLOCK_ROWS", 7)):
+    for name, value in (("tile_elements", lambda device: 60), ("MIN_ROWS", 7), ("BLOCK_ROWS", 7)):
         monkeypatch.setattr(center_blocks, name, value)
     got = value_and_gradients(loss, batch, list(loss.parameters()))
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)

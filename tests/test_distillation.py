@@ -110,7 +110,7 @@ def test_value_and_gradients_are_the_definition(
 
         expected = value_and_gradients(formula, batch, features, loss)
         for rows in (100, 2):
-            monkeypatch.setattr(distillation, "default_tile_rows", lambda _, rows=rows: rows)
+            monkeypatch.setattr(distillation, "default_tile_rows", lambda *_, rows=rows: rows)
             got = value_and_gradients(loss, batch, features, loss)
             torch.testing.assert_close(
                 got, expected, rtol=1e-8, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}"

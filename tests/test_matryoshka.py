@@ -152,7 +152,7 @@ def test_large_batches_take_one_call_per_prefix(monkeypatch: pytest.MonkeyPatch)
     for make in (MultiSimilarityLoss, BY_LABEL["a random miner"], RoadmapLoss):
         small = value_and_gradients(Matryoshka(make(), [1, 2, 5]), batch)
         with monkeypatch.context() as patch:
-            patch.setattr(matryoshka, "default_tile_rows", lambda _: 11)
+            patch.setattr(matryoshka, "default_tile_rows", lambda *_: 11)
             patch.setattr(PrefixPairSource, "from_source", None)
             large = value_and_gradients(Matryoshka(make(), [1, 2, 5]), batch)
         torch.testing.assert_close(large, small, rtol=1e-12, atol=1e-14)

@@ -118,7 +118,7 @@ def test_neither_layout_nor_tiles_change_the_choice(name: str, offset: int | Non
         others[offset : offset + 9], y[offset : offset + 9] = labels, x
     source = PairSource.from_batch(x, labels, y, others, offset)
     similarity = source.anchors @ source.references.T
-    columns = source.class_columns()
+    columns = source.class_columns
     expected = None
     for layout, kind in ((columns, ClassPairs), (None, MaskedPairs)):
         for tile in (9, 1, 2, 5):

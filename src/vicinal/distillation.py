@@ -213,7 +213,7 @@ class _SumOfDivergences(torch.autograd.Function):
         *inputs: Tensor,
     ) -> Tensor:
         total, gradients = inputs[0].new_zeros(()), [torch.zeros_like(tensor) for tensor in inputs]
-        step, n = default_tile_rows(source.num_references), len(source)
+        step, n = default_tile_rows(source.num_references, source.anchors.device), len(source)
         for start in range(0, n, step):
             span = slice(start, min(start + step, n))
             log_p = (source.similarity(span) / temperature).log_softmax(dim=1)

@@ -175,7 +175,8 @@ def _is_of_rows(loss: Loss) -> TypeGuard[RowLoss]:
 
 def _is_small(source: PairSource) -> bool:
     """Whether the similarities of one prefix are one tile: with more of them, a call for all prefixes is no faster."""
-    return torch.compiler.is_compiling() or len(source) <= default_tile_rows(source.num_references)
+    tile_rows = default_tile_rows(source.num_references, source.anchors.device)
+    return torch.compiler.is_compiling() or len(source) <= tile_rows
 
 
 def _cut_centers(loss: nn.Module, dim: int, full_dim: int, is_last: bool) -> dict[str, Tensor]:

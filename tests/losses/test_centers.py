@@ -7,6 +7,7 @@ import torch
 
 from tests.losses.center_cases import BATCHES, CASES, DEFAULTS, classes_of
 from tests.losses.gradients import value_and_gradients
+from vicinal.losses import proxy_anchor
 from vicinal.similarity import center_blocks
 from vicinal.similarity.pair_source import PairSource
 
@@ -29,20 +30,18 @@ def test_value_and_gradients_are_the_formulas(case: str) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize(
-    ("tile", "block", "kept"), [(1, 2**24, 2**25), (60, 40, 2**25), (60, 40, 0), (2**20, 2**24, 0)]
-)
+@pytest.mark.parametrize(("tile", "rows", "kept"), [(1, 100, 2**25), (60, 7, 2**25), (60, 7, 0), (2**20, 7, 0)])
 @pytest.mark.parametrize("case", CASES)
-def test_tiles_change_nothing(case: str, tile: int, block: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_change_nothing(case: str, tile: int, rows: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of few centers, blocks of few anchors, tiles that are computed once and those that are computed twice."""
     batch = BATCHES["many classes"]
     expected = CASES[case].values(batch, 13)
-    monkeypatch.setattr(center_blocks, "TILE_ELEMENTS", tile)
-    monkeypatch.setattr("vicinal.losses.proxy_anchor.TILE_ELEMENTS", tile)
-    monkeypatch.setattr(center_blocks, "BLOCK_ELEMENTS", block)
+    for module in (center_blocks, proxy_anchor):
+        monkeypatch.setattr(module, "tile_elements", lambda device: tile)
     monkeypatch.setattr(center_blocks, "MIN_ROWS", 7)
-    monkeypatch.setattr(center_blocks, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(center_blocks, "BLOCK_ROWS", rows)
     monkeypatch.setattr(center_blocks, "MAX_KEPT", kept)
+    monkeypatch.setattr(center_blocks, "MAX_KEPT_TILES", 4 if kept else 0)
     torch.testing.assert_close(CASES[case].values(batch, 13), expected, rtol=1e-10, atol=1e-12)
     with torch.no_grad():
         value = CASES[case].loss(13, 8).double()(batch.embeddings, batch.labels)

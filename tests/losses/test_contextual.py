@@ -744,7 +744,7 @@ def test_sparse_matrices_give_the_same_for_all_options(switches: tuple[bool, ...
 
 def test_sparse_products_in_many_parts_give_the_same(sparse_calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrices, "MAX_TERMS", 50)
-    monkeypatch.setattr(sparse, "default_tile_rows", lambda columns: 7)
+    monkeypatch.setattr(sparse, "default_tile_rows", lambda *_: 7)
     for sample in (clusters(20, 4, 8, 0.5), SAMPLES["corners, more than once"], SAMPLES["collapsed"]):
         for options in ({}, {"detach_sizes": False}, {"complement": False}):
             assert_near(ours(sample, **options), by_hand(sample, **options), message=str(options))

@@ -203,7 +203,7 @@ def test_finite_for_every_finite_input(dtype: torch.dtype) -> None:
 
 
 def test_memory_is_that_of_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrix, "TILE_ELEMENTS", 2**12)
+    monkeypatch.setattr(metrix, "tile_elements", lambda device: 2**12)
     n = 128
     x, labels = torch.randn(n, 8), torch.arange(n) // 4
     for tile_rows, mixed in ((4, 4 * 3 * n), (None, 2**12)):

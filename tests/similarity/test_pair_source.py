@@ -121,7 +121,7 @@ def pairs_of(source: PairSource, start: int = 0, stop: int | None = None) -> lis
     """The positive and the negative columns of anchors, as the losses would see them."""
     span = slice(start, len(source) if stop is None else stop)
     similarity = torch.arange(len(source.references), dtype=torch.float64).repeat(span.stop - start, 1)
-    rows = source.rows(span, similarity, source.pairs(span, source.class_columns()))
+    rows = source.rows(span, similarity, source.pairs(span, source.class_columns))
     return [
         tuple({int(column) for column in row[row.isfinite()]} for row in pair)
         for pair in zip(rows.positives, rows.negatives, strict=True)
@@ -195,10 +195,10 @@ def test_keys_are_places_in_the_whole_batch_and_change_with_the_call(
 
 
 def test_columns_of_classes_are_known_only_where_labels_say_the_pairs() -> None:
-    assert PairSource.from_batch(X, LABELS).class_columns() is not None
-    assert PairSource.from_batch(X, positive=MASK).class_columns() is None
-    assert PairSource.from_batch(X, LABELS, positive=MASK).class_columns() is None
-    assert PairSource.from_batch(X, LABELS, relation=lambda a, b: a[:, None] == b).class_columns() is None
+    assert PairSource.from_batch(X, LABELS).class_columns is not None
+    assert PairSource.from_batch(X, positive=MASK).class_columns is None
+    assert PairSource.from_batch(X, LABELS, positive=MASK).class_columns is None
+    assert PairSource.from_batch(X, LABELS, relation=lambda a, b: a[:, None] == b).class_columns is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

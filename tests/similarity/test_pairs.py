@@ -32,7 +32,7 @@ class Case(NamedTuple):
     def layouts(self) -> list[Pairs]:
         same = self.labels[:, None] == self.others
         return [
-            ClassColumns(self.others).pairs(self.labels, self.first),
+            ClassColumns(self.others, self.labels).pairs(self.labels, self.first),
             MaskedPairs.without_self(same, ~same, self.first),
         ]
 
@@ -94,7 +94,7 @@ def test_products_are_those_of_the_joined_matrix(case: Case) -> None:
     anchors, references = (
         torch.randn(len(x), 3, generator=generator, dtype=torch.float64) for x in (case.labels, case.others)
     )
-    pairs = ClassColumns(case.others).pairs(case.labels, case.first)
+    pairs = ClassColumns(case.others, case.labels).pairs(case.labels, case.first)
     positives, _ = pairs.split(similarities(case))
     gradient = torch.where(positives < math.inf, positives, 0)
     matrix = pairs.join(gradient.clone(), None)
@@ -107,7 +107,7 @@ def test_products_are_those_of_the_joined_matrix(case: Case) -> None:
 def test_products_of_a_batch_with_itself_go_to_one_place() -> None:
     labels = torch.tensor([0, 1, 0, 0, 1])
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-    pairs = ClassColumns(labels).pairs(labels[1:4], 1)
+    pairs = ClassColumns(labels, labels).pairs(labels[1:4], 1)
     gradient, _ = pairs.split(torch.rand(3, 5, generator=torch.Generator().manual_seed(1)))
     gradient = torch.where(gradient < math.inf, gradient, 0)
     matrix, total = pairs.join(gradient.clone(), None), torch.zeros(5, 3)
@@ -119,7 +119,7 @@ def test_products_of_a_batch_with_itself_go_to_one_place() -> None:
 
 def test_what_stands_in_places_without_a_pair_goes_nowhere() -> None:
     """A class smaller than the widest repeats a column, to which a gradient of the repetition must not be added."""
-    pairs = ClassColumns(torch.tensor([0, 0, 0, 1, 1])).pairs(torch.tensor([1, 0, 2]), None)
+    pairs = ClassColumns(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([1, 0, 2])).pairs(torch.tensor([1, 0, 2]), None)
     assert pairs.columns.shape == (3, 3)
     everywhere = torch.ones(3, 3)
     expected = torch.tensor([[0.0, 0, 0, 1, 1], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
@@ -132,15 +132,15 @@ def test_what_stands_in_places_without_a_pair_goes_nowhere() -> None:
 
 
 def test_only_as_many_columns_as_the_largest_class_asked_for() -> None:
-    columns = ClassColumns(torch.tensor([0] * 7 + [1, 2, 2]))
+    columns = ClassColumns(torch.tensor([0] * 7 + [1, 2, 2]), torch.tensor([2, 1, 5]))
     assert columns.pairs(torch.tensor([2, 1]), None).columns.shape == (2, 2)
     assert columns.pairs(torch.tensor([5]), None).columns.shape == (1, 1)
 
 
-def test_sparse_is_a_small_share_of_columns_that_are_not_too_many_numbers() -> None:
+def test_sparse_is_a_small_fraction_of_columns_that_are_not_too_many_numbers() -> None:
     few, most = torch.arange(100) // 2, torch.arange(100) // 50
-    pairs = ClassColumns(few).pairs(few[:10], 0)
+    pairs = ClassColumns(few, few).pairs(few[:10], 0)
     assert isinstance(pairs, ClassPairs)
     assert pairs.is_sparse(dim=64)
     assert not pairs.is_sparse(dim=2**20)
-    assert not ClassColumns(most).pairs(most[:10], 0).is_sparse(dim=64)
+    assert not ClassColumns(most, most).pairs(most[:10], 0).is_sparse(dim=64)

@@ -140,7 +140,7 @@ def test_few_positives_among_many_columns() -> None:
     labels, known = torch.arange(200) // 4, torch.arange(300) // 6
     for batch in ((x, labels), (x, labels, y, known)):
         source = PairSource.from_batch(*batch)
-        assert source.pairs(slice(0, 200), source.class_columns()).is_sparse(DIM)
+        assert source.pairs(slice(0, 200), source.class_columns).is_sparse(DIM)
         expected = gradients(plainly(source, several), x, y)
         for tile_rows in (None, 60):
             got = sum_over_rows(PairSource.from_batch(*batch), several, tile_rows=tile_rows)
@@ -261,7 +261,8 @@ def test_draws_of_a_select_see_the_same_keys_in_every_tile() -> None:
 def test_rows_of_a_tile() -> None:
     with pytest.raises(InputError, match="tile_rows = 0 must be at least 1"):
         sum_over_rows(PairSource.from_batch(*batch(2)), exponentials, tile_rows=0)
-    sizes = [default_tile_rows(columns) for columns in (1, 100, 10_000, 10**6)]
+    cpu = torch.device("cpu")
+    sizes = [default_tile_rows(columns, cpu) for columns in (1, 100, 10_000, 10**6)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] >= 1
-    assert default_tile_rows(1000) >= 1000
+    assert default_tile_rows(1000, cpu) >= 1000

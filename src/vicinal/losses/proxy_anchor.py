@@ -11,12 +11,13 @@ from torch import Tensor
 
 from vicinal.losses.center_based import CenterBasedLoss
 from vicinal.losses.row_functions import log_one_plus_sum_exp, softplus
-from vicinal.similarity.center_tiles import TILE_ELEMENTS, CenterTiles, mask_own_class
+from vicinal.similarity.center_tiles import CenterTiles, mask_own_class
 from vicinal.similarity.normalize import normalize
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
 from vicinal.similarity.tiles import refuse_second_derivative
 from vicinal.utils.arguments import check_finite, check_positive
+from vicinal.utils.tile_size import tile_elements
 
 
 class ProxyAnchorLoss(CenterBasedLoss):
@@ -144,7 +145,7 @@ class _Pass:
         self, loss: ProxyAnchorLoss, labels: Tensor, anchors: Tensor, centers: Tensor, grad_centers: bool | None = None
     ) -> None:
         self.loss, self.labels, self.anchors, centers = loss, labels, anchors.detach(), centers.detach()
-        size = max(1, TILE_ELEMENTS // max(anchors.shape))
+        size = max(1, tile_elements(anchors.device) // max(anchors.shape))
         self.tiles = CenterTiles(centers, normalized=True, size=size)
         self.grad_anchors = None if grad_centers is None else torch.zeros_like(self.anchors)
         self.grad_centers = torch.empty_like(centers) if grad_centers else None

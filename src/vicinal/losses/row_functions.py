@@ -7,6 +7,7 @@ gradient. They are differentiable once. Where pairs may have weights, a pair of 
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+FEW_COLUMNS = 64
+"""So many columns are not worth the host's wait until it knows which of them are empty."""
 MIN_TEMPERATURE = 1e-30
 """Smaller temperatures are raised to this one. Their reciprocals would be infinite, and results would be the same."""
 
@@ -98,6 +101,14 @@ def count_positives(positives: Tensor, weights: Tensor | None = None) -> Tensor:
     return (positives.detach() < math.inf).sum(dim=1).to(positives.dtype) if weights is None else weights.sum(1)
 
 
+def max_positives(positives: Tensor) -> int:
+    """The largest number of positives of an anchor, or a bound of it that spares the host to wait for a GPU."""
+    columns = positives.shape[1]  # at most one more than the largest class has, unless pairs are given by masks
+    return (
+        columns if positives.device.type != "cpu" and columns <= FEW_COLUMNS else int(count_positives(positives).amax())
+    )
+
+
 def count_negatives(negatives: Tensor, weights: Tensor | None = None) -> Tensor:
     """The number of negatives of each anchor, or their weight, [rows], in the type of the similarities."""
     return (negatives.detach() > -math.inf).sum(dim=1).to(negatives.dtype) if weights is None else weights.sum(1)
@@ -126,6 +137,16 @@ def euclidean_distance(similarity: Tensor) -> Tensor:
     return (2 - 2 * similarity).clamp_min(torch.finfo(similarity.dtype).eps).sqrt()
 
 
+def inverse_temperature(temperature: float) -> float:
+    """The factor of differences in a sigmoid of a temperature."""
+    return 1 / max(temperature, MIN_TEMPERATURE)
+
+
+def lowest_exponent(dtype: torch.dtype) -> float:
+    """Up to here :func:`flushed_sigmoid` is 0."""
+    return math.log(torch.finfo(dtype).tiny) / 3
+
+
 def flushed_sigmoid(x: Tensor, temperature: float) -> Tensor:
     """`sigmoid(x / temperature)`, flushed to exactly 0 where it is negligible; overwrites x if x needs no gradient.
 
@@ -135,11 +156,15 @@ def flushed_sigmoid(x: Tensor, temperature: float) -> Tensor:
         >>> flushed_sigmoid(torch.tensor([-1.0, 0.0, 1.0]), temperature=0.01)
         tensor([0.0000, 0.5000, 1.0000])
     """
-    lowest = math.log(torch.finfo(x.dtype).tiny) / 3
-    factor = 1 / max(temperature, MIN_TEMPERATURE)
+    lowest, factor = lowest_exponent(x.dtype), inverse_temperature(temperature)
     if x.requires_grad:
         return F.threshold(x * factor, lowest, -math.inf).sigmoid()
     return torch.threshold_(x.mul_(factor), lowest, -math.inf).sigmoid_()
+
+
+def has_kernels(values: Tensor) -> bool:
+    """Whether there are Triton kernels for the device and the type of some values."""
+    return values.is_cuda and values.dtype == torch.float32 and find_spec("triton") is not None
 
 
 def zero_with_gradient(similarity: Tensor, gradient: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vicinal.losses.row_functions import MIN_TEMPERATURE, count_positives, flushed_sigmoid
+from vicinal.losses.row_functions import flushed_sigmoid, has_kernels, inverse_temperature, max_positives
 from vicinal.similarity.rows import Rows
 
 
@@ -71,7 +71,7 @@ def _ascending(thresholds: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
     Rows with fewer thresholds than others continue with +inf.
     """
-    max_thresholds = int(count_positives(thresholds).amax())  # synchronizes with a GPU, as fewer columns are less work
+    max_thresholds = max_positives(thresholds)
     smallest = thresholds.topk(max_thresholds, dim=1, largest=False)
     for k in range(max_thresholds):
         yield smallest.indices[:, k, None], smallest.values[:, k, None]
@@ -81,6 +81,10 @@ def _ascending(thresholds: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 # would hold all differences at once.
 @torch.library.custom_op("vicinal::count_above", mutates_args=())
 def _count_above(thresholds: Tensor, values: Tensor, temperature: float, linear_from: float, slope: float) -> Tensor:
+    if has_kernels(values):
+        from vicinal.losses import rank_kernels  # imports Triton
+
+        return rank_kernels.count_above(thresholds, values, temperature, linear_from, slope)
     counts = torch.zeros_like(thresholds)
     differences = torch.empty_like(values)
     for columns, threshold in _ascending(thresholds):
@@ -92,9 +96,13 @@ def _count_above(thresholds: Tensor, values: Tensor, temperature: float, linear_
 
 @torch.library.custom_op("vicinal::count_thresholds_above", mutates_args=())
 def _count_thresholds_above(thresholds: Tensor, values: Tensor) -> Tensor:
+    if has_kernels(values):
+        from vicinal.losses import rank_kernels  # imports Triton
+
+        return rank_kernels.count_thresholds_above(thresholds, values, tolerance(values))
     counts = torch.zeros_like(values)
     for _, threshold in _ascending(thresholds):
-        counts += threshold.where(threshold < math.inf, -math.inf) > values + _tolerance(values)
+        counts += threshold.where(threshold < math.inf, -math.inf) > values + tolerance(values)
     return counts
 
 
@@ -102,6 +110,10 @@ def _count_thresholds_above(thresholds: Tensor, values: Tensor) -> Tensor:
 def _count_above_backward(
     upstream: Tensor, thresholds: Tensor, values: Tensor, temperature: float, linear_from: float, slope: float
 ) -> tuple[Tensor, Tensor]:
+    if has_kernels(values):
+        from vicinal.losses import rank_kernels  # imports Triton
+
+        return rank_kernels.count_above_backward(upstream, thresholds, values, temperature, linear_from, slope)
     grad_thresholds, grad_values = torch.zeros_like(thresholds), torch.zeros_like(values)
     differences = torch.empty_like(values)
     for columns, threshold in _ascending(thresholds):
@@ -116,16 +128,16 @@ def _count_above_backward(
 def _steps(differences: Tensor, temperature: float, linear_from: float, slope: float) -> Tensor:
     """The step function of differences; overwrites them."""
     if temperature == 0:
-        return differences.ge_(-_tolerance(differences))
+        return differences.ge_(-tolerance(differences))
     if linear_from == math.inf:
         return flushed_sigmoid(differences, temperature)
     # Float masks are several times faster than bool masks.
     line = (differences - linear_from).relu_().mul_(slope)
-    line.add_(differences.clone().ge_(-_tolerance(differences)), alpha=0.5)
+    line.add_(differences.clone().ge_(-tolerance(differences)), alpha=0.5)
     return flushed_sigmoid(differences.clamp_max_(linear_from), temperature).add_(line)
 
 
-def _tolerance(similarity: Tensor) -> float:
+def tolerance(similarity: Tensor) -> float:
     """Difference up to which similarities are equal: those of the same two vectors may differ so between tiles."""
     return 16 * torch.finfo(similarity.dtype).eps
 
@@ -134,7 +146,7 @@ def _slopes(differences: Tensor, temperature: float, linear_from: float, slope: 
     """The derivative of the step function at differences; overwrites them."""
     line = differences.clone().gt_(linear_from) if linear_from < math.inf else None
     sigmoid = flushed_sigmoid(differences, temperature)
-    slopes = sigmoid.addcmul_(sigmoid, sigmoid, value=-1).mul_(1 / max(temperature, MIN_TEMPERATURE))
+    slopes = sigmoid.addcmul_(sigmoid, sigmoid, value=-1).mul_(inverse_temperature(temperature))
     return slopes if line is None else slopes.addcmul_(slopes, line, value=-1).add_(line, alpha=slope)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vicinal.losses.base import Reduction, RowLoss
-from vicinal.losses.row_functions import count_negatives, count_positives, softplus
+from vicinal.losses.row_functions import count_negatives, count_positives, has_kernels, max_positives, softplus
 from vicinal.mining import Miner
 from vicinal.similarity.rows import Rows
 from vicinal.utils.arguments import check_bool, check_finite
@@ -99,11 +99,15 @@ def _sum_over_triplets(
     positives: Tensor, negatives: Tensor, margin: float, soft: bool, semi_hard: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sum of the losses of each anchor, the number of losses above zero, and the two gradients of the sum."""
+    if has_kernels(negatives):
+        from vicinal.losses import rank_kernels  # imports Triton
+
+        return rank_kernels.sum_over_triplets(positives, negatives, margin, soft, semi_hard)
     total, violating = positives.new_zeros(len(positives)), positives.new_zeros(len(positives))
     grad_positives, grad_negatives = torch.zeros_like(positives), torch.zeros_like(negatives)
-    max_positives = int(count_positives(positives).amax())  # synchronizes with a GPU, as fewer columns are less work
-    hardest = positives.topk(max_positives, dim=1, largest=False)
-    for k in range(max_positives):
+    number = max_positives(positives)
+    hardest = positives.topk(number, dim=1, largest=False)
+    for k in range(number):
         losses, slopes = _hinges(negatives - hardest.values[:, k, None], margin, soft, semi_hard)
         total += losses.sum(dim=1)
         violating += losses.sign().sum(dim=1)

@@ -14,10 +14,11 @@ from vicinal.losses.base import Loss, PairLoss, RowLoss, zero_loss
 from vicinal.losses.proxy_anchor import ProxyAnchorLoss
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
-from vicinal.similarity.tiles import TILE_ELEMENTS, default_tile_rows, sum_over_rows, values_of_rows
+from vicinal.similarity.tiles import default_tile_rows, sum_over_rows, values_of_rows
 from vicinal.utils.arguments import check_nonnegative, check_positive, check_seed, shown
 from vicinal.utils.errors import InputError
 from vicinal.utils.seeds import derive_seed, uniform
+from vicinal.utils.tile_size import tile_elements
 
 MixedPairs = Literal["positive-negative", "anchor-negative", "both"]
 MIXED_PAIRS = ("positive-negative", "anchor-negative", "both")
@@ -150,10 +151,11 @@ class Metrix(PairLoss):
         """The number of anchors whose mixed examples fit into a tile."""
         if self.tile_rows is not None:
             return self.tile_rows
-        step, columns = default_tile_rows(source.num_references), source.class_columns()
+        device = source.anchors.device
+        step, columns = default_tile_rows(source.num_references, device), source.class_columns
         spans = (slice(start, min(start + step, len(source))) for start in range(0, len(source), step))
         most = max(int(source.pairs(span, columns).positive.sum(dim=1).amax()) for span in spans)
-        return max(1, min(step, TILE_ELEMENTS // (source.num_references * (most + 1))))
+        return max(1, min(step, tile_elements(device) // (source.num_references * (most + 1))))
 
     def _mix(self, rows: Rows) -> Rows:
         """The mixed examples of each anchor, [rows, partners x negatives], as positives and as negatives with weights.

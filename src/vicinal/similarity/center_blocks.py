@@ -9,12 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vicinal.similarity.center_tiles import TILE_ELEMENTS, CenterTiles, mask_own_class
+from vicinal.similarity.center_tiles import CenterTiles, mask_own_class
 from vicinal.similarity.class_centers import CenterRows, ClassCenters
 from vicinal.utils import distributed
+from vicinal.utils.tile_size import tile_elements
 
-BLOCK_ELEMENTS, MAX_KEPT = 2**20, 2**25
-"""Similarities of a block of anchors to all centers, and how many are kept instead of computed a second time."""
+MAX_KEPT, MAX_KEPT_TILES = 2**25, 4
+"""Similarities of a block of anchors to all centers that are kept instead of computed a second time, or more if tiles
+are large."""
 MIN_ROWS, BLOCK_ROWS = 128, 384
 """Matrix products with fewer rows take longer per row; a block has more, as each block reads all centers."""
 BOUNDED_SCALE = 40.0
@@ -65,13 +67,14 @@ class CenterBlocks:
     def __init__(self, anchors: Tensor, labels: Tensor, centers: ClassCenters, parameters: Sequence[Tensor]) -> None:
         self.anchors, self.labels, self.centers = anchors.detach(), labels, centers
         self.vectors, self.bias = parameters[0].detach(), parameters[1].detach() if len(parameters) > 1 else None
-        columns = centers.max_centers
+        columns, elements = centers.max_centers, tile_elements(anchors.device)
+        max_kept = max(MAX_KEPT, MAX_KEPT_TILES * elements)
         # With few anchors and many centers nothing is kept, and there is one block, as each block reads all centers.
-        self.keep_tiles = columns * min(len(anchors), MIN_ROWS) <= MAX_KEPT
-        rows = min(max(BLOCK_ROWS, BLOCK_ELEMENTS // columns), max(MIN_ROWS, MAX_KEPT // columns))
+        self.keep_tiles = columns * min(len(anchors), MIN_ROWS) <= max_kept
+        rows = min(max(BLOCK_ROWS, elements // columns), max(MIN_ROWS, max_kept // columns))
         self.block_rows = rows if self.keep_tiles else len(anchors)
         width = max(min(self.block_rows, len(anchors)), anchors.shape[1])
-        size = max(1, TILE_ELEMENTS // width // centers.centers_per_class) * centers.centers_per_class
+        size = max(1, elements // width // centers.centers_per_class) * centers.centers_per_class
         self.tiles = CenterTiles(self.vectors, self.bias is None, size, centers.needs_mean)
         # Bounded logits can be shifted by their bound instead of their maximum.
         self.bounded = self.bias is None and centers.scale <= BOUNDED_SCALE

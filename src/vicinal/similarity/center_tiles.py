@@ -10,9 +10,6 @@ from torch import Tensor
 
 from vicinal.similarity.normalize import MIN_GRADIENT_NORM, MIN_NORM
 
-TILE_ELEMENTS = 2**20
-"""Numbers in a tile: 4 MB in float32, which fits into a processor's cache."""
-
 
 class CenterTiles:
     """Normalized class centers, tile by tile. Gradients with respect to them become gradients of the centers.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, cast
 
 import torch
@@ -295,21 +296,23 @@ class PairSource:
         """The mean over all pairs of an anchor and a reference; a scalar."""
         return self.anchors.sum(dim=0) @ self.references.sum(dim=0) / (self.mean_num_anchors * self.num_references)
 
+    @cached_property
     def class_columns(self) -> ClassColumns | None:
-        """The columns of each class, where positive pairs are those of equal labels and finding the columns pays.
+        """The columns of each class, where positive pairs are those of equal labels.
 
-        On a CPU masks over all columns cost more than the losses; on a GPU finding the columns would synchronize.
+        Masks over all columns cost more memory traffic than the losses. The size of the largest class must be known,
+        for which the host waits once for a GPU, and the compiler cannot.
         """
-        if not self.is_by_label or self.reference_labels is None or not can_read_values(self.anchors):
+        if not self.is_by_label or self.labels is None or self.reference_labels is None:
             return None
-        return ClassColumns(self.reference_labels)
+        return None if torch.compiler.is_compiling() else ClassColumns(self.reference_labels, self.labels)
 
     def pairs(self, span: slice, class_columns: ClassColumns | None = None) -> Pairs:
         """Where the pairs of a span of anchors are.
 
         Args:
             span: the anchors, `slice(start, stop)`.
-            class_columns: the result of :meth:`class_columns`, if it is to be used.
+            class_columns: :attr:`class_columns`, if it is to be used.
         """
         first = None if self.offset is None else self.offset + span.start
         if self.masks is not None:

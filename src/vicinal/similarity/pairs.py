@@ -134,21 +134,34 @@ class ClassColumns:
     """The columns of each class among the references.
 
     Args:
-        labels: int [c], on the CPU.
+        reference_labels: int [c].
+        labels: int [n], those of all anchors.
     """
 
-    def __init__(self, labels: Tensor) -> None:
-        self.labels, self.columns = labels.long().sort(stable=True)  # searchsorted does not take all integer types
+    def __init__(self, reference_labels: Tensor, labels: Tensor) -> None:
+        # searchsorted does not take all integer types
+        self.labels, self.columns = reference_labels.long().sort(stable=True)
+        # One width for all tiles, as reading it makes the host wait for a GPU; on a CPU each tile has its own.
+        self.width = None if labels.device.type == "cpu" else _width(*self._bounds(labels))
 
     def pairs(self, labels: Tensor, first: int | None) -> Pairs:
         """The pairs of anchors with these labels; row i is column `first + i`, or no column if that is None."""
-        labels = labels.long().contiguous()
-        begin = torch.searchsorted(self.labels, labels)[:, None]
-        end = torch.searchsorted(self.labels, labels, right=True)[:, None]
-        width = max(1, int((end - begin).amax()))
-        positions = begin + torch.arange(width)
+        begin, end = self._bounds(labels)
+        width, device = self.width or _width(begin, end), labels.device
+        positions = begin + torch.arange(width, device=device)
         columns = self.columns[positions.minimum(end - 1).clamp_min(0)]
         positive = positions < end
         if first is not None:
-            positive &= columns != torch.arange(first, first + len(labels))[:, None]
+            positive &= columns != torch.arange(first, first + len(labels), device=device)[:, None]
         return ClassPairs(columns, positive, begin < end, len(self.columns))
+
+    def _bounds(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the columns of each label begin and end among `columns`, [n, 1] each."""
+        labels = labels.long().contiguous()
+        begin, end = (torch.searchsorted(self.labels, labels, right=right) for right in (False, True))
+        return begin[:, None], end[:, None]
+
+
+def _width(begin: Tensor, end: Tensor) -> int:
+    """The number of columns of the largest class, at least 1; makes the host wait for a GPU."""
+    return max(1, int((end - begin).amax())) if len(begin) else 1

@@ -13,9 +13,8 @@ from vicinal.similarity.pairs import Pairs
 from vicinal.similarity.rows import Rows
 from vicinal.utils.arguments import MAX_INTEGER, is_integer, shown
 from vicinal.utils.errors import InputError
+from vicinal.utils.tile_size import tile_elements
 
-TILE_ELEMENTS = 2**20
-"""Default number of similarities in a tile: 4 MB in float32, which fits into a processor's cache."""
 MIN_ROWS = 128
 """Matrix products with fewer rows take longer per row."""
 
@@ -31,9 +30,9 @@ def check_tile_rows(tile_rows: int | None) -> None:
         raise InputError(f"tile_rows = {shown(tile_rows)} must be at least 1, a whole number")
 
 
-def default_tile_rows(columns: int) -> int:
-    """The number of rows with which a tile fits into the cache, or more where matrix products need more."""
-    return max(MIN_ROWS, TILE_ELEMENTS // max(columns, 1))
+def default_tile_rows(columns: int, device: torch.device) -> int:
+    """The number of rows with which a tile has the size for its device, or more where matrix products need more."""
+    return max(MIN_ROWS, tile_elements(device) // max(columns, 1))
 
 
 def refuse_second_derivative() -> None:
@@ -99,8 +98,9 @@ class _Tiles:
 
     def __init__(self, source: PairSource, tile_rows: int | None, miner: RowFilter | None) -> None:
         self.source, self.miner = source, miner
-        self.class_columns = source.class_columns()
-        step, n = tile_rows or default_tile_rows(source.num_references * source.rows_per_anchor), len(source)
+        self.class_columns = source.class_columns
+        columns, n = source.num_references * source.rows_per_anchor, len(source)
+        step = tile_rows or default_tile_rows(columns, source.anchors.device)
         self.spans = [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
     @torch.no_grad()

@@ -22,7 +22,7 @@ def find_neighborhoods(
     Returns:
         The neighborhoods; None if the mean number of neighbors of the rows of a tile exceeds `max_neighbors`.
     """
-    n, rows = len(vectors), default_tile_rows(len(vectors))
+    n, rows = len(vectors), default_tile_rows(len(vectors), vectors.device)
     tiles: list[tuple[Tensor, Tensor]] = []
     for start in range(0, n, rows):
         similarity = vectors[start : start + rows] @ vectors.T

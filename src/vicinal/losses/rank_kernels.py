@@ -1,0 +1,214 @@
+"""Triton kernels of the sums over all pairs of a positive and another similarity of its row, for a GPU.
+
+Each program has one row. The positives stay in registers while the similarities are read once, where PyTorch operations
+read them once per positive. The functions compute what their twins in :mod:`~vicinal.losses.soft_ranks` and
+:mod:`~vicinal.losses.triplets` do, in float32; they need no workspace, and wait for nothing.
+
+Importing this module imports Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vicinal.losses.row_functions import inverse_temperature, lowest_exponent
+
+MAX_POSITIVES = 32
+"""In registers at a time; of more, each part reads the similarities again."""
+PAIRS = 2048
+"""Pairs of a positive and a similarity that a program computes at a time."""
+
+Kernel = Callable[..., Any]
+
+
+def count_above(thresholds: Tensor, values: Tensor, temperature: float, linear_from: float, slope: float) -> Tensor:
+    """See :func:`vicinal.losses.soft_ranks.count_above`."""
+    thresholds, values = thresholds.contiguous(), values.contiguous()
+    counts = torch.zeros_like(thresholds)
+    step = _step_arguments(values, temperature, linear_from, slope)
+    _launch(_count_above, thresholds, values, counts, **step)
+    return counts
+
+
+def count_above_backward(
+    upstream: Tensor, thresholds: Tensor, values: Tensor, temperature: float, linear_from: float, slope: float
+) -> tuple[Tensor, Tensor]:
+    """The gradients of :func:`count_above` with respect to thresholds and values."""
+    upstream, thresholds, values = upstream.contiguous(), thresholds.contiguous(), values.contiguous()
+    grad_thresholds, grad_values = torch.zeros_like(thresholds), torch.zeros_like(values)
+    step = _step_arguments(values, temperature, linear_from, slope)
+    _launch(_count_above_backward, thresholds, values, upstream, grad_thresholds, grad_values, **step)
+    return grad_thresholds, grad_values
+
+
+def count_thresholds_above(thresholds: Tensor, values: Tensor, tolerance: float) -> Tensor:
+    """See :func:`vicinal.losses.soft_ranks.count_thresholds_above`."""
+    thresholds, values = thresholds.contiguous(), values.contiguous()
+    counts = torch.zeros_like(values)
+    _launch(_count_thresholds_above, thresholds, values, counts, tolerance=tolerance)
+    return counts
+
+
+def sum_over_triplets(
+    positives: Tensor, negatives: Tensor, margin: float, soft: bool, semi_hard: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `vicinal.losses.triplets`."""
+    positives, negatives = positives.contiguous(), negatives.contiguous()
+    total, violating = positives.new_zeros(len(positives)), positives.new_zeros(len(positives))
+    gradients = torch.zeros_like(positives), torch.zeros_like(negatives)
+    options = {"margin": margin, "soft": soft, "semi_hard": semi_hard}
+    _launch(_sum_over_triplets, positives, negatives, total, violating, *gradients, **options)
+    return total, violating, *gradients
+
+
+def _step_arguments(values: Tensor, temperature: float, linear_from: float, slope: float) -> dict[str, Any]:
+    from vicinal.losses.soft_ranks import tolerance  # which imports this module for values on a GPU
+
+    return {
+        "factor": inverse_temperature(temperature),
+        "lowest": lowest_exponent(values.dtype),
+        "tolerance": tolerance(values),
+        "linear_from": linear_from,
+        "slope": slope,
+        "exact": temperature == 0,
+        "linear": linear_from < float("inf"),
+    }
+
+
+def _launch(kernel: Kernel, thresholds: Tensor, values: Tensor, *tensors: Tensor, **arguments: Any) -> None:
+    """Start a kernel with one program per row."""
+    rows, (p, q) = len(thresholds), (thresholds.shape[1], values.shape[1])
+    if rows and p and q:
+        block_p = min(triton.next_power_of_2(p), MAX_POSITIVES)
+        blocks = {"block_p": block_p, "block_q": min(triton.next_power_of_2(q), PAIRS // block_p)}
+        with torch.device(values.device):
+            kernel[rows,](thresholds, values, *tensors, p, q, **arguments, **blocks)  # type: ignore[index]
+
+
+@triton.jit
+def _load(pointer, row, width, start, block: tl.constexpr, padding):  # type: ignore[no-untyped-def]
+    """Part of a row of a matrix: where it is, which columns exist, and its values."""
+    columns = start + tl.arange(0, block)
+    inside = columns < width
+    where = pointer + row.to(tl.int64) * width + columns
+    return where, inside, tl.load(where, mask=inside, other=padding)
+
+
+@triton.jit
+def _sigmoid(x, lowest):  # type: ignore[no-untyped-def]
+    return tl.where(x > lowest, 1.0 / (1.0 + tl.exp(-x)), 0.0)
+
+
+@triton.jit
+def _step(difference, factor, lowest, tolerance, linear_from, slope, exact: tl.constexpr, linear: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The step function, as in `soft_ranks._steps`."""
+    if exact:
+        result = tl.where(difference >= -tolerance, 1.0, 0.0)
+    elif linear:
+        result = _sigmoid(tl.minimum(difference, linear_from) * factor, lowest)
+        result += tl.maximum(difference - linear_from, 0.0) * slope + tl.where(difference >= -tolerance, 0.5, 0.0)
+    else:
+        result = _sigmoid(difference * factor, lowest)
+    return result
+
+
+@triton.jit
+def _count_above(  # type: ignore[no-untyped-def]
+    thresholds, values, counts, p, q, factor, lowest, tolerance, linear_from, slope,
+    exact: tl.constexpr, linear: tl.constexpr, block_p: tl.constexpr, block_q: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    for first in range(0, p, block_p):
+        _, _, threshold = _load(thresholds, row, p, first, block_p, float("inf"))
+        total = tl.zeros([block_p], tl.float32)
+        for start in range(0, q, block_q):
+            _, _, value = _load(values, row, q, start, block_q, -float("inf"))
+            difference = value[None, :] - threshold[:, None]
+            total += tl.sum(_step(difference, factor, lowest, tolerance, linear_from, slope, exact, linear), 1)
+        where, inside, _ = _load(counts, row, p, first, block_p, 0.0)
+        tl.store(where, tl.where(threshold < float("inf"), total, 0.0), mask=inside)
+
+
+@triton.jit
+def _count_above_backward(  # type: ignore[no-untyped-def]
+    thresholds, values, upstream, grad_thresholds, grad_values, p, q, factor, lowest, tolerance, linear_from, slope,
+    exact: tl.constexpr, linear: tl.constexpr, block_p: tl.constexpr, block_q: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    for first in range(0, p, block_p):
+        _, _, threshold = _load(thresholds, row, p, first, block_p, float("inf"))
+        _, _, weight = _load(upstream, row, p, first, block_p, 0.0)
+        weight = tl.where(threshold < float("inf"), weight, 0.0)
+        total = tl.zeros([block_p], tl.float32)
+        for start in range(0, q, block_q):
+            _, _, value = _load(values, row, q, start, block_q, -float("inf"))
+            difference = value[None, :] - threshold[:, None]
+            sigmoid = _sigmoid(difference * factor, lowest)
+            slopes = sigmoid * (1.0 - sigmoid) * factor
+            if linear:
+                slopes = tl.where(difference > linear_from, slope, slopes)
+            total += tl.sum(slopes, 1)
+            where, inside, gradient = _load(grad_values, row, q, start, block_q, 0.0)
+            tl.store(where, gradient + tl.sum(slopes * weight[:, None], 0), mask=inside)
+        where, inside, _ = _load(grad_thresholds, row, p, first, block_p, 0.0)
+        tl.store(where, -weight * total, mask=inside)
+
+
+@triton.jit
+def _count_thresholds_above(  # type: ignore[no-untyped-def]
+    thresholds, values, counts, p, q, tolerance, block_p: tl.constexpr, block_q: tl.constexpr
+):
+    row = tl.program_id(0)
+    for first in range(0, p, block_p):
+        _, _, threshold = _load(thresholds, row, p, first, block_p, float("inf"))
+        threshold = tl.where(threshold < float("inf"), threshold, -float("inf"))
+        for start in range(0, q, block_q):
+            _, _, value = _load(values, row, q, start, block_q, float("inf"))
+            above = tl.where(threshold[:, None] > value[None, :] + tolerance, 1.0, 0.0)
+            where, inside, count = _load(counts, row, q, start, block_q, 0.0)
+            tl.store(where, count + tl.sum(above, 0), mask=inside)
+
+
+@triton.jit
+def _sum_over_triplets(  # type: ignore[no-untyped-def]
+    positives, negatives, totals, violating, grad_positives, grad_negatives, p, q, margin,
+    soft: tl.constexpr, semi_hard: tl.constexpr, block_p: tl.constexpr, block_q: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    total = tl.zeros([block_p], tl.float32)
+    number = tl.zeros([block_p], tl.float32)
+    for first in range(0, p, block_p):
+        _, _, positive = _load(positives, row, p, first, block_p, float("inf"))
+        grad_positive = tl.zeros([block_p], tl.float32)
+        for start in range(0, q, block_q):
+            _, _, negative = _load(negatives, row, q, start, block_q, -float("inf"))
+            difference = negative[None, :] - positive[:, None]
+            violation = difference + margin
+            if soft:
+                tail = tl.exp(-tl.abs(violation))
+                # log(1 + x) - x is lost where 1 + x is rounded; Kahan's correction keeps it.
+                above_one = 1.0 + tail
+                logarithm = tl.where(above_one == 1.0, tail, tl.log(above_one) * (tail / (above_one - 1.0)))
+                losses = tl.maximum(violation, 0.0) + logarithm
+                slopes = tl.where(violation >= 0.0, 1.0 / above_one, tail / above_one)
+            else:
+                losses = tl.maximum(violation, 0.0)
+                slopes = tl.where(violation > 0.0, 1.0, 0.0)
+            if semi_hard:
+                is_selected = (difference < 0.0) & (violation > 0.0)
+                losses, slopes = tl.where(is_selected, losses, 0.0), tl.where(is_selected, slopes, 0.0)
+            total += tl.sum(losses, 1)
+            number += tl.sum(tl.where(losses > 0.0, 1.0, 0.0), 1)
+            grad_positive += tl.sum(slopes, 1)
+            where, inside, gradient = _load(grad_negatives, row, q, start, block_q, 0.0)
+            tl.store(where, gradient + tl.sum(slopes, 0), mask=inside)
+        where, inside, _ = _load(grad_positives, row, p, first, block_p, 0.0)
+        tl.store(where, -grad_positive, mask=inside)
+    tl.store(totals + row, tl.sum(total, 0))
+    tl.store(violating + row, tl.sum(number, 0))
