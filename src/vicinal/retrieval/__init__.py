@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from vicinal.retrieval.calibration import Calibration
     from vicinal.retrieval.decisions import DecidedResult, Decision, match_images
     from vicinal.retrieval.index.index import Index
+    from vicinal.retrieval.index.interface import ImageIndex
+    from vicinal.retrieval.index.remote_engine import EngineUnavailableError
+    from vicinal.retrieval.index.remote_index import RemoteIndex
     from vicinal.retrieval.neighbors import Neighbors, top_k
     from vicinal.retrieval.query_gallery import QueryGallery
     from vicinal.retrieval.range_queries import range_search
@@ -32,6 +35,8 @@ __all__ = [
     "DatabaseAugmentation",
     "DecidedResult",
     "Decision",
+    "EngineUnavailableError",
+    "ImageIndex",
     "Index",
     "NeighborAverage",
     "Neighbors",
@@ -40,6 +45,7 @@ __all__ = [
     "QueryGallery",
     "ReciprocalReranking",
     "Refinement",
+    "RemoteIndex",
     "RerankedScores",
     "Reranking",
     "SearchResult",

@@ -10,7 +10,7 @@ import numpy as np
 
 from vicinal.data.table import Table
 from vicinal.retrieval.calibration import LOWEST_SIMILARITY, Calibration
-from vicinal.retrieval.index.index import Index
+from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.search import Record, SearchResult, search_images
 from vicinal.utils.arguments import is_number, shown
 from vicinal.utils.arrays import Doubles, Floats
@@ -61,7 +61,7 @@ class DecidedResult(SearchResult):
 
 
 def match_images(
-    index: Index,
+    index: ImageIndex,
     vectors: Floats,
     table: Table,
     k: int,
@@ -95,6 +95,7 @@ def match_images(
     Example:
         >>> import pandas as pd
         >>> from vicinal.retrieval.calibration import example_calibration
+        >>> from vicinal import Index
         >>> table = Table(pd.DataFrame({"label": ["cat", "dog"]}))
         >>> index = Index.build(np.eye(2), table)
         >>> index.calibration = example_calibration()

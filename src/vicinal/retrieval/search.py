@@ -12,12 +12,12 @@ from vicinal.data.boxes import image_keys, row_boxes
 from vicinal.data.columns import BOX_COLUMNS, PUBLISHED_BOX_COLUMNS, is_known_column
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
-from vicinal.retrieval.index.index import Index
+from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.index.metadata import FILE_COLUMNS
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.reranking.base import Reranking
 from vicinal.retrieval.reranking.rerank import rerank
-from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
 
 Record = dict[str, Any]
@@ -62,7 +62,7 @@ def further_columns(record: Record) -> dict[str, Any]:
 
 
 def search_images(
-    index: Index,
+    index: ImageIndex,
     vectors: Floats,
     table: Table,
     k: int,
@@ -80,7 +80,8 @@ def search_images(
         index: the index to search.
         vectors: float32 [q, d], the queries.
         table: one row per query.
-        k: number of matches per query; with `where` or `group_by` there may be fewer.
+        k: number of matches per query; with `where` or `group_by` there may be fewer, as in a database that searches
+            approximately.
         exclude_self: whether to leave out matches that have the query's own path and box; there are k others unless the
             index has fewer.
         refiner: the refiner that the index was built with, if any. The embedding of a query whose image is in the index
@@ -100,6 +101,7 @@ def search_images(
             image fulfills the condition, a column does not exist, or a refined index is to be re-ranked.
 
     Example:
+        >>> from vicinal import Index
         >>> table = Table(pd.DataFrame({"path": ["a.png", "b.png"], "label": ["cat", "dog"], "price": [5, 50]}))
         >>> vectors = np.eye(2, dtype=np.float32)
         >>> index = Index.build(vectors, table)
@@ -112,16 +114,18 @@ def search_images(
         group_by = index.column_aliases.get(group_by, group_by) if group_by is not None else None
         search = _Search(index, vectors, table, refiner, where, reranking, exclude_self)
         # A query that is in the index takes one match more; an index of only k images cannot give it.
-        wanted, number = k, min(k + 1, max(k, len(search.ids))) if exclude_self else k
+        number = max(k, index.count(search.among, at_most=k + 1)) if exclude_self else k
         if where is not None or group_by is not None:
-            number = min(number, len(search.ids))
-        limit = len(search.ids) if max_candidates is None else min(len(search.ids), max(max_candidates, number))
+            number = index.count(search.among, at_most=number)
         while True:
             neighbors = search.nearest(number)
-            results = search.results(neighbors, wanted, group_by)
-            if group_by is None or number >= limit or all(len(each.matches) >= wanted for each in results):
+            results = search.results(neighbors, k, group_by)
+            if group_by is None or all(len(each.matches) >= k for each in results):
                 return results
-            number = min(4 * number, limit)
+            more = 4 * number if max_candidates is None else min(4 * number, max(max_candidates, number))
+            if (more := index.count(search.among, at_most=more)) <= number:
+                return results
+            number = more
 
 
 class _Search:
@@ -129,7 +133,7 @@ class _Search:
 
     def __init__(
         self,
-        index: Index,
+        index: ImageIndex,
         vectors: Floats,
         table: Table,
         refiner: ContextRefiner | None,
@@ -138,46 +142,57 @@ class _Search:
         exclude_self: bool,
     ) -> None:
         self.index, self.vectors, self.table, self.refiner = index, vectors, table, refiner
-        self.reranking, self.is_filtered, self.exclude_self = reranking, where is not None, exclude_self
-        self.ids = index.metadata.ids if where is None else index.where(where)
-        if where is not None and not len(self.ids):
+        self.reranking, self.exclude_self = reranking, exclude_self
+        self.among = index.select(where)
+        if where is not None and not index.count(self.among, at_most=1):
             raise InputError(f"no image of the index fulfills {where}")
         if reranking is not None and index.refiner_fingerprint is not None:
             raise InputError("the index holds refined embeddings, which are not re-ranked; leave out the re-ranking")
-        self._own = index.metadata.ids_by_key(table.image_keys) if table.has("path") else np.full(len(table), -1)
+        needs_own = reranking is not None or refiner is not None
+        self._own = index.ids_by_key(table.image_keys) if needs_own and table.has("path") else np.full(len(table), -1)
+        self._where = where
 
     def nearest(self, number: int) -> Neighbors:
         """The nearest images of each query, by their ids."""
         if self.reranking is not None:
             return self._reranked(number, self.reranking)
         query_ids = self._own if self.refiner is not None and self.table.has("path") else None
-        among = self.ids if self.is_filtered else None
-        return self.index.search(self.vectors, number, self.refiner, query_ids, among)
+        return self.index.search(self.vectors, number, self.refiner, query_ids, self.among)
 
     def _reranked(self, number: int, reranking: Reranking) -> Neighbors:
         self.index.check_refiner(self.refiner)
-        gallery = self.index.vectors()[self.index.metadata.positions(self.ids)]
-        own = self._own_rows() if self.exclude_self else None
+        ids, gallery = self._gallery()
+        own = self._own_rows(ids) if self.exclude_self else None
         number = min(number, len(gallery) - int(own is not None and bool((own >= 0).any())))
         if number < 1:
             raise InputError("the index has no image but the query itself")
         neighbors = rerank(self.vectors, gallery, number, reranking, exclude_self=own)
-        return Neighbors(neighbors.scores, self.ids[neighbors.ids])
+        return Neighbors(neighbors.scores, ids[neighbors.ids])
 
-    def _own_rows(self) -> Integers:
-        """The row of each query among the images that may be found; -1 if it is not there."""
-        rows = np.searchsorted(self.ids, self._own)
-        found = np.append(self.ids, -1)[rows] == self._own
+    def _gallery(self) -> tuple[Integers, Floats]:
+        """Ids, ascending, and vectors of all images that may be found."""
+        if self._where is not None:
+            ids = self.index.where(self._where)
+            return ids, self.index.vectors_of(ids)
+        vectors, frame = self.index.contents()
+        return frame["id"].to_numpy(), vectors
+
+    def _own_rows(self, ids: Integers) -> Integers:
+        """The row of each query among the ids of images that may be found; -1 if it is not there."""
+        rows = np.searchsorted(ids, self._own)
+        found = np.append(ids, -1)[rows] == self._own
         return np.where(found & (self._own >= 0), rows, -1)
 
     def results(self, neighbors: Neighbors, k: int, group_by: str | None) -> list[SearchResult]:
         """The first k matches of each query, with their columns."""
-        found = self.index.metadata.lookup(np.unique(neighbors.ids))
-        if group_by is not None and group_by not in found:
-            columns = ", ".join(column for column in found.columns if column not in FILE_COLUMNS)
+        ids_found = np.unique(neighbors.ids)
+        found = self.index.lookup(ids_found[ids_found >= 0], skip_unknown=True)
+        if group_by is not None and group_by not in self.index.columns:
+            columns = ", ".join(column for column in self.index.columns if column not in FILE_COLUMNS)
             raise InputError(f"the index has no column {group_by!r} to group by; its columns are {columns}")
-        rows = np.searchsorted(found["id"], neighbors.ids)
-        kept = self._kept(found, rows, k, group_by)
+        is_there = np.isin(neighbors.ids, found["id"])  # not where fewer are found, or another process has deleted it
+        rows = np.where(is_there, np.searchsorted(found["id"], neighbors.ids), 0)
+        kept = self._kept(found, rows, is_there, k, group_by if group_by in found else None)
         matched = [each[left] for each, left in zip(rows, kept, strict=True)]
         some = np.unique(np.concatenate([rows[:0].ravel(), *matched]))
         records = dict(zip(some.tolist(), plain_records(found.iloc[some]), strict=True))
@@ -189,12 +204,15 @@ class _Search:
             results.append(SearchResult(query, [{**records[row], "score": score} for row, score in pairs]))
         return results
 
-    def _kept(self, found: pd.DataFrame, rows: Integers, k: int, group_by: str | None) -> list[Integers]:
+    def _kept(
+        self, found: pd.DataFrame, rows: Integers, is_there: Booleans, k: int, group_by: str | None
+    ) -> list[Integers]:
         """For each query, which of its neighbors are its matches; there may be very many neighbors if they are grouped.
 
         Args:
             found: the rows of all neighbors in the index.
             rows: of the neighbors in `found`, [q, neighbors].
+            is_there: whether they are in it, [q, neighbors].
             k: number of matches.
             group_by: a column.
         """
@@ -204,7 +222,10 @@ class _Search:
         groups = None if group_by is None else _group_codes(found[group_by])
         kept = []
         for query, each in enumerate(rows):
-            left = np.arange(len(each)) if keys is None else np.flatnonzero(keys[each] != self.table.image_keys[query])
+            is_left = is_there[query]
+            if keys is not None and is_left.any():
+                is_left = is_left & (keys[each] != self.table.image_keys[query])
+            left = np.flatnonzero(is_left)
             kept.append((left if groups is None else _first_of_groups(groups[each], left))[:k])
         return kept
 

@@ -7,18 +7,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+from typing_extensions import Self
 
 from vicinal.data.moved import relative_to
+from vicinal.data.table import Table
+from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.calibration import Calibration
-from vicinal.retrieval.index.faiss_engine import FaissEngine
+from vicinal.retrieval.index.engine_url import EngineURL, is_engine_url
+from vicinal.retrieval.index.faiss_engine import FaissEngine, Kind
 from vicinal.retrieval.index.made_with import check_made_with
 from vicinal.retrieval.index.metadata import Metadata
 from vicinal.retrieval.index.refiner_context import RefinerContext
 from vicinal.retrieval.index.rescoring import Engine, RescoringEngine, read_engine
 from vicinal.retrieval.index.searchable import SearchableIndex
 from vicinal.retrieval.index.storage import IndexFiles, current_files, write_lock
+from vicinal.retrieval.scores import Array
 from vicinal.utils.errors import InputError
 from vicinal.utils.locks import ReadWriteLock
+
+if TYPE_CHECKING:
+    from vicinal.retrieval.index.remote_index import RemoteIndex
 
 TIMEOUT = 600.0  # seconds to wait for another process that writes the same index
 
@@ -35,7 +45,8 @@ class Index(SearchableIndex):
     even beside codes, which then save little memory. Everything that is added or searched later needs the same
     refiner.
 
-    An index is made by :meth:`build`, :meth:`load` or :meth:`open`.
+    An index is made by :meth:`build`, :meth:`load` or :meth:`open`. With the URL of a database in place of a folder
+    these return a :class:`RemoteIndex <vicinal.retrieval.RemoteIndex>`, which has the same methods.
 
     Threads may share an index: any number of them search while none adds or deletes, and one adds or deletes while none
     searches; the others wait. Processes share the folder of an index: they read it at any time, and write it one at a
@@ -117,14 +128,60 @@ class Index(SearchableIndex):
         self._saved = path, files.save(folder)
 
     @classmethod
+    def build(
+        cls,
+        vectors: Array,
+        table: Table,
+        kind: Literal["auto"] | Kind = "auto",
+        model_fingerprint: str | None = None,
+        refiner: ContextRefiner | None = None,
+        made_with: Mapping[str, str] | None = None,
+        rescore: int | None = None,
+        url: str | None = None,
+        overwrite: bool = False,
+    ) -> Self:
+        """Build an index of all vectors: in memory, to be saved to a folder, or with a URL in a database.
+
+        Args:
+            vectors: float [n, dim].
+            table: n rows.
+            kind: `exact` compares with every vector; `hnsw` is a graph, faster and nearly exact above 100,000 vectors;
+                `auto` is `exact` up to 100,000 vectors, `hnsw` above and in a database. The others search by codes, see
+                :meth:`SearchableIndex.build <vicinal.retrieval.index.searchable.SearchableIndex.build>`.
+            model_fingerprint: identifies the model that made the vectors.
+            refiner: refines every vector first, by its nearest among the others; not in a database.
+            made_with: the flags of the command that made the vectors, which messages about other vectors name.
+            rescore: for kinds with codes, how many candidates per neighbor are compared by the vectors themselves.
+            url: of the database, see :meth:`RemoteIndex.build <vicinal.retrieval.RemoteIndex.build>`; None: in memory.
+            overwrite: with a URL: whether to replace an index that is there.
+
+        Raises:
+            InputError: as :meth:`SearchableIndex.build
+                <vicinal.retrieval.index.searchable.SearchableIndex.build>` or :meth:`RemoteIndex.build
+                <vicinal.retrieval.RemoteIndex.build>`.
+            EngineUnavailableError: the connection to the database is lost for too long.
+        """
+        if url is None:
+            return super().build(vectors, table, kind, model_fingerprint, refiner, made_with, rescore)
+        if refiner is not None:
+            raise InputError(f"an index of refined embeddings is kept in a folder, not at {EngineURL.parse(url)}")
+        remote = _remote_index().build(
+            vectors, table, url, kind, model_fingerprint, made_with, rescore, overwrite=overwrite
+        )
+        return cast(Self, remote)
+
+    @classmethod
     def load(cls, folder: str | Path) -> Index:
-        """Read an index that :meth:`save` wrote.
+        """Read an index that :meth:`save` wrote, or connect to the one at the URL of a database.
 
         To change it, use :meth:`open`.
 
         Raises:
             InputError: there is no index, it is of a later format, or damaged.
+            EngineUnavailableError: the database does not answer.
         """
+        if is_engine_url(folder):
+            return cast("Index", _remote_index().connect(str(folder)))
         files = IndexFiles.load(Path(folder))
         try:
             index = cls._from_files(files)
@@ -139,16 +196,17 @@ class Index(SearchableIndex):
         """Load an index for a block that changes it, and save it at the end; no other process writes it meanwhile.
 
         If the block fails, nothing is saved. Other processes may read the index throughout; they see it as it was
-        until it is saved.
+        until it is saved. An index in a database is changed at once, by any number of processes.
 
         Args:
-            folder: the folder of the index.
-            timeout: seconds to wait while another process writes it.
+            folder: the folder of the index, or the URL of a database.
+            timeout: seconds to wait while another process writes it, or during which a database is asked again.
 
         Raises:
             InputError: there is no index, it is of a later format, or damaged, or another process still writes it after
                 `timeout` seconds.
             OSError: a file cannot be written; the old index stays.
+            EngineUnavailableError: the database does not answer.
 
         Example:
             >>> import numpy as np, pandas as pd, tempfile
@@ -163,6 +221,10 @@ class Index(SearchableIndex):
             array([2, 3])
             Index(exact, 3 images, 2 dimensions)
         """
+        if is_engine_url(folder):
+            with _remote_index().connect(str(folder), timeout) as remote:
+                yield cast("Index", remote)
+            return
         if current_files(Path(folder)) is None:
             cls.load(folder)  # says what is wrong, before a lock is made in the folder
         with write_lock(Path(folder), timeout):
@@ -199,3 +261,9 @@ class Index(SearchableIndex):
         if not (index._facts().items() <= config.items() and index._is_consistent()):
             raise InputError("its files do not belong together")
         return index
+
+
+def _remote_index() -> type[RemoteIndex]:
+    from vicinal.retrieval.index.remote_index import RemoteIndex
+
+    return RemoteIndex

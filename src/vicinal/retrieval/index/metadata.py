@@ -75,6 +75,11 @@ class Metadata:
         """The ids, int64 [images]."""
         return self.frame["id"].to_numpy()
 
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return [str(column) for column in self.frame]
+
     @cached_property
     def keys(self) -> list[str | None]:
         """What tells the images apart, as :attr:`Table.image_keys <vicinal.data.Table.image_keys>`; None if unknown."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,26 +11,27 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from typing_extensions import Self
 
 from vicinal.data.moved import find_old_root, moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.faiss_engine import Kind
+from vicinal.retrieval.index.interface import ImageIndex, checked_vectors
 from vicinal.retrieval.index.metadata import Metadata
-from vicinal.retrieval.index.provenance import IndexProvenance
 from vicinal.retrieval.index.refiner_context import RefinerContext
 from vicinal.retrieval.index.rescoring import Engine, RescoringEngine, create_engine
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.refinement import refine
-from vicinal.retrieval.scores import Array, UnitVectors
+from vicinal.retrieval.scores import BLOCK_ROWS, Array, UnitVectors
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
 from vicinal.utils.locks import ReadWriteLock
 
 
-class SearchableIndex(IndexProvenance):
+class SearchableIndex(ImageIndex):
     """Vectors that are searched by cosine similarity, with metadata of their images, in memory.
 
     :class:`Index` is one that is kept in a folder.
@@ -90,7 +91,7 @@ class SearchableIndex(IndexProvenance):
                 vectors for `ivfpq`, the kind is unknown, the table has both columns `id` and `id_of_table`, or the
                 refiner has a different dimension or is for a different model.
         """
-        unit = searched = _checked_vectors(vectors, table)
+        unit = searched = checked_vectors(vectors, table)
         if refiner is not None:
             refiner.check_model(model_fingerprint)
             searched = UnitVectors(refine(refiner, vectors), "refined embedding")
@@ -116,6 +117,11 @@ class SearchableIndex(IndexProvenance):
     def dim(self) -> int:
         """Number of dimensions of a vector."""
         return self._engine.dim
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns of `metadata`."""
+        return self.metadata.columns
 
     def __len__(self) -> int:
         return len(self.metadata)
@@ -164,7 +170,7 @@ class SearchableIndex(IndexProvenance):
                 infinity, a column has another type than before, or the refiner is not the index's.
         """
         self.check_refiner(refiner)
-        unit = _checked_vectors(vectors, table)
+        unit = checked_vectors(vectors, table)
         self._check_dim(unit)
         with self._lock.write():
             return self._add(unit, table, refiner)
@@ -180,6 +186,60 @@ class SearchableIndex(IndexProvenance):
             self._engine.add(unit)
         self.metadata = metadata
         return ids
+
+    def upsert(self, vectors: Array, table: Table, refiner: ContextRefiner | None = None) -> Integers:
+        """Add vectors in place of those of images with the same path and bounding box; return their ids, int64 [n].
+
+        An image that has the same vector already keeps its id, and gets the columns of the table; others get new ones.
+        Of equal rows of the table the last one counts.
+
+        Args:
+            vectors: float [n, dim].
+            table: n rows; those without a path are added.
+            refiner: the refiner that the index was built with, if any.
+
+        Raises:
+            InputError: as for :meth:`add`; nothing is changed then.
+
+        Example:
+            >>> table = Table(pd.DataFrame({"path": ["/a.png", "/b.png"]}))
+            >>> index = SearchableIndex.build(np.eye(2), table)
+            >>> index.upsert(np.array([[1.0, 0.0], [1.0, 1.0]]), table)
+            array([0, 2])
+        """
+        self.check_refiner(refiner)
+        unit = checked_vectors(vectors, table)
+        self._check_dim(unit)
+        if not table.has("path"):
+            return self.add(vectors, table, refiner)
+        last = dict(zip(table.image_keys, range(len(table)), strict=True))
+        rows = np.array(sorted(last.values()), dtype=np.int64)
+        chosen = table.take(rows)
+        with self._lock.write():
+            before, engine_size = self.metadata, len(self._engine)
+            ids = self.metadata.ids_by_key(chosen.image_keys)
+            is_same = self._have_vectors(ids, unit.subset(rows))
+            try:
+                self.metadata = self.metadata.without(ids[(ids >= 0) & ~is_same])
+                if is_same.any():
+                    self.metadata = self.metadata.updated(chosen.take(np.flatnonzero(is_same)), ids[is_same])
+                if not is_same.all():
+                    new = np.flatnonzero(~is_same)
+                    ids[new] = self._add(unit.subset(rows[new]), chosen.take(new), refiner)
+            except InputError:
+                if len(self._engine) == engine_size:
+                    self.metadata = before
+                raise
+        id_of_key = dict(zip(chosen.image_keys, ids.tolist(), strict=True))
+        return np.array([id_of_key[key] for key in table.image_keys], dtype=np.int64)
+
+    def _have_vectors(self, ids: Integers, vectors: UnitVectors) -> npt.NDArray[np.bool_]:
+        """Whether the images of some ids, -1 for none, have these vectors; False for those of a refined index."""
+        is_same = np.zeros(len(ids), dtype=bool)
+        known = np.flatnonzero(ids >= 0)
+        if self._context is None and len(known):
+            is_same[known] = (self._engine.take(ids[known]) == vectors.take(known).cpu().numpy()).all(axis=1)
+        return is_same
 
     def delete(self, ids: npt.ArrayLike) -> None:
         """Delete images: they are no longer found.
@@ -203,6 +263,55 @@ class SearchableIndex(IndexProvenance):
             array([0])
         """
         return self.metadata.where(condition, self.column_aliases)
+
+    def select(self, condition: str | None) -> Integers | None:
+        """Return the ids of the images that fulfill a condition, None for all, as :meth:`where`."""
+        return None if condition is None else self.where(condition)
+
+    def count(self, among: npt.ArrayLike | None = None, at_most: int | None = None) -> int:
+        """Return the number of images, or of those ids, or `at_most` if there are more."""
+        number = len(self) if among is None else len(np.asarray(among))
+        return number if at_most is None else min(number, at_most)
+
+    def lookup(self, ids: npt.ArrayLike, skip_unknown: bool = False) -> pd.DataFrame:
+        """Return the rows of these ids, in their order; an unknown id raises InputError, or is left out."""
+        if not (skip_unknown and len(self)):
+            return self.metadata.lookup(ids)
+        given, known = np.asarray(ids, dtype=np.int64), self.metadata.ids
+        rows = np.minimum(np.searchsorted(known, given), len(known) - 1)
+        return self.metadata.lookup(given[known[rows] == given])
+
+    def ids_by_key(self, keys: Sequence[str]) -> Integers:
+        """Return the id of the image of each key, -1 where there is none."""
+        return self.metadata.ids_by_key(keys)
+
+    def ids_at(self, path: str) -> Integers:
+        """Return the ids of the images of a file, or of those in a folder and below."""
+        return self.metadata.ids_at(path)
+
+    def frames(self, condition: str | None = None) -> Iterator[pd.DataFrame]:
+        """Yield the rows of all images, or of those that fulfill a condition."""
+        yield self.metadata.frame if condition is None else self.lookup(self.where(condition))
+
+    def blocks(self) -> Iterator[tuple[Integers, Floats]]:
+        """Yield ids and vectors, float32 [n, dim], of all images, in blocks of ascending ids."""
+        ids = self.metadata.ids
+        for start in range(0, len(ids), BLOCK_ROWS):
+            yield ids[start : start + BLOCK_ROWS], self.vectors_of(ids[start : start + BLOCK_ROWS])
+
+    def vectors_of(self, ids: Integers) -> Floats:
+        """Return the vectors of some ids, float32 [n, dim]."""
+        with self._lock.read():
+            return self._engine.take(ids)
+
+    def contents(self) -> tuple[Floats, pd.DataFrame]:
+        """Return all vectors and all rows, in ascending order of ids."""
+        with self._lock.read():
+            return self._engine.take(self.metadata.ids), self.metadata.frame
+
+    def rows_near(self, keys: Sequence[str], below: str | None) -> Metadata:
+        """Return all rows, which are in memory anyway."""
+        return self.metadata
 
     def update(self, ids: npt.ArrayLike, table: Table) -> None:
         """Replace the columns of images, such as their prices; their vectors stay.
@@ -354,12 +463,3 @@ class SearchableIndex(IndexProvenance):
             raise InputError(
                 f"vectors have {vectors.dim} dimensions, the index has {self.dim}; use the model it was built with"
             )
-
-
-def _checked_vectors(vectors: Array, table: Table) -> UnitVectors:
-    unit = UnitVectors(vectors, "vector")
-    if len(unit) != len(table):
-        raise InputError(f"{len(unit)} vectors, but a table of {len(table)} rows; there must be one row per vector")
-    if not len(unit):
-        raise InputError("there are no vectors to index; give at least one")
-    return unit

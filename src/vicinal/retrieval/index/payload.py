@@ -1,0 +1,208 @@
+"""The columns of images as a database keeps them: texts, numbers and booleans, of one kind per column."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from vicinal.data.boxes import image_keys
+from vicinal.retrieval.index.metadata import MAX_ID, NULLABLE
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.errors import InputError
+
+Record = dict[str, Any]
+DTYPES: dict[str, Any] = {
+    "integer": np.dtype(np.int64),
+    "floating": np.dtype(np.float64),
+    "boolean": np.dtype(np.bool_),
+}
+
+
+@dataclass(frozen=True)
+class ColumnKind:
+    """What values a column has.
+
+    Attributes:
+        kind: `integer`, `floating`, `boolean` or `string`.
+        is_numeric: whether all texts of it are numbers or empty, as in the columns of a CSV file.
+    """
+
+    kind: str
+    is_numeric: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        return {"kind": self.kind, "is_numeric": self.is_numeric}
+
+
+Kinds = dict[str, ColumnKind]
+
+
+def payload_of(frame: pd.DataFrame) -> tuple[Kinds, list[Record]]:
+    """The kinds of the columns of a frame, and its rows as plain values without those that are missing.
+
+    Columns without any value are left out; values that are no text, number or boolean, such as dates, become texts.
+
+    Raises:
+        InputError: an integer has more than 64 bits, or a text is not Unicode.
+
+    Example:
+        >>> kinds, records = payload_of(pd.DataFrame({"label": ["cup", None], "price": [3, 5]}))
+        >>> kinds["price"].kind, records
+        ('integer', [{'label': 'cup', 'price': 3}, {'price': 5}])
+    """
+    kinds: Kinds = {}
+    records: list[Record] = [{} for _ in range(len(frame))]
+    for name in map(str, frame.columns):
+        present = np.flatnonzero(frame[name].notna().to_numpy(dtype=bool))
+        values = frame[name].iloc[present].astype(object).tolist()
+        if not values:
+            continue
+        kind = _kind_of(values)
+        plain = [_plain(value, kind, name) for value in values]
+        kinds[name] = ColumnKind(kind, kind == "string" and _are_numbers(plain))
+        for row, value in zip(present.tolist(), plain, strict=True):
+            records[row][name] = value
+    return kinds, records
+
+
+def _kind_of(values: Sequence[Any]) -> str:
+    kind = pd.api.types.infer_dtype(values, skipna=True)
+    kind = "floating" if kind == "mixed-integer-float" else kind
+    return kind if kind in DTYPES else "string"
+
+
+def _plain(value: Any, kind: str, column: str) -> Any:
+    if kind == "boolean":
+        return bool(value)
+    if kind == "floating":
+        return float(value)
+    if kind == "integer":
+        if not -MAX_ID - 1 <= int(value) <= MAX_ID:
+            raise InputError(f"column {column!r} holds {value}, an integer of more than 64 bits; a database has none")
+        return int(value)
+    text = str(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"column {column!r} holds {text[:80]!a}, which is not Unicode text; rename it") from None
+    return text
+
+
+def _are_numbers(texts: Sequence[str]) -> bool:
+    given = pd.Series([text for text in texts if text != ""], dtype="str")
+    return bool(len(given) and pd.to_numeric(given, errors="coerce").notna().all())
+
+
+def merged_kinds(old: Mapping[str, ColumnKind], new: Mapping[str, ColumnKind]) -> Kinds:
+    """The kinds of columns after rows were added; integers beside texts become texts, beside other numbers such.
+
+    Raises:
+        InputError: a column has values of another kind in the new rows.
+
+    Example:
+        >>> merged_kinds({"label": ColumnKind("integer")}, {"label": ColumnKind("string")})
+        {'label': ColumnKind(kind='string', is_numeric=False)}
+    """
+    merged = dict(old)
+    for name, kind in new.items():
+        before = old.get(name, kind)
+        kinds = {before.kind, kind.kind}
+        if len(kinds) == 1:
+            merged[name] = ColumnKind(kind.kind, before.is_numeric and kind.is_numeric)
+        elif kinds == {"integer", "string"}:
+            texts = before if before.kind == "string" else kind
+            merged[name] = ColumnKind("string", texts.is_numeric)
+        elif kinds == {"integer", "floating"}:
+            merged[name] = ColumnKind("floating")
+        else:
+            raise InputError(
+                f"column {name!r} is {kind.kind} in the new rows, {before.kind} in the index; both must have the same "
+                "type"
+            )
+    return merged
+
+
+def converted(record: Record, kinds: Mapping[str, ColumnKind]) -> Record:
+    """A record with values of these kinds."""
+    change = {"floating": float, "string": str}
+    return {name: change.get(kinds[name].kind, lambda value: value)(value) for name, value in record.items()}
+
+
+def frame_of_records(ids: Integers, records: Sequence[Record], kinds: Mapping[str, ColumnKind]) -> pd.DataFrame:
+    """The frame of rows: `id`, and the columns that any row has.
+
+    Example:
+        >>> frame_of_records(np.array([4, 7]), [{"price": 3}, {}], {"price": ColumnKind("integer")})
+           id  price
+        0   4      3
+        1   7   <NA>
+    """
+    columns: dict[str, Any] = {"id": np.asarray(ids, dtype=np.int64)}
+    known = [name for name in kinds if any(name in record for record in records)]
+    for name in known:
+        values = [record.get(name) for record in records]
+        dtype = DTYPES.get(kinds[name].kind, "str")
+        if None in values and dtype != "str":
+            dtype = NULLABLE.get(dtype.kind, dtype)
+        columns[name] = pd.Series(values, dtype=dtype)
+    return pd.DataFrame(columns)
+
+
+def derived_ids(
+    frame: pd.DataFrame, vectors: Floats, records: Sequence[Record], times: dict[bytes, int] | None = None
+) -> Integers:
+    """The ids of images, int64 [n]: numbers of 63 bits that follow from path and bounding box.
+
+    The same image has the same id in every call and on every machine. Rows without a path have ids that follow from
+    their columns and their vector; the second of two equal rows has another one than the first.
+
+    Args:
+        frame: the columns.
+        vectors: float32 [n, dim].
+        records: the values of the columns.
+        times: how often rows without a path occurred before, which is counted on.
+
+    Example:
+        >>> frame = pd.DataFrame({"path": ["a.png", "b.png", "a.png"]})
+        >>> ids = derived_ids(frame, np.eye(3, dtype=np.float32), frame.to_dict("records"))
+        >>> bool(ids[0] == ids[2]), bool(ids[0] == ids[1])
+        (True, False)
+    """
+    has_path = frame["path"].notna().tolist() if "path" in frame else [False] * len(frame)
+    keys: list[str] = image_keys(frame) if "path" in frame else [""] * len(frame)
+    times = {} if times is None else times
+    ids = np.empty(len(frame), np.int64)
+    for row, (key, is_known) in enumerate(zip(keys, has_path, strict=True)):
+        if is_known:
+            ids[row] = id_of_key(key)
+            continue
+        text = json.dumps(records[row], sort_keys=True).encode() + b"\0" + vectors[row].tobytes()
+        content = hashlib.blake2b(text).digest()
+        times[content] = times.get(content, -1) + 1
+        ids[row] = _number(content + str(times[content]).encode())
+    return ids
+
+
+def id_of_key(key: str) -> int:
+    """The id of an image by what tells it apart, see :func:`vicinal.data.boxes.image_keys`."""
+    return _number(b"image\0" + key.encode("utf-8", "surrogatepass"))
+
+
+def _number(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") & MAX_ID
+
+
+def check_finite_values(records: Sequence[Record], engine: str) -> None:
+    """Raise InputError if a number is infinite, which JSON cannot say."""
+    for record in records:
+        for name, value in record.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"column {name!r} holds {value}, which {engine} cannot keep; leave it empty")
