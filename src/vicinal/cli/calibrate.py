@@ -13,7 +13,7 @@ from vicinal.cli.inputs import (
     add_embedding,
     add_json,
     check_embedding,
-    check_files,
+    check_index,
     check_model,
     check_source,
     read_embedding,
@@ -35,8 +35,8 @@ def add_calibrate(parser: Parser) -> None:
     parser.add_argument("--gallery", metavar="SOURCE", help="compare the images with these too, of all splits, with "
                         "labels: the index that will be searched, or training images. A rate holds for a gallery of "
                         "about the same size")  # fmt: skip
-    parser.add_argument("--index", metavar="FOLDER", help="keep the calibration in this index, whose searches then say "
-                        "match or none; it must hold embeddings of the same model")  # fmt: skip
+    parser.add_argument("--index", metavar="FOLDER_OR_URL", help="keep the calibration in this index, whose "
+                        "searches then say match or none; it must hold embeddings of the same model")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the calibration to this .json file")
     add_settings(parser, CalibrationSettings)
     add_embedding(parser)
@@ -61,8 +61,8 @@ def calibrate(arguments: Arguments) -> None:
     if not embedded.table.has("label"):
         raise InputError(f"{source}: the images have no labels, which a calibration needs")
     gallery = None if arguments.gallery is None else _gallery(arguments.gallery, reader, model or source)
-    index, out = (None if path is None else Path(path) for path in (arguments.index, arguments.out))
-    places = CalibrationPlaces(index, model_folder(model or source), out)
+    out = None if arguments.out is None else Path(arguments.out)
+    places = CalibrationPlaces(arguments.index, model_folder(model or source), out)
     calibration = calibrate_source(embedded, settings, gallery)
     kept = places.keep(calibration)
     log(f"kept in {', '.join(kept)}" if kept else "the calibration is not kept: give --index FOLDER or --out FILE.json")
@@ -85,7 +85,8 @@ def _gallery(gallery: str, reader: EmbeddingReader, model: str) -> EmbeddedTable
 def _check(arguments: Arguments) -> None:
     """Raise InputError if the flags contradict each other or a source does not exist; before anything slow."""
     check_embedding(arguments)
-    check_files(arguments.index)
+    if arguments.index is not None:
+        check_index(arguments.index)
     check_source(arguments.gallery)
     if arguments.out is not None and not arguments.out.lower().endswith(".json"):
         raise InputError(f"--out {arguments.out}: name a file ending in .json")

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 from vicinal.cli.flags import Arguments, Parser, integer_from, print_result
 from vicinal.cli.index_flags import are_images, check_models, made_with, reader_for
 from vicinal.cli.inputs import (
+    INDEX,
     SOURCE,
     add_embedding,
     add_json,
     add_refiner,
     check_embedding,
-    check_files,
+    check_index,
     check_refiner,
     check_source,
+    is_url,
     load_refiner,
     read_embedding,
 )
@@ -26,13 +28,13 @@ from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
     from vicinal.models import ContextRefiner
-    from vicinal.retrieval import Index
+    from vicinal.retrieval import ImageIndex, Index
     from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader
 
 
 def add_index(parser: Parser) -> None:
     """Add the flags of `vicinal index`."""
-    parser.add_argument("index", help="the folder of the index")
+    parser.add_argument("index", help=INDEX)
     parser.add_argument("--source", help=f"build the index from {SOURCE}")
     parser.add_argument("--overwrite", action="store_true", help="with --source: replace an index that is there")
     parser.add_argument(
@@ -57,7 +59,8 @@ def add_index(parser: Parser) -> None:
     parser.add_argument(
         "--kind", choices=["auto", "exact", "hnsw", "sq8", "ivfpq", "rabitq", "binary"],
         help="exact compares with every image; hnsw is faster and nearly exact; the others need less memory: sq8 a "
-        "quarter, the rest a tenth or less; auto (the default) is exact up to 100,000 images, then hnsw",
+        "quarter, the rest a tenth or less; auto (the default) is exact up to 100,000 images, then hnsw; in a database "
+        "it is hnsw. PostgreSQL has exact, hnsw and binary, Milvus all but binary",
     )  # fmt: skip
     parser.add_argument(
         "--rescore", type=integer_from(0), metavar="INT",
@@ -66,7 +69,13 @@ def add_index(parser: Parser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--timeout", type=integer_from(0), default=600, metavar="SECONDS",
-        help="wait so long while another process writes the index (default: 600)",
+        help="wait so long while another process writes the index, or ask a database again so long when the "
+        "connection is cut (default: 600)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--verify", nargs="?", const=100, type=integer_from(1), metavar="QUERIES",
+        help="compare the index with exact search for some of its own vectors (default: 100): recall at 10 and "
+        "latency; all vectors are read for that",
     )  # fmt: skip
     add_refiner(parser, "refines every embedding by its nearest neighbors; an index that is built with a refiner "
                 "refines what is added and searched later too")  # fmt: skip
@@ -79,22 +88,46 @@ def index(arguments: Arguments) -> None:
     _check_combination(arguments)
     for source in (arguments.source, arguments.add, arguments.sync):
         check_source(source)
-    exists = Path(arguments.index).exists()
-    check_files(None if arguments.source or arguments.sync else arguments.index)
+    if not (arguments.source or arguments.sync):
+        check_index(arguments.index)
     check_embedding(arguments)
-    if arguments.source or arguments.sync:
+    if is_url(arguments.index):
+        _check_remote(arguments)
+    elif arguments.source or arguments.sync:
         from vicinal.retrieval.index.storage import CONFIG, check_target
 
         check_target(Path(arguments.index))  # before images are embedded
-        if exists and arguments.source and Path(arguments.index, CONFIG).exists() and not arguments.overwrite:
-            raise InputError(
-                f"{arguments.index} is an index already; --add or --sync adds images to it, --overwrite replaces it"
-            )
+        if arguments.source and Path(arguments.index, CONFIG).exists() and not arguments.overwrite:
+            raise _exists_already(arguments.index)
     changed = _change(arguments)
     if arguments.list:
         return _print_list(changed, arguments)
     facts = changed.describe()
+    if arguments.verify is not None:
+        from vicinal.retrieval.index.verification import verify_index
+
+        verification = verify_index(changed, arguments.verify)
+        return print_result({**facts, **verification.to_dict()} if arguments.json else str(verification))
     print_result(facts if arguments.json else "\n".join(f"{name:20s} {value}" for name, value in facts.items()))
+
+
+def _exists_already(place: str) -> InputError:
+    return InputError(f"{place} is an index already; --add or --sync adds images to it, --overwrite replaces it")
+
+
+def _check_remote(arguments: Arguments) -> None:
+    """Raise before images are embedded if a database cannot hold the index, is not there, or holds another one."""
+    from vicinal.retrieval.index.engine_url import EngineURL
+    from vicinal.retrieval.index.remote_engine import connect
+    from vicinal.workflows.sync import index_exists
+
+    url = EngineURL.parse(arguments.index)
+    if arguments.refiner:
+        raise InputError(f"an index of refined embeddings is kept in a folder, not at {url}; leave out --refiner")
+    if arguments.kind:
+        connect(url).check_kind("hnsw" if arguments.kind == "auto" else arguments.kind)
+    if arguments.source and index_exists(arguments.index, arguments.timeout) and not arguments.overwrite:
+        raise _exists_already(str(url))
 
 
 def _check_combination(arguments: Arguments) -> None:
@@ -114,6 +147,8 @@ def _check_combination(arguments: Arguments) -> None:
         message = (
             f"{arguments.kind} is learned from all images at once; build the index by --source, and --sync it later"
         )
+    elif arguments.verify is not None and arguments.list:
+        message = "--verify prints recall and latency; list the index by a call of its own"
     elif arguments.split and not sources:
         message = "--split selects images of a source; give --source, --add or --sync too"
     elif arguments.refiner and not sources:
@@ -132,7 +167,7 @@ def _check_combination(arguments: Arguments) -> None:
         raise InputError(message)
 
 
-def _change(arguments: Arguments) -> Index:
+def _change(arguments: Arguments) -> ImageIndex:
     """The index, after the changes that the flags ask for."""
     from vicinal.retrieval import Index
 
@@ -160,12 +195,15 @@ def _build(arguments: Arguments) -> None:
     reader, refiner = read_embedding(arguments), load_refiner(arguments)
     embedded = reader.embed(arguments.source, arguments.split)
     table = with_file_facts(embedded.table) if _is_of_images(arguments.source) else embedded.table
-    _new_index(arguments, arguments.source, embedded, table, refiner).save(arguments.index, arguments.timeout)
+    index = _new_index(arguments, arguments.source, embedded, table, refiner)
+    if not is_url(arguments.index):
+        index.save(arguments.index, arguments.timeout)
 
 
 def _new_index(
     arguments: Arguments, source: str, embedded: EmbeddedTable, table: Any, refiner: ContextRefiner | None
 ) -> Index:
+    """A new index: in memory, or complete in a database."""
     from vicinal.retrieval import Index
 
     check_refiner(refiner, embedded)
@@ -177,6 +215,8 @@ def _new_index(
         refiner=refiner,
         made_with=made_with(arguments, source),
         rescore=arguments.rescore,
+        url=arguments.index if is_url(arguments.index) else None,
+        overwrite=arguments.overwrite,
     )
     index.root = _root(arguments, source)
     if "model" in index.made_with:
@@ -205,8 +245,9 @@ def _is_of_images(source: str) -> bool:
 def _reader(arguments: Arguments, source: str) -> tuple[EmbeddingReader, ContextRefiner | None]:
     """What embeds the images of a source as those of the index, if there is one."""
     from vicinal.retrieval import Index
+    from vicinal.workflows.sync import index_exists
 
-    if not Path(arguments.index).exists():
+    if not index_exists(arguments.index, arguments.timeout):
         return read_embedding(arguments), load_refiner(arguments)
     index = Index.load(arguments.index)
     reader, refiner = reader_for(index, arguments, [source])
@@ -224,17 +265,17 @@ def _sync(arguments: Arguments, source: str, drop: bool) -> None:
     reader, refiner = _reader(arguments, source)
     flags = made_with(arguments, source)
 
-    def add(index: Index, embedded: EmbeddedTable) -> None:
+    def upsert(index: ImageIndex, embedded: EmbeddedTable) -> None:
         index.check_refiner(refiner)
         check_models(index, refiner, embedded, flags)
-        index.add(embedded.vectors, embedded.table, refiner)
+        index.upsert(embedded.vectors, embedded.table, refiner)
 
     changes = sync_index(
         arguments.index,
         reader.read_table(source, arguments.split),
         reader.embed_function(source),
         lambda embedded: _new_index(arguments, source, embedded, embedded.table, refiner),
-        add,
+        upsert,
         drop=drop,
         below=source if os.path.isdir(source) and are_images([source]) else None,
         root=_root(arguments, source),
@@ -256,7 +297,7 @@ def _add(arguments: Arguments) -> None:
         index.check_refiner(refiner)
         check_models(index, refiner, embedded, made_with(arguments, arguments.add))
         if embedded.table.has("path"):
-            is_new = index.metadata.ids_by_key(embedded.table.image_keys) < 0
+            is_new = index.ids_by_key(embedded.table.image_keys) < 0
             if not is_new.all():
                 log(f"left out {int((~is_new).sum()):,} images that the index has already; delete them to replace them")
             if not is_new.any():
@@ -266,7 +307,7 @@ def _add(arguments: Arguments) -> None:
             index.add(embedded.vectors, embedded.table, refiner)
 
 
-def _ids_to_delete(index: Index, arguments: Arguments) -> Sequence[int]:
+def _ids_to_delete(index: ImageIndex, arguments: Arguments) -> Sequence[int]:
     """The ids that --delete names, by themselves, by paths, or by --where."""
     if not arguments.delete:
         ids = index.where(arguments.where).tolist()
@@ -277,23 +318,24 @@ def _ids_to_delete(index: Index, arguments: Arguments) -> Sequence[int]:
         if each.isdecimal():
             found[int(each)] = None
             continue
-        ids = index.metadata.ids_at(os.path.abspath(os.path.expanduser(each))).tolist()
+        ids = index.ids_at(os.path.abspath(os.path.expanduser(each))).tolist()
         if not ids:
             raise InputError(f"the index has no image {each}, nor one in a folder of this name")
         found |= dict.fromkeys(ids)
     return list(found)
 
 
-def _print_list(index: Index, arguments: Arguments) -> None:
-    """Print the columns of the images."""
+def _print_list(index: ImageIndex, arguments: Arguments) -> None:
+    """Print the columns of the images, block by block as a database gives them."""
     from vicinal.retrieval.index.metadata import FILE_COLUMNS
     from vicinal.retrieval.search import plain_records
 
-    frame, where = index.metadata.frame, getattr(arguments, "where", None)
-    if where is not None:
-        frame = index.metadata.lookup(index.where(where))
+    frames = index.frames(getattr(arguments, "where", None))
     if arguments.json:
-        return print_result(plain_records(frame))
-    frame = frame.drop(columns=[column for column in FILE_COLUMNS if column in frame])
-    first = [column for column in ("id", "path", "label") if column in frame]
-    print_result(frame[[*first, *frame.columns.difference(first, sort=False)]].to_csv(index=False).rstrip("\n"))
+        return print_result([record for frame in frames for record in plain_records(frame)])
+    shown = [column for column in index.columns if column not in FILE_COLUMNS]
+    first = [column for column in ("id", "path", "label") if column in shown]
+    columns, is_first = [*first, *(column for column in shown if column not in first)], True
+    for frame in frames:
+        print_result(frame.reindex(columns=columns).to_csv(index=False, header=is_first).rstrip("\n"))
+        is_first = False

@@ -14,7 +14,7 @@ from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
     from vicinal.models import ContextRefiner
-    from vicinal.retrieval import Index
+    from vicinal.retrieval import ImageIndex
     from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader
 
 
@@ -67,7 +67,7 @@ def use_flags_of_index(arguments: Arguments, stored: Mapping[str, str], sources:
 
 
 def reader_for(
-    index: Index, arguments: Arguments, sources: Sequence[str], **options: Any
+    index: ImageIndex, arguments: Arguments, sources: Sequence[str], **options: Any
 ) -> tuple[EmbeddingReader, ContextRefiner | None]:
     """What embeds images as those of the index, and refines them; by the flags, or else as the index was built.
 
@@ -83,7 +83,9 @@ def reader_for(
     return reader, refiner
 
 
-def check_models(index: Index, refiner: ContextRefiner | None, embedded: EmbeddedTable, flags: dict[str, str]) -> None:
+def check_models(
+    index: ImageIndex, refiner: ContextRefiner | None, embedded: EmbeddedTable, flags: dict[str, str]
+) -> None:
     """Raise InputError if embeddings are of another model than those of the index or the refiner."""
     index.check_model(embedded.fingerprint, flags)
     check_refiner(refiner, embedded)

@@ -19,11 +19,35 @@ IMAGES = (
     "a folder of images, with labels if it has one folder per class, a .csv or .parquet table with the columns path "
     f"and label, or a benchmark: {', '.join(BENCHMARKS)}; or a container: hf:NAME, wds:SHARDS or fiftyone:FOLDER"
 )
+INDEX = (
+    "the folder of the index, or where a database keeps it: milvus://HOST:19530/COLLECTION or "
+    "postgresql://USER@HOST/DATABASE?table=TABLE, with passwords in the environment"
+)
 SOURCE = f"a run folder, a file of embeddings (.parquet or .npy), the folder of an index, or images: {IMAGES}"
+
+
+def is_url(place: str | None) -> bool:
+    """Whether the place of an index is the URL of a database."""
+    if "://" not in str(place):
+        return False
+    from vicinal.retrieval.index.engine_url import is_engine_url
+
+    return is_engine_url(place)
+
+
+def check_index(place: str) -> None:
+    """Raise InputError if the folder of an index does not exist, or its URL is wrong; before anything slow."""
+    if not is_url(place):
+        return check_files(place)
+    from vicinal.retrieval.index.engine_url import EngineURL
+
+    EngineURL.parse(place)
 
 
 def check_source(source: str | None) -> None:
     """Raise InputError if a source does not exist; before anything slow is imported."""
+    if is_url(source):
+        return check_index(str(source))
     if source is not None and source not in BENCHMARKS and not split_container(source) and not _exists(source):
         raise InputError(no_such_source(source, BENCHMARKS))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vicinal.cli.flags import Arguments, Parser, integer_from, print_result
 from vicinal.cli.index_flags import check_models, made_with, reader_for
-from vicinal.cli.inputs import add_embedding, add_json, add_refiner, check_embedding, check_files, check_source
+from vicinal.cli.inputs import INDEX, add_embedding, add_json, add_refiner, check_embedding, check_index, check_source
 from vicinal.cli.reranking_flags import add_reranking, read_reranking
 from vicinal.utils.console import log
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def add_search(parser: Parser) -> None:
     """Add the flags of `vicinal search`."""
-    parser.add_argument("index", help="the folder of the index")
+    parser.add_argument("index", help=INDEX)
     parser.add_argument("queries", nargs="+", help="images, folders of images, tables, or one file of embeddings")
     parser.add_argument(
         "-k", type=integer_from(1), default=10, metavar="INT", help="number of matches per query (default: 10)"
@@ -50,7 +50,7 @@ def add_search(parser: Parser) -> None:
 
 def search(arguments: Arguments) -> None:
     """Find the nearest images in an index, for images, folders of images, or embeddings."""
-    check_files(arguments.index)
+    check_index(arguments.index)
     for source in arguments.queries:
         check_source(source)
     check_embedding(arguments)

@@ -14,7 +14,7 @@ from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.source_kind import source_kind
 
 if TYPE_CHECKING:
-    from vicinal.retrieval import Index
+    from vicinal.retrieval import ImageIndex
 
 LARGER = 2  # times as many gallery images make false accepts more frequent than was asked for
 
@@ -24,12 +24,12 @@ class CalibrationPlaces:
     """Where a calibration is kept.
 
     Args:
-        index: the folder of an index.
+        index: the folder of an index, or its URL.
         model: the folder of a model; an index that is built with the model takes the calibration from there.
         file: a .json file.
     """
 
-    index: Path | None = None
+    index: Path | str | None = None
     model: Path | None = None
     file: Path | None = None
 
@@ -48,7 +48,7 @@ class CalibrationPlaces:
         return [str(path) for path in (self.index, *files) if path is not None]
 
 
-def _keep_in_index(folder: Path, calibration: Calibration) -> None:
+def _keep_in_index(folder: Path | str, calibration: Calibration) -> None:
     from vicinal.retrieval import Index
 
     with Index.open(folder) as index:
@@ -56,10 +56,12 @@ def _keep_in_index(folder: Path, calibration: Calibration) -> None:
         warn_of_larger_gallery(folder, index)
 
 
-def warn_of_larger_gallery(folder: str | Path, index: Index) -> None:
+def warn_of_larger_gallery(folder: str | Path, index: ImageIndex) -> None:
     """Log that an index has more than twice as many images as the gallery that it was calibrated with."""
     calibration = index.calibration
-    if calibration is not None and len(index) > LARGER * calibration.num_gallery:
+    if calibration is None:
+        return
+    if index.count(at_most=LARGER * calibration.num_gallery + 1) > LARGER * calibration.num_gallery:
         log(
             f"{folder} has {len(index):,} images, the calibration {calibration.num_gallery:,}: in a larger gallery "
             "unknown images find more similar ones, so more are accepted than was asked for; vicinal calibrate "

@@ -15,13 +15,19 @@ def source_kind(path: str) -> SourceKind:
     """Return the kind of an embedding source.
 
     "run" is the folder of a training run, "refiner run" that of a refiner's training, "embeddings" a .npy file or a
-    Parquet file with a column `embedding`, "index" and "embedder" are folders that Vicinal saved, "image" is a single
-    image file, and "images" everything else: a folder, a table, or the name of a benchmark.
+    Parquet file with a column `embedding`, "index" and "embedder" are folders that Vicinal saved, "index" the URL of a
+    database too, "image" is a single image file, and "images" everything else: a folder, a table, or the name of a
+    benchmark.
 
     Example:
         >>> source_kind("vectors.npy"), source_kind("photos/")
         ('embeddings', 'images')
     """
+    if "://" in path:
+        from vicinal.retrieval.index.engine_url import is_engine_url
+
+        if is_engine_url(path):
+            return "index"
     run = RunFolder(Path(path))
     if run.recipe.is_file():
         return "refiner run" if run.embeddings.is_file() else "run"

@@ -34,7 +34,7 @@ from vicinal.workflows.source_kind import source_kind
 if TYPE_CHECKING:
     from vicinal.evaluation.model_costs import ModelCost
     from vicinal.models import Embedder
-    from vicinal.retrieval import Index
+    from vicinal.retrieval import ImageIndex
 
 OnError = Literal["raise", "skip"]
 
@@ -56,7 +56,7 @@ class EmbeddedTable:
 
     vectors: Floats
     table: Table
-    origin: Embedder | ExportedEmbedder | Index | str
+    origin: Embedder | ExportedEmbedder | ImageIndex | str
     postprocessing: tuple[str, ...] = ()
     cost: ModelCost | None = None
     backbone: str | None = None
@@ -393,8 +393,9 @@ def _load_stored(source: str, is_index: bool) -> tuple[EmbeddedTable, dict[str, 
         return EmbeddedTable(*load_embeddings(source), source), {}
     from vicinal.retrieval import Index
 
-    index = Index.load(source)
-    return EmbeddedTable(index.vectors(), Table(index.metadata.frame), index), index.made_with
+    index: ImageIndex = Index.load(source)
+    vectors, frame = index.contents()
+    return EmbeddedTable(vectors, Table(frame), index), index.made_with
 
 
 def load_images(

@@ -15,8 +15,11 @@ import pandas as pd
 from vicinal.data.boxes import row_boxes
 from vicinal.data.images import NoReadableImageError
 from vicinal.data.table import Table
+from vicinal.retrieval.index.engine_url import is_engine_url
 from vicinal.retrieval.index.index import TIMEOUT, Index
+from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.index.metadata import FILE_COLUMNS, Metadata
+from vicinal.retrieval.index.payload import converted, merged_kinds, payload_of
 from vicinal.retrieval.index.storage import current_files
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
@@ -179,8 +182,8 @@ def sync_index(
     folder: str | Path,
     table: Table,
     embed: Callable[[Table], EmbeddedTable],
-    build: Callable[[EmbeddedTable], Index],
-    add: Callable[[Index, EmbeddedTable], object],
+    build: Callable[[EmbeddedTable], ImageIndex],
+    upsert: Callable[[ImageIndex, EmbeddedTable], object],
     *,
     drop: bool = True,
     below: str | Path | None = None,
@@ -195,11 +198,11 @@ def sync_index(
     it meanwhile.
 
     Args:
-        folder: of the index; a new one is made if there is none.
+        folder: of the index, or the URL of a database; a new one is made if there is none.
         table: the images, with paths.
         embed: embeds the images of some rows.
-        build: makes an index of the first block, if there is none.
-        add: adds a block to an index.
+        build: makes an index of the first block, if there is none; in a database if it is to be there.
+        upsert: adds a block to an index, in place of the same images.
         drop: whether images that have vanished are deleted.
         below: only images in this folder can have vanished; None: all with a path.
         root: the folder that the index keeps paths from when images were moved and its own is not there any more.
@@ -211,12 +214,15 @@ def sync_index(
 
     Raises:
         InputError: there is something else in the folder, or another process writes it for too long.
+        EngineUnavailableError: the database does not answer for too long.
     """
-    exists = current_files(Path(folder)) is not None
-    metadata = Index.load(folder).metadata if exists else Metadata(pd.DataFrame({"id": np.array([], dtype=np.int64)}))
+    exists = index_exists(folder, timeout)
+    metadata = Metadata(pd.DataFrame({"id": np.array([], dtype=np.int64)}))
+    if exists:
+        metadata = _rows_near(folder, table, below, timeout)
     changes = compare_files(metadata, table, below)
     if exists:
-        _apply_without_embedding(Path(folder), metadata, table, changes, drop, root, timeout)
+        _apply_without_embedding(folder, metadata, table, changes, drop, root, timeout)
     rows, num_unreadable = np.concatenate([changes.new, changes.changed]), 0
     for start in range(0, len(rows), block_size):
         facts = with_file_facts(table.take(rows[start : start + block_size]))  # of files before they are read
@@ -228,34 +234,71 @@ def sync_index(
             continue
         num_unreadable += len(facts) - len(embedded.table)
         if not exists:
-            build(embedded).save(folder, timeout)
+            built = build(embedded)
+            if isinstance(built, Index):
+                built.save(folder, timeout)
             exists = True
             continue
         with Index.open(folder, timeout) as index:
-            old = index.metadata.ids_by_key(embedded.table.image_keys)
-            index.delete(old[old >= 0])  # changed, or added by another process meanwhile
-            add(index, embedded)
+            upsert(index, embedded)  # in place of what has changed, or was added by another process meanwhile
         if start + block_size < len(rows):
             log(f"saved {start + block_size:,} of {len(rows):,} images to embed")
     return replace(changes, num_unreadable=num_unreadable)
 
 
+def index_exists(place: str | Path, timeout: float = TIMEOUT) -> bool:
+    """Whether there is an index in a folder, or at the URL of a database; raises if it is damaged."""
+    if not is_engine_url(place):
+        return current_files(Path(place)) is not None
+    from vicinal.retrieval.index.remote_index import RemoteIndex
+
+    return RemoteIndex.exists(str(place), timeout)
+
+
+def _rows_near(place: str | Path, table: Table, below: str | Path | None, timeout: float) -> Metadata:
+    """The rows of an index that are compared with those of a table."""
+    if not is_engine_url(place):
+        return Index.load(place).metadata
+    with Index.open(place, timeout) as index:
+        return index.rows_near(table.image_keys, None if below is None else str(below))
+
+
 def _apply_without_embedding(
-    folder: Path, metadata: Metadata, table: Table, changes: Changes, drop: bool, root: str | None, timeout: float
+    folder: str | Path, metadata: Metadata, table: Table, changes: Changes, drop: bool, root: str | None, timeout: float
 ) -> None:
     """Delete images that have vanished, and replace the columns of those that are there, if anything differs."""
     ids = np.concatenate([metadata.ids_by_key(table.take(changes.same).image_keys), changes.moved_ids])
     same = table.take(np.concatenate([changes.same, changes.moved]))
     facts = metadata.lookup(ids)[list(FILE_COLUMNS)] if len(ids) else None
     updated = same if facts is None else Table(same.frame.assign(**{name: facts[name] for name in FILE_COLUMNS}))
-    is_equal = not len(ids) or metadata.updated(updated, ids).frame.equals(metadata.frame)
+    differ = _differing(metadata, updated, ids)
     vanished = changes.vanished if drop else changes.vanished[:0]
-    if is_equal and not len(vanished):
+    if not len(differ) and not len(vanished):
         return
     with Index.open(folder, timeout) as index:
-        is_there = np.isin(ids, index.metadata.ids)  # another process may have deleted some meanwhile
-        if not is_equal:
-            index.update(ids[is_there], updated.take(is_there))
-        index.delete(vanished[np.isin(vanished, index.metadata.ids)])
+        if len(differ):
+            there = _present(index, ids[differ])  # another process may have deleted some meanwhile
+            rows = differ[np.isin(ids[differ], there)]
+            index.update(ids[rows], updated.take(rows))
+        index.delete(_present(index, vanished))
         if len(changes.moved) and root is not None and index.root is not None and not os.path.isdir(index.root):
             index.root = root
+
+
+def _differing(metadata: Metadata, table: Table, ids: Integers) -> Integers:
+    """The rows of a table whose columns are not those of the images with these ids."""
+    if not len(ids) or metadata.updated(table, ids).frame.equals(metadata.frame):
+        return np.empty(0, np.int64)
+    old, new = payload_of(metadata.lookup(ids).drop(columns="id")), payload_of(Metadata.from_table(table, ids).frame)
+    kinds = merged_kinds(old[0], new[0])
+    pairs = zip(old[1], new[1], strict=True)
+    different = [
+        converted(before, kinds) != converted({name: after[name] for name in after if name != "id"}, kinds)
+        for before, after in pairs
+    ]
+    return np.flatnonzero(different)
+
+
+def _present(index: ImageIndex, ids: Integers) -> Integers:
+    """Those of some ids that an index has."""
+    return index.lookup(ids, skip_unknown=True)["id"].to_numpy() if len(ids) else ids

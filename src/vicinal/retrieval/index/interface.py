@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
@@ -127,6 +128,10 @@ class ImageIndex(IndexProvenance, ABC):
     @abstractmethod
     def blocks(self) -> Iterator[tuple[Integers, Floats]]:
         """Yield ids and vectors, float32 [n, dim], of all images, in blocks of ascending ids."""
+
+    @abstractmethod
+    def sample_ids(self, number: int, generator: np.random.Generator) -> Integers:
+        """Return the ids of some images that are chosen at random; `number` is at most that of all."""
 
     @abstractmethod
     def vectors_of(self, ids: Integers) -> Floats:

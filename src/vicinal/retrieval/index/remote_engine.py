@@ -163,6 +163,10 @@ class RemoteEngine(ABC):
 
     def check_build(self, kind: Kind, dim: int, rescore: int | None) -> None:
         """Raise InputError if no index of a kind can be built."""
+        self.check_kind(kind)
+
+    def check_kind(self, kind: Kind) -> None:
+        """Raise InputError if the database has no indexes of a kind."""
         if kind not in self.kinds:
             raise InputError(f"{self.name} has no indexes of kind {kind}; use {', '.join(self.kinds)}")
 

@@ -22,7 +22,7 @@ from vicinal.retrieval.index.faiss_engine import Kind
 from vicinal.retrieval.index.filters import parse_filter
 from vicinal.retrieval.index.interface import ImageIndex, checked_vectors
 from vicinal.retrieval.index.made_with import check_made_with
-from vicinal.retrieval.index.metadata import Metadata
+from vicinal.retrieval.index.metadata import MAX_ID, Metadata
 from vicinal.retrieval.index.payload import (
     ColumnKind,
     Kinds,
@@ -564,6 +564,16 @@ class RemoteIndex(ImageIndex):
             assert rows.vectors is not None
             yield rows.ids, rows.vectors
 
+    def sample_ids(self, number: int, generator: np.random.Generator) -> Integers:
+        """Return the ids of images that follow a random number; ids have nothing to do with what images show."""
+        chosen = np.empty(0, np.int64)
+        for after in (int(generator.integers(0, MAX_ID)), -1):
+            for rows in self._pages(None, None, after=after):
+                chosen = np.union1d(chosen, rows.ids[: number - len(chosen)])
+                if len(chosen) >= number:
+                    return chosen
+        return chosen
+
     def vectors_of(self, ids: Integers) -> Floats:
         """Return the vectors of some ids, float32 [n, dim]."""
         check_memory(4 * self.dim * len(ids), f"the vectors of {self.url}")
@@ -602,9 +612,11 @@ class RemoteIndex(ImageIndex):
     def _ids_of(self, selected: Selection | None) -> Integers:
         return np.concatenate([np.empty(0, np.int64), *(rows.ids for rows in self._pages(selected, None))])
 
-    def _pages(self, selected: Selection | None, kinds: Kinds | None, vectors: bool = False) -> Iterator[Rows]:
-        """Yield the selected rows in ascending order of ids, a page at a time."""
-        after, size = -1, batch_rows(self.dim if vectors else 0)
+    def _pages(
+        self, selected: Selection | None, kinds: Kinds | None, vectors: bool = False, after: int = -1
+    ) -> Iterator[Rows]:
+        """Yield the selected rows with ids above one in ascending order of ids, a page at a time."""
+        size = batch_rows(self.dim if vectors else 0)
         while True:
             rows = self._call(self._engine.page, after, size, self._filter_of(selected), kinds, vectors)
             if len(rows):

@@ -299,6 +299,10 @@ class SearchableIndex(ImageIndex):
         for start in range(0, len(ids), BLOCK_ROWS):
             yield ids[start : start + BLOCK_ROWS], self.vectors_of(ids[start : start + BLOCK_ROWS])
 
+    def sample_ids(self, number: int, generator: np.random.Generator) -> Integers:
+        """Return the ids of some images that are chosen at random."""
+        return generator.choice(self.metadata.ids, number, replace=False)
+
     def vectors_of(self, ids: Integers) -> Floats:
         """Return the vectors of some ids, float32 [n, dim]."""
         with self._lock.read():

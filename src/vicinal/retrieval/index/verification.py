@@ -1,0 +1,125 @@
+"""How well and how fast an index finds, compared with exact search."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from vicinal.retrieval.index.interface import ImageIndex
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+
+TOLERANCE = 1e-5  # of a similarity; a match that is as near as the last of the exact ones counts
+LOG_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Recall and latency of an index.
+
+    Attributes:
+        k: number of neighbors per query.
+        num_queries: vectors of the index that were searched for; none finds itself.
+        num_images: with which they were compared exactly.
+        recall: of the k nearest, the fraction that the index finds, a mean over the queries.
+        min_recall: of the worst query.
+        latency_median_ms: of one query, as the caller sees it, with the way to a database and back.
+        latency_p95_ms: that 95 % of the queries stay below.
+        exact_seconds: that the exact search took for all queries together, with reading all vectors.
+    """
+
+    k: int
+    num_queries: int
+    num_images: int
+    recall: float
+    min_recall: float
+    latency_median_ms: float
+    latency_p95_ms: float
+    exact_seconds: float
+
+    def to_dict(self) -> dict[str, float]:
+        """Return plain values, ready for JSON."""
+        return {
+            f"recall@{self.k}": self.recall,
+            f"min_recall@{self.k}": self.min_recall,
+            "latency_median_ms": self.latency_median_ms,
+            "latency_p95_ms": self.latency_p95_ms,
+            "exact_seconds": self.exact_seconds,
+            "queries": self.num_queries,
+            "images": self.num_images,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{name:20s} {value:.4g}" if isinstance(value, float) else f"{name:20s} {value:,}"
+            for name, value in self.to_dict().items()
+        )
+
+
+def verify_index(index: ImageIndex, num_queries: int = 100, k: int = 10, seed: int = 0) -> Verification:
+    """Compare an index with exact search, for some of its own vectors as queries.
+
+    The exact search reads all vectors once, in blocks: it needs little memory, and time that grows with the index.
+
+    Args:
+        index: the index.
+        num_queries: number of queries, at most all images.
+        k: number of neighbors per query, at most all other images.
+        seed: of the choice of queries.
+
+    Raises:
+        InputError: the index has fewer than two images.
+
+    Example:
+        >>> import pandas as pd
+        >>> from vicinal import Index, Table
+        >>> index = Index.build(np.random.default_rng(0).standard_normal((50, 8)), Table(pd.DataFrame(index=range(50))))
+        >>> result = verify_index(index, num_queries=5)
+        >>> result.recall, result.num_images
+        (1.0, 50)
+    """
+    size = index.count(at_most=max(k, num_queries) + 1)
+    if size < 2:
+        raise InputError(f"the index has {size} images; at least two are needed to compare searches")
+    k = min(k, size - 1)
+    query_ids = np.sort(index.sample_ids(min(num_queries, size), np.random.default_rng(seed)))
+    queries = index.vectors_of(query_ids)
+    index.search(queries[:1], k + 1)  # connections are made and caches filled
+    found, seconds = np.empty((len(queries), k), np.int64), np.empty(len(queries))
+    for row, vector in enumerate(queries):
+        start = time.perf_counter()
+        ids = index.search(vector[None], k + 1).ids[0]
+        seconds[row] = time.perf_counter() - start
+        found[row] = ids[np.argsort(ids == query_ids[row], kind="stable")][:k]
+    start = time.perf_counter()
+    least, scores, num_images = _exact(index, queries, query_ids, found, k)
+    exact_seconds = time.perf_counter() - start
+    recalls = (scores >= least[:, None] - TOLERANCE).mean(axis=1)
+    milliseconds = 1000 * seconds
+    return Verification(
+        k, len(queries), num_images, float(recalls.mean()), float(recalls.min()), float(np.median(milliseconds)),
+        float(np.percentile(milliseconds, 95)), exact_seconds,
+    )  # fmt: skip
+
+
+def _exact(
+    index: ImageIndex, queries: Floats, query_ids: Integers, found: Integers, k: int
+) -> tuple[Floats, Floats, int]:
+    """The k-th best score of each query, those of what was found, float32 [queries, k], and the number of images."""
+    best = np.full((len(queries), k), -np.inf, np.float32)
+    scores, number, last_log = np.full(found.shape, -np.inf, np.float32), 0, time.monotonic()
+    for ids, vectors in index.blocks():
+        products = queries @ vectors.T
+        positions = np.minimum(np.searchsorted(ids, found), len(ids) - 1)
+        is_here = ids[positions] == found
+        scores = np.where(is_here, np.take_along_axis(products, positions, axis=1), scores)
+        products[ids[None, :] == query_ids[:, None]] = -np.inf
+        best = -np.partition(-np.hstack([best, products]), k - 1, axis=1)[:, :k]
+        number += len(ids)
+        if time.monotonic() - last_log > LOG_SECONDS:
+            log(f"compared with {number:,} images")
+            last_log = time.monotonic()
+    return best.min(axis=1), scores, number
