@@ -1,11 +1,12 @@
 """What a run loses, and gains, when it is exported: vectors, metrics, size and speed by format and precision.
 
     vicinal train recipes/grocery.yaml --data.root DATA --out RUN
-    python -m benchmarks.export RUN --root DATA
-    python -m benchmarks.export RUN --root DATA --split val --only fp32 int8
+    python -m benchmarks.export RUN
+    python -m benchmarks.export RUN --split val --only fp32 int8
 
-DATA holds the zips of the benchmark that the run was trained on. Int8 is calibrated by the training split. Speed is
-from pixels in memory, 16 at a time on the CPU, with as many threads as torch has, relative to torch in one process.
+DATA holds the zip of the benchmark. Int8 is calibrated by the training split. Speed is from pixels in memory, 16 at a
+time on the CPU, with as many threads as torch has, relative to torch in one process, where both take turns.
+OMP_NUM_THREADS=1 and --cpu give CPU time on one core, which other programs change less.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+import time
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from benchmarks.table import print_machine
-from vicinal.export import ExportSettings, ParityReport
+from vicinal.export import ExportSettings, ParityReport, parity
 from vicinal.export.settings import SUFFIXES
 from vicinal.utils.text_table import aligned
 from vicinal.workflows import EmbeddingReader, export_source
@@ -58,7 +60,10 @@ def main() -> None:
     parser.add_argument("--root", help="where the images are, if they were moved")
     parser.add_argument("--split", default="test")
     parser.add_argument("--only", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--cpu", action="store_true", help="CPU time of this process in place of wall time")
     arguments = parser.parse_args()
+    if arguments.cpu:
+        parity.CLOCK = time.process_time
     print_machine()
     reports = {name: measure(arguments.run, KINDS[name], arguments.root, arguments.split) for name in arguments.only}
     first = next(iter(reports.values()))

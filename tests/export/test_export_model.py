@@ -169,6 +169,9 @@ def test_impossible_settings(model: Embedder, tmp_path: Path, options: dict, mes
 
 
 def test_the_files_beside_an_export_of_another_format_are_left_alone(model: Embedder, tmp_path: Path) -> None:
+    (tmp_path / "folder.onnx").mkdir()
+    with pytest.raises(InputError, match=r"folder\.onnx, which is a folder; give the name of a file"):
+        export_model(model, tmp_path / "folder.onnx")
     (tmp_path / "model.xml").touch()
     with pytest.raises(InputError, match=r"model\.onnx would share its preprocessing and report with model\.xml"):
         export_model(model, tmp_path / "model.onnx")

@@ -28,7 +28,7 @@ from vicinal.export.parity import (
     check_shapes,
     compare,
     machine,
-    speed,
+    speeds,
 )
 from vicinal.export.precision import to_fp16, to_int8
 from vicinal.export.settings import SUFFIXES, ExportSettings
@@ -122,6 +122,8 @@ def _check(
     suffix, precision = SUFFIXES[settings.format], settings.precision
     if out.suffix != suffix:
         raise InputError(f"out is {out}; a model for {settings.format} ends in {suffix}")
+    if out.is_dir():
+        raise InputError(f"out is {out}, which is a folder; give the name of a file")
     for other in SUFFIXES.values():
         if other != suffix and out.with_suffix(other).exists():
             taken = out.with_suffix(other).name
@@ -243,7 +245,7 @@ def _compare(
         Differences.of(before, after),
         compare(before, after, check, settings.seed),
         {BEFORE: _num_bytes(reference), AFTER: sum(file.stat().st_size for file in _weight_files(path))},
-        {BEFORE: speed(partial(embed, progress=False), tensors), AFTER: speed(engine.run, pixels)},
+        speeds({BEFORE: lambda: embed(tensors, progress=False), AFTER: lambda: engine.run(pixels)}),
         machine("openvino" if settings.format == "openvino" else "onnxruntime"),
         graph.refiner is not None,
     )

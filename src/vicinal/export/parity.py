@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import platform
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ BEFORE, AFTER = "before", "after"
 BATCHES = (1, 2, 5)
 SPEED_BATCH = 16
 SPEED_SECONDS = 1.0
+CLOCK = time.perf_counter
 
 
 @dataclass(frozen=True)
@@ -230,14 +232,22 @@ def check_shapes(graph: ExportGraph, infer: Callable[[Floats], Floats], sizes: S
     return largest
 
 
-def speed(embed: Callable[[Any], Any], images: Any) -> float:
-    """Images per second, by the median of the calls of about a second, three at least, after a first one."""
-    seconds: list[float] = []
-    while len(seconds) < 4 or sum(seconds[1:]) < SPEED_SECONDS:
-        start = time.perf_counter()
-        embed(images)
-        seconds.append(time.perf_counter() - start)
-    return len(images) / sorted(seconds[1:])[len(seconds[1:]) // 2]
+def speeds(models: Mapping[str, Callable[[], Floats]]) -> dict[str, float]:
+    """Images per second of several models, which take turns so that what else the machine does slows all of them.
+
+    By the median of three calls at least, and of as many as the slowest makes in about a second, after a first one.
+
+    Args:
+        models: what embeds the images, by the name of the model.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    num_images = {name: len(embed()) for name, embed in models.items()}
+    while min(map(len, seconds.values())) < 3 or max(map(sum, seconds.values())) < SPEED_SECONDS:
+        for name, embed in models.items():
+            start = CLOCK()
+            embed()
+            seconds[name].append(CLOCK() - start)
+    return {name: num_images[name] / statistics.median(each) for name, each in seconds.items()}
 
 
 def machine(runtime: str) -> dict[str, Any]:
