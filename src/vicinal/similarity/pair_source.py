@@ -147,7 +147,7 @@ class PairSource:
         check_embeddings("embeddings", embeddings)
         check_labels("labels", labels, "embeddings", len(embeddings), None, embeddings.device)
         labels = cast(Tensor, signed_labels(labels))
-        references, reference_labels = distributed.all_gather(embeddings), distributed.all_gather(labels)
+        references, reference_labels = distributed.all_gather_labeled(embeddings, labels)
         offset = distributed.rank() * len(labels)
         source = cls.from_batch(embeddings, labels, references, reference_labels, offset, features=features)
         return replace(source, is_distributed=True)

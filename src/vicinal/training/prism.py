@@ -142,7 +142,7 @@ class PrismModule(TrainingModule):
         own = embed_in_micro_batches(self.embedder, images, self.micro_batch_size)
         # Every process computes the loss of all selected samples: their numbers may differ between processes.
         labels = labels.to(own.device, non_blocking=True)
-        embeddings, labels = distributed.all_gather(own), distributed.all_gather(labels)
+        embeddings, labels = distributed.all_gather_labeled(own, labels)
         selected = self.selector(embeddings.detach(), labels)
         self.selected = selected.chunk(distributed.world_size())[distributed.rank()]
         return self.loss.parts(PairSource.from_batch(embeddings[selected], labels[selected]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor
 from vicinal.utils.errors import InputError
 
 Value = TypeVar("Value")
+
+_lengths_are_equal = False  # what a caller of `equal_lengths` vouches for
 
 
 def world_size() -> int:
@@ -48,6 +52,82 @@ def all_gather(tensor: Tensor) -> Tensor:
     return _AllGather.apply(on_device).to(tensor.device)
 
 
+def all_gather_labeled(tensor: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`all_gather` of rows and their labels by one message, with the gradients of the rows.
+
+    Args:
+        tensor: [n, d].
+        labels: [n], of any type, on the same device.
+
+    Returns:
+        [n * world_size, d] and [n * world_size].
+
+    Example:
+        >>> all_gather_labeled(torch.tensor([[1.0, 2.0]]), torch.tensor([7]))
+        (tensor([[1., 2.]]), tensor([7]))
+    """
+    if world_size() == 1:
+        return tensor, labels
+    rows, numbers = (_on_device_of_group(each) for each in (tensor, labels))
+    _check_same_length(rows)
+    gathered: tuple[Tensor, Tensor] = _AllGather.apply(rows, numbers)
+    return gathered[0].to(tensor.device), gathered[1].to(labels.device)
+
+
+@contextmanager
+def equal_lengths() -> Iterator[None]:
+    """In this context the caller vouches that processes gather tensors of equal lengths: no message checks it."""
+    global _lengths_are_equal
+    before, _lengths_are_equal = _lengths_are_equal, True
+    try:
+        yield
+    finally:
+        _lengths_are_equal = before
+
+
+def all_gather_parts(part: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Concatenate parts of differing, known lengths, without gradient.
+
+    Args:
+        part: [lengths[rank], ...], that of this process.
+        lengths: the length of each process's part.
+
+    Returns:
+        [sum(lengths), ...], in order of rank, on the device of the part.
+
+    Example:
+        >>> all_gather_parts(torch.tensor([1.0, 2.0]), [2])
+        tensor([1., 2.])
+    """
+    if world_size() == 1:
+        return part
+    padded = part.new_zeros((max(lengths), *part.shape[1:]))
+    padded[: len(part)] = part
+    gathered = _gather(_on_device_of_group(padded)).to(part.device).unflatten(0, (world_size(), -1))
+    return torch.cat([each[:length] for each, length in zip(gathered, lengths, strict=True)])
+
+
+def all_to_all(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Send a part to each process, and get one as long from it, without gradient.
+
+    Args:
+        parts: [n_i] for process i, of one type.
+
+    Returns:
+        What process i sent to this one, [n_i].
+
+    Example:
+        >>> all_to_all([torch.tensor([1.0, 2.0])])
+        [tensor([1., 2.])]
+    """
+    if world_size() == 1:
+        return list(parts)
+    sent, lengths = _on_device_of_group(torch.cat([*parts])), [len(part) for part in parts]
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, lengths, lengths)
+    return list(received.to(parts[0].device).split(lengths))
+
+
 def all_reduce_sum(value: Tensor) -> Tensor:
     """The sum over processes of a tensor, without gradient."""
     if world_size() == 1:
@@ -60,6 +140,25 @@ def all_reduce_sum(value: Tensor) -> Tensor:
 def all_reduce_mean(value: Tensor) -> Tensor:
     """The mean over processes of a tensor, without gradient."""
     return value if world_size() == 1 else all_reduce_sum(value) / world_size()
+
+
+def all_reduce_values(values: Sequence[float | Tensor]) -> list[float]:
+    """The sum over processes of each of some numbers, by one message.
+
+    Args:
+        values: numbers, or tensors [], on the devices of any processes; as many on every process.
+
+    Example:
+        >>> all_reduce_values([1, torch.tensor(2.5), True])
+        [1.0, 2.5, 1.0]
+    """
+    if world_size() == 1:
+        return [float(torch.as_tensor(value).detach()) for value in values]
+    device = _on_device_of_group(torch.empty(0)).device
+    packed = [torch.as_tensor(value, dtype=torch.float64, device=device).detach() for value in values]
+    total = torch.stack(packed)
+    dist.all_reduce(total)
+    return total.tolist()
 
 
 def all_reduce_logsumexp(value: Tensor) -> Tensor:
@@ -91,6 +190,19 @@ def broadcast_object(value: Value) -> Value:
     return objects[0]
 
 
+@torch.no_grad()
+def broadcast_tensors(tensors: Sequence[Tensor]) -> None:
+    """Give tensors the values of the process of rank 0, in place, by one message for each type of numbers."""
+    if world_size() == 1:
+        return
+    for dtype in sorted({each.dtype for each in tensors}, key=str):
+        same = [each for each in tensors if each.dtype == dtype]
+        flat = _on_device_of_group(torch.cat([each.detach().reshape(-1) for each in same]))
+        dist.broadcast(flat, src=0)
+        for each, values in zip(same, flat.split([each.numel() for each in same]), strict=True):
+            each.copy_(values.view(each.shape))
+
+
 def any_process(flag: bool) -> bool:
     """Whether the flag is true on any process; the result is the same on all."""
     return flag if world_size() == 1 else bool(all_reduce_sum(torch.tensor([int(flag)])).item())
@@ -110,6 +222,8 @@ def _on_device_of_group(tensor: Tensor) -> Tensor:
 
 def _check_same_length(tensor: Tensor) -> None:
     # Gathering tensors of different shapes hangs or corrupts memory; this check costs one small message.
+    if _lengths_are_equal:
+        return
     lengths = torch.zeros(world_size(), dtype=torch.int64, device=tensor.device)
     lengths[rank()] = len(tensor)
     dist.all_reduce(lengths)
@@ -117,15 +231,32 @@ def _check_same_length(tensor: Tensor) -> None:
         raise InputError(f"processes hold batches of different sizes: {lengths.tolist()}; make them equal")
 
 
+def _gather(tensor: Tensor) -> Tensor:
+    """The tensors of all processes, of equal shapes, one after the other."""
+    gathered = tensor.new_empty((world_size() * len(tensor), *tensor.shape[1:]))
+    dist.all_gather_into_tensor(gathered, tensor.contiguous())
+    return gathered
+
+
 class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        parts = [torch.empty_like(tensor) for _ in range(world_size())]
-        dist.all_gather(parts, tensor.contiguous())
-        return torch.cat(parts)
+    """Gathers a tensor, alone or with labels behind each of its rows."""
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
-        total = grad_outputs[0].contiguous()
-        dist.all_reduce(total)
-        return total.chunk(world_size())[rank()]
+    def forward(ctx: Any, tensor: Tensor, labels: Tensor | None = None) -> Any:
+        if labels is None:
+            return _gather(tensor)
+        parts = [tensor, labels[:, None]]
+        gathered = _gather(torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=1))
+        widths = [part.shape[1] * part.element_size() for part in parts]
+        rows, numbers = (
+            each.contiguous().view(part.dtype) for each, part in zip(gathered.split(widths, dim=1), parts, strict=True)
+        )
+        ctx.mark_non_differentiable(numbers)
+        return rows, numbers[:, 0]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        gradient = grad_outputs[0].contiguous()
+        own = gradient.new_empty((len(gradient) // world_size(), *gradient.shape[1:]))
+        dist.reduce_scatter_tensor(own, gradient)
+        return own, None

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from vicinal.losses.base import Loss, zero_loss
 from vicinal.losses.contextual.dense import dense_loss
+from vicinal.losses.contextual.row_blocks import own_rows, row_block_loss
 from vicinal.losses.contextual.sparse import find_neighborhoods, sparse_loss
 from vicinal.losses.contextual.variants import Variant
 from vicinal.similarity.checks import can_read_values
@@ -47,8 +48,9 @@ class ContextualLoss(Loss):
     multiplies dense matrices, and holds about a dozen of them.
 
     A batch should have k samples per class. With references, which must contain the embeddings (offset), it is the loss
-    of all references as one batch, and k must be given. In distributed training each process computes the loss of the
-    whole batch.
+    of all references as one batch, and k must be given. In distributed training each process searches the neighbors of
+    its part of the references, and holds its part of the rows of all dense matrices; every process computes the loss of
+    the whole batch with a sigmoid or minima, and what is left of it where neighborhoods are small.
 
     Reference: Liao et al., "Supervised Metric Learning to Rank for Retrieval via Contextual Similarity Optimization",
     ICML 2023, Eq. (1) to (5). The full loss of Eq. (6) is `0.8 * ContextualLoss() + 0.2 * ContrastiveLoss(0.75, 0.6) +
@@ -132,21 +134,24 @@ class ContextualLoss(Loss):
     def value(self, source: PairSource) -> Tensor:
         if self.k is None and source.has_own_references:
             raise InputError("ContextualLoss: with references classes have any number of samples; give k")
-        source = source.references_as_batch()
-        if len(source) < 2:
-            return zero_loss(source)
-        k = min(self.k or _class_size(source), len(source))
-        if self._may_be_sparse(source):
+        batch, is_divided = source.references_as_batch(), type(source) is PairSource and source.is_distributed
+        if len(batch) < 2:
+            return zero_loss(batch)
+        k = min(self.k or _class_size(batch), len(batch))
+        if self._may_be_sparse(batch):
             neighborhoods = find_neighborhoods(
-                source.anchors.detach(), k, self.variant.epsilon, MAX_DENSITY * len(source)
+                batch.anchors.detach(), k, self.variant.epsilon, MAX_DENSITY * len(batch), is_divided
             )
             if neighborhoods is not None:
-                assert source.labels is not None
-                return sparse_loss(source.anchors, source.labels, neighborhoods, self.variant)
-        return self._dense(source, k)
+                assert batch.labels is not None
+                return sparse_loss(batch.anchors, batch.labels, neighborhoods, self.variant)
+        if is_divided and self.variant.has_matrix_form:
+            positive, known = _positive_and_known(batch, own_rows(len(batch)))
+            return row_block_loss(source.references, positive, known, k, self.variant)
+        return self._dense(batch, k)
 
     def _dense(self, source: PairSource, k: int) -> Tensor:
-        positive, known = _positive_and_known(source)
+        positive, known = _positive_and_known(source, slice(0, len(source)))
 
         def loss(anchors: Tensor) -> Tensor:
             similarity = source.with_anchors(anchors).similarity(slice(0, len(source)))
@@ -184,12 +189,12 @@ class _WithGradient(torch.autograd.Function):
         return None, gradient * upstream
 
 
-def _positive_and_known(source: PairSource) -> tuple[Tensor, Tensor | None]:
-    """Which pairs are positive, and for which pairs that is known, bool [n, n] each; None: for all."""
+def _positive_and_known(source: PairSource, rows: slice) -> tuple[Tensor, Tensor | None]:
+    """Which pairs of some rows are positive, and for which that is known, bool [rows, n] each; None: for all."""
     if source.is_by_label:
         assert source.labels is not None
-        return source.labels[:, None] == source.labels, None
-    pairs = source.pairs(slice(0, len(source)))
+        return source.labels[rows, None] == source.labels, None
+    pairs = source.pairs(rows)
     assert isinstance(pairs, MaskedPairs)
     return pairs.positive, pairs.positive | pairs.negative
 
@@ -202,7 +207,11 @@ def _class_sizes(source: PairSource) -> Tensor:
 
 def _class_size(source: PairSource) -> int:
     """The number of samples of each class, which must be the same for all classes."""
-    sizes = _class_sizes(source) if source.is_by_label else 1 + _positive_and_known(source)[0].sum(dim=1)
+    sizes = (
+        _class_sizes(source)
+        if source.is_by_label
+        else 1 + _positive_and_known(source, slice(0, len(source)))[0].sum(dim=1)
+    )
     smallest, largest = int(sizes.min()), int(sizes.max())
     if smallest != largest:
         raise InputError(

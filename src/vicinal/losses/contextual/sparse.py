@@ -10,22 +10,44 @@ from torch.autograd.function import once_differentiable
 
 from vicinal.losses.contextual.matrices import SparseMatrix
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
+from vicinal.losses.contextual.row_blocks import own_rows
 from vicinal.losses.contextual.variants import Variant, similarity_of_kth, slack
 from vicinal.similarity.tiles import default_tile_rows
+from vicinal.utils import distributed
 
 
 def find_neighborhoods(
-    vectors: Tensor, k: int, epsilon: float, max_neighbors: float
+    vectors: Tensor, k: int, epsilon: float, max_neighbors: float, is_divided: bool = False
 ) -> Neighborhoods[SparseMatrix] | None:
     """Find the neighborhoods of unit vectors [n, d], tile by tile.
+
+    Args:
+        vectors: float [n, d].
+        k: number of neighbors, including the sample itself.
+        epsilon: by how much larger a squared distance may be than the k-th.
+        max_neighbors: as below.
+        is_divided: whether the processes, which hold the same vectors, each search for a part of them.
 
     Returns:
         The neighborhoods; None if the mean number of neighbors of the rows of a tile exceeds `max_neighbors`.
     """
-    n, rows = len(vectors), default_tile_rows(len(vectors), vectors.device)
-    tiles: list[tuple[Tensor, Tensor]] = []
-    for start in range(0, n, rows):
-        similarity = vectors[start : start + rows] @ vectors.T
+    n = len(vectors)
+    found = _search(vectors, own_rows(n) if is_divided else slice(0, n), k, epsilon, max_neighbors)
+    found = _gathered(found) if is_divided else found
+    if found is None:
+        return None
+    near, close = found
+    return Neighborhoods(*(SparseMatrix.from_indices(entries, n, vectors.dtype) for entries in (near, near[close])))
+
+
+def _search(
+    vectors: Tensor, span: slice, k: int, epsilon: float, max_neighbors: float
+) -> tuple[Tensor, Tensor] | None:
+    """The neighbors of a span of rows: row and column, int64 [m, 2], and whether it is a close one, bool [m]."""
+    step = default_tile_rows(len(vectors), vectors.device)
+    tiles = [(torch.empty(0, 2, dtype=torch.int64), torch.empty(0, dtype=torch.bool))]
+    for start in range(span.start, span.stop, step):
+        similarity = vectors[start : min(start + step, span.stop)] @ vectors.T
         similarity.diagonal(start).fill_(1.0)
         min_near, min_close = (kth - slack(epsilon, kth.dtype) for kth in similarity_of_kth(similarity, k))
         near = (similarity >= min_near).nonzero()
@@ -34,7 +56,19 @@ def find_neighborhoods(
         close = similarity[near[:, 0], near[:, 1]] >= min_close[near[:, 0], 0]
         tiles.append((near + torch.tensor([start, 0]), close))
     near, close = (torch.cat(parts) for parts in zip(*tiles, strict=True))
-    return Neighborhoods(*(SparseMatrix.from_indices(entries, n, vectors.dtype) for entries in (near, near[close])))
+    return near, close
+
+
+def _gathered(found: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+    """The neighbors that all processes have found, in order; None if one of them has found too many."""
+    own = -1 if found is None else len(found[0])
+    is_own = [rank == distributed.rank() for rank in range(distributed.world_size())]
+    lengths = [int(length) for length in distributed.all_reduce_values([own * each for each in is_own])]
+    if min(lengths) < 0 or found is None:
+        return None
+    entries = torch.cat([found[0], found[1][:, None]], dim=1).int()
+    entries = distributed.all_gather_parts(entries, lengths)
+    return entries[:, :2].long(), entries[:, 2].bool()
 
 
 def sparse_loss(

@@ -1,0 +1,213 @@
+"""The contextual loss of a batch on several processes, each of which holds some rows of every dense matrix.
+
+The references of all processes, n in all, are known everywhere. Of each matrix [n, n] a process holds its n / p rows,
+so that p processes together hold what one would. A product needs all rows of its second factor, which come in parts of
+limited size; neighborhoods, which are ones and zeros, come as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
+from vicinal.losses.contextual.variants import Variant, similarity_of_kth, slack
+from vicinal.utils import distributed
+
+MAX_GATHERED = 2**26
+"""Number of entries of a matrix that a process gets from all others at a time: 256 MB in float32."""
+
+
+def row_spans(n: int) -> list[slice]:
+    """The rows of each process, of n in all; the last ones may have fewer, or none."""
+    size = -(-n // distributed.world_size())
+    return [slice(min(rank * size, n), min((rank + 1) * size, n)) for rank in range(distributed.world_size())]
+
+
+def own_rows(n: int) -> slice:
+    """The rows of this process, of n in all."""
+    return row_spans(n)[distributed.rank()]
+
+
+class RowBlocks:
+    """A matrix [n, n] of which each process holds some rows, with the operations of `matrices.Matrix`.
+
+    All processes must call the same operations. The transpose is exchanged only where its own rows are needed.
+
+    Args:
+        values: float [rows, n], the rows of this process; None: those of `transposed`, transposed.
+        transposed: the transpose, in place of values.
+        is_binary: whether all entries are 0 or 1.
+    """
+
+    def __init__(self, values: Tensor | None, transposed: RowBlocks | None = None, is_binary: bool = False) -> None:
+        self._values, self.transposed, self.is_binary = values, transposed, is_binary
+
+    @property
+    def values(self) -> Tensor:
+        """The rows of this process, [rows, n]."""
+        if self._values is None:
+            assert self.transposed is not None
+            self._values = _exchange_transposed(self.transposed)
+        return self._values
+
+    def __add__(self, other: RowBlocks) -> RowBlocks:
+        return RowBlocks(self.values + other.values)
+
+    def __sub__(self, other: RowBlocks) -> RowBlocks:
+        return RowBlocks(self.values - other.values)
+
+    def __mul__(self, other: RowBlocks) -> RowBlocks:
+        return RowBlocks(self.values * other.values)
+
+    def __matmul__(self, other: RowBlocks) -> RowBlocks:
+        return RowBlocks(_product(self.values, other))
+
+    @property
+    def T(self) -> RowBlocks:  # noqa: N802
+        return RowBlocks(None, self, self.is_binary)
+
+    def half(self) -> RowBlocks:
+        return RowBlocks(self.values / 2)
+
+    def at_product(self, a: RowBlocks, b: RowBlocks) -> RowBlocks:
+        return RowBlocks(_product(a.values, b).mul_(self.values))
+
+    def at_symmetric_product(self, a: RowBlocks, b: RowBlocks) -> RowBlocks:
+        product = a @ b
+        return (product + product.T) * self
+
+    def scaled(self, rows: Tensor) -> RowBlocks:
+        return RowBlocks(self.values * self._own(rows))
+
+    def divided(self, rows: Tensor) -> RowBlocks:
+        return RowBlocks(self.values / self._own(rows))
+
+    def plus_sum(self, rows: Tensor, columns: Tensor) -> RowBlocks:
+        return RowBlocks((self._own(rows) + columns).add_(self.values))
+
+    def times_sum(self, rows: Tensor, columns: Tensor) -> RowBlocks:
+        return RowBlocks((self._own(rows) + columns).mul_(self.values))
+
+    def row_sums(self) -> Tensor:
+        """The sums of all rows, also those of other processes, [n]."""
+        spans = row_spans(self.values.shape[1])
+        return distributed.all_gather_parts(self.values.sum(dim=1), [span.stop - span.start for span in spans])
+
+    def sum_of_squares(self) -> Tensor:
+        return distributed.all_reduce_sum(torch.linalg.vector_norm(self.values).square())
+
+    def _own(self, rows: Tensor) -> Tensor:
+        """Of one number per row of the matrix those of the rows of this process, [rows, 1]."""
+        return rows[own_rows(len(rows)), None]
+
+
+def _product(values: Tensor, matrix: RowBlocks) -> Tensor:
+    """The product of some rows [rows, n] with a whole matrix."""
+    source, total = matrix.transposed or matrix, torch.zeros_like(values)
+    for span, rows in _all_rows(source):
+        if matrix.transposed is None:
+            total.addmm_(values[:, span], rows)
+        else:
+            total[:, span] = values @ rows.T
+    return total
+
+
+def _all_rows(matrix: RowBlocks) -> Iterator[tuple[slice, Tensor]]:
+    """All rows of a matrix, some consecutive ones at a time: where they are, and [rows, n]."""
+    values, n = matrix.values, matrix.values.shape[1]
+    spans = row_spans(n)
+    step = max(1, MAX_GATHERED // (n * len(spans)))
+    for start in range(0, spans[0].stop, step):
+        lengths = [max(0, min(step, span.stop - span.start - start)) for span in spans]
+        part = values[start : start + step].to(_message_type(matrix))
+        gathered = distributed.all_gather_parts(part, lengths).split(lengths)
+        for span, rows in zip(spans, gathered, strict=True):
+            if len(rows):
+                yield slice(span.start + start, span.start + start + len(rows)), rows.to(values.dtype)
+
+
+def _exchange_transposed(matrix: RowBlocks) -> Tensor:
+    """The rows of this process of the transpose, [rows, n]."""
+    values, spans = matrix.values, row_spans(matrix.values.shape[1])
+    sent = [values[:, span].T.to(_message_type(matrix)).reshape(-1) for span in spans]
+    received = [
+        part.view(len(values), span.stop - span.start)
+        for part, span in zip(distributed.all_to_all(sent), spans, strict=True)
+    ]
+    return torch.cat(received, dim=1).to(values.dtype)
+
+
+def _message_type(matrix: RowBlocks) -> torch.dtype:
+    return torch.uint8 if matrix.is_binary else matrix.values.dtype
+
+
+def row_block_loss(vectors: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant) -> Tensor:
+    """Eq. (5), the mean over all n^2 pairs of `(y - w)^2`, on all processes together; differentiable once.
+
+    The gradient of a process is that of its rows, times the number of processes, so that the mean over processes is
+    that of the whole.
+
+    Args:
+        vectors: float [n, d], L2-normalized, the same on all processes.
+        positive: bool [rows, n], the y of the rows of this process.
+        known: bool [rows, n], pairs whose y is known; others contribute 0. None: all, and y is symmetric.
+        k: number of neighbors of a sample, including itself.
+        variant: definition of contextual similarity, with steps and products.
+    """
+    return _RowBlockLoss.apply(vectors, positive, known, k, variant)
+
+
+class _RowBlockLoss(torch.autograd.Function):
+    """Computes the gradient with the value, from the same matrices."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant) -> Tensor:
+        n, span = len(vectors), own_rows(len(vectors))
+        contextual = ContextualSimilarity(_neighborhoods(vectors, span, k, variant.epsilon), variant)
+        error = contextual.w().values - positive.to(vectors.dtype)
+        error.diagonal(span.start).zero_()
+        matrix = RowBlocks(error if known is None else error.masked_fill_(~known, 0.0))
+        value = matrix.sum_of_squares() / n**2
+        if ctx.needs_input_grad[0]:
+            grad_w = (matrix + matrix.T).half() if variant.expansion and known is not None else matrix
+            gradient = _gradient(contextual, grad_w)
+            gradient.diagonal(span.start).zero_()  # of similarities to oneself, which are 1
+            if variant.correct_gradient:
+                negative = ~positive if known is None else known & ~positive
+                gradient.masked_fill_((positive & (gradient > 0)) | (negative & (gradient < 0)), 0.0)
+            gradient *= 4 * variant.alpha / n**2 * distributed.world_size()
+            total = gradient.T @ vectors[span]
+            total[span] += gradient @ vectors
+            ctx.save_for_backward(total)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * upstream, None, None, None, None
+
+
+def _neighborhoods(vectors: Tensor, span: slice, k: int, epsilon: float) -> Neighborhoods[RowBlocks]:
+    similarity = vectors[span] @ vectors.T
+    similarity.diagonal(span.start).fill_(1.0)
+    near, close = (
+        RowBlocks((similarity >= kth - slack(epsilon, kth.dtype)).to(kth.dtype), is_binary=True)
+        for kth in similarity_of_kth(similarity, k)
+    )
+    return Neighborhoods(near, close)
+
+
+def _gradient(contextual: ContextualSimilarity[RowBlocks], grad_w: RowBlocks) -> Tensor:
+    """The gradient with respect to the similarities of the rows of this process, [rows, n], without alpha."""
+    gradient = contextual.gradient(grad_w)
+    total = gradient.entries.values
+    if gradient.grad_common is not None and gradient.grad_rows is not None:
+        total = total + (gradient.grad_common @ contextual.near).values
+        total += gradient.grad_rows[own_rows(len(gradient.grad_rows)), None]
+    return total
