@@ -195,4 +195,11 @@ def test_health_readiness_metrics_and_openapi(client: TestClient) -> None:
     for path, method in (("/search", "post"), ("/embed", "post"), ("/items", "post"), ("/items", "delete")):
         content = paths[path][method]["requestBody"]["content"]
         assert content["application/json"]["examples"], path
+    assert [each["name"] for each in paths["/items/{id}/image"]["get"]["parameters"]] == ["id", "size"]
+    assert "Idempotency-Key" in [each["name"] for each in paths["/items"]["post"]["parameters"]]
+    for path, answer in (("/info", client.get("/info")), ("/items/{id}", client.get("/items/3"))):
+        example = paths[path]["get"]["responses"]["200"]["content"]["application/json"]["example"]
+        assert set(example) == set(answer.json()), path
+    decided = paths["/search"]["post"]["responses"]["200"]["content"]["application/json"]["example"]
+    assert set(decided) == {"matches", "is_match", "label", "count"}
     assert client.get("/docs").status_code == 404

@@ -35,6 +35,15 @@ ANSWERS: dict[type[BaseModel], Any] = {
     DeleteBody: {"deleted": 2},
 }
 PROBLEM = {"type": "about:blank", "title": "Unprocessable Content", "status": 422, "detail": "k: 9,999 is too large"}
+PROBLEMS = {"description": "What is wrong", "content": {MEDIA_TYPE: {"example": PROBLEM}}}
+ITEM = {name: MATCH[name] for name in ("id", "label", "columns")}
+INFO = {
+    "name": "gallery", "images": 1204, "dim": 512, "kind": "exact",
+    "model": {"fingerprint": "8c1f0e6f2a7b9d34", "name": "run"}, "refiner": {"fingerprint": None},
+    "calibration": {"score": "similarity", "threshold": 0.71},
+    "columns": [{"name": "price", "type": "number", "values": None}], "limits": {"max_k": 1000},
+    "can_write": True, "can_embed": True, "version": "0.1.0",
+}  # fmt: skip
 FORM_TEXT = ("box", "vector", "columns")  # which a form has as JSON
 
 
@@ -50,13 +59,33 @@ def described(body: type[BaseModel], status: int = 200) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": schema, "examples": examples}}
     if "image" in schema["properties"]:
         content["multipart/form-data"] = {"schema": _form(schema)}
-    problem = {"description": "What is wrong", "content": {MEDIA_TYPE: {"example": PROBLEM}}}
+    parameters = [_parameter("Idempotency-Key", "header", "with it, a repeated request adds once", "string")]
     described_as = " ".join(DECISION.split()) if body is SearchBody else "Done"
     answer = {"description": described_as, "content": {"application/json": {"example": ANSWERS[body]}}}
     return {
-        "openapi_extra": {"requestBody": {"required": True, "content": content}},
-        "responses": {status: answer, "4XX": problem, "503": problem, "504": problem},
+        "openapi_extra": {
+            "requestBody": {"required": True, "content": content},
+            "parameters": parameters if body is ItemBody else [],
+        },
+        "responses": {status: answer, "4XX": PROBLEMS, "503": PROBLEMS, "504": PROBLEMS},
     }
+
+
+def described_answer(example: Any) -> dict[str, Any]:
+    """The arguments of a route without a body that describe what it answers in JSON."""
+    answer = {"description": "Done", "content": {"application/json": {"example": example}}}
+    return {"responses": {200: answer, "4XX": PROBLEMS}}
+
+
+def described_image(max_side: int) -> dict[str, Any]:
+    """The arguments of a route that answers with a JPEG."""
+    size = _parameter("size", "query", "pixels of the longer side", "integer", minimum=1, maximum=max_side, default=256)
+    answer = {"description": "The image", "content": {"image/jpeg": {}}}
+    return {"openapi_extra": {"parameters": [size]}, "responses": {200: answer, "4XX": PROBLEMS}}
+
+
+def _parameter(name: str, place: str, text: str, kind: str, **schema: Any) -> dict[str, Any]:
+    return {"name": name, "in": place, "description": text, "required": False, "schema": {"type": kind, **schema}}
 
 
 def _form(schema: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from vicinal.serving.bodies import DeleteBody, EmbedBody, ItemBody, SearchBody, read_body
-from vicinal.serving.openapi import described
+from vicinal.serving.openapi import INFO, ITEM, described, described_answer, described_image
 from vicinal.serving.problems import Problem
 from vicinal.serving.service import Service
 
@@ -49,13 +49,13 @@ async def delete_items(request: Request) -> Response:
     return JSONResponse(await _service(request).delete(await read_body(request, DeleteBody)))
 
 
-@router.get("/items/{id}")
+@router.get("/items/{id}", **described_answer(ITEM))
 async def item(request: Request, id: str) -> Response:
     """The columns of an item."""
     return JSONResponse(await _service(request).item(_id(id)))
 
 
-@router.get("/items/{id}/image")
+@router.get("/items/{id}/image", **described_image(MAX_SIDE))
 async def image(request: Request, id: str) -> Response:
     """The image of an item as a JPEG of at most `size` pixels per side."""
     text = request.query_params.get("size", "256")
@@ -65,7 +65,7 @@ async def image(request: Request, id: str) -> Response:
     return Response(data, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
 
 
-@router.get("/info")
+@router.get("/info", **described_answer(INFO))
 async def info(request: Request) -> Response:
     """What the service searches, and its limits."""
     return JSONResponse(await _service(request).info())
