@@ -52,7 +52,7 @@ TRAIN_HELP = Help(
         "validation.metric": ("mAP@R", METRIC),
         "validation.patience": ("10", "evaluations without a new best score after which training stops; null: none"),
         "precision": ("32", "32, bf16-mixed or 16-mixed"),
-        "devices": ("1", "number of GPUs or processes"),
+        "devices": ("", "number of GPUs or processes of a node (default: 1, or as many as torchrun or SLURM started)"),
     },
     (
         "vicinal train --data.source photos/ --out run",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -307,25 +307,41 @@ class Embedder(SavedModel):
             self.to(device)
         if dim is not None:
             check_dim(dim, self.dim)
-        weight = next(self.parameters())
-        device_type = weight.device.type
         batches, num_batches = image_batches(
             source,
             self.transform,
             batch_size=batch_size,
             num_workers=num_workers,
             on_error=on_error,
-            pin_memory=device_type == "cuda",
+            pin_memory=next(self.parameters()).device.type == "cuda",
         )
-        autocast = torch.autocast(device_type, dtype=DTYPES[precision], enabled=precision != "32")
+        batches = track(batches, "embedding", total=num_batches, show=progress)
+        return shortened(self.embed_batches(batches, precision), dim)
+
+    def embed_batches(self, batches: Iterable[Tensor], precision: Precision = "32", first_row: int = 0) -> Floats:
+        """Embed batches of transformed images as :meth:`embed` does.
+
+        Args:
+            batches: Transformed images, [b, C, H, W] each.
+            precision: 32, or bf16 or 16 for autocast.
+            first_row: Number of the first image, for messages.
+
+        Returns:
+            float32 [n, dim], L2-normalized.
+
+        Raises:
+            InputError: An embedding is not finite.
+        """
+        weight = next(self.parameters())
+        autocast = torch.autocast(weight.device.type, dtype=DTYPES[precision], enabled=precision != "32")
         with eval_mode(self), torch.inference_mode(), autocast:
             parts = [
                 self(images.to(weight.device, weight.dtype, non_blocking=True)).float().cpu().numpy()
-                for images in track(batches, "embedding", total=num_batches, show=progress)
+                for images in batches
             ]
         vectors = np.concatenate([np.empty((0, self.dim), np.float32), *parts])
-        _check_finite(vectors, precision)
-        return shortened(vectors, dim)
+        _check_finite(vectors, precision, first_row)
+        return vectors
 
     def _get_config(self) -> dict[str, Any]:
         return {**self.config, "transform": self.transform.to_dict()}
@@ -379,10 +395,10 @@ class Embedder(SavedModel):
         return cls(**{**arguments, "transform": transform, "pretrained": False})
 
 
-def _check_finite(vectors: Floats, precision: str) -> None:
+def _check_finite(vectors: Floats, precision: str, first_row: int) -> None:
     invalid = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(invalid):
         hint = "try precision 32" if precision != "32" else "its weights or the image are not finite"
         raise InputError(
-            f"the embedding of image {invalid[0]} is not finite ({len(invalid)} of {len(vectors)}); {hint}"
+            f"the embedding of image {first_row + invalid[0]} is not finite ({len(invalid)} of {len(vectors)}); {hint}"
         )

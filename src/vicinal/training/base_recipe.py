@@ -41,6 +41,7 @@ CONTINUED = ("epochs", "max_steps", "validation.patience")
 MACHINE = (
     "accelerator",
     "devices",
+    "num_nodes",
     "data.num_workers",
     "data.cache",
     "feature_cache",

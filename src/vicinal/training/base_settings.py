@@ -10,6 +10,7 @@ from vicinal.training.checks import require, require_left_out
 from vicinal.training.run_length import RunLength
 from vicinal.training.schedule import Schedule
 from vicinal.utils.errors import InputError
+from vicinal.utils.launch import Launch
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,18 @@ class BaseSettings:
     def num_processes(self) -> int:
         """The number of training processes, one per device."""
         return 1
+
+    @property
+    def launch(self) -> Launch:
+        """What started the processes.
+
+        Raises:
+            InputError: they are not as many as the settings say.
+        """
+        launch = Launch.of()
+        if launch.launcher is not None:
+            raise InputError(f"{launch.launcher} started {launch.world_size} processes; a refiner is trained by one")
+        return launch
 
     @property
     def length(self) -> RunLength:

@@ -27,6 +27,8 @@ from vicinal.training.interrupt import StopRequest, killing_children
 from vicinal.training.logs import RunLog, Throughput
 from vicinal.training.progress import Progress
 from vicinal.training.progress_display import ProgressDisplay
+from vicinal.training.shared_folder import check_shared
+from vicinal.training.step_message import StepMessage
 from vicinal.training.weight_average import WeightAverage
 from vicinal.utils import distributed
 from vicinal.utils.console import log
@@ -61,7 +63,8 @@ class BaseTrainer(ABC):
         self.latest_loss = math.nan
         self.skipped_steps = 0
         self.throughput = Throughput()
-        self.engine = Engine(settings, find_unused_parameters)
+        self.stop = StopRequest()
+        self.engine = Engine(settings, find_unused_parameters, self.resume_hint)
         self._start_clock()
 
     @property
@@ -89,7 +92,7 @@ class BaseTrainer(ABC):
 
     @abstractmethod
     def _evaluate(self) -> dict[str, float] | None:
-        """The metrics on the validation split, or None without such a split. Only the first process calls this."""
+        """The metrics on the validation split, or None without such a split; every process calls this."""
 
     @abstractmethod
     def _write_model(self, metrics: Mapping[str, float]) -> None:
@@ -100,7 +103,7 @@ class BaseTrainer(ABC):
         """The name of a row of the training split in messages."""
 
     def _evaluate_training(self) -> dict[str, float]:
-        """The metrics on training images, for the log. Only the first process calls this."""
+        """The metrics on training images, for the log; every process calls this."""
         return {}
 
     def _score(self, metrics: Mapping[str, float]) -> float:
@@ -137,15 +140,16 @@ class BaseTrainer(ABC):
 
     def fit(self) -> None:
         """Train to the end, from the last checkpoint if there is one."""
-        self.start()
-        with killing_children(), self.watching():
-            if self.progress.step == 0:
-                self.validate()
-            while not self.length.is_reached(self.progress) and not self.out_of_patience():
-                self.train_epoch()
-                self.finish_epoch()
-        self._tell_end()
-        self.finish()
+        with self.engine.lifeline:
+            self.start()
+            with killing_children(), self.watching():
+                if self.progress.step == 0:
+                    self.validate()
+                while not self.length.is_reached(self.progress) and not self.out_of_patience():
+                    self.train_epoch()
+                    self.finish_epoch()
+            self._tell_end()
+            self.finish()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -168,26 +172,31 @@ class BaseTrainer(ABC):
                 last = self.progress.steps_in_epoch + 1 == steps_to_take
                 self.train_step(batches, epoch=epoch, num_steps=num_steps, last=last)
                 self.display.step(self.progress, self.latest_loss, num_steps)
-                self._save_if_time()
+                if self.message.is_saving:
+                    self.save()
                 self._stop_if_requested()
 
     def train_step(self, batches: Sequence[Batch], epoch: float, num_steps: int, last: bool = False) -> None:
         """Take one optimizer step with the mean gradient of the batches; the last step of an epoch is always logged."""
         torch.manual_seed(derive_seed(self.settings.seed, self.progress.step, distributed.rank()))
         self.engine.set_learning_rates(epoch, self.progress.step, num_steps)
-        terms = [self._backward(batch, 1 / len(batches), last=batch is batches[-1]) for batch in batches]
-        grad_norm = self.engine.clip_gradients()
+        is_logged = last or (self.progress.step + 1) % self.settings.log_every == 0
+        with distributed.equal_lengths():  # the sampler gives all processes as many images
+            terms = [self._backward(batch, 1 / len(batches), last=batch is batches[-1]) for batch in batches]
+        norm = self.engine.unscale_gradients()
+        self.message = self._exchange(terms, is_logged)
+        self._check_loss(terms, batches)
+        grad_norm = self.engine.clip_gradients(norm, self.message.shard_squares)
         self._check_gradient(grad_norm, terms[-1], batches)
         self.engine.step()
         self.progress.count_step()
         self.average.update(self.progress.step)
         self.throughput.add(sum(len(batch["labels"]) for batch in batches) * distributed.world_size())
-        if last or self.progress.step % self.settings.log_every == 0:
-            self._log_step(epoch, terms, grad_norm)
+        if is_logged:
+            self._log_step(epoch, self.message.terms, grad_norm)
 
     def finish_epoch(self) -> None:
         """Validate if it is time, and write the checkpoint."""
-        self._average_loss()
         self.progress.count_epoch()
         last = self.length.is_reached(self.progress)
         if last or self.progress.epoch % self.settings.validation.every == 0:
@@ -202,8 +211,10 @@ class BaseTrainer(ABC):
             self._validate()
 
     def _validate(self) -> None:
-        metrics = self._evaluate() if self.is_main_process else None
-        if self.is_main_process and (values := {**(metrics or {}), **self._evaluate_training()}):
+        distributed.broadcast_tensors([*self.engine.bare_module.buffers()])  # such as those of batch normalization
+        metrics = self._evaluate()
+        values = {**(metrics or {}), **self._evaluate_training()}
+        if self.is_main_process and values:
             self.log.metrics(self.progress.step, self.progress.epoch, values)
         # If each process evaluated for itself, a rounding error could make one of them stop before the others.
         metrics = distributed.broadcast_object(metrics)
@@ -240,12 +251,29 @@ class BaseTrainer(ABC):
         with self.engine.no_sync(enabled=not last):
             terms = self._loss_terms(batch)
             loss = torch.stack(list(terms.values())).sum()
-            self.latest_loss = loss.item()
-            self.progress.loss_sum += self.latest_loss * scale
-            if distributed.any_process(not math.isfinite(self.latest_loss)):
-                raise NonFiniteLossError(self._not_finite("loss", terms, [batch]))
             self.engine.backward(loss * scale)
         return {name: value.detach() for name, value in terms.items()}
+
+    def _exchange(self, terms: Sequence[LossTerms], is_logged: bool) -> StepMessage:
+        """Tell the other processes all that they must know of this step, and count its loss."""
+        is_late = time.monotonic() - self.saved_at > 60 * self.settings.checkpoint_minutes
+        message = StepMessage.exchange(
+            terms,
+            with_terms=is_logged,
+            is_stopping=self.stop.requested,
+            is_saving=is_late and self.is_main_process,  # the clocks of others differ
+            shard_squares=self.engine.shard_squares(),
+        )
+        self.latest_loss = message.loss
+        self.progress.loss_sum += message.loss
+        return message
+
+    def _check_loss(self, terms: Sequence[LossTerms], batches: Sequence[Batch]) -> None:
+        """Raise NonFiniteLossError if the loss is not finite on some process, with the first batch of this one."""
+        if not self.message.is_finite:
+            is_finite = [math.isfinite(sum(value.item() for value in each.values())) for each in terms]
+            first = is_finite.index(False) if False in is_finite else 0
+            raise NonFiniteLossError(self._not_finite("loss", terms[first], [batches[first]]))
 
     def _check_gradient(self, grad_norm: float, terms: LossTerms, batches: Sequence[Batch]) -> None:
         """Raise NonFiniteLossError if the gradient is not finite and loss scaling is not the cause.
@@ -263,11 +291,7 @@ class BaseTrainer(ABC):
 
     # Around the steps -----------------------------------------------------------------------------------------------
 
-    def _log_step(self, epoch: float, terms: Sequence[LossTerms], grad_norm: float) -> None:
-        means = {
-            name: distributed.all_reduce_mean(torch.stack([each[name] for each in terms]).mean()).item()
-            for name in terms[0]
-        }
+    def _log_step(self, epoch: float, means: Mapping[str, float], grad_norm: float) -> None:
         rates = {f"lr {name}": lr for name, lr in self.engine.learning_rates.items()}
         speed = {"gradient norm": grad_norm, "images/s": self.throughput.per_second()}
         extra = self._extra_log_values()
@@ -280,14 +304,8 @@ class BaseTrainer(ABC):
         """Called when the values of one line of the log are complete."""
         self.throughput.restart()
 
-    def _average_loss(self) -> None:
-        """Make the sum of the losses of this epoch the same in all processes."""
-        total = torch.tensor(self.progress.loss_sum, device=self.engine.fabric.device)
-        if distributed.world_size() > 1:
-            self.progress.loss_sum = distributed.all_reduce_mean(total).item()
-
     def _stop_if_requested(self) -> None:
-        if distributed.any_process(self.stop.requested):
+        if self.message.is_stopping:
             self.save()
             raise InterruptedRunError(
                 f"stopped after step {self.progress.step} and saved the state; {self.resume_hint}"
@@ -297,10 +315,6 @@ class BaseTrainer(ABC):
     def resume_hint(self) -> str:
         """The command that resumes the run, for messages."""
         return f"resume with: vicinal {self.verb} --out {shlex.quote(str(self.run.path))} --resume"
-
-    def _save_if_time(self) -> None:
-        if time.monotonic() - self.saved_at > 60 * self.settings.checkpoint_minutes:
-            self.save()
 
     # Start, checkpoints, end ----------------------------------------------------------------------------------------
 
@@ -313,7 +327,7 @@ class BaseTrainer(ABC):
         """Write the first files of a new run, or load the last checkpoint of the run in the folder."""
         if self.is_main_process and not self.run.recipe.exists():
             self._write_start()
-        distributed.barrier()
+        check_shared(self.run)
         if self.run.last.exists():
             self._load()
         else:
@@ -336,7 +350,6 @@ class BaseTrainer(ABC):
     def save(self) -> None:
         """Write the checkpoint from which a run resumes."""
         self._count_seconds()
-        self._average_loss()
         with self.average.in_module():
             average = self.average.select(self.engine.module_state())
         progress = asdict(self.progress)

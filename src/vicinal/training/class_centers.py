@@ -95,12 +95,22 @@ def check_initial_centers(centers: str, loss: Loss, embedder: Embedder) -> None:
 
 
 def set_centers_to_class_means(loss: Loss, embeddings: Floats, labels: Integers) -> None:
-    """Set the centers of each class to the direction of the mean of its unit embeddings."""
+    """Set the centers of each class to the direction of the mean of its unit embeddings, those of all processes.
+
+    Args:
+        loss: the loss, with its centers.
+        embeddings: float32 [n, dim], those of this process's part of the images.
+        labels: int64 [n], from 0 on.
+    """
     vectors, classes = torch.from_numpy(embeddings), torch.from_numpy(labels)
-    means = torch.zeros(int(classes.max()) + 1, vectors.shape[1]).index_add_(0, classes, vectors)
-    for part in losses_with_centers(loss).values():
-        part.set_centers(torch.arange(len(means)), means)
-    log(f"initial class centers: the means of {len(means):,} classes")
+    parts = list(losses_with_centers(loss).values())
+    num_classes = max(part.num_classes or 0 for part in parts)
+    sums = torch.zeros(num_classes, vectors.shape[1], dtype=torch.float64).index_add_(0, classes, vectors.double())
+    sums = distributed.all_reduce_sum(sums)
+    is_known = sums.any(dim=1)
+    for part in parts:
+        part.set_centers(is_known.nonzero()[:, 0], sums[is_known].float())
+    log(f"initial class centers: the means of {int(is_known.sum()):,} classes")
 
 
 def copy_centers_from_run(loss: Loss, folder: str | Path, classes: Sequence[str | int]) -> None:

@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision, Precision
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from vicinal.training.base_settings import BaseSettings, OptimizerSettings
 from vicinal.training.interrupt import ending_with_main_process
+from vicinal.training.lifeline import Lifeline
 from vicinal.training.sharded_centers import (
     exclude_from_ddp,
     gather_optimizer_state,
     global_grad_norm,
     shard_optimizer_state,
+    shard_squares,
 )
+from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
+from vicinal.utils.launch import Launch
 
+BUFFERS = "forward_sync_buffers"  # the name in newer versions of torch of what each step exchanges by default
+if BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
+    BUFFERS = "broadcast_buffers"
 MIN_CPU_PROCESSES = 8  # may be started whatever the number of cores
 
 
@@ -38,6 +53,7 @@ class Engine:
         settings: precision, devices, optimizer and schedule.
         find_unused_parameters: whether some parameters get no gradient in some steps, as
             `DistributedDataParallel` must know.
+        hint: how to resume the run, for the message when a process has died.
 
     Attributes:
         fabric: devices and processes.
@@ -48,12 +64,16 @@ class Engine:
         frozen: the other parameters, which checkpoints do not hold, by name; from :meth:`setup` on.
     """
 
-    def __init__(self, settings: BaseSettings, find_unused_parameters: bool = False) -> None:
-        self.settings = settings
+    def __init__(self, settings: BaseSettings, find_unused_parameters: bool = False, hint: str = "") -> None:
+        self.settings, self.launch = settings, settings.launch
         self.precision = create_precision(settings)
         self.fabric = create_fabric(settings, self.precision, find_unused_parameters)
         with ending_with_main_process():
             self.fabric.launch()
+        # A context at the end of which the run has ended; until then all processes end when one of them dies.
+        self.lifeline: AbstractContextManager[object] = nullcontext()
+        if distributed.world_size() > 1:
+            self.lifeline = Lifeline(os.environ.get("MASTER_ADDR") if self.launch.num_nodes > 1 else None, hint)
 
     def setup(
         self,
@@ -86,12 +106,25 @@ class Engine:
         """Add the gradient of the loss to that of the parameters."""
         self.fabric.backward(loss)
 
-    def clip_gradients(self) -> float:
-        """Limit the elements, and then the norm of the gradient, if the settings say so; return the norm before."""
-        max_value, max_norm = self.settings.max_grad_value, self.settings.max_grad_norm
+    def unscale_gradients(self) -> Tensor:
+        """Undo loss scaling, and return the norm of the gradient, with this process's shards of class centers, []."""
         norm = self.fabric.clip_gradients(self.module, self.optimizer, max_norm=math.inf, error_if_nonfinite=False)
         assert norm is not None
-        norm = clipped = global_grad_norm(norm, self.module)
+        return norm
+
+    def shard_squares(self) -> Tensor | None:
+        """What all processes must add up for :meth:`clip_gradients`; None without sharded class centers."""
+        return shard_squares(self.module)
+
+    def clip_gradients(self, norm: Tensor, total_squares: float | None = None) -> float:
+        """Limit the elements, and then the norm of the gradient, if the settings say so; return the norm before.
+
+        Args:
+            norm: the result of :meth:`unscale_gradients`.
+            total_squares: the sum over processes of :meth:`shard_squares`.
+        """
+        max_value, max_norm = self.settings.max_grad_value, self.settings.max_grad_norm
+        norm = clipped = global_grad_norm(norm, self.module, total_squares)
         parameters = list(self.module.parameters())
         if max_value is not None:
             clip_grad_value_(parameters, max_value)
@@ -182,20 +215,38 @@ def create_precision(settings: BaseSettings) -> Precision:
 def create_fabric(settings: BaseSettings, precision: Precision, find_unused_parameters: bool = False) -> Fabric:
     """Devices and processes.
 
+    Buffers are not exchanged in every step: those of the first process are evaluated and saved.
+
     Raises:
-        InputError: the machine does not have such devices.
+        InputError: the machine does not have such devices, or the processes are not as many as the settings say.
     """
-    devices = settings.num_processes
+    launch = settings.launch
+    devices, num_nodes = settings.num_processes, 1
+    if launch.launcher is not None:
+        devices, num_nodes = launch.processes_per_node, launch.num_nodes
     limit = max(MIN_CPU_PROCESSES, os.cpu_count() or 1)
     if devices > limit and (settings.accelerator == "cpu" or not torch.cuda.is_available()):
         raise InputError(f"devices = {devices} must be at most {limit} on this machine, which trains on its CPU")
-    ddp = DDPStrategy(find_unused_parameters=find_unused_parameters)
-    strategy = ddp if devices > 1 else "auto"
+    ddp = DDPStrategy(find_unused_parameters=find_unused_parameters, **{BUFFERS: False})
+    strategy = ddp if devices * num_nodes > 1 else "auto"
     try:
-        return Fabric(accelerator=settings.accelerator, devices=devices, strategy=strategy, plugins=precision)
+        plugins = [precision, cluster_environment(launch)]
+        return Fabric(
+            accelerator=settings.accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, plugins=plugins
+        )
     except (RuntimeError, ValueError, MisconfigurationException) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"accelerator = {settings.accelerator}, devices = {devices}: {reason}") from None
+
+
+def cluster_environment(launch: Launch) -> ClusterEnvironment:
+    """What Fabric learns of ranks and addresses; without launcher the first process starts the others."""
+    if launch.launcher == "torchrun":
+        return TorchElasticEnvironment()
+    if launch.launcher == "SLURM":
+        os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(launch.processes_per_node))  # `srun -n 8` sets none
+        return SLURMEnvironment(auto_requeue=False)
+    return LightningEnvironment()
 
 
 def create_optimizer(

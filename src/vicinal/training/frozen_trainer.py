@@ -99,8 +99,12 @@ class FrozenTrainer(Trainer):
         self.module.train()
         self.bare_module.start_epoch(self.progress.epoch)
 
-    def _embed(self, images: Any, embedder: Embedder) -> Floats:
-        return embed_features(embedder, images, self.engine.fabric.device)
+    def _embed_rows(self, images: Any, embedder: Embedder, rows: range) -> Floats:
+        return embed_features(embedder, images, self.engine.fabric.device, rows)
+
+    @property
+    def _test_batch_size(self) -> int:
+        return FEATURES_PER_PASS
 
     def _extra_state(self) -> dict[str, Any]:
         return {**super()._extra_state(), "features": self.features.key.model}
@@ -117,14 +121,14 @@ class FrozenTrainer(Trainer):
             super()._write_model(metrics)
 
 
-def embed_features(embedder: Embedder, images: FeatureDataset, device: torch.device) -> Floats:
-    """The embeddings of images by the head of an embedder, from their cached features, float32 [n, dim]."""
+def embed_features(embedder: Embedder, images: FeatureDataset, device: torch.device, rows: range) -> Floats:
+    """The embeddings of rows of images by the head of an embedder, from their cached features, float32 [rows, dim]."""
     with eval_mode(embedder), torch.inference_mode():
         parts = [
-            embedder(images.features(range(start, min(start + FEATURES_PER_PASS, len(images)))).to(device))
-            for start in range(0, len(images), FEATURES_PER_PASS)
+            embedder(images.features(rows[start : start + FEATURES_PER_PASS]).to(device)).cpu()
+            for start in range(0, len(rows), FEATURES_PER_PASS)
         ]
-    return torch.cat(parts).cpu().numpy()
+    return torch.cat([torch.empty(0, embedder.dim), *parts]).numpy()
 
 
 def _remove_backbone(embedder: Embedder) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-from vicinal.utils.console import is_main_process
+from vicinal.utils.launch import Launch
 
 PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent ends
 MAIN_PROCESS = "VICINAL_MAIN_PROCESS"  # the environment variable with its number
@@ -55,11 +55,13 @@ def start_worker(worker: int) -> None:
 def ending_with_main_process() -> Iterator[None]:
     """While this context is open, training processes may start others; these end when the main one ends.
 
-    The others would else wait for it, up to half an hour where they first meet.
+    The others would else wait for it, up to half an hour where they first meet. Those of torchrun end with it; SLURM
+    ends all tasks by itself.
     """
-    if is_main_process():
+    launch = Launch.of()
+    if launch.launcher is None and launch.rank == 0:
         os.environ[MAIN_PROCESS] = str(os.getpid())
-    else:
+    elif launch.launcher != "SLURM":
         end_with_parent()
         if os.environ.get(MAIN_PROCESS, str(os.getppid())) != str(os.getppid()):
             os._exit(1)  # it has ended already

@@ -14,6 +14,7 @@ from vicinal.training.trainer import Trainer
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
+from vicinal.utils.launch import check_launch
 from vicinal.utils.run_folder import RunFolder
 
 
@@ -32,12 +33,13 @@ def train(recipe: Recipe, out: str | Path) -> RunFolder:
         NonFiniteLossError: the loss became infinite or NaN.
         InterruptedRunError: the run was interrupted, and its state is saved.
     """
-    run = RunFolder(Path(out))
+    run, settings = RunFolder(Path(out)), recipe.settings
+    check_launch(settings.devices, settings.num_nodes)
     if recipe.has_small_backbone:
         backbone = f"model.backbone = {recipe.model['backbone']}"
         log(f"there is no GPU: {backbone}, a small network; name another, such as resnet50, for higher scores")
     with run.new():
-        _fit(recipe, load_training_table(recipe.settings), run)
+        _fit(recipe, load_training_table(settings), run)
     return run
 
 
@@ -63,6 +65,7 @@ def resume(out: str | Path, recipe: Recipe | None = None, allow_imports: Sequenc
     if run.embeddings.is_file():
         raise InputError(f"{run.path} is the run of a refiner; resume it with vicinal refine")
     own = Recipe.of_run(run.recipe, recipe, allow_imports)
+    check_launch(own.settings.devices, own.settings.num_nodes)
     with run.in_use():
         table = load_run_table(run.table)
         own.save_changes(run.recipe)

@@ -11,6 +11,7 @@ from vicinal.training.base_settings import BaseSettings, OptimizerSettings, Vali
 from vicinal.training.checks import require, require_left_out
 from vicinal.training.fine_tuning import FineTuning, check_backbone_settings
 from vicinal.training.frozen_checks import check_frozen_settings
+from vicinal.utils.launch import Launch, check_launch
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,10 @@ class TrainingSettings(BaseSettings):
         feature_cache: folder in which frozen features are kept, for all runs with the same backbone and images; null:
             the folder features in VICINAL_DATA, else in ~/.cache/vicinal.
         feature_dtype: type of the kept numbers, float32 or float16.
-        devices: number of devices, with one training process each.
+        devices: number of devices of a node, with one training process each; null: as many as torchrun or SLURM started
+            processes on each node, or else 1.
+        num_nodes: number of nodes, each with so many devices, on which torchrun or SLURM started the command; null: as
+            many as they are.
     """
 
     data: DataSettings = field(default_factory=DataSettings)
@@ -195,7 +199,8 @@ class TrainingSettings(BaseSettings):
     features: Literal["trained", "frozen"] = "trained"
     feature_cache: str | None = None
     feature_dtype: Literal["float32", "float16"] = "float32"
-    devices: int = 1
+    devices: int | None = None
+    num_nodes: int | None = None
 
     def __post_init__(self) -> None:
         from vicinal.data.columns import is_coarse_column  # needs pandas, and the help does not
@@ -203,7 +208,9 @@ class TrainingSettings(BaseSettings):
         super().__post_init__()
         for name in ("coarse_classes_per_batch", "freeze_backbone_epochs"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        require(self.devices >= 1, "devices", self.devices, "at least 1")
+        for name in ("devices", "num_nodes"):
+            number = getattr(self, name)
+            require(number is None or number >= 1, name, number, "at least 1 or null")
         size = self.micro_batch_size
         require(size is None or size >= 1, "micro_batch_size", size, "at least 1 or null")
         fits = size == 1 or self.transform.longest is None or self.features == "frozen"
@@ -228,4 +235,8 @@ class TrainingSettings(BaseSettings):
 
     @property
     def num_processes(self) -> int:
-        return self.devices
+        return Launch.of().num_processes(self.devices, self.num_nodes)
+
+    @property
+    def launch(self) -> Launch:
+        return check_launch(self.devices, self.num_nodes)

@@ -42,11 +42,26 @@ def exclude_from_ddp(module: nn.Module, precision: str) -> None:
         getattr(DistributedDataParallel, ignore)(module, names)
 
 
-def global_grad_norm(norm: Tensor, module: nn.Module) -> Tensor:
-    """The norm of the gradient with all shards, from that with this process's shard, both []."""
-    grads = [loss.centers.grad for loss in sharded_losses(module).values() if loss.centers is not None]
-    squares = sum((grad.square().sum() for grad in grads if grad is not None), start=torch.zeros_like(norm))
-    return (norm.square() - squares + distributed.all_reduce_sum(squares)).clamp_min(0).sqrt()
+def shard_squares(module: nn.Module) -> Tensor | None:
+    """The sum of squares of the gradient of this process's shards, []; None without sharded centers."""
+    centers = [loss.centers for loss in sharded_losses(module).values() if loss.centers is not None]
+    squares = [each.new_zeros(()) if each.grad is None else each.grad.square().sum() for each in centers]
+    return torch.stack(squares).sum() if squares else None
+
+
+def global_grad_norm(norm: Tensor, module: nn.Module, total_squares: float | None = None) -> Tensor:
+    """The norm of the gradient with all shards, from that with this process's shard, both [].
+
+    Args:
+        norm: the norm with this process's shards.
+        module: the module.
+        total_squares: the sum of :func:`shard_squares` over processes; None: it is found by a message.
+    """
+    own = shard_squares(module)
+    if own is None:
+        return norm
+    total = distributed.all_reduce_sum(own) if total_squares is None else total_squares
+    return (norm.square() - own + total).clamp_min(0).sqrt()
 
 
 def gather_optimizer_state(state: State, optimizer: torch.optim.Optimizer, module: nn.Module) -> State:

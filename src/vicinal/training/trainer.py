@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
 
 from vicinal.data import ImageDataset, Table
 from vicinal.data.whole_images import train_batches
-from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
+from vicinal.models.embedder import Precision
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
 from vicinal.training.class_centers import copy_centers_from_run, save_centers, set_centers_to_class_means
 from vicinal.training.create_module import check_before_download, create_training_module
+from vicinal.training.divided_work import divided_rows, embed_divided, embed_rows, evaluate_divided
 from vicinal.training.fine_tuning import layer_factors
 from vicinal.training.interrupt import start_worker
 from vicinal.training.recipe import Recipe
@@ -154,17 +156,32 @@ class Trainer(BaseTrainer):
         if self.val_images is None:
             return None
         vectors, metric = self._embed(self.val_images, self.embedder), self.settings.validation.metric
-        return evaluate(vectors, self.val_images.table, metrics=[metric]).metrics
+        return evaluate_divided(vectors, self.val_images.table, metrics=[metric])
 
     def _evaluate_training(self) -> dict[str, float]:
         if self.train_sample is None:
             return {}
         vectors = self._embed(self.train_sample, self.embedder)
-        return {TRAIN_RECALL: evaluate(vectors, self.train_sample.table, recall_at=[1]).metrics["recall@1"]}
+        return {TRAIN_RECALL: evaluate_divided(vectors, self.train_sample.table, recall_at=[1])["recall@1"]}
 
     def _embed(self, images: ImageDataset, embedder: Embedder) -> Floats:
-        batch_size = self.settings.micro_batch_size or self.sampler.batch_size
-        return embedder.embed(images, batch_size=batch_size, progress=False)
+        """The embeddings of images on every process, each of which embeds a part of them."""
+        return embed_divided(len(images), self._test_batch_size, partial(self._embed_rows, images, embedder))
+
+    @property
+    def _test_batch_size(self) -> int:
+        """Number of images that a process embeds at a time outside of training: as many as in it."""
+        return self.settings.micro_batch_size or self.sampler.batch_size // distributed.world_size()
+
+    def _embed_rows(self, images: ImageDataset, embedder: Embedder, rows: range) -> Floats:
+        return embed_rows(
+            embedder,
+            images,
+            rows,
+            batch_size=self._test_batch_size,
+            num_workers=num_workers(self.settings.data),
+            precision=cast(Precision, self.settings.precision.removesuffix("-mixed")),
+        )
 
     def _extra_log_values(self) -> dict[str, float]:
         return self.step_selection.values() if self.bare_module.selected is not None else {}
@@ -184,11 +201,10 @@ class Trainer(BaseTrainer):
         centers, training = self.settings.centers, self.images.table
         for embedder, loss in zip(self.bare_module.embedders, self.bare_module.losses, strict=True):
             if centers == "class_means":
-                vectors = self._embed(self.images, embedder) if self.is_main_process else None
-                vectors = distributed.broadcast_object(vectors)
-                assert vectors is not None
+                rows = divided_rows(len(self.images), self._test_batch_size)[distributed.rank()]
+                vectors = self._embed_rows(self.images, embedder, rows)
                 torch.manual_seed(self.settings.seed)  # several centers per class diverge in the same way everywhere
-                set_centers_to_class_means(loss, vectors, training.labels)
+                set_centers_to_class_means(loss, vectors, training.labels[rows.start : rows.stop])
             elif centers != "random":
                 copy_centers_from_run(loss, centers, training.classes)
         if self.settings.transition.source is not None:

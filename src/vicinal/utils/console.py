@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
+
+from vicinal.utils.launch import Launch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,8 +54,8 @@ def _escape(character: str) -> str:
 
 
 def is_main_process() -> bool:
-    """Whether this process prints messages; a launcher numbers the others in LOCAL_RANK."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+    """Whether this process prints messages and writes the files of a run: that of rank 0 on the first node."""
+    return Launch.of().rank == 0
 
 
 def log(message: str) -> None:

@@ -88,6 +88,7 @@ def resume_refiner(
 
 
 def _create_trainer(recipe: RefinerRecipe, run: RunFolder) -> RefinerTrainer:
+    assert recipe.settings.launch.launcher is None
     if run.recipe.is_file() and run.embeddings.is_file():
         return RefinerTrainer(recipe, *_load(run.embeddings), run)
     embedded = _split(_embeddings(recipe, run), recipe.settings)
@@ -111,7 +112,7 @@ def _embeddings(recipe: RefinerRecipe, run: RunFolder) -> LabeledEmbeddings:
     table = load_run_table(source.table)
     if settings.embedder_fraction > 0:
         # The result does not depend on the number of processes; here there is one.
-        own = Recipe.load(source.recipe, ["--devices=1"], recipe.allow_imports)
+        own = Recipe.load(source.recipe, ["--devices=1", "--num_nodes=1"], recipe.allow_imports)
         return _embeddings_by_new_embedder(recipe, own, table, run)
     return _embed(source, table, recipe)
 

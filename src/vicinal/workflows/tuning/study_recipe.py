@@ -29,7 +29,8 @@ DATA = (
 """The settings of `data` that say which images are in which split. The runs of a study read a table instead."""
 
 FOREIGN = ("data.noise.foreign", "data.noise.foreign_root")
-FIXED = (*(f"data.{name}" for name in DATA), *FOREIGN, "validation.metric", "seed", "devices", "accelerator")
+MACHINE = ("devices", "num_nodes", "accelerator")
+FIXED = (*(f"data.{name}" for name in DATA), *FOREIGN, "validation.metric", "seed", *MACHINE)
 """The settings that a study cannot vary, as its runs have the same images, are compared, and share the devices."""
 
 

@@ -1,0 +1,138 @@
+"""When one process of a run dies, all end: within seconds, on every node, and with any backend.
+
+A process that waits for a dead one in a collective operation of NCCL waits for minutes. But the system closes the
+connections of a process whenever it ends, so each process holds one to that of rank 0.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import selectors
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from vicinal.utils import distributed
+
+GRACE_SECONDS = 30.0  # in which all must end after one has ended by an error, which is most often an error of all
+TOKEN_BYTES = 16
+FINISHED, FAILED = b".", b"!"  # what a process says before it ends
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # a node without power closes no connection
+
+
+class Lifeline:
+    """Ends this process when another one of the run has died.
+
+    Every process constructs it after the process group. It is a context, at the end of which the run has ended.
+
+    Args:
+        address: the host of the process of rank 0, as other nodes know it; None: there is one node.
+        hint: how to resume the run, for the message.
+    """
+
+    def __init__(self, address: str | None = None, hint: str = "") -> None:
+        self.rank, self.hint, self.is_finished = distributed.rank(), hint, False
+        self.others: dict[socket.socket, str] = {}
+        self.selector = selectors.DefaultSelector()
+        if self.rank == 0:
+            self._accept_all(address)
+        else:
+            self._connect(address)
+        self.deadline: float | None = None  # once a process has ended by an error
+        atexit.register(self.finish, FAILED)
+        threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
+
+    def _accept_all(self, address: str | None) -> None:
+        """Wait for the connections of all other processes, which know the token."""
+        token = secrets.token_bytes(TOKEN_BYTES)
+        with socket.create_server(("127.0.0.1" if address is None else "", 0)) as server:
+            distributed.broadcast_object((server.getsockname()[1], token))
+            while len(self.others) < distributed.world_size() - 1:
+                connection, _ = server.accept()
+                connection.settimeout(10.0)
+                name = _receive(connection, TOKEN_BYTES + 64)
+                if name[:TOKEN_BYTES] == token:
+                    self._add(connection, name[TOKEN_BYTES:].decode(errors="replace").strip())
+                else:
+                    connection.close()
+
+    def _connect(self, address: str | None) -> None:
+        port, token = distributed.broadcast_object((0, b""))
+        connection = socket.create_connection((address or "127.0.0.1", port), timeout=60.0)
+        name = f"{self.rank} on {socket.gethostname()}"
+        connection.sendall(token + name.encode()[:64].ljust(64))
+        self._add(connection, "0")
+
+    def _add(self, connection: socket.socket, name: str) -> None:
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE.items():
+            if hasattr(socket, option):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        self.others[connection] = name
+        self.selector.register(connection, selectors.EVENT_READ)
+
+    def _watch(self) -> None:
+        while self.others or self.deadline is not None:
+            wait = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+            ready = [key.fileobj for key, _ in self.selector.select(wait)]
+            if self.is_finished:
+                return
+            if not ready and self.deadline is not None:
+                self._end("another process has ended by an error")
+            for connection in ready:
+                self._listen(connection)
+
+    def _listen(self, connection: Any) -> None:
+        """Take what a process says last."""
+        try:
+            said = connection.recv(1)
+        except OSError:
+            said = b""
+        name = self.others.pop(connection)
+        self.selector.unregister(connection)
+        if said == FAILED and self.deadline is None:
+            self.deadline = time.monotonic() + GRACE_SECONDS
+        elif not said and not self.is_finished:
+            self._end(f"the process of rank {name} was killed")
+
+    def _end(self, reason: str) -> None:
+        """End this process at once; its connections are closed, and so the others end."""
+        if self.rank <= 1:  # one of these lives, if not both
+            hint = f"; {self.hint}" if self.hint else ""
+            print(f"vicinal: error: {reason}, so the run has ended{hint}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    def __enter__(self) -> Lifeline:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.finish(FINISHED if kind is None else FAILED)
+
+    def finish(self, last_word: bytes = FINISHED) -> None:
+        """Let go: from now on each process may end by itself; the others too, unless this one has failed."""
+        if self.is_finished:
+            return
+        self.is_finished = True
+        atexit.unregister(self.finish)
+        for connection in list(self.others):
+            try:
+                connection.sendall(last_word)
+                connection.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
+
+
+def _receive(connection: socket.socket, length: int) -> bytes:
+    """So many bytes, or fewer if there are no more."""
+    received = b""
+    try:
+        while len(received) < length and (part := connection.recv(length - len(received))):
+            received += part
+    except OSError:
+        pass
+    return received

@@ -1,0 +1,59 @@
+"""When one process of a run dies, all end within seconds; when one has finished, the others go on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from tests.processes import PRELOADED
+from vicinal.training import lifeline
+from vicinal.training.lifeline import Lifeline
+
+WORLD, SECONDS = 3, 20  # which a busy machine may take; it is far less without other work
+GRACE = 1.0
+
+
+def member(rank: int, folder: Path, ending: int, how: str) -> None:
+    """A process of a run that trains for ever, but for one that ends."""
+    lifeline.GRACE_SECONDS = GRACE
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=WORLD)
+    life = Lifeline(hint="resume it")
+    (folder / f"{rank} ready").touch()
+    if rank == ending and how != "kill":
+        life.__exit__(ValueError if how == "error" else None, None, None)
+        os._exit(0)
+    if how == "finish":
+        time.sleep(2 * GRACE)
+        life.finish()
+        os._exit(0)
+    time.sleep(600)
+
+
+@pytest.mark.parametrize(("ending", "how"), [(0, "kill"), (2, "kill"), (1, "error"), (0, "error"), (0, "finish")])
+def test_all_end_with_one(ending: int, how: str, tmp_path: Path) -> None:
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    context = multiprocessing.get_context("forkserver")
+    processes = [context.Process(target=member, args=(rank, tmp_path, ending, how)) for rank in range(WORLD)]
+    for process in processes:
+        process.start()
+    try:
+        while len(list(tmp_path.glob("* ready"))) < WORLD:
+            time.sleep(0.05)
+        if how == "kill":
+            os.kill(processes[ending].pid or 0, signal.SIGKILL)
+        deadline = time.monotonic() + SECONDS
+        for process in processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        codes = [process.exitcode for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    expected = WORLD * [0 if how == "finish" else 1]
+    expected[ending] = -signal.SIGKILL if how == "kill" else 0
+    assert codes == expected
