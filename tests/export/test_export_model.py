@@ -108,12 +108,14 @@ def test_a_module_of_the_user_with_images_of_any_size_channels_last(tmp_path: Pa
     layers = torch.nn.Conv2d(3, 8, 5, stride=3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)
     model = Embedder.from_module(torch.nn.Sequential(*layers, torch.nn.Flatten()), ImageTransform(size=32)).eval()
     path = tmp_path / "any.onnx"
-    report = export_model(model, path, dynamic_size=True, layout="nhwc")
+    report = export_model(model, path, size=40, dynamic_size=True, layout="nhwc")
     assert report.results is None
     assert report.metrics() is None
     assert "no labels" in path.with_suffix(".parity.md").read_text()
     for size in ((32, 32), (48, 80), (33, 37)):
         assert difference(path, model, pixels(2, *size)) < 1e-6, size
+    assert open_exported(path).preprocessing["size"] == 40
+    assert report.fingerprint != model.fingerprint()  # another size gives other vectors of the same image
 
 
 @pytest.mark.slow
@@ -189,7 +191,7 @@ def test_sizes_that_a_backbone_does_not_take(tmp_path: Path) -> None:
         export_model(build(transform=ImageTransform(longest=64)), out)
 
 
-def test_another_size_is_another_model(model: Embedder, onnx_file: Path) -> None:
+def test_another_size_keeps_the_margin() -> None:
     from vicinal.export.graph import resized_transform
 
     resized = resized_transform(build(transform=ImageTransform(size=32, resize=40)), 48)

@@ -370,7 +370,7 @@ def test_an_exported_model_is_uploaded_with_its_files_and_a_section_on_the_card(
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *_, **__: url)
     monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
     model = build()
-    build().push_to_hub("me/model", onnx=save_exported(tmp_path, model.fingerprint()))
+    build().push_to_hub("me/model", onnx=save_exported(tmp_path, f"{model.fingerprint()}+its refiner"))
     own = {"README.md", "config.json", "model.safetensors"}
     beside = {"small.onnx", "small.preprocessing.json", "small.parity.json", "small.parity.md"}
     assert {*os.listdir(tmp_path / "uploaded")} == own | beside

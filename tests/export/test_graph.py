@@ -1,0 +1,48 @@
+"""What is put together around an export: the refiner of a graph, calibration images, sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models.refiner_reference import trained
+from vicinal.data import Table
+from vicinal.export import ExportSettings, OnnxEmbedder
+from vicinal.export.exporter import _calibration_batches
+from vicinal.export.graph import ExportGraph, GalleryRefiner, exportable
+from vicinal.models import Embedder
+from vicinal.retrieval import refine
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(("context", "num_gallery"), [("neighbors", 30), ("neighbors", 3), ("self", 30)])
+def test_a_refiner_of_a_graph_equals_refine(context: str, num_gallery: int) -> None:
+    refiner = trained(8, depth=2, num_heads=2, context=context, neighbors=5).float()
+    vectors, gallery = (RNG.normal(size=(n, 8)).astype(np.float32) for n in (6, num_gallery))
+    unit = torch.nn.functional.normalize(torch.from_numpy(vectors))
+    with torch.inference_mode():
+        found = GalleryRefiner(refiner, gallery)(unit).numpy()
+    np.testing.assert_allclose(found, refine(refiner, vectors, gallery), atol=1e-5)
+    assert np.abs(found - unit.numpy()).max() > 0.01
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("input_", ["pixels", "tensor"])
+def test_calibration_images_are_what_the_exported_model_will_get(
+    input_: str, layout: str, model: Embedder, table: Table
+) -> None:
+    settings = ExportSettings(input=input_, layout=layout, num_calibration_images=20, seed=1)
+    graph = ExportGraph(exportable(model, settings), settings)
+    (first, second) = _calibration_batches(graph, table)
+    reader = OnnxEmbedder.__new__(OnnxEmbedder)
+    transform = model.transform
+    reader.preprocessing = {**transform.to_dict(), "resize": 37, "input": input_, "layout": layout}
+    taken = []
+    reader.infer = lambda inputs: taken.append(inputs) or np.empty((len(inputs), 8), np.float32)
+    reader.dim = 8
+    rows = np.random.default_rng(1).permutation(len(table))[:20]
+    reader.embed([table.paths[row] for row in rows])
+    assert first.dtype == taken[0].dtype
+    np.testing.assert_allclose(np.concatenate([first, second]), taken[0], atol=1e-5)
