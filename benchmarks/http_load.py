@@ -10,14 +10,13 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-
-START_SECONDS = 600.0
 
 
 @dataclass
@@ -136,39 +135,72 @@ class Connection:
         self._reader = self._writer = None
 
 
-def latencies(address: str, requests: Sequence[bytes], num_clients: int, seconds: float) -> tuple[list[float], float]:
-    """Seconds of each answer to clients that each ask again at once, and of the whole; the first second is left out."""
-    return asyncio.run(_latencies(address, requests, num_clients, seconds))
+@dataclass(frozen=True)
+class Measurement:
+    """What clients saw that each ask again at once.
+
+    Attributes:
+        latencies: seconds until each answer.
+        seconds: in which these answers came.
+        num_refused: how often a client was told to come again, which it did; that is part of the latency.
+        client_cpu: CPU seconds that the clients took per second, of which one thread can take 1.
+    """
+
+    latencies: list[float]
+    seconds: float
+    num_refused: int
+    client_cpu: float
+
+    @property
+    def rate(self) -> float:
+        """Answers per second."""
+        return len(self.latencies) / self.seconds
 
 
-async def _latencies(
-    address: str, requests: Sequence[bytes], num_clients: int, seconds: float
-) -> tuple[list[float], float]:
-    measured: list[float] = []
-    begin = time.perf_counter() + 1.0
+def measure_load(address: str, requests: Sequence[bytes], num_clients: int, seconds: float) -> Measurement:
+    """Have clients ask for some seconds, from when each has had an answer, so that all of them wait in turn by then."""
+    return asyncio.run(_measure_load(address, requests, num_clients, seconds))
+
+
+async def _measure_load(address: str, requests: Sequence[bytes], num_clients: int, seconds: float) -> Measurement:
+    latencies: list[float] = []
+    num_refused, num_waiting, all_answered = 0, num_clients, asyncio.Event()
+
+    async def answered(connection: Connection, request: bytes) -> None:
+        nonlocal num_refused
+        while True:
+            status, body = await connection.ask(request)
+            if status == 200:
+                return
+            if status != 429:
+                raise RuntimeError(f"status {status}: {body[:300]!r}")
+            num_refused += 1
+            await asyncio.sleep(0.1)
 
     async def client(number: int) -> None:
-        connection, turn = Connection(address), number
-        while (start := time.perf_counter()) < begin + seconds:
-            status, body = await connection.ask(requests[turn % len(requests)])
-            if status == 429:
-                await asyncio.sleep(0.1)
-                continue
-            if status != 200:
-                raise RuntimeError(f"status {status}: {body[:300]!r}")
-            if start >= begin:
-                measured.append(time.perf_counter() - start)
-            turn += num_clients
-        connection.close()
+        nonlocal num_waiting
+        connection = Connection(address)
+        for turn in count(number, num_clients):
+            start = time.perf_counter()
+            await answered(connection, requests[turn % len(requests)])
+            latencies.append(time.perf_counter() - start)
+            if turn == number and (num_waiting := num_waiting - 1) == 0:
+                all_answered.set()
 
-    await asyncio.gather(*map(client, range(num_clients)))
-    return measured, time.perf_counter() - begin
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = START_SECONDS) -> None:
-    """Wait until something holds."""
-    end = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end:
-            raise TimeoutError
-        time.sleep(0.1)
+    clients = [asyncio.create_task(client(number)) for number in range(num_clients)]
+    warm = asyncio.create_task(all_answered.wait())
+    await asyncio.wait([warm, *clients], return_when=asyncio.FIRST_COMPLETED)
+    latencies.clear()
+    num_refused, begin, cpu = 0, time.perf_counter(), time.process_time()
+    failed, _ = await asyncio.wait(clients, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    whole, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    measured = Measurement(list(latencies), whole, num_refused, cpu / whole)
+    for each in (warm, *clients):
+        each.cancel()
+    await asyncio.gather(warm, *clients, return_exceptions=True)
+    for each in failed:
+        each.result()  # raises
+    last = Connection(address)
+    await answered(last, requests[0])  # after the batch that was worked on for clients that are gone
+    last.close()
+    return measured

@@ -21,6 +21,7 @@ from benchmarks.serving import make_index, make_model, photos, random_neighborho
 from vicinal import Index
 
 SIZE, CLIENTS, KILLS = 5_000, 32, 10
+REPORT_SECONDS = 10.0
 LIMITS = ("--max_body_mb", "2", "--save_changes", "300", "--save_seconds", "5", "--max_queue", "24")
 SECONDS_TO_WARM = 0.2  # of a part, after which memory is compared
 MAX_GROWTH = 60  # megabytes
@@ -51,16 +52,13 @@ HOSTILE = [
 
 
 class Soak:
-    """The clients, and what they know of the items.
+    """The clients, and what they know of the items."""
 
-    Args:
-        total: number of requests.
-    """
-
-    def __init__(self, total: int) -> None:
-        self.total, self.sent = total, 0
+    def __init__(self) -> None:
+        self.sent, self.begin = 0, time.monotonic()
         self.statuses: Counter[int | str] = Counter()
         self.added: dict[int, int] = {}  # id -> seed
+        self.images: set[int] = set()  # those that were added as images
         self.deleted: set[int] = set()
         self.tried: set[int] = set()  # deletes that may have been made
         self.rng = random.Random(0)
@@ -111,11 +109,19 @@ class Soak:
         return status, body
 
     async def _add(self, connection: Connection) -> None:
+        """Add a vector or, one time in four, an image."""
         seed = self.sent
-        body = {"vector": vector_of(seed).tolist(), "columns": {"price": seed}, "label": f"new{seed % 9}"}
-        status, answer = await self._ask(connection, json_request("/items", body))
+        is_image = self.rng.random() < 0.25
+        fields = {"columns": {"price": seed}, "label": f"new{seed % 9}"}
+        request = json_request("/items", {"vector": vector_of(seed).tolist(), **fields})
+        if is_image:
+            form = {"columns": json.dumps(fields["columns"]), "label": f"new{seed % 9}"}
+            request = image_request("/items", self.rng.choice(self.photos), form)
+        status, answer = await self._ask(connection, request)
         if status == 201:
-            self.added[json.loads(answer)["ids"][0]] = seed
+            number = json.loads(answer)["ids"][0]
+            self.added[number] = seed
+            self.images |= {number} if is_image else set()
 
     async def _delete(self, connection: Connection) -> None:
         left = [number for number in self.added if number not in self.tried]
@@ -126,21 +132,39 @@ class Soak:
             if status == 200:
                 self.deleted.add(number)
 
-    def check(self, index: Index) -> list[str]:
+    async def report(self) -> None:
+        """Print now and then how far it is."""
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            print(f"{self.sent:,} requests, {time.monotonic() - self.begin:.0f} s", flush=True)
+
+    def check(self, folder: Path, num_kills: int) -> list[str]:
         """What is wrong with the index in the end."""
+        index = Index.load(folder)
         there = {*index.metadata.ids.tolist()}
         lost = sorted({*self.added} - self.tried - there)
         wrong = [f"{len(lost)} acknowledged items are lost: {lost[:5]}"] * bool(lost)
         wrong += [f"{len(self.deleted & there)} deleted items are there"] * bool(self.deleted & there)
         kept = sorted(({*self.added} - self.tried) & there)
         vectors = dict(zip(index.metadata.ids.tolist(), index.vectors(), strict=True))
-        for number in kept:
+        for number in (number for number in kept if number not in self.images):
             vector = vector_of(self.added[number])
             if not np.allclose(vectors[number], vector / np.linalg.norm(vector), atol=1e-5):
                 wrong.append(f"item {number} has another vector")
-        prices = index.metadata.lookup(kept)["price"].tolist()
-        wrong += ["items have other columns"] * (prices != [self.added[number] for number in kept])
-        return wrong
+        rows = index.metadata.lookup(kept)
+        wrong += ["items have other columns"] * (rows["price"].tolist() != [self.added[number] for number in kept])
+        return wrong + self._check_images(index, folder, num_kills)
+
+    def _check_images(self, index: Index, folder: Path, num_kills: int) -> list[str]:
+        """Every image that was added is there with its item; others are of requests that a kill cut off."""
+        frame = index.metadata.frame
+        paths = frame["path"].dropna() if "path" in frame else []
+        named, files = {Path(path).name for path in paths}, {path.name for path in folder.glob("added/*")}
+        kept = {*self.images} - self.tried
+        wrong = [f"{len(named - files)} images are lost"] * bool(named - files)
+        wrong += [f"{len(kept)} items were added with images, {len(named)} have one"] * (len(named) < len(kept))
+        too_many = len(files - named) > num_kills * CLIENTS
+        return wrong + [f"{len(files - named)} images belong to no item"] * too_many
 
 
 def vector_of(seed: int) -> Any:
@@ -148,13 +172,13 @@ def vector_of(seed: int) -> Any:
     return np.random.default_rng(seed).standard_normal(128).astype(np.float32)
 
 
-def soak(folder: Path, total: int) -> None:
-    """Send so many requests, print what was answered, and exit with status 1 if anything is wrong."""
+def soak(folder: Path, total: int, num_kills: int = KILLS) -> list[str]:
+    """Send so many requests, print what was answered, and return what is wrong."""
     model = make_model("test_resnet", 32)
     model.save_pretrained(folder / "model")
     make_index(folder / "index", SIZE, model)
-    work, start, memory = Soak(total), time.monotonic(), ""
-    parts = [total * number // (KILLS + 1) for number in range(1, KILLS + 2)]
+    work, memory = Soak(), ""
+    parts = [total * number // (num_kills + 1) for number in range(1, num_kills + 2)]
     wrong: list[str] = []
     for until in parts:
         with serving(folder / "index", "--model", str(folder / "model"), *LIMITS) as service:
@@ -164,19 +188,18 @@ def soak(folder: Path, total: int) -> None:
                 grown = service.megabytes > before[0] + MAX_GROWTH or service.num_files > before[1] + CLIENTS + 8
                 wrong += [f"the process has grown: {memory}"] * grown
         wrong += [line.strip() for line in service.log if "Traceback" in line]
-        print(f"{work.sent:,} requests, {time.monotonic() - start:.0f} s", flush=True)
-    wrong += work.check(Index.load(folder / "index"))
+    wrong += work.check(folder / "index", num_kills)
     wrong += [f"{work.statuses[500]} answers are 500"] * bool(work.statuses[500])
     print({str(status): count for status, count in sorted(work.statuses.items(), key=str)})
-    print(f"{len(work.added):,} added, {len(work.deleted):,} deleted, {KILLS} kills; the last process: {memory}")
-    if wrong:
-        raise SystemExit("\n".join(wrong))
+    print(f"{len(work.added):,} added, {len(work.images):,} of them images; {len(work.deleted):,} deleted; "
+          f"the last process: {memory}")  # fmt: skip
+    return wrong
 
 
 async def _part(work: Soak, service: Process, until: int, is_killed: bool) -> tuple[float, int]:
     """Send the requests of a part; the memory and the open files a little after its start."""
     begin = work.sent
-    running = asyncio.create_task(work.run(service.address, until))
+    running, reporting = asyncio.create_task(work.run(service.address, until)), asyncio.create_task(work.report())
     while work.sent < begin + SECONDS_TO_WARM * (until - begin) and not running.done():
         await asyncio.sleep(0.05)
     facts = service.megabytes, service.num_files
@@ -185,4 +208,5 @@ async def _part(work: Soak, service: Process, until: int, is_killed: bool) -> tu
     if is_killed:
         service.process.kill()
     await running
+    reporting.cancel()
     return facts

@@ -115,6 +115,18 @@ def test_a_full_disk_loses_nothing_and_says_so(tmp_path: Path, monkeypatch: pyte
     assert [change.first_id for change in Journal(folder).changes] == [30, 31]
 
 
+def test_changes_that_were_not_written_do_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path)
+    journal.append([Change(deleted=(0,))])
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(OSError, match="full"):
+            journal.append([Change(deleted=(1,)), Change(deleted=(2,))])
+    journal.append([Change(deleted=(3,))])  # as long as the first of them
+    journal.close()
+    assert [change.deleted for change in Journal(tmp_path).changes] == [(0,), (3,)]
+
+
 def test_a_change_that_was_not_written_decides_no_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store(save_index(tmp_path), Limits(**NEVER)) as store:
         with monkeypatch.context() as patch:
