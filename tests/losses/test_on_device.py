@@ -42,7 +42,7 @@ COUNTS = {
     "ProxyNCAPlusPlusLoss": (0, 119),
     "RecallAtKLoss": (1, 446),
     "RoadmapLoss": (1, 396),
-    "SiMix": (9, 269),
+    "SiMix": (1, 151),
     "SimilarityRegularizer": (0, 38),
     "SmoothAPLoss": (1, 336),
     "SoftBinAPLoss": (1, 169),

@@ -78,29 +78,31 @@ class SiMix(Loss):
         """The source, extended by virtual anchors and virtual references."""
         assert source.labels is not None
         assert source.reference_labels is not None
-        references = MixedExamples(source.references, source.reference_labels, self._mixture(source.reference_labels))
+        packed = torch.cat([self.calls[None].to(source.labels.device), source.reference_labels, source.labels])
+        calls, reference_labels, labels = packed.cpu().split([1, source.num_references, len(source)])
+        references = MixedExamples(source.references, reference_labels, self._mixture(reference_labels, int(calls)))
         if source.offset is not None:
-            return _mix_anchors_among_references(source, references)
-        anchors = MixedExamples(source.anchors, source.labels, self._mixture(source.labels, stream=1))
+            return _mix_anchors_among_references(source, references, labels)
+        anchors = MixedExamples(source.anchors, labels, self._mixture(labels, int(calls), stream=1))
         return MixedPairSource.from_examples(source, anchors, references, None, len(anchors.mixture))
 
-    def _mixture(self, labels: Tensor, stream: int = 0) -> Mixture:
+    def _mixture(self, labels: Tensor, calls: int, stream: int = 0) -> Mixture:
         """All examples, given and virtual ones, ordered by class. The two streams have independent random numbers."""
         order = labels.argsort(stable=True)
         sizes = labels.unique(return_counts=True)[1]  # type: ignore[no-untyped-call]
         pairs = sizes * (sizes - 1) // 2
         counts = pairs if self.virtual_per_class is None else pairs.clamp_max(self.virtual_per_class)
         _check_number(len(labels), int(counts.sum()))
-        keys = (self.calls.to(labels.device) << 32) + torch.arange(int(counts.sum()), device=labels.device)
+        keys = (calls << 32) + torch.arange(int(counts.sum()))
         coefficient, choice, rotation = uniform(self.seed, keys, 6).view(-1, 2, 3)[:, stream].unbind(1)
         first, second = _distinct_pairs(sizes, counts, choice.double(), rotation.double())
-        given = torch.arange(len(labels), device=labels.device)
+        given = torch.arange(len(labels))
         first, second = torch.cat([given, first]), torch.cat([given, second])
         coefficient = torch.cat([torch.ones_like(given, dtype=coefficient.dtype), coefficient])
         return Mixture(order[first], order[second], coefficient)[(second * len(labels) + first).argsort()]
 
 
-def _mix_anchors_among_references(source: PairSource, references: MixedExamples) -> MixedPairSource:
+def _mix_anchors_among_references(source: PairSource, references: MixedExamples, labels: Tensor) -> MixedPairSource:
     """Use the mixtures of two anchors as anchors; of a distributed batch each process takes a part of them."""
     begin, end = _anchor_span(source)
     mixture = references.mixture
@@ -109,12 +111,11 @@ def _mix_anchors_among_references(source: PairSource, references: MixedExamples)
     mixture = mixture[is_anchor.logical_not().sort(stable=True).indices]  # anchors first
     count = int(is_anchor.sum())
     first, last = _part_of_process(count) if source.is_distributed else (0, count)
-    vectors, labels, own = references.vectors, references.labels, mixture[first:last]
+    anchors = references._replace(mixture=mixture[first:last])
     if source.has_own_references:
-        assert source.labels is not None
-        vectors, labels = source.anchors, source.labels
+        own = anchors.mixture
         own = replace(own, first=own.first - begin, second=own.second - begin)
-    anchors = MixedExamples(vectors, labels, own)
+        anchors = MixedExamples(source.anchors, labels, own)
     return MixedPairSource.from_examples(source, anchors, references._replace(mixture=mixture), first, count)
 
 
@@ -155,9 +156,9 @@ def _distinct_pairs(sizes: Tensor, counts: Tensor, choice: Tensor, rotation: Ten
     Returns:
         The numbers of the two members of each pair, int [sum of counts] each.
     """
-    class_of_pair = torch.arange(len(sizes), device=sizes.device).repeat_interleave(counts)
+    class_of_pair = torch.arange(len(sizes)).repeat_interleave(counts)
     first_of_class = (counts.cumsum(0) - counts)[class_of_pair]
-    interval = torch.arange(len(choice), device=sizes.device) - first_of_class
+    interval = torch.arange(len(choice)) - first_of_class
     num_pairs, num_sampled = (sizes * (sizes - 1) // 2)[class_of_pair], counts[class_of_pair]
     begin, end = interval * num_pairs // num_sampled, (interval + 1) * num_pairs // num_sampled
     number = begin + (choice * (end - begin)).long() + (rotation[first_of_class] * num_pairs).long()

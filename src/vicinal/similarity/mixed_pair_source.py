@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity.pairs import ClassColumns
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
 
@@ -18,7 +20,7 @@ from vicinal.utils.errors import InputError
 class Mixture:
     """Convex combinations `coefficient * x_first + (1 - coefficient) * x_second` of the rows x of a tensor.
 
-    A row itself is a mixture with `first == second`.
+    A row itself is a mixture with `first == second`. It is planned on the CPU, where its sizes are known without waiting.
 
     Attributes:
         first: int [m].
@@ -36,9 +38,10 @@ class Mixture:
     def __getitem__(self, selected: slice | Tensor) -> Mixture:
         return Mixture(self.first[selected], self.second[selected], self.coefficient[selected])
 
-    def to(self, dtype: torch.dtype) -> Mixture:
-        """Return the mixture with coefficients of another type."""
-        return replace(self, coefficient=self.coefficient.to(dtype))
+    def to(self, x: Tensor) -> Mixture:
+        """Return the mixture on the device of a tensor, with coefficients of its type."""
+        first, second = (rows.to(x.device, non_blocking=True) for rows in (self.first, self.second))
+        return Mixture(first, second, self.coefficient.to(x, non_blocking=True))
 
     def without_unused_rows(self) -> tuple[Tensor, Mixture]:
         """Return the rows that are mixed, ascending, and the same mixture of these rows alone."""
@@ -73,7 +76,10 @@ class Mixture:
 
 
 class MixedExamples(NamedTuple):
-    """Vectors [n, d], their labels [n], and m mixtures of them. Both rows of a mixture have the same label."""
+    """Vectors [n, d], their labels [n], and m mixtures of them. Both rows of a mixture have the same label.
+
+    Labels and mixtures are on the CPU.
+    """
 
     vectors: Tensor
     labels: Tensor
@@ -85,14 +91,16 @@ class MixedPairSource(PairSource):
     """A pair source of mixtures of the vectors in `anchors` and of those in `references`.
 
     Attributes:
-        anchor_mixture: the anchors. Neighboring ones should have vectors in common.
-        reference_mixture: the references.
+        anchor_mixture: the anchors, on the CPU. Neighboring ones should have vectors in common.
+        reference_mixture: the references, on the CPU.
         total_anchors: number of anchors of all processes together.
+        max_class_size: number of references of the largest class.
     """
 
     anchor_mixture: Mixture
     reference_mixture: Mixture
     total_anchors: int
+    max_class_size: int
 
     allows_sparse_gradient: ClassVar[bool] = False
 
@@ -106,17 +114,20 @@ class MixedPairSource(PairSource):
         total_anchors: int,
     ) -> MixedPairSource:
         """Mix the anchors and the references of a source; mixed anchor i is mixed reference `offset + i`."""
+        labels, reference_labels = (side.labels[side.mixture.first] for side in (anchors, references))
+        device = source.anchors.device
         return cls(
             anchors=anchors.vectors,
             references=references.vectors,
-            labels=anchors.labels[anchors.mixture.first],
-            reference_labels=references.labels[references.mixture.first],
+            labels=labels.to(device, non_blocking=True),
+            reference_labels=reference_labels.to(device, non_blocking=True),
             offset=offset,
             is_distributed=source.is_distributed,
             num_calls=source.num_calls,
-            anchor_mixture=anchors.mixture.to(anchors.vectors.dtype),
-            reference_mixture=references.mixture.to(references.vectors.dtype),
+            anchor_mixture=anchors.mixture,
+            reference_mixture=references.mixture,
             total_anchors=total_anchors,
+            max_class_size=_largest_count(reference_labels),
         )
 
     def __len__(self) -> int:
@@ -129,6 +140,22 @@ class MixedPairSource(PairSource):
     @property
     def mean_num_anchors(self) -> float:
         return self.total_anchors / distributed.world_size() if self.is_distributed else len(self)
+
+    @cached_property
+    def class_columns(self) -> ClassColumns:
+        assert self.labels is not None
+        assert self.reference_labels is not None
+        return ClassColumns(self.reference_labels, self.labels, self.max_class_size)
+
+    @cached_property
+    def _columns(self) -> Mixture:
+        """The references, on the device."""
+        return self.reference_mixture.to(self.references)
+
+    def _rows(self, span: slice) -> tuple[Tensor, Mixture]:
+        """The rows of `anchors` that a span of the anchors mixes, and the mixtures of these rows, on the device."""
+        rows, mixture = self.anchor_mixture[span].without_unused_rows()
+        return rows.to(self.anchors.device, non_blocking=True), mixture.to(self.anchors)
 
     def references_as_batch(self) -> PairSource:
         if self.offset is None:
@@ -146,18 +173,24 @@ class MixedPairSource(PairSource):
         )
 
     def mean_similarity(self) -> Tensor:
-        anchors, references = self.anchor_mixture.sum(self.anchors), self.reference_mixture.sum(self.references)
+        anchors, references = self.anchor_mixture.to(self.anchors).sum(self.anchors), self._columns.sum(self.references)
         return anchors @ references / (self.mean_num_anchors * self.num_references)
 
     def similarity(self, span: slice) -> Tensor:
-        rows, mixture = self.anchor_mixture[span].without_unused_rows()
-        return self.reference_mixture.mix_columns(mixture.mix_rows(self.anchors[rows] @ self.references.T))
+        rows, mixture = self._rows(span)
+        return self._columns.mix_columns(mixture.mix_rows(self.anchors[rows] @ self.references.T))
 
     def add_gradient(self, totals: Sequence[Tensor], span: slice, grad_similarity: Tensor) -> None:
-        rows, mixture = self.anchor_mixture[span].without_unused_rows()
-        gradient = self.reference_mixture.mix_columns_backward(grad_similarity, len(self.references))
+        rows, mixture = self._rows(span)
+        gradient = self._columns.mix_columns_backward(grad_similarity, len(self.references))
         gradient = mixture.mix_rows_backward(gradient, len(rows))
         if self.anchors.requires_grad:
             totals[0].index_add_(0, rows, gradient @ self.references.detach())
         if self.references.requires_grad:
             totals[-1].addmm_(gradient.T, self.anchors[rows].detach())
+
+
+def _largest_count(labels: Tensor) -> int:
+    """The number of times that the most frequent label occurs, at least 1."""
+    counts = labels.unique(return_counts=True)[1]  # type: ignore[no-untyped-call]
+    return int(counts.amax()) if len(counts) else 1

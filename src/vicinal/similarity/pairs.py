@@ -136,13 +136,14 @@ class ClassColumns:
     Args:
         reference_labels: int [c].
         labels: int [n], those of all anchors.
+        max_class_size: the number of references of the largest class, or more; None: it is counted.
     """
 
-    def __init__(self, reference_labels: Tensor, labels: Tensor) -> None:
+    def __init__(self, reference_labels: Tensor, labels: Tensor, max_class_size: int | None = None) -> None:
         # searchsorted does not take all integer types
         self.labels, self.columns = reference_labels.long().sort(stable=True)
         # One width for all tiles, as reading it makes the host wait for a GPU; on a CPU each tile has its own.
-        self.width = None if labels.device.type == "cpu" else _width(*self._bounds(labels))
+        self.width = None if labels.device.type == "cpu" else max_class_size or _width(*self._bounds(labels))
 
     def pairs(self, labels: Tensor, first: int | None) -> Pairs:
         """The pairs of anchors with these labels; row i is column `first + i`, or no column if that is None."""
