@@ -88,4 +88,5 @@ def evaluate_divided(
     scores = distributed.all_gather_parts(scores, [len(part) for part in parts])
     if scores.isnan().all():
         return evaluate(vectors, table, recall_at, metrics=metrics).metrics  # says what is wrong
-    return dict(zip(names, np.nanmean(scores.numpy(), axis=0).tolist(), strict=True))
+    columns = scores.T.contiguous().numpy()  # averaged one by one, in the order of one process
+    return {name: float(np.nanmean(values)) for name, values in zip(names, columns, strict=True)}
