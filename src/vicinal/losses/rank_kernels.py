@@ -92,7 +92,7 @@ def _launch(kernel: Kernel, thresholds: Tensor, values: Tensor, *tensors: Tensor
 
 
 @triton.jit
-def _load(pointer, row, width, start, block: tl.constexpr, padding):  # type: ignore[no-untyped-def]
+def _load(pointer, row, width, start, block: tl.constexpr, padding):
     """Part of a row of a matrix: where it is, which columns exist, and its values."""
     columns = start + tl.arange(0, block)
     inside = columns < width
@@ -101,12 +101,12 @@ def _load(pointer, row, width, start, block: tl.constexpr, padding):  # type: ig
 
 
 @triton.jit
-def _sigmoid(x, lowest):  # type: ignore[no-untyped-def]
+def _sigmoid(x, lowest):
     return tl.where(x > lowest, 1.0 / (1.0 + tl.exp(-x)), 0.0)
 
 
 @triton.jit
-def _step(difference, factor, lowest, tolerance, linear_from, slope, exact: tl.constexpr, linear: tl.constexpr):  # type: ignore[no-untyped-def]
+def _step(difference, factor, lowest, tolerance, linear_from, slope, exact: tl.constexpr, linear: tl.constexpr):
     """The step function, as in `soft_ranks._steps`."""
     if exact:
         result = tl.where(difference >= -tolerance, 1.0, 0.0)
@@ -119,7 +119,7 @@ def _step(difference, factor, lowest, tolerance, linear_from, slope, exact: tl.c
 
 
 @triton.jit
-def _count_above(  # type: ignore[no-untyped-def]
+def _count_above(
     thresholds, values, counts, p, q, factor, lowest, tolerance, linear_from, slope,
     exact: tl.constexpr, linear: tl.constexpr, block_p: tl.constexpr, block_q: tl.constexpr,
 ):  # fmt: skip
@@ -136,7 +136,7 @@ def _count_above(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _count_above_backward(  # type: ignore[no-untyped-def]
+def _count_above_backward(
     thresholds, values, upstream, grad_thresholds, grad_values, p, q, factor, lowest, tolerance, linear_from, slope,
     exact: tl.constexpr, linear: tl.constexpr, block_p: tl.constexpr, block_q: tl.constexpr,
 ):  # fmt: skip
@@ -161,9 +161,7 @@ def _count_above_backward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _count_thresholds_above(  # type: ignore[no-untyped-def]
-    thresholds, values, counts, p, q, tolerance, block_p: tl.constexpr, block_q: tl.constexpr
-):
+def _count_thresholds_above(thresholds, values, counts, p, q, tolerance, block_p: tl.constexpr, block_q: tl.constexpr):
     row = tl.program_id(0)
     for first in range(0, p, block_p):
         _, _, threshold = _load(thresholds, row, p, first, block_p, float("inf"))
@@ -176,7 +174,7 @@ def _count_thresholds_above(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _sum_over_triplets(  # type: ignore[no-untyped-def]
+def _sum_over_triplets(
     positives, negatives, totals, violating, grad_positives, grad_negatives, p, q, margin,
     soft: tl.constexpr, semi_hard: tl.constexpr, block_p: tl.constexpr, block_q: tl.constexpr,
 ):  # fmt: skip

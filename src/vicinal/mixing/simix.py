@@ -79,7 +79,7 @@ class SiMix(Loss):
         assert source.labels is not None
         assert source.reference_labels is not None
         packed = torch.cat([self.calls[None].to(source.labels.device), source.reference_labels, source.labels])
-        calls, reference_labels, labels = packed.cpu().split([1, source.num_references, len(source)])
+        calls, reference_labels, labels = torch.split(packed.cpu(), [1, source.num_references, len(source)])
         references = MixedExamples(source.references, reference_labels, self._mixture(reference_labels, int(calls)))
         if source.offset is not None:
             return _mix_anchors_among_references(source, references, labels)

@@ -20,7 +20,7 @@ from vicinal.utils.errors import InputError
 class Mixture:
     """Convex combinations `coefficient * x_first + (1 - coefficient) * x_second` of the rows x of a tensor.
 
-    A row itself is a mixture with `first == second`. It is planned on the CPU, where its sizes are known without waiting.
+    A row itself is a mixture with `first == second`. Mixtures are planned on the CPU, where their number is known.
 
     Attributes:
         first: int [m].
