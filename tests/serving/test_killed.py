@@ -13,7 +13,7 @@ from tests.serving.service import random_vectors, save_index
 from vicinal import Index
 from vicinal.serving.store import Store
 
-ROUNDS = 8
+ROUNDS = 5
 
 
 def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:

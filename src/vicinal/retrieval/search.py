@@ -218,7 +218,8 @@ class _Search:
         """
         keys = None
         if self.exclude_self and self.table.has("path") and "path" in found:
-            keys = np.where(found["path"].notna(), np.array(image_keys(found), object), None)
+            keys = np.array(image_keys(found), dtype=object)
+            keys[found["path"].isna().to_numpy()] = None
         groups = None if group_by is None else _group_codes(found[group_by])
         kept = []
         for query, each in enumerate(rows):
