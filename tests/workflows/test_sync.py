@@ -53,7 +53,7 @@ def sync(index: Path, table: Table, embed: Embedding, **options: object) -> Chan
         table,
         embed,
         lambda embedded: Index.build(embedded.vectors, embedded.table),
-        lambda index, embedded: index.add(embedded.vectors, embedded.table),
+        lambda index, embedded: index.upsert(embedded.vectors, embedded.table),
         **options,
     )
 

@@ -217,6 +217,7 @@ def _new_index(
         rescore=arguments.rescore,
         url=arguments.index if is_url(arguments.index) else None,
         overwrite=arguments.overwrite,
+        timeout=arguments.timeout,
     )
     index.root = _root(arguments, source)
     if "model" in index.made_with:

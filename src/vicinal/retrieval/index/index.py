@@ -139,6 +139,7 @@ class Index(SearchableIndex):
         rescore: int | None = None,
         url: str | None = None,
         overwrite: bool = False,
+        timeout: float = TIMEOUT,
     ) -> Self:
         """Build an index of all vectors: in memory, to be saved to a folder, or with a URL in a database.
 
@@ -154,6 +155,7 @@ class Index(SearchableIndex):
             rescore: for kinds with codes, how many candidates per neighbor are compared by the vectors themselves.
             url: of the database, see :meth:`RemoteIndex.build <vicinal.retrieval.RemoteIndex.build>`; None: in memory.
             overwrite: with a URL: whether to replace an index that is there.
+            timeout: with a URL: seconds during which calls are repeated after faults of the connection.
 
         Raises:
             InputError: as :meth:`SearchableIndex.build
@@ -166,7 +168,7 @@ class Index(SearchableIndex):
         if refiner is not None:
             raise InputError(f"an index of refined embeddings is kept in a folder, not at {EngineURL.parse(url)}")
         remote = _remote_index().build(
-            vectors, table, url, kind, model_fingerprint, made_with, rescore, overwrite=overwrite
+            vectors, table, url, kind, model_fingerprint, made_with, rescore, overwrite=overwrite, timeout=timeout
         )
         return cast(Self, remote)
 

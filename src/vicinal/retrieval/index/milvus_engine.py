@@ -56,7 +56,9 @@ class MilvusEngine(RemoteEngine):
         super().__init__(url, timeout)
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it logs every fault with a traceback
         self._token = os.environ.get(TOKEN, "")
+        self._seconds = min(REQUEST_SECONDS, max(timeout, 1.0))  # per request, in which pymilvus tries again itself
         self._client: Any = None
+        self._is_lite: bool | None = None
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -68,24 +70,27 @@ class MilvusEngine(RemoteEngine):
     # the tables
 
     def read_facts(self, table: str) -> dict[str, Any] | None:
-        with self._faults() as client:
-            if not (client.has_collection(FACTS) and client.has_collection(table)):
+        with self._faults(FACTS) as client:
+            if not (
+                client.has_collection(FACTS, timeout=self._seconds)
+                and client.has_collection(table, timeout=self._seconds)
+            ):
                 return None
             found = self._query(client, FACTS, f'name == "{table}"', ["facts"])
             return dict(found[0]["facts"]) if found else None
 
     def write_facts(self, table: str, facts: Mapping[str, Any]) -> None:
-        with self._faults() as client:
+        with self._faults(FACTS) as client:
             self._create_facts(client)
             row = {"name": table, "facts": dict(facts), VECTOR: [1.0, 0.0]}
-            client.upsert(FACTS, [row], timeout=REQUEST_SECONDS)
+            client.upsert(FACTS, [row], timeout=self._seconds)
 
     def create(self, table: str, dim: int, kind: Kind) -> None:
         fields = {"id": {"datatype": pymilvus.DataType.INT64, "is_primary": True}}
         self._create(table, fields, COLUMNS, dim, TYPES[kind], _build_parameters(kind, dim))
 
     def _create_facts(self, client: Any) -> None:
-        if not client.has_collection(FACTS):
+        if not client.has_collection(FACTS, timeout=self._seconds):
             name = {"datatype": pymilvus.DataType.VARCHAR, "is_primary": True, "max_length": 256}
             self._create(FACTS, {"name": name}, "facts", 2, "FLAT", {})
 
@@ -93,7 +98,7 @@ class MilvusEngine(RemoteEngine):
         self, table: str, fields: Mapping[str, Any], json_field: str, dim: int, index_type: str, parameters: Any
     ) -> None:
         with self._faults() as client:
-            if client.has_collection(table):
+            if client.has_collection(table, timeout=self._seconds):
                 return
             schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
             for name, options in fields.items():
@@ -103,35 +108,35 @@ class MilvusEngine(RemoteEngine):
             index = client.prepare_index_params()
             index.add_index(VECTOR, index_type=index_type, metric_type="IP", params=parameters)
             client.create_collection(
-                table, schema=schema, index_params=index, consistency_level="Strong", timeout=REQUEST_SECONDS
+                table, schema=schema, index_params=index, consistency_level="Strong", timeout=self._seconds
             )
 
     def finish(self, table: str, dim: int, kind: Kind) -> None:
         with self._faults(table) as client:
-            client.flush(table, timeout=10 * REQUEST_SECONDS)
+            client.flush(table, timeout=10 * self._seconds)
 
     def replace(self, table: str, by: str) -> None:
         facts = self.read_facts(by)
         with self._faults() as client:
-            if client.has_collection(by):
-                if client.has_collection(table):
-                    client.drop_collection(table, timeout=REQUEST_SECONDS)
-                client.rename_collection(by, table, timeout=REQUEST_SECONDS)
-            client.load_collection(table, timeout=REQUEST_SECONDS)
+            if client.has_collection(by, timeout=self._seconds):
+                if client.has_collection(table, timeout=self._seconds):
+                    client.drop_collection(table, timeout=self._seconds)
+                client.rename_collection(by, table, timeout=self._seconds)
+            client.load_collection(table, timeout=self._seconds)
         if facts is not None:
             self.write_facts(table, facts)
             self._forget(by)
 
     def drop(self, table: str) -> None:
         with self._faults() as client:
-            if client.has_collection(table):
-                client.drop_collection(table, timeout=REQUEST_SECONDS)
+            if client.has_collection(table, timeout=self._seconds):
+                client.drop_collection(table, timeout=self._seconds)
         self._forget(table)
 
     def _forget(self, table: str) -> None:
         with self._faults(FACTS) as client:
-            if client.has_collection(FACTS):
-                client.delete(FACTS, ids=[table], timeout=REQUEST_SECONDS)
+            if client.has_collection(FACTS, timeout=self._seconds):
+                client.delete(FACTS, ids=[table], timeout=self._seconds)
 
     def set_columns(self, table: str, old: Kinds, new: Kinds) -> bool:
         """No room is needed, but numbers that become texts are written again."""
@@ -146,11 +151,11 @@ class MilvusEngine(RemoteEngine):
             for number, vector, record in zip(rows.ids.tolist(), rows.vectors.tolist(), rows.records, strict=True)
         ]
         with self._faults(table) as client:
-            client.upsert(table, data, timeout=REQUEST_SECONDS)
+            client.upsert(table, data, timeout=self._seconds)
 
     def delete(self, table: str, ids: Integers) -> None:
         with self._faults(table) as client:
-            client.delete(table, ids=ids.tolist(), timeout=REQUEST_SECONDS)
+            client.delete(table, ids=ids.tolist(), timeout=self._seconds)
 
     def fetch(self, table: str, ids: Integers, kinds: Kinds, vectors: bool) -> Rows:
         with self._faults(table) as client:
@@ -161,7 +166,7 @@ class MilvusEngine(RemoteEngine):
         expression = f"id > {after}" + (f" and {where}" if where else "")
         with self._faults(table) as client:  # an iterator sorts by ids, which a query with a limit need not
             iterator = client.query_iterator(
-                table, batch_size=limit, limit=limit, filter=expression, output_fields=fields, timeout=REQUEST_SECONDS
+                table, batch_size=limit, limit=limit, filter=expression, output_fields=fields, timeout=self._seconds
             )
             try:
                 return _rows(iterator.next(), kinds or {}, vectors)
@@ -186,7 +191,7 @@ class MilvusEngine(RemoteEngine):
                     filter=where or "",
                     search_params={"metric_type": "IP", "params": _search_parameters(facts["kind"], k)},
                     output_fields=[],
-                    timeout=REQUEST_SECONDS,
+                    timeout=self._seconds,
                 )
             for row, hits in enumerate(found, start):
                 best = sorted(((hit["id"], hit["distance"]) for hit in hits), key=lambda hit: (-hit[1], hit[0]))
@@ -195,7 +200,10 @@ class MilvusEngine(RemoteEngine):
         return neighbors
 
     def filter(self, condition: Condition, kinds: Kinds, text: str) -> str:
-        return MilvusFilterWriter(kinds, text).write(condition)
+        if self._is_lite is None:
+            with self._faults() as client:
+                self._is_lite = "lite" in client.get_server_version(timeout=self._seconds).lower()
+        return MilvusFilterWriter(kinds, text, has_escapes=not self._is_lite).write(condition)
 
     def path_filter(self, path: str, kinds: Kinds) -> str:
         return path_expression(path)
@@ -216,7 +224,7 @@ class MilvusEngine(RemoteEngine):
     # connection
 
     def _query(self, client: Any, table: str, expression: str, fields: list[str]) -> Any:
-        return client.query(table, filter=expression, output_fields=fields, timeout=REQUEST_SECONDS)
+        return client.query(table, filter=expression, output_fields=fields, timeout=self._seconds)
 
     def _connected(self) -> Any:
         with self._lock:
@@ -227,7 +235,7 @@ class MilvusEngine(RemoteEngine):
                     uri=f"{scheme}://{host}:{self.url.port}",
                     token=self._token,
                     db_name=self.url.database or "",
-                    timeout=CONNECT_SECONDS / 2,
+                    timeout=min(CONNECT_SECONDS / 2, self._seconds),
                 )
             return self._client
 
@@ -252,7 +260,7 @@ class MilvusEngine(RemoteEngine):
     def _load(self, table: str) -> None:
         """Load a collection that the server has not loaded, as after a restart."""
         with self._faults() as client:
-            client.load_collection(table, timeout=REQUEST_SECONDS)
+            client.load_collection(table, timeout=self._seconds)
 
     def _without_token(self, message: str) -> str:
         for secret in filter(None, [self._token, *self._token.split(":", 1)[1:]]):

@@ -1,24 +1,25 @@
 """Conditions as filter expressions of Milvus, on the JSON field that holds the columns.
 
-Milvus Lite has no parameters in expressions, so that values are quoted: numbers by Python, and texts as JSON, whose
-escapes are those of Milvus. Names of columns never stand in an expression unless they are plain words.
+Milvus Lite has no parameters in expressions, so that values are quoted: numbers by Python, and texts with escapes for
+quotation marks, backslashes and ends of lines. Names of columns stand in an expression only if they are plain words.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from vicinal.data.condition_syntax import Value
 from vicinal.retrieval.index.filters import FilterWriter
+from vicinal.retrieval.index.payload import ColumnKind
 
 COLUMNS = "columns"  # the JSON field
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 OWN = "x_"  # names that are not plain words begin so
 NUMBER = "x_number_"  # before the name of a column of texts: the numbers that they say
 FALSE = "id < 0"  # ids are positive
+ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"})  # all that end a literal
 
 
 def column_key(name: str) -> str:
@@ -40,7 +41,7 @@ def quoted(text: str) -> str:
         >>> print(quoted("5\" wide"))
         "5\" wide"
     """
-    return json.dumps(text, ensure_ascii=False)
+    return f'"{text.translate(ESCAPES)}"'
 
 
 def pattern(text: str) -> str:
@@ -49,7 +50,17 @@ def pattern(text: str) -> str:
 
 
 class MilvusFilterWriter(FilterWriter[str]):
-    """Writes conditions as expressions."""
+    """Writes conditions as expressions.
+
+    Args:
+        kinds: of the columns.
+        text: the condition, for messages.
+        has_escapes: whether % and _ of a pattern can stand for themselves; in Milvus Lite they cannot.
+    """
+
+    def __init__(self, kinds: Mapping[str, ColumnKind], text: str, has_escapes: bool = True) -> None:
+        super().__init__(kinds, text)
+        self._has_escapes = has_escapes
 
     def conjunction(self, parts: Sequence[str]) -> str:
         return f"({' and '.join(parts)})"
@@ -73,13 +84,22 @@ class MilvusFilterWriter(FilterWriter[str]):
         return self.fail(f"Milvus compares columns with values only, not {left!r} with {right!r}")
 
     def containing(self, column: str, text: str) -> str:
-        return _known_and(_field(column), f"{_field(column)} like {quoted(f'%{pattern(text)}%')}")
+        if not self._has_escapes and any(character in text for character in "%_"):
+            self.fail(f"Milvus Lite looks for no {text!r} in texts, as it has no escapes for % and _; Milvus does")
+        searched = pattern(text) if self._has_escapes else text
+        return _known_and(_field(column), f"{_field(column)} like {quoted(f'%{searched}%')}")
 
 
 def path_expression(path: str) -> str:
-    """The images of a file, or of those in a folder and below."""
-    below = path.rstrip("/") + "/"
-    return f"({_field('path')} == {quoted(path)} or {_field('path')} like {quoted(f'{pattern(below)}%')})"
+    """The images of a file, or of those in a folder and below: texts between two others, as no pattern is needed then.
+
+    Example:
+        >>> path_expression("/photos/")
+        '(columns["path"] == "/photos/" or (columns["path"] >= "/photos/" and columns["path"] < "/photos0"))'
+    """
+    field, folder = _field("path"), path.rstrip("/")
+    below, after = quoted(folder + "/"), quoted(folder + chr(ord("/") + 1))
+    return f"({field} == {quoted(path)} or ({field} >= {below} and {field} < {after}))"
 
 
 def _known_and(field: str, comparison: str) -> str:

@@ -137,7 +137,7 @@ def converted(record: Record, kinds: Mapping[str, ColumnKind]) -> Record:
 
 
 def frame_of_records(ids: Integers, records: Sequence[Record], kinds: Mapping[str, ColumnKind]) -> pd.DataFrame:
-    """The frame of rows: `id`, and the columns that any row has.
+    """The frame of rows: `id` and the columns.
 
     Example:
         >>> frame_of_records(np.array([4, 7]), [{"price": 3}, {}], {"price": ColumnKind("integer")})
@@ -146,10 +146,9 @@ def frame_of_records(ids: Integers, records: Sequence[Record], kinds: Mapping[st
         1   7   <NA>
     """
     columns: dict[str, Any] = {"id": np.asarray(ids, dtype=np.int64)}
-    known = [name for name in kinds if any(name in record for record in records)]
-    for name in known:
+    for name, kind in kinds.items():
         values = [record.get(name) for record in records]
-        dtype = DTYPES.get(kinds[name].kind, "str")
+        dtype = DTYPES.get(kind.kind, "str")
         if None in values and dtype != "str":
             dtype = NULLABLE.get(dtype.kind, dtype)
         columns[name] = pd.Series(values, dtype=dtype)

@@ -288,7 +288,7 @@ class PostgresEngine(RemoteEngine):
         given = {"host": self.url.host, "port": self.url.port, "user": self.url.user, "dbname": self.url.database}
         connection = psycopg.connect(
             **{name: str(value) for name, value in given.items() if value is not None},
-            connect_timeout=int(CONNECT_SECONDS),
+            connect_timeout=int(min(CONNECT_SECONDS, max(self.timeout, 2.0))),
             application_name="vicinal",
             tcp_user_timeout=int(1000 * REQUEST_SECONDS),
             autocommit=True,

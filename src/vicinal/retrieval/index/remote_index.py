@@ -506,7 +506,7 @@ class RemoteIndex(ImageIndex):
             return None
         kinds = self._kinds()
         tree = parse_filter(condition, kinds, self.column_aliases)
-        return Selection(self._engine.filter(tree, kinds, condition))
+        return Selection(self._engine.call(self._engine.filter, tree, kinds, condition))
 
     def count(self, among: Any = None, at_most: int | None = None) -> int:
         """Return the number of images among these, or `at_most` if there are more."""

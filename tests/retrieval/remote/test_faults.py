@@ -1,0 +1,207 @@
+"""What happens to an index in a database when the connection is cut, or the server is killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.conftest import free_port
+from tests.retrieval.remote.conftest import unique_table
+from tests.retrieval.remote.servers import STARTERS, Proxy, Server, own_server
+from vicinal import Index, Table
+from vicinal.cli.main import main
+from vicinal.data import save_embeddings
+from vicinal.retrieval import EngineUnavailableError, RemoteIndex
+from vicinal.retrieval.index import remote_engine
+from vicinal.utils.errors import InputError
+
+ROWS, DIM = 400, 64
+HALF = {"milvus": 70_000, "postgresql": 150_000}  # bytes, when some batches are written
+
+
+def images(rows: int = ROWS) -> tuple[np.ndarray, Table]:
+    vectors = np.random.default_rng(0).standard_normal((rows, DIM)).astype(np.float32)
+    return vectors, Table(pd.DataFrame({"path": [f"/{n}.png" for n in range(rows)], "label": ["a", "b"] * (rows // 2)}))
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many batches, as of many images, and short pauses."""
+    monkeypatch.setattr(remote_engine, "MAX_BATCH", 50)
+    monkeypatch.setattr(remote_engine, "FIRST_PAUSE", 0.01)
+
+
+def is_complete(index: RemoteIndex) -> bool:
+    """Whether all images are there once, with their vectors and columns."""
+    vectors, table = images()
+    found, frame = index.contents()
+    rows = [table.paths.index(path) for path in frame["path"]]
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return len(rows) == len(set(rows)) == ROWS and np.allclose(found, unit[rows], atol=1e-6)
+
+
+def test_a_connection_that_is_cut_is_made_again(server: Server) -> None:
+    vectors, table = images()
+    with Proxy(server.address) as proxy:
+        url = server.url(unique_table(), proxy.port)
+        Index.build(vectors[:50], table.take(np.arange(50)), url=url).close()
+        with RemoteIndex.connect(url, timeout=30) as index:
+            before = proxy.num_cuts
+            proxy.cut_after(40_000)
+            index.upsert(vectors, table)
+            assert proxy.num_cuts > before
+            assert is_complete(index)
+            proxy.cut()
+            assert index.search(vectors[:3], 1).scores.min() > 0.999
+            proxy.cut()
+            index.delete(index.ids_at("/3.png"))
+            assert len(index) == ROWS - 1
+
+
+def test_an_interrupted_build_goes_on(server: Server) -> None:
+    vectors, table = images()
+    with Proxy(server.address) as proxy:
+        name = unique_table()
+        url, direct = server.url(name, proxy.port), server.url(name)
+        proxy.cut_after(HALF[server.name], stays_down=True)
+        with pytest.raises(EngineUnavailableError, match="lost the connection") as raised:
+            RemoteIndex.build(vectors, table, url, timeout=1)
+        message = str(raised.value)
+        written = int(message.partition(" of 400 images were written before")[0].rpartition(" ")[2])
+        assert 0 < written < ROWS
+        assert "repeat the call, it goes on from there" in message
+        with pytest.raises(InputError, match="there is no index"):
+            Index.load(direct)  # none that is half finished
+        proxy.is_down = False
+        with RemoteIndex.build(vectors, table, url, timeout=30) as index:
+            assert is_complete(index)
+
+
+def test_what_an_interrupted_build_left_of_other_images_is_dropped(server: Server) -> None:
+    vectors, table = images()
+    with Proxy(server.address) as proxy:
+        url = server.url(unique_table(), proxy.port)
+        proxy.cut_after(HALF[server.name], stays_down=True)
+        with pytest.raises(EngineUnavailableError):
+            RemoteIndex.build(vectors, Table(table.frame.assign(path=[f"/other/{n}.png" for n in range(ROWS)])), url,
+                              timeout=1)  # fmt: skip
+        proxy.is_down = False
+        with RemoteIndex.build(vectors, table, url, timeout=30) as index:
+            assert is_complete(index)
+
+
+def test_an_index_is_replaced_when_the_new_one_is_complete(server: Server) -> None:
+    vectors, table = images()
+    with Proxy(server.address) as proxy:
+        name = unique_table()
+        url, direct = server.url(name, proxy.port), server.url(name)
+        Index.build(vectors[:10], table.take(np.arange(10)), url=direct, model_fingerprint="old").close()
+        with pytest.raises(InputError, match="is an index already"):
+            Index.build(vectors, table, url=direct)
+        proxy.cut_after(HALF[server.name], stays_down=True)
+        with pytest.raises(EngineUnavailableError):
+            RemoteIndex.build(vectors, table, url, overwrite=True, timeout=1)
+        with Index.open(direct) as index:
+            assert (len(index), index.model_fingerprint) == (10, "old")
+        proxy.is_down = False
+        with RemoteIndex.build(vectors, table, url, overwrite=True, timeout=30) as index:
+            assert is_complete(index)
+            assert index.model_fingerprint is None
+
+
+@pytest.mark.parametrize("name", list(STARTERS))
+def test_a_server_that_does_not_answer(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_engine, "CONNECT_SECONDS", 0.5)
+    place = f"milvus://127.0.0.1:{free_port()}/photos"
+    if name == "postgresql":
+        place = f"postgresql://ann@127.0.0.1:{free_port()}/shop?table=photos"
+    with pytest.raises(EngineUnavailableError, match="no connection"):
+        RemoteIndex.connect(place, timeout=0.3)
+    assert main(["index", place, "--list"]) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith(f"vicinal index: error: {place}: no connection")
+
+
+def test_passwords_are_never_shown(server: Server, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    secret_urls = [
+        "milvus://root:s3cret@127.0.0.1:1/photos",
+        "milvus://127.0.0.1:1/photos?token=s3cret",
+        "postgresql://ann:s3cret@127.0.0.1:1/shop?table=x",
+        "postgresql://127.0.0.1:1/shop?table=x&password=s3cret",
+    ]
+    for url in secret_urls:
+        assert main(["search", url, "query.png"]) == 2
+        assert main(["index", "gallery", "--add", url]) == 2
+        error = capsys.readouterr().err
+        assert "holds a password" in error
+        assert "s3cret" not in error
+    monkeypatch.setenv("VICINAL_MILVUS_TOKEN", "root:s3cret")
+    monkeypatch.setenv("PGPASSWORD", "s3cret")
+    vectors, table = images(4)
+    with RemoteIndex.build(vectors, table, server.url(unique_table())) as index:
+        facts = f"{index.describe()} {index!r} {index._engine.read_facts(index._table)}"
+    with pytest.raises(EngineUnavailableError) as raised:
+        RemoteIndex.connect(server.url("x", free_port()), timeout=0.3)
+    assert "s3cret" not in facts + str(raised.value) + capsys.readouterr().err
+
+
+def test_threads_share_an_index(server: Server) -> None:
+    vectors, table = images()
+    with RemoteIndex.build(vectors, table, server.url(unique_table())) as index:
+        found: list[bool] = []
+
+        def search(first: int) -> None:
+            for row in range(first, first + 5):
+                found.append(index.lookup(index.search(vectors[row : row + 1], 1).ids[0])["path"][0] == f"/{row}.png")
+
+        threads = [threading.Thread(target=search, args=(first,)) for first in range(0, 40, 10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [True] * 20
+
+
+COMMAND = """
+import sys
+from vicinal.retrieval.index import remote_engine
+remote_engine.MAX_BATCH = 20
+from vicinal.cli.main import main
+raise SystemExit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(STARTERS))
+def test_a_server_is_killed_and_started_again_while_images_are_written(name: str, tmp_path) -> None:
+    vectors, table = images()
+    save_embeddings(tmp_path / "v.parquet", vectors, table)
+    with own_server(name) as server, Proxy(server.address) as proxy:
+        url = server.url("photos", proxy.port)
+        words = ["index", url, "--source", str(tmp_path / "v.parquet"), "--timeout", "120"]
+        process = subprocess.Popen([sys.executable, "-c", COMMAND, *words], stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "wrote 60 of" in line:
+                break
+        server.kill()
+        time.sleep(1.0)
+        server = server.restarted()
+        errors = process.stderr.read()
+        assert process.wait() == 0, errors
+        assert "trying again for up to 120 seconds" in errors
+        with RemoteIndex.connect(server.url("photos")) as index:
+            assert is_complete(index)
+        server.kill()
+        server = server.restarted()
+        with RemoteIndex.connect(server.url("photos")) as index:
+            assert is_complete(index)
+            assert index.search(vectors[:3], 1).scores.min() > 0.999
