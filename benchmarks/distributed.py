@@ -145,7 +145,7 @@ def count(batch: int, dim: int, rank: int, world: int) -> dict[str, Any]:
 def step(module: nn.Module, labels: torch.Tensor) -> None:
     """Value and gradient of a step, and its message of control."""
     terms = module(torch.randn(len(labels), FEATURES), labels)
-    torch.stack([*terms.values()]).sum().backward()
+    torch.autograd.backward(torch.stack([*terms.values()]).sum())
     StepMessage.exchange([terms], with_terms=False, is_stopping=False, is_saving=False, shard_squares=None)
 
 
@@ -168,7 +168,7 @@ def row(name: str, setting: Setting, found: dict[int, list[dict[str, Messages]]]
     for world, messages in counted.items():
         formula = predicted(name, replace(setting, world=world))
         if name == SPARSE:  # whose number of neighbors depends on the data
-            messages, formula = ([kind for kind, _ in each] for each in (messages, formula))
+            messages, formula = ([(kind, 0.0) for kind, _ in each] for each in (messages, formula))
         assert sorted(messages) == sorted(formula), (name, world, messages, formula)
     assert not found[1][0][name]
     large = replace(setting, world=COMPUTED)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import start_processes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 PRELOADED = ["torch.distributed", "torch.nn.parallel", "vicinal.training.trainer"]
@@ -24,7 +24,7 @@ def run_groups(function: Callable[[int, int], dict[str, Any]], worlds: Sequence[
     """
     multiprocessing.set_forkserver_preload(PRELOADED)  # one process imports them for all
     arguments = (function, tuple(worlds), folder)
-    mp.start_processes(_process, arguments, nprocs=max(worlds), start_method="forkserver")
+    start_processes(_process, arguments, nprocs=max(worlds), start_method="forkserver")  # type: ignore[no-untyped-call]
     return {
         world: [torch.load(folder / f"{world} {rank}.pt", weights_only=False) for rank in range(world)]
         for world in worlds
@@ -41,7 +41,7 @@ def _process(rank: int, function: Callable[[int, int], dict[str, Any]], worlds: 
             dist.destroy_process_group()
 
 
-class CollectiveCounter(TorchDispatchMode):
+class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the collective operations of this process in a block, those of `DistributedDataParallel` too.
 
     Attributes:
@@ -49,7 +49,7 @@ class CollectiveCounter(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.messages: list[tuple[str, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -13,12 +13,10 @@ from typing import Any, cast
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision, Precision
-from lightning.fabric.plugins.environments import (
-    ClusterEnvironment,
-    LightningEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.wrappers import _FabricOptimizer
@@ -227,12 +225,16 @@ def create_fabric(settings: BaseSettings, precision: Precision, find_unused_para
     limit = max(MIN_CPU_PROCESSES, os.cpu_count() or 1)
     if devices > limit and (settings.accelerator == "cpu" or not torch.cuda.is_available()):
         raise InputError(f"devices = {devices} must be at most {limit} on this machine, which trains on its CPU")
-    ddp = DDPStrategy(find_unused_parameters=find_unused_parameters, **{BUFFERS: False})
+    options: dict[str, Any] = {"find_unused_parameters": find_unused_parameters, BUFFERS: False}
+    ddp = DDPStrategy(**options)
     strategy = ddp if devices * num_nodes > 1 else "auto"
     try:
-        plugins = [precision, cluster_environment(launch)]
         return Fabric(
-            accelerator=settings.accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, plugins=plugins
+            accelerator=settings.accelerator,
+            devices=devices,
+            num_nodes=num_nodes,
+            strategy=strategy,
+            plugins=[precision, cluster_environment(launch)],
         )
     except (RuntimeError, ValueError, MisconfigurationException) as error:
         reason = " ".join(str(error).split())

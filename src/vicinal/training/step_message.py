@@ -50,12 +50,13 @@ class StepMessage:
         means = {name: torch.stack([each[name] for each in terms]).double().mean() for name in terms[0]}
         logged = means if with_terms else {}
         squares = [] if shard_squares is None else [shard_squares]
-        values = [torch.stack([*means.values()]).sum(), *logged.values(), is_stopping, is_saving, *squares]
-        loss, *sums = distributed.all_reduce_values(values)
+        loss = torch.stack([*means.values()]).sum()
+        values: list[float | Tensor] = [loss, *logged.values(), is_stopping, is_saving, *squares]
+        total_loss, *sums = distributed.all_reduce_values(values)
         number, names = distributed.world_size(), list(logged)
         stopping, saving, *total = sums[len(names) :]
         return cls(
-            loss / number,
+            total_loss / number,
             {name: value / number for name, value in zip(names, sums, strict=False)},
             stopping > 0,
             saving > 0,

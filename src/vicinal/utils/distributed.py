@@ -103,7 +103,7 @@ def all_gather_parts(part: Tensor, lengths: Sequence[int]) -> Tensor:
         return part
     padded = part.new_zeros((max(lengths), *part.shape[1:]))
     padded[: len(part)] = part
-    gathered = _gather(_on_device_of_group(padded)).to(part.device).unflatten(0, (world_size(), -1))
+    gathered = _gather(_on_device_of_group(padded)).to(part.device).view(world_size(), *padded.shape)
     return torch.cat([each[:length] for each, length in zip(gathered, lengths, strict=True)])
 
 
@@ -125,7 +125,7 @@ def all_to_all(parts: Sequence[Tensor]) -> list[Tensor]:
     sent, lengths = _on_device_of_group(torch.cat([*parts])), [len(part) for part in parts]
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, lengths, lengths)
-    return list(received.to(parts[0].device).split(lengths))
+    return list(torch.split(received.to(parts[0].device), lengths))
 
 
 def all_reduce_sum(value: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def broadcast_tensors(tensors: Sequence[Tensor]) -> None:
         same = [each for each in tensors if each.dtype == dtype]
         flat = _on_device_of_group(torch.cat([each.detach().reshape(-1) for each in same]))
         dist.broadcast(flat, src=0)
-        for each, values in zip(same, flat.split([each.numel() for each in same]), strict=True):
+        for each, values in zip(same, torch.split(flat, [each.numel() for each in same]), strict=True):
             each.copy_(values.view(each.shape))
 
 
@@ -249,7 +249,8 @@ class _AllGather(torch.autograd.Function):
         gathered = _gather(torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=1))
         widths = [part.shape[1] * part.element_size() for part in parts]
         rows, numbers = (
-            each.contiguous().view(part.dtype) for each, part in zip(gathered.split(widths, dim=1), parts, strict=True)
+            each.contiguous().view(part.dtype)
+            for each, part in zip(torch.split(gathered, widths, dim=1), parts, strict=True)
         )
         ctx.mark_non_differentiable(numbers)
         return rows, numbers[:, 0]

@@ -99,7 +99,7 @@ class RowBlocks:
         return distributed.all_gather_parts(self.values.sum(dim=1), [span.stop - span.start for span in spans])
 
     def sum_of_squares(self) -> Tensor:
-        return distributed.all_reduce_sum(torch.linalg.vector_norm(self.values).square())
+        return distributed.all_reduce_sum(torch.linalg.vector_norm(self.values, dim=1).square().sum())
 
     def _own(self, rows: Tensor) -> Tensor:
         """Of one number per row of the matrix those of the rows of this process, [rows, 1]."""
@@ -125,7 +125,7 @@ def _all_rows(matrix: RowBlocks) -> Iterator[tuple[slice, Tensor]]:
     for start in range(0, spans[0].stop, step):
         lengths = [max(0, min(step, span.stop - span.start - start)) for span in spans]
         part = values[start : start + step].to(_message_type(matrix))
-        gathered = distributed.all_gather_parts(part, lengths).split(lengths)
+        gathered = torch.split(distributed.all_gather_parts(part, lengths), lengths)
         for span, rows in zip(spans, gathered, strict=True):
             if len(rows):
                 yield slice(span.start + start, span.start + start + len(rows)), rows.to(values.dtype)

@@ -40,9 +40,7 @@ def find_neighborhoods(
     return Neighborhoods(*(SparseMatrix.from_indices(entries, n, vectors.dtype) for entries in (near, near[close])))
 
 
-def _search(
-    vectors: Tensor, span: slice, k: int, epsilon: float, max_neighbors: float
-) -> tuple[Tensor, Tensor] | None:
+def _search(vectors: Tensor, span: slice, k: int, epsilon: float, max_neighbors: float) -> tuple[Tensor, Tensor] | None:
     """The neighbors of a span of rows: row and column, int64 [m, 2], and whether it is a close one, bool [m]."""
     step = default_tile_rows(len(vectors), vectors.device)
     tiles = [(torch.empty(0, 2, dtype=torch.int64), torch.empty(0, dtype=torch.bool))]
