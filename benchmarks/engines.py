@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from vicinal.retrieval.index.verification import verify_index
 FILTERED_QUERIES = 50
 LINKS = 270  # bytes of an HNSW graph with 32 links: 64 of 4 bytes in the lowest layer, and some above
 POSTGRES_ROW, POSTGRES_LINKS = 60, 64 * 6 + 100  # header, id and pointers of a row; neighbors of 6 bytes, and headers
-BYTES = {
+BYTES: dict[str, dict[str, Callable[[int], int]]] = {
     "folder, memory": {
         "exact": lambda d: 4 * d,
         "hnsw": lambda d: 4 * d + LINKS,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vicinal.cli.flags import Arguments, Parser, add_settings, read_settings
 from vicinal.cli.index_flags import made_with, use_flags_of_index
-from vicinal.cli.inputs import add_refiner, check_embedding, check_files, load_refiner, read_embedding
+from vicinal.cli.inputs import add_refiner, check_embedding, check_files, is_url, load_refiner, read_embedding
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
@@ -50,6 +50,8 @@ def serve(arguments: Arguments) -> None:
     from vicinal.serving.limits import Limits
     from vicinal.utils.extras import import_extra
 
+    if is_url(arguments.index):
+        raise InputError("vicinal serve takes the folder of an index; --source URL of vicinal index makes one of a URL")
     check_files(arguments.index, arguments.token_file, arguments.onnx)
     if arguments.onnx is not None:
         if getattr(arguments, "model", None) is not None:

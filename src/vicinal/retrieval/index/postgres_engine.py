@@ -162,8 +162,9 @@ class PostgresEngine(RemoteEngine):
             connection.execute(query, [ids.tolist()])
 
     def fetch(self, table: str, ids: Integers, kinds: Kinds, vectors: bool) -> Rows:
-        query = sql.SQL("SELECT {} FROM {} WHERE id = ANY(%(ids)s)")
-        query = query.format(_selected(kinds, vectors), self._table(table))
+        query = sql.SQL("SELECT {} FROM {} WHERE id = ANY(%(ids)s)").format(
+            _selected(kinds, vectors), self._table(table)
+        )
         with self._connection() as connection:
             return _rows(connection.execute(query, {"ids": ids.tolist()}).fetchall(), kinds, vectors)
 

@@ -235,7 +235,7 @@ class RemoteIndex(ImageIndex):
         return ["id", *self._kinds()]
 
     @property
-    def root(self) -> str | None:  # type: ignore[override]
+    def root(self) -> str | None:
         """The folder of the images; None if it is unknown."""
         return self._facts.get("root")
 

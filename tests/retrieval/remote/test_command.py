@@ -1,0 +1,80 @@
+"""The command takes the URL of a database wherever it takes the folder of an index."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.conftest import output
+from tests.retrieval.remote.conftest import unique_table
+from tests.retrieval.remote.servers import Server
+from vicinal import Table
+from vicinal.cli.main import main
+from vicinal.data import save_embeddings
+
+
+def save(file: Path, rows: range, **columns: list[int]) -> str:
+    vectors = np.random.default_rng(0).standard_normal((100, 16)).astype(np.float32)[list(rows)]
+    names = {"path": [f"/{n}.png" for n in rows], "label": ["cup", "bowl"] * (len(rows) // 2)}
+    save_embeddings(file, vectors, Table(pd.DataFrame({**names, "price": list(rows), **columns})))
+    return str(file)
+
+
+def test_a_life_of_an_index(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = server.url(unique_table())
+    source, more = save(tmp_path / "v.parquet", range(60)), save(tmp_path / "more.parquet", range(50, 80))
+    facts = json.loads(output(capsys, "index", url, "--source", source, "--json"))
+    assert (facts["url"], facts["images"], facts["dimensions"], facts["kind"]) == (url, 60, 16, "hnsw")
+    assert main(["index", url, "--source", source]) == 2
+    assert "is an index already; --add or --sync adds images to it" in capsys.readouterr().err
+    assert json.loads(output(capsys, "index", url, "--add", more, "--json"))["images"] == 80
+    listed = output(capsys, "index", url, "--list", "--where", "price >= 77 and label == 'bowl'").splitlines()
+    assert listed[0] == "id,path,label,price"
+    assert sorted(line.partition(",")[2] for line in listed[1:]) == ["/77.png,bowl,77", "/79.png,bowl,79"]
+    found = json.loads(output(capsys, "search", url, more, "-k", "2", "--where", "label == 'cup'", "--json"))
+    assert [each["matches"][0]["path"] for each in found[::2]] == [f"/{n}.png" for n in range(50, 80, 2)]
+    assert output(capsys, "index", url, "--delete", "/77.png", "--json")
+    assert json.loads(output(capsys, "index", url, "--delete", "--where", "price < 10", "--json"))["images"] == 69
+    verified = json.loads(output(capsys, "index", url, "--verify", "5", "--json"))
+    assert (verified["recall@10"], verified["queries"], verified["images"]) == (1.0, 5, 69)
+    facts = json.loads(output(capsys, "index", url, "--source", more, "--overwrite", "--kind", "exact", "--json"))
+    assert (facts["images"], facts["kind"]) == (30, "exact")
+    copied = json.loads(output(capsys, "index", str(tmp_path / "copy"), "--source", url, "--json"))
+    assert copied["images"] == 30
+    assert json.loads(output(capsys, "index", str(tmp_path / "copy"), "--verify", "--json"))["recall@10"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["index", "milvus://host/a/b/c", "--list"], "a Milvus index is milvus://HOST:19530/COLLECTION"),
+        (["index", "milvus://host/odd-name", "--list"], "is no name of a collection"),
+        (["index", "milvus://host/x?timeout=3", "--list"], "unknown option 'timeout'; the options are tls"),
+        (["index", "postgresql://host/shop", "--list"], "is postgresql://USER@HOST/DATABASE?table=TABLE"),
+        (["index", "postgresql://host:port/shop?table=x", "--list"], "the URL of the index cannot be read"),
+        (["index", "postgresql://host/shop?table=" + "x" * 49, "--list"], "at most 48 printable characters"),
+        (["index", "milvus://host/x", "--source", "q.npy", "--kind", "binary"], "milvus has no indexes of kind binary"),
+        (["index", "postgresql://host/x?table=x", "--source", "q.npy", "--kind", "rabitq"], "use exact, hnsw, binary"),
+        (["index", "postgresql://host/x?table=x", "--source", "q.npy", "--refiner", "q.npy"], "is kept in a folder"),
+        (["serve", "postgresql://host/x?table=x"], "vicinal serve takes the folder of an index"),
+        (["index", "gallery", "--verify", "--list"], "--verify prints recall and latency"),
+    ],
+)
+def test_bad_urls_are_refused_at_once(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("q.npy", np.eye(2))
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_a_missing_index(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["index", server.url("nothing"), "--list"]) == 2
+    assert "there is no index; build one with `vicinal index`" in capsys.readouterr().err
