@@ -88,6 +88,8 @@ def test_a_gallery_of_another_model_is_refused(
     flags = ["--refiner", str(refiner), "--gallery", str(tmp_path / "other.parquet")]
     assert main(["export", str(run), "--out", str(tmp_path / "refined.onnx"), *flags]) == 2
     assert "the refiner needs embeddings of the model" in capsys.readouterr().err
+    assert main(["export", str(tmp_path / "other"), "--out", str(tmp_path / "refined.onnx"), *flags]) == 2
+    assert "the refiner was trained" in capsys.readouterr().err
     assert not (tmp_path / "refined.onnx").exists()
 
 

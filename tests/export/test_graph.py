@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import helper
 
 from tests.models.refiner_reference import trained
 from vicinal.data import Table
 from vicinal.export import ExportSettings, OnnxEmbedder
 from vicinal.export.exporter import _calibration_batches
 from vicinal.export.graph import ExportGraph, GalleryRefiner, exportable
+from vicinal.export.parity import check_shapes
+from vicinal.export.precision import to_int8
 from vicinal.models import Embedder
 from vicinal.retrieval import refine
+from vicinal.utils.errors import InputError
 
 RNG = np.random.default_rng(0)
 
@@ -46,3 +53,31 @@ def test_calibration_images_are_what_the_exported_model_will_get(
     reader.embed([table.paths[row] for row in rows])
     assert first.dtype == taken[0].dtype
     np.testing.assert_allclose(np.concatenate([first, second]), taken[0], atol=1e-5)
+
+
+def test_products_of_two_activations_stay_in_float32(tmp_path: Path) -> None:
+    inputs, outputs = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 4, 4]) for name in ("x", "y"))
+    weights = onnx.numpy_helper.from_array(RNG.normal(size=(4, 4)).astype(np.float32), "weights")
+    nodes = [helper.make_node("MatMul", ["x", "weights"], ["q"], "linear")]
+    nodes += [helper.make_node("Softmax", ["q"], ["s"]), helper.make_node("MatMul", ["s", "s"], ["y"], "attention")]
+    graph = helper.make_graph(nodes, "tiny", [inputs], [outputs], [weights])
+    opset = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), str(tmp_path / "tiny.onnx"))
+    to_int8(tmp_path / "tiny.onnx", tmp_path / "int8.onnx", iter([RNG.normal(size=(2, 4, 4)).astype(np.float32)]))
+    found = {node.name: node.input for node in onnx.load(str(tmp_path / "int8.onnx")).graph.node}
+    assert list(found["attention"]) == ["s", "s"]
+    assert not {"x", "weights"} & set(found["linear"])
+
+
+def test_an_export_that_takes_two_images_only_is_refused(model: Embedder) -> None:
+    settings = ExportSettings()
+    graph = ExportGraph(exportable(model, settings), settings)
+
+    def infer(images: np.ndarray) -> np.ndarray:
+        if len(images) != 2:
+            raise RuntimeError("Got invalid dimensions for input: images")
+        with torch.inference_mode():
+            return graph(torch.from_numpy(images)).numpy()
+
+    with pytest.raises(InputError, match=r"^the export fails for a batch of 1, 32 x 32 px \(Got invalid dimensions"):
+        check_shapes(graph, infer, [(32, 32)])

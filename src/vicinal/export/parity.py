@@ -224,7 +224,7 @@ def check_shapes(graph: ExportGraph, infer: Callable[[Floats], Floats], sizes: S
             try:
                 found = infer(images.numpy())
             except Exception as error:  # runtimes raise errors of their own
-                shape = f"{number} images of {height} x {width} px"
+                shape = f"a batch of {number}, {height} x {width} px"
                 raise InputError(f"the export fails for {shape} ({one_line(error, 200)})") from error
             if found.shape != expected.shape:
                 raise InputError(f"the export gives {list(found.shape)} for {number} images; nothing was written")

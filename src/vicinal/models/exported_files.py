@@ -35,7 +35,7 @@ def check_hub_name(name: str) -> None:
     Example:
         >>> check_hub_name("me/birds")
     """
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(name)
