@@ -42,6 +42,7 @@ from vicinal.losses import (
 from vicinal.losses.contextual import loss as contextual
 from vicinal.memory import CrossBatchMemory
 from vicinal.similarity.pair_source import PairSource
+from vicinal.training.sharded_centers import exclude_from_ddp, sharded_losses
 from vicinal.training.step_message import StepMessage
 from vicinal.utils import distributed
 
@@ -106,6 +107,10 @@ LOSSES: dict[str, tuple[Callable[[int], Loss], Callable[[Setting], Messages]]] =
         lambda dim: CenterContrastiveLoss(CLASSES, dim),
         lambda each: [each.embeddings[0], ("weights", each.centers)],
     ),
+    "CenterContrastiveLoss, sharded": (
+        lambda dim: CenterContrastiveLoss(CLASSES, dim, sharded=True),
+        lambda each: each.with_sums(*4 * [4 * each.world * each.batch]),  # in more calls with more than 384 samples
+    ),
     "ContextualLoss, dense": (lambda _: ContextualLoss(4), Setting.contextual),
     SPARSE: (lambda _: ContextualLoss(4), Setting.sparse),
 }
@@ -129,13 +134,14 @@ def count(batch: int, dim: int, rank: int, world: int) -> dict[str, Any]:
     for name, (make, _) in LOSSES.items():
         contextual.MIN_SPARSE_SAMPLES, contextual.MAX_DENSITY = (0, 1.0) if name == SPARSE else (10**9, 0.0)
         system = System(make(dim), dim)
+        exclude_from_ddp(system, "32")
         module = DistributedDataParallel(system) if world > 1 else system
         labels = torch.arange(batch * world).view(world, batch)[rank] // 4 % CLASSES
         for _ in range(3):  # in the second step DistributedDataParallel agrees on the order of gradients
             with CollectiveCounter() as counter, distributed.equal_lengths():
                 step(module, labels)
-        weights = sum(4 * each.numel() for each in system.parameters())
         layer = 4 * system.model.weight.numel()
+        weights = layer if sharded_losses(system) else sum(4 * each.numel() for each in system.parameters())
         found[name] = [
             ("weights", size - layer) if size == weights else (kind, size) for kind, size in counter.messages
         ]
