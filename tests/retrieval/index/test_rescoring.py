@@ -82,8 +82,21 @@ def test_among_finds_only_these(kind: str) -> None:
 
 def test_equal_vectors_are_in_the_order_of_their_ids() -> None:
     for kind in FLAT:
-        index = Index.build(np.ones((9, 5)), table(9), kind)
-        assert index.search(np.ones((2, 5)), 9).ids.tolist() == [list(range(9))] * 2, kind
+        index = Index.build(np.ones((40, 5)), table(40), kind)  # so many that a sort which is not stable mixes them
+        assert index.search(np.ones((2, 5)), 40).ids.tolist() == [list(range(40))] * 2, kind
+
+
+@pytest.mark.parametrize("kind", FLAT)
+def test_few_neighbors_are_the_first_of_more(kind: str) -> None:
+    index = Index.build(unit(400, dim=24), table(400), kind, rescore=2)
+    queries = unit(50, dim=24, seed=3)
+    np.testing.assert_array_equal(index.search(queries, 1).ids, index.search(queries, 10).ids[:, :1])
+
+
+def test_bits_tell_vectors_apart_that_are_all_on_one_side() -> None:
+    vectors = unit(100, dim=64) + 1  # all entries are above 0
+    index = Index.build(vectors, table(100), "binary", rescore=0)
+    assert index.search(vectors, 1).ids.ravel().tolist() == list(range(100))
 
 
 def test_one_vector_is_enough() -> None:
