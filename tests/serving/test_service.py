@@ -56,9 +56,9 @@ def test_an_index_in_place_of_another_shows_its_own_images(
 
 
 def test_a_client_that_hangs_up_leaves_no_image(
-    tmp_path: Path, model: Embedder, pictures: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(pictures / "index", tmp_path / "index")
+    folder = save_index(tmp_path)
     writes, may_go = [], threading.Event()
     real = module.write_bytes
 
@@ -70,7 +70,7 @@ def test_a_client_that_hangs_up_leaves_no_image(
     monkeypatch.setattr(module, "write_bytes", slow)
 
     async def run() -> None:
-        service: Any = Service(tmp_path / "index", model)
+        service: Any = Service(folder, model)
         async with service.running():
             adding = asyncio.create_task(service.add(ItemBody(image=noise(1)), None))
             while not writes:
@@ -81,7 +81,7 @@ def test_a_client_that_hangs_up_leaves_no_image(
             may_go.set()
             while not writes[0].parent.exists() or os.listdir(writes[0].parent):
                 await asyncio.sleep(0.01)
-            assert len(service.snapshot) == 12
+            assert len(service.snapshot) == 30
 
     asyncio.run(asyncio.wait_for(run(), 120))
 
