@@ -1,7 +1,8 @@
 """A pretend GPU, for tests on machines without one.
 
 Its tensors compute on the CPU, so their values are real. As on a GPU, operations that mix devices are refused. What
-costs time on a GPU is counted: `waits`, where the host waits for the device, and `launches` of kernels.
+costs time on a GPU is counted: `waits`, where the host waits for the device, `launches` of kernels, and `bytes` that they
+read and write.
 
     with pretend_device() as device:
         embeddings = on_device(torch.randn(8, 4))
@@ -45,6 +46,8 @@ CUSTOM_OPERATIONS = {
     )
 }  # fmt: skip
 """Operations of Vicinal, whose implementation runs on the device like any other code."""
+HAVE_KERNELS = {name for name in CUSTOM_OPERATIONS if "uniform" not in name}
+"""Those for which there is a Triton kernel."""
 
 WAITS = {
     "_local_scalar_dense", "item", "is_nonzero", "nonzero", "equal", "masked_select", "unique_dim",
@@ -87,19 +90,26 @@ class PretendDevice(TorchDispatchMode):
     Attributes:
         waits: "operation, file:line" in Vicinal -> how often the host waited there.
         launches: number of operations that start a kernel.
+        bytes: size of the tensors that these operations take and return.
+        has_kernels: whether the operations that have a Triton kernel count as this kernel, and one that fills each
+            result with zeros. Their values are computed without it.
         cpu_group: does the work of the process group of this device, which itself takes no tensors of the CPU.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_kernels: bool = False) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
         self.launches = 0
+        self.bytes = 0
+        self.has_kernels = has_kernels
         self.cpu_group: dist.ProcessGroup | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func.namespace == "c10d":
             return self._communicate(func, args, kwargs)
+        if self.has_kernels and func._schema.name in HAVE_KERNELS:
+            return self._run_kernel(func._schema.name, args)
         if func._schema.name in CUSTOM_OPERATIONS:
             with self:
                 return CUSTOM_OPERATIONS[func._schema.name](*args, **kwargs)
@@ -118,10 +128,19 @@ class PretendDevice(TorchDispatchMode):
         if target is not None:
             kwargs["device"] = torch.device("cpu")
         out = func(*tree_map(_values, args), **tree_map(_values, kwargs))
+        if operation not in VIEWS:
+            self.bytes += _num_bytes(tensors, tree_leaves(out))
         if not makes_own:
             return out
         wrapped = tree_map(_on_device, out)
         return return_and_correct_aliasing(func, args, kwargs, wrapped) if has_own else wrapped
+
+    def _run_kernel(self, name: str, args: Sequence[Any]) -> Any:
+        out = CUSTOM_OPERATIONS[name](*tree_map(_values, args))
+        results = tree_leaves(out)
+        self.launches += 1 + len(results)
+        self.bytes += _num_bytes(_tensors(args), results) + _num_bytes(results)
+        return tree_map(_on_device, out)
 
     def _count(self, operation: str, args: Sequence[Any], kwargs: dict[str, Any], makes_own: bool) -> None:
         self.launches += operation not in VIEWS
@@ -145,9 +164,9 @@ class PretendDevice(TorchDispatchMode):
 
 
 @contextmanager
-def pretend_device() -> Iterator[PretendDevice]:
-    """Make the device usable in a block, and count."""
-    device = PretendDevice()
+def pretend_device(has_kernels: bool = False) -> Iterator[PretendDevice]:
+    """Make the device usable in a block, and count; see :class:`PretendDevice`."""
+    device = PretendDevice(has_kernels)
     with device:
         yield device
 
@@ -199,6 +218,10 @@ def _line() -> str:
 
 def _tensors(*values: Any) -> list[Tensor]:
     return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+
+
+def _num_bytes(*values: Sequence[Any]) -> int:
+    return sum(each.numel() * each.element_size() for each in tree_leaves(values) if isinstance(each, Tensor))
 
 
 def _values(value: Any) -> Any:

@@ -73,8 +73,8 @@ def step(loss: Loss, x: Tensor, labels: Tensor) -> list[Tensor]:
     return [value.detach(), *(each for each in gradients if each is not None)]
 
 
-def step_on_device(name: str) -> tuple[list[Tensor], PretendDevice]:
-    with pretend_device() as device:
+def step_on_device(name: str, has_kernels: bool = False) -> tuple[list[Tensor], PretendDevice]:
+    with pretend_device(has_kernels) as device:
         x, labels = on_device(embeddings().requires_grad_()), on_device(LABELS)
         found = step(module_on_device(made(name)), x, labels)
     return [each.values for each in found], device
@@ -92,4 +92,15 @@ def test_waits_and_launches_do_not_creep_up(name: str) -> None:
     _, device = step_on_device(name)
     waits, launches = COUNTS[name]
     assert device.waits.total() <= waits, device.waits
+    assert device.launches <= launches
+
+
+@pytest.mark.parametrize(
+    ("name", "launches"), [("RecallAtKLoss", 230), ("SmoothAPLoss", 120), ("SupAPLoss", 113), ("TripletLoss", 81)]
+)
+def test_kernels_replace_launches_that_grow_with_the_positives(name: str, launches: int) -> None:
+    found, device = step_on_device(name, has_kernels=True)
+    for each, expected in zip(found, step(made(name), embeddings().requires_grad_(), LABELS), strict=True):
+        torch.testing.assert_close(each, expected, rtol=5e-7, atol=5e-7)
+    assert device.waits.total() <= COUNTS[name][0]
     assert device.launches <= launches
