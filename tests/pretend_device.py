@@ -1,8 +1,8 @@
 """A pretend GPU, for tests on machines without one.
 
 Its tensors compute on the CPU, so their values are real. As on a GPU, operations that mix devices are refused. What
-costs time on a GPU is counted: `waits`, where the host waits for the device, `launches` of kernels, and `bytes` that they
-read and write.
+costs time on a GPU is counted: `waits`, where the host waits for the device, `launches` of kernels, and the `bytes`
+that they read and write.
 
     with pretend_device() as device:
         embeddings = on_device(torch.randn(8, 4))

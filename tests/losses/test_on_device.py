@@ -20,7 +20,7 @@ COUNTS = {
     "CenterLoss": (0, 116),
     "CircleLoss": (1, 98),
     "ClusterContrastLoss": (0, 136),
-    "ContextualLoss": (0, 123),
+    "ContextualLoss": (0, 124),
     "ContrastiveLoss": (1, 101),
     "CosFaceLoss": (0, 121),
     "CrossBatchMemory": (1, 101),
