@@ -67,8 +67,8 @@ class CoTeachingModule(TrainingModule):
 
     def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         own = [embed_in_micro_batches(model, images, self.micro_batch_size) for model in self.embedders]
-        batches = [distributed.all_gather(embeddings) for embeddings in own]
-        labels = distributed.all_gather(labels.to(batches[0].device, non_blocking=True))
+        first, labels = distributed.all_gather_labeled(own[0], labels.to(own[0].device, non_blocking=True))
+        batches = [first, *(distributed.all_gather(embeddings) for embeddings in own[1:])]
         detached = [batch.detach() for batch in batches]
         candidates = self._candidates(detached)
         easy = [

@@ -17,8 +17,10 @@ import time
 from typing import Any
 
 from vicinal.utils import distributed
+from vicinal.utils.errors import TrainingStoppedError
 
 GRACE_SECONDS = 30.0  # in which all must end after one has ended by an error, which is most often an error of all
+CONNECT_SECONDS = 120.0
 TOKEN_BYTES = 16
 FINISHED, FAILED = b".", b"!"  # what a process says before it ends
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # a node without power closes no connection
@@ -32,6 +34,9 @@ class Lifeline:
     Args:
         address: the host of the process of rank 0, as other nodes know it; None: there is one node.
         hint: how to resume the run, for the message.
+
+    Raises:
+        TrainingStoppedError: the processes do not reach one another within two minutes.
     """
 
     def __init__(self, address: str | None = None, hint: str = "") -> None:
@@ -51,8 +56,12 @@ class Lifeline:
         token = secrets.token_bytes(TOKEN_BYTES)
         with socket.create_server(("127.0.0.1" if address is None else "", 0)) as server:
             distributed.broadcast_object((server.getsockname()[1], token))
-            while len(self.others) < distributed.world_size() - 1:
-                connection, _ = server.accept()
+            server.settimeout(CONNECT_SECONDS)
+            while (missing := distributed.world_size() - 1 - len(self.others)) > 0:
+                try:
+                    connection, _ = server.accept()
+                except TimeoutError:
+                    raise TrainingStoppedError(f"{missing} processes of the run have not reached rank 0") from None
                 connection.settimeout(10.0)
                 name = _receive(connection, TOKEN_BYTES + 64)
                 if name[:TOKEN_BYTES] == token:
@@ -62,7 +71,11 @@ class Lifeline:
 
     def _connect(self, address: str | None) -> None:
         port, token = distributed.broadcast_object((0, b""))
-        connection = socket.create_connection((address or "127.0.0.1", port), timeout=60.0)
+        try:
+            connection = socket.create_connection((address or "127.0.0.1", port), timeout=CONNECT_SECONDS)
+        except OSError as error:
+            reason = f"{address or 'this machine'}, port {port} ({error.strerror or error})"
+            raise TrainingStoppedError(f"rank {self.rank} cannot reach rank 0 at {reason}") from None
         name = f"{self.rank} on {socket.gethostname()}"
         connection.sendall(token + name.encode()[:64].ljust(64))
         self._add(connection, "0")
