@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from PIL import Image
 
 from tests.serving.service import DIM, client_of, noise, picture, random_vectors, save_index, vector_list
 from vicinal import Embedder, Index, Table
+from vicinal.retrieval.calibration import example_calibration
+from vicinal.retrieval.decisions import match_images
 from vicinal.retrieval.reranking.names import RERANKINGS
 from vicinal.retrieval.search import search_images
 
@@ -153,6 +156,20 @@ def test_a_calibrated_index_says_match_or_none(tmp_path: Path) -> None:
             "matches": [], "is_match": False, "label": None, "count": 0
         }  # fmt: skip
         assert client.get("/info").json()["calibration"]["threshold"] == 0.7
+
+
+def test_a_calibration_of_margins_is_about_the_best_match(tmp_path: Path) -> None:
+    folder = save_index(tmp_path)
+    index = Index.load(folder)
+    index.calibration = replace(example_calibration(), score="margin", threshold=0.1, scores=(0.0, 1.0))
+    index.save(folder)
+    (expected,) = match_images(index, np.array([vector_list(3)]), Table(pd.DataFrame(index=[0])), 4)
+    with client_of(folder) as client:
+        answer = search(client, vector=vector_list(3), k=4)
+    decision = expected.decision
+    assert (answer["is_match"], answer["label"]) == (decision.is_match, decision.label)
+    assert answer["matches"][0]["probability"] == pytest.approx(decision.probability)
+    assert [match["probability"] for match in answer["matches"][1:]] == [None] * 3
 
 
 def test_info_says_what_can_be_asked(client: TestClient) -> None:
