@@ -158,7 +158,7 @@ class Soak:
     def _check_images(self, index: Index, folder: Path, num_kills: int) -> list[str]:
         """Every image that was added is there with its item; others are of requests that a kill cut off."""
         frame = index.metadata.frame
-        paths = frame["path"].dropna() if "path" in frame else []
+        paths = frame["path"].dropna().tolist() if "path" in frame else []
         named, files = {Path(path).name for path in paths}, {path.name for path in folder.glob("added/*")}
         kept = {*self.images} - self.tried
         wrong = [f"{len(named - files)} images are lost"] * bool(named - files)
