@@ -25,6 +25,10 @@ from tests.conftest import free_port
 Address = tuple[str, int] | str
 
 
+RUNNING: dict[Path, Server] = {}
+"""The servers that this process started or uses, by their folders."""
+
+
 @dataclass
 class Server:
     """A running server: where it listens, how it is killed, and the URL of a table, with another address if given."""
@@ -34,6 +38,9 @@ class Server:
     address: Address
     pid: int
     starter: Callable[[Path, Address | None], Server] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        RUNNING[self.folder] = self
 
     def url(self, table: str, port: int | None = None) -> str:
         if self.name == "milvus":
@@ -49,6 +56,7 @@ class Server:
 
     def kill(self) -> None:
         """End it, and wait until it has ended."""
+        RUNNING.pop(self.folder, None)  # another process may have its number then
         self.end()
         deadline = time.monotonic() + 20
         while _is_running(self.pid) and time.monotonic() < deadline:
@@ -118,18 +126,11 @@ def own_server(name: str) -> Iterator[Server]:
         Path(folder).chmod(0o755)  # PostgreSQL runs as another user where the tests run as root
         path = Path(folder).resolve() / name
         path.mkdir()
-        server = STARTERS[name](path)
         try:
-            yield server
+            yield STARTERS[name](path)
         finally:
-            for pid in {server.pid, *_pids(path)}:
-                Server(name, path, "", pid, STARTERS[name]).kill()
-
-
-def _pids(folder: Path) -> list[int]:
-    """The server that was started again in a folder."""
-    file = folder / "postmaster.pid"
-    return [int(file.read_text().split()[0])] if file.is_file() else []
+            if path in RUNNING:  # perhaps started again
+                RUNNING[path].kill()
 
 
 @contextmanager

@@ -156,12 +156,12 @@ class RemoteIndex(RemoteReader):
         table = engine.url.table + UNFINISHED
         before = engine.call(engine.read_facts, table)
         goes_on = before is not None and {**before, "columns": {}} == facts
-        if before is not None and not goes_on:
+        if not goes_on and before is not None:
             engine.call(engine.drop, table)
         engine.call(engine.create, table, facts["dim"], facts["kind"])
         if not goes_on:
             engine.call(engine.write_facts, table, facts)
-        index = cls(engine, before if goes_on else facts)
+        index = cls(engine, before if before is not None and goes_on else facts)
         index._table = table
         return index, goes_on
 
