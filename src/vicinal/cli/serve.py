@@ -51,7 +51,7 @@ def serve(arguments: Arguments) -> None:
     from vicinal.utils.extras import import_extra
 
     if is_url(arguments.index):
-        raise InputError("vicinal serve takes the folder of an index; --source URL of vicinal index makes one of a URL")
+        raise InputError("vicinal serve takes the folder of an index; vicinal index FOLDER --source URL makes one of it")
     check_files(arguments.index, arguments.token_file, arguments.onnx)
     if arguments.onnx is not None:
         if getattr(arguments, "model", None) is not None:
