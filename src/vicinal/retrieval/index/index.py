@@ -147,20 +147,24 @@ class Index(SearchableIndex):
             vectors: float [n, dim].
             table: n rows.
             kind: `exact` compares with every vector; `hnsw` is a graph, faster and nearly exact above 100,000 vectors;
-                `auto` is `exact` up to 100,000 vectors, `hnsw` above and in a database. The others search by codes, see
-                :meth:`SearchableIndex.build <vicinal.retrieval.index.searchable.SearchableIndex.build>`.
+                `auto` is `exact` up to 100,000 vectors, `hnsw` above and in a database. The others search by codes:
+                `sq8` of one byte per dimension and `binary` of one bit compare with every vector; `ivfpq` of about one
+                byte per four dimensions and `rabitq` of one bit and eight bytes search the nearest inverted lists.
             model_fingerprint: identifies the model that made the vectors.
-            refiner: refines every vector first, by its nearest among the others; not in a database.
+            refiner: refines every vector first, by its nearest among the others, which are found by comparing every
+                vector with every other; not in a database.
             made_with: the flags of the command that made the vectors, which messages about other vectors name.
-            rescore: for kinds with codes, how many candidates per neighbor are compared by the vectors themselves.
+            rescore: for kinds with codes, how many candidates per neighbor are compared by the vectors themselves,
+                which are kept as float16 in a file of the index, not in memory. None: the default of the kind; 0: none,
+                the vectors are not kept, and scores are approximate.
             url: of the database, see :meth:`RemoteIndex.build <vicinal.retrieval.RemoteIndex.build>`; None: in memory.
             overwrite: with a URL: whether to replace an index that is there.
             timeout: with a URL: seconds during which calls are repeated after faults of the connection.
 
         Raises:
-            InputError: as :meth:`SearchableIndex.build
-                <vicinal.retrieval.index.searchable.SearchableIndex.build>` or :meth:`RemoteIndex.build
-                <vicinal.retrieval.RemoteIndex.build>`.
+            InputError: vectors and table have different lengths, a vector contains NaN or infinity, there are too few
+                vectors for `ivfpq`, the kind is unknown, the table has both columns `id` and `id_of_table`, the refiner
+                has a different dimension or is for a different model, or there is an index at the URL already.
             EngineUnavailableError: the connection to the database is lost for too long.
         """
         if url is None:
