@@ -141,7 +141,7 @@ class Measurement:
 
     Attributes:
         latencies: seconds until each answer.
-        seconds: in which these answers came.
+        seconds: until the last of these answers.
         num_refused: how often a client was told to come again, which it did; that is part of the latency.
         client_cpu: CPU seconds that the clients took per second, of which one thread can take 1.
     """
@@ -164,7 +164,7 @@ def measure_load(address: str, requests: Sequence[bytes], num_clients: int, seco
 
 async def _measure_load(address: str, requests: Sequence[bytes], num_clients: int, seconds: float) -> Measurement:
     latencies: list[float] = []
-    num_refused, num_waiting, all_answered = 0, num_clients, asyncio.Event()
+    num_refused, num_waiting, all_answered, last_answer = 0, num_clients, asyncio.Event(), 0.0
 
     async def answered(connection: Connection, request: bytes) -> None:
         nonlocal num_refused
@@ -178,12 +178,13 @@ async def _measure_load(address: str, requests: Sequence[bytes], num_clients: in
             await asyncio.sleep(0.1)
 
     async def client(number: int) -> None:
-        nonlocal num_waiting
+        nonlocal num_waiting, last_answer
         connection = Connection(address)
         for turn in count(number, num_clients):
             start = time.perf_counter()
             await answered(connection, requests[turn % len(requests)])
-            latencies.append(time.perf_counter() - start)
+            last_answer = time.perf_counter()
+            latencies.append(last_answer - start)
             if turn == number and (num_waiting := num_waiting - 1) == 0:
                 all_answered.set()
 
@@ -193,8 +194,9 @@ async def _measure_load(address: str, requests: Sequence[bytes], num_clients: in
     latencies.clear()
     num_refused, begin, cpu = 0, time.perf_counter(), time.process_time()
     failed, _ = await asyncio.wait(clients, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    # From the answers of one batch to those of another: what is worked on in the end is not counted, and has no time.
     whole, cpu = time.perf_counter() - begin, time.process_time() - cpu
-    measured = Measurement(list(latencies), whole, num_refused, cpu / whole)
+    measured = Measurement(list(latencies), max(last_answer - begin, 1e-9), num_refused, cpu / whole)
     for each in (warm, *clients):
         each.cancel()
     await asyncio.gather(warm, *clients, return_exceptions=True)
