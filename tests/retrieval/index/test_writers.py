@@ -136,10 +136,10 @@ def add_to(folder: Path, timeout: float) -> None:
 def test_waiting_is_said_once(tmp_path, capsys) -> None:
     Index.build(vectors(99), table("first")).save(tmp_path)
     with hold_lock(tmp_path / ".lock", 1, "write"):
-        assert main(["index", str(tmp_path), "--delete", "0", "--timeout", "0"]) == 2
+        assert main(["index", str(tmp_path), "--delete", "0", "--timeout", "1"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert f"waiting up to 0 s to write the index {tmp_path}: another process is doing so" in lines[0]
+    assert f"waiting up to 1 s to write the index {tmp_path}: another process is doing so" in lines[0]
     assert "try again later, or wait longer with a larger timeout" in lines[1]
     assert len(Index.load(tmp_path)) == SIZE
     assert main(["index", str(tmp_path), "--delete", "0"]) == 0
