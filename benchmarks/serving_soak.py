@@ -119,7 +119,7 @@ class Soak:
             request = image_request("/items", self.rng.choice(self.photos), form)
         status, answer = await self._ask(connection, request)
         if status == 201:
-            number = json.loads(answer)["ids"][0]
+            number = int(json.loads(answer)["ids"][0])
             self.added[number] = seed
             self.images |= {number} if is_image else set()
 

@@ -200,7 +200,7 @@ def test_what_is_added_again_has_the_same_key(waits: list[float]) -> None:
 
     def answer(request: httpx.Request) -> httpx.Response:
         keys.append(request.headers["Idempotency-Key"])
-        return problem(503) if len(keys) == 1 else httpx.Response(201, json={"ids": [len(keys)]})
+        return problem(503) if len(keys) == 1 else httpx.Response(201, json={"ids": [str(len(keys))]})
 
     client = answering(answer)
     assert client.add(np.ones((1, 3))).tolist() == [2]

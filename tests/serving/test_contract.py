@@ -32,7 +32,7 @@ def search(client: TestClient, **body: Any) -> dict[str, Any]:
 
 
 def ids(answer: dict[str, Any]) -> list[int]:
-    return [match["id"] for match in answer["matches"]]
+    return [int(match["id"]) for match in answer["matches"]]
 
 
 def test_an_image_finds_itself_however_it_is_sent(client: TestClient) -> None:
@@ -43,7 +43,7 @@ def test_an_image_finds_itself_however_it_is_sent(client: TestClient) -> None:
     first = form.json()["matches"][0]
     assert first.pop("score") == pytest.approx(1, abs=1e-5)
     assert first == {
-        "id": 5, "probability": None, "label": "class2", "columns": {"path": "5.png", "price": 5, "new": False}
+        "id": "5", "probability": None, "label": "class2", "columns": {"path": "5.png", "price": 5, "new": False}
     }  # fmt: skip
     assert form.json()["is_match"] is None
 
@@ -150,7 +150,7 @@ def test_a_calibrated_index_says_match_or_none(tmp_path: Path) -> None:
         others = search(client, id=3, k=5, exclude_id=3)  # the item itself would be a match
         assert others["is_match"] is (others["matches"][0]["score"] >= 0.7)
         assert search(client, id=3, k=5, exclude_id=3, min_score=0.9999)["is_match"] is False
-        assert search(client, id=3, k=5, min_probability=1)["matches"][0]["id"] == 3
+        assert search(client, id=3, k=5, min_probability=1)["matches"][0]["id"] == "3"
         assert search(client, id=3, k=5, min_score=0.999)["count"] == 1
         assert search(client, id=3, filter="price > 99") == {
             "matches": [], "is_match": False, "label": None, "count": 0
@@ -199,7 +199,7 @@ def test_everything_may_be_deleted(tmp_path: Path) -> None:
     with client_of(save_index(tmp_path, count=3), save_changes=1) as client:
         assert client.request("DELETE", "/items", json={"ids": [0, 1, 2, 2, 7]}).json() == {"deleted": 3}
         assert search(client, vector=vector_list(0)) == {"matches": [], "is_match": None, "count": 0}
-        assert client.post("/items", json={"vector": vector_list(4)}).json() == {"ids": [3]}
+        assert client.post("/items", json={"vector": vector_list(4)}).json() == {"ids": ["3"]}
         assert ids(search(client, vector=vector_list(0))) == [3]
 
 

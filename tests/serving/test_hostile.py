@@ -78,7 +78,10 @@ BODIES: dict[str, tuple[int, bytes | str]] = {
     "unknown id": (404, json.dumps({"id": 10**9})),
     "negative id": (422, json.dumps({"id": -1})),
     "huge id": (422, json.dumps({"id": 2**64})),
-    "id as text": (422, json.dumps({"id": "1"})),
+    "id as text of no number": (422, json.dumps({"id": "1e3"})),
+    "id with a zero before it": (422, json.dumps({"id": "01"})),
+    "huge id as text": (422, json.dumps({"id": str(2**63)})),
+    "id of other digits": (422, json.dumps({"id": "\u0663"})),
     "id as a path": (422, json.dumps({"id": "../../etc/passwd"})),
     "fractional id": (422, json.dumps({"id": 1.5})),
     "boolean id": (422, json.dumps({"id": True})),
@@ -145,7 +148,8 @@ ITEMS: dict[str, dict[str, Any]] = {
 DELETES: dict[str, Any] = {
     "nothing": {},
     "both": {"ids": [1], "filter": "price < 3"},
-    "ids as text": {"ids": ["1"]},
+    "an id that is no number": {"ids": ["1", "all"]},
+    "one text": {"ids": "1"},
     "negative ids": {"ids": [-1]},
     "too many": {"ids": list(range(20_000))},
     "a filter that is code": {"filter": "exit()"},
@@ -157,7 +161,7 @@ DELETES: dict[str, Any] = {
 def _answers_afterwards(client: TestClient) -> Any:
     number = client.get("/info").json()["images"]
     yield
-    assert client.post("/search", json={"id": 3, "k": 1}).json()["matches"][0]["id"] == 3
+    assert client.post("/search", json={"id": 3, "k": 1}).json()["matches"][0]["id"] == "3"
     assert client.get("/info").json()["images"] == number, "something was added or deleted"
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
+from vicinal.serving.ids import Id
 from vicinal.serving.problems import Problem, invalid
 
 MAX_DIM = 65_536
@@ -23,7 +24,6 @@ SOURCES = ("image", "vector", "id", "url")
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Value = str | bool | int | Number | None
 Method = Literal["contextual", "reciprocal", "query-expansion", "database-augmentation", "neighbor-average"]
-Id = Annotated[int, Field(ge=0, lt=2**63)]
 Body = TypeVar("Body", bound="_Body")
 
 

@@ -55,7 +55,7 @@ class Client:
 
     Example:
         >>> import httpx
-        >>> match = {"id": 3, "score": 0.9, "probability": None, "label": "cup", "columns": {"price": 5}}
+        >>> match = {"id": "3", "score": 0.9, "probability": None, "label": "cup", "columns": {"price": 5}}
         >>> answers = {
         ...     "/info": {"images": 7},
         ...     "/search": {"matches": [match], "is_match": None, "count": 1},
@@ -191,7 +191,7 @@ class Client:
         if len(columns) != len(sent):
             raise InputError(f"{len(sent)} images, but a table of {len(columns)} rows; there must be one row per image")
         answers = _in_parallel(self._add, list(zip(sent, columns, strict=True)))
-        return np.array([each for answer in answers for each in answer["ids"]], np.int64)
+        return np.array([int(each) for answer in answers for each in answer["ids"]], np.int64)
 
     def _add(self, item: tuple[list[float] | Picture, dict[str, Any]]) -> Any:
         """Add one item, under a key of its own by which the service knows it again."""

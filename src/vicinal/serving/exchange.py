@@ -125,11 +125,11 @@ def record_of(item: dict[str, Any]) -> Record:
     """An item of the service as a match of a :class:`~vicinal.retrieval.SearchResult`, without its score.
 
     Example:
-        >>> record_of({"id": 3, "label": "cup", "columns": {"path": "cups/1.jpg", "price": 5}})
+        >>> record_of({"id": "3", "label": "cup", "columns": {"path": "cups/1.jpg", "price": 5}})
         {'id': 3, 'path': 'cups/1.jpg', 'label': 'cup', 'price': 5}
     """
     columns = item["columns"]
-    first = {"id": item["id"], "path": columns.get("path"), "label": item["label"]}
+    first = {"id": int(item["id"]), "path": columns.get("path"), "label": item["label"]}
     return {name: value for name, value in first.items() if value is not None} | columns
 
 
@@ -160,5 +160,5 @@ def neighbors_of(answers: Sequence[dict[str, Any]], k: int) -> Neighbors:
         if len(matches) != k:
             raise InputError(f"k = {k} is impossible: there are {len(matches)} images to search among")
         neighbors.scores[row] = [match["score"] for match in matches]
-        neighbors.ids[row] = [match["id"] for match in matches]
+        neighbors.ids[row] = [int(match["id"]) for match in matches]
     return neighbors

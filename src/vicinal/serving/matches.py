@@ -136,7 +136,7 @@ def _answer(
         probabilities[0] = decision.probability  # of the margin between the best match and the next class
     matches = [
         {
-            "id": match["id"],
+            "id": str(match["id"]),
             "score": match["score"],
             "probability": probability,
             "label": match.get("label"),

@@ -15,23 +15,25 @@ EXAMPLES: dict[type[BaseModel], dict[str, Any]] = {
     SearchBody: {
         "image": {"image": IMAGE, "box": [10, 20, 200, 150], "k": 5},
         "vector": {"vector": VECTOR, "k": 5, "filter": "category == 'cup' and price < 20"},
-        "item": {"id": 3, "exclude_id": 3, "group_by": "product"},
+        "item": {"id": "3", "exclude_id": "3", "group_by": "product"},
     },
     EmbedBody: {"image": {"image": IMAGE}},
     ItemBody: {
         "image": {"image": IMAGE, "label": "cup", "columns": {"price": 12.5}},
         "vector": {"vector": VECTOR, "columns": {"price": 12.5}},
     },
-    DeleteBody: {"ids": {"ids": [3, 17]}, "filter": {"filter": "price > 100"}},
+    DeleteBody: {"ids": {"ids": ["3", "17"]}, "filter": {"filter": "price > 100"}},
 }
-MATCH = {"id": 3, "score": 0.91, "probability": 0.98, "label": "cup", "columns": {"path": "cups/1.jpg", "price": 12.5}}
+MATCH = {
+    "id": "3", "score": 0.91, "probability": 0.98, "label": "cup", "columns": {"path": "cups/1.jpg", "price": 12.5}
+}  # fmt: skip
 DECISION = """`is_match` says whether there is a match at all, by the calibration of the index or by the minima of the
 request; it is null, and there is no `label`, without either. `label` is then the class that most matches vote for, and
 null if there is no match. A `probability` is null without a calibration."""
 ANSWERS: dict[type[BaseModel], Any] = {
     SearchBody: {"matches": [MATCH], "is_match": True, "label": "cup", "count": 1},
     EmbedBody: {"vector": VECTOR, "dim": 3, "model": "8c1f0e6f2a7b9d34"},
-    ItemBody: {"ids": [1204]},
+    ItemBody: {"ids": ["1204"]},
     DeleteBody: {"deleted": 2},
 }
 PROBLEM = {"type": "about:blank", "title": "Unprocessable Content", "status": 422, "detail": "k: 9,999 is too large"}
@@ -52,7 +54,7 @@ def described(body: type[BaseModel], status: int = 200) -> dict[str, Any]:
 
     Example:
         >>> described(DeleteBody)["openapi_extra"]["requestBody"]["content"]["application/json"]["examples"]["ids"]
-        {'value': {'ids': [3, 17]}}
+        {'value': {'ids': ['3', '17']}}
     """
     schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
     examples = {name: {"value": value} for name, value in EXAMPLES[body].items()}

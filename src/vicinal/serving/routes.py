@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from vicinal.serving.bodies import DeleteBody, EmbedBody, ItemBody, SearchBody, read_body
+from vicinal.serving.ids import read_id
 from vicinal.serving.openapi import INFO, ITEM, described, described_answer, described_image
 from vicinal.serving.problems import Problem
 from vicinal.serving.service import Service
@@ -92,6 +93,7 @@ async def metrics(request: Request) -> Response:
 
 
 def _id(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise Problem(404, "there is no such item; an id is a whole number")
-    return int(text)
+    try:
+        return read_id(text)
+    except ValueError:
+        raise Problem(404, "there is no such item; an id is a whole number") from None

@@ -166,7 +166,7 @@ class Service:
         self.store.check_writable()
         known = None if key is None else self.store.added_with(key)
         if known is not None:
-            return {"ids": known}
+            return {"ids": [str(each) for each in known]}
         columns = dict(body.columns)
         if body.label is not None:
             if columns.get("label", body.label) != body.label:
@@ -184,7 +184,7 @@ class Service:
             _remove(file)
             raise
         answer.add_done_callback(partial(self._remove_if_unused, file))
-        return {"ids": await asyncio.wrap_future(answer)}
+        return {"ids": [str(each) for each in await asyncio.wrap_future(answer)]}
 
     async def delete(self, body: DeleteBody) -> dict[str, Any]:
         """Answer `DELETE /items`."""
@@ -200,7 +200,7 @@ class Service:
     async def item(self, number: int) -> dict[str, Any]:
         """Answer `GET /items/{id}`."""
         record = self._record(number)
-        return {"id": number, "label": record.get("label"), "columns": shown_columns(record, self.snapshot.root)}
+        return {"id": str(number), "label": record.get("label"), "columns": shown_columns(record, self.snapshot.root)}
 
     async def thumbnail(self, number: int, size: int) -> bytes:
         """Answer `GET /items/{id}/image`."""

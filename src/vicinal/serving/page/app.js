@@ -30,7 +30,7 @@ async function start() {
   say(NOTHING);
   const linked = /^#item-(\d+)$/.exec(window.location.hash);
   window.history.replaceState(null, "", window.location.pathname);
-  if (linked) searchItem(Number(linked[1]));
+  if (linked) searchItem(linked[1]);
 }
 
 function describe({ name, images, model, calibration, can_embed: canEmbed, version }) {
