@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vicinal.evaluation import counting_kernels
+from vicinal.evaluation import counting_kernels, device_counting, device_kernel
 from vicinal.evaluation.counting import Counter
 from vicinal.evaluation.device_counting import DeviceCounter
 from vicinal.evaluation.positives import Positives, key_scores, ranking_keys
@@ -78,6 +78,27 @@ def test_long_rows_with_few_and_many_positives(count: int, kind: str) -> None:
         counter.count_transposed(torch.from_numpy(scores.T[:2000].copy())[:, 11:], 11, 0)
         counter.count_transposed(torch.from_numpy(scores.T[2000:].copy())[:, 11:], 11, 2000)
         check(scores, found, counter)
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+@pytest.mark.parametrize("kind", ["random", "lattice", "special"])
+def test_the_kernel_counts_the_same(count: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter, in several blocks of positives and of scores."""
+    monkeypatch.setattr(device_counting, "has_kernels", lambda scores: True)
+    monkeypatch.setattr(device_kernel, "MAX_POSITIVES", 16)
+    rng = np.random.default_rng(count)
+    scores = rng.standard_normal((4, 300)).astype(np.float32)
+    positives = np.sort(rng.choice(300, count, replace=False))
+    if kind == "lattice":
+        scores = rng.integers(0, 3, scores.shape).astype(np.float32)
+    if kind == "special":
+        scores = rng.choice(np.float32(SPECIAL), scores.shape)
+    found, relevance = setting(scores, positives)
+    counter = DeviceCounter(found, relevance, 0, torch.device("cpu"))
+    counter.count(torch.from_numpy(scores)[:3], 0, 0)
+    counter.count_transposed(torch.from_numpy(scores.T[:170].copy())[:, 3:], 3, 0)
+    counter.count_transposed(torch.from_numpy(scores.T[170:].copy())[:, 3:], 3, 170)
+    check(scores, found, counter)
 
 
 def test_scores_are_left_as_they_are() -> None:

@@ -9,8 +9,10 @@ from torch import Tensor
 from vicinal.evaluation.positives import Positives, ranking_keys
 from vicinal.evaluation.relevance import Relevance
 from vicinal.utils.arrays import Booleans, ShortIntegers
+from vicinal.utils.kernels import has_kernels
 
 MAX_SCORES = 2**22  # compared at a time; each takes some 60 bytes of device memory
+MAX_KERNEL_POSITIVES = 256  # of a query, up to which comparing all is faster than a binary search
 
 
 class DeviceCounter:
@@ -36,6 +38,7 @@ class DeviceCounter:
         self._keys = torch.from_numpy(ranking_keys(positives.scores, positives.rows.astype(np.int64))).to(device)
         self._first = torch.from_numpy(positives.first[:-1]).to(device)
         self._counts = torch.from_numpy(positives.counts).to(device)
+        self._max_count = int(positives.counts.max(initial=0))
         self._query_labels = torch.from_numpy(relevance.query_labels[start : start + queries]).to(device)
         self._gallery_labels = torch.from_numpy(relevance.gallery_labels).to(device)
         self._num_before = torch.zeros(len(self._keys) + queries, dtype=torch.int32, device=device)
@@ -53,6 +56,9 @@ class DeviceCounter:
 
     def count(self, scores: Tensor, start: int, first_row: int) -> None:
         """Count in a tile: rows are queries from `start` on, columns are gallery rows from `first_row` on."""
+        if self._max_count <= MAX_KERNEL_POSITIVES and has_kernels(scores):
+            self._count_by_kernel(scores, start, first_row)
+            return
         rows = max(1, MAX_SCORES // scores.shape[1])
         for first in range(0, len(scores), rows):
             self._count(scores[first : first + rows], start + first, first_row)
@@ -60,6 +66,13 @@ class DeviceCounter:
     def count_transposed(self, scores: Tensor, start: int, first_row: int) -> None:
         """Count in a tile whose columns are queries and whose rows are gallery rows."""
         self.count(scores.T, start, first_row)
+
+    def _count_by_kernel(self, scores: Tensor, start: int, first_row: int) -> None:
+        from vicinal.evaluation import device_kernel  # imports Triton
+
+        slots, labels = (self._first, self._counts), (self._query_labels, self._gallery_labels)
+        counts = self._num_before, self._is_tied
+        device_kernel.count(scores, self._keys, slots, labels, counts, start, first_row, self._max_count)
 
     def _count(self, scores: Tensor, start: int, first_row: int) -> None:
         queries = torch.arange(start, start + len(scores), device=scores.device)
@@ -79,7 +92,7 @@ class DeviceCounter:
     def _first_slot_after(self, keys: Tensor, query: Tensor) -> Tensor:
         """The slot of the first positive that each score ranks before, by binary search."""
         low, high = self._first[query], self._first[query] + self._counts[query]
-        for _ in range(int(self._counts.max()).bit_length()):
+        for _ in range(self._max_count.bit_length()):
             middle = (low + high) // 2
             ahead = (low < high) & (self._keys[middle.clamp(max=len(self._keys) - 1)] < keys)
             low, high = torch.where(ahead, middle + 1, low), torch.where(ahead, high, middle)

@@ -7,7 +7,6 @@ gradient. They are differentiable once. Where pairs may have weights, a pair of 
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -160,11 +159,6 @@ def flushed_sigmoid(x: Tensor, temperature: float) -> Tensor:
     if x.requires_grad:
         return F.threshold(x * factor, lowest, -math.inf).sigmoid()
     return torch.threshold_(x.mul_(factor), lowest, -math.inf).sigmoid_()
-
-
-def has_kernels(values: Tensor) -> bool:
-    """Whether there are Triton kernels for the device and the type of some values."""
-    return values.is_cuda and values.dtype == torch.float32 and find_spec("triton") is not None
 
 
 def zero_with_gradient(similarity: Tensor, gradient: Tensor) -> Tensor:

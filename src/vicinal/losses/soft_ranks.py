@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vicinal.losses.row_functions import flushed_sigmoid, has_kernels, inverse_temperature, max_positives
+from vicinal.losses.row_functions import flushed_sigmoid, inverse_temperature, max_positives
 from vicinal.similarity.rows import Rows
+from vicinal.utils.kernels import has_kernels
 
 
 def count_above(

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from vicinal.losses.base import Reduction, RowLoss
-from vicinal.losses.row_functions import count_negatives, count_positives, has_kernels, max_positives, softplus
+from vicinal.losses.row_functions import count_negatives, count_positives, max_positives, softplus
 from vicinal.mining import Miner
 from vicinal.similarity.rows import Rows
 from vicinal.utils.arguments import check_bool, check_finite
 from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.kernels import has_kernels
 
 Triplets = Literal["all", "semi-hard"]
 
