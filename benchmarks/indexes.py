@@ -152,6 +152,7 @@ def measure(size: int, out: Path, options: list[str]) -> list[dict[str, Any]]:
 def draw(rows: list[dict[str, Any]], path: Path, columns: list[str]) -> None:
     """Recall by memory and by latency: one row of panels per size, one column per measure."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     from vicinal.report.drawing import COLORS, DPI, INK, tidy, write_figure
 
@@ -162,6 +163,9 @@ def draw(rows: list[dict[str, Any]], path: Path, columns: list[str]) -> None:
         for axes, column in zip(axes_of_size, columns, strict=True):
             tidy(axes, f"recall@10 of {size:,} vectors" if column == columns[0] else "")
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
             axes.set_xlabel(MEASURES[column], fontsize=8, color=INK)
             for kind, color in zip(KINDS, COLORS, strict=False):
                 for row in (row for row in rows if (row["size"], row["kind"]) == (size, kind)):
