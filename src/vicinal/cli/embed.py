@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vicinal.cli.flags import Arguments, Parser, integer_from, print_result
@@ -10,31 +13,64 @@ from vicinal.cli.inputs import (
     add_embedding,
     add_refiner,
     check_embedding,
+    check_files,
     check_refiner,
     check_source,
     load_refiner,
     read_embedding,
 )
 from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
     from vicinal.data import Table
 
 
+SHARD = re.compile(r"([1-9]\d{0,5})/([1-9]\d{0,5})")
+
+
 def add_embed(parser: Parser) -> None:
     """Add the flags of `vicinal embed`."""
-    parser.add_argument("source", help=SOURCE)
+    parser.add_argument("source", nargs="?", help=SOURCE)
     parser.add_argument(
-        "--out", required=True, metavar="FILE", help=".parquet, or .npy with a .table.csv of paths and labels"
-    )
+        "--out", metavar="PATH",
+        help=".parquet, or .npy with a .table.csv of paths and labels; with --shard, a folder for all shards",
+    )  # fmt: skip
     add_refiner(parser, "refines every embedding by its nearest neighbors among the others")
     add_embedding(parser)
+    group = parser.add_argument_group("shards of many images")
+    group.add_argument(
+        "--shard", type=_shard, metavar="I/N",
+        help="embed the I-th of N equal shards of the source, I from 1, into a folder of its own in --out; the same "
+        "command resumes a shard whose process was killed, and unreadable images are left out and listed",
+    )  # fmt: skip
+    group.add_argument(
+        "--part_size", type=integer_from(1), metavar="INT",
+        help="number of images of a file of a shard, after which it can be resumed (default: 10,000)",
+    )  # fmt: skip
+    group.add_argument(
+        "--merge", metavar="FOLDER", help="write all shards in a folder to the file --out, as one call would have done"
+    )
+    group.add_argument("--verify", metavar="FOLDER", help="check that all shards are in a folder, by their checksums")
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """The number of a shard and that of all, from I/N."""
+    match = SHARD.fullmatch(text)
+    if match is None or int(match[1]) > int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text} is no shard I/N with I from 1 to N, such as 1/8")
+    return int(match[1]), int(match[2])
 
 
 def embed(arguments: Arguments) -> None:
     """Embed images, and save the vectors with their paths and labels."""
+    _check_combination(arguments)
+    if arguments.verify is not None or arguments.merge is not None:
+        return _merge(arguments)
     check_source(arguments.source)
     check_embedding(arguments)
+    if arguments.shard is not None:
+        return _embed_shard(arguments)
     from vicinal.data import save_embeddings
 
     refiner = load_refiner(arguments)
@@ -48,6 +84,62 @@ def embed(arguments: Arguments) -> None:
         fingerprint = None if fingerprint is None else f"{fingerprint}+{refiner.fingerprint()}"
     save_embeddings(arguments.out, vectors, embedded.table, fingerprint)
     log("{} embeddings of {} dimensions".format(*vectors.shape))
+    print_result(arguments.out)
+
+
+def _check_combination(arguments: Arguments) -> None:
+    """Raise InputError if flags exclude each other or are missing, before anything is read."""
+    given = [name for name in ("source", "merge", "verify") if getattr(arguments, name) is not None]
+    message = None
+    if len(given) != 1:
+        message = "give the images to embed, or else --merge or --verify with a folder of shards"
+    elif arguments.out is None and given != ["verify"]:
+        message = "say with --out where the embeddings are written"
+    elif arguments.out is not None and given == ["verify"]:
+        message = "--verify writes nothing; leave out --out, or --merge the shards, which are verified too"
+    elif arguments.shard is not None and given != ["source"]:
+        message = "--shard embeds images of a source; --merge and --verify are about all shards"
+    elif arguments.part_size is not None and arguments.shard is None:
+        message = "--part_size is about the parts of a shard; give --shard too"
+    elif arguments.refiner is not None and (arguments.shard is not None or given != ["source"]):
+        message = "--refiner needs all embeddings; embed the shards first, and refine their folder as a source"
+    elif arguments.shard is not None and Path(arguments.out).suffix.lower() in (".parquet", ".npy"):
+        message = f"{arguments.out}: with --shard, --out is a folder"
+    if message is not None:
+        raise InputError(message)
+
+
+def _embed_shard(arguments: Arguments) -> None:
+    """Embed one shard of a source."""
+    from vicinal.data.image_files import count
+    from vicinal.workflows.embed_shard import PART_SIZE, embed_shard
+
+    shard, num_shards = arguments.shard
+    part_size = arguments.part_size or PART_SIZE
+    reader = read_embedding(arguments)
+    done = embed_shard(reader, arguments.source, arguments.out, shard, num_shards, arguments.split, part_size)
+    numbers = f"{count(done.num_embeddings, 'embedding')} in {count(len(done.parts), 'part')}"
+    log(f"shard {done.name}: {numbers}, {count(len(done.unreadable), 'image')} left out")
+    print_result(str(done.folder(arguments.out)))
+
+
+def _merge(arguments: Arguments) -> None:
+    """Merge or verify the shards in a folder."""
+    folder = arguments.merge or arguments.verify
+    check_files(folder)
+    from vicinal.data import merge_shards, verify_shards
+    from vicinal.data.image_files import count, listed
+
+    shards = verify_shards(folder) if arguments.merge is None else merge_shards(folder, arguments.out)
+    text = f"{count(len(shards.manifests), 'shard')}, {count(shards.num_parts, 'part')}, "
+    text += f"{count(shards.num_embeddings, 'embedding')} of {shards.dim} dimensions"
+    if shards.unreadable:
+        log(f"{count(len(shards.unreadable), 'image')} could not be read:")
+        for line in listed(list(shards.unreadable.values())):
+            log(line)
+    if arguments.merge is None:
+        return print_result(f"{folder}: {text}")
+    log(text)
     print_result(arguments.out)
 
 

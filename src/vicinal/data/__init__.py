@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from vicinal.data.conditions import matching_rows
     from vicinal.data.dataset import load_dataset
     from vicinal.data.decoding import convert_image, read_image
+    from vicinal.data.embedding_shards import EmbeddingShards, verify_shards
     from vicinal.data.embeddings import load_embeddings, load_labels, load_vectors, read_fingerprint, save_embeddings
     from vicinal.data.folders import is_image_file
     from vicinal.data.hierarchical_sampler import HierarchicalBatchSampler
     from vicinal.data.images import Batch, ImageDataset, TestBatches, TrainBatches
     from vicinal.data.label_noise import confused_labels, random_labels
     from vicinal.data.loading import load_table
+    from vicinal.data.merged_shards import merge_shards
     from vicinal.data.noise import add_noise, first_classes, foreign_images
     from vicinal.data.open_set_noise import open_set_labels
     from vicinal.data.samplers import ClassBalancedBatchSampler, RandomBatchSampler
@@ -36,6 +38,7 @@ __all__ = [
     "Batch",
     "ClassBalancedBatchSampler",
     "DataSettings",
+    "EmbeddingShards",
     "HierarchicalBatchSampler",
     "ImageDataset",
     "ImageTransform",
@@ -60,6 +63,7 @@ __all__ = [
     "load_table",
     "load_vectors",
     "matching_rows",
+    "merge_shards",
     "open_set_labels",
     "random_labels",
     "read_fingerprint",
@@ -67,4 +71,5 @@ __all__ = [
     "save_embeddings",
     "split_fingerprint",
     "use_train_list",
+    "verify_shards",
 ]

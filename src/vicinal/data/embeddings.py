@@ -9,14 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from vicinal.data.checks import check_embeddings
+from vicinal.data.embedding_shards import EmbeddingShards
 from vicinal.data.npy_files import open_npy, read_npy_labels
 from vicinal.data.parquet_files import (
     EMBEDDING,
-    num_values,
-    open_parquet,
+    read_embedding_column,
     read_metadata,
     read_parquet,
     to_arrow,
@@ -28,12 +27,9 @@ from vicinal.data.table_files import read_csv, write_table
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import check_regular_file, write_bytes
-from vicinal.utils.memory import check_memory
 
 TABLE_SUFFIX = ".table.csv"  # not .csv, since a file of that name may be the user's own
 FINGERPRINT_KEY = b"vicinal_model"  # in the metadata of a Parquet file's schema
-BYTES_PER_NUMBER = 12  # of embeddings in a Parquet file, with the copies that are made while they are read
-IS_LIST_TYPE = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
 def save_embeddings(
@@ -65,7 +61,7 @@ def save_embeddings(
     path = Path(path)
     vectors = check_embeddings(vectors, len(table), "vectors")
     if path.suffix.lower() == ".parquet":
-        written = _arrow_table(path, table, vectors)
+        written = embedding_table(path, table, vectors)
         write_arrow(path, written if fingerprint is None else with_metadata(written, FINGERPRINT_KEY, fingerprint))
     elif path.suffix.lower() == ".npy":
         _write_npy(path, vectors, table)
@@ -76,6 +72,8 @@ def save_embeddings(
 def load_embeddings(path: str | Path) -> tuple[Floats, Table]:
     """Read embeddings and their table from a file that :func:`save_embeddings` wrote, or one of the same form.
 
+    A folder of shards, as `vicinal embed --shard` writes it, is read part by part.
+
     The table of `vectors.npy` is `vectors.table.csv` or, if that does not exist, `vectors.csv`; without either, it has
     no columns.
 
@@ -85,21 +83,26 @@ def load_embeddings(path: str | Path) -> tuple[Floats, Table]:
     Raises:
         InputError: The file does not exist or holds no embeddings, or they are not finite or not one per row.
     """
+    if Path(path).is_dir():
+        vectors, frame = EmbeddingShards.open(path).load()
+        return vectors, _table(Path(path), frame)
     path = _embeddings_file(path)
     if path.suffix.lower() == ".npy":
         return _load_npy(path)
     frame = read_parquet(path)
-    return check_embeddings(_embedding_column(path), len(frame), str(path)), _table(path, frame)
+    return check_embeddings(read_embedding_column(path), len(frame), str(path)), _table(path, frame)
 
 
 def load_vectors(path: str | Path) -> Floats:
-    """Read the embeddings `[n, dim]` from a .npy or .parquet file without any table.
+    """Read the embeddings `[n, dim]` from a .npy or .parquet file, or a folder of shards, without any table.
 
     Raises:
         InputError: The file does not exist or holds no embeddings, or they are not finite.
     """
+    if Path(path).is_dir():
+        return EmbeddingShards.open(path).load()[0]
     path = _embeddings_file(path)
-    vectors = open_npy(path) if path.suffix.lower() == ".npy" else _embedding_column(path)
+    vectors = open_npy(path) if path.suffix.lower() == ".npy" else read_embedding_column(path)
     return check_embeddings(vectors, len(vectors), str(path))
 
 
@@ -147,6 +150,8 @@ def read_fingerprint(path: str | Path) -> str | None:
         '0123abcd'
     """
     path = Path(path)
+    if path.is_dir():
+        return EmbeddingShards.open(path).model
     return read_metadata(path, FINGERPRINT_KEY) if path.suffix.lower() == ".parquet" else None
 
 
@@ -159,29 +164,13 @@ def _embeddings_file(path: str | Path) -> Path:
     return path
 
 
-def _arrow_table(path: Path, table: Table, vectors: Floats) -> pa.Table:
+def embedding_table(path: Path, table: Table, vectors: Floats) -> pa.Table:
+    """The columns of a table and its embeddings in Arrow; errors name the file `path`."""
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
     frame = table.frame.drop(columns=EMBEDDING, errors="ignore")
     if not len(frame.columns):
         return pa.table({EMBEDDING: column})
     return to_arrow(path, frame).append_column(EMBEDDING, column)
-
-
-def _embedding_column(path: Path) -> npt.NDArray[np.floating]:
-    with open_parquet(path) as file:
-        names = file.schema_arrow.names
-        if EMBEDDING not in names:
-            raise InputError(f"{path}: no column {EMBEDDING!r}; its columns are {', '.join(names)}")
-        check_memory(BYTES_PER_NUMBER * num_values(file, [EMBEDDING]), str(path))
-        column = file.read([EMBEDDING])[EMBEDDING].combine_chunks()
-        if not any(is_list(column.type) for is_list in IS_LIST_TYPE) or column.null_count:
-            raise InputError(
-                f"{path}: {EMBEDDING} is {column.type} with {column.null_count} empty; it must be lists of numbers"
-            )
-        lengths = pc.unique(pc.list_value_length(column)).to_pylist()
-        if len(lengths) > 1:
-            raise InputError(f"{path}: embeddings have {min(lengths)} to {max(lengths)} dimensions; all need the same")
-        return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), *lengths)
 
 
 def _table(path: Path, frame: pd.DataFrame) -> Table:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +19,8 @@ from vicinal.utils.files import check_regular_file, write_bytes
 from vicinal.utils.memory import check_memory
 
 EMBEDDING = "embedding"
+BYTES_PER_NUMBER = 12  # of embeddings, with the copies that are made while they are read
+IS_LIST_TYPE = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 BYTES_PER_CELL = 100  # of a table, with the objects of Python that are made while it is checked
 
 
@@ -82,6 +86,32 @@ def open_parquet(
         if isinstance(error, OSError) and error.strerror:
             raise unreadable(path, error) from None
         raise InputError(f"{path}: not a Parquet file that can be read ({one_line(error)})") from None
+
+
+def read_embedding_column(path: Path, content: bytes | None = None) -> npt.NDArray[np.floating]:
+    """Read the embeddings `[n, dim]` of a Parquet file, as they are stored.
+
+    Args:
+        path: The file.
+        content: The bytes of the file, if they are read already.
+
+    Raises:
+        InputError: The file cannot be read, or holds no embeddings of one dimension.
+    """
+    with open_parquet(path, content=content) as file:
+        names = file.schema_arrow.names
+        if EMBEDDING not in names:
+            raise InputError(f"{path}: no column {EMBEDDING!r}; its columns are {', '.join(names)}")
+        check_memory(BYTES_PER_NUMBER * num_values(file, [EMBEDDING]), str(path))
+        column = file.read([EMBEDDING])[EMBEDDING].combine_chunks()
+        if not any(is_list(column.type) for is_list in IS_LIST_TYPE) or column.null_count:
+            raise InputError(
+                f"{path}: {EMBEDDING} is {column.type} with {column.null_count} empty; it must be lists of numbers"
+            )
+        lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+        if len(lengths) > 1:
+            raise InputError(f"{path}: embeddings have {min(lengths)} to {max(lengths)} dimensions; all need the same")
+        return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), *lengths)
 
 
 def num_values(file: pq.ParquetFile, columns: Sequence[str]) -> int:

@@ -41,8 +41,9 @@ def hold_lock(path: str | Path, timeout: float, purpose: str) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        if timeout:
-            log(f"waiting up to {timeout:g} s to {purpose}: another process is doing so")
+        if not timeout:
+            raise InputError(f"cannot {purpose}: another process is doing so") from None
+        log(f"waiting up to {timeout:g} s to {purpose}: another process is doing so")
         try:
             lock.acquire(timeout=timeout)
         except Timeout:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
+from vicinal.data.shard_manifest import holds_shards
 from vicinal.utils.run_folder import RunFolder
 
 SourceKind = Literal["run", "refiner run", "embeddings", "index", "embedder", "image", "images"]
@@ -14,10 +15,10 @@ SourceKind = Literal["run", "refiner run", "embeddings", "index", "embedder", "i
 def source_kind(path: str) -> SourceKind:
     """Return the kind of an embedding source.
 
-    "run" is the folder of a training run, "refiner run" that of a refiner's training, "embeddings" a .npy file or a
-    Parquet file with a column `embedding`, "index" and "embedder" are folders that Vicinal saved, "index" the URL of a
-    database too, "image" is a single image file, and "images" everything else: a folder, a table, or the name of a
-    benchmark.
+    "run" is the folder of a training run, "refiner run" that of a refiner's training, "embeddings" a .npy file, a
+    Parquet file with a column `embedding` or a folder of shards of embeddings, "index" and "embedder" are folders that
+    Vicinal saved, "index" the URL of a database too, "image" is a single image file, and "images" everything else: a
+    folder, a table, or the name of a benchmark.
 
     Example:
         >>> source_kind("vectors.npy"), source_kind("photos/")
@@ -31,7 +32,7 @@ def source_kind(path: str) -> SourceKind:
     run = RunFolder(Path(path))
     if run.recipe.is_file():
         return "refiner run" if run.embeddings.is_file() else "run"
-    if path.endswith(".npy") or _has_embeddings(path):
+    if path.endswith(".npy") or _has_embeddings(path) or holds_shards(path):
         return "embeddings"
     if (kind := _saved_kind(path)) is not None:
         return kind
