@@ -1,0 +1,281 @@
+"""Shards of embeddings: disjoint and complete, resumed, merged, verified, and refused where they do not fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import draw_photos, output
+from vicinal.cli.main import main
+from vicinal.data import EmbeddingShards, load_embeddings, load_vectors, merge_shards, read_fingerprint, verify_shards
+from vicinal.data.shard_manifest import ShardManifest
+from vicinal.models import Embedder
+from vicinal.utils.errors import InputError
+from vicinal.utils.locks import hold_lock
+from vicinal.workflows import EmbeddingReader, embed_shard
+from vicinal.workflows.embed_shard import LOCK
+
+NUM_SHARDS, PART_SIZE = 3, 3
+MANIFEST = ShardManifest(1, 3, "photos", 24, "0" * 64, "0123abcd", "32", "skip", PART_SIZE)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "model"
+    Embedder("test_resnet", dim=4, pretrained=False).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 images, of which one is unreadable and in the second shard, and three more fill a part of the third."""
+    folder = draw_photos(tmp_path_factory.mktemp("images"), 4, 6)
+    for name in ("class1/3.png", "class3/1.png", "class3/2.png", "class3/3.png"):
+        folder.joinpath(name).write_bytes(b"no image")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(model: str, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All shards of the images."""
+    folder = tmp_path_factory.mktemp("made") / "shards"
+    for shard in (2, 1, 3):
+        embed(model, images, folder, shard)
+    return folder
+
+
+@pytest.fixture
+def shards(made: Path, tmp_path: Path) -> Path:
+    """A copy of all shards, to be damaged."""
+    return Path(shutil.copytree(made, tmp_path / "shards"))
+
+
+def embed(model: str, source: object, folder: Path, shard: int = 1, **options: object) -> ShardManifest:
+    chosen = {"num_shards": NUM_SHARDS, "part_size": PART_SIZE, **options}
+    own = {name: chosen.pop(name) for name in ("num_shards", "part_size")}
+    return embed_shard(EmbeddingReader(model=model, **chosen), str(source), folder, shard, **own)  # type: ignore[arg-type]
+
+
+def test_the_merged_shards_are_the_embeddings_of_one_call(model: str, images: Path, made: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.parquet"
+    assert main(["embed", str(images), "--model", model, "--out", str(whole)]) == 0
+    expected, table = load_embeddings(whole)
+    merge_shards(made, tmp_path / "merged.parquet")
+    merge_shards(made, tmp_path / "merged.npy")
+    for path in (tmp_path / "merged.parquet", tmp_path / "merged.npy", made):
+        vectors, same = load_embeddings(path)
+        np.testing.assert_allclose(vectors, expected, atol=1e-6)
+        pd.testing.assert_frame_equal(same.frame, table.frame)
+    assert len(table) == 20
+    assert pq.read_schema(tmp_path / "merged.parquet") == pq.read_schema(whole)
+    assert read_fingerprint(made) == read_fingerprint(tmp_path / "merged.parquet") == read_fingerprint(whole)
+    np.testing.assert_array_equal(load_vectors(made), load_vectors(tmp_path / "merged.npy"))
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 7, 24, 30])
+@pytest.mark.parametrize("part_size", [1, 5, 100])
+def test_shards_and_parts_are_disjoint_complete_and_equal(num_shards: int, part_size: int) -> None:
+    each = [replace(MANIFEST, shard=n + 1, num_shards=num_shards, part_size=part_size) for n in range(num_shards)]
+    parts = [manifest.part_rows(part) for manifest in each for part in range(manifest.num_parts)]
+    assert [row for rows in parts for row in rows] == list(range(24))
+    assert max(map(len, parts)) <= part_size
+    sizes = [len(manifest.rows) for manifest in each]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_unreadable_images_are_left_out_and_listed(images: Path, made: Path, capsys) -> None:
+    unreadable = verify_shards(made).unreadable
+    names = ["class1/3.png", "class3/1.png", "class3/2.png", "class3/3.png"]
+    assert list(unreadable) == [9, 19, 20, 21]
+    for error, name in zip(unreadable.values(), names, strict=True):
+        assert error.startswith(f"{images / name}: not an image")
+    assert not (made / "shard-3-of-3" / "part-000001.parquet").exists()  # of rows 19 to 21
+    printed = output(capsys, "embed", "--verify", made)
+    assert printed == f"{made}: 3 shards, 9 parts, 20 embeddings of 4 dimensions\n"
+
+
+def test_an_unreadable_image_stops_the_shard_if_that_is_asked_for(model: str, images: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"class1/3\.png: not an image.*--on_error skip leaves out such images"):
+        embed(model, images, tmp_path, 2, on_error="raise")
+
+
+def test_a_shard_goes_on_at_its_last_part(model: str, images: Path, made: Path, tmp_path: Path, monkeypatch) -> None:
+    write = ShardManifest.save
+
+    def interrupted(manifest: ShardManifest, folder: Path) -> None:
+        if len(manifest.parts) == 2:  # the file of the part is there, and not yet in the manifest
+            raise KeyboardInterrupt
+        write(manifest, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardManifest, "save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            embed(model, images, tmp_path)
+    with pytest.raises(
+        InputError, match=r"shard 2/3 is missing; shard 3/3 is missing; shard 1/3 has 1 of 3 parts; --sh"
+    ):
+        verify_shards(tmp_path)
+    first = tmp_path / "shard-1-of-3" / "part-000000.parquet"
+    before = first.stat().st_mtime_ns
+    manifest = embed(model, images, tmp_path)
+    assert manifest.is_complete
+    assert first.stat().st_mtime_ns == before
+    assert manifest == ShardManifest.load(made / "shard-1-of-3" / "manifest.json")
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_resumed(model: str, images: Path, made: Path, tmp_path: Path) -> None:
+    words = ["embed", images, "--model", model, "--shard", "1/3", "--part_size", "1", "--out", tmp_path]
+    process = subprocess.Popen([sys.executable, "-m", "vicinal", *map(str, words)])
+    first, second = (tmp_path / "shard-1-of-3" / f"part-00000{number}.parquet" for number in range(2))
+    while not second.exists() and process.poll() is None:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    before = first.stat().st_mtime_ns
+    assert not ShardManifest.load(tmp_path / "shard-1-of-3" / "manifest.json").is_complete
+    assert embed(model, images, tmp_path, part_size=1).num_embeddings == 8
+    assert first.stat().st_mtime_ns == before
+    for shard in (2, 3):
+        embed(model, images, tmp_path, shard, part_size=1)
+    np.testing.assert_allclose(load_vectors(tmp_path), load_vectors(made), atol=1e-6)
+
+
+def test_a_damaged_part_is_found_and_embedded_again(model: str, images: Path, shards: Path, tmp_path: Path) -> None:
+    part, gone = (shards / "shard-2-of-3" / f"part-00000{number}.parquet" for number in (0, 1))
+    content = part.read_bytes()
+    part.write_bytes(content[:60] + bytes([content[60] ^ 1]) + content[61:])
+    gone.unlink()
+    with pytest.raises(InputError, match=r"part-000000\.parquet: has the SHA-256 .*part-000001\.parquet: no such file"):
+        verify_shards(shards)
+    for path in (tmp_path / "merged.parquet", tmp_path / "merged.npy"):
+        with pytest.raises(InputError, match=r"no such file|has the SHA-256 \w{8}, not \w{8} as it was written"):
+            merge_shards(shards, path)
+    with pytest.raises(InputError, match="has the SHA-256"):
+        load_embeddings(shards)
+    assert [each.name for each in tmp_path.iterdir()] == ["shards"]
+    embed(model, images, shards, 2)
+    verify_shards(shards)
+
+
+def test_shards_that_do_not_fit_are_refused(model: str, images: Path, shards: Path, tmp_path: Path) -> None:
+    other = str(tmp_path / "other")
+    Embedder("test_resnet", dim=5, pretrained=False).save_pretrained(other)
+    frame = pd.DataFrame({"path": sorted(map(str, images.rglob("*.png")))})
+    for name, rows in (("table", frame), ("shuffled", frame[::-1]), ("noted", frame.assign(note="a"))):
+        rows.to_csv(tmp_path / f"{name}.csv", index=False)
+    (old,) = {each.model for each in EmbeddingShards.open(shards).manifests}
+    new = EmbeddingReader(model=other).fingerprint
+    for changed, message in (
+        ({"model": other}, f"shard 1/3 was embedded with model {old}, not {new}"),
+        ({"model": other, "shard": 2}, f"shard 1/3 was embedded with model {old}, not {new} as shard 2/3"),
+        ({"precision": "bf16"}, "precision 32, not bf16"),
+        ({"dim": 2}, f"model {old}, not {old}+dim 2"),
+        ({"on_error": "raise"}, "on_error skip, not raise"),
+        ({"num_shards": 4}, "num_shards 3, not 4"),
+        ({"part_size": 4}, "part_size 3, not 4"),
+        ({"where": "label == 'class1'"}, r"\(24 rows, SHA-256 \w{8}\), not .*images0 \(6 rows"),
+        ({"source": tmp_path / "shuffled.csv"}, r"\(24 rows, SHA-256 \w{8}\), not .*shuffled.csv \(24 rows"),
+    ):
+        with pytest.raises(InputError, match=message.replace("+", r"\+")):
+            embed(**{"model": model, "source": images, "folder": shards, **changed})  # type: ignore[arg-type]
+    embed(model, tmp_path / "table.csv", tmp_path / "of_table")
+    with pytest.raises(InputError, match=r"table.csv \(24 rows, SHA-256 (\w{8})\), not .*noted.csv \(24 rows"):
+        embed(model, tmp_path / "noted.csv", tmp_path / "of_table", 2)
+    with pytest.raises(InputError, match="holds embeddings already; --shard is about images"):
+        embed(model, shards, tmp_path / "again")
+    assert {each.name for each in (tmp_path / "of_table").iterdir()} == {"shard-1-of-3"}
+
+
+def test_missing_overlapping_and_foreign_shards_are_refused(shards: Path) -> None:
+    manifest = shards / "shard-2-of-3" / "manifest.json"
+    content = manifest.read_text()
+    for key, value, message in (
+        ("model", "4567", "shard 1/3 was embedded with model .*, not 4567 as shard 2/3"),
+        ("rows_sha256", "f" * 64, "shard 1/3 was embedded with .*, not .*SHA-256 ffffffff"),
+        ("num_shards", 10**9, "more shards or parts than there are"),
+        ("num_rows", 10**40, "a number of the wrong type or size"),
+        ("parts", [{}], "not the manifest of a shard of embeddings"),
+    ):
+        manifest.write_text(json.dumps({**json.loads(content), key: value}))
+        with pytest.raises(InputError, match=message):
+            load_embeddings(shards)
+    manifest.write_text(content)
+    shutil.copytree(manifest.parent, shards / "shard-2-of-4")
+    with pytest.raises(InputError, match="is of shard 2/3; its folder must be shard-2-of-3"):
+        verify_shards(shards)
+    shutil.rmtree(shards / "shard-2-of-4")
+    shutil.rmtree(manifest.parent)
+    with pytest.raises(InputError, match="shard 2/3 is missing"):
+        verify_shards(shards)
+    with pytest.raises(InputError, match="holds no shards, as vicinal embed --shard writes them"):
+        verify_shards(shards.parent)
+
+
+def test_two_processes_do_not_embed_one_shard(model: str, images: Path, tmp_path: Path) -> None:
+    (tmp_path / "shard-1-of-3").mkdir()
+    with hold_lock(tmp_path / "shard-1-of-3" / LOCK, 0, "embed"):
+        with pytest.raises(InputError, match=f"cannot embed shard 1/3 in {tmp_path}: another process is doing so"):
+            embed(model, images, tmp_path)
+        assert embed(model, images, tmp_path, 2).is_complete
+
+
+def test_shards_are_a_source_of_other_verbs(shards: Path, tmp_path: Path, capsys) -> None:
+    merged = tmp_path / "merged.parquet"
+    assert output(capsys, "embed", "--merge", shards, "--out", merged).strip() == str(merged)
+    found = []
+    for source in (shards, merged):
+        index = tmp_path / f"index_{source.stem}"
+        output(capsys, "index", index, "--source", source)
+        searched = output(capsys, "search", index, source)
+        found.append((searched, output(capsys, "evaluate", source, "--where", "label != 'class3'")))
+    assert found[0] == found[1]
+
+
+def test_containers_are_sources_of_shards(model: str, images: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("VICINAL_DATA", str(tmp_path / "cache"))
+    readable = [path for path in sorted(images.rglob("*.png")) if path.read_bytes() != b"no image"]
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number, path in enumerate(readable[:5]):
+            tar.add(path, f"{number}.png")
+    source = f"wds:{tmp_path / 'a.tar'}"
+    for shard in (1, 2, 3):
+        embed(model, source, tmp_path / "shards", shard)
+    expected = EmbeddingReader(model=model).embed(source).vectors
+    np.testing.assert_allclose(load_vectors(tmp_path / "shards"), expected, atol=1e-6)
+    os.utime(tmp_path / "a.tar", (0, 0))  # is another version, whose images are written elsewhere
+    with pytest.raises(InputError, match=r"a\.tar \(5 rows, SHA-256 (\w{8})\), not "):
+        embed(model, source, tmp_path / "shards")
+
+
+def test_flags_that_exclude_each_other_are_refused(shards: Path, tmp_path: Path, capsys) -> None:
+    for words, message in (
+        ([], "give the images to embed, or else --merge or --verify"),
+        (["photos"], "say with --out"),
+        (["--verify", shards, "--out", "x"], "--verify writes nothing"),
+        (["--verify", shards, "--shard", "1/2"], "--shard embeds images"),
+        (["photos", "--out", "x", "--part_size", "3"], "give --shard too"),
+        (["photos", "--out", "x", "--shard", "1/2", "--refiner", "r"], "--refiner needs all embeddings"),
+        (["photos", "--out", "x.npy", "--shard", "1/2"], "--out is a folder"),
+        (["--verify", tmp_path / "none"], "no such file or folder"),
+        (["--merge", shards, "--out", tmp_path / "x.csv"], "ending in .parquet or .npy"),
+    ):
+        assert main(["embed", *map(str, words)]) == 2
+        assert message in capsys.readouterr().err
+    for shard in ("0/3", "4/3", "1", "a/b"):
+        with pytest.raises(SystemExit):
+            main(["embed", "photos", "--out", "x", "--shard", shard])
+        assert f"{shard} is no shard I/N" in capsys.readouterr().err
