@@ -11,7 +11,7 @@ import numpy as np
 from tests.conftest import ROOT
 from tests.serving.service import random_vectors, save_index
 from vicinal import Index
-from vicinal.serving.store import Store
+from vicinal.serving.folder_store import FolderStore
 
 ROUNDS = 5
 
@@ -28,7 +28,7 @@ def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     assert len(added) == sum(kind == "added" for kind, *_ in reports), "an id was given twice"
     assert len({seed // 100_000 for seed in added.values()}) == ROUNDS
     assert deleted
-    with Store(folder) as store:
+    with FolderStore(folder) as store:
         snapshot = store.snapshot
         assert not deleted & set(snapshot.metadata.ids.tolist())
         for number, seed in added.items():

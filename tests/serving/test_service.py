@@ -42,7 +42,7 @@ def test_a_reader_refuses_changes_before_it_works_on_them(pictures: Path, model:
 def test_an_index_in_place_of_another_shows_its_own_images(
     tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vicinal.serving.store.RELOAD_SECONDS", 0.02)
+    monkeypatch.setattr("vicinal.serving.folder_store.RELOAD_SECONDS", 0.02)
     shutil.copytree(pictures, tmp_path / "copy")
     folder = save_index(tmp_path)
     (tmp_path / "photos").mkdir()
@@ -81,7 +81,7 @@ def test_a_client_that_hangs_up_leaves_no_image(
             may_go.set()
             while not writes[0].parent.exists() or os.listdir(writes[0].parent):
                 await asyncio.sleep(0.01)
-            assert len(service.snapshot) == 30
+            assert len(service.index) == 30
 
     asyncio.run(asyncio.wait_for(run(), 120))
 

@@ -16,10 +16,10 @@ import pytest
 from tests.serving.service import random_vectors, save_index
 from vicinal import Index, Table
 from vicinal.serving.changes import Change, frame_of
+from vicinal.serving.folder_store import FolderStore
 from vicinal.serving.journal import Journal, journal_files
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem
-from vicinal.serving.store import Store
 from vicinal.utils.errors import InputError
 
 NEVER = {"save_changes": 10**6, "save_seconds": 1e6}
@@ -32,12 +32,12 @@ def wait_for(holds: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.01)
 
 
-def add(store: Store, seed: int, key: str | None = None, **columns: Any) -> int:
+def add(store: FolderStore, seed: int, key: str | None = None, **columns: Any) -> int:
     (number,) = store.add(random_vectors(1, seed), columns, None, key).result(120)
     return number
 
 
-def crash(store: Store) -> None:
+def crash(store: FolderStore) -> None:
     """Leave the folder as a process that was killed does."""
     store._stop.set()
     store._unsaved = []
@@ -48,14 +48,14 @@ def crash(store: Store) -> None:
 
 def test_changes_are_there_at_once_and_after_a_crash(tmp_path: Path) -> None:
     folder = save_index(tmp_path)
-    store = Store(folder, Limits(**NEVER)).__enter__()
+    store = FolderStore(folder, Limits(**NEVER)).__enter__()
     assert [add(store, seed, price=seed) for seed in (100, 101)] == [30, 31]
     assert sorted(store.delete([3, 30, 99, 3]).result(120)) == [3, 30]
     assert store.delete([3]).result(120) == []
     before = store.snapshot
     crash(store)
     assert len(Index.load(folder)) == 30
-    with Store(folder, Limits(**NEVER)) as again:
+    with FolderStore(folder, Limits(**NEVER)) as again:
         np.testing.assert_array_equal(again.snapshot.metadata.ids, before.metadata.ids)
         np.testing.assert_array_equal(again.snapshot.vectors(), before.vectors())
         assert again.snapshot.metadata.lookup([31])["price"].tolist() == [101]
@@ -100,7 +100,7 @@ def test_the_journal_ends_anywhere(tmp_path: Path) -> None:
 
 def test_a_full_disk_loses_nothing_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_index(tmp_path)
-    with Store(folder, Limits(**NEVER)) as store:
+    with FolderStore(folder, Limits(**NEVER)) as store:
         add(store, 1)
         real = os.fsync
         with monkeypatch.context() as patch:
@@ -128,7 +128,7 @@ def test_changes_that_were_not_written_do_not_come_back(tmp_path: Path, monkeypa
 
 
 def test_a_change_that_was_not_written_decides_no_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Store(save_index(tmp_path), Limits(**NEVER)) as store:
+    with FolderStore(save_index(tmp_path), Limits(**NEVER)) as store:
         with monkeypatch.context() as patch:
             patch.setattr(store._journal, "append", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
             with pytest.raises(Problem):
@@ -141,23 +141,23 @@ def test_images_of_deleted_items_go_whenever_the_process_dies(tmp_path: Path, mo
     image = folder.resolve() / "added" / "a.png"
     image.parent.mkdir()
     image.write_bytes(b"image")
-    with Store(folder, Limits(**NEVER)) as store:
+    with FolderStore(folder, Limits(**NEVER)) as store:
         (number,) = store.add(random_vectors(1), {}, str(image), None).result(120)
-    store = Store(folder, Limits(**NEVER)).__enter__()
+    store = FolderStore(folder, Limits(**NEVER)).__enter__()
     store.delete([number]).result(120)
     monkeypatch.setattr(Index, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         store._save()
     monkeypatch.undo()
     crash(store)
-    with Store(folder) as store:
+    with FolderStore(folder) as store:
         assert not store.snapshot.has(number)
     assert not image.exists()
 
 
 def test_saving_goes_on_beside_changes(tmp_path: Path) -> None:
     folder = save_index(tmp_path)
-    with Store(folder, Limits(save_changes=5, save_seconds=1e6)) as store, ThreadPoolExecutor(4) as pool:
+    with FolderStore(folder, Limits(save_changes=5, save_seconds=1e6)) as store, ThreadPoolExecutor(4) as pool:
         base = store.snapshot
         ids = list(pool.map(lambda seed: add(store, seed, price=seed), range(60)))
         assert sorted(ids) == list(range(30, 90))
@@ -176,8 +176,8 @@ def test_saving_goes_on_beside_changes(tmp_path: Path) -> None:
 
 def test_a_failed_save_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_index(tmp_path)
-    monkeypatch.setattr("vicinal.serving.store.RETRY_SECONDS", 0.05)
-    with Store(folder, Limits(save_changes=1)) as store:
+    monkeypatch.setattr("vicinal.serving.folder_store.RETRY_SECONDS", 0.05)
+    with FolderStore(folder, Limits(save_changes=1)) as store:
         with monkeypatch.context() as patch:
             patch.setattr(Index, "save", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
             assert add(store, 1) == 30
@@ -189,12 +189,12 @@ def test_a_failed_save_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_keys_are_remembered_across_saves_and_crashes(tmp_path: Path) -> None:
     folder = save_index(tmp_path)
-    store = Store(folder, Limits(save_changes=1)).__enter__()
+    store = FolderStore(folder, Limits(save_changes=1)).__enter__()
     assert [add(store, 1, "a"), add(store, 1, "a"), add(store, 2, "b")] == [30, 30, 31]
     wait_for(lambda: store.num_unsaved == 0)
     assert add(store, 3, "a") == 30
     crash(store)
-    with Store(folder) as again:
+    with FolderStore(folder) as again:
         assert (again.added_with("b"), again.added_with("c")) == ([31], None)
         assert add(again, 9, "b") == 31
         assert len(again.snapshot) == 32
@@ -202,20 +202,20 @@ def test_keys_are_remembered_across_saves_and_crashes(tmp_path: Path) -> None:
 
 def test_one_process_writes(tmp_path: Path) -> None:
     folder = save_index(tmp_path)
-    with Store(folder) as store:
-        with pytest.raises(InputError, match=r"another process writes this index.*--read_only"), Store(folder):
+    with FolderStore(folder) as store:
+        with pytest.raises(InputError, match=r"another process writes this index.*--read_only"), FolderStore(folder):
             pass
         with pytest.raises(InputError, match="another process"):
             Index.load(folder).save(folder, timeout=0)
         assert add(store, 1) == 30
-    with Store(folder) as store:
+    with FolderStore(folder) as store:
         assert len(store.snapshot) == 31
 
 
 def test_readers_follow_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vicinal.serving.store.RELOAD_SECONDS", 0.02)
+    monkeypatch.setattr("vicinal.serving.folder_store.RELOAD_SECONDS", 0.02)
     folder = save_index(tmp_path)
-    with Store(folder, Limits(save_changes=2)) as writer, Store(folder, read_only=True) as reader:
+    with FolderStore(folder, Limits(save_changes=2)) as writer, FolderStore(folder, read_only=True) as reader:
         with pytest.raises(Problem) as problem:
             reader.add(random_vectors(1), {}, None, None)
         assert problem.value.status == 405
@@ -230,45 +230,45 @@ def test_readers_follow_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_journal_of_another_index_is_not_applied(tmp_path: Path) -> None:
     folder = save_index(tmp_path)
-    store = Store(folder, Limits(**NEVER)).__enter__()
+    store = FolderStore(folder, Limits(**NEVER)).__enter__()
     add(store, 1)
     add(store, 2)
     crash(store)
     for count in (1, 2, 3):
         with Index.open(folder) as index:  # another program
             index.add(random_vectors(count, 50), Table(frame_of([{"label": "x"}] * count)))
-        with pytest.raises(InputError, match="another program has changed the index"), Store(folder):
+        with pytest.raises(InputError, match="another program has changed the index"), FolderStore(folder):
             pass
         with Index.open(folder) as index:
             index.delete(index.metadata.ids[-count:])
     save_index(tmp_path / "smaller", count=5).rename(tmp_path / "moved")
     for path in journal_files(folder):
         path.rename(tmp_path / "moved" / path.name)
-    with pytest.raises(InputError, match="move the journal away"), Store(tmp_path / "moved"):
+    with pytest.raises(InputError, match="move the journal away"), FolderStore(tmp_path / "moved"):
         pass
 
 
 def test_a_crash_between_saving_and_the_end_of_the_journal(tmp_path: Path) -> None:
     """The index has the changes already, and the journal has them too."""
     folder = save_index(tmp_path)
-    store = Store(folder, Limits(**NEVER)).__enter__()
+    store = FolderStore(folder, Limits(**NEVER)).__enter__()
     add(store, 1)
     store.delete([4, 30]).result(120)
     add(store, 2)
     crash(store)
     kept = {path.name: path.read_bytes() for path in journal_files(folder)}
-    with Store(folder):
+    with FolderStore(folder):
         pass
     for name, data in kept.items():
         (folder / name).write_bytes(data)
-    with Store(folder, Limits(**NEVER)) as again:
+    with FolderStore(folder, Limits(**NEVER)) as again:
         assert again.num_unsaved == 0
         assert again.snapshot.metadata.ids.tolist() == [*range(4), *range(5, 30), 31]
         assert add(again, 3) == 32
 
 
 def test_too_many_changes_wait(tmp_path: Path) -> None:
-    with Store(save_index(tmp_path), Limits(max_queue=2)) as store:
+    with FolderStore(save_index(tmp_path), Limits(max_queue=2)) as store:
         with store._lock:  # the writer is busy
             futures = [store.delete([9])]
             wait_for(lambda: store._requests.empty())

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from vicinal.cli.flags import Arguments, Parser, add_settings, read_settings
 from vicinal.cli.index_flags import made_with, use_flags_of_index
-from vicinal.cli.inputs import add_refiner, check_embedding, check_files, is_url, load_refiner, read_embedding
+from vicinal.cli.inputs import (
+    add_refiner,
+    check_embedding,
+    check_files,
+    check_index,
+    is_url,
+    load_refiner,
+    read_embedding,
+)
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
@@ -24,7 +32,8 @@ def add_serve(parser: Parser) -> None:
     from vicinal.serving.limits import Limits
     from vicinal.workflows.embedding_options import EmbeddingOptions
 
-    parser.add_argument("index", help="the folder of the index")
+    parser.add_argument("index", help="the folder of the index, or the URL of one in a database, such as "
+                        "postgresql://USER@HOST/DATABASE?table=TABLE")  # fmt: skip
     parser.add_argument(
         "--onnx", metavar="FILE", help="embed images by a model that `vicinal export` wrote, in place of --model"
     )
@@ -50,9 +59,11 @@ def serve(arguments: Arguments) -> None:
     from vicinal.serving.limits import Limits
     from vicinal.utils.extras import import_extra
 
-    if is_url(arguments.index):
-        raise InputError("vicinal serve takes the folder of an index; vicinal index FOLDER --source URL makes one of it")
-    check_files(arguments.index, arguments.token_file, arguments.onnx)
+    is_remote = is_url(arguments.index)
+    if is_remote and arguments.refiner is not None:
+        raise InputError("an index of refined embeddings is kept in a folder, not in a database; leave out --refiner")
+    check_index(arguments.index)
+    check_files(arguments.token_file, arguments.onnx)
     if arguments.onnx is not None:
         if getattr(arguments, "model", None) is not None:
             raise InputError("--onnx is a model in place of --model; give one of them")
@@ -73,9 +84,12 @@ def serve(arguments: Arguments) -> None:
     if "model" in {*vars(arguments), *index.made_with}:
         start_early()
     embedder = _embedder(arguments, index)
+    if is_remote:  # the service connects by itself
+        index.close()  # type: ignore[attr-defined]
     service = Service(
-        arguments.index, embedder, limits, arguments.read_only, load_refiner(arguments), arguments.allow_url, index
-    )
+        arguments.index, embedder, limits, arguments.read_only, load_refiner(arguments), arguments.allow_url,
+        None if is_remote else index,
+    )  # fmt: skip
     run(service, arguments.host, arguments.port, access, not arguments.no_access_log)
 
 

@@ -113,7 +113,7 @@ def match_images(
     if calibration.score == "similarity":
         return [_decide(each, _similarities(each), calibration, min_score, min_probability) for each in results]
     deeper = list(results)
-    limit = min(len(index), options.get("max_candidates") or len(index))
+    limit = index.count(at_most=options.get("max_candidates"))
     while (rows := [row for row, each in enumerate(deeper) if _runner_up(each) is None]) and k < limit:
         if not all("label" in match for row in rows for match in deeper[row].matches):
             raise InputError("the calibration is about margins between classes, and matches in the index have no label")

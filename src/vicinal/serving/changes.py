@@ -96,11 +96,11 @@ class ColumnKinds:
     """The kinds of the columns of an index, with which the values of new items must agree.
 
     Args:
-        frame: of the index.
+        kinds: of its columns, such as integer and string.
         max_columns: number of columns that it may have.
 
     Example:
-        >>> kinds = ColumnKinds(pd.DataFrame({"id": [0], "price": [5], "label": ["7"]}), max_columns=10)
+        >>> kinds = ColumnKinds({"price": "integer", "label": "string"}, max_columns=10)
         >>> kinds.checked({"price": 7, "label": 7, "new": True, "other": None})
         {'price': 7, 'label': '7', 'new': True}
         >>> kinds.checked({"price": "cheap"})
@@ -109,9 +109,14 @@ class ColumnKinds:
         vicinal.utils.errors.InputError: columns.price: 'cheap' is a text; the index has whole numbers there
     """
 
-    def __init__(self, frame: pd.DataFrame, max_columns: int) -> None:
+    def __init__(self, kinds: Mapping[str, str], max_columns: int) -> None:
         self.max_columns = max_columns
-        self._kinds = {str(name): _kind_of_column(frame[name]) for name in frame}
+        self._kinds = dict(kinds)
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame, max_columns: int) -> ColumnKinds:
+        """The kinds of the columns of a frame."""
+        return cls({str(name): _kind_of_column(frame[name]) for name in frame}, max_columns)
 
     def checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The values of a new item as the index keeps them, without those that are missing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -35,6 +36,21 @@ def facts_of_snapshot(snapshot: Snapshot, base: Facts) -> list[dict[str, Any]]:
         known = old["values"] is not None and new["values"] is not None
         facts[name] = {**old, "values": _listed([*old["values"], *new["values"]]) if known else None}
     return list(facts.values())
+
+
+def facts_of_kinds(kinds: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The columns of an index in a database by their kinds; their values are not read.
+
+    Example:
+        >>> facts_of_kinds({"path": "string", "price": "floating"})
+        [{'name': 'price', 'type': 'number', 'values': None}]
+    """
+    types = {"integer": "number", "floating": "number", "boolean": "boolean"}
+    return [
+        {"name": name, "type": types.get(kind, "text"), "values": None}
+        for name, kind in kinds.items()
+        if name not in HIDDEN
+    ]
 
 
 def _facts_of_column(name: str, column: pd.Series) -> dict[str, Any]:

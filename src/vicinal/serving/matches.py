@@ -13,7 +13,7 @@ import pandas as pd
 
 from vicinal.data.table import Table
 from vicinal.retrieval.decisions import match_images
-from vicinal.retrieval.index.searchable import SearchableIndex
+from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.reranking.names import RERANKINGS
 from vicinal.retrieval.search import SearchResult, search_images
 from vicinal.serving.paths import shown_path
@@ -71,9 +71,7 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def search_batch(
-    index: SearchableIndex, queries: Sequence[Query], refiner: Any = None
-) -> list[dict[str, Any] | InputError]:
+def search_batch(index: ImageIndex, queries: Sequence[Query], refiner: Any = None) -> list[dict[str, Any] | InputError]:
     """Search for many queries: those with the same options at once.
 
     Returns:
@@ -99,7 +97,7 @@ def _search(index: Any, vectors: Floats, options: SearchOptions, refiner: Any) -
     reranking = _reranking(options.rerank)
     has_minimum = options.min_score is not None or options.min_probability is not None
     is_decided = has_minimum or (index.calibration is not None and reranking is None)
-    num_found = len(index) if options.where is None else len(index.where(options.where))
+    num_found = index.count(index.select(options.where), at_most=options.k)
     if not num_found:
         decided_answer = {"is_match": False, "label": None} if is_decided else {"is_match": None}
         return [{"matches": [], **decided_answer, "count": 0} for _ in vectors]
@@ -107,7 +105,7 @@ def _search(index: Any, vectors: Floats, options: SearchOptions, refiner: Any) -
         "refiner": refiner, "where": options.where, "group_by": options.group_by, "reranking": reranking,
         "max_candidates": options.max_candidates,
     }  # fmt: skip
-    table, k = Table(pd.DataFrame(index=range(len(vectors)))), min(options.k, num_found)
+    table, k = Table(pd.DataFrame(index=range(len(vectors)))), num_found
     results: Sequence[SearchResult]
     if not is_decided:
         results = search_images(index, vectors, table, k, **arguments)
@@ -126,9 +124,7 @@ def _reranking(name: str | None) -> Any:
     return getattr(retrieval, RERANKINGS[name])()
 
 
-def _answer(
-    result: SearchResult, index: SearchableIndex, calibration: Any = None, decision: Any = None
-) -> dict[str, Any]:
+def _answer(result: SearchResult, index: ImageIndex, calibration: Any = None, decision: Any = None) -> dict[str, Any]:
     probabilities: list[float | None] = [None] * len(result.matches)
     if calibration is not None and calibration.score == "similarity":
         probabilities = calibration.probability([match["score"] for match in result.matches]).tolist()

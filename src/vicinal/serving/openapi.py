@@ -40,7 +40,7 @@ PROBLEM = {"type": "about:blank", "title": "Unprocessable Content", "status": 42
 PROBLEMS = {"description": "What is wrong", "content": {MEDIA_TYPE: {"example": PROBLEM}}}
 ITEM = {name: MATCH[name] for name in ("id", "label", "columns")}
 INFO = {
-    "name": "gallery", "images": 1204, "dim": 512, "kind": "exact",
+    "name": "gallery", "engine": "folder", "is_connected": True, "images": 1204, "dim": 512, "kind": "exact",
     "model": {"fingerprint": "8c1f0e6f2a7b9d34", "name": "run"}, "refiner": {"fingerprint": None},
     "calibration": {"score": "similarity", "threshold": 0.71},
     "columns": [{"name": "price", "type": "number", "values": None}], "limits": {"max_k": 1000},

@@ -14,6 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vicinal.retrieval.index.remote_engine import EngineRefusedError, EngineUnavailableError
+from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, one_line
 
 MEDIA_TYPE = "application/problem+json"
@@ -81,6 +83,13 @@ def add_problem_handlers(app: FastAPI) -> None:
     async def on_input(request: Request, error: Any) -> JSONResponse:
         return problem_response(422, request.app.state.service.without_paths(str(error)))
 
+    async def on_away(_: Request, error: Any) -> JSONResponse:
+        return problem_response(503, "the database of the index does not answer now", {"Retry-After": "2"})
+
+    async def on_refused(request: Request, error: Any) -> JSONResponse:
+        log(f"{request.app.state.service.store.place}: {one_line(error)}")
+        return problem_response(503, "the database of the index refuses this service now", {"Retry-After": "10"})
+
     async def on_invalid(request: Request, error: Any) -> JSONResponse:
         return await on_problem(request, invalid(error))
 
@@ -91,6 +100,8 @@ def add_problem_handlers(app: FastAPI) -> None:
         Problem: on_problem,
         HTTPException: on_http,
         InputError: on_input,
+        EngineUnavailableError: on_away,
+        EngineRefusedError: on_refused,
         ValidationError: on_invalid,
         ClientDisconnect: on_hung_up,
     }

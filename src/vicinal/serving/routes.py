@@ -83,6 +83,8 @@ async def ready(request: Request) -> Response:
     """Whether requests are answered now."""
     if not _service(request).is_ready:
         raise Problem(503, "the service starts or stops", {"Retry-After": "1"})
+    if not _service(request).store.is_connected:
+        raise Problem(503, "the database of the index does not answer now", {"Retry-After": "2"})
     return JSONResponse({"status": "ready"})
 
 

@@ -31,7 +31,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            log(f"serving {self._service.folder} at {self._address}")
+            log(f"serving {self._service.store.place} at {self._address}")
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

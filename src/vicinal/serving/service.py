@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from vicinal.retrieval.index.index import Index
-from vicinal.retrieval.search import plain_records
+from vicinal.retrieval.index.remote_engine import EngineUnavailableError
 from vicinal.serving.batching import Batcher
 from vicinal.serving.bodies import DeleteBody, EmbedBody, ItemBody, SearchBody
-from vicinal.serving.column_facts import Facts, facts_of, facts_of_snapshot
 from vicinal.serving.conditions import check_condition
 from vicinal.serving.decoding import ImageTask, PreparedImage, ThumbnailTask
 from vicinal.serving.embedders import as_image_embedder
@@ -28,10 +27,8 @@ from vicinal.serving.guard import Load
 from vicinal.serving.limits import Limits
 from vicinal.serving.matches import Query, SearchOptions, search_batch, shown_columns
 from vicinal.serving.monitoring import Metrics
-from vicinal.serving.paths import ADDED, image_file
 from vicinal.serving.problems import Problem
-from vicinal.serving.snapshot import Snapshot
-from vicinal.serving.store import Store
+from vicinal.serving.store import open_store
 from vicinal.serving.workers import DecodingPool
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
@@ -48,7 +45,7 @@ class Service:
     It is open within a `with` block; an application opens it by itself while it runs.
 
     Args:
-        folder: of the index.
+        place: the folder of the index, or its URL in a database.
         embedder: what embeds images: an :class:`~vicinal.Embedder`, or see
             `vicinal.serving.embedders.as_image_embedder`; None: vectors and ids only are searched for.
         limits: of requests.
@@ -63,7 +60,7 @@ class Service:
 
     def __init__(
         self,
-        folder: str | Path,
+        place: str | Path,
         embedder: Any = None,
         limits: Limits | None = None,
         read_only: bool = False,
@@ -73,22 +70,20 @@ class Service:
     ) -> None:
         self.limits = limits or Limits()
         self.embedder = None if embedder is None else as_image_embedder(embedder)
-        self.store = Store(folder, self.limits, read_only, refiner, index)
-        self.folder = self.store.folder
+        self.store = open_store(place, self.limits, read_only, refiner, index)
         self.fetcher = Fetcher(allow_urls, self.limits.max_body)
         self.metrics, self.load = Metrics(), Load()
         self.is_stopping = False
         self._pool: DecodingPool | None = None
         self._stack: ExitStack | None = None
         self._thumbnails: OrderedDict[ThumbnailTask, bytes] = OrderedDict()
-        self._facts: tuple[Any, Facts] | None = None
 
     def __enter__(self) -> Service:
         with ExitStack() as stack:
             stack.enter_context(self.store)
-            if self.embedder is not None and self.embedder.dim != self.snapshot.dim:
+            if self.embedder is not None and self.embedder.dim != self.index.dim:
                 raise InputError(
-                    f"the model gives {self.embedder.dim} dimensions, the index has {self.snapshot.dim}; give the "
+                    f"the model gives {self.embedder.dim} dimensions, the index has {self.index.dim}; give the "
                     "model that the index was built with"
                 )
             preparation = None if self.embedder is None else self.embedder.preparation
@@ -129,13 +124,13 @@ class Service:
             self.is_stopping = True
 
     @property
-    def snapshot(self) -> Snapshot:
+    def index(self) -> Any:
         """The index as it is now."""
-        return self.store.snapshot
+        return self.store.index
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are answered now."""
+        """Whether requests are taken now."""
         return self._stack is not None and not self.is_stopping
 
     async def search(self, body: SearchBody) -> dict[str, Any]:
@@ -143,7 +138,7 @@ class Service:
         if body.k > self.limits.max_k:
             raise Problem(422, f"k: {body.k:,} is too large; use 1 to {self.limits.max_k:,}")
         check_condition(body.filter, self.limits)
-        if body.rerank is not None and len(self.snapshot) > self.limits.max_rerank:
+        if body.rerank is not None and len(self.store) > self.limits.max_rerank:
             raise Problem(422, f"rerank: it is for indexes of at most {self.limits.max_rerank:,} items; leave it out")
         vector = await self._vector(body)
         options = SearchOptions(
@@ -159,12 +154,12 @@ class Service:
         """Answer `POST /embed`."""
         vector, _ = await self._embed(await self._image(body), body.box)
         fingerprint = None if self.embedder is None else self.embedder.fingerprint
-        return {"vector": vector.tolist(), "dim": len(vector), "model": fingerprint or self.snapshot.model_fingerprint}
+        return {"vector": vector.tolist(), "dim": len(vector), "model": fingerprint or self.index.model_fingerprint}
 
     async def add(self, body: ItemBody, key: str | None) -> dict[str, Any]:
         """Answer `POST /items`."""
         self.store.check_writable()
-        known = None if key is None else self.store.added_with(key)
+        known = None if key is None else await asyncio.to_thread(self.store.added_with, key)
         if known is not None:
             return {"ids": [str(each) for each in known]}
         columns = dict(body.columns)
@@ -176,8 +171,10 @@ class Service:
             vector, file = self._checked_vector(body.vector or []), None
         else:
             vector, name = await self._embed(body.image, None)
-            file = self.folder.resolve() / ADDED / f"{secrets.token_hex(16)}{_suffix(name)}"
-            await _write(file, body.image)
+            images = self.store.images
+            file = None if images is None else images / f"{secrets.token_hex(16)}{_suffix(name)}"
+            if file is not None:
+                await _write(file, body.image)
         try:
             answer = self.store.add(vector[None], columns, None if file is None else str(file), key)
         except Problem:
@@ -191,7 +188,7 @@ class Service:
         ids: Sequence[int] = body.ids or ()
         if body.filter is not None:
             check_condition(body.filter, self.limits)
-            ids = (await asyncio.to_thread(self.snapshot.where, body.filter)).tolist()
+            ids = await asyncio.to_thread(self._ids_where, body.filter)
         if len(ids) > self.limits.max_delete:
             raise Problem(422, f"{len(ids):,} items are too many; delete at most {self.limits.max_delete:,} at a time")
         deleted = await asyncio.wrap_future(self.store.delete(ids))
@@ -199,15 +196,15 @@ class Service:
 
     async def item(self, number: int) -> dict[str, Any]:
         """Answer `GET /items/{id}`."""
-        record = self._record(number)
-        return {"id": str(number), "label": record.get("label"), "columns": shown_columns(record, self.snapshot.root)}
+        record = await self._record(number)
+        return {"id": str(number), "label": record.get("label"), "columns": shown_columns(record, self.index.root)}
 
     async def thumbnail(self, number: int, size: int) -> bytes:
         """Answer `GET /items/{id}/image`."""
-        record = self._record(number)
+        record = await self._record(number)
         if "path" not in record or self._pool is None:
             raise Problem(404, f"item {number} has no image")
-        file = image_file(record["path"], self.folder)
+        file = self.store.image_file(record["path"])
         task = ThumbnailTask(str(file), tuple(record["box"]) if "box" in record else None, size)
         if task not in self._thumbnails:
             try:
@@ -222,20 +219,22 @@ class Service:
         """Answer `GET /info`."""
         from vicinal import __version__
 
-        snapshot = self.snapshot
-        model = snapshot.made_with.get("model")
+        index = self.index
+        model = index.made_with.get("model")
         return {
-            "name": self.folder.resolve().name,
-            "images": len(snapshot),
-            "dim": snapshot.dim,
-            "kind": snapshot.kind,
+            "name": self.store.name,
+            "engine": self.store.engine,
+            "is_connected": self.store.is_connected,
+            "images": len(self.store),
+            "dim": index.dim,
+            "kind": index.kind,
             "model": {
-                "fingerprint": snapshot.model_fingerprint,
+                "fingerprint": index.model_fingerprint,
                 "name": self.embedder.name if self.embedder is not None else model and os.path.basename(model),
             },
-            "refiner": {"fingerprint": snapshot.refiner_fingerprint},
-            "calibration": None if snapshot.calibration is None else snapshot.calibration.describe(),
-            "columns": await asyncio.to_thread(self._columns, snapshot),
+            "refiner": {"fingerprint": index.refiner_fingerprint},
+            "calibration": None if index.calibration is None else index.calibration.describe(),
+            "columns": await asyncio.to_thread(self.store.column_facts),
             "limits": self.limits.to_dict(),
             "can_write": not self.store.read_only,
             "can_embed": self.embedder is not None,
@@ -243,38 +242,42 @@ class Service:
         }
 
     def without_paths(self, text: str) -> str:
-        """A message without the folders of this machine."""
-        root = self.snapshot.root
-        for folder in filter(None, (str(self.folder.resolve()), str(self.folder), root)):
+        """A message without the folders of this machine, and where its database is."""
+        if self.store.engine != "folder":
+            text = text.replace(self.store.place, self.store.name)
+        place = self.store.place
+        for folder in filter(None, (os.path.realpath(place), place, self.index.root)):
             text = text.replace(folder, os.path.basename(folder)) if os.path.isabs(folder) else text
         return text
 
-    def _columns(self, snapshot: Snapshot) -> list[dict[str, Any]]:
-        base = snapshot.metadata.base
-        if self._facts is None or self._facts[0] is not base:
-            self._facts = base, facts_of(base.metadata.frame)
-        return facts_of_snapshot(snapshot, self._facts[1])
+    async def _record(self, number: int) -> dict[str, Any]:
+        record = await asyncio.to_thread(self.store.record, number)
+        if record is None:
+            raise _no_item(number)
+        return record
 
-    def _record(self, number: int) -> dict[str, Any]:
-        snapshot = self.snapshot
-        if not snapshot.has(number):
-            raise Problem(404, f"there is no item {number}; it was never given or is deleted")
-        return plain_records(snapshot.metadata.lookup(np.array([number])))[0]
+    def _ids_where(self, condition: str) -> list[int]:
+        """The ids of the items that fulfill a condition, if one request may delete as many."""
+        index, limit = self.index, self.limits.max_delete
+        if index.count(index.select(condition), at_most=limit + 1) > limit:
+            raise Problem(422, f"more than {limit:,} items fulfill the filter; one request deletes at most as many")
+        ids: list[int] = index.where(condition).tolist()
+        return ids
 
     async def _vector(self, body: SearchBody) -> Floats:
         if body.vector is not None:
             return self._checked_vector(body.vector)
         if body.id is not None:
-            snapshot = self.snapshot
-            if not snapshot.has(body.id):
-                raise Problem(404, f"there is no item {body.id}; it was never given or is deleted")
-            return snapshot.query_vectors([body.id])[0]
+            found = await asyncio.to_thread(self.store.query_vector, body.id)
+            if found is None:
+                raise _no_item(body.id)
+            return found
         vector, _ = await self._embed(await self._image(body), body.box)
         return vector
 
     def _checked_vector(self, values: Sequence[float]) -> Floats:
-        if len(values) != self.snapshot.dim:
-            raise Problem(422, f"vector: it has {len(values):,} dimensions, the index has {self.snapshot.dim}")
+        if len(values) != self.index.dim:
+            raise Problem(422, f"vector: it has {len(values):,} dimensions, the index has {self.index.dim}")
         with np.errstate(over="ignore"):
             vector = np.array(values, np.float32)
         if not np.isfinite(vector).all():
@@ -303,21 +306,21 @@ class Service:
         return list(self.embedder.embed([image.pixels for image in images]))
 
     def _search_batch(self, queries: Sequence[Query]) -> Sequence[Any]:
-        return search_batch(self.snapshot, queries, self.store.refiner)
+        return search_batch(self.index, queries, self.store.refiner)
 
     def _remove_if_unused(self, file: Path | None, answer: Future[list[int]]) -> None:
         """Remove the file of an image that was not added."""
         if file is None:
             return
         if not answer.cancelled() and answer.exception() is None:
-            ids = [number for number in answer.result() if self.snapshot.has(number)]
-            rows = self.snapshot.metadata.lookup(np.array(ids, dtype=np.int64))
-            if not ids or ("path" in rows and str(file) in rows["path"].tolist()):
+            records = [each for each in map(self.store.record, answer.result()) if each is not None]
+            if not records or str(file) in [each.get("path") for each in records]:
                 return
         _remove(file)
 
     def _add_gauges(self) -> None:
-        self.metrics.add_gauge("items", "Items of the index.", lambda: len(self.snapshot))
+        self.metrics.add_gauge("items", "Items of the index.", lambda: len(self.store))
+        self.metrics.add_gauge("is_connected", "Whether the index can be searched.", lambda: self.store.is_connected)
         self.metrics.add_gauge("unsaved_changes", "Changes in the journal only.", lambda: self.store.num_unsaved)
         self.metrics.add_gauge("requests_in_work", "Requests that are worked on.", lambda: self.load.requests)
         self.metrics.add_gauge(
@@ -332,10 +335,16 @@ def _one_by_one_if_broken(run: Callable[[Sequence[Any]], Sequence[Any]]) -> Call
     def attempt(items: Sequence[Any]) -> Sequence[Any]:
         try:
             return run(items)
+        except EngineUnavailableError as error:
+            return [error] * len(items)
         except Exception as error:
             return [error] if len(items) == 1 else [result for item in items for result in attempt([item])]
 
     return attempt
+
+
+def _no_item(number: int) -> Problem:
+    return Problem(404, f"there is no item {number}; it was never given or is deleted")
 
 
 def _suffix(name: str) -> str:

@@ -1,118 +1,84 @@
-"""The index of a service: read by anyone without waiting, written by one thread, saved now and then by another."""
+"""What the service needs of its index, whether it is in a folder or in a database."""
 
 from __future__ import annotations
 
-import queue
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from typing_extensions import Self
 
-from vicinal.retrieval.index.index import Index
-from vicinal.retrieval.index.storage import current_files, write_lock
-from vicinal.serving.changes import Change, ColumnKinds
-from vicinal.serving.journal import Journal
+from vicinal.retrieval.index.engine_url import is_engine_url
 from vicinal.serving.limits import Limits
-from vicinal.serving.paths import ADDED, image_file
-from vicinal.serving.problems import Problem, too_busy
-from vicinal.serving.snapshot import Snapshot, apply_changes
+from vicinal.serving.problems import Problem
 from vicinal.utils.arrays import Floats
-from vicinal.utils.console import log
-from vicinal.utils.errors import InputError, one_line
 
-MAX_GROUP = 256  # requests whose changes are written to the disk together
-MAX_KEYS = 2_000  # that are remembered
-RELOAD_SECONDS = 1.0  # between looks of a reader whether the index has changed
-RETRY_SECONDS = 10.0  # after the index could not be saved
-TOLERANCE = 1e-4
+if TYPE_CHECKING:
+    from vicinal.retrieval.index.index import Index
 
 
-class _OwnedIndex(Index):
-    """An index in a folder whose lock this process holds for longer than one change."""
+class Store(ABC):
+    """The index of a service, open within a `with` block, which any number of threads read.
 
-    @classmethod
-    def load_owned(cls, folder: Path) -> _OwnedIndex:
-        index = cls.load(folder)
-        index._locked_folder = folder.resolve()
-        return index  # type: ignore[return-value]
-
-    @staticmethod
-    def files_of(index: Index) -> Mapping[str, str] | None:
-        """The names of the files that an index was loaded from, which identify its content."""
-        return None if index._saved is None else index._saved[1]
-
-
-@dataclass
-class _Request:
-    """What a client asks to change; the ids of what is added, or the number of what is deleted, come in `answer`."""
-
-    vectors: Floats | None = None
-    row: dict[str, Any] = field(default_factory=dict)
-    path: str | None = None
-    deleted: tuple[int, ...] = ()
-    key: str | None = None
-    answer: Future[list[int]] = field(default_factory=Future)
-
-
-class Store:
-    """The index in a folder, for any number of readers and one writer.
-
-    A reader takes :attr:`snapshot`, which never changes. A change is checked, written to the journal and acknowledged;
-    the next snapshot has it. The index itself is saved after a number of changes or seconds, and the journal begins
-    anew. Processes with `read_only` see what was saved.
+    What the index is as a whole, such as `index.dim`, `index.root` and `len(store)`, is known at once. What reads rows
+    or searches may wait for a database, and is called in a thread; it raises EngineUnavailableError if that does not
+    answer.
 
     Args:
-        folder: of the index.
+        place: of the index, for messages.
+        name: of the index, which clients see.
         limits: of the service.
-        read_only: whether to follow the changes of another process instead of making any.
+        read_only: whether nothing is added or deleted.
         refiner: the refiner that the index was built with, if any.
-        index: the index, if it was loaded from the folder already.
 
-    Raises:
-        InputError: there is no index, another process writes it, or the journal does not belong to it.
+    Attributes:
+        engine: `folder`, `postgresql` or `milvus`.
+        images: the folder where images of added items are kept; None: they are not kept.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        limits: Limits | None = None,
-        read_only: bool = False,
-        refiner: Any = None,
-        index: Index | None = None,
-    ) -> None:
-        self.folder, self.limits, self.refiner = Path(folder), limits or Limits(), refiner
-        self.read_only, self._loaded = read_only, index
-        self.snapshot: Snapshot
-        self._stop = threading.Event()
-        self._stack = ExitStack()
-        self._threads: list[threading.Thread] = []
+    engine = "folder"
+    images: Path | None = None
 
-    def __enter__(self) -> Store:
-        with ExitStack() as stack:
-            if self.read_only:
-                self._open_to_read()
-            else:
-                self._open_to_write(stack)
-            self._stack = stack.pop_all()
-        return self
+    def __init__(self, place: str, name: str, limits: Limits | None, read_only: bool, refiner: Any = None) -> None:
+        self.place, self.name, self.limits = place, name, limits or Limits()
+        self.read_only, self.refiner = read_only, refiner
+        self._stop = threading.Event()
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @abstractmethod
     def close(self) -> None:
-        """Finish what was begun, and save the index if it was changed."""
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-        self._threads = []
-        self._stack.close()
+        """Finish what was begun."""
 
+    @property
+    @abstractmethod
+    def index(self) -> Any:
+        """What is searched; an :class:`~vicinal.retrieval.index.interface.ImageIndex` with a method `without`."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of items; of a database, as it was some seconds ago."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the index can be searched now."""
+        return True
+
+    @property
+    def num_unsaved(self) -> int:
+        """The number of changes that are not in the index itself yet."""
+        return 0
+
+    # changes
+
+    @abstractmethod
     def add(self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None) -> Future[list[int]]:
         """Add an item; its id comes when it cannot be lost any more.
 
@@ -125,87 +91,18 @@ class Store:
         Raises:
             Problem: too many wait, or the service only reads.
         """
-        return self._submit(_Request(vectors, dict(columns), path, key=key))
 
+    @abstractmethod
     def delete(self, ids: Sequence[int]) -> Future[list[int]]:
         """Delete items; the ids of those that there were come when it is certain.
 
         Raises:
             Problem: as :meth:`add`.
         """
-        return self._submit(_Request(deleted=tuple(ids)))
 
+    @abstractmethod
     def added_with(self, key: str) -> list[int] | None:
         """The ids of what was added with a key; None if that is not known."""
-        return None if self.read_only else self._keys.get(key)
-
-    @property
-    def num_unsaved(self) -> int:
-        """The number of added and deleted items that are in the journal only."""
-        return 0 if self.read_only else sum(map(len, self._unsaved))
-
-    # reading
-
-    def _open_to_read(self) -> None:
-        index = self._load()
-        index.check_refiner(self.refiner)
-        self._files = _OwnedIndex.files_of(index)
-        self.snapshot = Snapshot.of(index)
-        self._start(self._follow)
-
-    def _follow(self) -> None:
-        """Load the index again whenever another process has saved it."""
-        while not self._stop.wait(RELOAD_SECONDS):
-            try:
-                files = current_files(self.folder)
-                if files != self._files:
-                    index = Index.load(self.folder)
-                    index.check_refiner(self.refiner)
-                    self.snapshot, self._files = Snapshot.of(index), _OwnedIndex.files_of(index)
-                    log(f"loaded {self.folder} again: {len(self.snapshot):,} items")
-            except (InputError, OSError) as error:
-                log(f"{self.folder} is not loaded again: {one_line(error)}")
-
-    def _load(self) -> Index:
-        """The index in the folder, which may have been loaded already."""
-        index, self._loaded = self._loaded, None
-        if index is None or _OwnedIndex.files_of(index) != current_files(self.folder):
-            index = Index.load(self.folder)
-        return index
-
-    # writing
-
-    def _open_to_write(self, stack: ExitStack) -> None:
-        if current_files(self.folder) is None:
-            Index.load(self.folder)  # says what is wrong, before a lock is made in the folder
-        try:
-            stack.enter_context(write_lock(self.folder, 0))
-        except InputError:
-            raise InputError(
-                f"{self.folder}: another process writes this index; stop it, or serve it with --read_only"
-            ) from None
-        index = self._load()
-        index.check_refiner(self.refiner)
-        self._journal = Journal(self.folder)
-        stack.callback(self._journal.close)
-        self._keys: dict[str, list[int]] = dict(self._journal.keys)
-        self._unsaved = _unapplied(Snapshot.of(index), self._journal.changes, self.folder)
-        self.snapshot = Snapshot.of(index).after(self._unsaved, self.refiner)
-        self._kinds = ColumnKinds(index.metadata.frame, self.limits.max_columns)
-        for row in (row for change in self._unsaved for row in change.rows):
-            self._kinds.extend(row)
-        self._last_save = time.monotonic()
-        self._has_failed = False
-        self._lock = threading.Lock()  # of what the writing and the saving thread change
-        self._wake = threading.Event()  # the saving thread
-        self._requests: queue.Queue[_Request] = queue.Queue(self.limits.max_queue)
-        self._start(self._write)
-        self._start(self._save_now_and_then)
-
-    def _start(self, work: Callable[[], None]) -> None:
-        thread = threading.Thread(target=work, name=work.__name__, daemon=True)
-        self._threads.append(thread)
-        thread.start()
 
     def check_writable(self) -> None:
         """Raise a Problem if nothing can be added or deleted."""
@@ -214,173 +111,37 @@ class Store:
         if self._stop.is_set():
             raise Problem(503, "the service stops", {"Retry-After": "5"})
 
-    def _submit(self, request: _Request) -> Future[list[int]]:
-        self.check_writable()
-        try:
-            self._requests.put_nowait(request)
-        except queue.Full:
-            raise too_busy("too many changes wait to be written") from None
-        return request.answer
+    # rows
 
-    def _write(self) -> None:
-        """Make the changes that clients ask for, those that wait together at once."""
-        while not (self._stop.is_set() and self._requests.empty()):
-            try:
-                group = [self._requests.get(timeout=0.1)]
-            except queue.Empty:
-                continue
-            while len(group) < MAX_GROUP:
-                try:
-                    group.append(self._requests.get_nowait())
-                except queue.Empty:
-                    break
-            with self._lock:
-                self._write_group([each for each in group if each.answer.set_running_or_notify_cancel()])
-            if self._is_save_due():
-                self._wake.set()
+    @abstractmethod
+    def record(self, number: int) -> dict[str, Any] | None:
+        """The columns of an item; None if there is none of this id."""
 
-    def _write_group(self, group: Sequence[_Request]) -> None:
-        answers: list[tuple[Future[list[int]], list[int]]] = []
-        changes: list[Change] = []
-        next_id, deleted = self.snapshot.next_id, set[int]()
-        keys: dict[str, list[int]] = {}
-        for request in group:
-            known = keys.get(request.key or "") or self._keys.get(request.key or "")
-            try:
-                change = None if known else self._change(request, next_id, deleted)
-            except InputError as error:
-                request.answer.set_exception(error)
-                continue
-            if change is not None and len(change):
-                changes.append(change)
-                next_id += len(change.rows)
-                deleted.update(change.deleted)
-            ids = known or ([] if change is None else change.ids or list(change.deleted))
-            keys |= {request.key: ids} if request.key is not None else {}
-            answers.append((request.answer, ids))
-        try:
-            if changes:
-                following = self.snapshot.after(changes, self.refiner)
-                self._journal.append(changes)
-                self.snapshot = following
-                self._unsaved += changes
-        except Exception as error:  # the disk may be full, or a defect
-            log(f"{self.folder}: changes cannot be written: {one_line(error)}")
-            self._kinds = ColumnKinds(self.snapshot.metadata.frame, self.limits.max_columns)
-            for answer, _ in answers:
-                answer.set_exception(Problem(503, "the change cannot be written now", {"Retry-After": "10"}))
-            return
-        self._keys |= keys
-        while len(self._keys) > MAX_KEYS:
-            del self._keys[next(iter(self._keys))]
-        for answer, ids in answers:
-            answer.set_result(ids)
+    @abstractmethod
+    def query_vector(self, number: int) -> Floats | None:
+        """The vector of an item as a query, float32 [dim]; None if there is none of this id."""
 
-    def _change(self, request: _Request, next_id: int, deleted: set[int]) -> Change:
-        """The change that a request asks for, after others of its group.
+    @abstractmethod
+    def column_facts(self) -> list[dict[str, Any]]:
+        """The name, type and, if they are known to be few, distinct values of each column."""
 
-        Raises:
-            InputError: its columns do not agree with those of the index.
-        """
-        if request.vectors is None:
-            new = range(self.snapshot.next_id, next_id)
-            there = [*self.snapshot.present(request.deleted), *sorted({*request.deleted} & {*new})]
-            return Change(deleted=tuple(each for each in there if each not in deleted))
-        row = self._kinds.checked(request.row)
-        if request.path is not None:
-            row["path"] = request.path
-        self._kinds.extend(row)
-        return Change(next_id, np.asarray(request.vectors, np.float32), (row,), key=request.key)
-
-    # saving
-
-    def _is_save_due(self) -> bool:
-        if not self._unsaved:
-            return False
-        waited = time.monotonic() - self._last_save
-        if self._has_failed:
-            return waited >= RETRY_SECONDS
-        return self.num_unsaved >= self.limits.save_changes or waited >= self.limits.save_seconds
-
-    def _save_now_and_then(self) -> None:
-        while not self._stop.is_set():
-            self._wake.wait(timeout=0.25)
-            self._wake.clear()
-            if self._is_save_due():
-                self._try_save()
-        self._threads[0].join()  # which makes the last changes
-        if self._unsaved:
-            self._try_save()
-
-    def _try_save(self) -> None:
-        try:
-            self._save()
-            self._has_failed = False
-        except (InputError, OSError, MemoryError) as error:
-            log(f"{self.folder} is not saved, and its journal is kept: {one_line(error)}")
-            self._has_failed = True
-        self._last_save = time.monotonic()
-
-    def _save(self) -> None:
-        """Save the index with the changes until now; those that come meanwhile stay in the journal."""
-        with self._lock:
-            changes = list(self._unsaved)
-            old_files = self._journal.rotate(self._keys)
-        index = _OwnedIndex.load_owned(self.folder)
-        for path in _images_to_delete(index, changes, self.folder):  # before the journal goes, by which they are known
-            with suppress(OSError):
-                path.unlink()
-        apply_changes(index, changes, self.refiner)
-        index.save(self.folder)
-        snapshot = Snapshot.of(index)
-        with self._lock:
-            self._unsaved = self._unsaved[len(changes) :]
-            self.snapshot = snapshot.after(self._unsaved, self.refiner)
-        for path in old_files:
-            path.unlink(missing_ok=True)
+    def image_file(self, path: str) -> Path:
+        """The file of an image."""
+        return Path(path)
 
 
-def _unapplied(index: Snapshot, changes: Sequence[Change], folder: Path) -> list[Change]:
-    """The changes of a journal that an index does not have yet.
+def open_store(
+    place: str | Path, limits: Limits, read_only: bool = False, refiner: Any = None, index: Index | None = None
+) -> Store:
+    """The store of an index by its folder or URL.
 
     Raises:
-        InputError: the journal is of another index.
+        InputError: the URL is wrong.
     """
-    left, next_id = [], index.next_id
-    gone: set[int] = set()
-    for change in changes:
-        if change.rows and change.first_id + len(change.rows) <= index.next_id:
-            is_same = change.vectors.shape[1] == index.dim and _are_same(index, change)
-        else:
-            is_same = not change.rows or (change.first_id == next_id and change.vectors.shape[1] == index.dim)
-            next_id += len(change.rows)
-            new = range(index.next_id, next_id)
-            there = {*index.present(change.deleted), *({*change.deleted} & {*new})} - gone
-            gone |= there
-            left += [replace(change, deleted=tuple(sorted(there)))] if change.rows or there else []
-        if not is_same:
-            raise InputError(
-                f"{folder}: another program has changed the index while changes of the service were in its journal "
-                f"({folder / 'journal-*.log'}); move the journal away to serve the index without them"
-            )
-    return left
+    if is_engine_url(str(place)):
+        from vicinal.serving.remote_store import RemoteStore
 
+        return RemoteStore(str(place), limits, read_only, refiner)
+    from vicinal.serving.folder_store import FolderStore
 
-def _are_same(index: Snapshot, change: Change) -> bool:
-    """Whether the vectors of a change are in the index; where it keeps others, that is not known."""
-    if index.kind not in ("exact", "hnsw") or index.refiner_fingerprint is not None:
-        return True
-    lengths = np.linalg.norm(change.vectors, axis=1, keepdims=True)
-    unit = np.divide(change.vectors, lengths, out=np.zeros_like(change.vectors), where=lengths > 0)
-    return bool(np.abs(index.query_vectors(change.ids) - unit).max(initial=0) < TOLERANCE)
-
-
-def _images_to_delete(index: Index, changes: Sequence[Change], folder: Path) -> list[Path]:
-    """The files of deleted images that clients had added."""
-    deleted = [number for change in changes for number in change.deleted]
-    paths = {number: row.get("path") for change in changes for number, row in zip(change.ids, change.rows, strict=True)}
-    old = index.metadata.lookup([number for number in deleted if number not in paths])
-    if "path" in old:
-        paths |= dict(zip(old["id"].tolist(), old["path"].tolist(), strict=True))
-    files = [image_file(path, folder) for path in map(paths.get, deleted) if isinstance(path, str)]
-    return [file for file in files if file.parent == folder.resolve() / ADDED or file.parent == folder / ADDED]
+    return FolderStore(place, limits, read_only, refiner, index)

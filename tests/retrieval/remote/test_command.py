@@ -60,7 +60,7 @@ def test_a_life_of_an_index(server: Server, tmp_path: Path, capsys: pytest.Captu
         (["index", "milvus://host/x", "--source", "q.npy", "--kind", "binary"], "milvus has no indexes of kind binary"),
         (["index", "postgresql://host/x?table=x", "--source", "q.npy", "--kind", "rabitq"], "use exact, hnsw, binary"),
         (["index", "postgresql://host/x?table=x", "--source", "q.npy", "--refiner", "q.npy"], "is kept in a folder"),
-        (["serve", "postgresql://host/x?table=x"], "vicinal serve takes the folder of an index"),
+        (["serve", "postgresql://host/x?table=x", "--refiner", "q.npy"], "is kept in a folder"),
         (["index", "gallery", "--verify", "--list"], "--verify prints recall and latency"),
     ],
 )

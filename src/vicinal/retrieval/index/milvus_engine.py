@@ -16,7 +16,14 @@ from vicinal.retrieval.index.engine_url import EngineURL
 from vicinal.retrieval.index.faiss_engine import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, IVF_PROBES, Kind
 from vicinal.retrieval.index.milvus_filters import COLUMNS, NUMBER, MilvusFilterWriter, column_key, path_expression
 from vicinal.retrieval.index.payload import ColumnKind, Kinds, Record, check_finite_values
-from vicinal.retrieval.index.remote_engine import CONNECT_SECONDS, REQUEST_SECONDS, RemoteEngine, Rows, TransientFault
+from vicinal.retrieval.index.remote_engine import (
+    CONNECT_SECONDS,
+    REQUEST_SECONDS,
+    EngineRefusedError,
+    RemoteEngine,
+    Rows,
+    TransientFault,
+)
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError, one_line
@@ -43,6 +50,7 @@ TRANSIENT_STATES = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
+REFUSED_STATES = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
 class MilvusEngine(RemoteEngine):
@@ -211,6 +219,9 @@ class MilvusEngine(RemoteEngine):
     def id_filter(self, ids: Integers) -> str:
         return f"id in [{', '.join(map(str, ids.tolist()))}]"
 
+    def exclude(self, where: str | None, number: int) -> str:
+        return f"({where} and id != {number})" if where else f"(id != {number})"
+
     def check_build(self, kind: Kind, dim: int, rescore: int | None) -> None:
         super().check_build(kind, dim, rescore)
         if rescore is not None:
@@ -254,8 +265,11 @@ class MilvusEngine(RemoteEngine):
             if code in TRANSIENT_STATES or code in TRANSIENT_CODES or _is_transient(message):
                 raise TransientFault(message) from None
             if code in NOT_FOUND:
-                raise InputError(f"Milvus has no collection {table or self.url.table} any more: {message}") from None
-            raise InputError(f"Milvus: {message}") from None
+                raise EngineRefusedError(
+                    f"Milvus has no collection {table or self.url.table} any more: {message}"
+                ) from None
+            kind = EngineRefusedError if code in REFUSED_STATES else InputError
+            raise kind(f"Milvus: {message}") from None
 
     def _load(self, table: str) -> None:
         """Load a collection that the server has not loaded, as after a restart."""

@@ -16,6 +16,7 @@ from vicinal.retrieval.index.payload import Kinds, Record
 from vicinal.retrieval.index.remote_engine import (
     CONNECT_SECONDS,
     REQUEST_SECONDS,
+    EngineRefusedError,
     Pool,
     RemoteEngine,
     Rows,
@@ -42,6 +43,7 @@ HALF_RESCORE = 2  # candidates per neighbor of a graph of halves
 MAX_BREADTH = 1_000  # hnsw.ef_search
 TRANSIENT_STATES = ("08", "53", "57P", "40001", "40P01", "25P03", "57014", "55P03", "23505")
 REFUSED_STATES = ("28", "3D")  # password, database: they do not pass
+MISSING_STATES = ("42501", "42P01", "42703", "3F000")  # rights, a table, a column, a schema
 
 
 class PostgresEngine(RemoteEngine):
@@ -249,6 +251,10 @@ class PostgresEngine(RemoteEngine):
     def id_filter(self, ids: Integers) -> SQLFilter:
         return SQLFilter(sql.SQL("id = ANY(%(ids)s)"), {"ids": ids.tolist()})
 
+    def exclude(self, where: SQLFilter | None, number: int) -> SQLFilter:
+        text = sql.SQL("({} AND id <> %(excluded)s)").format(_text(where))
+        return SQLFilter(text, {**_parameters(where), "excluded": number})
+
     def check_build(self, kind: Kind, dim: int, rescore: int | None) -> None:
         super().check_build(kind, dim, rescore)
         if rescore is not None and (kind != "binary" or not 1 <= rescore <= MAX_RESCORE):
@@ -311,6 +317,8 @@ class PostgresEngine(RemoteEngine):
                     _register(connection)
                 yield connection
             except BaseException:
+                if connection.broken:  # so are the others, if the server has ended
+                    self._pool.close()
                 with suppress(psycopg.Error):
                     connection.close()
                 raise
@@ -347,12 +355,13 @@ def _faults() -> Iterator[None]:
         state = error.sqlstate or ""
         message = one_line(error, 300)
         if state.startswith(REFUSED_STATES):
-            raise InputError(f"PostgreSQL refuses the connection: {message}") from None
+            raise EngineRefusedError(f"PostgreSQL refuses the connection: {message}") from None
         if state.startswith(TRANSIENT_STATES) or (not state and isinstance(error, psycopg.OperationalError)):
             if any(word in message for word in ("password", "does not exist", "no pg_hba.conf")):
-                raise InputError(f"PostgreSQL refuses the connection: {message}") from None
+                raise EngineRefusedError(f"PostgreSQL refuses the connection: {message}") from None
             raise TransientFault(message) from None
-        raise InputError(f"PostgreSQL: {message}") from None
+        kind = EngineRefusedError if state in MISSING_STATES else InputError
+        raise kind(f"PostgreSQL: {message}") from None
 
 
 def _coarse(kind: Kind, dim: int) -> tuple[sql.Composable, str, str, sql.Composable]:

@@ -43,6 +43,10 @@ class EngineUnavailableError(ConnectionError):
         super().__init__(errno.EHOSTUNREACH, message, str(url))
 
 
+class EngineRefusedError(InputError):
+    """A database answers, but refuses the connection, or does not have the table any more."""
+
+
 class TransientFault(Exception):  # noqa: N818  (it never leaves this package)
     """A call failed in a way that may pass: a cut connection, a server that restarts or is too busy."""
 
@@ -156,6 +160,10 @@ class RemoteEngine(ABC):
     @abstractmethod
     def id_filter(self, ids: Integers) -> Any:
         """The filter of some ids."""
+
+    @abstractmethod
+    def exclude(self, where: Any, number: int) -> Any:
+        """The filter of what fulfills another one, or of all rows if that is None, but one id."""
 
     @abstractmethod
     def close(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from typing_extensions import Self
 
 from vicinal.data.moved import MAX_PROBES, find_old_root, moved_path
 from vicinal.data.table import Table
@@ -63,7 +64,7 @@ class RemoteIndex(RemoteReader):
     """
 
     @classmethod
-    def connect(cls, url: str, timeout: float = RETRY_SECONDS) -> RemoteIndex:
+    def connect(cls, url: str, timeout: float = RETRY_SECONDS) -> Self:
         """Open an index.
 
         Args:

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ from vicinal.retrieval.index.payload import (
     id_of_key,
 )
 from vicinal.retrieval.index.remote_engine import (
+    EngineRefusedError,
     RemoteEngine,
     Rows,
     batch_rows,
@@ -74,6 +76,7 @@ class RemoteReader(ImageIndex):
         check_made_with(facts.get("made_with"))
 
     _unfinished_table: str | None = None
+    _excluded: int | None = None
 
     @property
     def _table(self) -> str:
@@ -169,7 +172,7 @@ class RemoteReader(ImageIndex):
     def _read_facts(self) -> None:
         facts = self._call(self._engine.read_facts)
         if facts is None:
-            raise InputError(f"{self.url}: the index is not there any more")
+            raise EngineRefusedError(f"{self.url}: the index is not there any more")
         self._check_facts(self._engine.url, facts)
         self._facts, self._facts_time = facts, time.monotonic()
 
@@ -245,10 +248,18 @@ class RemoteReader(ImageIndex):
         """Return the ids of the images whose columns fulfill a condition, int64 [n], ascending."""
         return self._ids_of(self.select(condition))
 
+    def without(self, number: int) -> Self:
+        """Return the index as it is without an image, which stays in the database and in this one."""
+        other = copy(self)
+        other._excluded = number
+        return other
+
     def _filter_of(self, among: Any) -> Any:
         if among is None or isinstance(among, Selection):
-            return None if among is None else among.filter
-        return self._engine.id_filter(checked_ids(among))
+            found = None if among is None else among.filter
+        else:
+            found = self._engine.id_filter(checked_ids(among))
+        return found if self._excluded is None else self._engine.exclude(found, self._excluded)
 
     # rows
 
