@@ -23,7 +23,7 @@ INDEX = (
     "the folder of the index, or where a database keeps it: milvus://HOST:19530/COLLECTION or "
     "postgresql://USER@HOST/DATABASE?table=TABLE, with passwords in the environment"
 )
-SOURCE = f"a run folder, a file of embeddings (.parquet or .npy), the folder of an index, or images: {IMAGES}"
+SOURCE = f"a run folder, embeddings (.parquet, .npy or a folder of shards), the folder of an index, or images: {IMAGES}"
 
 
 def is_url(place: str | None) -> bool:
