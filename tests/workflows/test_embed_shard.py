@@ -197,6 +197,8 @@ def test_shards_that_do_not_fit_are_refused(model: str, images: Path, shards: Pa
         embed(model, tmp_path / "noted.csv", tmp_path / "of_table", 2)
     with pytest.raises(InputError, match="holds embeddings already; --shard is about images"):
         embed(model, shards, tmp_path / "again")
+    with pytest.raises(InputError, match="holds the images; write the shards into a folder of their own"):
+        embed(model, images, images)
     assert {each.name for each in (tmp_path / "of_table").iterdir()} == {"shard-1-of-3"}
 
 

@@ -61,6 +61,8 @@ def embed_shard(
     kind = source_kind(source)
     if kind in ("embeddings", "index"):
         raise InputError(f"{source} holds embeddings already; --shard is about images")
+    if Path(source).exists() and Path(source).resolve() == Path(folder).resolve():
+        raise InputError(f"{folder} holds the images; write the shards into a folder of their own")
     on_error = reader.on_error or "skip"
     model = source if kind == "run" and reader.model is None else reader.model
     reader = replace(reader, model=model, on_error=None)

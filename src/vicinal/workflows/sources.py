@@ -116,8 +116,8 @@ class EmbeddingReader(EmbeddingOptions):
         """Return the embeddings of a source.
 
         Args:
-            source: a run folder, a file of embeddings (.parquet, or .npy with its .table.csv), the folder of an index,
-                or images: a file, a folder, a table or a benchmark.
+            source: a run folder, a file of embeddings (.parquet, or .npy with its .table.csv), a folder of shards of
+                embeddings, the folder of an index, or images: a file, a folder, a table or a benchmark.
             split: use only the rows of this split; "all" uses all rows, whatever `default_split` says.
 
         Raises:
