@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -200,6 +202,36 @@ def test_the_command_serves_a_url_with_the_model_of_the_index(
 def test_a_refiner_is_refused(place: tuple[str, list[int]]) -> None:
     with pytest.raises(InputError, match="refined embeddings"):
         remote_store.RemoteStore(place[0], refiner=object())
+
+
+def test_a_database_that_hangs_delays_its_own_requests_only(
+    place: tuple[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    def hanging(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: goes_on.wait(60) and function(*arguments)
+
+    with watched_often(monkeypatch), client_of(place[0]) as client, ThreadPoolExecutor(2) as pool:  # type: ignore[arg-type]
+        engine = client.service.store.index._engine  # type: ignore[attr-defined]
+        monkeypatch.setattr(engine, "search", hanging(engine.search))
+        monkeypatch.setattr(engine, "write", hanging(engine.write))
+        searched = pool.submit(search, client, id=place[1][4], k=1)
+        added = pool.submit(client.post, "/items", json={"vector": vector_list(7), "label": "hung"})
+        for path in ("/health", "/info", f"/items/{place[1][3]}"):
+            assert client.get(path).status_code == 200
+        assert not searched.done()
+        assert not added.done()
+        monkeypatch.setattr(remote_store, "SLOW_SECONDS", 0.2)
+        monkeypatch.setattr(engine, "read_facts", hanging(engine.read_facts))
+        wait_for(lambda: client.get("/ready").status_code == 503)
+        assert client.post("/search", json={"vector": vector_list(1), "filter": "price < 3"}).status_code == 503
+        goes_on.set()
+        wait_for(lambda: client.get("/ready").status_code == 200)
+        wait_for(lambda: searched.done() and added.done())
+        wait_for(lambda: client.get("/info").json()["images"] == ROWS + 1)
+        assert search(client, id=place[1][4], k=1) == place[1][4:5]
+        delete(client, filter="label == 'hung'")
 
 
 @contextmanager

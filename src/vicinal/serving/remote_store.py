@@ -36,7 +36,8 @@ NUM_THREADS = 8  # that write
 WATCH_SECONDS, LOST_SECONDS = 2.0, 0.5  # between looks at a database that answers, and at one that does not
 SLOW_SECONDS = 10.0  # after which one that has not answered a look counts as away
 COUNT_FRACTION = 0.05  # of the time, at most, that counting the items takes
-FIXED_FACTS = ("dim", "kind", "model_fingerprint", "root")
+FIXED_FACTS = ("dim", "kind", "model_fingerprint")
+EXACT_COUNT = 100_000  # items that are counted before the service starts; more are counted meanwhile
 
 
 class RemoteStore(Store):
@@ -44,7 +45,7 @@ class RemoteStore(Store):
 
     A change is answered when the database has committed it. An item that is added has an id that follows from the key
     of the request, so that it is added once, whichever process is asked again; without a key it is a random number.
-    A thread looks now and then whether the database answers: while it does not, requests are refused at once.
+    A thread looks every other second whether the database answers: while it does not, requests are refused at once.
 
     Args:
         url: of the index.
@@ -192,20 +193,20 @@ class _ServedIndex(RemoteIndex):
 
 
 class _Watcher:
-    """A thread that looks whether a database answers, and counts the items of an index.
+    """Threads that look whether a database answers, and count the items of an index.
 
     Attributes:
         num_items: as they were counted last.
     """
 
     def __init__(self, index: _ServedIndex) -> None:
-        self._index, self.num_items = index, len(index)
+        self._index, self.num_items = index, index.count(at_most=EXACT_COUNT)
         self._problem: str | None = None
         self._asked: float | None = None  # when the look began that is not answered yet
-        self._next_count = time.monotonic() + WATCH_SECONDS
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._watch, self._count)]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def problem(self) -> str | None:
@@ -216,9 +217,10 @@ class _Watcher:
         return self._problem
 
     def close(self) -> None:
-        """End the thread, which is not waited for if it waits for the database."""
+        """End the threads, which are not waited for if they wait for the database."""
         self._stop.set()
-        self._thread.join(1.0)
+        for thread in self._threads:
+            thread.join(1.0)
 
     def _watch(self) -> None:
         while not self._stop.wait(WATCH_SECONDS if self._problem is None else LOST_SECONDS):
@@ -230,11 +232,11 @@ class _Watcher:
             if (problem is None) != (self._problem is None):
                 log(f"{self._index.url}: {'the database answers again' if problem is None else problem}")
             self._problem, self._asked = problem, None
-            if problem is None and time.monotonic() >= self._next_count:
-                self._count()
 
     def _count(self) -> None:
-        start = time.monotonic()
-        with suppress(EngineUnavailableError, InputError):
-            self.num_items = len(self._index)
-        self._next_count = time.monotonic() + (time.monotonic() - start) / COUNT_FRACTION
+        seconds = 0.0
+        while not self._stop.wait(max(WATCH_SECONDS, seconds / COUNT_FRACTION)):
+            start = time.monotonic()
+            with suppress(EngineUnavailableError, InputError):
+                self.num_items = len(self._index)
+            seconds = time.monotonic() - start
