@@ -122,6 +122,8 @@ def test_info_says_where_it_is_kept_without_more(client: TestClient, place: tupl
     assert info["name"] in place[0]
     assert not any(word in json.dumps(info) for word in ("postgres@", "host=", "photos"))
     assert client.get("/ready").json() == {"status": "ready"}
+    message = client.service.without_paths(f"{client.service.store.place}: full")  # type: ignore[attr-defined]
+    assert message == f"{info['name']}: full"
 
 
 def test_changes_are_committed_when_they_are_answered(client: TestClient, place: tuple[str, list[int]]) -> None:

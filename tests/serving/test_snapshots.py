@@ -125,7 +125,7 @@ def test_rows_of_every_kind_survive_a_save(tmp_path: Any) -> None:
 
 def test_kinds_of_columns() -> None:
     frame = pd.DataFrame({"id": [0], "whole": [1], "number": [0.5], "flag": [True], "text": ["a"], "none": [None]})
-    kinds = ColumnKinds(frame, max_columns=8)
+    kinds = ColumnKinds.of(frame, max_columns=8)
     good = {"whole": 2.0, "number": 3, "flag": False, "text": 7, "none": 1.5}
     assert kinds.checked(good) == {"whole": 2, "number": 3.0, "flag": False, "text": "7", "none": 1.5}
     assert [type(value) for value in kinds.checked(good).values()] == [int, float, bool, str, float]
