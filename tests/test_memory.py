@@ -326,7 +326,7 @@ def _train_and_be_killed(overrides: list[str], out: Path, step: int) -> None:
     [
         # Smaller than an epoch: it wraps, and the kill comes when it has.
         ["--loss=CrossBatchMemory", "--loss.size=20", "--loss.warmup=1", "--loss.loss=MultiSimilarityLoss"],
-        ["--loss=MarginLoss"],
+        pytest.param(["--loss=MarginLoss"], marks=pytest.mark.slow),
     ],
     ids=["memory", "random miner"],
 )

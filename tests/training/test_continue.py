@@ -17,7 +17,7 @@ from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 
 
-@pytest.mark.parametrize("length", ["epochs", "max_steps"])
+@pytest.mark.parametrize("length", [pytest.param("epochs", marks=pytest.mark.slow), "max_steps"])
 def test_a_longer_run_is_that_of_the_new_length(small: list[str], tmp_path: Path, length: str) -> None:
     short, long = {"epochs": (1, 3), "max_steps": (3, 6)}[length]
     settings = [*small, "--schedule.name=constant", *(["--epochs=9"] if length == "max_steps" else [])]

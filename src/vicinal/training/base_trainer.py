@@ -305,7 +305,8 @@ class BaseTrainer(ABC):
         self.throughput.restart()
 
     def _stop_if_requested(self) -> None:
-        if self.message.is_stopping:
+        # One process need not tell others, and stops even if it was asked to after the message of its step.
+        if self.message.is_stopping or (distributed.world_size() == 1 and self.stop.requested):
             self.save()
             raise InterruptedRunError(
                 f"stopped after step {self.progress.step} and saved the state; {self.resume_hint}"
