@@ -44,7 +44,13 @@ def gradients(one: Trainer) -> list[Tensor]:
     return [a - b.detach() for a, b in zip(before, parameters, strict=True)]
 
 
-@pytest.mark.parametrize("method", ["last_blocks", pytest.param("biases_norms", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(each, marks=pytest.mark.slow) if each in ("biases_norms", "convolutions", "average") else each
+        for each in FROZEN
+    ],
+)
 def test_resuming_is_exact_and_checkpoints_hold_what_is_trained(vit: list[str], tmp_path: Path, method: str) -> None:
     if "lora" in " ".join(FROZEN[method]):
         pytest.importorskip("peft")
