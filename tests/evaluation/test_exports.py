@@ -44,6 +44,7 @@ PARTS = {
     "counting",
     "counting_kernels",
     "device_counting",
+    "device_kernel",
     "metrics",
     "positives",
     "ranking",
