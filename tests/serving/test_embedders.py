@@ -97,3 +97,14 @@ def test_thin_images(model: Embedder, size: tuple[int, int]) -> None:
     data = noise(0, size)
     vector = as_image_embedder(model).embed([decoder.perform(ImageTask(data)).pixels])  # type: ignore[union-attr]
     np.testing.assert_allclose(vector, model.embed([Image.open(BytesIO(data))], progress=False), atol=1e-5)
+
+
+def test_the_model_keeps_its_threads(model: Embedder) -> None:
+    """One thread is for the processes that decode, not for the model."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        TorchEmbedder(model, "test")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -153,6 +154,7 @@ def work(connection: Connection, make: Preparation | None, max_pixels: int, max_
     _ignore_interrupts()
     prepare, channels = (None, 3) if make is None else (make(), make.channels)
     if prepare is not None:
+        _use_one_thread()
         prepare(Image.new("RGB" if channels == 3 else "L", (64, 64)))  # what is allocated at first
     decoder = Decoder(prepare, max_pixels, channels)
     _limit_memory(max_memory)
@@ -163,6 +165,12 @@ def work(connection: Connection, make: Preparation | None, max_pixels: int, max_
         except (EOFError, OSError):
             return
         connection.send(decoder.perform(task))
+
+
+def _use_one_thread() -> None:
+    """Leave the other cores to the model, and to the other processes that decode."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 def _ignore_interrupts() -> None:
@@ -199,9 +207,6 @@ class TorchPreparation:
         return int(self.transform.channels)
 
     def __call__(self) -> Prepare:
-        import torch
-
-        torch.set_num_threads(1)
         to_pixels = self.transform.test()[:-1]
 
         def prepare(image: Image.Image | EncodedJpeg) -> Pixels:
