@@ -95,7 +95,14 @@ def test_a_run_writes_its_centers_and_the_next_takes_them_over(
     torch.testing.assert_close(second.loss.centers.detach(), saved.tensors["centers"][:, 0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("more", [[], ["--sample_selection.method=prism"], ["--sample_selection.method=co-teaching"]])
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["--sample_selection.method=prism"],
+        pytest.param(["--sample_selection.method=co-teaching"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_with_centers_goes_on_where_it_stopped(
     small: list[str], tmp_path: Path, more: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
