@@ -11,7 +11,7 @@ from benchmarks.findings.runs import Runs
 from benchmarks.pretrained import mean_evaluation
 from benchmarks.table import mean_and_deviation, percent_with_interval
 from vicinal import Embedder, Table, evaluate
-from vicinal.evaluation import Evaluation, Resampling, compare_models
+from vicinal.evaluation import Evaluation, Resampling, ResultsTable, compare_models
 from vicinal.report.plots import training_against_test
 from vicinal.utils.run_folder import RunFolder
 
@@ -58,14 +58,14 @@ def _print_condition(runs: Runs, condition: str, found: Found) -> None:
     means = {method: mean_evaluation(each) for method, each in found.items()}
     means[NOT_TRAINED] = _not_trained(runs, test)
     own = {name: method.reference or reference for name, method in runs.question.methods.items()}
+    results = {each: _compared(means, each, test) for each in {reference, *(own[name] for name in found)}}
     training = evaluations(runs, condition, "train") if runs.question.training_images else {}
     print(f"\n{runs.question.name}{f', {condition}' if condition else ''}\n")
     print(f"| | recall@1 | mAP@R | mAP@R over {reference} | p | mAP@R of seeds | train recall@1 | tuned |")
     print("|---" * 8 + "|")
     for method in (NOT_TRAINED, *found):
         compared_to = own.get(method, reference)
-        compared = {each: means[each] for each in (compared_to, method, NOT_TRAINED)}
-        rows = compare_models(compared, test, Resampling()).overall(method)
+        rows = results[compared_to].overall(method)
         cells, row = [percent_with_interval(rows.loc[metric]) for metric in METRICS], rows.loc["mAP@R"]
         difference = percent_with_interval(row, "difference")
         difference += "" if compared_to == reference else f" ({compared_to})"
@@ -74,6 +74,12 @@ def _print_condition(runs: Runs, condition: str, found: Found) -> None:
         tuned = {} if method == NOT_TRAINED else runs.tuned(method)
         cells.append(", ".join(f"{key.rpartition('.')[2]} {_short(value)}" for key, value in tuned.items()))
         print(f"| {method} | {' | '.join(cells)} |", flush=True)
+
+
+def _compared(means: dict[str, Evaluation], reference: str, test: Table) -> ResultsTable:
+    """All methods compared with one of them."""
+    rest = {method: each for method, each in means.items() if method != reference}
+    return compare_models({reference: means[reference], **rest}, test, Resampling())
 
 
 def _print_overview(runs: Runs, found: dict[str, Found]) -> None:

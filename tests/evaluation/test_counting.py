@@ -6,11 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vicinal.evaluation import counting_kernels, device_counting, device_kernel
+from vicinal.evaluation import counting_kernels, device_counting
 from vicinal.evaluation.counting import Counter
 from vicinal.evaluation.device_counting import DeviceCounter
 from vicinal.evaluation.positives import Positives, key_scores, ranking_keys
 from vicinal.evaluation.relevance import Relevance
+from vicinal.utils import kernels
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 0.25, -0.25, 1e-30, -1e-30, 1e-45, 0.5 + 2**-24, 3e30, -3e30]
 
@@ -85,7 +86,7 @@ def test_long_rows_with_few_and_many_positives(count: int, kind: str) -> None:
 def test_the_kernel_counts_the_same(count: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter, in several blocks of positives and of scores."""
     monkeypatch.setattr(device_counting, "has_kernels", lambda scores: True)
-    monkeypatch.setattr(device_kernel, "MAX_POSITIVES", 16)
+    monkeypatch.setattr(kernels, "MAX_POSITIVES", 16)
     rng = np.random.default_rng(count)
     scores = rng.standard_normal((4, 300)).astype(np.float32)
     positives = np.sort(rng.choice(300, count, replace=False))

@@ -12,10 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MAX_POSITIVES = 32
-"""In registers at a time; of more, each part reads the scores again."""
-PAIRS = 2048
-"""Pairs of a positive and a score that a program compares at a time."""
+from vicinal.utils.kernels import block_sizes
 
 
 def count(
@@ -42,12 +39,10 @@ def count(
         max_count: the largest number of positives.
     """
     num_before, is_tied = counts[0], counts[1].view(torch.uint8)
-    block_p = min(triton.next_power_of_2(max(max_count, 1)), MAX_POSITIVES)
-    block_q = min(triton.next_power_of_2(scores.shape[1]), PAIRS // block_p)
     kernel: Any = _count
     kernel[len(scores),](
         scores, keys, *slots, *labels, num_before, is_tied, start, first_row, scores.shape[1], *scores.stride(),
-        block_p=block_p, block_q=block_q,
+        **block_sizes(max_count, scores.shape[1]),
     )  # fmt: skip
 
 

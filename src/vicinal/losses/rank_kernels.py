@@ -17,12 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vicinal.losses.row_functions import inverse_temperature, lowest_exponent
-
-MAX_POSITIVES = 32
-"""In registers at a time; of more, each part reads the similarities again."""
-PAIRS = 2048
-"""Pairs of a positive and a similarity that a program computes at a time."""
+from vicinal.losses.row_functions import inverse_temperature, lowest_exponent, tolerance
+from vicinal.utils.kernels import block_sizes
 
 Kernel = Callable[..., Any]
 
@@ -68,8 +64,6 @@ def sum_over_triplets(
 
 
 def _step_arguments(values: Tensor, temperature: float, linear_from: float, slope: float) -> dict[str, Any]:
-    from vicinal.losses.soft_ranks import tolerance  # which imports this module for values on a GPU
-
     return {
         "factor": inverse_temperature(temperature),
         "lowest": lowest_exponent(values.dtype),
@@ -85,10 +79,8 @@ def _launch(kernel: Kernel, thresholds: Tensor, values: Tensor, *tensors: Tensor
     """Start a kernel with one program per row."""
     rows, (p, q) = len(thresholds), (thresholds.shape[1], values.shape[1])
     if rows and p and q:
-        block_p = min(triton.next_power_of_2(p), MAX_POSITIVES)
-        blocks = {"block_p": block_p, "block_q": min(triton.next_power_of_2(q), PAIRS // block_p)}
         with torch.device(values.device):
-            kernel[rows,](thresholds, values, *tensors, p, q, **arguments, **blocks)  # type: ignore[index]
+            kernel[rows,](thresholds, values, *tensors, p, q, **arguments, **block_sizes(p, q))  # type: ignore[index]
 
 
 @triton.jit

@@ -146,6 +146,11 @@ def lowest_exponent(dtype: torch.dtype) -> float:
     return math.log(torch.finfo(dtype).tiny) / 3
 
 
+def tolerance(similarity: Tensor) -> float:
+    """Difference up to which similarities are equal: those of the same two vectors may differ so between tiles."""
+    return 16 * torch.finfo(similarity.dtype).eps
+
+
 def flushed_sigmoid(x: Tensor, temperature: float) -> Tensor:
     """`sigmoid(x / temperature)`, flushed to exactly 0 where it is negligible; overwrites x if x needs no gradient.
 

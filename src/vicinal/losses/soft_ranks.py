@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vicinal.losses.row_functions import flushed_sigmoid, inverse_temperature, max_positives
+from vicinal.losses.row_functions import flushed_sigmoid, inverse_temperature, max_positives, tolerance
 from vicinal.similarity.rows import Rows
 from vicinal.utils.kernels import has_kernels
 
@@ -136,11 +136,6 @@ def _steps(differences: Tensor, temperature: float, linear_from: float, slope: f
     line = (differences - linear_from).relu_().mul_(slope)
     line.add_(differences.clone().ge_(-tolerance(differences)), alpha=0.5)
     return flushed_sigmoid(differences.clamp_max_(linear_from), temperature).add_(line)
-
-
-def tolerance(similarity: Tensor) -> float:
-    """Difference up to which similarities are equal: those of the same two vectors may differ so between tiles."""
-    return 16 * torch.finfo(similarity.dtype).eps
 
 
 def _slopes(differences: Tensor, temperature: float, linear_from: float, slope: float) -> Tensor:

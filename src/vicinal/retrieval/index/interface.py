@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,13 @@ class ImageIndex(IndexProvenance, ABC):
     @abstractmethod
     def describe(self) -> dict[str, str | float | None]:
         """Return what the index is and contains, ready for JSON."""
+
+    def _with_provenance(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Facts of an index, where its images are, what made its vectors, and what their scores mean."""
+        names = ("score", "threshold", "false_accept_rate") if self.calibration is not None else ()
+        calibrated = {f"calibrated {name}": getattr(self.calibration, name) for name in names}
+        root = {} if self.root is None else {"root": self.root}
+        return {**facts, **root, **self.made_with, **calibrated}
 
     # changes
 
@@ -164,3 +171,9 @@ def checked_vectors(vectors: Array, table: Table) -> UnitVectors:
     if not len(unit):
         raise InputError("there are no vectors to index; give at least one")
     return unit
+
+
+def check_one_row_per_id(ids: Integers, table: Table) -> None:
+    """Raise InputError unless a table has one row per id."""
+    if len(ids) != len(table):
+        raise InputError(f"{len(ids)} ids, but a table of {len(table)} rows; there must be one row per id")

@@ -52,6 +52,9 @@ class IndexProvenance:
     def calibration(self, calibration: Calibration | None) -> None:
         if calibration is not None:
             calibration.check_model(self.fingerprint())
+        self._keep_calibration(calibration)
+
+    def _keep_calibration(self, calibration: Calibration | None) -> None:
         self._calibration = calibration
 
     def fingerprint(self) -> str | None:

@@ -18,7 +18,7 @@ from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.engine_url import EngineURL
 from vicinal.retrieval.index.faiss_engine import Kind
-from vicinal.retrieval.index.interface import checked_vectors
+from vicinal.retrieval.index.interface import check_one_row_per_id, checked_vectors
 from vicinal.retrieval.index.metadata import Metadata
 from vicinal.retrieval.index.payload import (
     Kinds,
@@ -288,8 +288,7 @@ class RemoteIndex(RemoteReader):
                 than in other images.
         """
         given = checked_ids(ids)
-        if len(given) != len(table):
-            raise InputError(f"{len(given)} ids, but a table of {len(table)} rows; there must be one row per id")
+        check_one_row_per_id(given, table)
         size = batch_rows(self.dim)
         for start in range(0, len(given), size):
             part = given[start : start + size]

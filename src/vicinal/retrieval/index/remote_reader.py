@@ -130,17 +130,9 @@ class RemoteReader(ImageIndex):
     def root(self, root: str | None) -> None:
         self._change_facts(root=root)
 
-    @property
-    def calibration(self) -> Calibration | None:
-        """What scores of matches mean; None if that is not known."""
-        return self._calibration
-
-    @calibration.setter
-    def calibration(self, calibration: Calibration | None) -> None:
-        if calibration is not None:
-            calibration.check_model(self.fingerprint())
+    def _keep_calibration(self, calibration: Calibration | None) -> None:
         self._change_facts(calibration=None if calibration is None else calibration.to_dict())
-        self._calibration = calibration
+        super()._keep_calibration(calibration)
 
     def __len__(self) -> int:
         return self.count()
@@ -150,7 +142,6 @@ class RemoteReader(ImageIndex):
 
     def describe(self) -> dict[str, str | float | None]:
         """Return what the index is and contains, ready for JSON."""
-        names = ("score", "threshold", "false_accept_rate") if self.calibration is not None else ()
         facts: dict[str, Any] = {
             "url": self.url,
             "kind": self.kind,
@@ -159,8 +150,7 @@ class RemoteReader(ImageIndex):
             "model_fingerprint": self.model_fingerprint,
         }
         facts |= {} if self._facts.get("rescore") is None else {"rescore": self._facts["rescore"]}
-        facts |= {} if self.root is None else {"root": self.root}
-        return {**facts, **self.made_with, **{f"calibrated {name}": getattr(self.calibration, name) for name in names}}
+        return self._with_provenance(facts)
 
     def _kinds(self) -> Kinds:
         """The kinds of the columns, as they are now or were some seconds ago."""

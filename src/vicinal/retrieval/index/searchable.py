@@ -17,7 +17,7 @@ from vicinal.data.moved import find_old_root, moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.faiss_engine import Kind
-from vicinal.retrieval.index.interface import checked_vectors
+from vicinal.retrieval.index.interface import check_one_row_per_id, checked_vectors
 from vicinal.retrieval.index.metadata import Metadata
 from vicinal.retrieval.index.refiner_context import RefinerContext
 from vicinal.retrieval.index.rescoring import RescoringEngine, create_engine
@@ -91,10 +91,7 @@ class SearchableIndex(SearchableRows):
     def describe(self) -> dict[str, str | float | None]:
         """Return what the index is and contains, ready for JSON."""
         with self._lock.read():
-            names = ("score", "threshold", "false_accept_rate") if self.calibration is not None else ()
-            calibrated = {f"calibrated {name}": getattr(self.calibration, name) for name in names}
-            root = {} if self.root is None else {"root": self.root}
-            return {**self._facts(), **root, **self.made_with, **calibrated}
+            return self._with_provenance(self._facts())
 
     def _facts(self) -> dict[str, str | int | None]:
         rescore = {"rescore": self.rescore} if self.rescore else {}
@@ -221,8 +218,7 @@ class SearchableIndex(SearchableRows):
                 than in other images.
         """
         given = np.asarray(ids, dtype=np.int64)
-        if len(given) != len(table):
-            raise InputError(f"{len(given)} ids, but a table of {len(table)} rows; there must be one row per id")
+        check_one_row_per_id(given, table)
         with self._lock.write():
             self.metadata = self.metadata.updated(table, given)
 
