@@ -152,13 +152,13 @@ def all_reduce_values(values: Sequence[float | Tensor]) -> list[float]:
         >>> all_reduce_values([1, torch.tensor(2.5), True])
         [1.0, 2.5, 1.0]
     """
-    if world_size() == 1:
-        return [float(torch.as_tensor(value).detach()) for value in values]
-    device = _on_device_of_group(torch.empty(0)).device
-    packed = [torch.as_tensor(value, dtype=torch.float64, device=device).detach() for value in values]
-    total = torch.stack(packed)
-    dist.all_reduce(total)
-    return total.tolist()
+    device = next((value.device for value in values if isinstance(value, Tensor)), torch.device("cpu"))
+    device = _on_device_of_group(torch.empty(0, device=device)).device if world_size() > 1 else device
+    packed = [torch.as_tensor(value, dtype=torch.float64).detach().to(device, non_blocking=True) for value in values]
+    total = torch.stack(packed)  # so that the host waits once
+    if world_size() > 1:
+        dist.all_reduce(total)
+    return total.cpu().tolist()
 
 
 def all_reduce_logsumexp(value: Tensor) -> Tensor:
