@@ -17,8 +17,9 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -167,7 +168,7 @@ class PretendDevice(TorchDispatchMode):
 def pretend_device(has_kernels: bool = False) -> Iterator[PretendDevice]:
     """Make the device usable in a block, and count; see :class:`PretendDevice`."""
     device = PretendDevice(has_kernels)
-    with device:
+    with device, patch("torch.inference_mode", _no_grad):  # tensor subclasses have no views in inference mode
         yield device
 
 
@@ -190,6 +191,10 @@ def module_on_device(module: Module) -> Module:
 def is_on_device(value: object) -> bool:
     """Whether a value is a tensor of the pretend device."""
     return isinstance(value, PretendTensor)
+
+
+def _no_grad(mode: bool = True) -> Any:
+    return torch.no_grad() if mode else nullcontext()
 
 
 def _copies_and_waits(operation: str, args: Sequence[Any], kwargs: dict[str, Any], makes_own: bool) -> bool:

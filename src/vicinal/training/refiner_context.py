@@ -84,12 +84,14 @@ class TrainingContext:
     def batch(self, rows: Sequence[int], number: int) -> Batch:
         """The batch of this number in the epoch: these rows with their neighbors."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, self.epoch, number))
-        index = torch.tensor(rows, device=self.clean.device)
+        index = torch.tensor(rows)
+        labels = torch.from_numpy(self.labels)[index].to(self.clean.device, non_blocking=True)
+        index = index.to(self.clean.device, non_blocking=True)
         neighbors = self.neighbors[index]
         add_noise = self._with_noise if self.augmentation.noise_per == "neighbor" else lambda vectors, _: vectors
         return {
             "rows": index,
-            "labels": torch.from_numpy(self.labels)[index.cpu()].to(index.device),
+            "labels": labels,
             "embeddings": add_noise(self.embeddings[index], generator),
             "context": add_noise(self.embeddings[neighbors], generator),
             "mask": self._mask(neighbors, generator),
@@ -99,7 +101,7 @@ class TrainingContext:
         """Unit vectors with Gaussian noise, normalized again."""
         if not self.augmentation.noise:
             return vectors
-        noise = torch.randn(vectors.shape, generator=generator).to(vectors) @ self.noise_factor
+        noise = torch.randn(vectors.shape, generator=generator).to(vectors, non_blocking=True) @ self.noise_factor
         return F.normalize(vectors + noise, dim=-1)
 
     def _mask(self, neighbors: Tensor, generator: torch.Generator) -> Tensor:
@@ -110,7 +112,7 @@ class TrainingContext:
         mask = torch.rand(n, k, generator=generator) >= augmentation.neighbor_dropout
         if augmentation.random_num_neighbors and k:
             mask &= torch.arange(k) < torch.randint(1, k + 1, (1,), generator=generator)
-        return mask.to(neighbors.device)
+        return mask.to(neighbors.device, non_blocking=True)
 
 
 def draw_bank(labels: Integers, sizes: Sequence[int], generator: torch.Generator) -> Integers:
