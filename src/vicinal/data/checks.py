@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,13 +52,15 @@ def check_trainable(table: Table) -> None:
         warnings.warn(f"class {single[0]!r} has one image{others}: it can give no positive pair", stacklevel=2)
 
 
-def check_embeddings(vectors: npt.NDArray[np.floating], num_rows: int, source: str) -> Floats:
+def check_embeddings(vectors: npt.NDArray[np.floating], num_rows: int, source: str, mapped: bool = False) -> Floats:
     """Check that an array holds finite embeddings, one per row of a table, and convert it to float32.
 
     Args:
-        vectors: `[num_rows, dim]`; a memory map is copied.
+        vectors: `[num_rows, dim]`.
         num_rows: The number of rows of the table.
         source: Where the embeddings come from; errors start with it.
+        mapped: Whether a memory map stays one, of its own file or, if the numbers have to be converted, of a temporary
+            file; else it is copied.
 
     Raises:
         InputError: The shape, the type or the number of rows is different, a value is masked or not finite, or there
@@ -71,7 +75,10 @@ def check_embeddings(vectors: npt.NDArray[np.floating], num_rows: int, source: s
         raise InputError(
             f"{source}: {len(vectors)} embeddings for a table of {num_rows} rows; there must be one per row"
         )
-    if is_mapped or vectors.dtype != np.float32 or not vectors.flags.c_contiguous:
+    is_as_needed = vectors.dtype == np.float32 and vectors.flags.c_contiguous
+    if mapped and is_mapped:
+        vectors = vectors if is_as_needed else _temporary_map(vectors, source)
+    elif is_mapped or not is_as_needed:
         check_memory(vectors.size * np.dtype(np.float32).itemsize, source)
         with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite
             vectors = np.array(vectors, dtype=np.float32, order="C")
@@ -82,8 +89,18 @@ def check_embeddings(vectors: npt.NDArray[np.floating], num_rows: int, source: s
     return vectors
 
 
+def _temporary_map(vectors: npt.NDArray[np.floating], source: str) -> Floats:
+    from vicinal.utils.temporary_maps import temporary_map  # imports torch
+
+    return temporary_map(row_blocks(vectors), vectors.shape, source)
+
+
 def _not_finite(vectors: Floats) -> Integers:
     """The rows that hold NaN or infinity."""
+    return np.flatnonzero(~np.concatenate([np.isfinite(block).all(axis=1) for block in row_blocks(vectors)]))
+
+
+def row_blocks(vectors: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """Yield the rows of a matrix, about a million numbers at a time."""
     step = max(1, BLOCK_NUMBERS // vectors.shape[1])
-    is_finite = [np.isfinite(vectors[start : start + step]).all(axis=1) for start in range(0, len(vectors), step)]
-    return np.flatnonzero(~np.concatenate(is_finite))
+    yield from (vectors[start : start + step] for start in range(0, len(vectors), step))

@@ -103,19 +103,34 @@ class EmbeddingShards:
                 raise InputError(f"{path}: {list(vectors.shape)} embeddings, not as many as the manifest says")
             yield check_embeddings(vectors, len(frame), str(path)), frame
 
-    def load(self) -> tuple[Floats, pd.DataFrame]:
+    def load(self, mapped: bool = False) -> tuple[Floats, pd.DataFrame]:
         """All embeddings `[n, dim]` and their columns; the memory is that of these and of one part.
 
+        Args:
+            mapped: Whether the embeddings are written to a temporary file and mapped into memory.
+
         Raises:
-            InputError: As :meth:`parts`, or there is not enough memory.
+            InputError: As :meth:`parts`, or there is not enough memory or space.
         """
-        check_memory(self.num_embeddings * self.dim * np.dtype(np.float32).itemsize, str(self.folder))
-        vectors = np.empty((self.num_embeddings, self.dim), dtype=np.float32)
-        frames, row = [], 0
-        for part, frame in self.parts():
-            vectors[row : row + len(part)] = part
-            frames.append(frame)
-            row += len(part)
+        shape, frames = (self.num_embeddings, self.dim), []
+
+        def blocks() -> Iterator[Floats]:
+            for part, frame in self.parts():
+                frames.append(frame)
+                yield part
+
+        if mapped:
+            from vicinal.utils.temporary_maps import temporary_map  # imports torch
+
+            vectors = temporary_map(blocks(), shape, str(self.folder))
+            frames = frames or [read_frame(path) for path, _ in self.files()]  # where another process has read them
+        else:
+            check_memory(self.num_embeddings * self.dim * np.dtype(np.float32).itemsize, str(self.folder))
+            vectors = np.empty(shape, dtype=np.float32)
+            row = 0
+            for part in blocks():
+                vectors[row : row + len(part)] = part
+                row += len(part)
         return vectors, pd.concat(frames, ignore_index=True)
 
 

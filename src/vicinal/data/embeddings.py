@@ -15,6 +15,7 @@ from vicinal.data.embedding_shards import EmbeddingShards
 from vicinal.data.npy_files import open_npy, read_npy_labels
 from vicinal.data.parquet_files import (
     EMBEDDING,
+    map_embedding_column,
     read_embedding_column,
     read_metadata,
     read_parquet,
@@ -69,13 +70,19 @@ def save_embeddings(
         raise InputError(f"{path}: embeddings are written to a file ending in .parquet or .npy")
 
 
-def load_embeddings(path: str | Path) -> tuple[Floats, Table]:
+def load_embeddings(path: str | Path, mapped: bool = False) -> tuple[Floats, Table]:
     """Read embeddings and their table from a file that :func:`save_embeddings` wrote, or one of the same form.
 
     A folder of shards, as `vicinal embed --shard` writes it, is read part by part.
 
     The table of `vectors.npy` is `vectors.table.csv` or, if that does not exist, `vectors.csv`; without either, it has
     no columns.
+
+    Args:
+        path: The file or folder.
+        mapped: Whether the embeddings are mapped into memory, read-only, instead of copied: a `.npy` file of float32
+            from itself, which must not change meanwhile; any other from a temporary file that they are written to
+            block by block, in the folder that the environment variable `TMPDIR` names.
 
     Returns:
         The embeddings `[n, dim]`, float32, and the table with n rows.
@@ -84,26 +91,34 @@ def load_embeddings(path: str | Path) -> tuple[Floats, Table]:
         InputError: The file does not exist or holds no embeddings, or they are not finite or not one per row.
     """
     if Path(path).is_dir():
-        vectors, frame = EmbeddingShards.open(path).load()
+        vectors, frame = EmbeddingShards.open(path).load(mapped)
         return vectors, _table(Path(path), frame)
     path = _embeddings_file(path)
     if path.suffix.lower() == ".npy":
-        return _load_npy(path)
+        return _load_npy(path, mapped)
     frame = read_parquet(path)
-    return check_embeddings(read_embedding_column(path), len(frame), str(path)), _table(path, frame)
+    return check_embeddings(_read_column(path, mapped), len(frame), str(path), mapped), _table(path, frame)
 
 
-def load_vectors(path: str | Path) -> Floats:
+def load_vectors(path: str | Path, mapped: bool = False) -> Floats:
     """Read the embeddings `[n, dim]` from a .npy or .parquet file, or a folder of shards, without any table.
+
+    Args:
+        path: The file or folder.
+        mapped: As of :func:`load_embeddings`.
 
     Raises:
         InputError: The file does not exist or holds no embeddings, or they are not finite.
     """
     if Path(path).is_dir():
-        return EmbeddingShards.open(path).load()[0]
+        return EmbeddingShards.open(path).load(mapped)[0]
     path = _embeddings_file(path)
-    vectors = open_npy(path) if path.suffix.lower() == ".npy" else read_embedding_column(path)
-    return check_embeddings(vectors, len(vectors), str(path))
+    vectors = open_npy(path) if path.suffix.lower() == ".npy" else _read_column(path, mapped)
+    return check_embeddings(vectors, len(vectors), str(path), mapped)
+
+
+def _read_column(path: Path, mapped: bool) -> npt.NDArray[np.floating]:
+    return map_embedding_column(path) if mapped else read_embedding_column(path)
 
 
 def load_labels(path: str | Path) -> Table:
@@ -192,11 +207,12 @@ def _write_npy(path: Path, vectors: Floats, table: Table) -> None:
     write_bytes(path, buffer.getvalue())
 
 
-def _load_npy(path: Path) -> tuple[Floats, Table]:
+def _load_npy(path: Path, mapped: bool) -> tuple[Floats, Table]:
     vectors = open_npy(path)
     for table_path in (path.with_suffix(TABLE_SUFFIX), path.with_suffix(".csv")):
         if table_path.is_file():
             frame = read_csv(table_path)
             source = f"{path} with {table_path.name}"
-            return check_embeddings(vectors, len(frame), source), _table(table_path, frame)
-    return check_embeddings(vectors, len(vectors), str(path)), Table(pd.DataFrame(index=range(len(vectors))))
+            return check_embeddings(vectors, len(frame), source, mapped), _table(table_path, frame)
+    vectors = check_embeddings(vectors, len(vectors), str(path), mapped)
+    return vectors, Table(pd.DataFrame(index=range(len(vectors))))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError, one_line, unreadable
 from vicinal.utils.files import check_regular_file, write_bytes
 from vicinal.utils.memory import check_memory
 
 EMBEDDING = "embedding"
+BATCH_NUMBERS = 2**20  # of embeddings that are read block by block
+STREAMED: dict[str, Any] = {"pre_buffer": False, "buffer_size": 2**20}  # else Arrow reads whole groups of rows
 BYTES_PER_NUMBER = 12  # of embeddings, with the copies that are made while they are read
 IS_LIST_TYPE = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 BYTES_PER_CELL = 100  # of a table, with the objects of Python that are made while it is checked
@@ -66,7 +70,7 @@ def read_frame(path: Path, content: bytes | None = None, pandas_types: bool = Fa
 
 @contextmanager
 def open_parquet(
-    path: Path, read_dictionary: Sequence[str] = (), content: bytes | None = None
+    path: Path, read_dictionary: Sequence[str] = (), content: bytes | None = None, **options: Any
 ) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file for a block that reads it; errors in the block become an InputError that names the file.
 
@@ -74,12 +78,13 @@ def open_parquet(
         path: The file.
         read_dictionary: The columns of text whose distinct texts are read, with their positions.
         content: The bytes of the file, if they are read already.
+        options: Further ones of `pyarrow.parquet.ParquetFile`.
     """
     if content is None:
         check_regular_file(path)
     try:
         with path.open("rb") if content is None else BytesIO(content) as file:
-            yield pq.ParquetFile(file, read_dictionary=list(read_dictionary))
+            yield pq.ParquetFile(file, read_dictionary=list(read_dictionary), **options)
     except InputError:
         raise
     except Exception as error:  # Arrow and pandas raise many types of errors on damaged files and exotic columns
@@ -99,19 +104,46 @@ def read_embedding_column(path: Path, content: bytes | None = None) -> npt.NDArr
         InputError: The file cannot be read, or holds no embeddings of one dimension.
     """
     with open_parquet(path, content=content) as file:
-        names = file.schema_arrow.names
-        if EMBEDDING not in names:
-            raise InputError(f"{path}: no column {EMBEDDING!r}; its columns are {', '.join(names)}")
-        check_memory(BYTES_PER_NUMBER * num_values(file, [EMBEDDING]), str(path))
-        column = file.read([EMBEDDING])[EMBEDDING].combine_chunks()
-        if not any(is_list(column.type) for is_list in IS_LIST_TYPE) or column.null_count:
-            raise InputError(
-                f"{path}: {EMBEDDING} is {column.type} with {column.null_count} empty; it must be lists of numbers"
-            )
-        lengths = pc.unique(pc.list_value_length(column)).to_pylist()
-        if len(lengths) > 1:
-            raise InputError(f"{path}: embeddings have {min(lengths)} to {max(lengths)} dimensions; all need the same")
-        return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), *lengths)
+        check_memory(BYTES_PER_NUMBER * _num_embedding_values(path, file), str(path))
+        return _matrix(path, file.read([EMBEDDING])[EMBEDDING].combine_chunks())
+
+
+def map_embedding_column(path: Path) -> Floats:
+    """Read the embeddings of a Parquet file block by block into a temporary file that is mapped into memory.
+
+    Returns:
+        float32 `[n, dim]`, read-only.
+
+    Raises:
+        InputError: As of :func:`read_embedding_column`, or there is not enough space for the file.
+    """
+    from vicinal.utils.temporary_maps import temporary_map  # imports torch
+
+    with open_parquet(path, **STREAMED) as file:
+        rows = file.metadata.num_rows
+        dim = _num_embedding_values(path, file) // max(rows, 1)
+        batches = file.iter_batches(max(1, BATCH_NUMBERS // max(dim, 1)), columns=[EMBEDDING], use_threads=False)
+        return temporary_map((_matrix(path, batch.column(0), dim) for batch in batches), (rows, dim), str(path))
+
+
+def _num_embedding_values(path: Path, file: pq.ParquetFile) -> int:
+    """How many numbers the embeddings of a file have, if there are any."""
+    names = file.schema_arrow.names
+    if EMBEDDING not in names:
+        raise InputError(f"{path}: no column {EMBEDDING!r}; its columns are {', '.join(names)}")
+    return num_values(file, [EMBEDDING])
+
+
+def _matrix(path: Path, column: pa.Array, dim: int | None = None) -> npt.NDArray[np.floating]:
+    """A column of lists as an array; `dim` is the dimension of those before, if there are some."""
+    if not any(is_list(column.type) for is_list in IS_LIST_TYPE) or column.null_count:
+        raise InputError(
+            f"{path}: {EMBEDDING} is {column.type} with {column.null_count} empty; it must be lists of numbers"
+        )
+    lengths = {*pc.unique(pc.list_value_length(column)).to_pylist(), *([] if dim is None else [dim])}
+    if len(lengths) > 1:
+        raise InputError(f"{path}: embeddings have {min(lengths)} to {max(lengths)} dimensions; all need the same")
+    return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), *lengths)
 
 
 def num_values(file: pq.ParquetFile, columns: Sequence[str]) -> int:

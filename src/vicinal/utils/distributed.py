@@ -190,6 +190,14 @@ def broadcast_object(value: Value) -> Value:
     return objects[0]
 
 
+def all_gather_objects(value: Value) -> list[Value]:
+    """The values of all processes, in order of rank; for objects that can be pickled."""
+    values = [value] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
 @torch.no_grad()
 def broadcast_tensors(tensors: Sequence[Tensor]) -> None:
     """Give tensors the values of the process of rank 0, in place, by one message for each type of numbers."""
