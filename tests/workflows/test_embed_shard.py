@@ -26,7 +26,7 @@ from vicinal.models import Embedder
 from vicinal.utils.errors import InputError
 from vicinal.utils.locks import hold_lock
 from vicinal.workflows import EmbeddingReader, embed_shard
-from vicinal.workflows.embed_shard import LOCK
+from vicinal.workflows.shard_job import LOCK
 
 NUM_SHARDS, PART_SIZE = 3, 3
 MANIFEST = ShardManifest(1, 3, "photos", 24, "0" * 64, "0123abcd", "32", "skip", PART_SIZE)
@@ -195,7 +195,7 @@ def test_shards_that_do_not_fit_are_refused(model: str, images: Path, shards: Pa
     embed(model, tmp_path / "table.csv", tmp_path / "of_table")
     with pytest.raises(InputError, match=r"table.csv \(24 rows, SHA-256 (\w{8})\), not .*noted.csv \(24 rows"):
         embed(model, tmp_path / "noted.csv", tmp_path / "of_table", 2)
-    with pytest.raises(InputError, match="holds embeddings already; --shard is about images"):
+    with pytest.raises(InputError, match="holds embeddings already; --shard and --ray are about images"):
         embed(model, shards, tmp_path / "again")
     with pytest.raises(InputError, match="holds the images; write the shards into a folder of their own"):
         embed(model, images, images)

@@ -112,7 +112,8 @@ def _check_combination(arguments: Arguments) -> None:
 def _embed_shard(arguments: Arguments) -> None:
     """Embed one shard of a source."""
     from vicinal.data.image_files import count
-    from vicinal.workflows.embed_shard import PART_SIZE, embed_shard
+    from vicinal.workflows.embed_shard import embed_shard
+    from vicinal.workflows.shard_job import PART_SIZE
 
     shard, num_shards = arguments.shard
     part_size = arguments.part_size or PART_SIZE

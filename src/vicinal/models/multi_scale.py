@@ -72,7 +72,7 @@ def embed_multi_scale(
         >>> embed_multi_scale(model, [Image.new("RGB", (80, 60))], max_size=64).shape
         (1, 8)
     """
-    _check(model, scales, max_size)
+    check_scales(model, scales, max_size)
     if max_size is None:
         batches, num_batches = image_batches(source, model.transform, batch_size, num_workers, on_error)
     else:
@@ -102,7 +102,23 @@ def normalized_mean(vectors: Sequence[Floats]) -> Floats:
     return np.divide(mean, lengths, out=np.zeros_like(mean), where=lengths > 0).astype(np.float32)
 
 
-def _check(model: Embedder, scales: Sequence[float], max_size: int | None) -> None:
+def whole_image_transform(transform: ImageTransform, max_size: int) -> ImageTransform:
+    """The transform of whole images whose longer side is reduced to `max_size` pixels.
+
+    Example:
+        >>> whole_image_transform(ImageTransform(size=224), 1024).longest
+        1024
+    """
+    default = ImageTransform()  # the crops of training are not those of whole images
+    return replace(transform, longest=int(max_size), scale=default.scale, ratio=default.ratio)
+
+
+def check_scales(model: Embedder, scales: Sequence[float], max_size: int | None) -> None:
+    """Check the arguments of :func:`embed_multi_scale`.
+
+    Raises:
+        InputError: As there.
+    """
     check_list("scales", scales, "numbers")
     if not len(scales):
         raise InputError("scales are empty; give at least one, such as 1.0")
@@ -133,8 +149,7 @@ def _whole_images(
         raise InputError("max_size is for images that are read and transformed; tensors already have their size")
     if isinstance(source, ImageDataset):
         source = source.table  # the transform of the dataset would crop the center
-    default = ImageTransform()  # the crops of training are not those of whole images
-    transform = replace(model.transform, longest=int(max_size), scale=default.scale, ratio=default.ratio)
+    transform = whole_image_transform(model.transform, max_size)
     return image_batches(source, transform, batch_size=1, num_workers=num_workers, on_error=on_error)
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from vicinal.evaluation.model_costs import ModelCost
     from vicinal.models import Embedder
     from vicinal.retrieval import ImageIndex
+    from vicinal.workflows.batch_embedder import BatchEmbedder
 
 OnError = Literal["raise", "skip"]
 
@@ -108,8 +109,7 @@ class EmbeddingReader(EmbeddingOptions):
     @cached_property
     def fingerprint(self) -> str | None:
         """Identifies the model of the options and the steps after it, before anything is embedded; None without one."""
-        whitening = [] if self._pca_whitening is None else [self._pca_whitening.fingerprint()]
-        steps = [*self._scale_steps, *whitening, *self._dim_steps]
+        steps = [*self._scale_steps, *self._whitening_steps, *self._dim_steps]
         return None if self.model is None else "+".join([self._model.fingerprint(), *steps])
 
     def embed(self, source: str, split: str | None = None) -> EmbeddedTable:
@@ -150,6 +150,18 @@ class EmbeddingReader(EmbeddingOptions):
     def embed_function(self, source: str) -> Callable[[Table], EmbeddedTable]:
         """Return the function that embeds rows of the table of a source, by the model of the options or the source."""
         return partial(self._embed, model=self._model_of(source), on_error=self._on_error(source))
+
+    def batch_embedder(self, source: str) -> BatchEmbedder:
+        """Return what embeds batches of the images of a source, by the model of the options or the source.
+
+        Raises:
+            InputError: the model cannot be read, or the options do not fit it.
+        """
+        from vicinal.workflows.batch_embedder import BatchEmbedder
+
+        model = self._model_of(source)
+        self._check_dim(model)
+        return BatchEmbedder(model, self)
 
     def embed_with_labels(self, embeddings: str, labels: str, split: str | None = None) -> EmbeddedTable:
         """Return embeddings from one file with labels from another.
@@ -341,16 +353,21 @@ class EmbeddingReader(EmbeddingOptions):
         """The names of columns that the run of the model, or the index, was made with."""
         return columns_of_run(self.model) | dict(self.remembered_columns)
 
-    def _whiten(self, embedded: EmbeddedTable) -> EmbeddedTable:
+    def postprocess(self, vectors: Floats) -> Floats:
         """Apply what comes after the model: whitening, and the cut to the first dimensions."""
-        whitening = self._pca_whitening
-        if whitening is not None:
-            steps = (*embedded.postprocessing, whitening.fingerprint())
-            embedded = replace(embedded, vectors=whitening.apply(embedded.vectors), postprocessing=steps)
-        if self.dim is None:
-            return embedded
-        steps = (*embedded.postprocessing, *self._dim_steps)
-        return replace(embedded, vectors=shortened(embedded.vectors, self.dim), postprocessing=steps)
+        if self._pca_whitening is not None:
+            vectors = self._pca_whitening.apply(vectors)
+        return vectors if self.dim is None else shortened(vectors, self.dim)
+
+    def _whiten(self, embedded: EmbeddedTable) -> EmbeddedTable:
+        """Apply what comes after the model, and name these steps."""
+        steps = (*embedded.postprocessing, *self._whitening_steps, *self._dim_steps)
+        return replace(embedded, vectors=self.postprocess(embedded.vectors), postprocessing=steps)
+
+    @property
+    def _whitening_steps(self) -> tuple[str, ...]:
+        """The name of the step of whitening, if there is one."""
+        return () if self._pca_whitening is None else (self._pca_whitening.fingerprint(),)
 
     @property
     def _dim_steps(self) -> tuple[str, ...]:

@@ -1,0 +1,90 @@
+"""Batches of pixels become embeddings, wherever they were read: in this process, its workers or on other machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from vicinal.data.image_ops import Normalize
+from vicinal.data.transforms import ImageTransform
+from vicinal.export.exported_embedder import ExportedEmbedder
+from vicinal.models.multi_scale import check_scales, embed_multi_scale, whole_image_transform
+from vicinal.utils.arrays import Floats
+from vicinal.workflows.models import usable_device
+
+if TYPE_CHECKING:
+    from vicinal.models import Embedder
+    from vicinal.workflows.sources import EmbeddingReader
+
+
+@dataclass(frozen=True)
+class BatchEmbedder:
+    """Embeds batches of pixels by a model and the steps after it, as :class:`EmbeddingReader` embeds a table.
+
+    The model is moved to its device with the first batch.
+
+    Args:
+        model: The model.
+        reader: The options, and the steps after the model.
+
+    Raises:
+        InputError: The options do not fit the model.
+    """
+
+    model: Embedder | ExportedEmbedder
+    reader: EmbeddingReader
+
+    def __post_init__(self) -> None:
+        if self.reader.scales is not None and not isinstance(self.model, ExportedEmbedder):
+            check_scales(self.model, self.reader.scales, self.reader.max_size)
+
+    @cached_property
+    def transform(self) -> ImageTransform:
+        """The transform of the images."""
+        own, max_size = self.model.transform, self.reader.max_size
+        return own if max_size is None else whole_image_transform(own, max_size)
+
+    @property
+    def batch_size(self) -> int:
+        """Images per batch: one if they are whole, since their sizes differ."""
+        return self.reader.batch_size if self.transform.longest is None else 1
+
+    @cached_property
+    def device(self) -> str:
+        """The device of the model, to which it is moved."""
+        device = usable_device(self.reader.device)
+        if not isinstance(self.model, ExportedEmbedder):
+            self.model.to(device)
+        return "cpu" if isinstance(self.model, ExportedEmbedder) else device
+
+    @cached_property
+    def _normalize(self) -> Normalize:
+        return Normalize(self.transform)
+
+    def __call__(self, pixels: Tensor) -> Floats:
+        """Embed a batch.
+
+        Args:
+            pixels: uint8 [b, channels, height, width], as of :class:`~vicinal.data.pixel_batches.PixelBatches`.
+
+        Returns:
+            float32 [b, dim]; [0, 0] for an empty batch.
+
+        Raises:
+            InputError: An embedding is not finite.
+        """
+        if not len(pixels):
+            return np.empty((0, 0), np.float32)
+        images = self._normalize(pixels.to(self.device, non_blocking=True))
+        precision, scales = self.reader.precision, self.reader.scales
+        if scales is None or isinstance(self.model, ExportedEmbedder):
+            vectors = self.model.embed(images, len(images), precision=precision, progress=False)
+        else:
+            vectors = embed_multi_scale(
+                self.model, images, scales, batch_size=len(images), precision=precision, progress=False
+            )
+        return self.reader.postprocess(vectors)
