@@ -8,7 +8,8 @@ from torch import Tensor
 
 from tests.losses.every_loss import DIM, EVERY_LOSS, NUM_CLASSES
 from tests.pretend_device import PretendDevice, module_on_device, on_device, pretend_device
-from vicinal.losses import Loss
+from vicinal import mining
+from vicinal.losses import Loss, MultiSimilarityLoss
 
 LABELS = torch.arange(24) % NUM_CLASSES
 COUNTS = {
@@ -103,4 +104,26 @@ def test_kernels_replace_launches_that_grow_with_the_positives(name: str, launch
     for each, expected in zip(found, step(made(name), embeddings().requires_grad_(), LABELS), strict=True):
         torch.testing.assert_close(each, expected, rtol=5e-7, atol=5e-7)
     assert device.waits.total() <= COUNTS[name][0]
+    assert device.launches <= launches
+
+
+@pytest.mark.parametrize(
+    ("miner", "launches"),
+    [
+        (mining.MultiSimilarityMiner(epsilon=0.1), 105),
+        (mining.HardestMiner(), 105),
+        (mining.EasyPositiveMiner(), 103),
+        (mining.SemiHardMiner(), 104),
+        (mining.DistanceWeightedMiner(), 161),
+        (mining.IntersectionMiner(mining.HardestMiner(), mining.SemiHardMiner()), 130),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, mining.Miner) else "",
+)
+def test_miners(miner: mining.Miner, launches: int) -> None:
+    expected = step(MultiSimilarityLoss(miner=miner), embeddings().requires_grad_(), LABELS)
+    with pretend_device() as device:
+        found = step(MultiSimilarityLoss(miner=miner), on_device(embeddings().requires_grad_()), on_device(LABELS))
+    for each, by_cpu in zip(found, expected, strict=True):
+        torch.testing.assert_close(each.values, by_cpu, rtol=5e-7, atol=5e-7)
+    assert device.waits.total() <= 1, device.waits
     assert device.launches <= launches
