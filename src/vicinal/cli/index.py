@@ -192,18 +192,32 @@ def _build(arguments: Arguments) -> None:
     """Build and save an index of the source."""
     from vicinal.workflows.sync import with_file_facts
 
-    reader, refiner = read_embedding(arguments), load_refiner(arguments)
+    in_batches = _is_built_in_batches(arguments)
+    reader, refiner = read_embedding(arguments, mapped=in_batches), load_refiner(arguments)
     embedded = reader.embed(arguments.source, arguments.split)
     table = with_file_facts(embedded.table) if _is_of_images(arguments.source) else embedded.table
-    index = _new_index(arguments, arguments.source, embedded, table, refiner)
-    if not is_url(arguments.index):
+    index = _new_index(arguments, arguments.source, embedded, table, refiner, in_batches)
+    if not (in_batches or is_url(arguments.index)):
         index.save(arguments.index, arguments.timeout)
 
 
+def _is_built_in_batches(arguments: Arguments) -> bool:
+    """Whether an index is built in batches that are saved: one of codes in a folder, of embeddings that are stored."""
+    from vicinal.retrieval.index.rescoring import DEFAULT_RESCORE
+
+    is_plain = arguments.kind in DEFAULT_RESCORE and not arguments.refiner and not is_url(arguments.index)
+    return is_plain and not _is_of_images(arguments.source)
+
+
 def _new_index(
-    arguments: Arguments, source: str, embedded: EmbeddedTable, table: Any, refiner: ContextRefiner | None
+    arguments: Arguments,
+    source: str,
+    embedded: EmbeddedTable,
+    table: Any,
+    refiner: ContextRefiner | None,
+    in_batches: bool = False,
 ) -> Index:
-    """A new index: in memory, or complete in a database."""
+    """A new index: in memory, or complete in its folder or in a database."""
     from vicinal.retrieval import Index
 
     check_refiner(refiner, embedded)
@@ -218,6 +232,7 @@ def _new_index(
         url=arguments.index if is_url(arguments.index) else None,
         overwrite=arguments.overwrite,
         timeout=arguments.timeout,
+        folder=arguments.index if in_batches else None,
     )
     index.root = _root(arguments, source)
     if "model" in index.made_with:

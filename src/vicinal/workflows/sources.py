@@ -85,6 +85,7 @@ class EmbeddingReader(EmbeddingOptions):
         measure: whether to measure what the models cost, see :class:`~vicinal.evaluation.ModelCost`.
         remembered_columns: `path_column` and `label_column` that an index was made with; they are taken where none are
             given and a table has them.
+        mapped: whether stored embeddings are mapped into memory, see :func:`~vicinal.data.load_embeddings`.
 
     Example:
         >>> import tempfile
@@ -101,6 +102,7 @@ class EmbeddingReader(EmbeddingOptions):
     default_split: str | None = None
     measure: bool = False
     remembered_columns: Mapping[str, str] = field(default_factory=dict)
+    mapped: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,7 +128,7 @@ class EmbeddingReader(EmbeddingOptions):
         kind = source_kind(source)
         if kind in ("embeddings", "index"):
             self._refuse_image_options(source)
-            stored, columns = _load_stored(source, is_index=kind == "index")
+            stored, columns = _load_stored(source, is_index=kind == "index", mapped=self.mapped)
             selected = self._select(stored, split, source, columns)
             return _with_cost(selected, kind) if self.measure else selected
         if kind == "embedder":
@@ -404,10 +406,10 @@ def _on_error_of_run(run: RunFolder) -> OnError:
     return "skip" if data_settings_of_run(run).get("on_error") == "skip" else "raise"
 
 
-def _load_stored(source: str, is_index: bool) -> tuple[EmbeddedTable, dict[str, str]]:
+def _load_stored(source: str, is_index: bool, mapped: bool) -> tuple[EmbeddedTable, dict[str, str]]:
     """Stored embeddings, and what an index was made with."""
     if not is_index:
-        return EmbeddedTable(*load_embeddings(source), source), {}
+        return EmbeddedTable(*load_embeddings(source, mapped), source), {}
     from vicinal.retrieval import Index
 
     index: ImageIndex = Index.load(source)

@@ -69,7 +69,7 @@ class BinaryEngine:
         means = np.frombuffer(data, "<f4", count=dim, offset=start)
         if not (np.abs(means) <= 1).all():  # also if one is NaN
             raise InputError("its means are not those of unit vectors")
-        return cls(means.copy(), np.frombuffer(data, np.uint8, offset=start + 4 * dim).reshape(count, -1))
+        return cls(means.copy(), np.frombuffer(data, np.uint8, offset=start + 4 * dim).reshape(count, -(-dim // 8)))
 
     def to_bytes(self) -> bytes:
         """Return the engine with its bits, for a file."""
@@ -88,6 +88,19 @@ class BinaryEngine:
         """Add vectors, [n, dim]."""
         for start in range(0, len(vectors), BLOCK_ROWS):
             self._faiss.add(self._bits(vectors, start))
+
+    @property
+    def code_size(self) -> int:
+        """Bytes per vector of :meth:`encode`."""
+        return int(self._faiss.d) // 8
+
+    def encode(self, vectors: Floats) -> Bits:
+        """Return the bits of unit vectors, uint8 [n, code_size]; those beyond the dimensions are 0."""
+        return np.packbits(vectors > self._means, axis=1)
+
+    def add_codes(self, codes: Bits) -> None:
+        """Add vectors by their bits."""
+        self._faiss.add(np.ascontiguousarray(codes))
 
     def take(self, ids: Integers) -> Floats:
         """Return the vectors of these ids, float32 [n, dim]: entries of equal size around the means."""
@@ -118,6 +131,5 @@ class BinaryEngine:
         return neighbors
 
     def _bits(self, vectors: UnitVectors, start: int) -> Bits:
-        """The bits of a block of vectors; those beyond the dimensions are 0."""
-        block = vectors.block(start, min(start + BLOCK_ROWS, len(vectors))).cpu().numpy()
-        return np.packbits(block > self._means, axis=1)
+        """The bits of a block of vectors."""
+        return self.encode(vectors.block(start, min(start + BLOCK_ROWS, len(vectors))).cpu().numpy())

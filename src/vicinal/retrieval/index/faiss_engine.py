@@ -18,6 +18,7 @@ from vicinal.utils.errors import InputError, one_line
 faiss: Any = faiss_with_stubs  # its type stubs lack the Python arguments of most classes
 
 Kind = Literal["exact", "hnsw", "sq8", "ivfpq", "rabitq", "binary"]
+Codes = npt.NDArray[np.uint8]
 Found = tuple[Floats, Integers]
 """Scores and ids, each [queries, k]; an id of -1 is missing."""
 
@@ -26,6 +27,7 @@ HNSW_LINKS = 32  # per vector
 HNSW_BUILD, HNSW_SEARCH = 100, 128  # breadth of the graph search while building and while searching
 MIN_ACTIVE = 1 / 8  # fraction of the vectors; below it, comparing with all active ones is as fast as the graph
 MIN_PER_CENTROID, MAX_PER_CENTROID = 39, 256  # vectors that k-means learns from, as faiss recommends
+MAX_SAMPLE = 2**20  # vectors that k-means learns from, unless there would be fewer than the least per centroid
 IVF_PROBES = 32  # inverted lists visited
 IVFPQ_CODES = 256  # values of one code byte
 IVFPQ_MIN_VECTORS = MIN_PER_CENTROID * IVFPQ_CODES
@@ -118,6 +120,19 @@ class FaissEngine:
         """Add vectors, [n, dim]."""
         for start in range(0, len(vectors), BLOCK_ROWS):
             self._faiss.add(_rows(vectors, start, start + BLOCK_ROWS))
+
+    @property
+    def code_size(self) -> int:
+        """Bytes per vector of :meth:`encode`."""
+        return int(self._faiss.sa_code_size())
+
+    def encode(self, vectors: Floats) -> Codes:
+        """Return the codes of unit vectors, uint8 [n, code_size], which :meth:`add_codes` adds; not of `hnsw`."""
+        return np.asarray(self._faiss.sa_encode(vectors))
+
+    def add_codes(self, codes: Codes) -> None:
+        """Add vectors by their codes; the result is that of adding the vectors themselves."""
+        self._faiss.add_sa_codes(np.ascontiguousarray(codes))
 
     def take(self, ids: Integers) -> Floats:
         """Return the vectors of these ids, float32 [n, dim]; those of `sq8`, `ivfpq` and `rabitq` are approximate."""
@@ -264,7 +279,7 @@ def _trained_ivfpq(vectors: UnitVectors) -> Any:
     lists = _number_of_lists(count)
     # "np" leaves out polysemous training, which takes seconds and which only Hamming distances use
     index = faiss.index_factory(dim, f"IVF{lists},PQ{code_bytes}x8np", faiss.METRIC_INNER_PRODUCT)
-    index.train(_sample(vectors, MAX_PER_CENTROID * max(lists, IVFPQ_CODES)))
+    index.train(_sample(vectors, _sample_size(max(lists, IVFPQ_CODES))))
     return index
 
 
@@ -273,7 +288,7 @@ def _trained_rabitq(vectors: UnitVectors) -> Any:
     index = faiss.index_factory(vectors.dim, f"IVF{lists},RaBitQ", faiss.METRIC_INNER_PRODUCT)
     index.qb = RABITQ_QUERY_BITS
     index.cp.min_points_per_centroid = 1  # no warning of few vectors, which are in few lists then
-    index.train(_sample(vectors, MAX_PER_CENTROID * lists))
+    index.train(_sample(vectors, _sample_size(lists)))
     return index
 
 
@@ -287,7 +302,17 @@ def _number_of_lists(count: int) -> int:
     return max(1, int(min(4 * np.sqrt(count), count / MIN_PER_CENTROID)))
 
 
+def _sample_size(centroids: int) -> int:
+    """The number of vectors from which so many centroids are learned, if there are as many."""
+    return max(MIN_PER_CENTROID * centroids, min(MAX_PER_CENTROID * centroids, MAX_SAMPLE))
+
+
 def _sample(vectors: UnitVectors, size: int) -> Floats:
-    """At most so many vectors, spread over the whole table."""
-    rows = np.linspace(0, len(vectors) - 1, min(len(vectors), size)).astype(np.int64)
-    return np.asarray(vectors.take(rows).cpu().numpy())
+    """At most so many vectors, float32 [n, dim]: a random sample without replacement, always the same."""
+    rows = np.arange(len(vectors))
+    if size < len(vectors):  # in the order of the file that they may be read from
+        rows = np.sort(np.random.default_rng(0).choice(len(vectors), size, replace=False, shuffle=False))
+    sample = np.empty((len(rows), vectors.dim), np.float32)
+    for start in range(0, len(rows), BLOCK_ROWS):
+        sample[start : start + BLOCK_ROWS] = vectors.take(rows[start : start + BLOCK_ROWS]).cpu().numpy()
+    return sample

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
+import numpy as np
 from typing_extensions import Self
 
 from vicinal.data.moved import relative_to
@@ -17,13 +18,15 @@ from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.index.engine_url import EngineURL, is_engine_url
 from vicinal.retrieval.index.faiss_engine import FaissEngine, Kind
+from vicinal.retrieval.index.interface import checked_vectors
 from vicinal.retrieval.index.made_with import check_made_with
 from vicinal.retrieval.index.metadata import Metadata
 from vicinal.retrieval.index.refiner_context import RefinerContext
 from vicinal.retrieval.index.rescoring import Engine, RescoringEngine, read_engine
 from vicinal.retrieval.index.searchable import SearchableIndex
-from vicinal.retrieval.index.storage import IndexFiles, current_files, write_lock
-from vicinal.retrieval.scores import Array
+from vicinal.retrieval.index.staged_build import StagedBuild
+from vicinal.retrieval.index.storage import IndexFiles, check_target, current_files, write_lock
+from vicinal.retrieval.scores import Array, UnitVectors
 from vicinal.utils.errors import InputError
 from vicinal.utils.locks import ReadWriteLock
 
@@ -140,8 +143,14 @@ class Index(SearchableIndex):
         url: str | None = None,
         overwrite: bool = False,
         timeout: float = TIMEOUT,
+        folder: str | Path | None = None,
     ) -> Self:
         """Build an index of all vectors: in memory, to be saved to a folder, or with a URL in a database.
+
+        With `folder` it is built in batches, each saved, and the index is saved in the end: an interrupted call goes on
+        where it was, and vectors of a memory map are never all in memory. Quantizers of `ivfpq` and `rabitq` learn from
+        256 random vectors per inverted list, at most 1,048,576 in all unless that is less than 39 per list; there are
+        about four times as many lists as the square root of the number of vectors.
 
         Args:
             vectors: float [n, dim].
@@ -158,15 +167,27 @@ class Index(SearchableIndex):
                 which are kept as float16 in a file of the index, not in memory. None: the default of the kind; 0: none,
                 the vectors are not kept, and scores are approximate.
             url: of the database, see :meth:`RemoteIndex.build <vicinal.retrieval.RemoteIndex.build>`; None: in memory.
-            overwrite: with a URL: whether to replace an index that is there.
-            timeout: with a URL: seconds during which calls are repeated after faults of the connection.
+            overwrite: with a URL or `folder`: whether to replace an index that is there.
+            timeout: with a URL: seconds during which calls are repeated after faults of the connection; with `folder`:
+                seconds to wait while another process writes the index.
+            folder: of the index, for kinds with codes. Until the index is complete, the folder holds the old one, or
+                none that can be loaded.
 
         Raises:
             InputError: vectors and table have different lengths, a vector contains NaN or infinity, there are too few
                 vectors for `ivfpq`, the kind is unknown, the table has both columns `id` and `id_of_table`, the refiner
-                has a different dimension or is for a different model, or there is an index at the URL already.
+                has a different dimension or is for a different model, there is an index at the URL or in the folder
+                already, or another process builds one in it.
+            OSError: a file cannot be written.
             EngineUnavailableError: the connection to the database is lost for too long.
         """
+        if folder is not None:
+            if refiner is not None or url is not None:
+                raise InputError("an index that is built in batches is in a folder and has no refiner; leave one out")
+            return cls._build_staged(
+                Path(folder), checked_vectors(vectors, table), table, kind, model_fingerprint, made_with, rescore,
+                overwrite=overwrite, timeout=timeout,
+            )  # fmt: skip
         if url is None:
             return super().build(vectors, table, kind, model_fingerprint, refiner, made_with, rescore)
         if refiner is not None:
@@ -175,6 +196,33 @@ class Index(SearchableIndex):
             vectors, table, url, kind, model_fingerprint, made_with, rescore, overwrite=overwrite, timeout=timeout
         )
         return cast(Self, remote)
+
+    @classmethod
+    def _build_staged(
+        cls,
+        folder: Path,
+        vectors: UnitVectors,
+        table: Table,
+        kind: Literal["auto"] | Kind,
+        model_fingerprint: str | None,
+        made_with: Mapping[str, str] | None,
+        rescore: int | None,
+        *,
+        overwrite: bool,
+        timeout: float,
+    ) -> Self:
+        """Build an index in a folder, batch by batch, and save it."""
+        check_target(folder)
+        if current_files(folder) is not None and not overwrite:
+            raise InputError(f"{folder} is an index already; add to it, or overwrite it")
+        metadata = Metadata.from_table(table, np.arange(len(table)))
+        with StagedBuild.open(folder, vectors, kind, rescore) as build:
+            build.encode()
+            with write_lock(folder, timeout):
+                index = cls(build.engine(), metadata, model_fingerprint, None, made_with)
+                with index._holding(folder):
+                    index.save(folder)
+        return index
 
     @classmethod
     def load(cls, folder: str | Path) -> Index:
@@ -235,12 +283,18 @@ class Index(SearchableIndex):
             cls.load(folder)  # says what is wrong, before a lock is made in the folder
         with write_lock(Path(folder), timeout):
             index = cls.load(folder)
-            index._locked_folder = Path(folder).resolve()
-            try:
+            with index._holding(folder):
                 yield index
                 index.save(folder)
-            finally:
-                index._locked_folder = None
+
+    @contextmanager
+    def _holding(self, folder: str | Path) -> Iterator[None]:
+        """A block in which the caller holds the lock of a folder, so that saving to it does not wait for that."""
+        self._locked_folder = Path(folder).resolve()
+        try:
+            yield
+        finally:
+            self._locked_folder = None
 
     @classmethod
     def _from_files(cls, files: IndexFiles) -> Index:

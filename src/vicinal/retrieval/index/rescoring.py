@@ -107,7 +107,8 @@ class RescoringEngine:
         return Neighbors(np.take_along_axis(scores, order, axis=1), np.take_along_axis(candidates, order, axis=1))
 
 
-Engine = FaissEngine | BinaryEngine | RescoringEngine
+CodesEngine = FaissEngine | BinaryEngine
+Engine = CodesEngine | RescoringEngine
 
 
 def create_engine(kind: Literal["auto"] | Kind, vectors: UnitVectors, rescore: int | None = None) -> Engine:
@@ -121,13 +122,35 @@ def create_engine(kind: Literal["auto"] | Kind, vectors: UnitVectors, rescore: i
     Raises:
         InputError: the kind is unknown, it has no codes to rescore, or there are too few vectors to train on.
     """
+    rescore, codes = checked_rescore(kind, rescore), create_codes(kind, vectors)
+    return RescoringEngine(codes, HalfStore(vectors.dim), rescore) if rescore else codes
+
+
+def checked_rescore(kind: str, rescore: int | None) -> int:
+    """Return the candidates per neighbor, or raise as :func:`create_engine`."""
     if rescore is not None and not 0 <= rescore <= MAX_RESCORE:
         raise InputError(f"rescore = {rescore} is impossible; use 0 (none) to {MAX_RESCORE:,} candidates per neighbor")
     if rescore and kind not in DEFAULT_RESCORE:
         raise InputError(f"rescore is for {', '.join(DEFAULT_RESCORE)}; the vectors of {kind} are exact: leave it out")
-    codes = BinaryEngine.create(vectors) if kind == "binary" else FaissEngine.create(kind, vectors)
-    rescore = DEFAULT_RESCORE.get(kind, 0) if rescore is None else rescore
-    return RescoringEngine(codes, HalfStore(vectors.dim), rescore) if rescore else codes
+    return DEFAULT_RESCORE.get(kind, 0) if rescore is None else rescore
+
+
+def create_codes(kind: Literal["auto"] | Kind, vectors: UnitVectors) -> CodesEngine:
+    """Return an empty engine for these vectors without rescoring, trained on them if its kind needs training.
+
+    Raises:
+        InputError: the kind is unknown, or there are too few vectors to train on.
+    """
+    return BinaryEngine.create(vectors) if kind == "binary" else FaissEngine.create(kind, vectors)
+
+
+def read_codes(kind: object, data: bytes) -> CodesEngine:
+    """Return the engine without rescoring that `to_bytes` wrote.
+
+    Raises:
+        InputError: the bytes are damaged.
+    """
+    return BinaryEngine.from_bytes(data) if kind == "binary" else FaissEngine.from_bytes(data)
 
 
 def read_engine(kind: object, data: bytes, store: HalfStore | None, rescore: object) -> Engine:
@@ -136,7 +159,7 @@ def read_engine(kind: object, data: bytes, store: HalfStore | None, rescore: obj
     Raises:
         InputError: they are damaged, or do not belong together.
     """
-    codes = BinaryEngine.from_bytes(data) if kind == "binary" else FaissEngine.from_bytes(data)
+    codes = read_codes(kind, data)
     if store is None:
         return codes
     if not (isinstance(rescore, int) and 1 <= rescore <= MAX_RESCORE):

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -21,9 +22,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from vicinal.retrieval.index.build_progress import interruption
 from vicinal.retrieval.index.half_store import HalfStore, all_finite
 from vicinal.utils.errors import InputError, one_line
-from vicinal.utils.files import temporary_files, write_blocks, write_bytes
+from vicinal.utils.files import file_digest, temporary_files, write_blocks, write_bytes
 from vicinal.utils.locks import hold_lock
 from vicinal.utils.memory import check_memory
 
@@ -93,7 +95,7 @@ class IndexFiles:
         data = {VECTORS: self.vectors, METADATA: parquet.getvalue()}
         if self.context is not None:
             data[CONTEXT] = self.context
-        names = {part: f"{part}-{_digest(content)}{SUFFIXES[part]}" for part, content in data.items()}
+        names = {part: _name_of(part, content) for part, content in data.items()}
         if self.originals is not None:
             names[ORIGINALS] = self._name_of_originals(folder)
         version = next(version for version, parts in PARTS.items() if parts == set(names))
@@ -118,7 +120,7 @@ class IndexFiles:
         digest = hashlib.sha256()
         for block in self.originals.blocks():
             digest.update(block)
-        return f"{ORIGINALS}-{digest.hexdigest()[:32]}{SUFFIXES[ORIGINALS]}"
+        return _name(ORIGINALS, digest.hexdigest())
 
     @classmethod
     def load(cls, folder: Path) -> IndexFiles:
@@ -160,6 +162,24 @@ def write_lock(folder: Path, timeout: float) -> Iterator[None]:
         yield
 
 
+def adopt_originals(path: Path, folder: Path) -> Path:
+    """Give a file of vectors the name by which the index in `folder` may have it, and return that.
+
+    The file keeps its old name as well, and is not copied; where the file system cannot do that, `path` is returned,
+    and the index copies the file when it is saved. The caller holds the lock until then.
+    """
+    target = folder / _name(ORIGINALS, file_digest(path))
+    temporary = folder / f".{target.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        os.link(path, temporary)
+        os.replace(temporary, target)  # one that is there may be damaged
+    except OSError:
+        return path
+    finally:
+        temporary.unlink(missing_ok=True)  # it stays where both are one file already
+    return target
+
+
 def current_files(folder: Path) -> dict[str, str] | None:
     """Return the names of the data files of the index in `folder`, which identify its content; None without one."""
     return _read_config(folder)["files"] if (folder / CONFIG).exists() else None
@@ -191,7 +211,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         with _open(path) as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{folder} is not an index: it has no {CONFIG}; build one with `vicinal index`") from None
+        absent = f"{folder} is not an index: it has no {CONFIG}; build one with `vicinal index`"
+        raise InputError(interruption(folder) or absent) from None
     try:
         config = json.loads(content) if len(content) <= MAX_CONFIG_BYTES else None
     except (ValueError, RecursionError):
@@ -222,7 +243,7 @@ def _read_part(file: BinaryIO, part: str) -> bytes:
     path = Path(file.name)
     check_memory(COPIES * os.fstat(file.fileno()).st_size, str(path))
     data = file.read()
-    if path.name != f"{part}-{_digest(data)}{SUFFIXES[part]}":
+    if path.name != _name_of(part, data):
         raise InputError(f"{path} is damaged: its content is not what was written; build the index again")
     return data
 
@@ -238,7 +259,7 @@ def _map_originals(file: BinaryIO, config: dict[str, Any]) -> HalfStore:
         digest.update(block)
         if not all_finite(block):
             raise InputError(f"{path} is damaged: it holds NaN or infinity; build the index again")
-    if path.name != f"{ORIGINALS}-{digest.hexdigest()[:32]}{SUFFIXES[ORIGINALS]}":
+    if path.name != _name(ORIGINALS, digest.hexdigest()):
         raise InputError(f"{path} is damaged: its content is not what was written; build the index again")
     return HalfStore.from_file(path, file, dim)
 
@@ -255,5 +276,9 @@ def _delete_unused(folder: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:32]
+def _name_of(part: str, data: bytes) -> str:
+    return _name(part, hashlib.sha256(data).hexdigest())
+
+
+def _name(part: str, digest: str) -> str:
+    return f"{part}-{digest[:32]}{SUFFIXES[part]}"

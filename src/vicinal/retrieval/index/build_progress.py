@@ -1,0 +1,63 @@
+"""How far the staged build of an index is: what is built, and how many vectors are done."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vicinal.utils.files import write_bytes
+
+STAGE = ".building"  # the folder within that of the index, until the index is complete
+FILE = "build.json"
+
+
+@dataclass(frozen=True)
+class BuildProgress:
+    """What is built, and how far it is.
+
+    Args:
+        facts: what determines the codes: the vectors, the kind and so on.
+        total: the number of vectors.
+        done: how many of them are encoded and saved.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     BuildProgress({"kind": "rabitq"}, total=1000, done=200).save(Path(folder))
+        ...     BuildProgress.load(Path(folder))
+        BuildProgress(facts={'kind': 'rabitq'}, total=1000, done=200)
+    """
+
+    facts: dict[str, Any]
+    total: int
+    done: int
+
+    @classmethod
+    def load(cls, stage: Path) -> BuildProgress | None:
+        """Read the progress of a build; None if there is none that could go on."""
+        with suppress(OSError, ValueError, TypeError, RecursionError):
+            progress = cls(**json.loads((stage / FILE).read_text(encoding="utf-8")))
+            if type(progress.done) is type(progress.total) is int and 0 <= progress.done <= progress.total:
+                return progress
+        return None
+
+    def save(self, stage: Path) -> None:
+        """Write the progress atomically."""
+        write_bytes(stage / FILE, json.dumps(asdict(self), indent=1).encode())
+
+    @staticmethod
+    def delete(stage: Path) -> None:
+        """Delete the progress of a build that is complete."""
+        (stage / FILE).unlink()
+
+
+def interruption(folder: Path) -> str | None:
+    """A message about the build of an index in `folder` that is not complete; None if there is none."""
+    if not (folder / STAGE).is_dir():
+        return None
+    progress = BuildProgress.load(folder / STAGE)
+    done = "" if progress is None else f", {progress.done:,} of {progress.total:,} vectors are done"
+    return f"{folder} is not an index yet: its build was interrupted{done}; repeat the same command to go on"
