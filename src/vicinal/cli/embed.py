@@ -34,7 +34,7 @@ def add_embed(parser: Parser) -> None:
     parser.add_argument("source", nargs="?", help=SOURCE)
     parser.add_argument(
         "--out", metavar="PATH",
-        help=".parquet, or .npy with a .table.csv of paths and labels; with --shard, a folder for all shards",
+        help=".parquet, or .npy with a .table.csv of paths and labels; with --shard or --ray, a folder for all shards",
     )  # fmt: skip
     add_refiner(parser, "refines every embedding by its nearest neighbors among the others")
     add_embedding(parser)
@@ -43,6 +43,11 @@ def add_embed(parser: Parser) -> None:
         "--shard", type=_shard, metavar="I/N",
         help="embed the I-th of N equal shards of the source, I from 1, into a folder of its own in --out; the same "
         "command resumes a shard whose process was killed, and unreadable images are left out and listed",
+    )  # fmt: skip
+    group.add_argument(
+        "--ray", metavar="ADDRESS",
+        help="embed the source, or the shard, on a Ray cluster: local (one that is started on this machine), auto (the "
+        "one that this machine belongs to) or HOST:PORT; CPUs read images, and each GPU has a model",
     )  # fmt: skip
     group.add_argument(
         "--part_size", type=integer_from(1), metavar="INT",
@@ -69,7 +74,7 @@ def embed(arguments: Arguments) -> None:
         return _merge(arguments)
     check_source(arguments.source)
     check_embedding(arguments)
-    if arguments.shard is not None:
+    if arguments.shard is not None or arguments.ray is not None:
         return _embed_shard(arguments)
     from vicinal.data import save_embeddings
 
@@ -90,6 +95,7 @@ def embed(arguments: Arguments) -> None:
 def _check_combination(arguments: Arguments) -> None:
     """Raise InputError if flags exclude each other or are missing, before anything is read."""
     given = [name for name in ("source", "merge", "verify") if getattr(arguments, name) is not None]
+    in_parts = arguments.shard is not None or arguments.ray is not None
     message = None
     if len(given) != 1:
         message = "give the images to embed, or else --merge or --verify with a folder of shards"
@@ -99,26 +105,39 @@ def _check_combination(arguments: Arguments) -> None:
         message = "--verify writes nothing; leave out --out, or --merge the shards, which are verified too"
     elif arguments.shard is not None and given != ["source"]:
         message = "--shard embeds images of a source; --merge and --verify are about all shards"
-    elif arguments.part_size is not None and arguments.shard is None:
-        message = "--part_size is about the parts of a shard; give --shard too"
-    elif arguments.refiner is not None and (arguments.shard is not None or given != ["source"]):
+    elif arguments.ray is not None and given != ["source"]:
+        message = "--ray embeds images of a source; --merge and --verify need no cluster"
+    elif arguments.part_size is not None and not in_parts:
+        message = "--part_size is about the parts of a shard; give --shard or --ray too"
+    elif arguments.ray is not None and getattr(arguments, "num_workers", None):
+        message = "--num_workers starts processes here; with --ray all CPUs of the cluster read images"
+    elif arguments.refiner is not None and (in_parts or given != ["source"]):
         message = "--refiner needs all embeddings; embed the shards first, and refine their folder as a source"
-    elif arguments.shard is not None and Path(arguments.out).suffix.lower() in (".parquet", ".npy"):
-        message = f"{arguments.out}: with --shard, --out is a folder"
+    elif in_parts and Path(arguments.out).suffix.lower() in (".parquet", ".npy"):
+        message = f"{arguments.out}: with {'--shard' if arguments.ray is None else '--ray'}, --out is a folder"
     if message is not None:
         raise InputError(message)
 
 
 def _embed_shard(arguments: Arguments) -> None:
-    """Embed one shard of a source."""
+    """Embed one shard of a source, here or on a Ray cluster."""
+    if arguments.ray is not None:
+        from vicinal.workflows.ray_cluster import check_reachable
+
+        check_reachable(arguments.ray)
     from vicinal.data.image_files import count
-    from vicinal.workflows.embed_shard import embed_shard
     from vicinal.workflows.shard_job import PART_SIZE
 
-    shard, num_shards = arguments.shard
-    part_size = arguments.part_size or PART_SIZE
-    reader = read_embedding(arguments)
-    done = embed_shard(reader, arguments.source, arguments.out, shard, num_shards, arguments.split, part_size)
+    reader, (shard, num_shards) = read_embedding(arguments), arguments.shard or (1, 1)
+    what, part_size = (reader, arguments.source, arguments.out), arguments.part_size or PART_SIZE
+    if arguments.ray is None:
+        from vicinal.workflows.embed_shard import embed_shard
+
+        done = embed_shard(*what, shard, num_shards, arguments.split, part_size)
+    else:
+        from vicinal.workflows.embed_on_ray import embed_on_ray
+
+        done = embed_on_ray(*what, arguments.ray, shard, num_shards, arguments.split, part_size)
     numbers = f"{count(done.num_embeddings, 'embedding')} in {count(len(done.parts), 'part')}"
     log(f"shard {done.name}: {numbers}, {count(len(done.unreadable), 'image')} left out")
     print_result(str(done.folder(arguments.out)))

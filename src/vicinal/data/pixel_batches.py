@@ -1,8 +1,9 @@
-"""Batches of the pixels of images, in which an unreadable image costs nothing but itself."""
+"""Batches of the pixels of images, and of their embeddings, in which an unreadable image costs nothing but itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,10 +12,26 @@ from torch.utils.data import Dataset
 from vicinal.data.images import ImageDataset
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
+from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
 
 Pixels = tuple[Tensor, dict[int, str]]
 """The pixels of readable images, uint8 `[b, channels, height, width]`, and the errors of the others by their rows."""
+
+
+@dataclass(frozen=True)
+class EmbeddedBatch:
+    """The embeddings of consecutive rows of a table.
+
+    Args:
+        first_row: The first of these rows.
+        vectors: float32 `[b, dim]`, of the readable images.
+        errors: The errors of the others by their rows.
+    """
+
+    first_row: int
+    vectors: Floats
+    errors: dict[int, str] = field(default_factory=dict)
 
 
 class PixelBatches(Dataset[Pixels]):

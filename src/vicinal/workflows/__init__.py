@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from vicinal.workflows.calibration_settings import CalibrationSettings
     from vicinal.workflows.clean import find_problems_of_source
     from vicinal.workflows.clean_settings import CleanSettings
+    from vicinal.workflows.embed_on_ray import embed_on_ray
     from vicinal.workflows.embed_shard import embed_shard
     from vicinal.workflows.evaluate import EvaluatedSource, evaluate_sources, per_query_frame, tabulate_sources
     from vicinal.workflows.evaluation_settings import EvaluationSettings
@@ -42,6 +43,7 @@ __all__ = [
     "TuneSettings",
     "calibrate_source",
     "describe_model",
+    "embed_on_ray",
     "embed_several",
     "embed_shard",
     "evaluate_sources",

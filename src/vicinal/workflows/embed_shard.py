@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from vicinal.data.pixel_batches import EmbeddedBatch, PixelBatches
 from vicinal.data.shard_manifest import ShardManifest
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
-from vicinal.workflows.shard_job import PART_SIZE, EmbeddedBatch, ShardJob, shard_job
+from vicinal.workflows.shard_job import PART_SIZE, ShardJob, shard_job
 from vicinal.workflows.sources import EmbeddingReader
 
 
@@ -50,8 +51,6 @@ def embed_shard(
 def _embed_here(job: ShardJob) -> Iterator[EmbeddedBatch]:
     """Embed the missing batches in this process; its workers go on reading from one part to the next."""
     from torch.utils.data import DataLoader
-
-    from vicinal.data.pixel_batches import PixelBatches
 
     embed = job.reader.batch_embedder(job.source)
     batches = PixelBatches(job.table, embed.transform, job.batches)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -15,9 +15,9 @@ import pandas as pd
 
 from vicinal.data.embedding_shards import check_together, read_part
 from vicinal.data.embeddings import save_embeddings
+from vicinal.data.pixel_batches import EmbeddedBatch
 from vicinal.data.shard_manifest import ShardManifest, ShardPart, read_manifests
 from vicinal.data.table import Table
-from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import file_digest
@@ -27,21 +27,6 @@ from vicinal.workflows.sources import EmbeddingReader
 
 LOCK = ".lock"
 PART_SIZE = 10_000
-
-
-@dataclass(frozen=True)
-class EmbeddedBatch:
-    """The embeddings of consecutive rows of a shard.
-
-    Args:
-        first_row: The first of its rows.
-        vectors: float32 [b, dim], of the readable images.
-        errors: The errors of the others by their rows.
-    """
-
-    first_row: int
-    vectors: Floats
-    errors: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,203 @@
+"""Embeddings as a job of Ray Data: images are read on all CPUs of a cluster, and embedded on all its GPUs."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vicinal.data.columns import BOX_COLUMNS
+from vicinal.data.pixel_batches import EmbeddedBatch
+from vicinal.data.shard_manifest import ShardManifest
+from vicinal.data.table import Table
+from vicinal.utils.console import log, track
+from vicinal.utils.errors import InputError, one_line
+from vicinal.workflows.ray_cluster import LOCAL, ray_cluster
+from vicinal.workflows.ray_stages import EmbedBlock, RowBatch, as_column, from_column, read_block
+from vicinal.workflows.shard_job import PART_SIZE, ShardJob, shard_job
+from vicinal.workflows.sources import EmbeddingReader
+
+MAX_ROUNDS = 3
+SETTINGS = {"enable_progress_bars": False, "print_on_execution_start": False, "max_errored_blocks": 1_000}
+"""Those of Ray Data: no messages, and the job goes on without the batches whose workers died again and again."""
+
+
+def embed_on_ray(
+    reader: EmbeddingReader,
+    source: str,
+    folder: str | Path,
+    address: str = LOCAL,
+    shard: int = 1,
+    num_shards: int = 1,
+    split: str | None = None,
+    part_size: int = PART_SIZE,
+) -> ShardManifest:
+    """Embed a source, or one shard of it, on a Ray cluster; the files are those of :func:`embed_shard`.
+
+    Tasks read the images, one batch each, and actors hold the model: one per GPU, or without GPUs as many as the CPUs
+    have room for with the threads of PyTorch in this process. This process writes the parts. It can be interrupted or
+    killed, and goes on at the last part if it is started again, with or without Ray. A worker that dies is replaced
+    and its batch repeated; an image whose reading kills the worker again and again is left out like one that is
+    unreadable.
+
+    All machines must have Vicinal installed, and see the images and the model at the same place.
+
+    Args:
+        reader: How images become embeddings; `num_workers` is not used.
+        source: As of :func:`embed_shard`.
+        folder: As of :func:`embed_shard`; only this process writes to it.
+        address: `local` for a cluster that is started on this machine; `auto` for the one that the machine belongs to;
+            or `HOST:PORT` of its head node.
+        shard: Number of the shard, from 1.
+        num_shards: How many shards the source is divided into.
+        split: As of :func:`embed_shard`.
+        part_size: Number of images of a part.
+
+    Returns:
+        The manifest of the complete shard.
+
+    Raises:
+        InputError: There is no cluster, its machines differ, or as of :func:`embed_shard`.
+        OSError: A file cannot be written, or the job fails on the cluster.
+    """
+    if reader.device is not None and reader.device.startswith("cuda:"):
+        raise InputError(f"--device {reader.device}: Ray chooses the GPUs; give --device cuda, or cpu")
+    with ray_cluster(address) as ray, shard_job(reader, source, folder, shard, num_shards, split, part_size) as job:
+        embedded = _embed(_RayData(ray, job))
+        try:
+            return job.complete(track(embedded, "embedding", total=len(job.batches)))
+        except ray.exceptions.RayError as error:
+            text = f"{one_line(error, 200)}; the same command goes on at the last part"
+            raise OSError(errno.EIO, text, f"--ray {address}") from None
+
+
+def _embed(pipeline: _RayData) -> Iterator[EmbeddedBatch]:
+    """Embed the missing batches. Those that are lost because their workers died are repeated without the cause."""
+    left = {rows.start: rows for rows in pipeline.job.batches}
+    deadly: dict[int, str] = {}
+    for _ in range(MAX_ROUNDS):
+        if not left:
+            return
+        for batch in pipeline.embed(left.values(), deadly):
+            del left[batch.first_row]
+            yield batch
+        if left:
+            deadly |= pipeline.find_deadly([row for rows in left.values() for row in rows])
+    if left:
+        raise InputError(
+            f"{len(left):,} batches of images could not be embedded: the workers of Ray ended again and again"
+        )
+
+
+@dataclass(frozen=True)
+class _RayData:
+    """The pipeline of Ray Data that embeds batches of a shard.
+
+    Args:
+        ray: The module.
+        job: The shard.
+    """
+
+    ray: Any
+    job: ShardJob
+
+    @cached_property
+    def _images(self) -> Table:
+        """What is needed to read the images."""
+        frame = self.job.table.frame
+        return Table(frame[[each for each in ("path", *BOX_COLUMNS) if each in frame]])
+
+    @cached_property
+    def _reader(self) -> EmbeddingReader:
+        """The options without the loaded model, whose path is an absolute one."""
+        model = str(self.job.reader.model)
+        return replace(self.job.reader, model=str(Path(model).resolve()) if Path(model).exists() else model)
+
+    def embed(self, batches: Iterable[range], deadly: dict[int, str]) -> Iterator[EmbeddedBatch]:
+        """Yield batches as they are embedded; those whose workers died repeatedly are missing.
+
+        Args:
+            batches: The rows of each.
+            deadly: The errors of images that must not be read, by their rows.
+        """
+        items = [{"rows": as_column([self._row_batch(rows, deadly)])[0]} for rows in batches]
+        transform = self.job.reader.batch_embedder(self.job.source).transform
+        with self._settings() as data:
+            dataset = data.from_items(items, override_num_blocks=len(items)).map_batches(
+                read_block,
+                fn_kwargs={"transform": transform},
+                batch_size=None,
+                num_cpus=1,
+            )
+            dataset = dataset.map_batches(
+                EmbedBlock,
+                fn_constructor_args=(
+                    self._reader,
+                    self.job.source,
+                    self.job.manifest.model,
+                    torch.get_num_threads(),
+                ),
+                batch_size=None,
+                **self._actors(data),
+            )
+            for block in dataset.iter_batches(batch_size=None):
+                for result in from_column(block["embedded"]):
+                    if isinstance(result, str):
+                        raise InputError(result)
+                    yield result
+
+    def find_deadly(self, rows: Sequence[int]) -> dict[int, str]:
+        """Read images one by one, and return the errors of those whose workers die, by their rows."""
+        log(f"workers of Ray ended; reading {len(rows):,} images of their batches one by one")
+        transform = self.job.reader.batch_embedder(self.job.source).transform
+        read = self.ray.remote(num_cpus=1, max_retries=1)(RowBatch.read)
+        pending = {row: read.remote(self._row_batch(range(row, row + 1)), transform) for row in rows}
+        deadly = {}
+        for row, result in pending.items():
+            try:
+                self.ray.get(result)
+            except self.ray.exceptions.RayError as error:
+                reason = type(error).__name__
+                deadly[row] = f"{self._images.paths[row]}: the process that reads it ends ({reason})"
+        return deadly
+
+    def _row_batch(self, rows: range, deadly: dict[int, str] | None = None) -> RowBatch:
+        errors = {row - rows.start: deadly[row] for row in rows if row in deadly} if deadly else {}
+        return RowBatch(rows.start, self._images.take(rows), errors)
+
+    def _actors(self, data: Any) -> dict[str, Any]:
+        """How many actors there are, and what each takes of the cluster."""
+        has = self.ray.cluster_resources()
+        num_cpus, num_gpus = int(has.get("CPU", 0)), int(has.get("GPU", 0))
+        if not num_cpus:
+            raise InputError("the Ray cluster has no CPUs, which read the images")
+        if num_gpus and self._reader.device != "cpu":
+            log(f"the Ray cluster has {num_cpus:,} CPUs, and {num_gpus:,} GPUs, each with a model")
+            return {"compute": data.ActorPoolStrategy(size=num_gpus), "num_cpus": 0, "num_gpus": 1}
+        size = max(1, num_cpus // torch.get_num_threads())
+        log(f"the Ray cluster has {num_cpus:,} CPUs, and {size:,} models on them")
+        # Models take no CPUs of those that Ray counts, since reading would wait for them forever where there are few.
+        return {"compute": data.ActorPoolStrategy(size=size), "num_cpus": 0}
+
+    @contextmanager
+    def _settings(self) -> Iterator[Any]:
+        """The module `ray.data` with these settings, and without its log."""
+        import ray.data as data
+
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+        context = data.DataContext.get_current()
+        before = {name: getattr(context, name) for name in SETTINGS}
+        try:
+            for name, value in SETTINGS.items():
+                setattr(context, name, value)
+            yield data
+        finally:
+            for name, value in before.items():
+                setattr(context, name, value)
