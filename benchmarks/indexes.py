@@ -65,9 +65,9 @@ def make_vectors(rows: int, seed: int = 0) -> tuple[Vectors, Vectors]:
     return vectors[:rows], vectors[rows:]
 
 
-def private_megabytes() -> float:
-    """The memory of this process that is not of files; Linux only."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def private_megabytes(process: int | str = "self") -> float:
+    """The memory of a process that is not of files; Linux only."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("RssAnon:"))) / 1000
 
 

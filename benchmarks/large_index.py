@@ -1,0 +1,178 @@
+"""Indexes of codes of 10,000,000 vectors, built by `vicinal index` from a mapped file: time, memory, recall, latency.
+
+    python -m benchmarks.large_index --size 10000000 --out RESULTS
+    python -m benchmarks.large_index --size 1000000 --out RESULTS --kinds rabitq --interrupt
+
+The vectors of 128 dimensions are those of `benchmarks.indexes`: classes of heavy-tailed sizes within superclasses, some
+tens of directions with most of the variance. Beside `vectors.npy` is a CSV table of as many rows, a path and a label
+each. `vicinal index` runs in a process of its own; `--interrupt` kills it (SIGKILL) when half of the vectors are
+saved, and runs it again. Phases are told by the files that it writes: reading and checking the source, training with
+the digest of all vectors before it, encoding, and assembling and saving. Memory is the peak of its private memory
+(RssAnon), without the pages of mapped files, which the system takes back when it needs them.
+
+The search is another process. `cold`: 200 single queries after the file of the vectors was dropped from the page
+cache; `warm`: the same again, and again 1,000 queries in one call. Recall@10 is the fraction of the ten nearest by
+exact search that is found, of 1,000 further vectors of the same classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
+
+from benchmarks.indexes import DIM, SINGLE, K, make_vectors, private_megabytes
+from benchmarks.table import print_machine
+from vicinal import Index
+from vicinal.retrieval import top_k
+from vicinal.retrieval.index.build_progress import STAGE, BuildProgress
+from vicinal.retrieval.index.staged_build import TRAINED
+
+POLL = 0.1  # seconds
+PHASES = ("read, s", "train, s", "encode, s", "save, s")
+
+
+def make_source(size: int, folder: Path) -> None:
+    """Write vectors with their table, queries, and the exact neighbors of the queries."""
+    vectors, queries = make_vectors(size)
+    np.save(folder / "queries.npy", queries)
+    np.save(folder / "exact.npy", top_k(queries, vectors, K).ids)
+    with (folder / "vectors.table.csv").open("w") as file:
+        file.write("path,label\n")
+        for start in range(0, size, 2**16):
+            rows = range(start, min(start + 2**16, size))
+            file.writelines(f"photos/{row // 1000:05d}/{row:08d}.jpg,class {row // 20}\n" for row in rows)
+    np.save(folder / "vectors.npy", vectors)
+
+
+def build(folder: Path, kind: str, interrupt: bool) -> dict[str, float]:
+    """Build the index by the command, and watch it."""
+    index = folder / f"index-{kind}"
+    command = [sys.executable, "-m", "vicinal", "index", str(index), "--source", str(folder / "vectors.npy")]
+    command += ["--kind", kind, "--overwrite"]
+    measured = _watch(command, index, stop_at=0.5 if interrupt else None)
+    if interrupt:
+        again = _watch(command, index)
+        return {f"{name}, until killed": value for name, value in measured.items()} | again
+    return measured
+
+
+def _watch(command: list[str], index: Path, stop_at: float | None = None) -> dict[str, float]:
+    """Seconds of each phase, and the peak of private memory; the process is killed at a fraction of the vectors."""
+    times, peak, stage = [time.perf_counter()], 0.0, index / STAGE
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    is_past = (
+        lambda: stage.is_dir(),
+        lambda: (stage / TRAINED).is_file(),
+        lambda: _fraction(stage) == 1,
+    )
+    while process.poll() is None:
+        if len(times) <= len(is_past) and is_past[len(times) - 1]():
+            times.append(time.perf_counter())
+        with suppress(OSError, StopIteration):
+            peak = max(peak, private_megabytes(process.pid))
+        if stop_at is not None and stop_at <= _fraction(stage) < 1:
+            os.kill(process.pid, signal.SIGKILL)
+        time.sleep(POLL)
+    if process.returncode not in (0, -signal.SIGKILL if stop_at is not None else 0):
+        raise SystemExit(f"{' '.join(command)} failed")
+    times.append(time.perf_counter())
+    phases = dict(zip(PHASES, np.diff(times).tolist(), strict=False))
+    return {**phases, "total, s": times[-1] - times[0], "peak, GB": peak / 1000}
+
+
+def _fraction(stage: Path) -> float:
+    """How much is encoded and saved."""
+    progress = BuildProgress.load(stage)
+    return 0.0 if progress is None else progress.done / progress.total
+
+
+def search(folder: Path, kind: str) -> dict[str, float]:
+    """Load an index, and search it by single queries and by all together."""
+    queries, exact = np.load(folder / "queries.npy"), np.load(folder / "exact.npy")
+    before, started = private_megabytes(), time.perf_counter()
+    index = Index.load(folder / f"index-{kind}")
+    seconds = time.perf_counter() - started
+    index.search(queries[-1:], K)
+    memory = private_megabytes() - before
+    sizes = {path.name.split("-")[0]: path.stat().st_size / 1e9 for path in (folder / f"index-{kind}").iterdir()}
+    _drop_from_cache(next((folder / f"index-{kind}").glob("originals-*")))
+    cold, warm = _single_ms(index, queries), _single_ms(index, queries)
+    started = time.perf_counter()
+    found = index.search(queries, K).ids
+    batch = time.perf_counter() - started
+    hits = [len({*mine} & {*best}) / K for mine, best in zip(found.tolist(), exact.tolist(), strict=True)]
+    return {
+        "recall@10": float(np.mean(hits)),
+        "load, s": seconds,
+        "search, GB": memory / 1000,
+        "on disk, GB": sum(sizes.values()),
+        "codes, GB": sizes["vectors"],
+        "table, GB": sizes["metadata"],
+        **{f"{name} {which}, ms": float(np.percentile(times, percent))
+           for name, times in (("cold", cold), ("warm", warm)) for which, percent in (("median", 50), ("p99", 99))},
+        "batch, ms / query": 1000 * batch / len(queries),
+    }  # fmt: skip
+
+
+def _single_ms(index: Index, queries: Any) -> list[float]:
+    times = []
+    for query in queries[:SINGLE, None]:
+        started = time.perf_counter()
+        index.search(query, K)
+        times.append(1000 * (time.perf_counter() - started))
+    return times
+
+
+def _drop_from_cache(path: Path) -> None:
+    """Drop a file from the page cache, as far as no process has its pages mapped."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def main() -> None:
+    """Measure and print; or one step of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=10_000_000)
+    parser.add_argument("--out", required=True, type=Path, help="folder of the vectors, the indexes and results.json")
+    parser.add_argument("--kinds", nargs="+", default=["ivfpq", "rabitq"])
+    parser.add_argument("--interrupt", action="store_true", help="kill each build once, and go on with it")
+    parser.add_argument("--step", choices=["source", "search"], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    folder: Path = arguments.out
+    if arguments.step == "source":
+        return make_source(arguments.size, folder)
+    if arguments.step == "search":
+        return print(json.dumps(search(folder, arguments.kinds[0])))
+    folder.mkdir(parents=True, exist_ok=True)
+    print_machine()
+    print(f"{arguments.size:,} vectors of {DIM} dimensions", flush=True)
+    own = [sys.executable, "-m", "benchmarks.large_index", "--out", str(folder), "--size", str(arguments.size)]
+    if not (folder / "vectors.npy").exists():
+        subprocess.run([*own, "--step", "source"], check=True)
+    results: dict[str, dict[str, float]] = {}
+    for kind in arguments.kinds:
+        results[kind] = build(folder, kind, arguments.interrupt)
+        print(kind, json.dumps(results[kind]), flush=True)
+        found = subprocess.run([*own, "--step", "search", "--kinds", kind], check=True, capture_output=True, text=True)
+        results[kind] |= json.loads(found.stdout)
+        (folder / "results.json").write_text(json.dumps(results, indent=1))
+    print(f"| | {' | '.join(f'`{kind}`' for kind in results)} |\n|---{'|---' * len(results)}|")
+    for name in next(iter(results.values())):
+        print(f"| {name} | {' | '.join(f'{each.get(name, np.nan):,.3f}' for each in results.values())} |")
+
+
+if __name__ == "__main__":
+    main()
