@@ -30,6 +30,7 @@ def evaluate(
     hierarchy: bool = False,
     rerank: Reranking | None = None,
     chunk_size: int | None = None,
+    divided: bool = False,
 ) -> Evaluation:
     """Measure how well images of one class find each other.
 
@@ -54,6 +55,8 @@ def evaluate(
             re-ranking sees no labels.
         chunk_size: number of queries per tile; by default so many that scores take about 64 MB. Metrics do not depend
             on it.
+        divided: whether the processes of `torch.distributed`, which all call this function, divide the work. Each gets
+            the whole result, which is that of one process to the last digit. A re-ranking is computed by each.
 
     Raises:
         InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an impossible k or chunk size, an
@@ -89,6 +92,7 @@ def evaluate(
         query_indices=query_rows,
         rerank=rerank,
         chunk_size=chunk_size,
+        divided=divided,
     )
 
 

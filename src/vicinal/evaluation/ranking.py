@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from vicinal.evaluation.counting import MASKED, Counter
 from vicinal.evaluation.device_counting import DeviceCounter
+from vicinal.evaluation.division import Division, TotalCounts
 from vicinal.evaluation.positives import Positives, increment_function, ranked_positives
 from vicinal.evaluation.ranks import Ranks
 from vicinal.evaluation.relevance import Relevance
@@ -79,6 +81,7 @@ def level_ranks(
     levels: Sequence[Relevance],
     chunk_size: int | None = None,
     reranked: RerankedScores | None = None,
+    divided: bool = False,
 ) -> Iterator[list[Ranks]]:
     """The ranks of the positives at several levels of labels, fine and coarse, from one pass over the similarities.
 
@@ -88,6 +91,8 @@ def level_ranks(
         levels: the relevance at each level; the exclusions are those of the first.
         chunk_size: as in :func:`positive_ranks`.
         reranked: as in :func:`positive_ranks`.
+        divided: whether the processes of `torch.distributed`, which all call this function, divide the work; each of
+            them gets all ranks.
 
     Yields:
         For the next queries, in order, their ranks at each level.
@@ -104,14 +109,14 @@ def level_ranks(
         [[array([2, 2]), array([1, 2, 1, 2, 1, 2])]]
     """
     check_same_dim(queries, gallery)
-    counting = _TiledCounting(queries, gallery, levels, chunk_size, reranked)
+    counting = _TiledCounting(queries, gallery, levels, chunk_size, reranked, divided)
     sizes = np.sum([relevance.label_counts() for relevance in levels], axis=0)
     for start, stop in _panels(sizes, reranked):
-        panel = counting.count(start, stop)
+        panel, totals = counting.count(start, stop)
         for first, last in chunk_ranges(sizes[start:stop], MAX_RANKS):
             yield [
-                _ranks(positives, counter, first, last)
-                for positives, counter in zip(panel.positives, panel.counters, strict=True)
+                _ranks(positives, counts, first, last)
+                for positives, counts in zip(panel.positives, totals, strict=True)
             ]
 
 
@@ -142,19 +147,22 @@ class _TiledCounting:
         levels: Sequence[Relevance],
         chunk_size: int | None,
         reranked: RerankedScores | None,
+        divided: bool,
     ) -> None:
         self._queries, self._gallery, self._levels, self._reranked = queries, gallery, levels, reranked
+        self._division = Division.of_group() if divided else Division()
         self._rows, self._columns = _tile_size(len(queries), len(gallery), chunk_size)
+        self._rows = self._division.tile_rows(self._rows, len(queries))
         self._block = ScoreBuffer(self._rows, self._columns, queries.device)
         self._unit_queries = _unit_rows(queries)
         self._unit_gallery = self._unit_queries if queries is gallery else _unit_rows(gallery)
         self._excluded = _excluded_other_labels(levels)
         self._is_symmetric = queries is gallery and reranked is None and not len(self._excluded[0])
 
-    def count(self, start: int, stop: int) -> _Panel:
-        """Count for queries `start` to `stop`, at each level."""
+    def count(self, start: int, stop: int) -> tuple[_Panel, list[TotalCounts]]:
+        """Count for queries `start` to `stop`, and return what was counted at each level."""
         panel = self._panel(start, stop)
-        for top in range(start, stop, self._rows):
+        for top in self._division.own(range(start, stop, self._rows)):
             vectors = self._unit_queries(top, min(top + self._rows, stop))
             if self._is_symmetric:
                 self._count_rows(panel, top, vectors, range(0, start))
@@ -162,17 +170,16 @@ class _TiledCounting:
                 self._count_symmetric(panel, top, vectors)
             else:
                 self._count_rows(panel, top, vectors, range(len(self._gallery)))
-        return panel
+        return panel, [self._division.total(counter.num_before, counter.is_tied) for counter in panel.counters]
 
     def _panel(self, start: int, stop: int) -> _Panel:
         increments = increment_scores = None
         if self._reranked is not None:
             increments = self._reranked.increments(start, stop)
             increment_scores = increment_function(self._reranked, increments, start)
+        find = partial(ranked_positives, self._queries, self._gallery, increment_scores=increment_scores)
         positives = [
-            ranked_positives(
-                self._queries, self._gallery, each, start=start, stop=stop, increment_scores=increment_scores
-            )
+            self._division.positives(partial(find, each), each.label_counts()[start:stop], start)
             for each in self._levels
         ]
         counters = [
@@ -257,18 +264,16 @@ def _counter(positives: Positives, relevance: Relevance, start: int, device: tor
     return DeviceCounter(positives, relevance, start, device)
 
 
-def _ranks(positives: Positives, counter: AnyCounter, first: int, last: int) -> Ranks:
+def _ranks(positives: Positives, totals: TotalCounts, first: int, last: int) -> Ranks:
     """The ranks of the positives of queries `first` to `last`, summed up from what ranks between them."""
     counts, slots = positives.counts[first:last], positives.first[first:last]
     queries = np.repeat(np.arange(first, last), counts)
     starts = np.cumsum(counts) - counts
     positions = np.arange(len(queries)) - np.repeat(starts, counts)
     slots = np.repeat(slots, counts) + positions
-    num_before = np.cumsum(counter.num_before[slots + queries], dtype=np.int64)
+    num_before = np.cumsum(totals.num_before[slots + queries], dtype=np.int64)
     num_before -= np.repeat(np.concatenate([[0], num_before])[starts], counts)
-    return Ranks(
-        num_before + positions + 1, counts, _num_ties(positives.scores[slots], queries, counter.is_tied[slots])
-    )
+    return Ranks(num_before + positions + 1, counts, _num_ties(positives.scores[slots], queries, totals.is_tied[slots]))
 
 
 def _num_ties(scores: Floats, queries: Integers, is_tied: Booleans) -> int:

@@ -54,6 +54,7 @@ class Relevance:
         self._begin = np.searchsorted(gallery_labels[self.rows_by_label], query_labels, "left")
         self._end = np.searchsorted(gallery_labels[self.rows_by_label], query_labels, "right")
         self._end[query_labels < 0] = self._begin[query_labels < 0]
+        self._counts = self._end - self._begin
 
     def positives(self, query: int) -> Integers:
         """The positives of one query, as ascending gallery rows."""
@@ -68,7 +69,7 @@ class Relevance:
 
     def label_counts(self) -> Integers:
         """How many gallery rows have the label of each query, int64 [q]: its positives and same-label exclusions."""
-        return self._end - self._begin
+        return self._counts
 
     def label_ranges(self, start: int, stop: int) -> tuple[Integers, Integers]:
         """Where the gallery rows with the labels of queries `start` to `stop` begin and end in `rows_by_label`."""

@@ -29,6 +29,7 @@ def score_queries(
     query_indices: Integers,
     rerank: Reranking | None = None,
     chunk_size: int | None = None,
+    divided: bool = False,
 ) -> Evaluation:
     """Compute every metric of every query at every level of labels.
 
@@ -40,6 +41,7 @@ def score_queries(
         query_indices: int64 [q], the row of each query in what is evaluated.
         rerank: a method by which every ranking is re-ranked first.
         chunk_size: number of queries per tile.
+        divided: whether the processes of `torch.distributed` divide the work.
 
     Raises:
         InputError: no query or no gallery image, other dimensions, an impossible chunk size, no query with a positive
@@ -56,7 +58,7 @@ def score_queries(
     per_query: dict[str, list[Doubles]] = defaultdict(list)
     first_ranks: list[Integers] = []
     num_ties = 0
-    for block in level_ranks(queries, gallery, list(levels.values()), chunk_size, reranked):
+    for block in level_ranks(queries, gallery, list(levels.values()), chunk_size, reranked, divided):
         for level, ranks in zip(levels, block, strict=True):
             for name, metric in metrics.items():
                 per_query[name if level == FINE else f"{level}/{name}"].append(metric(ranks))
