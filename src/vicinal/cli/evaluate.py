@@ -23,7 +23,7 @@ from vicinal.cli.inputs import (
     read_embedding,
 )
 from vicinal.cli.reranking_flags import add_reranking, read_reranking
-from vicinal.utils.console import log
+from vicinal.utils.console import is_main_process, log
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ def add_evaluate(parser: Parser) -> None:
                         "file with the columns a, b (paths, or row numbers of embeddings), same (1 or 0) and perhaps "
                         "fold: accuracy over ten folds as in LFW, TAR at FAR. Without a source, --model embeds the "
                         "listed images")  # fmt: skip
+    parser.add_argument(
+        "--devices", type=integer_from(1), metavar="INT",
+        help="number of processes that divide the rankings of stored embeddings; with torchrun or SLURM, of each node "
+        "(default: 1, or as many as they started). The results are those of one process",
+    )  # fmt: skip
     _add_refinement(parser)
     add_reranking(parser, "metrics before and after re-ranking")
     add_embedding(parser)
@@ -87,16 +92,31 @@ def evaluate(arguments: Arguments) -> None:
         return evaluate_pair_list(arguments)
     _check_combination(arguments)
     _check_sources(arguments)
+    from vicinal.utils.launch import Launch
+
+    if arguments.devices in (None, 1) and Launch.of().launcher is None:
+        return _evaluate(arguments, divided=False)
+    _check_division(arguments)
+    from vicinal.workflows.processes import dividing_processes
+
+    with dividing_processes(arguments.devices) as divided:
+        _evaluate(arguments, divided)
+
+
+def _evaluate(arguments: Arguments, divided: bool) -> None:
+    """Evaluate the sources, and print the results; `divided` if several processes run this together."""
     from vicinal.workflows.evaluate import evaluate_sources, tabulate_sources, write_per_query
 
     settings, make_reranking = _settings(arguments), _make_reranking(arguments)
-    sources = _embedded(arguments)
+    sources = _embedded(arguments, mapped=True)
     for name, embedded in sources.items():
         _check_labels(name, embedded.table)
     combine: Literal["compare", "average"] | None = (
         "compare" if arguments.compare else "average" if arguments.average else None
     )
-    evaluated = evaluate_sources(sources, settings, make_reranking, combine)
+    evaluated = evaluate_sources(sources, settings, make_reranking, combine, divided)
+    if divided and not is_main_process():
+        return
     if arguments.per_query:
         write_per_query(arguments.per_query, evaluated[0].final, evaluated[0].table)
         log(f"wrote {arguments.per_query}")
@@ -217,14 +237,29 @@ def _check_sources(arguments: Arguments) -> None:
     check_source(arguments.images)
 
 
-def _embedded(arguments: Arguments) -> dict[str, EmbeddedTable]:
+def _check_division(arguments: Arguments) -> None:
+    """Raise InputError if several processes cannot divide what is asked for."""
+    from vicinal.workflows.source_kind import source_kind
+
+    for option in ("rerank", "refiner", "clusters"):
+        if getattr(arguments, option, None):
+            raise InputError(f"--devices divides rankings of embeddings as they are; leave out --{option}")
+    for name in [arguments.images] if arguments.images is not None else arguments.sources:
+        if source_kind(name) not in ("embeddings", "index"):
+            raise InputError(
+                f"--devices divides the evaluation of stored embeddings, and {name} holds images; write their "
+                "embeddings to a file first: vicinal embed"
+            )
+
+
+def _embedded(arguments: Arguments, mapped: bool = False) -> dict[str, EmbeddedTable]:
     """Name -> embeddings of every source."""
     from vicinal.workflows.several_sources import embed_several
     from vicinal.workflows.source_kind import source_kind
 
     given = vars(arguments)
     measure = len(arguments.sources) > 1 and not given.get("average")
-    reader = read_embedding(arguments, query_gallery_only=True, folder_on_error="raise", measure=measure)
+    reader = read_embedding(arguments, query_gallery_only=True, folder_on_error="raise", measure=measure, mapped=mapped)
     split = arguments.split
     if arguments.embeddings:
         embedded = reader.embed_with_labels(arguments.embeddings, arguments.labels, split)

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.benchmarks import BENCHMARKS
+from vicinal.data.checks import row_blocks
 from vicinal.data.columns import COLUMN_FLAGS, column_aliases, named_columns
 from vicinal.data.conditions import matching_rows
 from vicinal.data.embeddings import load_embeddings, load_labels, load_vectors, read_fingerprint
@@ -21,11 +22,13 @@ from vicinal.data.moved import move_root
 from vicinal.data.table import Table
 from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported
 from vicinal.models.shortened import check_dim, shortened, trained_dims
+from vicinal.retrieval.scores import BLOCK_ROWS
 from vicinal.retrieval.whitening import PCAWhitening
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
+from vicinal.utils.temporary_maps import temporary_map
 from vicinal.workflows.columns import choose_column, columns_of_run, data_settings_of_run
 from vicinal.workflows.embedding_options import EmbeddingOptions
 from vicinal.workflows.models import check_not_refiner_run, load_model, usable_device
@@ -103,6 +106,7 @@ class EmbeddingReader(EmbeddingOptions):
     measure: bool = False
     remembered_columns: Mapping[str, str] = field(default_factory=dict)
     mapped: bool = False
+    mapped: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,7 +182,7 @@ class EmbeddingReader(EmbeddingOptions):
             InputError: one of the files cannot be read, they have different numbers of rows, or the split is empty.
         """
         self._refuse_image_options(embeddings)
-        vectors, table = load_vectors(embeddings), load_labels(labels)
+        vectors, table = load_vectors(embeddings, self.mapped), load_labels(labels)
         if len(table) != len(vectors):
             raise InputError(
                 f"{labels} has {len(table)} rows, {embeddings} {len(vectors)} embeddings; there must be one row each"
@@ -317,7 +321,8 @@ class EmbeddingReader(EmbeddingOptions):
         """Return the selected rows, whitened."""
         rows = self._rows(embedded.table, split, source, columns or {})
         if len(rows) < len(embedded.table):
-            embedded = replace(embedded, vectors=embedded.vectors[rows], table=embedded.table.take(rows))
+            vectors = _map_rows(embedded.vectors, rows, source) if self.mapped else embedded.vectors[rows]
+            embedded = replace(embedded, vectors=vectors, table=embedded.table.take(rows))
         return self._whiten(embedded)
 
     def _rows(self, table: Table, split: str | None, source: str, columns: Mapping[str, str]) -> Integers:
@@ -364,7 +369,14 @@ class EmbeddingReader(EmbeddingOptions):
     def _whiten(self, embedded: EmbeddedTable) -> EmbeddedTable:
         """Apply what comes after the model, and name these steps."""
         steps = (*embedded.postprocessing, *self._whitening_steps, *self._dim_steps)
-        return replace(embedded, vectors=self.postprocess(embedded.vectors), postprocessing=steps)
+        if len(steps) == len(embedded.postprocessing):
+            return embedded
+        if not self.mapped:
+            return replace(embedded, vectors=self.postprocess(embedded.vectors), postprocessing=steps)
+        dim = self.dim if self._pca_whitening is None or self.dim is not None else self._pca_whitening.dim
+        blocks = map(self.postprocess, row_blocks(embedded.vectors))
+        mapped = temporary_map(blocks, (len(embedded.vectors), int(dim or 0)), "embeddings")
+        return replace(embedded, vectors=mapped, postprocessing=steps)
 
     @property
     def _whitening_steps(self) -> tuple[str, ...]:
@@ -392,6 +404,15 @@ class EmbeddingReader(EmbeddingOptions):
                 f"warning: the model was trained {trained}; its first {self.dim} dimensions alone may find much less "
                 "than PCA whitening to as many (vicinal whiten --dim)"
             )
+
+
+def _map_rows(vectors: Floats, rows: Integers, source: str) -> Floats:
+    """Some rows of mapped embeddings, mapped too."""
+    if (np.diff(rows) == 1).all():
+        first = int(rows[:1].sum())
+        return vectors[first : first + len(rows)]
+    blocks = (vectors[some] for some in np.split(rows, range(BLOCK_ROWS, len(rows), BLOCK_ROWS)))
+    return temporary_map(blocks, (len(rows), vectors.shape[1]), source)
 
 
 def _with_cost(stored: EmbeddedTable, kind: Literal["embeddings", "index"]) -> EmbeddedTable:
