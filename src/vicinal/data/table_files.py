@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from vicinal.utils.memory import check_memory
 
 DIGEST_KEY = b"vicinal_table"  # in the metadata of a Parquet file's schema
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # -0 and 007 are text, since they would not be written back the same
+BLOCK_ROWS = 2**16  # that are objects of Python at a time
 BYTES_PER_CHARACTER = 10  # of a CSV file, with the objects of Python that are made while it is read
 CSV_ERRORS = {
     "field larger": f"a field of more than {csv.field_size_limit():,} characters; a quotation mark may be missing",
@@ -39,20 +41,29 @@ def read_csv(path: Path) -> pd.DataFrame:
     Raises:
         InputError: The file cannot be read, is not UTF-8, or has a line with too few or too many fields.
     """
-    rows = list(_rows(path))
-    if not rows:
+    rows = _rows(path)
+    _, header = next(rows, (0, []))
+    if not header:
         raise InputError(f"{path}: empty file; the first line names the columns, such as path,label")
-    _check_separator(path, rows[0][1])
-    header, lines = rows[0][1], pd.Index([line for line, _ in rows[1:]], name="line")
-    for line, row in rows[1:]:
+    _check_separator(path, header)
+    # a column of a frame takes far less memory than its cells as objects of Python, so that few are made at a time
+    blocks = iter(lambda: list(islice(rows, BLOCK_ROWS)), [])
+    frames = [_frame(path, header, block) for block in blocks]
+    if not frames:
+        raise InputError(f"{path}: a header and no rows")
+    frame = pd.concat(frames) if len(frames) > 1 else frames[0]
+    return frame if frame.columns.duplicated().any() else _convert_integers(frame)
+
+
+def _frame(path: Path, header: list[str], rows: list[tuple[int, list[str]]]) -> pd.DataFrame:
+    """A frame of some rows with the numbers of their lines."""
+    for line, row in rows:
         if len(row) != len(header):
             raise InputError(
                 f"{path}, line {line}: {len(row)} fields where the header has {len(header)} ({', '.join(header)})"
             )
-    if not len(lines):
-        raise InputError(f"{path}: a header and no rows")
-    frame = pd.DataFrame([row for _, row in rows[1:]], index=lines, columns=header, dtype="str")
-    return frame if frame.columns.duplicated().any() else _convert_integers(frame)
+    lines = pd.Index([line for line, _ in rows], name="line")
+    return pd.DataFrame([row for _, row in rows], index=lines, columns=header, dtype="str")
 
 
 def _check_separator(path: Path, header: list[str]) -> None:
