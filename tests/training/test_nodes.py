@@ -116,9 +116,10 @@ def test_nodes_that_do_not_share_the_folder_are_told(small: list[str], tmp_path:
     assert "all nodes must share the folder" in errors[0].splitlines()[-1]
 
 
-def test_a_killed_process_ends_all_and_the_run_resumes(small: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_killed_process_ends_all_and_the_run_resumes(small: list[str], tmp_path: Path, strategy: str) -> None:
     """Bit for bit with as many processes, and to rounding with another number."""
-    settings = [*small, *STILL, "--epochs=12", "--checkpoint_minutes=0"]
+    settings = [*small, *STILL, "--epochs=12", "--checkpoint_minutes=0", f"--strategy={strategy}"]
     straight, run = RunFolder(tmp_path / "straight"), RunFolder(tmp_path / "run")
     finish(settings, straight.path, 2, 1)
     for victim in (1, 0):

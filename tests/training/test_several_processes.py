@@ -130,7 +130,14 @@ def together(rank: int, world: int) -> dict[str, Any]:
     result["finite"] = message(infinite).is_finite
     vectors, tables = photos_of_classes()
     result["metrics"] = {name: evaluate_divided(vectors, table, metrics=["recall@3"]) for name, table in tables.items()}
-    result["embedded"] = embed_divided(len(vectors), 2, lambda rows: vectors[rows.start : rows.stop])
+    batches: list[int] = []
+
+    def embed(rows: range) -> np.ndarray:
+        batches.append(-(-len(rows) // 2))
+        return vectors[rows.start : rows.stop]
+
+    result["embedded"] = embed_divided(len(vectors), 2, embed)
+    result["batches"] = sum(batches)
     result["unequal"] = distributed.all_gather_parts(torch.full((rank, 2), rank), list(range(world)))
     tensors = [torch.full((2,), float(rank)), torch.tensor(rank), torch.full((1, 1), float(rank))]
     distributed.broadcast_tensors(tensors)
@@ -176,6 +183,7 @@ def test_validation_is_divided(results: Results) -> None:
         for result in results[world]:
             assert result["metrics"] == expected
             assert np.array_equal(result["embedded"], vectors)
+            assert result["batches"] == -(-7 // world)  # sharded weights need as many on each
             assert result["unequal"].tolist() == [[rank, rank] for rank in range(world) for _ in range(rank)]
             assert result["broadcast"] == [0.0, 0.0, 0.0, 0.0]
 

@@ -334,7 +334,8 @@ class Embedder(SavedModel):
         """
         weight = next(self.parameters())
         autocast = torch.autocast(weight.device.type, dtype=DTYPES[precision], enabled=precision != "32")
-        with eval_mode(self), torch.inference_mode(), autocast:
+        # Not in inference mode, in which sharded weights cannot be gathered.
+        with eval_mode(self), torch.no_grad(), autocast:
             parts = [
                 self(images.to(weight.device, weight.dtype, non_blocking=True)).float().cpu().numpy()
                 for images in batches

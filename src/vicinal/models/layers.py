@@ -43,6 +43,33 @@ def layer_depths(backbone: nn.Module, name: str = "the backbone") -> dict[str, i
     return {parameter: last - number for parameter, number in numbers.items()}
 
 
+def blocks_of(backbone: nn.Module) -> list[nn.Module]:
+    """The blocks of a timm model, which hold one of its layers each: all but the stem and what comes after them.
+
+    Lists of modules, which a network may go through without calling them, are none. There are no blocks in a network
+    that does not know its layers.
+
+    Example:
+        >>> import timm
+        >>> [type(block).__name__ for block in blocks_of(timm.create_model("test_vit"))]
+        ['Block', 'Block', 'Block', 'Block', 'Block', 'Block']
+    """
+    try:
+        depths = layer_depths(backbone)
+    except InputError:
+        return []
+    stem = max(depths.values())
+
+    def inside(name: str, module: nn.Module) -> list[nn.Module]:
+        found = {depth for each, depth in depths.items() if each.startswith(name)}
+        children = list(module.named_children())
+        if len(found) == 1 and children and not isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+            return [module] if found.isdisjoint({0, stem}) else []
+        return [block for each, child in children for block in inside(f"{name}{each}.", child)]
+
+    return inside("", backbone)
+
+
 def train_last_blocks(embedder: Embedder, blocks: int) -> None:
     """Freeze the backbone of an embedder except its last blocks, and what comes after them.
 

@@ -42,6 +42,7 @@ MACHINE = (
     "accelerator",
     "devices",
     "num_nodes",
+    "strategy",
     "data.num_workers",
     "data.cache",
     "feature_cache",
@@ -186,7 +187,8 @@ class BaseRecipe(ABC):
         if not changed:
             return own
         log(f"resuming with {', '.join(f'{key} = {shown(value)}' for key, value in changed.items())}")
-        return cls.load(path, [f"--{key}={json.dumps(value)}" for key, value in changed.items()], allow_imports)
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in changed.items()}
+        return cls.load(path, [f"--{key}={text}" for key, text in texts.items()], allow_imports)
 
     @classmethod
     def _set_defaults(cls, parser: jsonargparse.ArgumentParser, values: dict[str, Any]) -> None:

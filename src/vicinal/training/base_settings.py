@@ -144,6 +144,11 @@ class BaseSettings:
         return 1
 
     @property
+    def shards_weights(self) -> bool:
+        """Whether each of several processes holds a part of the weights, not all of them."""
+        return False
+
+    @property
     def launch(self) -> Launch:
         """What started the processes.
 

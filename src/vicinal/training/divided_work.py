@@ -46,8 +46,11 @@ def embed_rows(
     return embedder.embed_batches((item["images"] for item in loader), precision, first_row=rows.start)
 
 
-def embed_divided(length: int, batch_size: int, embed: Callable[[range], Floats]) -> Floats:
-    """Embed images in parts, one per process, and gather them on all processes.
+def embed_own_part(length: int, batch_size: int, embed: Callable[[range], Floats]) -> tuple[range, Floats]:
+    """Embed this process's part of the images in as many batches as the other processes embed theirs.
+
+    Sharded weights are gathered for every batch, in which all processes take part: one with a batch less than others
+    embeds an image for nothing.
 
     Args:
         length: number of images, n.
@@ -55,11 +58,27 @@ def embed_divided(length: int, batch_size: int, embed: Callable[[range], Floats]
         embed: function of the rows of a part that returns their embeddings, float32 [rows, dim].
 
     Returns:
-        float32 [n, dim].
+        The rows of the part, and their embeddings.
     """
     parts = divided_rows(length, batch_size)
-    own = torch.from_numpy(embed(parts[distributed.rank()]))
-    return distributed.all_gather_parts(own, [len(part) for part in parts]).numpy()
+    rows = parts[distributed.rank()]
+    vectors = embed(rows)
+    if -(-len(rows) // batch_size) < -(-max(map(len, parts)) // batch_size):
+        embed(range(1))
+    return rows, vectors
+
+
+def embed_divided(length: int, batch_size: int, embed: Callable[[range], Floats]) -> Floats:
+    """Embed images in parts, one per process, and gather them on all processes.
+
+    Arguments are those of :func:`embed_own_part`.
+
+    Returns:
+        float32 [n, dim].
+    """
+    _, own = embed_own_part(length, batch_size, embed)
+    lengths = [len(part) for part in divided_rows(length, batch_size)]
+    return distributed.all_gather_parts(torch.from_numpy(own), lengths).numpy()
 
 
 def evaluate_divided(

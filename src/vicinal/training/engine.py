@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
-import math
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,12 +15,10 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
 from vicinal.training.base_settings import BaseSettings, OptimizerSettings
 from vicinal.training.interrupt import ending_with_main_process
@@ -33,14 +29,13 @@ from vicinal.training.sharded_centers import (
     global_grad_norm,
     shard_optimizer_state,
     shard_squares,
+    sharded_centers,
 )
+from vicinal.training.strategy import average_gradients, create_strategy, gathered, own_part, part_like, whole
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
 from vicinal.utils.launch import Launch
 
-BUFFERS = "forward_sync_buffers"  # the name in newer versions of torch of what each step exchanges by default
-if BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
-    BUFFERS = "broadcast_buffers"
 MIN_CPU_PROCESSES = 8  # may be started whatever the number of cores
 
 
@@ -78,40 +73,57 @@ class Engine:
         module: nn.Module,
         parameter_groups: Mapping[str, list[nn.Parameter]],
         lr_factors: Mapping[nn.Parameter, float] | None = None,
-    ) -> None:
+    ) -> dict[str, list[nn.Parameter]]:
         """Wrap the module, and create the optimizer of its parameter groups.
 
         Args:
             module: the module that is trained.
             parameter_groups: its parameters that are trained, by the name of the group.
             lr_factors: factors of the learning rate of single parameters, beside that of their group.
+
+        Returns:
+            The parameter groups, with the parameters that sharded weights have put in the place of others.
         """
-        trained = {id(parameter) for parameters in parameter_groups.values() for parameter in parameters}
-        self.trained = [name for name, parameter in module.named_parameters() if id(parameter) in trained]
-        self.frozen = {name: each for name, each in module.named_parameters() if id(each) not in trained}
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        named_groups = {group: [names[each] for each in parameters] for group, parameters in parameter_groups.items()}
+        factors = {names[each]: factor for each, factor in (lr_factors or {}).items()}
         self._frozen_digest: str | None = None
         self.bare_module = module
         exclude_from_ddp(module, self.settings.precision)
         self.module = self.fabric.setup_module(module)
-        optimizer = create_optimizer(self.settings.optimizer, parameter_groups, lr_factors or {})
+        own = dict(module.named_parameters())
+        groups = {group: [own[name] for name in names] for group, names in named_groups.items()}
+        trained = {name for names in named_groups.values() for name in names}
+        self.trained = [name for name in own if name in trained]
+        self.frozen = {name: each for name, each in own.items() if name not in trained}
+        lr_factors = {own[name]: factor for name, factor in factors.items()}
+        optimizer = create_optimizer(self.settings.optimizer, groups, lr_factors)
         self.optimizer = cast(_FabricOptimizer, self.fabric.setup_optimizers(optimizer))  # one in, one out
+        return groups
 
     def no_sync(self, enabled: bool) -> AbstractContextManager[None]:
         """In this context, forward and backward passes add gradients up without an exchange between processes."""
-        return self.fabric.no_backward_sync(self.module, enabled=enabled)
+        # Sharded gradients are added up in their shards: whole ones would need the memory of the whole model.
+        return self.fabric.no_backward_sync(self.module, enabled=enabled and not self.settings.shards_weights)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of the loss to that of the parameters."""
         self.fabric.backward(loss)
 
     def unscale_gradients(self) -> Tensor:
-        """Undo loss scaling, and return the norm of the gradient, with this process's shards of class centers, []."""
-        norm = self.fabric.clip_gradients(self.module, self.optimizer, max_norm=math.inf, error_if_nonfinite=False)
-        assert norm is not None
-        return norm
+        """Undo loss scaling, and return the norm of the gradient, with this process's shards, []."""
+        self.precision.unscale_gradients(self.optimizer.optimizer)
+        if self.settings.shards_weights:
+            shards = {*sharded_centers(self.bare_module)}
+            average_gradients(each for each in self.bare_module.parameters() if each not in shards)
+        return get_total_norm(self._gradients())
+
+    def _gradients(self) -> list[Tensor]:
+        """The gradients, with this process's shards."""
+        return [own_part(each.grad) for each in self.module.parameters() if each.grad is not None]
 
     def shard_squares(self) -> Tensor | None:
-        """What all processes must add up for :meth:`clip_gradients`; None without sharded class centers."""
+        """What all processes must add up for :meth:`clip_gradients`; None if nothing is sharded."""
         return shard_squares(self.module)
 
     def clip_gradients(self, norm: Tensor, total_squares: float | None = None) -> float:
@@ -123,14 +135,14 @@ class Engine:
         """
         max_value, max_norm = self.settings.max_grad_value, self.settings.max_grad_norm
         norm = clipped = global_grad_norm(norm, self.module, total_squares)
-        parameters = list(self.module.parameters())
+        gradients = self._gradients()
         if max_value is not None:
-            clip_grad_value_(parameters, max_value)
+            torch._foreach_clamp_min_(gradients, -max_value)
+            torch._foreach_clamp_max_(gradients, max_value)
         if max_value is not None and max_norm is not None:
-            clipped = get_total_norm([each.grad for each in parameters if each.grad is not None])
-            clipped = global_grad_norm(clipped, self.module)
+            clipped = global_grad_norm(get_total_norm(gradients), self.module)
         if max_norm is not None:
-            clip_grads_with_norm_(parameters, max_norm, clipped)
+            torch._foreach_mul_(gradients, (max_norm / (clipped + 1e-6)).clamp_max(1.0))
         return norm.item()
 
     def step(self) -> None:
@@ -154,29 +166,40 @@ class Engine:
         return {group["name"]: group["lr"] for group in self.optimizer.param_groups}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of module, optimizer and precision, for a checkpoint; every process must call this."""
+        """The state of module, optimizer and precision, for a checkpoint; every process must call this.
+
+        What is sharded is whole on the process of rank 0.
+        """
+        optimizer = gather_optimizer_state(self.optimizer.state_dict(), self.optimizer.optimizer, self.bare_module)
         return {
             "module": self.module_state(),
             "frozen": self.frozen_digest(),
-            "optimizer": gather_optimizer_state(self.optimizer.state_dict(), self.optimizer.optimizer, self.module),
+            "optimizer": optimizer,
             "precision": self.precision.state_dict(),
         }
 
     def module_state(self) -> dict[str, Tensor]:
         """The state of the module without the parameters that are not trained; every process must call this."""
-        return {name: value for name, value in self.module.state_dict().items() if name not in self.frozen}
+        state = {name: value for name, value in self.bare_module.state_dict().items() if name not in self.frozen}
+        return cast(dict[str, Tensor], gathered(state))
 
     def load_module_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the state of :meth:`module_state`."""
-        self.module.load_state_dict({**self.frozen, **state})
+        own = dict(self.bare_module.named_parameters())
+        parts = {name: part_like(own[name], value) if name in own else value for name, value in state.items()}
+        self.bare_module.load_state_dict({**self.frozen, **parts})
 
     def frozen_digest(self) -> str:
-        """A hash of the parameters that are not trained, by which a resumed run knows that it begins with the same."""
+        """A hash of the parameters that are not trained, by which a resumed run knows that it begins with the same.
+
+        Every process must call this.
+        """
         if self._frozen_digest is None:
             digest = hashlib.sha256()
             for name, parameter in self.frozen.items():
                 digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-                digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+                values = whole(parameter.detach()).cpu().contiguous()
+                digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
             self._frozen_digest = digest.hexdigest()
         return self._frozen_digest
 
@@ -192,7 +215,7 @@ class Engine:
                 "pretrained weights, or the version of torch or timm, are others"
             )
         self.load_module_state(state["module"])
-        optimizer_state = shard_optimizer_state(state["optimizer"], self.optimizer.optimizer, self.module)
+        optimizer_state = shard_optimizer_state(state["optimizer"], self.optimizer.optimizer, self.bare_module)
         self.optimizer.load_state_dict(optimizer_state)
         self.precision.load_state_dict(state["precision"])
 
@@ -213,8 +236,6 @@ def create_precision(settings: BaseSettings) -> Precision:
 def create_fabric(settings: BaseSettings, precision: Precision, find_unused_parameters: bool = False) -> Fabric:
     """Devices and processes.
 
-    Buffers are not exchanged in every step: those of the first process are evaluated and saved.
-
     Raises:
         InputError: the machine does not have such devices, or the processes are not as many as the settings say.
     """
@@ -225,15 +246,12 @@ def create_fabric(settings: BaseSettings, precision: Precision, find_unused_para
     limit = max(MIN_CPU_PROCESSES, os.cpu_count() or 1)
     if devices > limit and (settings.accelerator == "cpu" or not torch.cuda.is_available()):
         raise InputError(f"devices = {devices} must be at most {limit} on this machine, which trains on its CPU")
-    options: dict[str, Any] = {"find_unused_parameters": find_unused_parameters, BUFFERS: False}
-    ddp = DDPStrategy(**options)
-    strategy = ddp if devices * num_nodes > 1 else "auto"
     try:
         return Fabric(
             accelerator=settings.accelerator,
             devices=devices,
             num_nodes=num_nodes,
-            strategy=strategy,
+            strategy=create_strategy(devices * num_nodes, settings.shards_weights, find_unused_parameters),
             plugins=[precision, cluster_environment(launch)],
         )
     except (RuntimeError, ValueError, MisconfigurationException) as error:

@@ -56,7 +56,7 @@ def check_backbone_settings(settings: TrainingSettings) -> None:
     """Raise InputError if a setting of the backbone's training has no effect, because the backbone is not trained."""
     if settings.features == "frozen":
         unless = "features is trained: frozen trains the head only"
-        require_left_out(settings, "", ("fine_tuning", "gradient_checkpointing", "compile"), unless)
+        require_left_out(settings, "", ("fine_tuning", "gradient_checkpointing", "compile", "strategy"), unless)
         require_left_out(settings.optimizer, "optimizer.", ("layer_decay",), unless)
 
 

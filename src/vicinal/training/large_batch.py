@@ -15,6 +15,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.fsdp import FSDPModule
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
@@ -72,6 +73,10 @@ def embed_in_micro_batches(model: nn.Module, images: Tensor | Sequence[Tensor], 
         return model(tensors[0].to(device, non_blocking=True))
     _warn_of_batch_norm(model, micro_batch_size, len(images))
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if any(isinstance(module, FSDPModule) for module in model.modules()):
+        # Its hooks gather the weights of a layer and shard their gradient, in each pass: the second one sends that to
+        # the model's own parameters, and is a node of the graph by one that stands for them all.
+        trained = {"": torch.zeros((), requires_grad=bool(trained))}
     forward = _Forward(model, list(trained), micro_batch_size, device)
     return cast(Tensor, _TwoStages.apply(forward, *tensors, *trained.values()))
 
@@ -103,6 +108,7 @@ class _Forward:
         """
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
         tensors = {**dict(zip(self.trained, parameters, strict=True)), **buffers}
+        tensors.pop("", None)
         with torch.enable_grad(), _kept_random_states(self.device), _in_modes(self.modes):
             _set_random_states(self.random, self.device)
             for part, upstream in zip(self._parts(images), self._parts([gradient]), strict=True):

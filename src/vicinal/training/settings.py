@@ -179,6 +179,8 @@ class TrainingSettings(BaseSettings):
             processes on each node, or else 1.
         num_nodes: number of nodes, each with so many devices, on which torchrun or SLURM started the command; null: as
             many as they are.
+        strategy: how several processes hold weights, gradients and state of the optimizer: "ddp", each has all of them;
+            "fsdp", each has a part, for models that do not fit on one device, with more messages in each step.
     """
 
     data: DataSettings = field(default_factory=DataSettings)
@@ -201,6 +203,7 @@ class TrainingSettings(BaseSettings):
     feature_dtype: Literal["float32", "float16"] = "float32"
     devices: int | None = None
     num_nodes: int | None = None
+    strategy: Literal["ddp", "fsdp"] = "ddp"
 
     def __post_init__(self) -> None:
         from vicinal.data.columns import is_coarse_column  # needs pandas, and the help does not
@@ -217,6 +220,7 @@ class TrainingSettings(BaseSettings):
         require(fits, "micro_batch_size", size, "1 with transform.longest, as whole images differ in size")
         require(is_coarse_column(self.coarse_column), "coarse_column", self.coarse_column, "coarse, coarse_2, ...")
         self._check_hierarchy()
+        self._check_strategy()
         check_frozen_settings(self)
         check_backbone_settings(self)
 
@@ -232,6 +236,18 @@ class TrainingSettings(BaseSettings):
         if self.batch_size is not None and samples:
             expected = f"a multiple of samples_per_class = {samples} times coarse_classes_per_batch = {number}"
             require(self.batch_size % (samples * number) == 0, "batch_size", self.batch_size, expected)
+
+    def _check_strategy(self) -> None:
+        """Raise InputError if weights are sharded with what has not been made for it."""
+        if self.shards_weights:
+            require(self.precision != "16-mixed", "precision", self.precision, "32 or bf16-mixed with strategy = fsdp")
+            require(not self.compile, "compile", "true", "false with strategy = fsdp")
+            has_shards = not self.optimizer.fused or self.optimizer.name != "sgd"
+            require(has_shards, "optimizer.fused", "true", "false for sgd with strategy = fsdp, which torch lacks")
+
+    @property
+    def shards_weights(self) -> bool:
+        return self.strategy == "fsdp"
 
     @property
     def num_processes(self) -> int:

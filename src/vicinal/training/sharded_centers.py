@@ -1,4 +1,4 @@
-"""Training with class centers that are sharded over the processes.
+"""Training with class centers, or with weights, that are sharded over the processes.
 
 `DistributedDataParallel` takes all parameters to be the same in every process. Sharded centers are excluded from it;
 the norm of the gradient and the state of the optimizer are then those of all shards together.
@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
 
 from vicinal.losses import CenterBasedLoss
+from vicinal.training.strategy import gathered, own_part, part_like
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
 
@@ -42,15 +45,22 @@ def exclude_from_ddp(module: nn.Module, precision: str) -> None:
         getattr(DistributedDataParallel, ignore)(module, names)
 
 
+def sharded_centers(module: nn.Module) -> list[nn.Parameter]:
+    """This process's shards of class centers."""
+    return [loss.centers for loss in sharded_losses(module).values() if loss.centers is not None]
+
+
 def shard_squares(module: nn.Module) -> Tensor | None:
-    """The sum of squares of the gradient of this process's shards, []; None without sharded centers."""
-    centers = [loss.centers for loss in sharded_losses(module).values() if loss.centers is not None]
-    squares = [each.new_zeros(()) if each.grad is None else each.grad.square().sum() for each in centers]
-    return torch.stack(squares).sum() if squares else None
+    """The sum of squares of the gradient of this process's shards, []; None if nothing is sharded."""
+    shards = [*sharded_centers(module), *(each for each in module.parameters() if isinstance(each, DTensor))]
+    if not shards:
+        return None
+    gradients = [own_part(each.grad) for each in shards if each.grad is not None]
+    return get_total_norm(gradients).square().to(shards[0].device)
 
 
 def global_grad_norm(norm: Tensor, module: nn.Module, total_squares: float | None = None) -> Tensor:
-    """The norm of the gradient with all shards, from that with this process's shard, both [].
+    """The norm of the gradient with all shards, from that with this process's shards, both [].
 
     Args:
         norm: the norm with this process's shards.
@@ -65,30 +75,43 @@ def global_grad_norm(norm: Tensor, module: nn.Module, total_squares: float | Non
 
 
 def gather_optimizer_state(state: State, optimizer: torch.optim.Optimizer, module: nn.Module) -> State:
-    """An optimizer's state with the shards of the centers put together; every process must call this."""
-    return _with_centers(state, optimizer, module, CenterBasedLoss.gather_shards)
+    """An optimizer's state with the shards put together, those of weights on the process of rank 0.
+
+    Every process must call this.
+    """
+    losses = _losses_by_centers(module)
+
+    def whole(parameter: nn.Parameter, value: Tensor) -> Tensor:
+        return losses[parameter].gather_shards(value) if parameter in losses else value
+
+    gathered_state: State = gathered(_converted(state, optimizer, whole))
+    return gathered_state
 
 
 def shard_optimizer_state(state: State, optimizer: torch.optim.Optimizer, module: nn.Module) -> State:
     """This process's part of a state made by :func:`gather_optimizer_state`."""
-    return _with_centers(state, optimizer, module, CenterBasedLoss.local_shard)
+    losses = _losses_by_centers(module)
+
+    def part(parameter: nn.Parameter, value: Tensor) -> Tensor:
+        return losses[parameter].local_shard(value) if parameter in losses else part_like(parameter, value)
+
+    return _converted(state, optimizer, part)
 
 
-def _with_centers(
-    state: State,
-    optimizer: torch.optim.Optimizer,
-    module: nn.Module,
-    convert: Callable[[CenterBasedLoss, Tensor], Tensor],
+def _losses_by_centers(module: nn.Module) -> dict[nn.Parameter, CenterBasedLoss]:
+    return {loss.centers: loss for loss in sharded_losses(module).values() if loss.centers is not None}
+
+
+def _converted(
+    state: State, optimizer: torch.optim.Optimizer, convert: Callable[[nn.Parameter, Tensor], Tensor]
 ) -> State:
-    """The state with `convert(loss, tensor)` in place of each tensor that belongs to sharded centers."""
+    """The state with `convert(parameter, tensor)` in place of each tensor that has the numbers of a parameter."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    losses = {id(loss.centers): loss for loss in sharded_losses(module).values()}
-    converted = dict(state["state"])
-    for i, parameter in enumerate(parameters):
-        if id(parameter) in losses and i in converted:
-            loss = losses[id(parameter)]
-            converted[i] = {
-                name: convert(loss, value) if isinstance(value, Tensor) and value.ndim > 0 else value
-                for name, value in converted[i].items()
-            }
+    converted = {
+        i: {
+            name: convert(parameters[i], value) if isinstance(value, Tensor) and value.ndim > 0 else value
+            for name, value in values.items()
+        }
+        for i, values in state["state"].items()
+    }
     return {**state, "state": converted}

@@ -16,12 +16,13 @@ from vicinal.models.embedder import Precision
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
 from vicinal.training.class_centers import copy_centers_from_run, save_centers, set_centers_to_class_means
 from vicinal.training.create_module import check_before_download, create_training_module
-from vicinal.training.divided_work import divided_rows, embed_divided, embed_rows, evaluate_divided
+from vicinal.training.divided_work import embed_divided, embed_own_part, embed_rows, evaluate_divided
 from vicinal.training.fine_tuning import layer_factors
 from vicinal.training.interrupt import start_worker
 from vicinal.training.recipe import Recipe
 from vicinal.training.selection_report import SelectionReport, known_noisy
 from vicinal.training.settings import TrainingSettings
+from vicinal.training.strategy import put_together
 from vicinal.training.training_data import create_sampler, num_workers, sample_training_images
 from vicinal.training.training_module import TrainingModule
 from vicinal.training.transition import find_transition, set_transition
@@ -87,10 +88,8 @@ class Trainer(BaseTrainer):
         """Create model, loss and optimizer for the classes of the training images."""
         self.bare_module = self._new_module(training)
         self.embedder, self.loss = self.bare_module.embedder, self.bare_module.loss
-        self.parameter_groups = self.bare_module.parameter_groups()
-        decay = self.settings.optimizer.layer_decay
-        factors = layer_factors(self.bare_module.embedders, decay)
-        self.engine.setup(self.bare_module, self.parameter_groups, factors)
+        factors = layer_factors(self.bare_module.embedders, self.settings.optimizer.layer_decay)
+        self.parameter_groups = self.engine.setup(self.bare_module, self.bare_module.parameter_groups(), factors)
 
     def _new_module(self, training: Table) -> TrainingModule:
         arguments = (self.recipe, training.classes, len(training), self.run.last.exists())
@@ -201,8 +200,8 @@ class Trainer(BaseTrainer):
         centers, training = self.settings.centers, self.images.table
         for embedder, loss in zip(self.bare_module.embedders, self.bare_module.losses, strict=True):
             if centers == "class_means":
-                rows = divided_rows(len(self.images), self._test_batch_size)[distributed.rank()]
-                vectors = self._embed_rows(self.images, embedder, rows)
+                embed = partial(self._embed_rows, self.images, embedder)
+                rows, vectors = embed_own_part(len(self.images), self._test_batch_size, embed)
                 torch.manual_seed(self.settings.seed)  # several centers per class diverge in the same way everywhere
                 set_centers_to_class_means(loss, vectors, training.labels[rows.start : rows.stop])
             elif centers != "random":
@@ -233,5 +232,6 @@ class Trainer(BaseTrainer):
 
     def _write_model(self, metrics: Mapping[str, float]) -> None:
         save_centers(self.run.centers, self.loss, self.images.table.classes)
+        put_together(self.embedder)
         if self.is_main_process:
             self.embedder.save_pretrained(self.run.model, recipe=self.fitted_recipe.config, metrics=metrics)

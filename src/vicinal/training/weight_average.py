@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vicinal.training.strategy import own_part
+
 WARMUP = 10  # steps; without them a run of a few thousand would be evaluated with nearly its initial weights
 
 
@@ -40,14 +42,14 @@ class WeightAverage:
     def __init__(self, module: nn.Module, names: Iterable[str], decay: float | None) -> None:
         self.decay = decay
         self.tensors = _averaged_tensors(module, names) if decay is not None else {}
-        self.averages = [tensor.detach().clone() for tensor in self.tensors.values()]
+        self.averages = [tensor.clone() for tensor in self._parts()]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Add the weights after a step, counted from 1, to the average."""
         if self.decay is not None:
             decay = min(self.decay, (1 + step) / (WARMUP + step))
-            torch._foreach_lerp_(self.averages, [*self.tensors.values()], 1 - decay)
+            torch._foreach_lerp_(self.averages, self._parts(), 1 - decay)
 
     @contextmanager
     def in_module(self) -> Iterator[None]:
@@ -61,10 +63,14 @@ class WeightAverage:
     @torch.no_grad()
     def swap(self) -> None:
         """Exchange the average and the weights."""
-        for tensor, average in zip(self.tensors.values(), self.averages, strict=True):
+        for tensor, average in zip(self._parts(), self.averages, strict=True):
             value = tensor.clone()
             tensor.copy_(average)
             average.copy_(value)
+
+    def _parts(self) -> list[Tensor]:
+        """What this process holds of the tensors that are averaged."""
+        return [own_part(tensor.detach()) for tensor in self.tensors.values()]
 
     def select(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A copy of the part of a module's state that is averaged."""

@@ -1,0 +1,113 @@
+"""How the processes of a run hold the weights: each has all of them (ddp), or a part of each tensor (fsdp).
+
+With fsdp the weights of the models are `DTensor`, of which each process has some rows, and so are their gradients and
+the state of the optimizer. A layer is gathered just before it computes, and freed after it. The parameters of the loss
+are whole on each process. All functions leave tensors that are whole as they are, so that callers need not ask.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from lightning.fabric.strategies.ddp import DDPStrategy
+from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from vicinal.models import Embedder
+from vicinal.models.layers import blocks_of
+from vicinal.utils import distributed
+
+BUFFERS = "forward_sync_buffers"  # the name in newer versions of torch of what each step exchanges by default
+if BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
+    BUFFERS = "broadcast_buffers"
+
+
+def create_strategy(
+    num_processes: int, shards_weights: bool, find_unused_parameters: bool
+) -> DDPStrategy | ModelParallelStrategy | str:
+    """Fabric's strategy for a number of processes; one process has nothing to share.
+
+    Buffers are not exchanged in every step: those of the first process are evaluated and saved.
+    """
+    if num_processes == 1:
+        return "auto"
+    if shards_weights:
+        return ModelParallelStrategy(_shard, data_parallel_size=num_processes, tensor_parallel_size=1)
+    options: dict[str, Any] = {"find_unused_parameters": find_unused_parameters, BUFFERS: False}
+    return DDPStrategy(**options)
+
+
+def _shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Shard the embedders of a module block by block; all the rest is whole on every process.
+
+    The weights stay in their type when they are gathered, and autocast makes of them what it makes without shards.
+    """
+    for parameter in module.parameters():
+        parameter.data = parameter.data.contiguous()  # FSDP takes no other memory format
+    whole = {parameter for parameter in module.parameters() if parameter.ndim == 0}
+    options: dict[str, Any] = {"mesh": mesh["data_parallel"], "reshard_after_forward": True}
+    if whole:
+        options["ignored_params"] = whole  # not in torch 2.6
+    for embedder in [part for part in module.modules() if isinstance(part, Embedder)]:
+        for block in blocks_of(embedder.backbone):
+            fully_shard(block, **options)
+        fully_shard(embedder, **options)
+    return module.to(mesh.device_type)
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor, in the same memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor with the parts of all processes; every process must call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part_like(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """The part that this process holds of a whole tensor, if the parameter that it belongs to is in parts."""
+    if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
+        return tensor
+    mesh, tensor = parameter.device_mesh, tensor.contiguous()
+    part = [*tensor.chunk(mesh.size()), *mesh.size() * [tensor[:0]]][mesh.get_local_rank()].to(parameter.to_local())
+    layout = {"shape": tensor.shape, "stride": tensor.stride()}
+    return DTensor.from_local(part, mesh, parameter.placements, run_check=False, **layout)
+
+
+def gathered(value: Any) -> Any:
+    """A state with whole tensors on the CPU of rank 0 in place of those in parts; every process must call this."""
+    if isinstance(value, dict):
+        return {name: gathered(each) for name, each in value.items()}
+    if not isinstance(value, DTensor):
+        return value
+    tensor = whole(value.detach())
+    return tensor.cpu() if distributed.rank() == 0 else value  # one tensor at a time is whole on the others
+
+
+@torch.no_grad()
+def put_together(module: nn.Module) -> None:
+    """Give a module that is trained no more its whole weights, on the CPU of rank 0; every process must call this."""
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            if isinstance(parameter, DTensor):
+                setattr(part, name, nn.Parameter(gathered(parameter), parameter.requires_grad))
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Average over processes the gradients of parameters that are whole, by one message."""
+    trained = [each for each in parameters if each.requires_grad and not isinstance(each, DTensor)]
+    if not trained:
+        return
+    parts = [torch.zeros_like(each) if each.grad is None else each.grad for each in trained]
+    mean = distributed.all_reduce_mean(torch.cat([part.reshape(-1) for part in parts]))
+    for parameter, values in zip(trained, torch.split(mean, [part.numel() for part in parts]), strict=True):
+        parameter.grad = values.view(parameter.shape)
