@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 
 from vicinal.data import ImageDataset, ImageTransform, Table, TestBatches
 from vicinal.data.image_ops import Normalize
-from vicinal.data.whole_images import WholeTrainImages, train_batches
+from vicinal.data.train_batches import TrainImages
+from vicinal.data.whole_images import WholeTrainBatches, train_batches
 
 SIDES = [(40, 30), (20, 60), (33, 33), (12, 9), (64, 50), (30, 90)]
 TRANSFORM = ImageTransform(longest=48, color_jitter=0.3, rotation=10.0)
@@ -60,8 +61,8 @@ def test_training_is_the_test_view_with_the_random_changes_that_are_asked_for() 
 
 def epoch(table: Table, start: int = 0, seed: int = 0, **loader: Any) -> list[dict[str, Any]]:
     source = train_batches(ImageDataset(table, TRANSFORM), PLAN, (seed, 7))
-    items = iter(DataLoader(source, batch_size=None, sampler=source.items(start), **loader))
-    return list(source.collate(items, start))
+    images = DataLoader(TrainImages(source.images.dataset), batch_size=None, sampler=source.parts(start), **loader)
+    return list(source.collate(iter(images), start))
 
 
 def same(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> bool:
@@ -86,8 +87,9 @@ def test_batches_are_lists_of_images_with_labels_and_rows(table: Table) -> None:
 def test_batches_depend_on_the_seed_and_not_on_who_reads_them_or_where_it_starts(table: Table) -> None:
     batches = epoch(table)
     torch.manual_seed(5)
-    state, images = torch.get_rng_state(), WholeTrainImages(ImageDataset(table, TRANSFORM), PLAN, (0, 7))
-    assert torch.equal(images[3], batches[1]["images"][1])
+    state, whole = torch.get_rng_state(), WholeTrainBatches(ImageDataset(table, TRANSFORM), PLAN, (0, 7))
+    assert torch.equal(whole[1]["images"][1], batches[1]["images"][1])
+    assert torch.equal(whole.images[whole.parts()[3]][0], batches[1]["images"][1])
     assert torch.equal(torch.get_rng_state(), state)
     assert same(epoch(table, num_workers=2), batches)
     assert same(epoch(table, start=2), batches[2:])
@@ -99,11 +101,10 @@ def test_images_that_workers_read_are_no_longer_in_shared_memory(table: Table) -
     assert not any(image.is_shared() for batch in epoch(table, num_workers=1) for image in batch["images"])
 
 
-def test_squares_are_read_batch_by_batch_as_ever(table: Table) -> None:
+def test_squares_are_one_tensor(table: Table) -> None:
     squares = train_batches(ImageDataset(table, ImageTransform(size=8)), PLAN, (0,))
-    assert not isinstance(squares, WholeTrainImages)
-    assert squares.items(1) == range(1, 4)
-    assert next(squares.collate(iter([squares[1]]), 1))["images"].shape == (3, 3, 8, 8)
+    assert not isinstance(squares, WholeTrainBatches)
+    assert squares[1]["images"].shape == (3, 3, 8, 8)
 
 
 def test_in_tests_whole_images_are_batches_of_one(table: Table) -> None:

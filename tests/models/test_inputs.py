@@ -4,6 +4,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vicinal.data.image_ops import normalized
 from vicinal.data.images import ImageDataset
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
@@ -27,7 +28,7 @@ def together(source, **options):
     parts = list(batches)
     assert len(parts) == number
     assert max(len(part) for part in parts) <= 2
-    return torch.cat(parts)
+    return normalized(torch.cat(parts), TRANSFORM)
 
 
 def test_every_kind_of_source_gives_the_same_images(paths):

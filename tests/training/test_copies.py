@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from tests.training.test_fine_tuning import gradients
 from tests.training.test_trainer import trainer
 from vicinal.models import Embedder, inputs
-from vicinal.training import Trainer, feature_pass
-from vicinal.training import trainer as trainer_module
+from vicinal.training import Trainer, feature_pass, train_loader
 
 NETWORKS = {
     "resnet": ["--model.backbone=test_resnet"],
@@ -107,6 +106,7 @@ def test_copies_of_a_step_do_not_wait(
     assert any(tensor is labels for tensor, _ in moved)
     assert any(tensor.shape[1:] == images.shape[1:] for tensor, _ in moved)
     assert all(waits_not for tensor, waits_not in moved if tensor is labels or tensor.ndim == 4)
+    assert all(tensor.dtype == torch.uint8 for tensor, _ in moved if tensor.ndim == 4)  # normalized on the device
 
 
 def test_copies_of_embedding_do_not_wait(moved: list[tuple[Tensor, bool]]) -> None:
@@ -125,11 +125,11 @@ def test_images_for_a_gpu_are_read_into_pinned_memory(
         given.append(kwargs["pin_memory"])
         return []
 
-    for module in (trainer_module, inputs, feature_pass):
+    for module in (train_loader, inputs, feature_pass):
         monkeypatch.setattr(module, "DataLoader", loader)
     one = trainer([*small, "--data.num_workers=0"], tmp_path / "run")
     one.engine.fabric = SimpleNamespace(device=torch.device(device))  # type: ignore[assignment]
-    list(Trainer._load_batches(one, one._plan(), 0))
+    list(Trainer._load_batches(one, [], 0))
     weight = SimpleNamespace(device=torch.device(device), dtype=torch.float32)
     model = SimpleNamespace(parameters=lambda: iter([weight]), modules=list, eval=lambda: None, dim=8)
     model.transform, model.backbone = one.embedder.transform, model

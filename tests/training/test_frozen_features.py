@@ -126,7 +126,7 @@ def test_images_are_read_once_for_all_runs(
 ) -> None:
     run_of(settings, tmp_path / "1")
     assert sum(passes) == 36  # train and val, not test
-    monkeypatch.setattr("vicinal.data.images._load_images", lambda *_: pytest.fail("an image is read"))
+    monkeypatch.setattr("vicinal.data.images.load_pixels", lambda *_: pytest.fail("an image is read"))
     monkeypatch.setattr(BaseTrainer, "finish", lambda self: None)
     for more in (
         ["--loss=TripletLoss", "--model.dim=8", "--model.dropout=0.5", "--model.norm=none"],
@@ -239,7 +239,7 @@ def test_unreadable_images_are_looked_for_once(
         run_of(settings, tmp_path / "raised")
     settings.append("--data.on_error=skip")
     first = run_of(settings, tmp_path / "1")
-    monkeypatch.setattr("vicinal.data.images._load_images", lambda *_: pytest.fail("an image is read"))
+    monkeypatch.setattr("vicinal.data.images.load_pixels", lambda *_: pytest.fail("an image is read"))
     one = create_trainer(
         recipe := Recipe.load(overrides=settings), load_training_table(recipe.settings), RunFolder(tmp_path / "2")
     )

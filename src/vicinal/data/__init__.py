@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vicinal.data.embeddings import load_embeddings, load_labels, load_vectors, read_fingerprint, save_embeddings
     from vicinal.data.folders import is_image_file
     from vicinal.data.hierarchical_sampler import HierarchicalBatchSampler
-    from vicinal.data.images import Batch, ImageDataset, TestBatches, TrainBatches
+    from vicinal.data.images import Batch, ImageDataset, TestBatches
     from vicinal.data.label_noise import confused_labels, random_labels
     from vicinal.data.loading import load_table
     from vicinal.data.merged_shards import merge_shards
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vicinal.data.splits import class_folds
     from vicinal.data.statistics import Statistics
     from vicinal.data.table import Table
+    from vicinal.data.train_batches import TrainBatches
     from vicinal.data.train_lists import use_train_list
     from vicinal.data.transforms import ImageTransform
 else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import torch
@@ -89,16 +90,32 @@ class ToPixels(nn.Module):
 class Normalize(nn.Module):
     """Pixels, uint8 `[..., channels, height, width]` on any device -> float32 `(pixel / 255 - mean) / std`.
 
-    It takes two operations; the transforms of torchvision for it take longer than the crop of a small image.
+    It takes two operations, whose results are the same on all devices; the transforms of torchvision for it take longer
+    than the crop of a small image.
     """
 
     def __init__(self, transform: ImageTransform) -> None:
         super().__init__()
-        self.mean = 255 * torch.tensor(transform.mean, dtype=torch.float32).view(-1, 1, 1)
-        self.std = 255 * torch.tensor(transform.std, dtype=torch.float32).view(-1, 1, 1)
+        self.mean, self.std = transform.mean, transform.std
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        return (pixels - self.mean.to(pixels.device)).div_(self.std.to(pixels.device))
+        return (pixels - _in_gray_levels(self.mean, pixels.device)).div_(_in_gray_levels(self.std, pixels.device))
+
+
+@cache  # a copy to a GPU for each micro-batch would make the host wait
+def _in_gray_levels(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return (255 * torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)).to(device)
+
+
+def normalized(images: torch.Tensor, transform: ImageTransform) -> torch.Tensor:
+    """Images `[..., channels, height, width]`: uint8 pixels as float32 by :class:`Normalize`, others as they are."""
+    return Normalize(transform)(images) if images.dtype == torch.uint8 else images
+
+
+def without_normalization(transform: nn.Sequential) -> nn.Sequential:
+    """The steps of an image transform that give pixels, uint8."""
+    return transform[:-1] if isinstance(transform[-1], Normalize) else transform
 
 
 class LimitSize(nn.Module):

@@ -17,6 +17,7 @@ from typing_extensions import Self
 from vicinal.data.boxes import crop_to_box, row_boxes
 from vicinal.data.decoding import REDUCTIONS, EncodedJpeg, decoded, open_image
 from vicinal.data.image_files import listed
+from vicinal.data.image_ops import without_normalization
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
 from vicinal.utils.arrays import Integers
@@ -154,48 +155,6 @@ class ImageDataset:
         self._paths, self._boxes = self.table.paths, row_boxes(self.table.frame)
 
 
-class TrainBatches(Dataset[Batch]):
-    """The batches of one epoch with the transform for training; item `i` is batch `i`.
-
-    An item depends on `seed` and `i` only, not on the process that loads it or on other items. So a run can be resumed
-    in the middle of an epoch, and any number of workers gives the same batches. The training loop reads them by
-    `DataLoader(batches, batch_size=None, sampler=range(first, len(batches)))`.
-
-    Args:
-        dataset: The images, with labels.
-        batches: The rows of each batch, as a batch sampler yields them.
-        seed: The seeds of the random transforms, such as those of run, epoch and process.
-
-    An item is a dictionary of `images` float32 `[b, channels, size, size]`, `labels` int64 `[b]`, `rows` int64 `[b]`.
-    For whole images of differing sizes see ``vicinal.data.whole_images``.
-    """
-
-    def __init__(self, dataset: ImageDataset, batches: Sequence[Sequence[int]], seed: tuple[int, ...]) -> None:
-        self.dataset = dataset
-        self.batches = batches
-        self.seed = seed
-        self.transform = dataset.transform.train()
-        self.labels = torch.from_numpy(dataset.table.labels)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, index: int) -> Batch:
-        rows = self.batches[index]
-        with seeded(*self.seed, index % len(self)):
-            images = _load_images(self.dataset, rows, self.transform)
-        indices = torch.tensor(rows)
-        return {"images": images, "labels": self.labels[indices], "rows": indices}
-
-    def items(self, start: int) -> range:
-        """The items that the batches from number `start` on consist of."""
-        return range(start, len(self.batches))
-
-    def collate(self, items: Iterator[Any], start: int) -> Iterator[Batch]:
-        """The batches from number `start` on, made of their items."""
-        return items
-
-
 @contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
     """With torch's generator of the CPU seeded by these numbers; afterwards it is as it was before."""
@@ -212,8 +171,8 @@ class TestBatches(Dataset[Batch]):
         dataset: The images.
         batch_size: Images per batch; whole images, which differ in size, are batches of one.
 
-    An item is a dictionary of `images` float32 `[b, channels, size, size]`, `rows` int64 `[b]` and, if the table has
-    labels, `labels` int64 `[b]`.
+    An item is a dictionary of `images` uint8 `[b, channels, size, size]`, pixels that the embedder normalizes, `rows`
+    int64 `[b]` and, if the table has labels, `labels` int64 `[b]`.
     """
 
     __test__ = False  # pytest would collect the class because of its name
@@ -223,7 +182,7 @@ class TestBatches(Dataset[Batch]):
             raise InputError(f"batch_size is {batch_size}; it must be at least 1")
         self.dataset = dataset
         self.batch_size = batch_size if dataset.transform.longest is None else 1
-        self.transform = dataset.transform.test()
+        self.transform = without_normalization(dataset.transform.test())
         self.labels = torch.from_numpy(dataset.table.labels) if dataset.table.has("label") else None
 
     def __len__(self) -> int:
@@ -232,12 +191,10 @@ class TestBatches(Dataset[Batch]):
     def __getitem__(self, index: int) -> Batch:
         first = range(len(self))[index] * self.batch_size
         rows = range(first, min(first + self.batch_size, len(self.dataset)))
-        item = {"images": _load_images(self.dataset, rows, self.transform), "rows": torch.tensor(rows)}
+        item = {"images": load_pixels(self.dataset, rows, self.transform), "rows": torch.tensor(rows)}
         return item if self.labels is None else {**item, "labels": self.labels[first : rows.stop]}
 
 
-def _load_images(dataset: ImageDataset, rows: Sequence[int], transform: nn.Sequential) -> torch.Tensor:
-    """A batch of images, normalized at once: it takes longer to write the float numbers of each, and then of all."""
-    to_pixels, normalize = transform[:-1], transform[-1]
-    images: torch.Tensor = normalize(torch.stack([dataset.load(row, to_pixels) for row in rows]))
-    return images
+def load_pixels(dataset: ImageDataset, rows: Sequence[int], transform: nn.Sequential) -> torch.Tensor:
+    """Some images by a transform without normalization, uint8 `[rows, channels, height, width]`."""
+    return torch.stack([dataset.load(row, transform) for row in rows])

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import Any
+from itertools import accumulate, islice
 
-import torch
+from torch import Tensor
 
-from vicinal.data.images import Batch, ImageDataset, TrainBatches, seeded
+from vicinal.data.images import ImageDataset
+from vicinal.data.train_batches import Part, TrainBatches
 
 
-class WholeTrainImages(TrainBatches):
-    """The whole images of the batches of one epoch, in their order, with the transform for training.
+class WholeTrainBatches(TrainBatches):
+    """The batches of one epoch of whole images, with the transform for training.
 
-    An item is one image, uint8 `[channels, height, width]`, so that no process holds a batch of them but the one that
-    trains on it. An item depends on `seed` and its number only.
+    A part is one image, so that no process holds a batch of them but the one that trains on it. It depends on `seed`
+    and the number of the image in the epoch only. The `images` of a batch are a list, uint8 `[channels, height, width]`
+    each.
 
     Args:
         dataset: The images, with labels; its transform has `longest`.
@@ -25,28 +26,17 @@ class WholeTrainImages(TrainBatches):
 
     def __init__(self, dataset: ImageDataset, batches: Sequence[Sequence[int]], seed: tuple[int, ...]) -> None:
         super().__init__(dataset, batches, seed)
-        self.rows = [row for batch in batches for row in batch]
+        self._firsts = list(accumulate(map(len, batches), initial=0))
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    def _parts_of(self, number: int) -> list[Part]:
+        return [Part([row], (*self.seed, i)) for i, row in enumerate(self.batches[number], self._firsts[number])]
 
-    def __getitem__(self, index: int) -> Any:
-        with seeded(*self.seed, index):
-            return self.dataset.load(self.rows[index], self.transform)
-
-    def items(self, start: int) -> range:
-        return range(sum(map(len, self.batches[:start])), len(self))
-
-    def collate(self, items: Iterator[Any], start: int) -> Iterator[Batch]:
-        """The batches, with the `images` in a list, [channels, height, width] each."""
-        for batch in self.batches[start:]:
-            rows = torch.tensor(batch)
-            # Copied: a process hands images over in shared memory, each of which takes a file descriptor.
-            images = [image.clone() for image in islice(items, len(batch))]
-            yield {"images": images, "labels": self.labels[rows], "rows": rows}
+    def _joined(self, loaded: Iterator[Tensor], number: int) -> list[Tensor]:
+        # Copied: a process hands images over in shared memory, each of which takes a file descriptor.
+        return [image[0].clone() for image in islice(loaded, number)]
 
 
 def train_batches(dataset: ImageDataset, batches: Sequence[Sequence[int]], seed: tuple[int, ...]) -> TrainBatches:
     """The batches of one epoch, of squares or of whole images as the transform of the dataset says."""
-    kind = TrainBatches if dataset.transform.longest is None else WholeTrainImages
+    kind = TrainBatches if dataset.transform.longest is None else WholeTrainBatches
     return kind(dataset, batches, seed)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vicinal.data.image_ops import normalized
 from vicinal.data.images import ImageDataset
 from vicinal.data.table import Table
 from vicinal.export.exported_embedder import ExportedEmbedder, open_exported
@@ -208,9 +209,8 @@ def _calibration_batches(graph: ExportGraph, table: Table) -> Iterator[Floats]:
     number = min(settings.num_calibration_images, len(table))
     rows = np.random.default_rng(settings.seed).permutation(len(table))[:number]
     batches, _ = image_batches(ImageDataset(table.take(rows), transform), transform, CALIBRATION_BATCH)
-    std, mean = graph.std, graph.mean
     for images in batches:
-        inputs = images if settings.input == "tensor" else (images * std + mean).round().byte()
+        inputs = normalized(images, transform) if settings.input == "tensor" else images
         yield (inputs.permute(0, 2, 3, 1) if settings.layout == "nhwc" else inputs).contiguous().numpy()
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vicinal.data.image_ops import Normalize
+from vicinal.data.image_ops import normalized
 from vicinal.data.transforms import ImageTransform
 from vicinal.models.backbones import has_class_token, num_features, num_prefix_tokens, to_channels_last
 from vicinal.models.devices import check_device
@@ -193,7 +193,7 @@ class Embedder(SavedModel):
         if images.ndim == 2:  # features that were computed before
             return images
         if images.dtype == torch.uint8:
-            images = Normalize(self.transform)(images).to(next(self.parameters()).dtype)
+            images = normalized(images, self.transform).to(next(self.parameters()).dtype)
         features = self.backbone(images.contiguous(memory_format=torch.channels_last))
         if not isinstance(self.pooling, (ClassToken, nn.Identity)):
             features = to_feature_maps(
@@ -319,10 +319,10 @@ class Embedder(SavedModel):
         return shortened(self.embed_batches(batches, precision), dim)
 
     def embed_batches(self, batches: Iterable[Tensor], precision: Precision = "32", first_row: int = 0) -> Floats:
-        """Embed batches of transformed images as :meth:`embed` does.
+        """Embed batches of images as :meth:`embed` does.
 
         Args:
-            batches: Transformed images, [b, C, H, W] each.
+            batches: Transformed images, [b, C, H, W] each; those of uint8 are pixels, which are normalized here.
             precision: 32, or bf16 or 16 for autocast.
             first_row: Number of the first image, for messages.
 
@@ -336,10 +336,7 @@ class Embedder(SavedModel):
         autocast = torch.autocast(weight.device.type, dtype=DTYPES[precision], enabled=precision != "32")
         # Not in inference mode, in which sharded weights cannot be gathered.
         with eval_mode(self), torch.no_grad(), autocast:
-            parts = [
-                self(images.to(weight.device, weight.dtype, non_blocking=True)).float().cpu().numpy()
-                for images in batches
-            ]
+            parts = [self(_to_device_of(weight, images)).float().cpu().numpy() for images in batches]
         vectors = np.concatenate([np.empty((0, self.dim), np.float32), *parts])
         _check_finite(vectors, precision, first_row)
         return vectors
@@ -394,6 +391,12 @@ class Embedder(SavedModel):
             return ModuleEmbedder.from_imported(config, transform, allow_imports)
         arguments = {key: value for key, value in config.items() if key not in ("recipe", "metrics")}
         return cls(**{**arguments, "transform": transform, "pretrained": False})
+
+
+def _to_device_of(weight: Tensor, images: Tensor) -> Tensor:
+    """Images on the device of a weight: in its type, or as pixels, which are normalized there."""
+    dtype = images.dtype if images.dtype == torch.uint8 else weight.dtype
+    return images.to(weight.device, dtype, non_blocking=True)
 
 
 def _check_finite(vectors: Floats, precision: str, first_row: int) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vicinal.data.decoding import convert_image
+from vicinal.data.image_ops import without_normalization
 from vicinal.data.images import ImageDataset, TestBatches
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
@@ -32,7 +33,7 @@ def image_batches(
     on_error: Literal["raise", "skip"] = "raise",
     pin_memory: bool = False,
 ) -> tuple[Iterable[Tensor], int]:
-    """Divide images of any kind into batches of transformed tensors.
+    """Divide images of any kind into batches of tensors.
 
     Args:
         source: A table; an image dataset, whose cache is used; a list of paths or of PIL images; or transformed images
@@ -44,7 +45,8 @@ def image_batches(
         pin_memory: Read images into page-locked memory, which is copied to an accelerator faster.
 
     Returns:
-        The batches, float [b, C, H, W], and their number.
+        The batches, [b, C, H, W], and their number: uint8 pixels, which the embedder normalizes on its device; of
+        transformed images, float.
 
     Raises:
         InputError: `source` is none of these, or its images do not fit `transform`.
@@ -90,10 +92,10 @@ def _dataset(source: Any, transform: ImageTransform, on_error: Literal["raise", 
 
 
 def _transform_batches(images: Sequence[Image.Image], transform: ImageTransform, batch_size: int) -> Iterator[Tensor]:
-    to_tensor = transform.test()
+    to_pixels = without_normalization(transform.test())
     for start in range(0, len(images), batch_size):
         batch = enumerate(images[start : start + batch_size], start)
-        yield torch.stack([to_tensor(_convert(image, row, transform.channels)) for row, image in batch])
+        yield torch.stack([to_pixels(_convert(image, row, transform.channels)) for row, image in batch])
 
 
 def _convert(image: Image.Image, row: int, channels: int) -> Image.Image:

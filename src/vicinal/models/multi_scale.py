@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vicinal.data.image_ops import normalized
 from vicinal.data.images import ImageDataset
 from vicinal.data.transforms import MAX_LONGEST, MAX_SIZE, ImageTransform
 from vicinal.models.embedder import Embedder, Precision
@@ -80,6 +81,7 @@ def embed_multi_scale(
     patches = patch_size(model.backbone)
     parts = [np.empty((0, model.dim), np.float32)]
     for images in track(batches, "embedding", total=num_batches, show=progress):
+        images = normalized(images, model.transform)
         scaled = (_resize(images, scale, patches) for scale in scales)
         vectors = [
             model.embed(each, batch_size=len(each), precision=precision, device=device, progress=False)

@@ -25,7 +25,7 @@ OnError = Literal["raise", "skip"]
 
 
 class SkippingBatches(TestBatches):
-    """Batches for testing, in which images that cannot be read are NaN."""
+    """Batches for testing, in which images that cannot be read are black; `readable`, bool [b], says where some are."""
 
     def __getitem__(self, index: int) -> Batch:
         try:
@@ -33,15 +33,18 @@ class SkippingBatches(TestBatches):
         except UnreadableImageError:
             first = index * self.batch_size
             rows = range(first, min(first + self.batch_size, len(self.dataset)))
-            return {"images": torch.cat([self._image(row) for row in rows])}
+            images = [self._image(row) for row in rows]
+            readable = torch.tensor([image is not None for image in images])
+            transform = self.dataset.transform
+            black = torch.zeros((1, transform.channels, transform.size, transform.size), dtype=torch.uint8)
+            return {"images": torch.cat([black if image is None else image for image in images]), "readable": readable}
 
-    def _image(self, row: int) -> Tensor:
-        transform = self.dataset.transform
-        one = ImageDataset(self.dataset.table.take([row]), transform)
+    def _image(self, row: int) -> Tensor | None:
+        one = ImageDataset(self.dataset.table.take([row]), self.dataset.transform)
         try:
             images: Tensor = TestBatches(one, 1)[0]["images"]
         except UnreadableImageError:
-            images = torch.full((1, transform.channels, transform.size, transform.size), math.nan)
+            return None
         return images
 
 
@@ -74,8 +77,8 @@ class FeaturePass:
         autocast = torch.autocast(device.type, dtype=DTYPES[self.precision], enabled=self.precision != "32")
         with eval_mode(self.embedder), torch.inference_mode(), autocast:
             for batch in track(loader, "features", total=len(batches)):
-                readable = batch["images"].flatten(1).isfinite().all(dim=1)
-                pixels = batch["images"].nan_to_num(0.0).to(device, non_blocking=True)
-                features = self.embedder.pooled_features(pixels).float().cpu()
+                images = batch["images"]
+                readable = batch.get("readable", torch.ones(len(images), dtype=torch.bool))
+                features = self.embedder.pooled_features(images.to(device, non_blocking=True)).float().cpu()
                 features[~readable] = math.nan
                 yield features.numpy(), readable.numpy()

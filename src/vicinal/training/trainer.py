@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from functools import partial
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader
 
 from vicinal.data import ImageDataset, Table
 from vicinal.data.whole_images import train_batches
@@ -18,11 +18,11 @@ from vicinal.training.class_centers import copy_centers_from_run, save_centers, 
 from vicinal.training.create_module import check_before_download, create_training_module
 from vicinal.training.divided_work import embed_divided, embed_own_part, embed_rows, evaluate_divided
 from vicinal.training.fine_tuning import layer_factors
-from vicinal.training.interrupt import start_worker
 from vicinal.training.recipe import Recipe
 from vicinal.training.selection_report import SelectionReport, known_noisy
 from vicinal.training.settings import TrainingSettings
 from vicinal.training.strategy import put_together
+from vicinal.training.train_loader import TrainLoader
 from vicinal.training.training_data import create_sampler, num_workers, sample_training_images
 from vicinal.training.training_module import TrainingModule
 from vicinal.training.transition import find_transition, set_transition
@@ -104,25 +104,24 @@ class Trainer(BaseTrainer):
 
     def _load_batches(self, plan: list[list[int]], start: int) -> Generator[Batch, None, None]:
         seed = (self.settings.seed, self.progress.epoch, distributed.rank())
-        source = train_batches(self.images, plan, seed)
-        loader = DataLoader(
-            source,
-            batch_size=None,
-            sampler=source.items(start),
-            num_workers=num_workers(self.settings.data),
-            worker_init_fn=start_worker,
-            pin_memory=self.engine.fabric.device.type == "cuda",
-        )
-        items = iter(loader)
         try:
-            yield from source.collate(items, start)
+            yield from self.loader.load(train_batches(self.images, plan, seed), start)
         except RuntimeError as error:
             if not str(error).startswith("DataLoader worker"):
                 raise
             text = f"a process that reads images ended, for lack of memory perhaps: {one_line(error, 120)}"
             raise TrainingStoppedError(f"{text}; {self.resume_hint}") from error
-        finally:
-            getattr(items, "_shutdown_workers", lambda: None)()  # a traceback would keep them alive
+
+    @cached_property
+    def loader(self) -> TrainLoader:
+        """Loads the batches of all epochs."""
+        pin_memory = self.engine.fabric.device.type == "cuda"
+        return TrainLoader(self.images, num_workers(self.settings.data), pin_memory)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        with super().watching(), closing(self.loader):
+            yield
 
     def _loss_terms(self, batch: Batch) -> LossTerms:
         terms: LossTerms = self.module(batch["images"], batch["labels"])

@@ -1,0 +1,80 @@
+"""Batches of training images: the same numbers whoever loads which part of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches, train_batches
+from vicinal.data.image_ops import normalized
+from vicinal.data.images import seeded
+from vicinal.data.train_batches import Part, TrainImages
+
+TRANSFORM = ImageTransform(size=12, color_jitter=0.3, rotation=10.0)
+PLAN = [[0, 1, 2, 3, 4], [5, 6], [6, 5, 4, 3, 2, 1, 0], [0]]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> ImageDataset:
+    rng = np.random.default_rng(0)
+    for row in range(7):
+        Image.fromarray(rng.integers(0, 256, (15, 18, 3), dtype=np.uint8)).save(tmp_path / f"{row}.png")
+    frame = pd.DataFrame({"path": [f"{row}.png" for row in range(7)], "label": list("abacbac")})
+    return ImageDataset(Table(frame, root=tmp_path), TRANSFORM)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_batches, "PART_SIZE", 3)
+
+
+def loaded(batches: TrainBatches, start: int = 0, **loader: Any) -> list[dict[str, Any]]:
+    parts = DataLoader(TrainImages(batches.images.dataset), batch_size=None, sampler=batches.parts(start), **loader)
+    return list(batches.collate(iter(parts), start))
+
+
+def test_a_part_has_at_most_so_many_images(dataset: ImageDataset) -> None:
+    batches = TrainBatches(dataset, PLAN, (7, 1))
+    assert batches.parts() == [
+        Part([0, 1, 2], (7, 1, 0)),
+        Part([3, 4], (7, 1, 0, 1)),
+        Part([5, 6], (7, 1, 1)),
+        Part([6, 5, 4], (7, 1, 2)),
+        Part([3, 2, 1], (7, 1, 2, 1)),
+        Part([0], (7, 1, 2, 2)),
+        Part([0], (7, 1, 3)),
+    ]
+    assert batches.parts(3) == [Part([0], (7, 1, 3))]
+    assert batches.parts(4) == []
+
+
+def test_a_batch_is_its_parts_whoever_loads_them_and_wherever_it_starts(dataset: ImageDataset) -> None:
+    batches = TrainBatches(dataset, PLAN, (7, 1))
+    expected = [batches[number] for number in range(4)]
+    assert [batch["rows"].tolist() for batch in expected] == PLAN
+    assert all(batch["images"].shape == (len(rows), 3, 12, 12) for batch, rows in zip(expected, PLAN, strict=True))
+    for start, workers in ((0, 0), (0, 2), (2, 2)):
+        found = loaded(batches, start, num_workers=workers)
+        for one, other in zip(found, expected[start:], strict=True):
+            assert all(torch.equal(one[key], other[key]) for key in ("images", "labels", "rows"))
+
+
+def test_images_are_those_of_the_transform_with_the_seed_of_their_batch(dataset: ImageDataset) -> None:
+    """As before there were parts: to the last bit, for batches of one part."""
+    transform, batch = TRANSFORM.train(), TrainBatches(dataset, PLAN, (7, 1))[1]
+    with seeded(7, 1, 1):
+        expected = torch.stack([dataset.load(row, transform) for row in PLAN[1]])
+    assert batch["images"].dtype == torch.uint8
+    assert torch.equal(normalized(batch["images"], TRANSFORM), expected)
+
+
+def test_the_parts_of_a_batch_have_their_own_random_numbers(dataset: ImageDataset) -> None:
+    images = TrainBatches(dataset, [[0, 1, 2, 0, 1, 2]], (7, 1))[0]["images"]
+    assert not torch.equal(images[:3], images[3:])

@@ -1,0 +1,80 @@
+"""Processes that load the batches of a run: they stay from epoch to epoch, and none is left."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from tests.training.test_trainer import trainer
+from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches
+from vicinal.training.train_loader import TrainLoader
+
+EPOCHS = [[[0, 1], [2, 3], [4, 5]], [[5, 3], [1, 0]]]
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> ImageDataset:
+    rng = np.random.default_rng(0)
+    for row in range(6):
+        Image.fromarray(rng.integers(0, 256, (15, 18, 3), dtype=np.uint8)).save(tmp_path / f"{row}.png")
+    frame = pd.DataFrame({"path": [f"{row}.png" for row in range(6)], "label": list("aabbcc")})
+    return ImageDataset(Table(frame, root=tmp_path), ImageTransform(size=8))
+
+
+@pytest.fixture
+def loader(images: ImageDataset) -> Iterator[TrainLoader]:
+    one = TrainLoader(images, num_workers=2, pin_memory=False)
+    yield one
+    one.close()
+
+
+def processes() -> set[int | None]:
+    return {process.pid for process in multiprocessing.active_children()}
+
+
+def test_the_same_processes_load_every_epoch(images: ImageDataset, loader: TrainLoader) -> None:
+    before, seen = processes(), []
+    for number, plan in enumerate(EPOCHS):
+        batches = TrainBatches(images, plan, (0, number))
+        found = list(loader.load(batches))
+        seen.append(processes() - before)
+        assert len(found) == len(plan)
+        assert all(torch.equal(a["images"], batches[i]["images"]) for i, a in enumerate(found))
+    assert len(seen[0]) == 2
+    assert seen[0] == seen[1]
+    loader.close()
+    assert processes() == before
+
+
+def test_an_epoch_that_is_left_ends_its_processes_and_the_next_one_starts_others(
+    images: ImageDataset, loader: TrainLoader
+) -> None:
+    before, batches = processes(), TrainBatches(images, EPOCHS[0], (0, 0))
+    first = loader.load(batches)
+    next(first)
+    assert len(processes() - before) == 2
+    first.close()
+    assert processes() == before
+    assert [batch["rows"].tolist() for batch in loader.load(batches, start=1)] == EPOCHS[0][1:]
+
+
+def test_a_broken_image_ends_the_processes(images: ImageDataset, loader: TrainLoader) -> None:
+    Path(images.table.paths[4]).write_bytes(b"")
+    before = processes()
+    with pytest.raises(ValueError, match=r"^row 4: .*the file is empty$"):
+        list(loader.load(TrainBatches(images, EPOCHS[0], (0, 0))))
+    assert processes() == before
+
+
+def test_a_run_leaves_no_process(small: list[str], tmp_path: Path) -> None:
+    before = processes()
+    one = trainer(small, tmp_path / "run", "--data.num_workers=1", "--data.cache=false", "--epochs=2")
+    one.fit()
+    assert processes() == before
