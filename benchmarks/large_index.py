@@ -7,12 +7,13 @@ The vectors of 128 dimensions are those of `benchmarks.indexes`: classes of heav
 tens of directions with most of the variance. Beside `vectors.npy` is a CSV table of as many rows, a path and a label
 each. `vicinal index` runs in a process of its own; `--interrupt` kills it (SIGKILL) when half of the vectors are
 saved, and runs it again. Phases are told by the files that it writes: reading and checking the source, training with
-the digest of all vectors before it, encoding, and assembling and saving. Memory is the peak of its private memory
-(RssAnon), without the pages of mapped files, which the system takes back when it needs them.
+the digest of all vectors before it, encoding, and assembling and saving. Each has its wall time and the CPU time of all
+threads, which other programs change less. Memory is the peak of its private memory (RssAnon), without the pages of
+mapped files, which the system takes back when it needs them.
 
-The search is another process. `cold`: 200 single queries after the file of the vectors was dropped from the page
-cache; `warm`: the same again, and again 1,000 queries in one call. Recall@10 is the fraction of the ten nearest by
-exact search that is found, of 1,000 further vectors of the same classes.
+The search is another process, of one thread. `cold`: 200 single queries after the file of the vectors was dropped from
+the page cache; `warm`: the same again, and then 1,000 queries in one call. Recall@10 is the fraction of the ten nearest
+by exact search that is found, of 1,000 further vectors of the same classes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from vicinal.retrieval.index.build_progress import STAGE, BuildProgress
 from vicinal.retrieval.index.staged_build import TRAINED
 
 POLL = 0.1  # seconds
-PHASES = ("read, s", "train, s", "encode, s", "save, s")
+PHASES = ("read", "train", "encode", "save")
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def make_source(size: int, folder: Path) -> None:
@@ -64,32 +66,47 @@ def build(folder: Path, kind: str, interrupt: bool) -> dict[str, float]:
     measured = _watch(command, index, stop_at=0.5 if interrupt else None)
     if interrupt:
         again = _watch(command, index)
-        return {f"{name}, until killed": value for name, value in measured.items()} | again
+        return {f"{name} until killed": value for name, value in measured.items()} | {
+            f"{name} from there on": value for name, value in again.items() if name.partition(",")[0] not in PHASES
+        }
     return measured
 
 
 def _watch(command: list[str], index: Path, stop_at: float | None = None) -> dict[str, float]:
     """Seconds of each phase, and the peak of private memory; the process is killed at a fraction of the vectors."""
-    times, peak, stage = [time.perf_counter()], 0.0, index / STAGE
+    started, peak, stage = time.perf_counter(), 0.0, index / STAGE
+    marks = [(0.0, 0.0)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     is_past = (
         lambda: stage.is_dir(),
         lambda: (stage / TRAINED).is_file(),
         lambda: _fraction(stage) == 1,
     )
+    now = marks[0]
     while process.poll() is None:
-        if len(times) <= len(is_past) and is_past[len(times) - 1]():
-            times.append(time.perf_counter())
-        with suppress(OSError, StopIteration):
-            peak = max(peak, private_megabytes(process.pid))
+        with suppress(OSError, StopIteration):  # it may end meanwhile
+            peak, now = max(peak, private_megabytes(process.pid)), (time.perf_counter() - started, _cpu(process.pid))
+            if len(marks) <= len(is_past) and is_past[len(marks) - 1]():
+                marks.append(now)
         if stop_at is not None and stop_at <= _fraction(stage) < 1:
             os.kill(process.pid, signal.SIGKILL)
         time.sleep(POLL)
     if process.returncode not in (0, -signal.SIGKILL if stop_at is not None else 0):
         raise SystemExit(f"{' '.join(command)} failed")
-    times.append(time.perf_counter())
-    phases = dict(zip(PHASES, np.diff(times).tolist(), strict=False))
-    return {**phases, "total, s": times[-1] - times[0], "peak, GB": peak / 1000}
+    marks.append(now)
+    spent = np.diff(marks, axis=0).tolist()
+    found = {
+        f"{name}, {what}": value
+        for name, both in zip(PHASES, spent, strict=False)
+        for what, value in zip(("s", "CPU s"), both, strict=True)
+    }
+    return {**found, "build, s": now[0], "build, CPU s": now[1], "build, peak GB": peak / 1000}
+
+
+def _cpu(process: int) -> float:
+    """The CPU time of a process and all its threads, in seconds."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def _fraction(stage: Path) -> float:
@@ -108,31 +125,38 @@ def search(folder: Path, kind: str) -> dict[str, float]:
     memory = private_megabytes() - before
     sizes = {path.name.split("-")[0]: path.stat().st_size / 1e9 for path in (folder / f"index-{kind}").iterdir()}
     _drop_from_cache(next((folder / f"index-{kind}").glob("originals-*")))
-    cold, warm = _single_ms(index, queries), _single_ms(index, queries)
-    started = time.perf_counter()
+    singles = {"cold": _single_ms(index, queries), "warm": _single_ms(index, queries)}
+    started, cpu = time.perf_counter(), time.process_time()
     found = index.search(queries, K).ids
-    batch = time.perf_counter() - started
+    batch, batch_cpu = time.perf_counter() - started, time.process_time() - cpu
     hits = [len({*mine} & {*best}) / K for mine, best in zip(found.tolist(), exact.tolist(), strict=True)]
     return {
         "recall@10": float(np.mean(hits)),
         "load, s": seconds,
-        "search, GB": memory / 1000,
+        "search, private GB": memory / 1000,
         "on disk, GB": sum(sizes.values()),
         "codes, GB": sizes["vectors"],
         "table, GB": sizes["metadata"],
-        **{f"{name} {which}, ms": float(np.percentile(times, percent))
-           for name, times in (("cold", cold), ("warm", warm)) for which, percent in (("median", 50), ("p99", 99))},
+        **{
+            f"{name} {which}, {clock}": float(np.percentile(times, percent))
+            for name, both in singles.items()
+            for which, percent in (("median", 50), ("p99", 99))
+            for clock, times in zip(("ms", "CPU ms"), both, strict=True)
+        },
         "batch, ms / query": 1000 * batch / len(queries),
-    }  # fmt: skip
+        "batch, CPU ms / query": 1000 * batch_cpu / len(queries),
+    }
 
 
-def _single_ms(index: Index, queries: Any) -> list[float]:
-    times = []
+def _single_ms(index: Index, queries: Any) -> tuple[list[float], list[float]]:
+    """Milliseconds and CPU milliseconds of single queries."""
+    times, cpu = [], []
     for query in queries[:SINGLE, None]:
-        started = time.perf_counter()
+        started, used = time.perf_counter(), time.process_time()
         index.search(query, K)
         times.append(1000 * (time.perf_counter() - started))
-    return times
+        cpu.append(1000 * (time.process_time() - used))
+    return times, cpu
 
 
 def _drop_from_cache(path: Path) -> None:
@@ -166,7 +190,8 @@ def main() -> None:
     for kind in arguments.kinds:
         results[kind] = build(folder, kind, arguments.interrupt)
         print(kind, json.dumps(results[kind]), flush=True)
-        found = subprocess.run([*own, "--step", "search", "--kinds", kind], check=True, capture_output=True, text=True)
+        step, one_thread = [*own, "--step", "search", "--kinds", kind], {**os.environ, "OMP_NUM_THREADS": "1"}
+        found = subprocess.run(step, check=True, capture_output=True, text=True, env=one_thread)
         results[kind] |= json.loads(found.stdout)
         (folder / "results.json").write_text(json.dumps(results, indent=1))
     print(f"| | {' | '.join(f'`{kind}`' for kind in results)} |\n|---{'|---' * len(results)}|")
