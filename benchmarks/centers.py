@@ -21,9 +21,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import torch.nn.functional as F
-from pytorch_metric_learning import losses as peers
 from torch import Tensor, nn
 
+from benchmarks.peer import losses as peers
 from benchmarks.table import peak_extra_megabytes, print_machine, take_turns
 from vicinal import losses
 

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from benchmarks.formulas import contextual as definition
 from benchmarks.omniglot import RECIPE
 from benchmarks.steps import SAMPLES_PER_CLASS, floor, print_times, step_of
 from benchmarks.table import peak_extra_megabytes, print_machine, take_turns
@@ -42,34 +43,6 @@ LOSS = """[
     {class_path: SimilarityRegularizer}]"""
 STAGES = {"untrained": 0.0, "half-trained": 0.1, "trained": 1.0}
 WHO = ["floor", "ours", "peer"]
-
-
-class _GreaterThan(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: object, x: Tensor, y: Tensor) -> Tensor:
-        return (x >= y).float()
-
-    @staticmethod
-    def backward(ctx: object, upstream: Tensor) -> tuple[Tensor, Tensor]:
-        return upstream * 10.0, -upstream * 10.0
-
-
-def definition(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """Algorithm 1 of the paper, with the loss of Eq. (5), k = 4 and epsilon = 0.05."""
-    f = F.normalize(embeddings)
-    distance = (2 - 2 * f @ f.T).clamp_min(0)
-    near, close = (
-        _GreaterThan.apply(-distance + 0.05, -distance.detach().topk(k, largest=False).values[:, -1:])
-        for k in (SAMPLES_PER_CLASS, SAMPLES_PER_CLASS // 2)
-    )
-    common = near @ near.T / near.sum(1, keepdim=True).detach()
-    far = 1 - near
-    neither = far @ far.T / far.sum(1, keepdim=True).detach()
-    shared = 0.5 * (common + neither) * near
-    reciprocal = close * close.T
-    expanded = reciprocal @ shared / reciprocal.sum(1, keepdim=True)
-    error = (labels[:, None] == labels[None]).float() - 0.5 * (expanded + expanded.T)
-    return (error.square() * (1 - torch.eye(len(f)))).mean()
 
 
 def step(who: str) -> Callable[[Tensor, Tensor], object]:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from pytorch_metric_learning import distances as pml_distances
-from pytorch_metric_learning import losses as pml_losses
-from pytorch_metric_learning import miners as pml_miners
 from torch import Tensor
 
+from benchmarks.peer import distances as pml_distances
+from benchmarks.peer import losses as pml_losses
+from benchmarks.peer import miners as pml_miners
 from benchmarks.steps import Benchmark, LossFunction
 from vicinal import losses, mining
 
@@ -44,7 +44,7 @@ def _mined(loss: Callable[..., Tensor], miner: Callable[..., object]) -> LossFun
     return lambda x, labels: loss(x, labels, miner(x, labels))
 
 
-def _cosine() -> pml_distances.CosineSimilarity:
+def _cosine() -> object:
     return pml_distances.CosineSimilarity()
 
 

@@ -10,10 +10,8 @@ class it ranks 2.5 times as many.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
-from pytorch_metric_learning import losses as pml_losses
-
+from benchmarks.peer import losses as pml_losses
 from benchmarks.steps import Benchmark, LossFunction
 from vicinal import losses
 from vicinal.mixing import SiMix
@@ -30,8 +28,8 @@ OURS: dict[str, Callable[[], LossFunction]] = {
     "SiMix of multi-similarity": lambda: SiMix(losses.MultiSimilarityLoss()),
 }
 PEERS: dict[str, Callable[[], LossFunction]] = {
-    "Smooth-AP": partial(pml_losses.SmoothAPLoss, temperature=0.01),
-    "FastAP": partial(pml_losses.FastAPLoss, num_bins=10),
+    "Smooth-AP": lambda: pml_losses.SmoothAPLoss(temperature=0.01),
+    "FastAP": lambda: pml_losses.FastAPLoss(num_bins=10),
 }
 """Smooth-AP there is right for batches in order with as many classes as samples a class only; the time is the same."""
 

@@ -41,6 +41,12 @@ def print_table(title: str, seconds: Mapping[str, list[float]], items: int, unit
         print(f"| {name} | {statistics.median(rates):.0f} | {rates[0]:.0f} - {rates[-1]:.0f} | {ratio:.3f} |")
 
 
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table of ready cells."""
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines)
+
+
 def mean_and_deviation(values: Sequence[float], form: str = ".1f") -> str:
     """A cell of a table: the mean and, of several values, the standard deviation; empty for none."""
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""

@@ -1,0 +1,123 @@
+"""Whether the device computes what the CPU does: kernels and their twins, losses, two-stage backpropagation, ranks.
+
+Each row says passed or not, and the largest difference. Nothing that failed here is worth its time in other tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks import steps
+from benchmarks.gpu import kernels
+from benchmarks.gpu.losses import all_losses, step
+from benchmarks.gpu.rows import Key, Measurement, Numbers
+from benchmarks.gpu.timing import Settings
+from vicinal.evaluation import Relevance, positive_ranks
+from vicinal.losses import RecallAtKLoss
+from vicinal.retrieval.scores import UnitVectors
+from vicinal.training.large_batch import embed_in_micro_batches
+
+KERNEL_SIZES = ((5, 1, 1), (7, 3, 20), (9, 11, 300), (64, 70, 5000), (1024, 3, 4096))
+LOSS_SIZE, LARGE_SIZE = 256, 2048
+SMALL_KERNEL_SIZES, SMALL_LOSS_SIZE = KERNEL_SIZES[:2], 32
+NUM_CLASSES, DIM = 600, 512
+SMOOTH = ("RS@k", "Smooth-AP", "SupAP", "SiMix of RS@k", "triplet, all", "multi-similarity", "NT-Xent", "NormSoftmax")
+"""Losses that are compared in a large batch too, where a similarity that is rounded otherwise crosses no step."""
+MAX_DIFFERENCE = 1e-3
+"""Of gradients, relative to their norm: temperatures of 0.01 enlarge the rounding of similarities a hundredfold."""
+
+
+def measurements(settings: Settings) -> Iterator[Measurement]:
+    """All comparisons."""
+    for operation in kernels.OPERATIONS:
+        for size in SMALL_KERNEL_SIZES if settings.small else KERNEL_SIZES:
+            key = Key("correctness", operation.name, "kernel = PyTorch", kernels.describe(size))
+            yield Measurement(key, partial(_compare_kernel, operation, size, settings.device))
+    for name, make in all_losses(NUM_CLASSES).items():
+        for n in (SMALL_LOSS_SIZE,) if settings.small else (LOSS_SIZE, LARGE_SIZE)[: 1 + (name in SMOOTH)]:
+            key = Key("correctness", name, "device = CPU", f"n = {n}")
+            yield Measurement(key, partial(_compare_loss, make, n, settings.device))
+    for name, run in {
+        "ranks, exact scores with ties": _compare_exact_ranks,
+        "ranks, random vectors": _compare_random_ranks,
+        "two-stage backpropagation": _compare_two_stage,
+    }.items():
+        who = "two stages = one" if run is _compare_two_stage else "device = CPU"
+        n = 300 if settings.small else 20_000
+        vectors = "" if run is _compare_two_stage else f"{n:,} vectors"
+        yield Measurement(Key("correctness", name, who, vectors), partial(run, n, settings.device))
+
+
+def _compare_kernel(operation: kernels.Operation, size: tuple[int, int, int], device: torch.device) -> Numbers:
+    pairs = zip(*(kernels.compute(operation, size, device, kernel) for kernel in (True, False)), strict=True)
+    tensors = [(torch.as_tensor(one).double(), torch.as_tensor(other).double()) for one, other in pairs]
+    largest = max(float(((one - other).abs() / (1 + other.abs())).max()) for one, other in tensors)
+    return {"passed": largest == 0 if operation.exact else largest < 1e-4, "difference": largest}
+
+
+def _compare_loss(make: Callable[[], Callable[[Tensor, Tensor], Tensor]], n: int, device: torch.device) -> Numbers:
+    results = [_value_and_gradients(make, n, each) for each in (device, torch.device("cpu"))]
+    largest = max(_difference(one, other) for one, other in zip(*results, strict=True))
+    return {"passed": largest < MAX_DIFFERENCE, "difference": largest}
+
+
+def _value_and_gradients(make: Callable[[], Any], n: int, device: torch.device) -> tuple[Tensor, ...]:
+    torch.manual_seed(0)  # centers are drawn on the CPU
+    loss = make().to(device)
+    x, labels = steps.batch(n)
+    return step(loss, x.detach().to(device).requires_grad_(), labels.to(device))
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    """The norm of the difference, relative; infinite for what is not finite."""
+    one, other = one.double().cpu(), other.double().cpu()
+    relative = (one - other).norm() / other.norm().clamp_min(1e-6)
+    return float(relative) if bool(relative.isfinite()) else float("inf")
+
+
+def _compare_two_stage(_: int, device: torch.device) -> Numbers:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 16))
+    images, labels = torch.randn(96, 32), torch.arange(96) // 4
+    network.to(device)
+    gradients = []
+    for micro_batch_size in (None, 20):
+        embeddings = embed_in_micro_batches(network, images.to(device), micro_batch_size)
+        value = RecallAtKLoss()(embeddings, labels.to(device))
+        gradients.append(torch.autograd.grad(value, list(network.parameters())))
+    largest = max(_difference(one, other) for one, other in zip(*gradients, strict=True))
+    return {"passed": largest < MAX_DIFFERENCE, "difference": largest}
+
+
+def _compare_exact_ranks(n: int, device: torch.device) -> Numbers:
+    """Of vectors of 64 signs, whose similarities are exact in any order of summation: all ranks and ties are equal."""
+    rng = np.random.default_rng(0)
+    centers = rng.choice([-1.0, 1.0], (n // 5, 64))
+    labels = rng.integers(0, len(centers), n)
+    vectors = (centers[labels] * rng.choice([-1.0, 1.0], (n, 64), p=[0.3, 0.7])).astype(np.float32)
+    (one, ties), (other, other_ties) = (_ranks(vectors, labels, each) for each in (device, torch.device("cpu")))
+    different = int((one != other).sum()) + abs(ties - other_ties)
+    return {"passed": different == 0, "difference": float(different)}
+
+
+def _compare_random_ranks(n: int, device: torch.device) -> Numbers:
+    """Of vectors whose similarities are rounded otherwise, so that a few neighbors in rank change their order."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, n // 5, n)
+    vectors = rng.standard_normal((n // 5, DIM), dtype=np.float32)[labels]
+    vectors += 2 * rng.standard_normal((n, DIM), dtype=np.float32)
+    one, other = (_ranks(vectors, labels, each)[0] for each in (device, torch.device("cpu")))
+    largest = float((np.abs(one - other) / other).mean())
+    return {"passed": largest < 1e-3, "difference": largest}
+
+
+def _ranks(vectors: Any, labels: Any, device: torch.device) -> tuple[Any, int]:
+    unit = UnitVectors(torch.from_numpy(vectors).to(device), "embedding")
+    blocks = list(positive_ranks(unit, unit, Relevance(labels, labels, np.arange(len(labels)))))
+    return np.concatenate([block.ranks for block in blocks]), sum(block.num_ties for block in blocks)
