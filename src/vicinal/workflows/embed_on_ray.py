@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,14 +19,13 @@ from vicinal.data.shard_manifest import ShardManifest
 from vicinal.data.table import Table
 from vicinal.utils.console import log, track
 from vicinal.utils.errors import InputError, one_line
+from vicinal.workflows.ray_attempts import Attempts
 from vicinal.workflows.ray_cluster import LOCAL, ray_cluster
 from vicinal.workflows.ray_stages import EmbedBlock, RowBatch, as_column, from_column, read_block
 from vicinal.workflows.shard_job import PART_SIZE, ShardJob, shard_job
 from vicinal.workflows.sources import EmbeddingReader
 
-MAX_ROUNDS = 3
-SETTINGS = {"enable_progress_bars": False, "print_on_execution_start": False, "max_errored_blocks": 1_000}
-"""Those of Ray Data: no messages, and the job goes on without the batches whose workers died again and again."""
+SETTINGS = {"enable_progress_bars": False, "print_on_execution_start": False}  # of Ray Data
 
 
 def embed_on_ray(
@@ -70,30 +69,11 @@ def embed_on_ray(
     if reader.device is not None and reader.device.startswith("cuda:"):
         raise InputError(f"--device {reader.device}: Ray chooses the GPUs; give --device cuda, or cpu")
     with ray_cluster(address) as ray, shard_job(reader, source, folder, shard, num_shards, split, part_size) as job:
-        embedded = _embed(_RayData(ray, job))
         try:
-            return job.complete(track(embedded, "embedding", total=len(job.batches)))
+            return job.complete(track(_RayData(ray, job).embed(), "embedding", total=len(job.batches)))
         except ray.exceptions.RayError as error:
             text = f"{one_line(error, 200)}; the same command goes on at the last part"
             raise OSError(errno.EIO, text, f"--ray {address}") from None
-
-
-def _embed(pipeline: _RayData) -> Iterator[EmbeddedBatch]:
-    """Embed the missing batches. Those that are lost because their workers died are repeated without the cause."""
-    left = {rows.start: rows for rows in pipeline.job.batches}
-    deadly: dict[int, str] = {}
-    for _ in range(MAX_ROUNDS):
-        if not left:
-            return
-        for batch in pipeline.embed(left.values(), deadly):
-            del left[batch.first_row]
-            yield batch
-        if left:
-            deadly |= pipeline.find_deadly([row for rows in left.values() for row in rows])
-    if left:
-        raise InputError(
-            f"{len(left):,} batches of images could not be embedded: the workers of Ray ended again and again"
-        )
 
 
 @dataclass(frozen=True)
@@ -109,43 +89,29 @@ class _RayData:
     job: ShardJob
 
     @cached_property
-    def _images(self) -> Table:
-        """What is needed to read the images."""
-        frame = self.job.table.frame
-        return Table(frame[[each for each in ("path", *BOX_COLUMNS) if each in frame]])
-
-    @cached_property
     def _reader(self) -> EmbeddingReader:
         """The options without the loaded model, whose path is an absolute one."""
         model = str(self.job.reader.model)
         return replace(self.job.reader, model=str(Path(model).resolve()) if Path(model).exists() else model)
 
-    def embed(self, batches: Iterable[range], deadly: dict[int, str]) -> Iterator[EmbeddedBatch]:
-        """Yield batches as they are embedded; those whose workers died repeatedly are missing.
-
-        Args:
-            batches: The rows of each.
-            deadly: The errors of images that must not be read, by their rows.
-        """
-        items = [{"rows": as_column([self._row_batch(rows, deadly)])[0]} for rows in batches]
-        transform = self.job.reader.batch_embedder(self.job.source).transform
+    def embed(self) -> Iterator[EmbeddedBatch]:
+        """Yield the missing batches as they are embedded."""
+        job = self.job
+        if not job.batches:
+            return
+        attempts = self.ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Attempts).remote()
+        transform = job.reader.batch_embedder(job.source).transform
+        model = (self._reader, job.source, job.manifest.model, torch.get_num_threads(), attempts)
         with self._settings() as data:
-            dataset = data.from_items(items, override_num_blocks=len(items)).map_batches(
-                read_block,
-                fn_kwargs={"transform": transform},
-                batch_size=None,
-                num_cpus=1,
-            )
-            dataset = dataset.map_batches(
-                EmbedBlock,
-                fn_constructor_args=(
-                    self._reader,
-                    self.job.source,
-                    self.job.manifest.model,
-                    torch.get_num_threads(),
-                ),
-                batch_size=None,
-                **self._actors(data),
+            dataset = (
+                data.from_items(self._items(), override_num_blocks=len(job.batches))
+                .map_batches(
+                    read_block,
+                    fn_kwargs={"transform": transform, "attempts": attempts},
+                    batch_size=None,
+                    num_cpus=1,
+                )
+                .map_batches(EmbedBlock, fn_constructor_args=model, batch_size=None, **self._actors(data))
             )
             for block in dataset.iter_batches(batch_size=None):
                 for result in from_column(block["embedded"]):
@@ -153,24 +119,11 @@ class _RayData:
                         raise InputError(result)
                     yield result
 
-    def find_deadly(self, rows: Sequence[int]) -> dict[int, str]:
-        """Read images one by one, and return the errors of those whose workers die, by their rows."""
-        log(f"workers of Ray ended; reading {len(rows):,} images of their batches one by one")
-        transform = self.job.reader.batch_embedder(self.job.source).transform
-        read = self.ray.remote(num_cpus=1, max_retries=1)(RowBatch.read)
-        pending = {row: read.remote(self._row_batch(range(row, row + 1)), transform) for row in rows}
-        deadly = {}
-        for row, result in pending.items():
-            try:
-                self.ray.get(result)
-            except self.ray.exceptions.RayError as error:
-                reason = type(error).__name__
-                deadly[row] = f"{self._images.paths[row]}: the process that reads it ends ({reason})"
-        return deadly
-
-    def _row_batch(self, rows: range, deadly: dict[int, str] | None = None) -> RowBatch:
-        errors = {row - rows.start: deadly[row] for row in rows if row in deadly} if deadly else {}
-        return RowBatch(rows.start, self._images.take(rows), errors)
+    def _items(self) -> list[dict[str, Any]]:
+        """The batches, with what is needed to read their images."""
+        frame = self.job.table.frame
+        images = Table(frame[[each for each in ("path", *BOX_COLUMNS) if each in frame]])
+        return [{"rows": as_column([RowBatch(rows.start, images.take(rows))])[0]} for rows in self.job.batches]
 
     def _actors(self, data: Any) -> dict[str, Any]:
         """How many actors there are, and what each takes of the cluster."""

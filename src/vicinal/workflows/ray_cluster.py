@@ -33,9 +33,12 @@ def ray_cluster(address: str) -> Iterator[Any]:
     Raises:
         InputError: Ray is not installed, or there is no cluster at the address.
     """
+    check_address(address)
     if address == LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    check_address(address)
+    os.environ.setdefault(
+        "RAY_DEDUP_LOGS_SKIP_REGEX", "."
+    )  # prints no errors of workers, which are repeated, on stdout
     ray = import_extra("ray", "ray", f"--ray {address}")
     if ray.is_initialized():
         yield ray

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,30 +20,18 @@ if TYPE_CHECKING:
 
     from vicinal.workflows.sources import EmbeddingReader
 
+MAX_IMAGE_ATTEMPTS, MAX_EMBED_ATTEMPTS = 2, 5
+
 Block = dict[str, npt.NDArray[Any]]
 """The columns of a block of Ray Data. Each of its rows stands for a whole batch, so that blocks cannot divide one."""
 
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Images to be read.
-
-    Args:
-        first_row: The first of their rows.
-        table: Their table.
-        errors: The errors of images that must not be read again, by their positions in the table.
-    """
+    """Images to be read: the first of their rows, and their table."""
 
     first_row: int
     table: Table
-    errors: dict[int, str] = field(default_factory=dict)
-
-    def read(self, transform: ImageTransform) -> tuple[torch.Tensor, dict[int, str]]:
-        """The pixels of the readable images, and the errors of the others by their rows."""
-        positions = [position for position in range(len(self.table)) if position not in self.errors]
-        pixels, errors = PixelBatches(self.table, transform, [positions])[0]
-        by_position = {**errors, **self.errors}
-        return pixels, {self.first_row + position: by_position[position] for position in sorted(by_position)}
 
 
 def as_column(values: list[object]) -> npt.NDArray[Any]:
@@ -58,20 +46,44 @@ def from_column(column: npt.NDArray[Any]) -> Iterator[Any]:
     return (pickle.loads(each) for each in column)
 
 
-def read_block(block: Block, transform: ImageTransform) -> Block:
+def read_block(block: Block, transform: ImageTransform, attempts: Any) -> Block:
     """The first stage: from batches of rows to their pixels.
 
     Args:
         block: A column `rows` with one :class:`RowBatch`.
         transform: The transform of the images.
+        attempts: The actor :class:`~vicinal.workflows.ray_attempts.Attempts`.
 
     Returns:
         The columns `pixels`, `[1, b, channels, height, width]`, and `read`, the first row, b and the errors.
     """
+    import ray
+
     (batch,) = from_column(block["rows"])
-    pixels, errors = batch.read(transform)
+    whole, rows = ("batch", batch.first_row), range(batch.first_row, batch.first_row + len(batch.table))
+    is_repeated = ray.get(attempts.begin.remote(whole)) > 1
+    deadly = _deadly_images(batch, transform, attempts) if is_repeated else {}
+    positions = [position for position in range(len(rows)) if position not in deadly]
+    pixels, errors = PixelBatches(batch.table, transform, [positions])[0]
+    attempts.end.remote([whole, *(("image", row) for row in rows)])
+    by_row = {rows[position]: error for position, error in sorted({**errors, **deadly}.items())}
     held = pixels.numpy() if len(pixels) else np.zeros((1, 1, 1, 1), np.uint8)  # Arrow has no tensors without values
-    return {"pixels": held[None], "read": as_column([(batch.first_row, len(pixels), errors)])}
+    return {"pixels": held[None], "read": as_column([(batch.first_row, len(pixels), by_row)])}
+
+
+def _deadly_images(batch: RowBatch, transform: ImageTransform, attempts: Any) -> dict[int, str]:
+    """The errors of images whose reading ended the process again and again; the others are read one by one."""
+    import ray
+
+    deadly = {}
+    for position, path in enumerate(batch.table.paths):
+        image = ("image", batch.first_row + position)
+        if ray.get(attempts.begin.remote(image)) > MAX_IMAGE_ATTEMPTS:
+            deadly[position] = f"{path}: the process that reads it ended {MAX_IMAGE_ATTEMPTS} times"
+        else:
+            _ = PixelBatches(batch.table, transform, [[position]])[0]
+            attempts.end.remote([image])  # arrives before the next image is begun, which is waited for
+    return deadly
 
 
 class EmbedBlock:
@@ -84,11 +96,15 @@ class EmbedBlock:
         source: What they are the images of.
         fingerprint: That of the model, which must be the same on all machines.
         num_threads: Of PyTorch, on a CPU.
+        attempts: The actor :class:`~vicinal.workflows.ray_attempts.Attempts`.
     """
 
-    def __init__(self, reader: EmbeddingReader, source: str, fingerprint: str, num_threads: int) -> None:
+    def __init__(self, reader: EmbeddingReader, source: str, fingerprint: str, num_threads: int, attempts: Any) -> None:
+        import ray
+
         torch.set_num_threads(num_threads)
-        self._failure: str | None = None
+        self._attempts, self._failure = attempts, ""
+        self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
         try:
             self._embed = reader.batch_embedder(source)
             if reader.fingerprint != fingerprint:
@@ -108,10 +124,18 @@ class EmbedBlock:
     def _result(
         self, pixels: npt.NDArray[np.uint8], first_row: int, num_images: int, errors: dict[int, str]
     ) -> EmbeddedBatch | str:
-        if self._failure is not None:
-            return self._failure
+        if self._failure or self._is_hopeless(first_row):
+            return self._failure or f"from row {first_row}: the process that embeds ended {MAX_EMBED_ATTEMPTS} times"
         try:
             vectors = self._embed(torch.from_numpy(np.array(pixels[:num_images])))  # a copy, since Ray's is read-only
         except Exception as error:
             return f"from row {first_row}: {one_line(error)}"
+        self._attempts.end.remote([("embedding", first_row)])
         return EmbeddedBatch(first_row, vectors, errors)
+
+    def _is_hopeless(self, first_row: int) -> bool:
+        """Whether the process died of this batch again and again. Only one that was restarted waits to know."""
+        import ray
+
+        attempt = self._attempts.begin.remote(("embedding", first_row))
+        return self._is_restarted and ray.get(attempt) > MAX_EMBED_ATTEMPTS
