@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,7 @@ from vicinal.evaluation.device_counting import DeviceCounter
 from vicinal.evaluation.positives import Positives, key_scores, ranking_keys
 from vicinal.evaluation.relevance import Relevance
 from vicinal.utils import kernels
+from vicinal.utils.compiled import compiled
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 0.25, -0.25, 1e-30, -1e-30, 1e-45, 0.5 + 2**-24, 3e30, -3e30]
 
@@ -124,12 +126,12 @@ def test_what_fails_in_a_thread_is_raised(monkeypatch) -> None:
 
 
 def test_works_without_a_folder_to_keep_compiled_code_in(monkeypatch) -> None:
-    njit = counting_kernels.numba.njit
+    njit = numba.njit
 
     def no_cache(**given: object) -> object:
         if given.pop("cache", False):
             raise RuntimeError("cannot cache function: no locator available")
         return njit(**given)
 
-    monkeypatch.setattr(counting_kernels.numba, "njit", no_cache)
-    assert counting_kernels.compiled(lambda number: number + 1)(2) == 3
+    monkeypatch.setattr(numba, "njit", no_cache)
+    assert compiled(lambda number: number + 1)(2) == 3

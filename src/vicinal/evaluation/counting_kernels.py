@@ -9,51 +9,18 @@ Importing this module imports numba. :mod:`~vicinal.evaluation.counting` imports
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
-import numba
 import numpy as np
-from numba.core.caching import FunctionCache
 
 from vicinal.evaluation.counting import LANES, MASKED, RankCounts, Tile
 from vicinal.utils.arrays import Booleans, Floats, Integers, ShortIntegers
+from vicinal.utils.compiled import compiled
 
 PADDING = 16  # so that rows whose length is a power of two do not compete for the same cache lines
 MIN_INTERVALS, MAX_INTERVALS = 64, 4096  # of one query
 INTERVALS_PER_POSITIVE = 16
 FINEST_SCALE = 2**20  # intervals per unit of score where all positives have the same score
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def compiled(function: Function) -> Function:
-    """Compile a function when it is first called, without the interpreter lock, and cache the code on disk if possible.
-
-    The code is compiled in memory if neither the folder of the package nor that of the user can be written, if the disk
-    is full, or if the cached files are damaged; these are then written anew.
-    """
-    compiled: Any = numba.njit(nogil=True)(function)
-    with suppress(RuntimeError):  # no folder can be written
-        compiled._cache = _Cache(function)  # type: ignore[no-untyped-call]
-    return cast(Function, compiled)
-
-
-class _Cache(FunctionCache):
-    """The cache of Numba, but without errors: it raises them for damaged files and full disks."""
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        try:
-            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
-        except Exception:  # unpickling a damaged file raises many types of errors
-            with suppress(Exception):
-                self.flush()  # type: ignore[no-untyped-call]  # so that the next process does not meet them again
-            return None
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        with suppress(Exception):
-            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
 
 
 class Workspace(NamedTuple):

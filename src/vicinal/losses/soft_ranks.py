@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -78,14 +79,25 @@ def _ascending(thresholds: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield smallest.indices[:, k, None], smallest.values[:, k, None]
 
 
+def _fused(values: Tensor) -> ModuleType | None:
+    """The module whose functions compute a row in one go, if there is one for the device and the type of values."""
+    if has_kernels(values):
+        from vicinal.losses import rank_kernels  # imports Triton
+
+        return rank_kernels
+    if values.device.type == "cpu" and values.dtype == torch.float32:
+        from vicinal.losses import rank_loops  # imports numba
+
+        return rank_loops
+    return None
+
+
 # Custom operators: memory does not grow with the number of thresholds, and torch.compile does not trace them, which
 # would hold all differences at once.
 @torch.library.custom_op("vicinal::count_above", mutates_args=())
 def _count_above(thresholds: Tensor, values: Tensor, temperature: float, linear_from: float, slope: float) -> Tensor:
-    if has_kernels(values):
-        from vicinal.losses import rank_kernels  # imports Triton
-
-        return rank_kernels.count_above(thresholds, values, temperature, linear_from, slope)
+    if (fused := _fused(values)) is not None:
+        return cast(Tensor, fused.count_above(thresholds, values, temperature, linear_from, slope))
     counts = torch.zeros_like(thresholds)
     differences = torch.empty_like(values)
     for columns, threshold in _ascending(thresholds):
@@ -97,10 +109,8 @@ def _count_above(thresholds: Tensor, values: Tensor, temperature: float, linear_
 
 @torch.library.custom_op("vicinal::count_thresholds_above", mutates_args=())
 def _count_thresholds_above(thresholds: Tensor, values: Tensor) -> Tensor:
-    if has_kernels(values):
-        from vicinal.losses import rank_kernels  # imports Triton
-
-        return rank_kernels.count_thresholds_above(thresholds, values, tolerance(values))
+    if (fused := _fused(values)) is not None:
+        return cast(Tensor, fused.count_thresholds_above(thresholds, values, tolerance(values)))
     counts = torch.zeros_like(values)
     for _, threshold in _ascending(thresholds):
         counts += threshold.where(threshold < math.inf, -math.inf) > values + tolerance(values)
@@ -111,10 +121,11 @@ def _count_thresholds_above(thresholds: Tensor, values: Tensor) -> Tensor:
 def _count_above_backward(
     upstream: Tensor, thresholds: Tensor, values: Tensor, temperature: float, linear_from: float, slope: float
 ) -> tuple[Tensor, Tensor]:
-    if has_kernels(values):
-        from vicinal.losses import rank_kernels  # imports Triton
-
-        return rank_kernels.count_above_backward(upstream, thresholds, values, temperature, linear_from, slope)
+    if (fused := _fused(values)) is not None:
+        return cast(
+            "tuple[Tensor, Tensor]",
+            fused.count_above_backward(upstream, thresholds, values, temperature, linear_from, slope),
+        )
     grad_thresholds, grad_values = torch.zeros_like(thresholds), torch.zeros_like(values)
     differences = torch.empty_like(values)
     for columns, threshold in _ascending(thresholds):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numba.core.caching import IndexDataCacheFile
 
-from vicinal.evaluation.counting_kernels import compiled
+from vicinal.utils.compiled import compiled
 
 
 @pytest.fixture
@@ -65,5 +65,5 @@ def test_no_folder_that_can_be_written_is_no_error(script: Path, monkeypatch: py
     def fail(*_: Any) -> None:
         raise RuntimeError("cannot cache function: no locator available")
 
-    monkeypatch.setattr("vicinal.evaluation.counting_kernels._Cache.__init__", fail)
+    monkeypatch.setattr("vicinal.utils.compiled._Cache.__init__", fail)
     assert [cache_hits(script), cache_hits(script)] == [0, 0]
