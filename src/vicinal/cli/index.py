@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 def add_index(parser: Parser) -> None:
     """Add the flags of `vicinal index`."""
     parser.add_argument("index", help=INDEX)
-    parser.add_argument("--source", help=f"build the index from {SOURCE}")
+    parser.add_argument(
+        "--source", help=f"build the index from {SOURCE}. Repeat the command after an interruption: an index of codes "
+        "(sq8, ivfpq, rabitq, binary) of stored embeddings goes on with the batches that are not saved yet",
+    )  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="with --source: replace an index that is there")
     parser.add_argument(
         "--add", metavar="SOURCE",
@@ -192,30 +195,25 @@ def _build(arguments: Arguments) -> None:
     """Build and save an index of the source."""
     from vicinal.workflows.sync import with_file_facts
 
-    in_batches = _is_built_in_batches(arguments)
+    in_batches = _is_built_in_batches(arguments, arguments.source)
     reader, refiner = read_embedding(arguments, mapped=in_batches), load_refiner(arguments)
     embedded = reader.embed(arguments.source, arguments.split)
     table = with_file_facts(embedded.table) if _is_of_images(arguments.source) else embedded.table
-    index = _new_index(arguments, arguments.source, embedded, table, refiner, in_batches)
+    index = _new_index(arguments, arguments.source, embedded, table, refiner)
     if not (in_batches or is_url(arguments.index)):
         index.save(arguments.index, arguments.timeout)
 
 
-def _is_built_in_batches(arguments: Arguments) -> bool:
+def _is_built_in_batches(arguments: Arguments, source: str) -> bool:
     """Whether an index is built in batches that are saved: one of codes in a folder, of embeddings that are stored."""
     from vicinal.retrieval.index.rescoring import DEFAULT_RESCORE
 
     is_plain = arguments.kind in DEFAULT_RESCORE and not arguments.refiner and not is_url(arguments.index)
-    return is_plain and not _is_of_images(arguments.source)
+    return is_plain and not _is_of_images(source)
 
 
 def _new_index(
-    arguments: Arguments,
-    source: str,
-    embedded: EmbeddedTable,
-    table: Any,
-    refiner: ContextRefiner | None,
-    in_batches: bool = False,
+    arguments: Arguments, source: str, embedded: EmbeddedTable, table: Any, refiner: ContextRefiner | None
 ) -> Index:
     """A new index: in memory, or complete in its folder or in a database."""
     from vicinal.retrieval import Index
@@ -232,7 +230,7 @@ def _new_index(
         url=arguments.index if is_url(arguments.index) else None,
         overwrite=arguments.overwrite,
         timeout=arguments.timeout,
-        folder=arguments.index if in_batches else None,
+        folder=arguments.index if _is_built_in_batches(arguments, source) else None,
     )
     index.root = _root(arguments, source)
     if "model" in index.made_with:
