@@ -21,6 +21,7 @@ import pytest
 from tests.conftest import draw_photos, output
 from vicinal.cli.main import main
 from vicinal.data import EmbeddingShards, load_embeddings, load_vectors, merge_shards, read_fingerprint, verify_shards
+from vicinal.data.images import ImageDataset
 from vicinal.data.shard_manifest import ShardManifest
 from vicinal.models import Embedder
 from vicinal.utils.errors import InputError
@@ -263,13 +264,62 @@ def test_containers_are_sources_of_shards(model: str, images: Path, tmp_path: Pa
         embed(model, source, tmp_path / "shards")
 
 
+def test_a_dataset_of_hugging_face_is_a_source_of_shards(model: str, images: Path, tmp_path: Path, monkeypatch) -> None:
+    datasets = pytest.importorskip("datasets", reason="needs the extra datasets")
+    monkeypatch.setenv("VICINAL_DATA", str(tmp_path / "cache"))
+    paths = [str(path) for path in sorted(images.rglob("*.png"))[:7]]
+    rows = {"image": paths, "label": [Path(path).parent.name for path in paths]}
+    dataset = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
+    dataset.save_to_disk(str(tmp_path / "saved"))
+    source = f"hf:{tmp_path / 'saved'}"
+    for shard in (1, 2, 3):
+        embed(model, source, tmp_path / "shards", shard)
+    vectors, table = load_embeddings(tmp_path / "shards")
+    np.testing.assert_allclose(vectors, EmbeddingReader(model=model).embed(source).vectors, atol=1e-6)
+    assert table.frame["label"].tolist() == rows["label"]
+
+
+def test_all_options_of_a_model_are_those_of_shards(model: str, images: Path, tmp_path: Path) -> None:
+    whitening = str(tmp_path / "whitening.safetensors")
+    assert main(["whiten", str(images), "--model", model, "--dim", "3", "--out", whitening]) == 0
+    for number, options in enumerate(
+        (
+            {"scales": (1.0, 0.5)},
+            {"scales": (1.0, 0.5), "max_size": 64},
+            {"whitening": whitening, "dim": 2},
+            {"num_workers": 1, "batch_size": 2},
+        )
+    ):
+        for shard in (1, 2, 3):
+            embed(model, images, tmp_path / str(number), shard, **options)
+        expected = EmbeddingReader(model=model, **options).embed(str(images))
+        np.testing.assert_allclose(load_vectors(tmp_path / str(number)), expected.vectors, atol=1e-5, err_msg=options)
+        assert read_fingerprint(tmp_path / str(number)) == expected.fingerprint, options
+
+
+def test_an_unreadable_image_costs_itself_only(model: str, images: Path, tmp_path: Path, monkeypatch) -> None:
+    """The other images of its part are read and embedded once."""
+    load, read = ImageDataset.load, []
+
+    def counted(dataset: ImageDataset, row: int, transform: object) -> object:
+        read.append(dataset.table.paths[row])
+        return load(dataset, row, transform)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ImageDataset, "load", counted)
+    assert embed(model, images, tmp_path, num_shards=1, part_size=24).num_embeddings == 20
+    assert len(read) == len(set(read)) == 24
+
+
 def test_flags_that_exclude_each_other_are_refused(shards: Path, tmp_path: Path, capsys) -> None:
     for words, message in (
         ([], "give the images to embed, or else --merge or --verify"),
         (["photos"], "say with --out"),
         (["--verify", shards, "--out", "x"], "--verify writes nothing"),
         (["--verify", shards, "--shard", "1/2"], "--shard embeds images"),
-        (["photos", "--out", "x", "--part_size", "3"], "give --shard too"),
+        (["photos", "--out", "x", "--part_size", "3"], "give --shard or --ray too"),
+        (["--verify", shards, "--ray", "local"], "--ray embeds images"),
+        (["photos", "--out", "x.npy", "--ray", "local"], "with --ray, --out is a folder"),
+        (["photos", "--out", "x", "--ray", "local", "--num_workers", "2"], "--num_workers starts processes here"),
         (["photos", "--out", "x", "--shard", "1/2", "--refiner", "r"], "--refiner needs all embeddings"),
         (["photos", "--out", "x.npy", "--shard", "1/2"], "--out is a folder"),
         (["--verify", tmp_path / "none"], "no such file or folder"),
