@@ -16,7 +16,15 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.processes import CollectiveCounter, Results, run_groups
 from vicinal.data import Table
 from vicinal.evaluation import evaluate
-from vicinal.losses import ContextualLoss, ContrastiveLoss, HistogramLoss, Loss, MultiSimilarityLoss, RecallAtKLoss
+from vicinal.losses import (
+    ContextualLoss,
+    ContrastiveLoss,
+    HistogramLoss,
+    Loss,
+    MultiSimilarityLoss,
+    ProxyAnchorLoss,
+    RecallAtKLoss,
+)
 from vicinal.losses.contextual import loss as contextual
 from vicinal.losses.contextual import row_blocks
 from vicinal.memory import CrossBatchMemory
@@ -33,7 +41,15 @@ LOSSES: dict[str, Callable[[], Loss]] = {
     "contextual, k of the batch": ContextualLoss,
     "contextual, ablations": lambda: ContextualLoss(4, detach_sizes=False, correct_gradient=True, expansion=False),
     "contextual, sigmoid": lambda: ContextualLoss(3, theta="sigmoid"),
+    "contextual, sigmoid and minimum": lambda: ContextualLoss(
+        3, theta="sigmoid", conjunction="min", detach_sizes=False
+    ),
+    "contextual, minimum without": lambda: ContextualLoss(
+        4, conjunction="min", complement=False, expansion=False, correct_gradient=True
+    ),
+    "proxy anchor": lambda: ProxyAnchorLoss(SIZE // 4, DIM),
     "contextual, memory": lambda: CrossBatchMemory(ContextualLoss(4), 31),
+    "contextual, sigmoid, memory": lambda: CrossBatchMemory(ContextualLoss(4, theta="sigmoid"), 31),
     "memory": lambda: CrossBatchMemory(MultiSimilarityLoss(), 100),
     "memory that wraps": lambda: CrossBatchMemory(ContrastiveLoss(), 31),
 }

@@ -39,7 +39,13 @@ LONG_RUNS = {
     "fused": [*VIT, "--optimizer.fused=true"],
     "prism": [*VIT, "--sample_selection.method=prism", "--sample_selection.warmup_epochs=0", "--micro_batch_size=2"],
     "co-teaching": [*VIT, "--sample_selection.method=co-teaching", "--micro_batch_size=2"],
-    "memory": [*VIT, "--model.projector=24", "--loss=CrossBatchMemory", "--loss.loss=ContrastiveLoss"],
+    "memory": [
+        *VIT,
+        "--model.projector=24",
+        "--loss=CrossBatchMemory",
+        "--loss.loss=ContrastiveLoss",
+        "--loss.size=16",
+    ],
 }
 FIRST_EPOCH = "--stop_epoch=1"
 

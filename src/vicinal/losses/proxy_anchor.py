@@ -16,6 +16,7 @@ from vicinal.similarity.normalize import normalize
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
 from vicinal.similarity.tiles import refuse_second_derivative
+from vicinal.utils import distributed
 from vicinal.utils.arguments import check_finite, check_positive
 from vicinal.utils.tile_size import tile_elements
 
@@ -28,7 +29,7 @@ class ProxyAnchorLoss(CenterBasedLoss):
 
     where P are all classes and P+ those of the batch, and the inner sums are over the samples x of the batch.
 
-    In distributed training each process compares the samples of all processes with all centers.
+    In distributed training each process compares the samples of all processes with the centers of some classes.
 
     Reference: Kim et al., "Proxy Anchor Loss for Deep Metric Learning", CVPR 2020, Eq. (4), with its values.
 
@@ -68,9 +69,10 @@ class ProxyAnchorLoss(CenterBasedLoss):
             logits = self.alpha * (anchors @ units.T + self.margin)
             logits = logits.scatter(1, labels[:, None], -math.inf)
             return self.positive_term(own, labels) + softplus(logits.logsumexp(dim=0)).mean()
+        classes = distributed.own_rows(len(centers)) if source.is_distributed else slice(0, len(centers))
         if torch.is_grad_enabled():
-            return _ProxyAnchor.apply(self, labels, anchors, centers)
-        return _Pass(self, labels, anchors, centers).total
+            return _ProxyAnchor.apply(self, labels, anchors, centers, classes)
+        return _Pass(self, labels, anchors, centers, classes).total
 
     def positive_term(self, own: Tensor, labels: Tensor) -> Tensor:
         """The first of the two terms, from the similarities of samples to the centers of their classes, [n]."""
@@ -106,10 +108,12 @@ class _ProxyAnchor(torch.autograd.Function):
     """Computes the gradients in forward and returns them in backward."""
 
     @staticmethod
-    def forward(ctx: Any, loss: ProxyAnchorLoss, labels: Tensor, anchors: Tensor, centers: Tensor) -> Tensor:
-        ctx.loss, ctx.labels = loss, labels
+    def forward(
+        ctx: Any, loss: ProxyAnchorLoss, labels: Tensor, anchors: Tensor, centers: Tensor, classes: slice
+    ) -> Tensor:
+        ctx.loss, ctx.labels, ctx.classes = loss, labels, classes
         grad_centers = ctx.needs_input_grad[3] if any(ctx.needs_input_grad) else None
-        result = _Pass(loss, labels, anchors, centers, grad_centers)
+        result = _Pass(loss, labels, anchors, centers, classes, grad_centers)
         ctx.gradients = result.gradients
         ctx.save_for_backward(anchors, centers)
         return result.total
@@ -121,19 +125,24 @@ class _ProxyAnchor(torch.autograd.Function):
         with torch.autocast(upstream[0].device.type, enabled=False):
             gradients, ctx.gradients = ctx.gradients, None
             if gradients is None:  # a second backward pass through the same graph
-                gradients = _Pass(ctx.loss, ctx.labels, anchors, centers, ctx.needs_input_grad[3]).gradients
+                grad_centers = ctx.needs_input_grad[3]
+                gradients = _Pass(ctx.loss, ctx.labels, anchors, centers, ctx.classes, grad_centers).gradients
         assert gradients is not None
-        return None, None, *(None if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients)
+        return None, None, *(None if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients), None
 
 
 class _Pass:
     """One pass over the centers in tiles, each compared with all samples.
+
+    Each of several processes computes the second term for some classes, times the number of processes, and the first
+    one for all: the mean over processes is then the loss.
 
     Args:
         loss: the loss.
         labels: int [n].
         anchors: float [n, d].
         centers: float [c, d].
+        classes: those of this process.
         grad_centers: whether the gradient includes that of the centers; None: no gradient is computed.
 
     Attributes:
@@ -142,33 +151,42 @@ class _Pass:
     """
 
     def __init__(
-        self, loss: ProxyAnchorLoss, labels: Tensor, anchors: Tensor, centers: Tensor, grad_centers: bool | None = None
+        self,
+        loss: ProxyAnchorLoss,
+        labels: Tensor,
+        anchors: Tensor,
+        centers: Tensor,
+        classes: slice,
+        grad_centers: bool | None = None,
     ) -> None:
         self.loss, self.labels, self.anchors, centers = loss, labels, anchors.detach(), centers.detach()
+        self.classes, is_whole = classes, classes == slice(0, len(centers))
+        self.scale = (1 if is_whole else distributed.world_size()) / len(centers)
         size = max(1, tile_elements(anchors.device) // max(anchors.shape))
-        self.tiles = CenterTiles(centers, normalized=True, size=size)
+        self.tiles = CenterTiles(centers[classes], normalized=True, size=size)
         self.grad_anchors = None if grad_centers is None else torch.zeros_like(self.anchors)
-        self.grad_centers = torch.empty_like(centers) if grad_centers else None
+        self.grad_centers = torch.zeros_like(centers) if grad_centers else None
         with torch.no_grad():
             negative_sum = sum((self._negative_term(span) for span in self.tiles), start=anchors.new_zeros(()))
-        self.total = negative_sum / len(centers) + self._positive_term(centers)
+        self.total = negative_sum * self.scale + self._positive_term(centers)
         self.gradients = None if grad_centers is None else (self.grad_anchors, self.grad_centers)
 
     def _negative_term(self, span: slice) -> Tensor:
         """The sum over the centers of a tile of the second term; adds its gradient."""
         units, alpha = self.tiles.units(span), self.loss.alpha
         logits = alpha * (self.anchors @ units.T + self.loss.margin)
-        mask_own_class(logits, self.labels - span.start, torch.ones_like(self.labels, dtype=torch.bool))
+        first = self.classes.start + span.start
+        mask_own_class(logits, self.labels - first, torch.ones_like(self.labels, dtype=torch.bool))
         shift = logits.amax(dim=0).clamp_min_(torch.finfo(logits.dtype).min)
         exponentials = logits.sub_(shift).exp_()
         sums = exponentials.sum(dim=0)
         log_sums = sums.log() + shift
         if self.grad_anchors is not None:
             # The derivative of log(1 + sum) with respect to an exponential.
-            weights = alpha / self.tiles.vectors.shape[0] * log_sums.sigmoid() / sums.clamp_min(1e-30)
+            weights = alpha * self.scale * log_sums.sigmoid() / sums.clamp_min(1e-30)
             self.grad_anchors.addmm_(exponentials, units * weights[:, None])
             if self.grad_centers is not None:
-                gradient = self.grad_centers[span]
+                gradient = self.grad_centers[first : first + len(units)]
                 torch.mm(exponentials.T, self.anchors, out=gradient).mul_(weights[:, None])
                 self.tiles.normalize_backward(gradient, units, span)
         return softplus(log_sums).sum()

@@ -27,6 +27,17 @@ def rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
 
 
+def row_spans(n: int) -> list[slice]:
+    """The rows of each process, of n in all; the last ones may have fewer, or none."""
+    size = -(-n // world_size())
+    return [slice(min(rank * size, n), min((rank + 1) * size, n)) for rank in range(world_size())]
+
+
+def own_rows(n: int) -> slice:
+    """The rows of this process, of n in all."""
+    return row_spans(n)[rank()]
+
+
 def all_gather(tensor: Tensor) -> Tensor:
     """Concatenate the tensors of all processes along the first dimension, in order of rank, with gradients.
 

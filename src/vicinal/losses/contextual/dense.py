@@ -13,28 +13,35 @@ from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighbor
 from vicinal.losses.contextual.variants import Variant, contextual_similarity, similarity_of_kth, slack
 
 
-def dense_loss(similarity: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant) -> Tensor:
+def dense_loss(
+    similarity: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant, first: int = 0
+) -> Tensor:
     """Eq. (5), the mean over all n^2 pairs of `(y - w)^2`, where i = j contributes 0; differentiable once.
 
     Args:
-        similarity: float [n, n]; its diagonal is overwritten.
-        positive: bool [n, n], the y.
-        known: bool [n, n], pairs whose y is known; others contribute 0. None: all, and y is symmetric.
+        similarity: float [rows, n]; that of a sample to itself is overwritten. All n rows; without the matrix form also
+            those of this process, of equally many on each: then the mean over processes is the loss.
+        positive: bool [rows, n], the y.
+        known: bool [rows, n], pairs whose y is known; others contribute 0. None: all, and y is symmetric.
         k: number of neighbors of a sample, including itself.
         variant: definition of contextual similarity.
+        first: number of the first row.
     """
-    similarity = similarity.fill_diagonal_(1.0)
+    similarity.diagonal(first).fill_(1.0)
     if variant.correct_gradient:
         negative = ~positive if known is None else known & ~positive
         similarity = _CorrectGradient.apply(similarity, positive, negative)
     if variant.has_matrix_form:
         return _DenseLoss.apply(similarity, positive, known, k, variant)
-    return _error(contextual_similarity(similarity, k, variant), positive, known).square().sum() / len(positive) ** 2
+    rows, n = similarity.shape
+    w = contextual_similarity(similarity, k, variant, slice(first, first + rows))
+    return _error(w, positive, known, first).square().sum() / (rows * n)
 
 
-def _error(w: Tensor, positive: Tensor, known: Tensor | None) -> Tensor:
+def _error(w: Tensor, positive: Tensor, known: Tensor | None, first: int = 0) -> Tensor:
     """The difference w - y, 0 where it does not count."""
-    error = (w - positive.to(w.dtype)).fill_diagonal_(0.0)
+    error = w - positive.to(w.dtype)
+    error.diagonal(first).fill_(0.0)
     return error if known is None else error.masked_fill_(~known, 0.0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import torch
@@ -12,12 +12,13 @@ from torch.autograd.function import once_differentiable
 
 from vicinal.losses.base import Loss, zero_loss
 from vicinal.losses.contextual.dense import dense_loss
-from vicinal.losses.contextual.row_blocks import own_rows, row_block_loss
+from vicinal.losses.contextual.row_blocks import row_block_loss
 from vicinal.losses.contextual.sparse import find_neighborhoods, sparse_loss
 from vicinal.losses.contextual.variants import Variant
 from vicinal.similarity.checks import can_read_values
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.pairs import MaskedPairs
+from vicinal.utils import distributed
 from vicinal.utils.arguments import MAX_INTEGER, check_nonnegative, check_positive, is_integer, shown
 from vicinal.utils.errors import InputError, one_line
 
@@ -49,8 +50,8 @@ class ContextualLoss(Loss):
 
     A batch should have k samples per class. With references, which must contain the embeddings (offset), it is the loss
     of all references as one batch, and k must be given. In distributed training each process searches the neighbors of
-    its part of the references, and holds its part of the rows of all dense matrices; every process computes the loss of
-    the whole batch with a sigmoid or minima, and what is left of it where neighborhoods are small.
+    its part of the references, or computes its part of the rows of all dense matrices; with a sigmoid or minima it
+    holds all rows of some. What is left where neighborhoods are small, every process computes for the whole batch.
 
     Reference: Liao et al., "Supervised Metric Learning to Rank for Retrieval via Contextual Similarity Optimization",
     ICML 2023, Eq. (1) to (5). The full loss of Eq. (6) is `0.8 * ContextualLoss() + 0.2 * ContrastiveLoss(0.75, 0.6) +
@@ -146,16 +147,20 @@ class ContextualLoss(Loss):
                 assert batch.labels is not None
                 return sparse_loss(batch.anchors, batch.labels, neighborhoods, self.variant)
         if is_divided and self.variant.has_matrix_form:
-            positive, known = _positive_and_known(batch, own_rows(len(batch)))
+            positive, known = _positive_and_known(batch, distributed.own_rows(len(batch)))
             return row_block_loss(source.references, positive, known, k, self.variant)
+        if is_divided and len(batch) % distributed.world_size() == 0:
+            batch = replace(batch, anchors=source.references, references=source.references)
+            return self._dense(batch, k, distributed.own_rows(len(batch)))
         return self._dense(batch, k)
 
-    def _dense(self, source: PairSource, k: int) -> Tensor:
-        positive, known = _positive_and_known(source, slice(0, len(source)))
+    def _dense(self, source: PairSource, k: int, rows: slice | None = None) -> Tensor:
+        rows = rows or slice(0, len(source))
+        positive, known = _positive_and_known(source, rows)
 
         def loss(anchors: Tensor) -> Tensor:
-            similarity = source.with_anchors(anchors).similarity(slice(0, len(source)))
-            return dense_loss(similarity, positive, known, k, self.variant)
+            similarity = source.with_anchors(anchors).similarity(rows)
+            return dense_loss(similarity, positive, known, k, self.variant, rows.start)
 
         return _WithGradient.apply(loss, source.anchors)
 

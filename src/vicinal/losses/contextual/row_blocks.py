@@ -22,17 +22,6 @@ MAX_GATHERED = 2**26
 """Number of entries of a matrix that a process gets from all others at a time: 256 MB in float32."""
 
 
-def row_spans(n: int) -> list[slice]:
-    """The rows of each process, of n in all; the last ones may have fewer, or none."""
-    size = -(-n // distributed.world_size())
-    return [slice(min(rank * size, n), min((rank + 1) * size, n)) for rank in range(distributed.world_size())]
-
-
-def own_rows(n: int) -> slice:
-    """The rows of this process, of n in all."""
-    return row_spans(n)[distributed.rank()]
-
-
 class RowBlocks:
     """A matrix [n, n] of which each process holds some rows, with the operations of `matrices.Matrix`.
 
@@ -95,7 +84,7 @@ class RowBlocks:
 
     def row_sums(self) -> Tensor:
         """The sums of all rows, also those of other processes, [n]."""
-        spans = row_spans(self.values.shape[1])
+        spans = distributed.row_spans(self.values.shape[1])
         return distributed.all_gather_parts(self.values.sum(dim=1), [span.stop - span.start for span in spans])
 
     def sum_of_squares(self) -> Tensor:
@@ -103,7 +92,7 @@ class RowBlocks:
 
     def _own(self, rows: Tensor) -> Tensor:
         """Of one number per row of the matrix those of the rows of this process, [rows, 1]."""
-        return rows[own_rows(len(rows)), None]
+        return rows[distributed.own_rows(len(rows)), None]
 
 
 def _product(values: Tensor, matrix: RowBlocks) -> Tensor:
@@ -120,7 +109,7 @@ def _product(values: Tensor, matrix: RowBlocks) -> Tensor:
 def _all_rows(matrix: RowBlocks) -> Iterator[tuple[slice, Tensor]]:
     """All rows of a matrix, some consecutive ones at a time: where they are, and [rows, n]."""
     values, n = matrix.values, matrix.values.shape[1]
-    spans = row_spans(n)
+    spans = distributed.row_spans(n)
     step = max(1, MAX_GATHERED // (n * len(spans)))
     for start in range(0, spans[0].stop, step):
         lengths = [max(0, min(step, span.stop - span.start - start)) for span in spans]
@@ -133,7 +122,7 @@ def _all_rows(matrix: RowBlocks) -> Iterator[tuple[slice, Tensor]]:
 
 def _exchange_transposed(matrix: RowBlocks) -> Tensor:
     """The rows of this process of the transpose, [rows, n]."""
-    values, spans = matrix.values, row_spans(matrix.values.shape[1])
+    values, spans = matrix.values, distributed.row_spans(matrix.values.shape[1])
     sent = [values[:, span].T.to(_message_type(matrix)).reshape(-1) for span in spans]
     received = [
         part.view(len(values), span.stop - span.start)
@@ -167,7 +156,7 @@ class _RowBlockLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant) -> Tensor:
-        n, span = len(vectors), own_rows(len(vectors))
+        n, span = len(vectors), distributed.own_rows(len(vectors))
         contextual = ContextualSimilarity(_neighborhoods(vectors, span, k, variant.epsilon), variant)
         error = contextual.w().values - positive.to(vectors.dtype)
         error.diagonal(span.start).zero_()
@@ -209,5 +198,5 @@ def _gradient(contextual: ContextualSimilarity[RowBlocks], grad_w: RowBlocks) ->
     total = gradient.entries.values
     if gradient.grad_common is not None and gradient.grad_rows is not None:
         total = total + (gradient.grad_common @ contextual.near).values
-        total += gradient.grad_rows[own_rows(len(gradient.grad_rows)), None]
+        total += gradient.grad_rows[distributed.own_rows(len(gradient.grad_rows)), None]
     return total

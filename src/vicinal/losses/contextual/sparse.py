@@ -10,7 +10,6 @@ from torch.autograd.function import once_differentiable
 
 from vicinal.losses.contextual.matrices import SparseMatrix
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
-from vicinal.losses.contextual.row_blocks import own_rows
 from vicinal.losses.contextual.variants import Variant, similarity_of_kth, slack
 from vicinal.similarity.tiles import default_tile_rows
 from vicinal.utils import distributed
@@ -32,7 +31,7 @@ def find_neighborhoods(
         The neighborhoods; None if the mean number of neighbors of the rows of a tile exceeds `max_neighbors`.
     """
     n = len(vectors)
-    found = _search(vectors, own_rows(n) if is_divided else slice(0, n), k, epsilon, max_neighbors)
+    found = _search(vectors, distributed.own_rows(n) if is_divided else slice(0, n), k, epsilon, max_neighbors)
     found = _gathered(found) if is_divided else found
     if found is None:
         return None

@@ -1,6 +1,7 @@
 """Contextual similarity as in the paper, with autograd: for smooth memberships, the sigmoid and the minimum.
 
-For steps and products value and gradient are computed in `matrix_form`.
+For steps and products value and gradient are computed in `matrix_form`. All matrices are [rows, n], the rows of all n
+samples or those of one of several processes, which gather the rows of the others with their gradients.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
-MAX_MINIMA = 2**22
+from vicinal.utils import distributed
+
+MAX_MINIMA = 2**26
 """Number of minima of two memberships that are computed at a time."""
 
 
@@ -39,12 +41,19 @@ class Variant:
         return self.theta == "step" and self.conjunction == "product"
 
 
-def contextual_similarity(similarity: Tensor, k: int, variant: Variant) -> Tensor:
-    """Eq. (1) to (4): `w`, float [n, n], from similarities [n, n] whose diagonal is 1."""
+def contextual_similarity(similarity: Tensor, k: int, variant: Variant, span: slice) -> Tensor:
+    """Eq. (1) to (4): `w`, float [rows, n].
+
+    Args:
+        similarity: float [rows, n], to all samples; to a sample itself it is 1.
+        k: number of neighbors of a sample, including itself.
+        variant: the definition.
+        span: the rows of this process, equally many on each.
+    """
     kth_near, kth_close = similarity_of_kth(similarity, k)
     near, far = _neighborhood(similarity, kth_near, variant)
     w1 = _and(near, _agreement(near, far, variant), variant) if variant.intersection else near
-    return _expanded(w1, _neighborhood(similarity, kth_close, variant)[0], variant) if variant.expansion else w1
+    return _expanded(w1, _neighborhood(similarity, kth_close, variant)[0], variant, span) if variant.expansion else w1
 
 
 def similarity_of_kth(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -79,29 +88,42 @@ def _agreement(near: Tensor, far: Tensor, variant: Variant) -> Tensor:
 
 def _fraction_in_common(members: Tensor, variant: Variant) -> Tensor:
     """The fraction of a row's members that are members of a column's row too; 1 for a row without members."""
-    sizes = members.sum(dim=1, keepdim=True)
-    common = members @ members.T if variant.conjunction == "product" else _sums_of_minima(members)
+    sizes, others = members.sum(dim=1, keepdim=True), _whole(members)
+    common = members @ others.T if variant.conjunction == "product" else _sums_of_minima(members, others)
     is_empty = sizes.detach() == 0
     sizes = sizes.detach() if variant.detach_sizes else sizes
     return (common + is_empty) / sizes.masked_fill(is_empty, 1.0)
 
 
 def _sums_of_minima(members: Tensor) -> Tensor:
-    """For each two rows of [n, n] the sum of the minima of their entries, [n, n]; some rows at a time."""
-    parts = torch.split(members, max(1, MAX_MINIMA // members.numel()))
-    return torch.cat([checkpoint(_minima_with, part, members, use_reentrant=False) for part in parts])
+    """For each two rows of [n, n] the sum of the minima of their entries, [n, n]."""
+    sizes = members.sum(dim=1)
+    # min(a, b) = (a + b - |a - b|) / 2. Some rows at a time, as the gradient of `cdist` on a GPU holds all differences.
+    parts = torch.split(members, len(members) if members.device.type == "cpu" else _rows_of_minima(members))
+    distances = torch.cat([torch.cdist(part, members, p=1.0) for part in parts])
+    return (sizes[:, None] + sizes - distances) / 2
 
 
-def _minima_with(part: Tensor, members: Tensor) -> Tensor:
-    return torch.minimum(part[:, None], members).sum(dim=2)
+def _rows_of_minima(members: Tensor) -> int:
+    return max(1, MAX_MINIMA // members.numel())
 
 
-def _expanded(w1: Tensor, close: Tensor, variant: Variant) -> Tensor:
+def _expanded(w1: Tensor, close: Tensor, variant: Variant, span: slice) -> Tensor:
     """Eq. (4): the average over close reciprocal neighbors, made symmetric."""
-    reciprocal = _and(close, close.T, variant)
+    reciprocal = _and(close, _transposed(close, span), variant)
     sizes = reciprocal.sum(dim=1, keepdim=True)
-    w2 = reciprocal @ w1 / (sizes.detach() if variant.detach_expansion_size else sizes)
-    return (w2 + w2.T) / 2
+    w2 = reciprocal @ _whole(w1) / (sizes.detach() if variant.detach_expansion_size else sizes)
+    return (w2 + _transposed(w2, span)) / 2
+
+
+def _whole(rows: Tensor) -> Tensor:
+    """A matrix [n, n], with the rows of all processes if these are not all."""
+    return rows if len(rows) == rows.shape[1] else distributed.all_gather(rows)
+
+
+def _transposed(rows: Tensor, span: slice) -> Tensor:
+    """The rows of a span of the transpose, [rows, n]."""
+    return _whole(rows)[:, span].T
 
 
 def _and(a: Tensor, b: Tensor, variant: Variant) -> Tensor:
