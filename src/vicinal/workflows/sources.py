@@ -106,7 +106,6 @@ class EmbeddingReader(EmbeddingOptions):
     measure: bool = False
     remembered_columns: Mapping[str, str] = field(default_factory=dict)
     mapped: bool = False
-    mapped: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
