@@ -78,6 +78,11 @@ class Setting:
         exchanged = [("alltoall", rows * n * size) for size in (1, 1, 4, 4, 4, 4)]
         return [*self.embeddings, *gathered, *exchanged, *4 * [("allgather", 4 * rows)], ("allreduce", 4)]
 
+    def sigmoid(self) -> Messages:
+        """The rows of five matrices, and the gradients with respect to them."""
+        rows, n = self.batch, self.batch * self.world
+        return [*self.embeddings, *5 * [("allgather", 4 * rows * n)], *5 * [("reduce_scatter", 4 * n * n)]]
+
     def sparse(self) -> Messages:
         """The lists of neighbors: two numbers and a flag each."""
         return [*self.embeddings, ("allreduce", 8 * self.world), ("allgather", 12 * self.batch * NEIGHBORS)]
@@ -112,6 +117,7 @@ LOSSES: dict[str, tuple[Callable[[int], Loss], Callable[[Setting], Messages]]] =
         lambda each: each.with_sums(*4 * [4 * each.world * each.batch]),  # in more calls with more than 384 samples
     ),
     "ContextualLoss, dense": (lambda _: ContextualLoss(4), Setting.contextual),
+    "ContextualLoss, sigmoid": (lambda _: ContextualLoss(4, theta="sigmoid"), Setting.sigmoid),
     SPARSE: (lambda _: ContextualLoss(4), Setting.sparse),
 }
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from vicinal.training.base_settings import BaseSettings
 from vicinal.training.checkpoint import load_checkpoint, save_checkpoint
 from vicinal.training.engine import Engine
+from vicinal.training.finite import FiniteCheck
 from vicinal.training.interrupt import StopRequest, killing_children
 from vicinal.training.logs import RunLog, Throughput
 from vicinal.training.progress import Progress
@@ -32,7 +33,7 @@ from vicinal.training.step_message import StepMessage
 from vicinal.training.weight_average import WeightAverage
 from vicinal.utils import distributed
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError, InterruptedRunError, NonFiniteLossError
+from vicinal.utils.errors import InputError, InterruptedRunError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.utils.run_log import read_log
 from vicinal.utils.seeds import derive_seed
@@ -40,9 +41,6 @@ from vicinal.utils.training_cost import TrainingCost
 
 Batch = dict[str, Tensor]
 LossTerms = dict[str, Tensor]
-
-# Loss scaling halves the scale at each skipped step: after this many in a row the scale is not the cause.
-MAX_SKIPPED_STEPS = 50
 
 
 class BaseTrainer(ABC):
@@ -61,7 +59,7 @@ class BaseTrainer(ABC):
         self.run = run
         self.progress = Progress()
         self.latest_loss = math.nan
-        self.skipped_steps = 0
+        self.finite = FiniteCheck(settings.precision == "16-mixed", self._sample_name)
         self.throughput = Throughput()
         self.stop = StopRequest()
         self.engine = Engine(settings, find_unused_parameters, self.resume_hint)
@@ -185,9 +183,9 @@ class BaseTrainer(ABC):
             terms = [self._backward(batch, 1 / len(batches), last=batch is batches[-1]) for batch in batches]
         norm = self.engine.unscale_gradients()
         self.message = self._exchange(terms, is_logged)
-        self._check_loss(terms, batches)
+        self.finite.check_loss(self.progress.step + 1, self.message.is_finite, terms, batches)
         grad_norm = self.engine.clip_gradients(norm, self.message.shard_squares)
-        self._check_gradient(grad_norm, terms[-1], batches)
+        self.finite.check_gradient(self.progress.step + 1, grad_norm, terms[-1], batches)
         self.engine.step()
         self.progress.count_step()
         self.average.update(self.progress.step)
@@ -267,27 +265,6 @@ class BaseTrainer(ABC):
         self.latest_loss = message.loss
         self.progress.loss_sum += message.loss
         return message
-
-    def _check_loss(self, terms: Sequence[LossTerms], batches: Sequence[Batch]) -> None:
-        """Raise NonFiniteLossError if the loss is not finite on some process, with the first batch of this one."""
-        if not self.message.is_finite:
-            is_finite = [math.isfinite(sum(value.item() for value in each.values())) for each in terms]
-            first = is_finite.index(False) if False in is_finite else 0
-            raise NonFiniteLossError(self._not_finite("loss", terms[first], [batches[first]]))
-
-    def _check_gradient(self, grad_norm: float, terms: LossTerms, batches: Sequence[Batch]) -> None:
-        """Raise NonFiniteLossError if the gradient is not finite and loss scaling is not the cause.
-
-        With loss scaling some gradients are infinite: it skips these steps and lowers the scale.
-        """
-        self.skipped_steps = 0 if math.isfinite(grad_norm) else self.skipped_steps + 1
-        if self.skipped_steps > (MAX_SKIPPED_STEPS if self.settings.precision == "16-mixed" else 0):
-            raise NonFiniteLossError(self._not_finite("gradient", terms, batches))
-
-    def _not_finite(self, what: str, terms: LossTerms, batches: Sequence[Batch]) -> str:
-        values = ", ".join(f"{name} = {value.item():g}" for name, value in terms.items())
-        names = [self._sample_name(row) for batch in batches for row in batch["rows"].tolist()]
-        return f"step {self.progress.step + 1}: the {what} is not finite ({values}); its images: {', '.join(names)}"
 
     # Around the steps -----------------------------------------------------------------------------------------------
 
