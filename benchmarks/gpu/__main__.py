@@ -37,8 +37,13 @@ def main(arguments: list[str] | None = None) -> int:
     rows, until = Rows(given.out), time.time() + 60 * given.minutes
     options = ["--out", str(given.out), "--device", given.device, "--only", *given.only, *["--small"] * given.small]
     command = [sys.executable, "-m", "benchmarks.gpu", *options, "--until", str(until)]
-    status = supervise(command, rows, until)
-    text = report(rows.read())
+    try:
+        status = supervise(command, rows, until)
+    except KeyboardInterrupt:
+        status = 130
+    if not (results := rows.read()):
+        return status
+    text = report(results)
     (given.out / "results.md").write_text(text, encoding="utf-8")
     print(text)
     return status
@@ -70,7 +75,7 @@ def _work(given: argparse.Namespace) -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         print("there is no GPU that torch can use; --device cpu --small tries the program", file=sys.stderr)
         return 2
-    if device.type == "cuda":
+    if device.index is not None:
         torch.cuda.set_device(device)
     try:
         left = work(Settings(device, given.out, given.small), given.only, Rows(given.out, context(device)), given.until)
