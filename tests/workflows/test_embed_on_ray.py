@@ -25,6 +25,8 @@ from vicinal.workflows import EmbeddingReader, embed_on_ray, embed_shard
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
 
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # else workers wait for everyone else
+
 
 def deadly_hook(orders: Path) -> Callable[[], None]:
     """What is called in each worker: some images, and orders that are files in a folder, kill the process."""
@@ -68,7 +70,7 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(orders: Path) -> Iterator[None]:
     """A cluster on this machine whose workers can be killed."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.update(ENVIRONMENT)
     ray.init(
         address="local",
         num_cpus=1,
@@ -183,7 +185,7 @@ def test_a_driver_that_ends_is_resumed(model: str, images: Path, tmp_path: Path,
         [sys.executable, "-m", "vicinal", *map(str, words), "--ray", "local"],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1"},
     )
     second = tmp_path / "ray" / "shard-1-of-1" / "part-000001.parquet"
     while not second.exists() and process.poll() is None:

@@ -96,28 +96,34 @@ class _RayData:
 
     def embed(self) -> Iterator[EmbeddedBatch]:
         """Yield the missing batches as they are embedded."""
-        job = self.job
-        if not job.batches:
+        if not self.job.batches:
             return
         attempts = self.ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Attempts).remote()
+        try:
+            with self._settings() as data:
+                for block in self._dataset(data, attempts).iter_batches(batch_size=None):
+                    for result in from_column(block["embedded"]):
+                        if isinstance(result, str):
+                            raise InputError(result)
+                        yield result
+        finally:
+            self.ray.kill(attempts)
+
+    def _dataset(self, data: Any, attempts: Any) -> Any:
+        """The dataset of the embeddings, which is computed while it is read."""
+        job = self.job
         transform = job.reader.batch_embedder(job.source).transform
         model = (self._reader, job.source, job.manifest.model, torch.get_num_threads(), attempts)
-        with self._settings() as data:
-            dataset = (
-                data.from_items(self._items(), override_num_blocks=len(job.batches))
-                .map_batches(
-                    read_block,
-                    fn_kwargs={"transform": transform, "attempts": attempts},
-                    batch_size=None,
-                    num_cpus=1,
-                )
-                .map_batches(EmbedBlock, fn_constructor_args=model, batch_size=None, **self._actors(data))
+        return (
+            data.from_items(self._items(), override_num_blocks=len(job.batches))
+            .map_batches(
+                read_block,
+                fn_kwargs={"transform": transform, "attempts": attempts},
+                batch_size=None,
+                num_cpus=1,
             )
-            for block in dataset.iter_batches(batch_size=None):
-                for result in from_column(block["embedded"]):
-                    if isinstance(result, str):
-                        raise InputError(result)
-                    yield result
+            .map_batches(EmbedBlock, fn_constructor_args=model, batch_size=None, **self._actors(data))
+        )
 
     def _items(self) -> list[dict[str, Any]]:
         """The batches, with what is needed to read their images."""
