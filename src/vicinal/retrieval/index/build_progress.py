@@ -59,5 +59,5 @@ def interruption(folder: Path) -> str | None:
     if not (folder / STAGE).is_dir():
         return None
     progress = BuildProgress.load(folder / STAGE)
-    done = "" if progress is None else f", {progress.done:,} of {progress.total:,} vectors are done"
-    return f"{folder} is not an index yet: its build was interrupted{done}; repeat the same command to go on"
+    done = "its build has begun" if progress is None else f"{progress.done:,} of {progress.total:,} vectors are done"
+    return f"{folder} is not an index yet: {done}; wait for its build, or repeat the command to go on with it"
