@@ -137,19 +137,33 @@ def test_only_what_was_not_saved_is_encoded_again(tmp_path: Path, capsys, monkey
     assert files(tmp_path / "index") == files(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("change", ["vector", "kind", "rescore", "codes"])
+@pytest.mark.parametrize("change", ["vector", "kind", "rescore", "codes", "trained"])
 def test_another_build_begins_anew(change: str, tmp_path: Path, capsys) -> None:
     vectors, kind = unit(ROWS), "sq8" if change == "kind" else "rabitq"
     interrupted(tmp_path / "index", vectors)
     if change == "vector":
         vectors[-1] = vectors[0]
-    if change == "codes":
-        os.truncate(tmp_path / "index" / STAGE / "codes", 10)
+    if change in ("codes", "trained"):
+        os.truncate(tmp_path / "index" / STAGE / change, 10)
     rescore = 0 if change == "rescore" else None
     Index.build(vectors, table(ROWS), kind, rescore=rescore, folder=tmp_path / "index")
     assert "going on" not in capsys.readouterr().err
     Index.build(vectors, table(ROWS), kind, rescore=rescore).save(tmp_path / "whole")
     assert files(tmp_path / "index") == files(tmp_path / "whole")
+
+
+def test_quantizers_of_another_build_are_not_mixed_in(tmp_path: Path) -> None:
+    vectors, others = unit(ROWS), unit(ROWS, seed=1)
+    Index.build(vectors, table(ROWS), "rabitq").save(tmp_path / "whole")
+    for moment in range(4):  # of the second build: up to its first progress
+        folder = tmp_path / str(moment)
+        interrupted(folder, vectors)
+        with pytest.MonkeyPatch.context() as patch:
+            dies_at(patch, moment)
+            with pytest.raises(Killed):
+                Index.build(others, table(ROWS), "rabitq", folder=folder)
+        Index.build(vectors, table(ROWS), "rabitq", folder=folder)
+        assert files(folder) == files(tmp_path / "whole"), moment
 
 
 def test_the_command_maps_its_source_and_says_how_to_go_on(tmp_path: Path, capsys, monkeypatch) -> None:

@@ -50,8 +50,8 @@ class BuildProgress:
 
     @staticmethod
     def delete(stage: Path) -> None:
-        """Delete the progress of a build that is complete."""
-        (stage / FILE).unlink()
+        """Delete the progress, if there is any: the build is complete, or begins anew."""
+        (stage / FILE).unlink(missing_ok=True)
 
 
 def interruption(folder: Path) -> str | None:

@@ -134,8 +134,11 @@ class StagedBuild:
         if before is not None and before.facts == facts and self._is_there(before):
             log(f"{self._folder}: going on with the build of the index after {before.done:,} of {total:,} vectors")
             return self._trained(), before
+        if total > BATCH_ROWS:
+            log(f"{self._folder}: training on a sample of {total:,} vectors; then they are encoded in batches")
         codes = create_codes(self._kind, self._vectors)
         progress = BuildProgress(facts, total, done=0)
+        BuildProgress.delete(self._stage)  # that of another build must not meet these quantizers
         write_bytes(self._stage / TRAINED, codes.to_bytes())
         progress.save(self._stage)
         return codes, progress
@@ -158,9 +161,10 @@ class StagedBuild:
         """Whether the files of a build hold what its progress says."""
         try:
             widths = self._widths(self._trained())
-            return all((self._stage / name).stat().st_size >= width * progress.done for name, width in widths.items())
         except (OSError, InputError):
-            return progress.done == 0 and (self._stage / TRAINED).exists()
+            return False
+        files = {self._stage / name: width * progress.done for name, width in widths.items()}
+        return progress.done == 0 or all(file.is_file() and file.stat().st_size >= size for file, size in files.items())
 
     def _trained(self) -> CodesEngine:
         return read_codes(self._kind, (self._stage / TRAINED).read_bytes())
