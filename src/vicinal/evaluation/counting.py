@@ -15,7 +15,7 @@ from vicinal.evaluation.positives import Positives
 from vicinal.evaluation.relevance import Relevance
 from vicinal.utils.arrays import Booleans, Floats, Integers, ShortIntegers
 
-LANES = 16  # columns that are read together where a tile is read by columns: a cache line holds so many float32
+LANES = 128  # columns that are read together where a tile is read by columns: some cache lines of each row
 PIECES_PER_THREAD = 4
 MASKED = float(np.finfo(np.float32).min) / 2  # below every score, and its difference to any score is finite
 

@@ -18,6 +18,9 @@ from vicinal.utils.arrays import Booleans, Floats, Integers, ShortIntegers
 from vicinal.utils.compiled import compiled
 
 PADDING = 16  # so that rows whose length is a power of two do not compete for the same cache lines
+TRANSPOSED_ROWS = 16  # rows of a tile that are copied to columns at a time
+LANE = 32  # scores that are compared at a time with the lowest positive
+MIN_SCORES_PER_SEARCH = 24  # in a row; if fewer scores than that are above the lowest positive, all are looked up
 MIN_INTERVALS, MAX_INTERVALS = 64, 4096  # of one query
 INTERVALS_PER_POSITIVE = 16
 FINEST_SCALE = 2**20  # intervals per unit of score where all positives have the same score
@@ -72,9 +75,11 @@ def count_columns(tile: Tile, counts: RankCounts, begin: int, end: int) -> None:
     columns = np.empty((LANES, scores.shape[0] + PADDING), dtype=np.float32)
     for left in range(begin, end, LANES):
         right = min(left + LANES, end)
-        for row in range(scores.shape[0]):
+        for top in range(0, scores.shape[0], TRANSPOSED_ROWS):
+            bottom = min(top + TRANSPOSED_ROWS, scores.shape[0])
             for column in range(left, right):
-                columns[column - left, row] = scores[row, column]
+                for row in range(top, bottom):
+                    columns[column - left, row] = scores[row, column]
         for column in range(left, right):
             if counts.positives.counts[tile.start + column]:
                 _copy(columns[column - left], workspace.row)
@@ -108,6 +113,12 @@ def _count(workspace: Workspace, query: int, first_row: int, counts: RankCounts)
     positives = _query_counts(counts, query)
     count = len(positives.scores)
     _mask(row, first_row, counts.rows_by_label[counts.begin[query] : counts.end[query]])
+    num_above = _find_above(row, positives.scores[count - 1], workspace.candidates)
+    if num_above <= len(row) // MIN_SCORES_PER_SEARCH:
+        for number in range(num_above):
+            position = workspace.candidates[number]
+            _compare(row[position], first_row + position, 0, count, positives)
+        return
     # Clearing the counters of many intervals takes time of its own.
     last = min(max(MIN_INTERVALS, min(INTERVALS_PER_POSITIVE * count, len(row) // 2)), MAX_INTERVALS)
     scale = _scale(positives.scores[0], positives.scores[count - 1], last)
@@ -126,6 +137,26 @@ def _count(workspace: Workspace, query: int, first_row: int, counts: RankCounts)
         position = workspace.candidates[number]
         interval = intervals[position]
         _compare(row[position], first_row + position, bounds[0, interval], bounds[1, interval], positives)
+
+
+@compiled
+def _find_above(row: Floats, lowest: np.float32, positions: ShortIntegers) -> int:
+    """List the positions of the scores that are not below the lowest positive, until they are many; return how many."""
+    found, whole = 0, len(row) // LANE * LANE
+    for start in range(0, whole, LANE):
+        number = np.int32(0)
+        for lane in range(LANE):
+            number += np.int32(row[start + lane] >= lowest)
+        if number > 0:
+            for lane in range(LANE):
+                positions[found] = start + lane
+                found += row[start + lane] >= lowest
+            if found > len(row) // MIN_SCORES_PER_SEARCH:
+                return found
+    for position in range(whole, len(row)):
+        positions[found] = position
+        found += row[position] >= lowest
+    return found
 
 
 @compiled

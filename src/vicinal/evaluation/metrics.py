@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from vicinal.evaluation.ranks import Ranks
 from vicinal.utils.arguments import check_list, is_integer
-from vicinal.utils.arrays import Booleans, Doubles, Integers
+from vicinal.utils.arrays import Doubles, Integers
 from vicinal.utils.errors import InputError
 
 RECALL_AT = (1, 2, 4, 8)
@@ -130,7 +130,7 @@ def map_at_k(ranks: Ranks, k: int) -> Doubles:
         >>> map_at_k(Ranks(np.array([1, 4, 3]), np.array([2, 1, 0])), k=3)
         array([0.5       , 0.33333333,        nan])
     """
-    total = _sum_per_query(ranks, _precision_at_positives(ranks) * (ranks.ranks <= k))
+    total = _sum_per_query(ranks, ranks.precisions * (ranks.ranks <= k))
     return _nan_without_positives(ranks, total / ranks.counts.clip(1, k))
 
 
@@ -164,7 +164,7 @@ def r_precision(ranks: Ranks) -> Doubles:
         >>> r_precision(Ranks(np.array([1, 4, 3]), np.array([2, 1, 0])))
         array([0.5, 0. , nan])
     """
-    return _mean_over_positives(ranks, _is_within_r(ranks))
+    return _mean_over_positives(ranks, ranks.is_within_r)
 
 
 def map_at_r(ranks: Ranks) -> Doubles:
@@ -174,7 +174,7 @@ def map_at_r(ranks: Ranks) -> Doubles:
         >>> map_at_r(Ranks(np.array([1, 4, 3]), np.array([2, 1, 0])))
         array([0.5, 0. , nan])
     """
-    return _mean_over_positives(ranks, _precision_at_positives(ranks) * _is_within_r(ranks))
+    return _mean_over_positives(ranks, ranks.precisions * ranks.is_within_r)
 
 
 def average_precision(ranks: Ranks) -> Doubles:
@@ -184,18 +184,7 @@ def average_precision(ranks: Ranks) -> Doubles:
         >>> average_precision(Ranks(np.array([1, 4, 3]), np.array([2, 1, 0])))
         array([0.75      , 0.33333333,        nan])
     """
-    return _mean_over_positives(ranks, _precision_at_positives(ranks))
-
-
-def _precision_at_positives(ranks: Ranks) -> Doubles:
-    """The precision i / r_i at the i-th positive of each query."""
-    starts = np.cumsum(ranks.counts) - ranks.counts
-    positions = np.arange(len(ranks.ranks)) - np.repeat(starts, ranks.counts) + 1
-    return positions / ranks.ranks
-
-
-def _is_within_r(ranks: Ranks) -> Booleans:
-    return ranks.ranks <= np.repeat(ranks.counts, ranks.counts)
+    return _mean_over_positives(ranks, ranks.precisions)
 
 
 def _mean_over_positives(ranks: Ranks, values: npt.NDArray[np.generic]) -> Doubles:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,8 +13,10 @@ from vicinal.retrieval.reranking.base import RerankedScores, ScoreIncrements
 from vicinal.retrieval.scores import BLOCK_ROWS, TILE_ROWS, ScoreBuffer, UnitVectors
 from vicinal.utils.arrays import Floats, Integers, ShortIntegers
 
+if TYPE_CHECKING:
+    from vicinal.evaluation.positive_kernels import LabelPairs
+
 MAX_PAIRS = 2**20  # pairs of a query and a gallery row with its label that are processed at a time
-EXCLUDED_KEY = np.iinfo(np.int64).max  # ranks after everything
 
 IncrementScores = Callable[[Integers, Integers, Floats], Floats]
 """Adds increments to the scores of pairs: takes queries, gallery rows and scores, each [pairs]."""
@@ -33,22 +36,6 @@ class Positives(NamedTuple):
     rows: ShortIntegers
     first: Integers
     counts: Integers
-
-
-class LabelPairs(NamedTuple):
-    """Some queries, each with all gallery rows that have its label.
-
-    Attributes:
-        queries: int64 [some], ordered by label.
-        gallery: int64 [others], the gallery rows with their labels.
-        query_positions: int64 [pairs], the position of the query of each pair in `queries`; ascending.
-        gallery_positions: int64 [pairs], the position of its gallery row in `gallery`; ascending for each query.
-    """
-
-    queries: Integers
-    gallery: Integers
-    query_positions: Integers
-    gallery_positions: Integers
 
 
 def ranked_positives(
@@ -76,22 +63,23 @@ def ranked_positives(
         >>> found.rows[: found.counts[0]], found.scores[: found.counts[0]]
         (array([1, 2], dtype=int32), array([0.8, 0. ], dtype=float32))
     """
+    from vicinal.evaluation.positive_kernels import read_keys, write_keys  # imports numba, which takes half a second
+
     first = np.concatenate([[0], np.cumsum(relevance.label_counts()[start:stop])])
     counts = np.zeros(stop - start, dtype=np.int64)
     scores, rows = np.empty(first[-1], dtype=np.float32), np.empty(first[-1], dtype=np.int32)
     for pairs in _pairs(relevance, start, stop):
-        pair_queries, pair_rows = pairs.queries[pairs.query_positions], pairs.gallery[pairs.gallery_positions]
         pair_scores = _pair_scores(queries, gallery, pairs)
         if increment_scores is not None:
-            pair_scores = increment_scores(pair_queries, pair_rows, pair_scores)
-        keys = ranking_keys(pair_scores, pair_rows)
-        keys[relevance.is_excluded(pair_queries, pair_rows)] = EXCLUDED_KEY
-        some = pairs.queries - start
-        counts[some] = np.bincount(pairs.query_positions[keys != EXCLUDED_KEY], minlength=len(some))
-        lengths = relevance.label_counts()[pairs.queries]
-        _sort_each(keys, lengths)
-        slots = _ranges(first[some], lengths)
-        scores[slots], rows[slots] = key_scores(keys), keys.astype(np.int32)
+            pair_scores = increment_scores(*_queries_and_rows(pairs), pair_scores)
+        keys, some = np.empty(len(pair_scores), dtype=np.int64), pairs.queries - start
+        write_keys((0 - pair_scores).view(np.int32), pairs, relevance.excluded_pairs, keys)
+        _sort_each(keys, pairs.starts)
+        found = np.empty(len(some), dtype=np.int64)
+        read_keys(keys, pairs.starts, first[some], scores.view(np.int32), rows, found)
+        counts[some] = found
+    with np.errstate(invalid="ignore"):  # unused slots hold anything
+        np.subtract(np.float32(0), scores, out=scores)  # never -0.0
     return Positives(scores, rows, first, counts)
 
 
@@ -134,17 +122,18 @@ def increment_function(reranked: RerankedScores, increments: ScoreIncrements, st
 
 def _pairs(relevance: Relevance, start: int, stop: int) -> Iterator[LabelPairs]:
     """All queries whose label is in the gallery: a few labels at a time, or some of the queries of one label."""
+    from vicinal.evaluation.positive_kernels import LabelPairs
+
     begin, end = relevance.label_ranges(start, stop)
     for some in _query_groups(begin, end):
         labels, label_positions = np.unique(begin[some], return_inverse=True)
         widths = np.zeros(len(labels), dtype=np.int64)
         widths[label_positions] = (end - begin)[some]
-        offsets = np.cumsum(widths) - widths
         yield LabelPairs(
             queries=some + start,
             gallery=relevance.rows_by_label[_ranges(labels, widths)],
-            query_positions=np.repeat(np.arange(len(some)), widths[label_positions]),
-            gallery_positions=_ranges(offsets[label_positions], widths[label_positions]),
+            offsets=(np.cumsum(widths) - widths)[label_positions],
+            starts=np.concatenate([[0], np.cumsum(widths[label_positions])]),
         )
 
 
@@ -173,20 +162,24 @@ def _ranges(starts: Integers, lengths: Integers) -> Integers:
 
 
 def _pair_scores(queries: UnitVectors, gallery: UnitVectors, pairs: LabelPairs) -> Floats:
-    scores = np.empty(len(pairs.query_positions), dtype=np.float32)
+    from vicinal.evaluation.positive_kernels import gather_scores
+
+    scores = np.empty(pairs.starts[-1], dtype=np.float32)
     vectors = queries.take(pairs.queries)
     block = ScoreBuffer(len(vectors), min(BLOCK_ROWS, len(pairs.gallery)), queries.device)
     for start in range(0, len(pairs.gallery), BLOCK_ROWS):
-        stop = start + BLOCK_ROWS
-        tile = block.product(vectors, gallery.take(pairs.gallery[start:stop])).cpu().numpy()
-        here = np.flatnonzero((pairs.gallery_positions >= start) & (pairs.gallery_positions < stop))
-        scores[here] = tile[pairs.query_positions[here], pairs.gallery_positions[here] - start]
+        tile = block.product(vectors, gallery.take(pairs.gallery[start : start + BLOCK_ROWS]))
+        gather_scores(tile.cpu().numpy(), start, pairs, scores)
     return scores
 
 
-def _sort_each(keys: Integers, lengths: Integers) -> None:
-    """Sort the keys of each query in place; `lengths` says how many keys each query has."""
-    start = 0
-    for length in lengths.tolist():
-        keys[start : start + length].sort()
-        start += length
+def _queries_and_rows(pairs: LabelPairs) -> tuple[Integers, Integers]:
+    """The query and the gallery row of each pair."""
+    lengths = np.diff(pairs.starts)
+    return np.repeat(pairs.queries, lengths), pairs.gallery[_ranges(pairs.offsets, lengths)]
+
+
+def _sort_each(keys: Integers, starts: Integers) -> None:
+    """Sort the keys of each query in place; those of a query begin where `starts` says."""
+    for first, end in pairwise(starts.tolist()):
+        keys[first:end].sort()

@@ -23,11 +23,11 @@ from vicinal.evaluation.ranks import Ranks
 from vicinal.evaluation.relevance import Relevance
 from vicinal.retrieval.reranking.base import RerankedScores, ScoreIncrements
 from vicinal.retrieval.scores import BLOCK_ROWS, ScoreBuffer, UnitVectors, check_same_dim
-from vicinal.utils.arrays import Booleans, Floats, Integers
+from vicinal.utils.arrays import Integers
 from vicinal.utils.chunks import chunk_ranges
 
 MAX_RANKS = 2**20  # yielded at once
-MAX_COUNTED = 3 * 2**22  # positives that are counted at a time, at all levels together; each takes 13 bytes
+MAX_COUNTED = 2**24  # positives that are counted at a time, at all levels together; each takes 13 bytes
 STRIP_ROWS = 1024  # queries in one product on the diagonal, of which only one side is needed
 MAX_UNIT_BYTES = 32 * 2**20  # unit vectors that are kept in memory instead of being computed for every tile
 
@@ -266,19 +266,8 @@ def _counter(positives: Positives, relevance: Relevance, start: int, device: tor
 
 def _ranks(positives: Positives, totals: TotalCounts, first: int, last: int) -> Ranks:
     """The ranks of the positives of queries `first` to `last`, summed up from what ranks between them."""
-    counts, slots = positives.counts[first:last], positives.first[first:last]
-    queries = np.repeat(np.arange(first, last), counts)
-    starts = np.cumsum(counts) - counts
-    positions = np.arange(len(queries)) - np.repeat(starts, counts)
-    slots = np.repeat(slots, counts) + positions
-    num_before = np.cumsum(totals.num_before[slots + queries], dtype=np.int64)
-    num_before -= np.repeat(np.concatenate([[0], num_before])[starts], counts)
-    return Ranks(num_before + positions + 1, counts, _num_ties(positives.scores[slots], queries, totals.is_tied[slots]))
+    from vicinal.evaluation.positive_kernels import sum_up  # imports numba
 
-
-def _num_ties(scores: Floats, queries: Integers, is_tied: Booleans) -> int:
-    """Count the tied positives; of positives with equal scores at least one is marked."""
-    if not is_tied.any():
-        return 0
-    runs = np.cumsum((np.diff(scores, prepend=scores[0]) != 0) | (np.diff(queries, prepend=queries[0]) != 0))
-    return int(np.isin(runs, runs[is_tied]).sum())
+    counts = positives.counts[first:last]
+    ranks = np.empty(counts.sum(), dtype=np.int64)
+    return Ranks(ranks, counts, sum_up(positives.scores, positives.first[first:last], counts, *totals, first, ranks))

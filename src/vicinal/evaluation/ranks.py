@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from vicinal.utils.arrays import Integers
+import numpy as np
+
+from vicinal.utils.arrays import Booleans, Doubles, Integers
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,3 +24,14 @@ class Ranks:
     ranks: Integers
     counts: Integers
     num_ties: int = 0
+
+    @cached_property
+    def precisions(self) -> Doubles:
+        """The precision i / r_i at the i-th positive of each query, float64 [positives]."""
+        starts = np.cumsum(self.counts) - self.counts
+        return (np.arange(1, len(self.ranks) + 1) - np.repeat(starts, self.counts)) / self.ranks
+
+    @cached_property
+    def is_within_r(self) -> Booleans:
+        """Whether each positive is among the first R, where R is the number of positives of its query."""
+        return self.ranks <= np.repeat(self.counts, self.counts)

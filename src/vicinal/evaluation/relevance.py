@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from vicinal.data.table import Table
 from vicinal.utils.arrays import Booleans, Integers
+
+if TYPE_CHECKING:
+    from vicinal.evaluation.positive_kernels import ExcludedPairs
 
 
 class Relevance:
@@ -81,6 +86,14 @@ class Relevance:
         group = of._query_groups[queries]
         same_group = (group >= 0) & (of._gallery_groups[rows] == group)
         return (rows == of._exclude_self[queries]) | (same_group & of._is_match(queries, rows))
+
+    @property
+    def excluded_pairs(self) -> ExcludedPairs:
+        """What :meth:`is_excluded` reads, for compiled kernels."""
+        from vicinal.evaluation.positive_kernels import ExcludedPairs  # imports numba
+
+        of = self._exclusions
+        return ExcludedPairs(of._exclude_self, of._query_groups, of._gallery_groups, of.query_labels, of.gallery_labels)
 
     def excluded_other_labels(self) -> tuple[Integers, Integers]:
         """The excluded pairs whose labels differ: queries, ascending, and gallery rows."""
