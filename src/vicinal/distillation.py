@@ -24,6 +24,7 @@ from vicinal.utils.arguments import (
     shown,
 )
 from vicinal.utils.errors import InputError
+from vicinal.utils.ieee_products import ieee_products
 
 __all__ = ["S2SD"]
 
@@ -131,13 +132,13 @@ class S2SD(Loss):
         features = self._features(source)
         self._check_device(features.device)
         parts = {name: value / 2 for name, value in self.loss.parts(source).items()}
-        with torch.autocast(features.device.type, enabled=False):
+        with torch.autocast(features.device.type, enabled=False), ieee_products(features.device):
             targets = [source.with_embeddings(head(features)) for head in self.heads]
         for target, loss in zip(targets, self.head_losses, strict=True):
             for name, value in cast(Loss, loss).parts(target).items():
                 key = f"{name} (heads)"
                 parts[key] = parts.get(key, 0) + value / (2 * len(targets))
-        with torch.autocast(features.device.type, enabled=False):
+        with torch.autocast(features.device.type, enabled=False), ieee_products(features.device):
             distilled = self.weight * distillation(source, targets, self.temperature)
             parts["distillation"] = distilled
             parts["feature distillation"] = self._from_features(source, features)

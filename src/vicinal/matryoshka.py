@@ -18,6 +18,7 @@ from vicinal.similarity.prefix_pair_source import PrefixPairSource
 from vicinal.similarity.tiles import default_tile_rows
 from vicinal.utils.arguments import check_list, check_nonnegative, is_integer, shown
 from vicinal.utils.errors import InputError
+from vicinal.utils.ieee_products import ieee_products
 
 __all__ = ["Matryoshka"]
 
@@ -102,7 +103,7 @@ class Matryoshka(Loss):
 
     def _parts_of(self, term: _Term, source: PairSource) -> list[dict[str, Tensor]]:
         """The parts of one loss, by each prefix."""
-        with torch.autocast(source.anchors.device.type, enabled=False):
+        with torch.autocast(source.anchors.device.type, enabled=False), ieee_products(source.anchors.device):
             if source.is_empty or not (_is_of_rows(term.loss) and _is_small(source)):
                 return self._call_by_prefix(term, "parts", source)
             term.loss._check_device(source.anchors.device)

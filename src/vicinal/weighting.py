@@ -34,6 +34,7 @@ from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
 from vicinal.utils.arguments import shown
 from vicinal.utils.errors import InputError
+from vicinal.utils.ieee_products import ieee_products
 
 __all__ = [
     "EqualWeights",
@@ -75,7 +76,8 @@ def pair_weights(loss: Loss, source: PairSource, *, signed: bool = False) -> Ten
                 [0.5498, 0.0000, 0.5498],
                 [0.0000, 0.0000, 0.0000]])
     """
-    with torch.no_grad(), torch.autocast(source.anchors.device.type, enabled=False):
+    device = source.anchors.device
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), ieee_products(device):
         similarity = source.similarity(slice(0, len(source)))
     gradient = _gradient(loss, source, similarity)
     return gradient if signed else gradient.abs()

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from vicinal.retrieval.scores import ScoreBuffer, UnitVectors
+from vicinal.retrieval.scores import ScoreBuffer, UnitVectors, pair_scores
 from vicinal.utils.errors import InputError
 
 
@@ -117,3 +119,23 @@ def test_other_arrays_than_matrices_of_numbers_are_refused() -> None:
     for dtype in (torch.complex64, torch.bool):
         with pytest.raises(InputError, match=f"query embeddings are of type {dtype}; expected floating-point numbers"):
             UnitVectors(torch.ones(2, 2, dtype=dtype), "query")
+
+
+def test_scores_are_never_rounded_whatever_torch_s_settings_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, mm, seen = torch.backends.mkldnn.matmul, torch.mm, []
+
+    def product(*args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append(settings.fp32_precision)
+        return mm(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "mm", product)
+    vectors = UnitVectors(np.eye(3, dtype=np.float32), "vector")
+    torch.set_float32_matmul_precision("medium")
+    try:
+        ScoreBuffer(3, 3, torch.device("cpu")).fill(vectors.block(0, 3), vectors, 0, 3)
+        ScoreBuffer(3, 3, torch.device("cpu")).product(vectors.block(0, 3), vectors.block(0, 3))
+        pair_scores(vectors, vectors, np.array([0]), np.array([1]))
+        assert settings.fp32_precision == "bf16"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert seen == ["ieee"] * 3

@@ -24,6 +24,7 @@ from vicinal.similarity.tiles import check_tile_rows, sum_over_rows, values_of_r
 from vicinal.utils import distributed
 from vicinal.utils.arguments import check_finite, check_list, is_number, shown
 from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.ieee_products import ieee_products
 
 Reduction = Literal["sum", "anchors", "contributing", "pairs", "violating"]
 """What a loss is averaged over. Each loss has some of these; its docstring says which one is the paper's."""
@@ -117,7 +118,7 @@ class Loss(nn.Module, ABC):
         `loss.parts(PairSource.from_distributed_batch(embeddings, labels))`.
         """
         self._check_device(source.anchors.device)
-        with torch.autocast(source.anchors.device.type, enabled=False):
+        with torch.autocast(source.anchors.device.type, enabled=False), ieee_products(source.anchors.device):
             return {type(self).__name__: self.value(source) + zero_loss(source).detach()}
 
     def value(self, source: PairSource) -> Tensor:
@@ -132,7 +133,7 @@ class Loss(nn.Module, ABC):
             InputError: the loss is not a sum over anchors.
         """
         self._check_device(source.anchors.device)
-        with torch.autocast(source.anchors.device.type, enabled=False):
+        with torch.autocast(source.anchors.device.type, enabled=False), ieee_products(source.anchors.device):
             return self._anchor_values(source)
 
     def _check_device(self, device: torch.device) -> None:

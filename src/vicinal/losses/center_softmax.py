@@ -15,6 +15,7 @@ from vicinal.similarity.pair_source import PairSource
 from vicinal.utils import distributed
 from vicinal.utils.arguments import check_fraction, check_positive, check_seed
 from vicinal.utils.errors import InputError
+from vicinal.utils.ieee_products import ieee_products
 from vicinal.utils.seeds import derive_seed
 
 MIN_SAMPLE_RATE = 1e-9
@@ -95,7 +96,7 @@ class CenterSoftmaxLoss(CenterBasedLoss):
             tensor([[6., 8.]])
         """
         labels = torch.zeros(len(embeddings), dtype=torch.int64, device=embeddings.device)
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with torch.autocast(embeddings.device.type, enabled=False), ieee_products(embeddings.device):
             anchors = self._anchors(PairSource.from_batch(embeddings, labels)).anchors
             centers = self._class_centers(self.all_centers())
             return dense_logits(anchors, centers, *centers.parameters(anchors.dtype))[1]

@@ -18,6 +18,7 @@ from vicinal.similarity.rows import Rows
 from vicinal.similarity.tiles import refuse_second_derivative
 from vicinal.utils import distributed
 from vicinal.utils.arguments import check_finite, check_positive
+from vicinal.utils.ieee_products import ieee_products
 from vicinal.utils.tile_size import tile_elements
 
 
@@ -122,7 +123,7 @@ class _ProxyAnchor(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         anchors, centers = ctx.saved_tensors
-        with torch.autocast(upstream[0].device.type, enabled=False):
+        with torch.autocast(upstream[0].device.type, enabled=False), ieee_products(upstream[0].device):
             gradients, ctx.gradients = ctx.gradients, None
             if gradients is None:  # a second backward pass through the same graph
                 grad_centers = ctx.needs_input_grad[3]

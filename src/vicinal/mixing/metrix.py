@@ -17,6 +17,7 @@ from vicinal.similarity.rows import Rows
 from vicinal.similarity.tiles import default_tile_rows, sum_over_rows, values_of_rows
 from vicinal.utils.arguments import check_nonnegative, check_positive, check_seed, shown
 from vicinal.utils.errors import InputError
+from vicinal.utils.ieee_products import ieee_products
 from vicinal.utils.seeds import derive_seed, uniform
 from vicinal.utils.tile_size import tile_elements
 
@@ -114,7 +115,7 @@ class Metrix(PairLoss):
         self._check_device(source.anchors.device)
         self.calls += 1
         source = replace(source, num_calls=self.calls.clone())
-        with torch.autocast(source.anchors.device.type, enabled=False):
+        with torch.autocast(source.anchors.device.type, enabled=False), ieee_products(source.anchors.device):
             clean, mixed = self._clean_and_mixed(source)
             zero = zero_loss(source).detach()
         name = type(self.loss).__name__

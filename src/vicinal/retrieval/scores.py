@@ -20,6 +20,7 @@ from torch import Tensor
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Floats, Integers, check_not_masked
 from vicinal.utils.errors import InputError
+from vicinal.utils.ieee_products import ieee_products
 
 SCORE_BYTES = 64 * 2**20  # default size of the one block of scores that is held in memory at a time
 TILE_ROWS, TILE_COLUMNS = 64, 256  # blocks are padded to multiples of these
@@ -122,7 +123,7 @@ class ScoreBuffer:
         for first in range(start, stop, BLOCK_ROWS):
             block = _pad(gallery.block(first, min(first + BLOCK_ROWS, stop)), TILE_COLUMNS)
             columns = slice(first - start, first - start + len(block))
-            torch.mm(padded, block.T, out=self._buffer[: len(padded), columns])
+            _product(padded, block, self._buffer[: len(padded), columns])
         return self._buffer[: len(queries), : stop - start]
 
     def product(self, queries: Tensor, gallery: Tensor) -> Tensor:
@@ -132,7 +133,7 @@ class ScoreBuffer:
         until the next call.
         """
         left, right = _pad(queries, TILE_ROWS), _pad(gallery, TILE_COLUMNS)
-        torch.mm(left, right.T, out=self._buffer[: len(left), : len(right)])
+        _product(left, right, self._buffer[: len(left), : len(right)])
         return self._buffer[: len(queries), : len(gallery)]
 
 
@@ -170,8 +171,14 @@ def _tile_scores(queries: Tensor, gallery: UnitVectors, rows: Integers, columns:
     for start in range(0, len(present), BLOCK_ROWS):
         block = _pad(gallery.take(present[start : start + BLOCK_ROWS]), TILE_COLUMNS)
         pairs = np.flatnonzero((positions >= start) & (positions < start + BLOCK_ROWS))
-        scores[pairs] = torch.mm(padded, block.T).cpu().numpy()[rows[pairs], positions[pairs] - start]
+        scores[pairs] = _product(padded, block).cpu().numpy()[rows[pairs], positions[pairs] - start]
     return scores
+
+
+def _product(queries: Tensor, gallery: Tensor, out: Tensor | None = None) -> Tensor:
+    """The inner products of two blocks of vectors, which never round them: not to TF32 either."""
+    with ieee_products(queries.device):
+        return torch.mm(queries, gallery.T, out=out)
 
 
 def check_rows(embeddings: Array, table: Sized) -> None:

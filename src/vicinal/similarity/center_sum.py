@@ -18,6 +18,7 @@ from vicinal.similarity.center_blocks import Block, CenterBlocks
 from vicinal.similarity.class_centers import ClassCenters, RowValues, dense_center_rows
 from vicinal.similarity.tiles import refuse_second_derivative
 from vicinal.utils import distributed
+from vicinal.utils.ieee_products import ieee_products
 
 
 def sum_over_anchors(anchors: Tensor, labels: Tensor, centers: ClassCenters, row_values: RowValues) -> Tensor:
@@ -78,7 +79,7 @@ class _SumOverAnchors(torch.autograd.Function):
         if not ctx.needs_input_grad[2]:
             return None, *(None if gradient is None else gradient * upstream[0] for gradient in gradients)
         # The caller may overwrite them; a second backward pass through the same graph computes them again.
-        with torch.autocast(upstream[0].device.type, enabled=False):
+        with torch.autocast(upstream[0].device.type, enabled=False), ieee_products(upstream[0].device):
             ctx.gradients, gradients = None, gradients or ctx.backward_pass.gradients(grad_centers=True)
         return None, *(gradient.mul_(upstream[0]) for gradient in gradients)
 

@@ -1,0 +1,74 @@
+"""Settings that let torch round the factors of float32 products: they do not hold in a block, and come back after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from vicinal.utils.ieee_products import ieee_products
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+CUDA, MKLDNN = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+
+
+def older(value: str) -> Callable[[], None]:
+    return lambda: torch.set_float32_matmul_precision(value)
+
+
+def allow_tf32() -> None:
+    CUDA.allow_tf32 = True
+
+
+def newer(settings: Any, value: str) -> Callable[[], None]:
+    return lambda: setattr(settings, "fp32_precision", value)
+
+
+@pytest.fixture(autouse=True)
+def defaults() -> Iterator[None]:
+    yield
+    torch.set_float32_matmul_precision("highest")
+    for settings in (CUDA, MKLDNN, torch.backends):
+        settings.fp32_precision = "none"
+
+
+def state() -> list[object]:
+    try:
+        legacy = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        legacy = "mixed"
+    return [CUDA.fp32_precision, MKLDNN.fp32_precision, legacy]
+
+
+@pytest.mark.parametrize(
+    ("setting", "device"),
+    [
+        (older("high"), GPU),
+        (older("medium"), GPU),
+        (older("medium"), CPU),
+        (allow_tf32, GPU),
+        (newer(CUDA, "tf32"), GPU),
+        (newer(MKLDNN, "bf16"), CPU),
+        (newer(torch.backends, "tf32"), GPU),
+    ],
+)
+def test_products_are_exact_in_the_block_and_the_settings_come_back(
+    setting: Callable[[], None], device: torch.device
+) -> None:
+    setting()
+    before = state()
+    with pytest.raises(ZeroDivisionError), ieee_products(device):
+        assert (CUDA if device == GPU else MKLDNN).fp32_precision == "ieee"
+        assert not CUDA.allow_tf32  # torch can read both kinds of settings
+        assert torch.get_float32_matmul_precision() == "highest"
+        _ = 1 / 0
+    assert state() == before
+
+
+def test_settings_that_round_nothing_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda _: pytest.fail("a setting is changed"))
+    for device in (CPU, GPU):
+        with ieee_products(device):
+            pass
