@@ -99,5 +99,5 @@ def test_a_temporary_file_has_no_name_and_needs_space(tmp_path: Path, monkeypatc
     assert not list(tmp_path.iterdir())
     assert mapped.dtype == np.float32
     np.testing.assert_array_equal(mapped, np.eye(3))
-    with pytest.raises(InputError, match="vectors: .* GB are needed for a temporary file, .* TMPDIR"):
+    with pytest.raises(InputError, match=r"vectors: .* GB are needed for a temporary file, .* TMPDIR"):
         temporary_map([], (2**40, 2**20), "vectors")

@@ -219,8 +219,16 @@ def test_blocks_hold_few_ranks(monkeypatch) -> None:
 
 def test_scores_fit_the_budget_whatever_the_gallery() -> None:
     for queries, gallery, chunk_size in product((1, 70, 10**6), (1, 4095, 10**9), (None, 1, 64, 4096)):
-        rows, columns = ranking._tile_size(queries, gallery, chunk_size)
+        rows, columns = ranking._tile_size(queries, gallery, chunk_size, torch.device("cpu"))
         assert 4 * -(-rows // 64) * 64 * -(-columns // 256) * 256 <= scores_module.SCORE_BYTES
+
+
+@pytest.mark.parametrize("elements", [2**22, 2**25, 2**26])
+def test_tiles_follow_the_memory_of_a_gpu(monkeypatch, elements: int) -> None:
+    monkeypatch.setattr(ranking, "tile_elements", lambda device: elements)
+    rows, columns = ranking._tile_size(10**6, 10**6, None, torch.device("cuda"))
+    assert elements / 2 <= rows * columns <= elements
+    assert ranking._tile_size(10**6, 10**6, None, torch.device("cpu")) == (4096, 4096)
 
 
 @pytest.mark.slow

@@ -25,11 +25,13 @@ from vicinal.retrieval.reranking.base import RerankedScores, ScoreIncrements
 from vicinal.retrieval.scores import BLOCK_ROWS, ScoreBuffer, UnitVectors, check_same_dim
 from vicinal.utils.arrays import Integers
 from vicinal.utils.chunks import chunk_ranges
+from vicinal.utils.tile_size import tile_elements
 
 MAX_RANKS = 2**20  # yielded at once
 MAX_COUNTED = 2**24  # positives that are counted at a time, at all levels together; each takes 13 bytes
 STRIP_ROWS = 1024  # queries in one product on the diagonal, of which only one side is needed
 MAX_UNIT_BYTES = 32 * 2**20  # unit vectors that are kept in memory instead of being computed for every tile
+MAX_UNIT_TILES = 16  # the same on a GPU: as much as so many tiles, which is 1/16 of its memory
 
 AnyCounter = Counter | DeviceCounter
 
@@ -44,9 +46,9 @@ def positive_ranks(
     """Rank the gallery for each query by falling similarity and yield the ranks of its positives, block by block.
 
     Equal similarities rank in the order of the gallery. Whatever the size of the gallery, this takes beside the vectors
-    at most 64 MB for scores (16 KB per query with a `chunk_size` above 4,096) and at most 170 MB for twelve million
-    positives that are counted at a time, or for those of one query if it has more. If there are more positives in all,
-    the gallery is compared with one part of the queries after the other.
+    at most 64 MB for scores (16 KB per query with a `chunk_size` above 4,096; on a GPU 1/256 of its memory) and at most
+    220 MB for sixteen million positives that are counted at a time, or for those of one query if it has more. If there
+    are more positives in all, the gallery is compared with one part of the queries after the other.
 
     If queries and gallery are the same object, half of the product is computed, since it is symmetric; the ranks are
     the same. This does not apply with re-ranking, where images with other labels are excluded, and between queries that
@@ -56,7 +58,7 @@ def positive_ranks(
         queries: [q, dim].
         gallery: [g, dim].
         relevance: the positives and the exclusions of each query.
-        chunk_size: number of queries per tile; by default 4,096. The ranks do not depend on it.
+        chunk_size: number of queries per tile; by default 4,096 on a CPU. The ranks do not depend on it.
         reranked: a re-ranking of these queries and this gallery, whose similarities are ranked.
 
     Yields:
@@ -151,7 +153,7 @@ class _TiledCounting:
     ) -> None:
         self._queries, self._gallery, self._levels, self._reranked = queries, gallery, levels, reranked
         self._division = Division.of_group() if divided else Division()
-        self._rows, self._columns = _tile_size(len(queries), len(gallery), chunk_size)
+        self._rows, self._columns = _tile_size(len(queries), len(gallery), chunk_size, queries.device)
         self._rows = self._division.tile_rows(self._rows, len(queries))
         self._block = ScoreBuffer(self._rows, self._columns, queries.device)
         self._unit_queries = _unit_rows(queries)
@@ -238,14 +240,17 @@ class _TiledCounting:
         scores[pairs] = MASKED
 
 
-def _tile_size(queries: int, gallery: int, chunk_size: int | None) -> tuple[int, int]:
-    """Rows and columns of a tile."""
-    return min(chunk_size or BLOCK_ROWS, queries), min(BLOCK_ROWS, gallery)
+def _tile_size(queries: int, gallery: int, chunk_size: int | None, device: torch.device) -> tuple[int, int]:
+    """Rows and columns of a tile, which on a GPU follow its memory."""
+    side = BLOCK_ROWS if device.type == "cpu" else 2 ** ((tile_elements(device).bit_length() - 1) // 2)
+    return min(chunk_size or side, queries), min(side, gallery)
 
 
 def _unit_rows(vectors: UnitVectors) -> Callable[[int, int], Tensor]:
     """A function that returns unit vectors from start to stop; from memory if there are few."""
-    if 4 * len(vectors) * vectors.dim > MAX_UNIT_BYTES:
+    is_on_gpu = vectors.device.type != "cpu"
+    max_bytes = 4 * MAX_UNIT_TILES * tile_elements(vectors.device) if is_on_gpu else MAX_UNIT_BYTES
+    if 4 * len(vectors) * vectors.dim > max_bytes:
         return vectors.block
     unit = vectors.block(0, len(vectors))
     return lambda start, stop: unit[start:stop]
