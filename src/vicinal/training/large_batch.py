@@ -72,7 +72,7 @@ def embed_in_micro_batches(model: nn.Module, images: Tensor | Sequence[Tensor], 
     if micro_batch_size is None or len(images) <= micro_batch_size:
         return model(tensors[0].to(device, non_blocking=True))
     _warn_of_batch_norm(model, micro_batch_size, len(images))
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained: dict[str, Tensor] = {name: each for name, each in model.named_parameters() if each.requires_grad}
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         # Its hooks gather the weights of a layer and shard their gradient, in each pass: the second one sends that to
         # the model's own parameters, and is a node of the graph by one that stands for them all.

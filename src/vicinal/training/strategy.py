@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vicinal.models import Embedder
 from vicinal.models.layers import blocks_of
 from vicinal.utils import distributed
+from vicinal.utils.errors import InputError
 
 BUFFERS = "forward_sync_buffers"  # the name in newer versions of torch of what each step exchanges by default
 if BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
@@ -54,7 +55,9 @@ def _shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     whole = {parameter for parameter in module.parameters() if parameter.ndim == 0}
     options: dict[str, Any] = {"mesh": mesh["data_parallel"], "reshard_after_forward": True}
     if whole:
-        options["ignored_params"] = whole  # not in torch 2.6
+        if "ignored_params" not in inspect.signature(fully_shard).parameters:
+            raise InputError("strategy = fsdp: weights that are single numbers, as of model.learned_p, need torch 2.7")
+        options["ignored_params"] = whole
     for embedder in [part for part in module.modules() if isinstance(part, Embedder)]:
         for block in blocks_of(embedder.backbone):
             fully_shard(block, **options)
@@ -78,8 +81,8 @@ def part_like(parameter: Tensor, tensor: Tensor) -> Tensor:
         return tensor
     mesh, tensor = parameter.device_mesh, tensor.contiguous()
     part = [*tensor.chunk(mesh.size()), *mesh.size() * [tensor[:0]]][mesh.get_local_rank()].to(parameter.to_local())
-    layout = {"shape": tensor.shape, "stride": tensor.stride()}
-    return DTensor.from_local(part, mesh, parameter.placements, run_check=False, **layout)
+    shape, stride = tensor.shape, tensor.stride()
+    return DTensor.from_local(part, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
 
 
 def gathered(value: Any) -> Any:
