@@ -59,12 +59,12 @@ def co_teaching_plus() -> TrainingModule:
 
 
 MODULES: dict[str, tuple[Callable[[], TrainingModule], int, int]] = {
-    "one pass": (plain, 2, 420),
-    "micro-batches": (lambda: plain(4), 2, 1200),
-    "memory": (with_memory, 2, 430),
-    "PRISM": (prism, 12, 440),
-    "co-teaching": (co_teaching, 13, 900),
-    "co-teaching+": (co_teaching_plus, 9, 880),
+    "one pass": (plain, 2, 300),
+    "micro-batches": (lambda: plain(4), 2, 950),
+    "memory": (with_memory, 2, 310),
+    "PRISM": (prism, 3, 350),
+    "co-teaching": (co_teaching, 5, 740),
+    "co-teaching+": (co_teaching_plus, 3, 690),
 }
 """Module -> how it is made, and the host's waits and the launches of one step, which may become fewer, not more."""
 

@@ -74,21 +74,23 @@ class CoTeachingModule(TrainingModule):
         easy = [
             self._easiest(loss, batch, labels, candidates) for loss, batch in zip(self.losses, detached, strict=True)
         ]
-        self.selected = easy[1].chunk(distributed.world_size())[distributed.rank()]
+        selected = torch.zeros_like(labels, dtype=torch.bool).index_fill_(0, easy[1], True)
+        self.selected = selected.chunk(distributed.world_size())[distributed.rank()]
         terms = self.loss.parts(PairSource.from_batch(batches[0][easy[1]], labels[easy[1]]))
         peer_terms = self.peer_loss.parts(PairSource.from_batch(batches[1][easy[0]], labels[easy[0]]))
         return {**terms, **{f"{name} (peer)": value for name, value in peer_terms.items()}}
 
-    def _candidates(self, batches: list[Tensor]) -> Tensor:
-        """The samples that may be selected, bool [n], given the embeddings of both models."""
-        return torch.ones(len(batches[0]), dtype=torch.bool, device=batches[0].device)
+    def _candidates(self, batches: list[Tensor]) -> Tensor | None:
+        """The samples that may be selected, bool [n], given the embeddings of both models; None: all."""
+        return None
 
-    def _easiest(self, loss: Loss, embeddings: Tensor, labels: Tensor, candidates: Tensor) -> Tensor:
-        """The candidates of smallest loss, bool [n]."""
-        values = loss.anchor_values(PairSource.from_batch(embeddings, labels)).masked_fill(~candidates, math.inf)
-        total = int(candidates.sum())
+    def _easiest(self, loss: Loss, embeddings: Tensor, labels: Tensor, candidates: Tensor | None) -> Tensor:
+        """The rows of the candidates of smallest loss, ascending."""
+        values, total = loss.anchor_values(PairSource.from_batch(embeddings, labels)), len(labels)
+        if candidates is not None:
+            values, total = values.masked_fill(~candidates, math.inf), int(candidates.sum())
         number = max(min(1, total), round(self.selected_fraction * total))
-        return torch.zeros_like(candidates).index_fill_(0, values.argsort(stable=True)[:number], True)
+        return values.argsort(stable=True)[:number].sort().values
 
 
 class CoTeachingPlusModule(CoTeachingModule):
@@ -131,7 +133,7 @@ class CoTeachingPlusModule(CoTeachingModule):
         super().start_epoch(epoch)
         self.selects_all = epoch < self.co_teaching_epochs
 
-    def _candidates(self, batches: list[Tensor]) -> Tensor:
+    def _candidates(self, batches: list[Tensor]) -> Tensor | None:
         if self.selects_all:
             return super()._candidates(batches)
         first, second = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -53,41 +52,54 @@ class PrismSelector(nn.Module):
         super().__init__()
         self.noise_rate, self.memory_size, self.window = noise_rate, memory_size, window
         self.active = True
-        # A ring buffer: its entries, and the position of the next one.
+        # A ring buffer: its entries, and the position of the next one. Labels are on the CPU, so that the host need not
+        # wait for a GPU to know the classes.
         self.embeddings: Tensor | None = None
         self.labels: Tensor | None = None
         self.next_position = 0
-        self.quantiles: list[float] = []
+        self.quantiles: list[Tensor] = []
 
     @torch.no_grad()
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The selected samples, bool [n], of embeddings [n, d] with labels int [n]; then they enter the memory."""
-        unit = normalize(embeddings.float())
-        if self.embeddings is not None and self.labels is not None:  # those of a checkpoint are on the CPU
-            self.embeddings, self.labels = self.embeddings.to(unit.device), self.labels.to(unit.device)
+        """The selected samples of embeddings [n, d] with labels int [n]; then they enter the memory.
+
+        Returns:
+            bool [n], on the CPU.
+        """
+        unit, labels = normalize(embeddings.float()), labels.cpu()
+        if self.embeddings is not None:  # that of a checkpoint is on the CPU
+            self.embeddings = self.embeddings.to(unit.device)
         if self.active and self.noise_rate > 0 and self.embeddings is not None:
-            selected = self._probably_clean(unit, labels)
+            selected = self._probably_clean(unit, labels).cpu()
         else:
             selected = torch.ones_like(labels, dtype=torch.bool)
         if self.training:
-            self._remember(unit[selected], labels[selected])
+            rows = selected.nonzero()[:, 0]
+            self._remember(unit[rows.to(unit.device, non_blocking=True)], labels[rows])
         return selected
 
     def _probably_clean(self, unit: Tensor, labels: Tensor) -> Tensor:
         assert self.embeddings is not None
         assert self.labels is not None
+
+        def moved(numbers: Tensor) -> Tensor:
+            return numbers.to(unit.device, non_blocking=True)
+
         known, positions = torch.unique(self.labels, return_inverse=True)
-        means = unit.new_zeros(len(known), unit.shape[1]).index_add_(0, positions, self.embeddings)
-        means /= positions.bincount(minlength=len(known))[:, None]
+        means = unit.new_zeros(len(known), unit.shape[1]).index_add_(0, moved(positions), self.embeddings)
+        means /= moved(positions.bincount(minlength=len(known)))[:, None]
         own = torch.searchsorted(known, labels).clamp_max(len(known) - 1)
         is_known = known[own] == labels
         similarity = unit @ means.T
-        log_probability = similarity.gather(1, own[:, None])[:, 0] - similarity.logsumexp(dim=1)
+        log_probability = similarity.gather(1, moved(own)[:, None])[:, 0] - similarity.logsumexp(dim=1)
+        probability = log_probability.exp().double()
         if is_known.any():
-            quantile = log_probability[is_known].exp().double().quantile(self.noise_rate).item()
+            quantile = probability[moved(is_known.nonzero()[:, 0])].quantile(self.noise_rate)
             self.quantiles = [*self.quantiles, quantile][-self.window :]
-        threshold = sum(self.quantiles) / len(self.quantiles) if self.quantiles else -math.inf
-        return ~is_known | (log_probability.exp().double() >= threshold)
+        if not self.quantiles:
+            return torch.ones_like(is_known)
+        threshold = torch.stack([moved(each) for each in self.quantiles]).mean()
+        return moved(~is_known) | (probability >= threshold)
 
     def _remember(self, unit: Tensor, labels: Tensor) -> None:
         unit, labels = unit[-self.memory_size :], labels[-self.memory_size :]
@@ -98,8 +110,8 @@ class PrismSelector(nn.Module):
             self.embeddings = torch.cat([self.embeddings, unit[:room]])
             self.labels = torch.cat([self.labels, labels[:room]])
             unit, labels = unit[room:], labels[room:]
-        positions = (self.next_position + torch.arange(len(unit), device=unit.device)) % self.memory_size
-        self.embeddings[positions], self.labels[positions] = unit, labels
+        positions = (self.next_position + torch.arange(len(unit))) % self.memory_size
+        self.embeddings[positions.to(unit.device, non_blocking=True)], self.labels[positions] = unit, labels
         self.next_position = (self.next_position + len(unit)) % self.memory_size
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -141,8 +153,9 @@ class PrismModule(TrainingModule):
     def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         own = embed_in_micro_batches(self.embedder, images, self.micro_batch_size)
         # Every process computes the loss of all selected samples: their numbers may differ between processes.
-        labels = labels.to(own.device, non_blocking=True)
         embeddings, labels = distributed.all_gather_labeled(own, labels)
         selected = self.selector(embeddings.detach(), labels)
         self.selected = selected.chunk(distributed.world_size())[distributed.rank()]
-        return self.loss.parts(PairSource.from_batch(embeddings[selected], labels[selected]))
+        rows = selected.nonzero()[:, 0]
+        chosen = labels[rows.to(labels.device)].to(own.device, non_blocking=True)
+        return self.loss.parts(PairSource.from_batch(embeddings[rows.to(own.device, non_blocking=True)], chosen))

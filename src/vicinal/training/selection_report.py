@@ -37,14 +37,18 @@ class SelectionReport:
 
     def reset(self) -> None:
         """Set the counts to zero."""
-        self.counts = torch.zeros(4, dtype=torch.float64)
+        self.counts = torch.zeros(4, dtype=torch.int64)
 
     def add(self, selected: Tensor, rows: Tensor) -> None:
         """Count a batch, from its selected samples, bool [n], and their rows in the table, int [n]."""
-        excluded = ~selected.cpu()
-        noisy = torch.zeros_like(excluded) if self.noisy is None else self.noisy[rows.cpu()]
+        excluded = ~selected
+        noisy = torch.zeros_like(excluded)
+        if self.noisy is not None:
+            noisy = self.noisy[rows.cpu()].to(excluded.device, non_blocking=True)
         counts = (torch.ones_like(excluded), excluded, noisy, excluded & noisy)
-        self.counts += torch.stack([count.sum() for count in counts])
+        # On the device of the selection, so that the host does not wait for it in each step.
+        added = torch.stack([count.sum() for count in counts])
+        self.counts = self.counts.to(added.device, non_blocking=True) + added
 
     def values(self) -> dict[str, float]:
         """The excluded fraction and, if the noisy samples are known, precision and recall; NaN for 0 / 0.
@@ -52,7 +56,7 @@ class SelectionReport:
         Precision is the fraction of noisy samples among the excluded ones, recall the fraction of excluded samples
         among the noisy ones.
         """
-        num_samples, num_excluded, num_noisy, num_both = distributed.all_reduce_sum(self.counts).tolist()
+        num_samples, num_excluded, num_noisy, num_both = distributed.all_reduce_sum(self.counts).cpu().tolist()
         values = {"excluded fraction": _ratio(num_excluded, num_samples)}
         if self.noisy is not None:
             values |= {"noise precision": _ratio(num_both, num_excluded), "noise recall": _ratio(num_both, num_noisy)}

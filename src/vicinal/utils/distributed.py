@@ -68,7 +68,7 @@ def all_gather_labeled(tensor: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         tensor: [n, d].
-        labels: [n], of any type, on the same device.
+        labels: [n], of any type, on any device.
 
     Returns:
         [n * world_size, d] and [n * world_size].
@@ -79,7 +79,8 @@ def all_gather_labeled(tensor: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """
     if world_size() == 1:
         return tensor, labels
-    rows, numbers = (_on_device_of_group(each) for each in (tensor, labels))
+    rows = _on_device_of_group(tensor)
+    numbers = labels.to(rows.device, non_blocking=True)
     _check_same_length(rows)
     gathered: tuple[Tensor, Tensor] = _AllGather.apply(rows, numbers)
     return gathered[0].to(tensor.device), gathered[1].to(labels.device)
