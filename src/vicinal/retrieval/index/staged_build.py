@@ -135,7 +135,7 @@ class StagedBuild:
             log(f"{self._folder}: going on with the build of the index after {before.done:,} of {total:,} vectors")
             return self._trained(), before
         if total > BATCH_ROWS:
-            log(f"{self._folder}: training on a sample of {total:,} vectors; then they are encoded in batches")
+            log(f"{self._folder}: training on a sample of the {total:,} vectors, which are then encoded in batches")
         codes = create_codes(self._kind, self._vectors)
         progress = BuildProgress(facts, total, done=0)
         BuildProgress.delete(self._stage)  # that of another build must not meet these quantizers
