@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 
 from vicinal.utils import distributed
 
-MAX_MINIMA = 2**26
-"""Number of minima of two memberships that are computed at a time."""
+MAX_DIFFERENCES = 2**26
+"""Number of differences of two memberships that are held at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,17 +95,12 @@ def _fraction_in_common(members: Tensor, variant: Variant) -> Tensor:
     return (common + is_empty) / sizes.masked_fill(is_empty, 1.0)
 
 
-def _sums_of_minima(members: Tensor) -> Tensor:
-    """For each two rows of [n, n] the sum of the minima of their entries, [n, n]."""
-    sizes = members.sum(dim=1)
-    # min(a, b) = (a + b - |a - b|) / 2. Some rows at a time, as the gradient of `cdist` on a GPU holds all differences.
-    parts = torch.split(members, len(members) if members.device.type == "cpu" else _rows_of_minima(members))
-    distances = torch.cat([torch.cdist(part, members, p=1.0) for part in parts])
-    return (sizes[:, None] + sizes - distances) / 2
-
-
-def _rows_of_minima(members: Tensor) -> int:
-    return max(1, MAX_MINIMA // members.numel())
+def _sums_of_minima(members: Tensor, others: Tensor) -> Tensor:
+    """For each row of [rows, n] and each of [n, n] the sum of the minima of their entries, [rows, n]."""
+    # min(a, b) = (a + b - |a - b|) / 2. On a GPU some rows at a time, as the gradient of `cdist` holds all differences.
+    step = len(members) if members.device.type == "cpu" else max(1, MAX_DIFFERENCES // others.numel())
+    distances = torch.cat([torch.cdist(part, others, p=1.0) for part in torch.split(members, step)])
+    return (members.sum(dim=1)[:, None] + others.sum(dim=1) - distances) / 2
 
 
 def _expanded(w1: Tensor, close: Tensor, variant: Variant, span: slice) -> Tensor:
