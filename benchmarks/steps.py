@@ -56,8 +56,10 @@ def floor(x: Tensor, _: Tensor) -> object:
 class Competitors:
     """What takes turns: the floor, and for each loss ours, the peer's, and ours compiled."""
 
-    def __init__(self, ours: Makers, peers: Makers, compiled: bool, patience: float) -> None:
-        self.patience = patience
+    def __init__(
+        self, ours: Makers, peers: Makers, compiled: bool, patience: float, clock: Callable[[], float]
+    ) -> None:
+        self.patience, self.clock = patience, clock
         self.steps: dict[tuple[str, str], Callable[[Tensor, Tensor], object]] = {("floor", "ours"): step_of(None)}
         for name, make in ours.items():
             self.steps[name, "ours"] = step_of(make())
@@ -80,13 +82,13 @@ class Competitors:
         return {key: values for key, values in seconds.items() if values}
 
     def _seconds(self, key: tuple[str, str], x: Tensor, labels: Tensor) -> float | None:
-        started = time.perf_counter()
+        started = self.clock()
         try:
             self.steps[key](x, labels)
         except (RuntimeError, MemoryError) as error:
             print(f"{' '.join(key)} at {len(x)}: {str(error).splitlines()[0][:120]}", file=sys.stderr)
             return None
-        return time.perf_counter() - started
+        return self.clock() - started
 
 
 def print_times(n: int, threads: int, seconds: Mapping[tuple[str, str], list[float]]) -> None:
@@ -139,7 +141,8 @@ class Benchmark:
         for threads in arguments.threads:
             torch.set_num_threads(threads)
             print_machine()
-            competitors = Competitors(ours, peers, compiled, arguments.patience)
+            clock = time.process_time if arguments.cpu else time.perf_counter
+            competitors = Competitors(ours, peers, compiled, arguments.patience, clock)
             for n in sorted(arguments.sizes):
                 print_times(n, threads, competitors.take_turns(n, arguments.samples_per_class, arguments.rounds))
                 sys.stdout.flush()
@@ -159,6 +162,7 @@ class Benchmark:
         )
         parser.add_argument("--rounds", type=int, default=5)
         parser.add_argument("--patience", type=float, default=4.0, help="seconds")
+        parser.add_argument("--cpu", action="store_true", help="CPU times, on a machine that others use too")
         parser.add_argument("--no-peers", action="store_true", help="leave pytorch-metric-learning out")
         if self.compiles:
             parser.add_argument("--no-compile", action="store_true", help="leave the compiled column out")

@@ -47,7 +47,7 @@ COUNTS = {
     "SimilarityRegularizer": (0, 38),
     "SmoothAPLoss": (1, 336),
     "SoftBinAPLoss": (1, 169),
-    "SoftTripleLoss": (0, 183),
+    "SoftTripleLoss": (0, 185),
     "SupAPLoss": (1, 317),
     "SupConLoss": (1, 123),
     "TripletLoss": (1, 159),

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal, cast
+from functools import partial
+from typing import ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from vicinal.mining import Miner
 from vicinal.similarity.checks import Relation
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
-from vicinal.similarity.tiles import check_tile_rows, sum_over_rows, values_of_rows
+from vicinal.similarity.tiles import Look, RowSums, check_tile_rows, sums_over_rows, values_of_rows
 from vicinal.utils import distributed
 from vicinal.utils.arguments import check_finite, check_list, is_number, shown
 from vicinal.utils.errors import InputError, one_line
@@ -28,6 +29,22 @@ from vicinal.utils.ieee_products import ieee_products
 
 Reduction = Literal["sum", "anchors", "contributing", "pairs", "violating"]
 """What a loss is averaged over. Each loss has some of these; its docstring says which one is the paper's."""
+
+
+class Walk(NamedTuple):
+    """What a loss does while all similarities of a source are computed, tile by tile; losses of a sum share that.
+
+    Attributes:
+        finish: computes the value from the sums over anchors, in the order of `sums`.
+        sums: what is summed over anchors.
+        look: reads the similarities of a tile.
+        tile_rows: number of anchors in a tile; None: any.
+    """
+
+    finish: Callable[[tuple[Tensor, ...]], Tensor]
+    sums: RowSums | None = None
+    look: Look | None = None
+    tile_rows: int | None = None
 
 
 class Loss(nn.Module, ABC):
@@ -121,6 +138,10 @@ class Loss(nn.Module, ABC):
         with torch.autocast(source.anchors.device.type, enabled=False), ieee_products(source.anchors.device):
             return {type(self).__name__: self.value(source) + zero_loss(source).detach()}
 
+    def walk(self, source: PairSource) -> Walk | None:
+        """What :meth:`value` does with the similarities of a source that is not empty; None: nothing to share."""
+        return None
+
     def value(self, source: PairSource) -> Tensor:
         """Compute a loss of one term, a scalar; a zero that backpropagates if nothing can be compared."""
         raise InputError(f"{type(self).__name__} is a base class of losses; give a loss such as MultiSimilarityLoss")
@@ -211,14 +232,44 @@ class WeightedSum(Loss):
 
     def parts(self, source: PairSource) -> dict[str, Tensor]:
         parts: dict[str, Tensor] = {}
-        for loss, weight in zip(self.losses, self.weights, strict=True):
-            for name, value in cast(Loss, loss).parts(source).items():
+        values = self._values_of_walk(source)
+        for i, (loss, weight) in enumerate(zip(self.losses, self.weights, strict=True)):
+            own = {type(loss).__name__: values[i]} if i in values else cast(Loss, loss).parts(source)
+            for name, value in own.items():
                 parts[unused_name(name, parts)] = weight * value
         return parts
+
+    def _values_of_walk(self, source: PairSource) -> dict[int, Tensor]:
+        """The number of each loss that shares the similarities with another one, and its value."""
+        if torch.compiler.is_compiling() or source.is_empty:  # the compiler merges equal products by itself
+            return {}
+        walks = {i: cast(Loss, loss).walk(source) for i, loss in enumerate(self.losses) if _has_one_part(loss)}
+        shared = {i: walk for i, walk in walks.items() if walk is not None}
+        if len(shared) < 2:
+            return {}
+        for i in shared:
+            cast(Loss, self.losses[i])._check_device(source.anchors.device)
+        with torch.autocast(source.anchors.device.type, enabled=False), ieee_products(source.anchors.device):
+            values = values_of_walks(source, list(shared.values()))
+            zero = zero_loss(source).detach()
+            return {i: value + zero for i, value in zip(shared, values, strict=True)}
 
     def _anchor_values(self, source: PairSource) -> Tensor:
         terms = zip(self.losses, self.weights, strict=True)
         return torch.stack([weight * cast(Loss, loss)._anchor_values(source) for loss, weight in terms]).sum(dim=0)
+
+
+def _has_one_part(loss: nn.Module) -> bool:
+    return type(loss).parts is Loss.parts  # type: ignore[attr-defined]
+
+
+def values_of_walks(source: PairSource, walks: Sequence[Walk]) -> list[Tensor]:
+    """The values of losses, from similarities that are computed once."""
+    sums = [walk.sums for walk in walks if walk.sums is not None]
+    looks = [walk.look for walk in walks if walk.look is not None]
+    tile_rows = min((walk.tile_rows for walk in walks if walk.tile_rows is not None), default=None)
+    totals = iter(sums_over_rows(source, sums, tile_rows, looks))
+    return [walk.finish(() if walk.sums is None else next(totals)) for walk in walks]
 
 
 def loss_terms(loss: Loss) -> list[Loss]:
@@ -331,12 +382,19 @@ class RowLoss(PairLoss):
             return sums[0] / source.mean_num_anchors
         return mean_over(sums[0], sums[1], source)
 
+    def walk(self, source: PairSource) -> Walk | None:
+        is_alone = self.miner is not None and self.miner.is_random  # has a source with its own number of calls
+        return None if is_alone or type(self).value is not RowLoss.value else self._walk(source)
+
+    def _walk(self, source: PairSource) -> Walk:
+        sums = RowSums(self.row_terms, list(self.parameters()), self.miner)
+        return Walk(partial(self.reduce, source=source), sums, tile_rows=self.tile_rows)
+
     def value(self, source: PairSource) -> Tensor:
         if source.is_empty:
             return zero_loss(source)
         source = self.count_call(source)
-        sums = sum_over_rows(source, self.row_terms, list(self.parameters()), self.tile_rows, self.miner)
-        return self.reduce(sums, source)
+        return values_of_walks(source, [self._walk(source)])[0]
 
     def _anchor_values(self, source: PairSource) -> Tensor:
         return values_of_rows(source, self.row_values, self.tile_rows, self.miner)

@@ -102,7 +102,7 @@ class CenterBlocks:
             logits += self.centers.scale * self.bias[span]
         slopes = None
         if k > 1:
-            logits, slopes = self._class_logits(logits.view(len(logits), -1, k))
+            logits, slopes = self._class_logits(logits)
         mask_own_class(logits, block.class_index - span.start // k, block.is_local)
         if self.bounded:
             shift = logits.new_full((len(logits),), self.centers.scale)
@@ -111,15 +111,20 @@ class CenterBlocks:
         exponentials = logits.sub_(shift[:, None]).exp_()
         log_sum = exponentials.sum(dim=1).log_().add_(shift)
         if slopes is not None:
-            exponentials = (exponentials[..., None] * slopes).flatten(1)
+            exponentials = slopes.mul_(exponentials).permute(1, 2, 0).flatten(1)
         return CenterTile(exponentials, shift, log_sum)
 
     def _class_logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The logit of each class, [rows, classes], from those of its centers, [rows, classes, k]; its derivatives."""
+        """The logit of each class, [rows, classes], from those of its centers, [rows, classes x k]; its derivatives,
+        [k, rows, classes].
+        """
         temperature = self.centers.scale * self.centers.temperature
-        weights = (logits / temperature).softmax(dim=2)
-        class_logits = torch.linalg.vecdot(weights, logits)
-        return class_logits, weights * (1 + (logits - class_logits[..., None]) / temperature)
+        # Sums over the first dimension are vectorized; those over a last one of few numbers are several times slower.
+        logits = logits.view(len(logits), -1, self.centers.centers_per_class).permute(2, 0, 1).contiguous()
+        weights = logits.div_(temperature).softmax(dim=0)
+        class_logits = (weights * logits).sum(dim=0)
+        slopes = logits.add_(1 - class_logits).mul_(weights)
+        return class_logits.mul_(temperature), slopes
 
     def own_columns(self, block: Block) -> Tensor:
         """The indices of the centers of each anchor's class, [rows x centers_per_class]."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,20 @@ RowTerms = Callable[[Rows], Sequence[Tensor]]
 """Computes one or more terms from rows: one value per anchor, [rows], or, without gradient, several, [rows, k]."""
 RowFilter = Callable[[Rows], Rows]
 """Selects pairs from rows, without gradient, as a miner does."""
+Look = Callable[[Tensor, slice], None]
+"""Reads the similarities [rows, c] of a span of anchors, which it must not change."""
+
+
+class RowSums(NamedTuple):
+    """Terms that are summed over the rows of a source; for the attributes see :func:`sum_over_rows`."""
+
+    row_terms: RowTerms
+    parameters: Sequence[Tensor] = ()
+    miner: RowFilter | None = None
+
+    def mined(self, rows: Rows) -> Rows:
+        """The rows with the pairs that the miner leaves."""
+        return self.miner(rows) if self.miner else rows
 
 
 def check_tile_rows(tile_rows: int | None) -> None:
@@ -69,13 +84,32 @@ def sum_over_rows(
     Raises:
         InputError: `tile_rows` is not positive.
     """
+    return sums_over_rows(source, [RowSums(row_terms, parameters, miner)], tile_rows)[0]
+
+
+def sums_over_rows(
+    source: PairSource, sums: Sequence[RowSums], tile_rows: int | None = None, looks: Sequence[Look] = ()
+) -> list[tuple[Tensor, ...]]:
+    """What :func:`sum_over_rows` computes for each of several losses, from similarities that are computed once.
+
+    Args:
+        source: n anchors and c references.
+        sums: what each loss sums.
+        tile_rows: number of anchors in a tile. Default: chosen from the sizes.
+        looks: what else reads the similarities, tile by tile.
+
+    Raises:
+        InputError: `tile_rows` is not positive.
+    """
     check_tile_rows(tile_rows)
     if torch.compiler.is_compiling():  # the compiler fuses the operations on the whole matrix
         whole = slice(0, len(source))
         rows = source.rows(whole, source.similarity(whole), source.pairs(whole))
-        return tuple(source.sum_of(term) for term in row_terms(miner(rows) if miner else rows))
-    tiles = _Tiles(source, tile_rows, miner)
-    return _SumOverRows.apply(tiles, row_terms, torch.is_grad_enabled(), *source.inputs, *parameters)
+        return [tuple(source.sum_of(term) for term in each.row_terms(each.mined(rows))) for each in sums]
+    tiles = _Tiles(source, tile_rows, looks)
+    parameters = [parameter for each in sums for parameter in each.parameters]
+    terms = iter(_SumsOverRows.apply(tiles, sums, torch.is_grad_enabled(), *source.inputs, *parameters))
+    return [tuple(islice(terms, number)) for number in tiles.num_terms]
 
 
 @torch.no_grad()
@@ -89,15 +123,22 @@ def values_of_rows(
 
     For the arguments see :func:`sum_over_rows`.
     """
-    tiles = _Tiles(source, tile_rows, miner)
-    return torch.cat([*(row_values(tiles.rows(span)[0]) for span in tiles.spans), source.anchors.new_zeros(0)])
+    tiles, sums = _Tiles(source, tile_rows), RowSums(lambda rows: (row_values(rows),), miner=miner)
+    values = (sums.row_terms(sums.mined(tiles.rows(span)[0]))[0] for span in tiles.spans)
+    return torch.cat([*values, source.anchors.new_zeros(0)])
 
 
 class _Tiles:
-    """The rows of a source, tile by tile, after a miner."""
+    """The rows of a source, tile by tile.
 
-    def __init__(self, source: PairSource, tile_rows: int | None, miner: RowFilter | None) -> None:
-        self.source, self.miner = source, miner
+    Attributes:
+        num_terms: how many terms each loss sums, once they were summed.
+    """
+
+    num_terms: list[int]
+
+    def __init__(self, source: PairSource, tile_rows: int | None, looks: Sequence[Look] = ()) -> None:
+        self.source, self.looks = source, looks
         self.class_columns = source.class_columns
         columns, n = source.num_references * source.rows_per_anchor, len(source)
         step = tile_rows or default_tile_rows(columns, source.anchors.device)
@@ -106,31 +147,37 @@ class _Tiles:
     @torch.no_grad()
     def rows(self, span: slice) -> tuple[Rows, Pairs]:
         """The rows of a tile, and where their pairs are."""
+        similarity = self.source.similarity(span)
+        for look in self.looks:
+            look(similarity, span)
         pairs = self.source.pairs(span, self.class_columns)
-        rows = self.source.rows(span, self.source.similarity(span), pairs)
-        return (self.miner(rows) if self.miner else rows), pairs
+        return self.source.rows(span, similarity, pairs), pairs
 
 
-class _SumOverRows(torch.autograd.Function):
+class _SumsOverRows(torch.autograd.Function):
     """Computes the gradients, which are linear in the upstream ones, in forward and scales them in backward."""
 
     @staticmethod
     def forward(
-        ctx: Any, tiles: _Tiles, row_terms: RowTerms, grad_enabled: bool, *inputs: Tensor
+        ctx: Any, tiles: _Tiles, of_losses: Sequence[RowSums], grad_enabled: bool, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         needs_grad = grad_enabled and any(ctx.needs_input_grad)
         sums: list[Tensor] = []
         gradients = _Gradients(tiles.source, inputs)
         for span in tiles.spans:
             rows, pairs = tiles.rows(span)
-            with torch.set_grad_enabled(needs_grad):
-                rows = rows.as_leaves(needs_grad)
-                terms = [tiles.source.sum_of(term) for term in row_terms(rows)]
-            values = [term.detach() for term in terms]
+            values: list[Tensor] = []
+            tiles.num_terms = []
+            for each in of_losses:
+                with torch.set_grad_enabled(needs_grad):
+                    leaves = each.mined(rows).as_leaves(needs_grad)
+                    terms = [tiles.source.sum_of(term) for term in each.row_terms(leaves)]
+                for i, term in enumerate(terms, len(values)):
+                    if term.requires_grad:
+                        gradients.add(i, term, leaves, pairs, span)
+                values += [term.detach() for term in terms]
+                tiles.num_terms.append(len(terms))
             sums = [a + b for a, b in zip(sums, values, strict=True)] if sums else values
-            for i, term in enumerate(terms):
-                if term.requires_grad:
-                    gradients.add(i, term, rows, pairs, span)
         ctx.terms = list(gradients.totals)
         ctx.save_for_backward(*(gradient for totals in gradients.totals.values() for gradient in totals))
         ctx.source = tiles.source

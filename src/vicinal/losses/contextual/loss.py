@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vicinal.losses.base import Loss, zero_loss
+from vicinal.losses.base import Loss, Walk, zero_loss
 from vicinal.losses.contextual.dense import dense_loss
+from vicinal.losses.contextual.matrices import SparseMatrix
+from vicinal.losses.contextual.matrix_form import Neighborhoods
 from vicinal.losses.contextual.row_blocks import row_block_loss
-from vicinal.losses.contextual.sparse import find_neighborhoods, sparse_loss
+from vicinal.losses.contextual.sparse import NeighborSearch, find_neighborhoods, neighborhoods_of, sparse_loss
 from vicinal.losses.contextual.variants import Variant
 from vicinal.similarity.checks import can_read_values
 from vicinal.similarity.pair_source import PairSource
@@ -144,8 +146,7 @@ class ContextualLoss(Loss):
                 batch.anchors.detach(), k, self.variant.epsilon, MAX_DENSITY * len(batch), is_divided
             )
             if neighborhoods is not None:
-                assert batch.labels is not None
-                return sparse_loss(batch.anchors, batch.labels, neighborhoods, self.variant)
+                return self._sparse(batch, neighborhoods)
         if is_divided and self.variant.has_matrix_form:
             positive, known = _positive_and_known(batch, distributed.own_rows(len(batch)))
             return row_block_loss(source.references, positive, known, k, self.variant)
@@ -153,6 +154,22 @@ class ContextualLoss(Loss):
             batch = replace(batch, anchors=source.references, references=source.references)
             return self._dense(batch, k, distributed.own_rows(len(batch)))
         return self._dense(batch, k)
+
+    def walk(self, source: PairSource) -> Walk | None:
+        if source.references is not source.anchors or len(source) < 2 or not self._may_be_sparse(source):
+            return None
+        n, k = len(source), min(self.k or _class_size(source), len(source))
+        search = NeighborSearch(k, self.variant.epsilon, MAX_DENSITY * n)
+
+        def finish(_: tuple[Tensor, ...]) -> Tensor:
+            neighborhoods = neighborhoods_of(search.found, n, source.anchors.dtype)
+            return self._dense(source, k) if neighborhoods is None else self._sparse(source, neighborhoods)
+
+        return Walk(finish, look=search.look)
+
+    def _sparse(self, source: PairSource, neighborhoods: Neighborhoods[SparseMatrix]) -> Tensor:
+        assert source.labels is not None
+        return sparse_loss(source.anchors, source.labels, neighborhoods, self.variant)
 
     def _dense(self, source: PairSource, k: int, rows: slice | None = None) -> Tensor:
         rows = rows or slice(0, len(source))

@@ -14,6 +14,9 @@ from vicinal.losses.contextual.variants import Variant, similarity_of_kth, slack
 from vicinal.similarity.tiles import default_tile_rows
 from vicinal.utils import distributed
 
+Found = tuple[Tensor, Tensor]
+NOTHING: Found = (torch.empty(0, 2, dtype=torch.int64), torch.empty(0, dtype=torch.bool))
+
 
 def find_neighborhoods(
     vectors: Tensor, k: int, epsilon: float, max_neighbors: float, is_divided: bool = False
@@ -31,41 +34,62 @@ def find_neighborhoods(
         The neighborhoods; None if the mean number of neighbors of the rows of a tile exceeds `max_neighbors`.
     """
     n = len(vectors)
-    found = _search(vectors, distributed.own_rows(n) if is_divided else slice(0, n), k, epsilon, max_neighbors)
-    found = _gathered(found) if is_divided else found
+    span = distributed.own_rows(n) if is_divided else slice(0, n)
+    search, step = NeighborSearch(k, epsilon, max_neighbors), default_tile_rows(n, vectors.device)
+    for start in range(span.start, span.stop, step):
+        tile = slice(start, min(start + step, span.stop))
+        search.look(vectors[tile] @ vectors.T, tile)
+        if search.found is None:
+            break
+    found = _gathered(search.found) if is_divided else search.found
+    return neighborhoods_of(found, n, vectors.dtype)
+
+
+def neighborhoods_of(found: list[Found] | None, n: int, dtype: torch.dtype) -> Neighborhoods[SparseMatrix] | None:
+    """The neighborhoods of n samples from what was found of them, in order."""
     if found is None:
         return None
-    near, close = found
-    return Neighborhoods(*(SparseMatrix.from_indices(entries, n, vectors.dtype) for entries in (near, near[close])))
+    near, close = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return Neighborhoods(*(SparseMatrix.from_indices(entries, n, dtype) for entries in (near, near[close])))
 
 
-def _search(vectors: Tensor, span: slice, k: int, epsilon: float, max_neighbors: float) -> tuple[Tensor, Tensor] | None:
-    """The neighbors of a span of rows: row and column, int64 [m, 2], and whether it is a close one, bool [m]."""
-    step = default_tile_rows(len(vectors), vectors.device)
-    tiles = [(torch.empty(0, 2, dtype=torch.int64), torch.empty(0, dtype=torch.bool))]
-    for start in range(span.start, span.stop, step):
-        similarity = vectors[start : min(start + step, span.stop)] @ vectors.T
-        similarity.diagonal(start).fill_(1.0)
-        min_near, min_close = (kth - slack(epsilon, kth.dtype) for kth in similarity_of_kth(similarity, k))
+class NeighborSearch:
+    """A search for neighbors in the similarities of all samples, tile by tile; for the arguments see above.
+
+    Attributes:
+        found: of each tile row and column of the neighbors, int64 [m, 2], and whether it is a close one, bool [m]; None
+            once there were too many.
+    """
+
+    def __init__(self, k: int, epsilon: float, max_neighbors: float) -> None:
+        self.k, self.epsilon, self.max_neighbors = k, epsilon, max_neighbors
+        self.found: list[Found] | None = [NOTHING]
+
+    def look(self, similarity: Tensor, span: slice) -> None:
+        """Search the similarities [rows, n] of a span of samples; those to themselves become 1."""
+        if self.found is None:
+            return
+        similarity.diagonal(span.start).fill_(1.0)
+        kths = similarity_of_kth(similarity, self.k)
+        min_near, min_close = (kth - slack(self.epsilon, kth.dtype) for kth in kths)
         near = (similarity >= min_near).nonzero()
-        if len(near) > max_neighbors * len(similarity):
-            return None
+        if len(near) > self.max_neighbors * len(similarity):
+            self.found = None
+            return
         close = similarity[near[:, 0], near[:, 1]] >= min_close[near[:, 0], 0]
-        tiles.append((near + torch.tensor([start, 0]), close))
-    near, close = (torch.cat(parts) for parts in zip(*tiles, strict=True))
-    return near, close
+        self.found.append((near + torch.tensor([span.start, 0]), close))
 
 
-def _gathered(found: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+def _gathered(found: list[Found] | None) -> list[Found] | None:
     """The neighbors that all processes have found, in order; None if one of them has found too many."""
-    own = -1 if found is None else len(found[0])
+    near, close = (torch.cat(parts) for parts in zip(*(found or [NOTHING]), strict=True))
+    own = -1 if found is None else len(near)
     is_own = [rank == distributed.rank() for rank in range(distributed.world_size())]
     lengths = [int(length) for length in distributed.all_reduce_values([own * each for each in is_own])]
-    if min(lengths) < 0 or found is None:
+    if min(lengths) < 0:
         return None
-    entries = torch.cat([found[0], found[1][:, None]], dim=1).int()
-    entries = distributed.all_gather_parts(entries, lengths)
-    return entries[:, :2].long(), entries[:, 2].bool()
+    entries = distributed.all_gather_parts(torch.cat([near, close[:, None]], dim=1).int(), lengths)
+    return [(entries[:, :2].long(), entries[:, 2].bool())]
 
 
 def sparse_loss(
