@@ -101,7 +101,7 @@ class _RayData:
         attempts = self.ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Attempts).remote()
         try:
             with self._settings() as data:
-                for block in self._dataset(data, attempts).iter_batches(batch_size=None):
+                for block in self._dataset(data, attempts).iter_batches(batch_size=None, prefetch_batches=0):
                     for result in from_column(block["embedded"]):
                         if isinstance(result, str):
                             raise InputError(result)
