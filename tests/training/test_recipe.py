@@ -183,7 +183,7 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
             "optimizer: {name: sgd, momentum: 0}\nschedule:\n  name: one_cycle\n  momentum_range: [0.8, 0.9]\n",
             "recipe.yaml:4: schedule.momentum_range = (0.8, 0.9) must be null with optimizer.momentum = 0",
         ),
-        ("precision: half\n", "recipe.yaml:1: precision = half must be 32 or bf16-mixed or 16-mixed"),
+        ("precision: half\n", "recipe.yaml:1: precision = half must be auto or 32 or bf16-mixed or 16-mixed"),
         ("loss: NoSuchLoss\n", "recipe.yaml:1: loss = NoSuchLoss is not the name of a Loss class"),
         ("loss: vicinal.losses.pairs.NoLoss\n", "recipe.yaml:1: loss = vicinal.losses.pairs.NoLoss is not the name"),
         ("loss: no_module.OwnLoss\n", "recipe.yaml:1: loss = no_module.OwnLoss is not the name of a Loss class"),

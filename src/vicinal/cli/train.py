@@ -51,7 +51,7 @@ TRAIN_HELP = Help(
         "optimizer.lr": ("0.0001", "learning rate"),
         "validation.metric": ("mAP@R", METRIC),
         "validation.patience": ("10", "evaluations without a new best score after which training stops; null: none"),
-        "precision": ("32", "32, bf16-mixed or 16-mixed"),
+        "precision": ("auto", "32, bf16-mixed or 16-mixed (default: bf16-mixed on a GPU that has it, else 32)"),
         "devices": ("", "number of GPUs or processes of a node (default: 1, or as many as torchrun or SLURM started)"),
     },
     (

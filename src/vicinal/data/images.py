@@ -17,7 +17,6 @@ from typing_extensions import Self
 from vicinal.data.boxes import crop_to_box, row_boxes
 from vicinal.data.decoding import REDUCTIONS, EncodedJpeg, decoded, open_image
 from vicinal.data.image_files import listed
-from vicinal.data.image_ops import without_normalization
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
 from vicinal.utils.arrays import Integers
@@ -178,6 +177,8 @@ class TestBatches(Dataset[Batch]):
     __test__ = False  # pytest would collect the class because of its name
 
     def __init__(self, dataset: ImageDataset, batch_size: int) -> None:
+        from vicinal.data.image_ops import without_normalization  # imports torchvision
+
         if batch_size < 1:
             raise InputError(f"batch_size is {batch_size}; it must be at least 1")
         self.dataset = dataset

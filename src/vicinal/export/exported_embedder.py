@@ -83,7 +83,7 @@ class ExportedEmbedder:
         source: Images,
         batch_size: int = 64,
         num_workers: int = 0,
-        precision: str = "32",
+        precision: str = "auto",
         device: str | None = None,
         progress: bool = True,
         on_error: Literal["raise", "skip"] = "raise",
@@ -95,7 +95,7 @@ class ExportedEmbedder:
         """
         from vicinal.models.inputs import image_batches
 
-        if precision != "32":
+        if precision not in ("auto", "32"):
             raise InputError(f"precision is {precision}, but {self.engine.path} has its own; leave it out")
         batches, num_batches = image_batches(source, self.transform, batch_size, num_workers, on_error)
         vectors = [np.empty((0, self.dim), np.float32)]

@@ -25,6 +25,7 @@ from vicinal.models.model_card import IMPORT
 from vicinal.models.model_format import EMBEDDER
 from vicinal.models.modes import eval_mode, unit_vectors
 from vicinal.models.pooling import ClassToken, PoolingName, build_pooling, to_feature_maps
+from vicinal.models.precision import DTYPES, Precision, autocast_to, used_precision
 from vicinal.models.saving import SavedModel
 from vicinal.models.shortened import check_dim, shortened
 from vicinal.utils.arguments import shown
@@ -32,10 +33,7 @@ from vicinal.utils.arrays import Floats
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
 
-Precision = Literal["32", "bf16", "16"]
 FrozenBatchNorm = Literal["none", "statistics", "all"]
-
-DTYPES: dict[str, torch.dtype] = {"32": torch.float32, "bf16": torch.bfloat16, "16": torch.float16}
 
 
 class Embedder(SavedModel):
@@ -266,7 +264,7 @@ class Embedder(SavedModel):
         source: Images,
         batch_size: int = 64,
         num_workers: int = 0,
-        precision: Precision = "32",
+        precision: Precision = "auto",
         device: str | torch.device | None = None,
         progress: bool = True,
         on_error: Literal["raise", "skip"] = "raise",
@@ -279,7 +277,8 @@ class Embedder(SavedModel):
                 transformed images [C, H, W]; or transformed images as one tensor [n, C, H, W].
             batch_size: Images per batch.
             num_workers: Processes that read files.
-            precision: 32, or bf16 or 16 for autocast; the result is float32 in all cases.
+            precision: 32; bf16 or 16, which are computed by autocast; or auto, which is bf16 on a GPU that computes in
+                bfloat16, else 32. The result is float32 in all cases.
             device: The device to which the model is moved first, such as cuda; None: do not move it.
             progress: Show a progress bar.
             on_error: Raise an error at a file that cannot be read, or skip it. To know which rows are left, create an
@@ -300,8 +299,8 @@ class Embedder(SavedModel):
             >>> model.embed([Image.new("L", (40, 50))]).shape
             (1, 8)
         """
-        if precision not in DTYPES:
-            raise InputError(f"precision is {precision!r}; choose {', '.join(DTYPES)}")
+        if precision not in ("auto", *DTYPES):
+            raise InputError(f"precision is {precision!r}; choose auto, {', '.join(DTYPES)}")
         if device is not None:
             check_device(device)
             self.to(device)
@@ -318,12 +317,12 @@ class Embedder(SavedModel):
         batches = track(batches, "embedding", total=num_batches, show=progress)
         return shortened(self.embed_batches(batches, precision), dim)
 
-    def embed_batches(self, batches: Iterable[Tensor], precision: Precision = "32", first_row: int = 0) -> Floats:
+    def embed_batches(self, batches: Iterable[Tensor], precision: Precision = "auto", first_row: int = 0) -> Floats:
         """Embed batches of images as :meth:`embed` does.
 
         Args:
             batches: Transformed images, [b, C, H, W] each; those of uint8 are pixels, which are normalized here.
-            precision: 32, or bf16 or 16 for autocast.
+            precision: As in :meth:`embed`.
             first_row: Number of the first image, for messages.
 
         Returns:
@@ -333,12 +332,12 @@ class Embedder(SavedModel):
             InputError: An embedding is not finite.
         """
         weight = next(self.parameters())
-        autocast = torch.autocast(weight.device.type, dtype=DTYPES[precision], enabled=precision != "32")
+        used = used_precision(precision, weight.device)
         # Not in inference mode, in which sharded weights cannot be gathered.
-        with eval_mode(self), torch.no_grad(), autocast:
+        with eval_mode(self), torch.no_grad(), autocast_to(used, weight.device):
             parts = [self(_to_device_of(weight, images)).float().cpu().numpy() for images in batches]
         vectors = np.concatenate([np.empty((0, self.dim), np.float32), *parts])
-        _check_finite(vectors, precision, first_row)
+        _check_finite(vectors, used, first_row)
         return vectors
 
     def _get_config(self) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from torch import Tensor
 from vicinal.data.image_ops import normalized
 from vicinal.data.images import ImageDataset
 from vicinal.data.transforms import MAX_LONGEST, MAX_SIZE, ImageTransform
-from vicinal.models.embedder import Embedder, Precision
+from vicinal.models.embedder import Embedder
 from vicinal.models.image_sizes import patch_size, takes_one_size
 from vicinal.models.inputs import Images, image_batches
+from vicinal.models.precision import Precision
 from vicinal.utils.arguments import check_list, is_integer, is_number, shown
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import track
@@ -33,7 +34,7 @@ def embed_multi_scale(
     max_size: int | None = None,
     batch_size: int = 64,
     num_workers: int = 0,
-    precision: Precision = "32",
+    precision: Precision = "auto",
     device: str | torch.device | None = None,
     progress: bool = True,
     on_error: Literal["raise", "skip"] = "raise",

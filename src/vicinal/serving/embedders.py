@@ -55,7 +55,7 @@ class TorchEmbedder:
         max_size: the same.
         whitening: applied to all embeddings.
         keep_dim: number of first dimensions to keep; None: all.
-        precision: 32, bf16 or 16.
+        precision: 32, bf16 or 16, or auto: bf16 on a GPU that computes in bfloat16, else 32.
         device: such as cpu or cuda.
 
     Example:
@@ -75,7 +75,7 @@ class TorchEmbedder:
         max_size: int | None = None,
         whitening: PCAWhitening | None = None,
         keep_dim: int | None = None,
-        precision: Any = "32",
+        precision: Any = "auto",
         device: str | None = None,
     ) -> None:
         from dataclasses import replace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
@@ -55,7 +55,8 @@ With other devices, numbers are rounded otherwise, and random augmentation is dr
 """
 
 AnyRecipe = TypeVar("AnyRecipe", bound="BaseRecipe")
-CHOSEN = ("batch_size", "samples_per_class", "model.backbone")  # to suit data and machine, where they are not given
+CHOSEN = ("batch_size", "samples_per_class", "model.backbone", "precision")
+"""The settings that suit data and machine where they are not given."""
 
 
 class BaseRecipe(ABC):
@@ -156,6 +157,7 @@ class BaseRecipe(ABC):
         try:
             _set_default_loss(parser, values.get("loss"))
             cls._set_defaults(parser, values)
+            _set_precision(parser, values, cls.auto_precision)
             recipe = cls(parser, parser.parse_object(deepcopy(values)))
         except (argparse.ArgumentError, ImportError, TypeError, ValueError) as error:
             check.fail(str(error))
@@ -189,6 +191,11 @@ class BaseRecipe(ABC):
         log(f"resuming with {', '.join(f'{key} = {shown(value)}' for key, value in changed.items())}")
         texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in changed.items()}
         return cls.load(path, [f"--{key}={text}" for key, text in texts.items()], allow_imports)
+
+    @staticmethod
+    def auto_precision(accelerator: str) -> str:
+        """The precision that `auto` stands for."""
+        return "32"
 
     @classmethod
     def _set_defaults(cls, parser: jsonargparse.ArgumentParser, values: dict[str, Any]) -> None:
@@ -283,6 +290,15 @@ def _set_default_loss(parser: jsonargparse.ArgumentParser, loss: dict[str, Any] 
     default = parser.get_default("loss")["class_path"].rpartition(".")[2]  # this one has its arguments already
     if loss is not None and loss["class_path"].rpartition(".")[2] != default:
         parser.set_defaults({"loss": {"class_path": loss["class_path"]}})
+
+
+def _set_precision(
+    parser: jsonargparse.ArgumentParser, values: dict[str, Any], auto_precision: Callable[[str], str]
+) -> None:
+    """Make what `auto` stands for the default, so that a recipe has the precision that is used."""
+    if values.get("precision", "auto") == "auto":
+        values.pop("precision", None)
+        parser.set_defaults({"precision": auto_precision(values.get("accelerator", "auto"))})
 
 
 def _flattened(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

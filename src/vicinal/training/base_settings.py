@@ -109,7 +109,8 @@ class BaseSettings:
         accumulate_grad_batches: number of batches whose gradients are averaged before each step of the optimizer.
         ema_decay: decay per step of an exponential moving average of the weights, such as 0.999, which is evaluated and
             saved in their place; in the first steps it is less, (1 + step) / (10 + step). null: no average.
-        precision: "32", "bf16-mixed" or "16-mixed"; the loss is always computed in float32.
+        precision: "32", "bf16-mixed" or "16-mixed"; "auto" is bf16-mixed for an embedder on a GPU that computes in
+            bfloat16, else 32, and the run keeps what it was. The loss is always computed in float32.
         validation: evaluation on the split `val`.
         checkpoint_minutes: minutes between two checkpoints within an epoch; one is also written after every epoch.
         log_every: number of steps between two lines of the log.
@@ -131,7 +132,7 @@ class BaseSettings:
     max_grad_norm: float | None = None
     accumulate_grad_batches: int = 1
     ema_decay: float | None = None
-    precision: Literal["32", "bf16-mixed", "16-mixed"] = "32"
+    precision: Literal["auto", "32", "bf16-mixed", "16-mixed"] = "auto"
     validation: Validation = field(default_factory=Validation)
     checkpoint_minutes: float = 10.0
     log_every: int = 10

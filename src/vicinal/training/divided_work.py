@@ -14,7 +14,7 @@ from vicinal.data.images import TestBatches
 from vicinal.evaluation import evaluate, query_gallery_rows
 from vicinal.evaluation.metrics import metrics_by_name
 from vicinal.models import Embedder
-from vicinal.models.embedder import Precision
+from vicinal.models.precision import Precision
 from vicinal.training.interrupt import start_worker
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats

@@ -28,7 +28,7 @@ from vicinal.data.images import UnreadableImageError
 from vicinal.data.npy_files import open_npy
 from vicinal.data.transforms import ImageTransform
 from vicinal.models import Embedder
-from vicinal.models.embedder import Precision
+from vicinal.models.precision import Precision, UsedPrecision, used_precision
 from vicinal.models.saving import hash_tensors
 from vicinal.training.feature_pass import FeaturePass, OnError, Values
 from vicinal.utils.arrays import Integers
@@ -121,7 +121,7 @@ def cached_features(
     folder: str | Path,
     *,
     dtype: FeatureDtype = "float32",
-    precision: Precision = "32",
+    precision: Precision = "auto",
     batch_size: int = 64,
     num_workers: int = 0,
     on_error: OnError = "raise",
@@ -136,7 +136,7 @@ def cached_features(
         table: the images; an image that it has several times is embedded once.
         folder: the folder of all caches, with one folder per model and list of images.
         dtype: type of the stored numbers; float16 halves the file.
-        precision: 32, or bf16 or 16 for autocast.
+        precision: as in :meth:`Embedder.embed`.
         batch_size: images per forward pass.
         num_workers: processes that read images.
         on_error: raise an error at an image that cannot be read, or skip it.
@@ -146,7 +146,8 @@ def cached_features(
             cannot be written or holds the cache of another model.
     """
     distinct = _distinct(table)
-    model = feature_fingerprint(embedder, precision)
+    used = used_precision(precision, next(embedder.backbone.parameters()).device)
+    model = feature_fingerprint(embedder, used)
     key = FeatureKey(model, _images_digest(distinct), len(distinct), int(embedder.num_features), dtype)
     cache, images = Path(folder) / key.name, ImageDataset(distinct, embedder.transform)
     with _write_errors(cache):
@@ -155,11 +156,11 @@ def cached_features(
             with hold_lock(cache / LOCK, LOCK_SECONDS, f"compute the features in {cache}"):
                 if not (cache / FEATURES).exists():
                     log(f"computing the features of {len(distinct):,} images once, into {cache}")
-                    _write(cache, key, FeaturePass(embedder, images, precision, batch_size, num_workers, on_error))
+                    _write(cache, key, FeaturePass(embedder, images, used, batch_size, num_workers, on_error))
     return _open(cache, key, images, on_error)
 
 
-def feature_fingerprint(embedder: Embedder, precision: Precision) -> str:
+def feature_fingerprint(embedder: Embedder, precision: UsedPrecision) -> str:
     """A short hash of all that the pooled features of an image depend on, but the image."""
     config = {name: embedder.config[name] for name in ("backbone", "backbone_args", "pooling", "p")}
     transform = {name: value for name, value in embedder.transform.to_dict().items() if name not in TRAINING_ONLY}

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from vicinal.data import ImageDataset
 from vicinal.data.images import Batch, TestBatches, UnreadableImageError
 from vicinal.models import Embedder
-from vicinal.models.embedder import DTYPES, Precision
 from vicinal.models.modes import eval_mode
+from vicinal.models.precision import Precision, autocast_to, used_precision
 from vicinal.utils.console import track
 
 Values = npt.NDArray[np.floating]
@@ -55,7 +55,7 @@ class FeaturePass:
     Args:
         embedder: the model.
         images: the images.
-        precision: 32, or bf16 or 16 for autocast.
+        precision: as in :meth:`Embedder.embed`.
         batch_size: images per forward pass.
         num_workers: processes that read images.
         on_error: raise an error at an image that cannot be read, or give it features that are NaN.
@@ -63,7 +63,7 @@ class FeaturePass:
 
     embedder: Embedder
     images: ImageDataset
-    precision: Precision = "32"
+    precision: Precision = "auto"
     batch_size: int = 64
     num_workers: int = 0
     on_error: OnError = "raise"
@@ -74,7 +74,7 @@ class FeaturePass:
         images = ImageDataset(self.images.table.take(range(start, len(self.images))), self.images.transform)
         batches = (TestBatches if self.on_error == "raise" else SkippingBatches)(images, self.batch_size)
         loader = DataLoader(batches, batch_size=None, num_workers=self.num_workers, pin_memory=device.type == "cuda")
-        autocast = torch.autocast(device.type, dtype=DTYPES[self.precision], enabled=self.precision != "32")
+        autocast = autocast_to(used_precision(self.precision, device), device)
         with eval_mode(self.embedder), torch.inference_mode(), autocast:
             for batch in track(loader, "features", total=len(batches)):
                 images = batch["images"]

@@ -15,8 +15,8 @@ from torch import nn
 from vicinal.data import Table
 from vicinal.data.benchmarks.cache import cache_folder
 from vicinal.models import Embedder
-from vicinal.models.embedder import Precision
 from vicinal.models.modes import eval_mode
+from vicinal.models.precision import Precision
 from vicinal.training.base_trainer import Batch
 from vicinal.training.feature_cache import CachedFeatures, FeatureDataset, cached_features
 from vicinal.training.frozen_checks import check_frozen_model

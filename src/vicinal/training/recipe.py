@@ -11,6 +11,7 @@ import torch
 from vicinal.losses import MultiSimilarityLoss
 from vicinal.models import Embedder, default_transform
 from vicinal.models.downloads import DownloadError
+from vicinal.models.precision import gpu_has_bfloat16
 from vicinal.training.base_recipe import BaseRecipe
 from vicinal.training.settings import TrainingSettings
 from vicinal.utils.console import condensed_retries
@@ -67,6 +68,10 @@ class Recipe(BaseRecipe):
         """Whether the backbone is left to the machine, which has no GPU; weights of a file are those of ResNet-50."""
         is_named = bool(_NETWORK & given.keys()) or not isinstance(namespace.model.pretrained, bool)
         return not is_named and not _has_gpu(namespace.accelerator)
+
+    @staticmethod
+    def auto_precision(accelerator: str) -> str:
+        return "bf16-mixed" if accelerator != "cpu" and gpu_has_bfloat16() else "32"
 
     @property
     def has_small_backbone(self) -> bool:

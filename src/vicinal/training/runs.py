@@ -38,6 +38,8 @@ def train(recipe: Recipe, out: str | Path) -> RunFolder:
     if recipe.has_small_backbone:
         backbone = f"model.backbone = {recipe.model['backbone']}"
         log(f"there is no GPU: {backbone}, a small network; name another, such as resnet50, for higher scores")
+    if settings.precision != "32" and "precision" not in recipe.given:
+        log(f"precision = {settings.precision}: the network computes in bfloat16 on this GPU, the loss in float32")
     with run.new():
         _fit(recipe, load_training_table(settings), run)
     return run

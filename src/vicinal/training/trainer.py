@@ -12,7 +12,7 @@ import torch
 from vicinal.data import ImageDataset, Table
 from vicinal.data.whole_images import train_batches
 from vicinal.models import Embedder
-from vicinal.models.embedder import Precision
+from vicinal.models.precision import Precision
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
 from vicinal.training.class_centers import copy_centers_from_run, save_centers, set_centers_to_class_means
 from vicinal.training.create_module import check_before_download, create_training_module

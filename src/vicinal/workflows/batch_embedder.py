@@ -80,7 +80,7 @@ class BatchEmbedder:
         if not len(pixels):
             return np.empty((0, 0), np.float32)
         images = self._normalize(pixels.to(self.device, non_blocking=True))
-        precision, scales = self.reader.precision, self.reader.scales
+        precision, scales = self.reader.used_precision, self.reader.scales
         if scales is None or isinstance(self.model, ExportedEmbedder):
             vectors = self.model.embed(images, len(images), precision=precision, progress=False)
         else:

@@ -29,7 +29,7 @@ class EmbeddingOptions:
         where: use only the rows that fulfill this condition, such as "category == 'cup' and price < 20".
         batch_size: number of images embedded at a time.
         num_workers: number of processes that read images.
-        precision: 32, bf16 or 16.
+        precision: 32, bf16 or 16; auto is bf16 on a GPU that computes in bfloat16, else 32.
         device: such as cpu or cuda; None takes a GPU where there is one.
         on_error: "raise" stops at an unreadable image, "skip" leaves it out and lists it. None takes, for a
             run, the setting of its training; for other images, skip in folders that are embedded, indexed or searched,
@@ -52,7 +52,7 @@ class EmbeddingOptions:
     where: str | None = None
     batch_size: int = 64
     num_workers: int = 0
-    precision: Literal["32", "bf16", "16"] = "32"
+    precision: Literal["auto", "32", "bf16", "16"] = "auto"
     device: str | None = None
     on_error: Literal["raise", "skip"] | None = None
     scales: tuple[float, ...] | None = None

@@ -170,7 +170,7 @@ def shard_job(
         raise InputError(f"{folder} holds the images; write the shards into a folder of their own")
     on_error = reader.on_error or "skip"
     model = source if kind == "run" and reader.model is None else reader.model
-    reader = replace(reader, model=model, on_error=None)
+    reader = replace(reader, model=model, on_error=None, precision=reader.used_precision)
     batch_size = reader.batch_embedder(source).batch_size
     table = reader.read_table(source, split)
     new = ShardManifest(

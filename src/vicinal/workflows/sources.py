@@ -21,6 +21,7 @@ from vicinal.data.loading import load_run_table, load_table
 from vicinal.data.moved import move_root
 from vicinal.data.table import Table
 from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported
+from vicinal.models.precision import UsedPrecision, used_precision
 from vicinal.models.shortened import check_dim, shortened, trained_dims
 from vicinal.retrieval.scores import BLOCK_ROWS
 from vicinal.retrieval.whitening import PCAWhitening
@@ -246,6 +247,13 @@ class EmbeddingReader(EmbeddingOptions):
         """The whitening of the options, if there is one."""
         return self._pca_whitening
 
+    @property
+    def used_precision(self) -> UsedPrecision:
+        """The precision of the options, or what `auto` stands for; 32 for an exported model, which has its own."""
+        if self.precision == "auto" and self.model is not None and is_exported(self.model):
+            return "32"
+        return used_precision(self.precision, usable_device(self.device))
+
     def _on_error(self, source: str) -> OnError:
         """What to do with unreadable images of a source."""
         if self.on_error is not None:
@@ -270,10 +278,12 @@ class EmbeddingReader(EmbeddingOptions):
         if self.scales is not None and not isinstance(model, ExportedEmbedder):
             embed = partial(embed_multi_scale, model, scales=self.scales, max_size=self.max_size)
         self._check_dim(model)
+        if self.precision != self.used_precision != "32":
+            log(f"precision = {self.used_precision}: embedding in bfloat16 on this GPU; --precision 32 takes float32")
         options: dict[str, Any] = {
             "batch_size": self.batch_size,
             "num_workers": self.num_workers,
-            "precision": self.precision,
+            "precision": self.used_precision,
             "device": usable_device(self.device),
         }
         as_table = partial(
