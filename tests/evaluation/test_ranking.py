@@ -229,6 +229,9 @@ def test_tiles_follow_the_memory_of_a_gpu(monkeypatch, elements: int) -> None:
     rows, columns = ranking._tile_size(10**6, 10**6, None, torch.device("cuda"))
     assert elements / 2 <= rows * columns <= elements
     assert ranking._tile_size(10**6, 10**6, None, torch.device("cpu")) == (4096, 4096)
+    monkeypatch.setattr(scores_module, "tile_elements", lambda device: elements)
+    assert scores_module.rows_within_budget(1000, 1, 10**6, torch.device("cuda")) == elements // 1000
+    assert scores_module.rows_within_budget(1000, 1, 10**6, torch.device("cpu")) == 2**24 // 1000
 
 
 @pytest.mark.slow

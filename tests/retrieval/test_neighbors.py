@@ -48,7 +48,7 @@ def test_result_does_not_depend_on_block_sizes(monkeypatch) -> None:
     gallery[rng.integers(0, 2500, 900)] = gallery[17]  # duplicates on both sides of every cut
     wanted = top_k(gallery[:40], gallery, 30, exclude_self=np.arange(40))
     for columns, chunk_size in itertools.product((256, 1000, 10**6), (None, 1, 7)):
-        monkeypatch.setattr(neighbors, "_columns_within_budget", lambda rows, k, columns=columns: columns)
+        monkeypatch.setattr(neighbors, "_columns_within_budget", lambda *_, columns=columns: columns)
         found = top_k(gallery[:40], gallery, 30, exclude_self=np.arange(40), chunk_size=chunk_size)
         np.testing.assert_array_equal(found.ids, wanted.ids)
         np.testing.assert_array_equal(found.scores, wanted.scores)

@@ -78,7 +78,14 @@ def test_mapped_embeddings_are_those_that_are_copied(tmp_path: Path) -> None:
                 copied, mapped = (EmbeddingReader(mapped=each, **options).embed(str(path)) for each in (False, True))
                 np.testing.assert_array_equal(mapped.vectors, copied.vectors, str(path))
                 assert mapped.vectors.dtype == np.float32
+                assert is_mapped(mapped.vectors), (path, options)
+                assert not is_mapped(copied.vectors), (path, options)
                 pd.testing.assert_frame_equal(mapped.table.frame, copied.table.frame)
+
+
+def is_mapped(array: np.ndarray | None) -> bool:
+    """Whether an array is a view of a memory map."""
+    return isinstance(array, np.memmap) or (isinstance(array, np.ndarray) and is_mapped(array.base))
 
 
 def run(*words: object) -> subprocess.Popen[str]:

@@ -241,7 +241,8 @@ def _distractors_before(queries: UnitVectors, distractors: UnitVectors, falling:
     rising = np.ascontiguousarray(falling[:, ::-1])
     bins = np.zeros((len(rising), rising.shape[1] + 1), dtype=np.int64)
     is_equal = np.zeros(rising.shape, dtype=bool)
-    columns = rows_within_budget(round_up(len(queries), TILE_ROWS), BLOCK_ROWS, max(len(distractors), BLOCK_ROWS))
+    rows, limit = round_up(len(queries), TILE_ROWS), max(len(distractors), BLOCK_ROWS)
+    columns = rows_within_budget(rows, BLOCK_ROWS, limit, queries.device)
     vectors, block = queries.block(0, len(queries)), ScoreBuffer(len(queries), columns, queries.device)
     for start in range(0, len(distractors), columns):
         scores = block.fill(vectors, distractors, start, min(start + columns, len(distractors))).cpu().numpy()

@@ -66,7 +66,7 @@ def class_similarities(
     check_same_dim(queries, gallery)
     exclusions = exclusions or Exclusions(len(queries), len(gallery))
     num_classes = 1 + int(max(query_labels.max(initial=0), gallery_labels.max(initial=0)))
-    rows = rows_within_budget(max(num_classes, BLOCK_ROWS), MIN_ROWS, MAX_ROWS)
+    rows = rows_within_budget(max(num_classes, BLOCK_ROWS), MIN_ROWS, MAX_ROWS, queries.device)
     buffer = ScoreBuffer(min(rows, len(queries)), min(len(gallery), BLOCK_ROWS), queries.device)
     columns = torch.from_numpy(gallery_labels).to(queries.device)
     own_classes = torch.from_numpy(query_labels).to(queries.device)

@@ -105,8 +105,8 @@ def nearest(
     """
     check_same_dim(queries, gallery)
     exclusions.check_enough(k)
-    rows = chunk_size or rows_within_budget(len(gallery), MIN_ROWS, MAX_ROWS)
-    columns = min(len(gallery), _columns_within_budget(rows, k))
+    rows = chunk_size or rows_within_budget(len(gallery), MIN_ROWS, MAX_ROWS, queries.device)
+    columns = min(len(gallery), _columns_within_budget(rows, k, queries.device))
     buffer = ScoreBuffer(min(rows, len(queries)), columns, queries.device)
     neighbors = Neighbors.empty(len(queries), k)
     for first in range(0, len(queries), rows):
@@ -120,9 +120,9 @@ def nearest(
     return neighbors
 
 
-def _columns_within_budget(rows: int, k: int) -> int:
+def _columns_within_budget(rows: int, k: int, device: torch.device) -> int:
     """Return the number of gallery vectors per block: whole matrix products, and so many that merging is cheap."""
-    columns = max(rows_within_budget(rows, BLOCK_ROWS, 2**30), 16 * k)
+    columns = max(rows_within_budget(rows, BLOCK_ROWS, 2**30, device), 16 * k)
     return columns // BLOCK_ROWS * BLOCK_ROWS if columns > BLOCK_ROWS else columns
 
 

@@ -81,7 +81,7 @@ def _blocks(
 ) -> Iterator[Pairs]:
     """The pairs of each block of queries with each block of the gallery; if symmetric, of those on the diagonal up."""
     rows = min(MAX_ROWS, len(queries))
-    columns = min(len(gallery), rows_within_budget(rows, BLOCK_ROWS, 2**30) // BLOCK_ROWS * BLOCK_ROWS)
+    columns = min(len(gallery), rows_within_budget(rows, BLOCK_ROWS, 2**30, queries.device) // BLOCK_ROWS * BLOCK_ROWS)
     buffer = ScoreBuffer(rows, columns, queries.device)
     bounds = torch.from_numpy(thresholds).to(queries.device)[:, None]
     for first in range(0, len(queries), max(rows, 1)):

@@ -21,8 +21,9 @@ from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Floats, Integers, check_not_masked
 from vicinal.utils.errors import InputError
 from vicinal.utils.ieee_products import ieee_products
+from vicinal.utils.tile_size import tile_elements
 
-SCORE_BYTES = 64 * 2**20  # default size of the one block of scores that is held in memory at a time
+SCORE_BYTES = 64 * 2**20  # of the one block of scores that is held in memory at a time, on a CPU
 TILE_ROWS, TILE_COLUMNS = 64, 256  # blocks are padded to multiples of these
 BLOCK_ROWS = 4096  # gallery vectors in one matrix product: 8 MB at 512 dimensions
 
@@ -202,9 +203,13 @@ def check_chunk_size(chunk_size: int | None) -> None:
         raise InputError(f"chunk_size = {chunk_size!r} is impossible; use an integer >= 1, or None for the default")
 
 
-def rows_within_budget(columns: int, min_rows: int, max_rows: int) -> int:
-    """Return how many rows of `columns` scores fit into the memory budget, between `min_rows` and `max_rows`."""
-    return max(min_rows, min(max_rows, SCORE_BYTES // (4 * max(columns, 1))))
+def rows_within_budget(columns: int, min_rows: int, max_rows: int, device: torch.device) -> int:
+    """Return how many rows of `columns` scores fit into a block on a device, between `min_rows` and `max_rows`.
+
+    A block takes 64 MB on a CPU; on a GPU it follows the memory.
+    """
+    elements = SCORE_BYTES // 4 if device.type == "cpu" else tile_elements(device)
+    return max(min_rows, min(max_rows, elements // max(columns, 1)))
 
 
 def round_up(count: int, multiple: int) -> int:

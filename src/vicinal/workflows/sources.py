@@ -443,7 +443,11 @@ def _load_stored(source: str, is_index: bool, mapped: bool) -> tuple[EmbeddedTab
     from vicinal.retrieval import Index
 
     index: ImageIndex = Index.load(source)
-    vectors, frame = index.contents()
+    if mapped and "://" not in source:  # a database may change between its vectors and its rows
+        frame = pd.concat(index.frames(), ignore_index=True)
+        vectors = temporary_map((block for _, block in index.blocks()), (len(index), index.dim), source)
+    else:
+        vectors, frame = index.contents()
     return EmbeddedTable(vectors, Table(frame), index), index.made_with
 
 
