@@ -28,6 +28,7 @@ from torchvision.datasets import ImageFolder
 
 from benchmarks.table import print_machine, print_table, take_turns
 from vicinal.data import ImageDataset, ImageTransform, Table, TestBatches, TrainBatches
+from vicinal.data.image_ops import normalized
 
 BATCH_SIZE, QUALITY = 10, 90
 SCALES = {4: 0.5, 16: 0.25, 64: 0.15, 256: 0.1}  # cells across the image: their part of the color
@@ -65,14 +66,14 @@ def peer(folder: Path, train: bool) -> Callable[[], object]:
 
 
 def ours(folder: Path, train: bool, fast: bool) -> Callable[[], object]:
-    """The batches that a run trains on, or those that embeddings are computed from."""
+    """The batches that a run trains on, or those that embeddings are computed from, normalized as the embedder does."""
     dataset = ImageDataset(Table.from_folder(folder), ImageTransform(resize=256, fast=fast))
     plan = [list(range(len(dataset)))[start : start + BATCH_SIZE] for start in range(0, len(dataset), BATCH_SIZE)]
     batches = TrainBatches(dataset, plan, seed=(0,)) if train else TestBatches(dataset, BATCH_SIZE)
 
     def run() -> None:
         for number in range(len(batches)):
-            _ = batches[number]
+            _ = normalized(batches[number]["images"], dataset.transform)
 
     return run
 

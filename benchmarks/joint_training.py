@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vicinal import ContextRefiner, Embedder, Table, evaluate
 from vicinal.data import ClassBalancedBatchSampler, ImageDataset, TestBatches, TrainBatches
+from vicinal.data.image_ops import normalized
 from vicinal.losses import SmoothAPLoss
 from vicinal.models import train_last_blocks
 from vicinal.models.modes import eval_mode
@@ -46,6 +47,7 @@ class FeatureMaps:
 
     def __init__(self, embedder: Embedder, images: Table, copies: int, seed: int) -> None:
         self.layers = nn.Sequential(*(embedder.backbone.get_submodule(name) for name in FROZEN)).eval()
+        self.transform = embedder.transform
         train, val = (ImageDataset(images.subset(split), embedder.transform) for split in ("train", "val"))
         self.labels, self.val_table = train.table.labels, val.table
         self.train, self.val = (self._maps(TestBatches(each, BATCH_SIZE)) for each in (train, val))
@@ -54,7 +56,8 @@ class FeatureMaps:
 
     @torch.no_grad()
     def _maps(self, batches: TestBatches | TrainBatches) -> Tensor:
-        return torch.cat([self.layers(batches[number]["images"]) for number in range(len(batches))])
+        images = (normalized(batches[number]["images"], self.transform) for number in range(len(batches)))
+        return torch.cat([self.layers(each) for each in images])
 
 
 class JointTraining:
