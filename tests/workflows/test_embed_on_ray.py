@@ -179,7 +179,8 @@ def test_a_killed_worker_is_replaced(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
-def test_a_driver_that_ends_is_resumed(model: str, images: Path, tmp_path: Path, kind: signal.Signals) -> None:
+def test_a_driver_that_ends_is_resumed(model: str, tmp_path: Path, kind: signal.Signals) -> None:
+    images = draw_photos(tmp_path / "images", 10, 40)
     words = ["embed", images, "--model", model, "--part_size", "2", "--batch_size", "2", "--out", tmp_path / "ray"]
     process = subprocess.Popen(
         [sys.executable, "-m", "vicinal", *map(str, words), "--ray", "local"],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -70,7 +70,8 @@ def embed_on_ray(
         raise InputError(f"--device {reader.device}: Ray chooses the GPUs; give --device cuda, or cpu")
     with ray_cluster(address) as ray, shard_job(reader, source, folder, shard, num_shards, split, part_size) as job:
         try:
-            return job.complete(track(_RayData(ray, job).embed(), "embedding", total=len(job.batches)))
+            with closing(_RayData(ray, job).embed()) as embedded:
+                return job.complete(track(embedded, "embedding", total=len(job.batches)))
         except ray.exceptions.RayError as error:
             text = f"{one_line(error, 200)}; the same command goes on at the last part"
             raise OSError(errno.EIO, text, f"--ray {address}") from None
@@ -94,14 +95,14 @@ class _RayData:
         model = str(self.job.reader.model)
         return replace(self.job.reader, model=str(Path(model).resolve()) if Path(model).exists() else model)
 
-    def embed(self) -> Iterator[EmbeddedBatch]:
+    def embed(self) -> Generator[EmbeddedBatch, None, None]:
         """Yield the missing batches as they are embedded."""
         if not self.job.batches:
             return
         attempts = self.ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Attempts).remote()
         try:
-            with self._settings() as data:
-                for block in self._dataset(data, attempts).iter_batches(batch_size=None, prefetch_batches=0):
+            with self._settings() as data, closing(self._blocks(data, attempts)) as blocks:
+                for block in blocks:
                     for result in from_column(block["embedded"]):
                         if isinstance(result, str):
                             raise InputError(result)
@@ -109,12 +110,12 @@ class _RayData:
         finally:
             self.ray.kill(attempts)
 
-    def _dataset(self, data: Any, attempts: Any) -> Any:
-        """The dataset of the embeddings, which is computed while it is read."""
+    def _blocks(self, data: Any, attempts: Any) -> Generator[Any, None, None]:
+        """The blocks of the dataset of embeddings, which is computed while they are read."""
         job = self.job
         transform = job.reader.batch_embedder(job.source).transform
         model = (self._reader, job.source, job.manifest.model, torch.get_num_threads(), attempts)
-        return (
+        dataset = (
             data.from_items(self._items(), override_num_blocks=len(job.batches))
             .map_batches(
                 read_block,
@@ -124,6 +125,7 @@ class _RayData:
             )
             .map_batches(EmbedBlock, fn_constructor_args=model, batch_size=None, **self._actors(data))
         )
+        yield from dataset.iter_batches(batch_size=None, prefetch_batches=0)
 
     def _items(self) -> list[dict[str, Any]]:
         """The batches, with what is needed to read their images."""
