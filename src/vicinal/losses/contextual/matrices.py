@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,13 @@ MAX_TERMS = 2**20
 
 
 class Matrix(Protocol):
-    """A matrix [n, n] of a float type. Vectors are tensors [n] of the same type."""
+    """A matrix [n, n] of a float type. Vectors are tensors [n] of the same type.
+
+    Attributes:
+        is_sparse: whether it holds only its entries that are not 0.
+    """
+
+    is_sparse: ClassVar[bool]
 
     def __add__(self, other: Self) -> Self: ...
     def __sub__(self, other: Self) -> Self: ...
@@ -67,6 +73,8 @@ class DenseMatrix:
     """
 
     values: Tensor
+
+    is_sparse: ClassVar[bool] = False
 
     def __add__(self, other: DenseMatrix) -> DenseMatrix:
         return DenseMatrix(self.values + other.values)
@@ -128,6 +136,8 @@ class SparseMatrix:
     """
 
     csr: Any
+
+    is_sparse: ClassVar[bool] = True
 
     @classmethod
     def from_indices(cls, indices: Tensor, n: int, dtype: torch.dtype) -> SparseMatrix:

@@ -68,6 +68,8 @@ class ContextualSimilarity(Generic[M]):
         self.num_far = (self.n - self.sizes).clamp_min(1)
         # Two rows have in common as many non-neighbors as neighbors, plus one of these numbers for each row.
         self.far_minus_near = self.n - self.sizes + self.all_near, -self.sizes
+        # Dense, it is needed as a whole twice or more. Sparse, each use needs other entries of it.
+        self.common = self.near @ self.near.T if variant.intersection and not self.near.is_sparse else None  # P
         self.w1 = self._intersection() if variant.intersection else self.near
         if variant.expansion:
             self.reciprocal = self.close * self.close.T
@@ -100,12 +102,16 @@ class ContextualSimilarity(Generic[M]):
 
     def _intersection(self) -> M:
         """N * A, with quotients of integers, so that it is exactly 1 where all are in common."""
-        common = self.near.at_product(self.near, self.near.T)
+        common = self._at_common(self.near)
         fraction = common.divided(self.sizes)
         if not self.variant.complement:
             return fraction
         fraction_far = common.plus_sum(*self.far_minus_near).divided(self.num_far)
         return self.near * (fraction + fraction_far).half()
+
+    def _at_common(self, weights: M) -> M:
+        """The product weights * P, with the number of common neighbors."""
+        return weights.at_product(self.near, self.near.T) if self.common is None else weights * self.common
 
     @property
     def _weight_of_common(self) -> Tensor:
@@ -116,7 +122,7 @@ class ContextualSimilarity(Generic[M]):
 
     def _times_agreement(self, weights: M) -> M:
         """The product weights * A; only those entries of A that weights have are computed."""
-        total = weights.at_product(self.near, self.near.T).scaled(self._weight_of_common)
+        total = self._at_common(weights).scaled(self._weight_of_common)
         if not self.variant.complement:
             return total
         rest = weights.times_sum(*self.far_minus_near)
@@ -133,7 +139,7 @@ class ContextualSimilarity(Generic[M]):
 
     def _grad_sizes(self, grad_agreement: M) -> Tensor:
         """The gradient through the sizes that fractions are divided by."""
-        common = grad_agreement.at_product(self.near, self.near.T).row_sums()
+        common = self._at_common(grad_agreement).row_sums()
         if not self.variant.complement:
             return -common / self.sizes**2
         far = common + grad_agreement.times_sum(*self.far_minus_near).row_sums()

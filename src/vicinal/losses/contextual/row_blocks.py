@@ -8,7 +8,7 @@ limited size; neighborhoods, which are ones and zeros, come as bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ class RowBlocks:
         transposed: the transpose, in place of values.
         is_binary: whether all entries are 0 or 1.
     """
+
+    is_sparse: ClassVar[bool] = False
 
     def __init__(self, values: Tensor | None, transposed: RowBlocks | None = None, is_binary: bool = False) -> None:
         self._values, self.transposed, self.is_binary = values, transposed, is_binary
