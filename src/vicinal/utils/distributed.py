@@ -269,7 +269,7 @@ class _AllGather(torch.autograd.Function):
         gathered = _gather(torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=1))
         widths = [part.shape[1] * part.element_size() for part in parts]
         rows, numbers = (
-            each.contiguous().view(part.dtype)
+            each.clone(memory_format=torch.contiguous_format).view(part.dtype)  # aligned, also if there are no rows
             for each, part in zip(torch.split(gathered, widths, dim=1), parts, strict=True)
         )
         ctx.mark_non_differentiable(numbers)
