@@ -67,19 +67,25 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("orders")
 
 
+def start(**options: object) -> None:
+    """Start a cluster on this machine."""
+    os.environ.update(ENVIRONMENT)
+    memory, quiet = 80 * 2**20, {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    ray.init(address="local", num_cpus=1, object_store_memory=memory, **quiet, **options)
+
+
 @pytest.fixture(scope="module")
 def cluster(orders: Path) -> Iterator[None]:
-    """A cluster on this machine whose workers can be killed."""
-    os.environ.update(ENVIRONMENT)
-    ray.init(
-        address="local",
-        num_cpus=1,
-        object_store_memory=80 * 2**20,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        runtime_env={"worker_process_setup_hook": deadly_hook(orders)},
-    )
+    """A cluster whose workers can be killed."""
+    start(runtime_env={"worker_process_setup_hook": deadly_hook(orders)})
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def quick_cluster() -> Iterator[None]:
+    """A cluster whose workers start sooner. There must be no other, so the test comes first."""
+    start()
     yield
     ray.shutdown()
 
@@ -109,7 +115,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*") if path.suffix != ".lock"}
 
 
-def test_the_files_are_those_of_a_shard(model: str, images: Path, cluster: None, tmp_path: Path) -> None:
+def test_the_files_are_those_of_a_shard(model: str, images: Path, quick_cluster: None, tmp_path: Path) -> None:
     for shard in (1, 2):
         embed_shard(reader_of(model), str(images), tmp_path / "here", shard, 2, part_size=3)
     embed_on_ray(reader_of(model), str(images), tmp_path / "ray", "local", 2, 2, part_size=3)
