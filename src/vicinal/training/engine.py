@@ -225,7 +225,7 @@ def create_precision(settings: BaseSettings) -> Precision:
 
     Fabric itself would train in bfloat16 where float16 is asked for on a CPU.
     """
-    if settings.precision in ("auto", "32"):  # a recipe knows what auto stands for
+    if settings.precision == "auto" or settings.precision == "32":  # a recipe knows what auto stands for
         return Precision()
     gpu = settings.accelerator == "gpu" or (settings.accelerator == "auto" and torch.cuda.is_available())
     device = "cuda" if gpu else "cpu"

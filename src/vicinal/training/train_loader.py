@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -49,6 +50,7 @@ class TrainLoader:
 
     def close(self) -> None:
         """End the processes, if there are any; the next epoch starts others."""
-        workers, self._loader._iterator = self._loader._iterator, None
+        workers: Any = self._loader._iterator
+        self._loader._iterator = None
         if workers is not None:
             workers._shutdown_workers()  # a traceback would keep them alive
