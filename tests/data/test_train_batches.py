@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from tests.pretend_device import is_on_device, on_device, pretend_device
 from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches, train_batches
 from vicinal.data.image_ops import normalized
 from vicinal.data.images import seeded
@@ -78,3 +79,15 @@ def test_images_are_those_of_the_transform_with_the_seed_of_their_batch(dataset:
 def test_the_parts_of_a_batch_have_their_own_random_numbers(dataset: ImageDataset) -> None:
     images = TrainBatches(dataset, [[0, 1, 2, 0, 1, 2]], (7, 1))[0]["images"]
     assert not torch.equal(images[:3], images[3:])
+
+
+def test_pixels_are_normalized_on_their_device_without_a_wait_and_to_the_same_bits() -> None:
+    pixels = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    with pretend_device() as device:
+        normalized(on_device(pixels[:1]), TRANSFORM)  # copies mean and standard deviation once
+        device.waits.clear()
+        found = normalized(on_device(pixels), TRANSFORM)
+        assert is_on_device(found)
+        assert not device.waits
+        values = found.cpu()
+    assert torch.equal(values, normalized(pixels, TRANSFORM))
