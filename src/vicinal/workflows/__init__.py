@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
+    from vicinal.workflows.batch_embedder import BatchEmbedder
     from vicinal.workflows.calibrate import calibrate_source
     from vicinal.workflows.calibration_places import CalibrationPlaces, stored_calibration
     from vicinal.workflows.calibration_settings import CalibrationSettings
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from vicinal.workflows.tuning.tune_result import TuneResult
 
 __all__ = [
+    "BatchEmbedder",
     "CalibrationPlaces",
     "CalibrationSettings",
     "CleanSettings",

@@ -33,6 +33,14 @@ class BatchEmbedder:
 
     Raises:
         InputError: The options do not fit the model.
+
+    Example:
+        >>> import torch
+        >>> from vicinal.models import Embedder
+        >>> from vicinal.workflows import EmbeddingReader
+        >>> model = Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=32))
+        >>> BatchEmbedder(model, EmbeddingReader())(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
+        (2, 8)
     """
 
     model: Embedder | ExportedEmbedder
@@ -50,7 +58,7 @@ class BatchEmbedder:
 
     @property
     def batch_size(self) -> int:
-        """Images per batch: one if they are whole, since their sizes differ."""
+        """The number of images of a batch; one if they are whole, since their sizes differ."""
         return self.reader.batch_size if self.transform.longest is None else 1
 
     @cached_property
