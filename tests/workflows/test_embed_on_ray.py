@@ -111,8 +111,8 @@ def reader_of(model: str) -> EmbeddingReader:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The bytes of all files of shards."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*") if path.suffix != ".lock"}
+    """The bytes of all files of shards, but of locks and of what a killed process was writing."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("[!.]*.*")}
 
 
 def test_the_files_are_those_of_a_shard(model: str, images: Path, quick_cluster: None, tmp_path: Path) -> None:
@@ -147,8 +147,10 @@ def test_an_error_is_one_line(model: str, images: Path, cluster: None, tmp_path:
     network = Embedder("test_resnet", dim=4, pretrained=False)
     network.head[1].weight.data.fill_(torch.inf)
     network.save_pretrained(tmp_path / "infinite")
+    with pytest.raises(InputError, match="device cuda cannot be used: the Ray cluster has no GPUs"):
+        embed_on_ray(replace(reader_of(model), device="cuda"), str(images), tmp_path / "out")
     with pytest.raises(InputError, match="from row 0: the embedding of image 0 is not finite"):
-        embed_on_ray(reader_of(str(tmp_path / "infinite")), str(images), tmp_path / "out")
+        embed_on_ray(reader_of(str(tmp_path / "infinite")), str(images), tmp_path / "infinite_out")
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def embed_on_ray(
     All machines must have Vicinal installed, and see the images and the model at the same place.
 
     Args:
-        reader: How images become embeddings; `num_workers` is not used.
+        reader: How images become embeddings; `num_workers` is not used. The precision `auto` is that of this machine.
         source: As of :func:`embed_shard`.
         folder: As of :func:`embed_shard`; only this process writes to it.
         address: `local` for a cluster that is started on this machine; `auto` for the one that the machine belongs to;
@@ -68,9 +68,11 @@ def embed_on_ray(
     """
     if reader.device is not None and reader.device.startswith("cuda:"):
         raise InputError(f"--device {reader.device}: Ray chooses the GPUs; give --device cuda, or cpu")
+    needs_gpus = reader.device == "cuda"
+    reader = replace(reader, device=None if needs_gpus else reader.device)  # this process may have no GPU
     with ray_cluster(address) as ray, shard_job(reader, source, folder, shard, num_shards, split, part_size) as job:
         try:
-            with closing(_RayData(ray, job).embed()) as embedded:
+            with closing(_RayData(ray, job, needs_gpus).embed()) as embedded:
                 return job.complete(track(embedded, "embedding", total=len(job.batches)))
         except ray.exceptions.RayError as error:
             text = f"{one_line(error, 200)}; the same command goes on at the last part"
@@ -84,10 +86,12 @@ class _RayData:
     Args:
         ray: The module.
         job: The shard.
+        needs_gpus: Whether a cluster without GPUs is an error.
     """
 
     ray: Any
     job: ShardJob
+    needs_gpus: bool
 
     @cached_property
     def _reader(self) -> EmbeddingReader:
@@ -139,6 +143,8 @@ class _RayData:
         num_cpus, num_gpus = int(has.get("CPU", 0)), int(has.get("GPU", 0))
         if not num_cpus:
             raise InputError("the Ray cluster has no CPUs, which read the images")
+        if self.needs_gpus and not num_gpus:
+            raise InputError("device cuda cannot be used: the Ray cluster has no GPUs")
         if num_gpus and self._reader.device != "cpu":
             log(f"the Ray cluster has {num_cpus:,} CPUs, and {num_gpus:,} GPUs, each with a model")
             return {"compute": data.ActorPoolStrategy(size=num_gpus), "num_cpus": 0, "num_gpus": 1}
