@@ -15,6 +15,7 @@ from vicinal.losses import (
     ContextualLoss,
     ContrastiveLoss,
     Loss,
+    MarginLoss,
     NormSoftmaxLoss,
     NTXentLoss,
     RoadmapLoss,
@@ -101,3 +102,9 @@ def test_products_of_few_entries_are_those_of_all(name: str, monkeypatch: pytest
     expected = value_and_gradients(loss, batch)
     monkeypatch.setattr(sparse_gradient, "MAX_FRACTION", 1.0)
     torch.testing.assert_close(value_and_gradients(loss, batch), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_loss_that_is_there_twice_adds_the_gradient_of_its_parameters_twice() -> None:
+    loss, batch = MarginLoss(miner=None), random(12, 3)
+    once, twice = value_and_gradients(loss, batch, [loss.beta]), value_and_gradients(loss + loss, batch, [loss.beta])
+    assert_near(twice, [2 * tensor for tensor in once], 1e-9)
