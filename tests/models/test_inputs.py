@@ -3,6 +3,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vicinal.data.image_ops import normalized
 from vicinal.data.images import ImageDataset
@@ -96,3 +97,11 @@ def test_a_dataset_of_another_transform_is_refused(paths):
 def test_impossible_batch(batch):
     with pytest.raises(InputError, match="batch_size is"):
         image_batches(torch.zeros(2, 3, 8, 8), TRANSFORM, batch_size=batch)
+
+
+def test_pixels_are_normalized_after_a_model_was_traced_with_fake_ones():
+    transform, pixels = ImageTransform(size=2, mean=(0.1, 0.2, 0.3)), torch.zeros(1, 3, 2, 2, dtype=torch.uint8)
+    for _ in range(2):
+        with FakeTensorMode() as mode:
+            normalized(mode.from_tensor(pixels), transform)
+        assert type(normalized(pixels, transform)) is torch.Tensor

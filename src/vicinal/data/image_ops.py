@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torchvision.transforms import v2
 
 from vicinal.data.decoding import EncodedJpeg, decoded
@@ -99,13 +100,18 @@ class Normalize(nn.Module):
         self.mean, self.std = transform.mean, transform.std
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        return (pixels - _in_gray_levels(self.mean, pixels.device)).div_(_in_gray_levels(self.std, pixels.device))
+        # Tensors made while a model is traced, by torch.export perhaps, are fake: they must not stay in the cache.
+        is_traced = torch.compiler.is_compiling() or isinstance(pixels, FakeTensor)
+        gray_levels = _in_gray_levels if is_traced else _cached_gray_levels
+        return (pixels - gray_levels(self.mean, pixels.device)).div_(gray_levels(self.std, pixels.device))
 
 
-@cache  # a copy to a GPU for each micro-batch would make the host wait
 def _in_gray_levels(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):
         return (255 * torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)).to(device)
+
+
+_cached_gray_levels = cache(_in_gray_levels)  # a copy to a GPU for each micro-batch would make the host wait
 
 
 def normalized(images: torch.Tensor, transform: ImageTransform) -> torch.Tensor:
