@@ -217,8 +217,9 @@ class Trainer(BaseTrainer):
         return {name: distributed.all_reduce_sum(report.counts) for name, report in reports.items()}
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
-        self.epoch_selection.counts = state["epoch_selection"] / distributed.world_size()
-        self.step_selection.counts = state["step_selection"] / distributed.world_size()
+        if self.is_main_process:  # the counts of all processes together
+            self.epoch_selection.counts = state["epoch_selection"].long()
+            self.step_selection.counts = state["step_selection"].long()
 
     def _num_trained(self) -> int:
         is_frozen = self.progress.epoch <= self.settings.freeze_backbone_epochs
