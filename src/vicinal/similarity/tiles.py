@@ -107,9 +107,8 @@ def sums_over_rows(
         rows = source.rows(whole, source.similarity(whole), source.pairs(whole))
         return [tuple(source.sum_of(term) for term in each.row_terms(each.mined(rows))) for each in sums]
     tiles = _Tiles(source, tile_rows, looks)
-    # Each once: a gradient is added up for every input, also where losses have parameters in common.
-    parameters = {id(parameter): parameter for each in sums for parameter in each.parameters}
-    terms = iter(_SumsOverRows.apply(tiles, sums, torch.is_grad_enabled(), *source.inputs, *parameters.values()))
+    parameters = [parameter for each in sums for parameter in each.parameters]
+    terms = iter(_SumsOverRows.apply(tiles, sums, torch.is_grad_enabled(), *source.inputs, *parameters))
     return [tuple(islice(terms, number)) for number in tiles.num_terms]
 
 
