@@ -33,7 +33,7 @@ if BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
 def create_strategy(
     num_processes: int, shards_weights: bool, find_unused_parameters: bool
 ) -> DDPStrategy | ModelParallelStrategy | str:
-    """Fabric's strategy for a number of processes; one process has nothing to share.
+    """Fabric's strategy for a number of processes; with one process there is nothing to divide.
 
     Buffers are not exchanged in every step: those of the first process are evaluated and saved.
     """
