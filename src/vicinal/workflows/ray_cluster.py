@@ -17,6 +17,7 @@ from vicinal.utils.extras import import_extra
 LOCAL, RUNNING = "local", "auto"
 ADDRESS = re.compile(r"(?P<host>[^:/\s]+|\[[0-9A-Fa-f:]+\]):(?P<port>\d{1,5})")
 CONNECT_SECONDS = 5.0
+FRAME_BYTES, FRAME_TYPE, SETTINGS = 9, 3, 4  # of the frame that a server of HTTP/2 sends first
 
 
 @contextmanager
@@ -90,16 +91,21 @@ def check_address(address: str) -> None:
 
 
 def check_reachable(address: str) -> None:
-    """Find out quickly whether anything listens at an address; Ray would try for minutes.
+    """Find out quickly whether a server of gRPC, such as Ray's, is at an address; Ray would try for minutes.
 
     Raises:
-        InputError: Nothing does, or it is no address.
+        InputError: None is, or it is no address.
     """
     check_address(address)
     match = ADDRESS.fullmatch(address)
     if match is None:
         return
     try:
-        socket.create_connection((match["host"].strip("[]"), int(match["port"])), CONNECT_SECONDS).close()
+        with socket.create_connection((match["host"].strip("[]"), int(match["port"])), CONNECT_SECONDS) as connection:
+            uses_tls = os.environ.get("RAY_USE_TLS", "0") not in ("", "0")
+            if not uses_tls and connection.recv(FRAME_BYTES)[FRAME_TYPE] != SETTINGS:
+                raise OSError("something else answers")
+    except IndexError:
+        raise InputError(f"--ray {address}: no Ray cluster there (the connection was closed)") from None
     except OSError as error:
         raise InputError(f"--ray {address}: no Ray cluster there ({error.strerror or error})") from None
