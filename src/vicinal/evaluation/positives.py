@@ -73,7 +73,7 @@ def ranked_positives(
         if increment_scores is not None:
             pair_scores = increment_scores(*_queries_and_rows(pairs), pair_scores)
         keys, some = np.empty(len(pair_scores), dtype=np.int64), pairs.queries - start
-        write_keys((0 - pair_scores).view(np.int32), pairs, relevance.excluded_pairs, keys)
+        write_keys((0 - pair_scores).view(np.int32), pairs, relevance._excluded_pairs, keys)
         _sort_each(keys, pairs.starts)
         found = np.empty(len(some), dtype=np.int64)
         read_keys(keys, pairs.starts, first[some], scores.view(np.int32), rows, found)

@@ -88,7 +88,7 @@ class Relevance:
         return (rows == of._exclude_self[queries]) | (same_group & of._is_match(queries, rows))
 
     @property
-    def excluded_pairs(self) -> ExcludedPairs:
+    def _excluded_pairs(self) -> ExcludedPairs:
         """What :meth:`is_excluded` reads, for compiled kernels."""
         from vicinal.evaluation.positive_kernels import ExcludedPairs  # imports numba
 

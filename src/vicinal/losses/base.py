@@ -139,7 +139,7 @@ class Loss(nn.Module, ABC):
             return {type(self).__name__: self.value(source) + zero_loss(source).detach()}
 
     def walk(self, source: PairSource) -> Walk | None:
-        """What :meth:`value` does with the similarities of a source that is not empty; None: nothing to share."""
+        """What `value` does with the similarities of a source that is not empty; None: nothing to share."""
         return None
 
     def value(self, source: PairSource) -> Tensor:
