@@ -10,7 +10,7 @@ import torch
 from tests.losses.batches import nasty_batches
 from tests.losses.cases import DEFAULTS
 from tests.losses.gradients import value_and_gradients
-from vicinal.losses import RoadmapLoss
+from vicinal.losses import ContextualLoss, ContrastiveLoss, RoadmapLoss
 
 BATCHES = nasty_batches()
 
@@ -43,3 +43,12 @@ def test_a_sum_of_losses_compiles_whole() -> None:
     batch, loss = BATCHES["singletons"].to(torch.float32), RoadmapLoss()
     got = value_and_gradients(torch.compile(loss, fullgraph=True), batch)
     torch.testing.assert_close(got, value_and_gradients(loss, batch), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"conjunction": "min"}, {"theta": "sigmoid", "correct_gradient": True}], ids=str
+)
+def test_the_contextual_loss_compiles_whole_where_k_is_given(options: dict[str, object]) -> None:
+    batch, loss = BATCHES["shuffled"], 0.8 * ContextualLoss(k=3, **options) + 0.2 * ContrastiveLoss()  # type: ignore[arg-type]
+    got = value_and_gradients(torch.compile(loss, fullgraph=True, backend="aot_eager"), batch)
+    torch.testing.assert_close(got, value_and_gradients(loss, batch), rtol=1e-10, atol=1e-12)

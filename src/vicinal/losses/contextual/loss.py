@@ -179,7 +179,7 @@ class ContextualLoss(Loss):
             similarity = source.with_anchors(anchors).similarity(rows)
             return dense_loss(similarity, positive, known, k, self.variant, rows.start)
 
-        return _WithGradient.apply(loss, source.anchors)
+        return loss(source.anchors) if torch.compiler.is_compiling() else _WithGradient.apply(loss, source.anchors)
 
     def _may_be_sparse(self, source: PairSource) -> bool:
         # On a GPU products of dense matrices are fast, and the search for neighbors would synchronize with it.
