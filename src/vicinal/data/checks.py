@@ -15,6 +15,7 @@ from vicinal.utils.errors import InputError
 from vicinal.utils.memory import check_memory
 
 BLOCK_NUMBERS = 2**20  # that are checked at a time
+ROW_BYTES = 64  # that each row takes at least, where its embedding is not in memory: labels, checks and results
 
 
 def check_trainable(table: Table) -> None:
@@ -77,6 +78,7 @@ def check_embeddings(vectors: npt.NDArray[np.floating], num_rows: int, source: s
         )
     is_as_needed = vectors.dtype == np.float32 and vectors.flags.c_contiguous
     if mapped and is_mapped:
+        check_memory(ROW_BYTES * num_rows, source)
         vectors = vectors if is_as_needed else _temporary_map(vectors, source)
     elif is_mapped or not is_as_needed:
         check_memory(vectors.size * np.dtype(np.float32).itemsize, source)
