@@ -21,6 +21,7 @@ def settings_of(question):
         yield {**question.settings, **method.settings, **tuned}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_each_method_is_a_recipe_with_what_is_tuned_and_under_each_condition(name):
     question = Question.read(name)

@@ -143,6 +143,7 @@ def test_a_measurement_that_crashes_or_hangs_costs_nothing_but_itself(tmp_path):
     assert supervise(command, rows, time.time(), grace=0.1, poll=0.02) == 0
 
 
+@pytest.mark.slow
 def test_every_part_runs_on_a_cpu_and_has_its_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "OPERATIONS", [kernels.OPERATIONS[0], kernels.OPERATIONS[-1]])
     monkeypatch.setattr(losses, "PAIRS", {name: losses.PAIRS[name] for name in ("RS@k", "contrastive")})

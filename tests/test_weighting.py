@@ -449,6 +449,7 @@ def test_table_2(name: str, loss: Loss, expected: str) -> None:
     assert similarity_types(loss) == expected
 
 
+@pytest.mark.slow
 def test_the_table_in_the_documents() -> None:
     text = (ROOT / "docs" / "guides" / "losses.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \|.*\| ([a-z]+|-) \| ([SPN]+) \|$", text, re.MULTILINE)

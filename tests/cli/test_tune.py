@@ -59,6 +59,7 @@ def test_tune_searches_replays_and_looks_once(working: Path, capsys: pytest.Capt
     assert len(pd.read_csv("study/final/log.csv")["epoch"].astype(int).unique()) == looked["epoch"]
 
 
+@pytest.mark.slow
 def test_sweep_prints_a_table(working: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recipe.yaml", "--out", "grid", "--grid.model.dim=[4, 8]", *QUICK, "--epochs=1", "--recall_at", "1", "3"]
     text = output(capsys, "sweep", *words, "--images_per_second", "1000")

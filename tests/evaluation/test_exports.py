@@ -10,6 +10,10 @@ from vicinal import evaluation
 
 # Made by the functions that are exported, or the parts they are made of.
 INNER = {
+    "Division",
+    "ExcludedPairs",
+    "LabelPairs",
+    "TotalCounts",
     "UnitTotals",
     "adjusted_mutual_information",
     "auroc",

@@ -238,7 +238,7 @@ CASES: list[tuple[str, str, Make, str]] = [
     ("csv", "4 TB", sparse("t.csv", b"path,label\n", "data"), "GB of memory are needed"),
     ("parquet", "constant integers", parquet(constant(path=pa.scalar("a"), label=pa.scalar(1)), "data"), MEMORY),
     ("parquet", "long texts", parquet(long_texts, "data"), MEMORY),
-    ("parquet", "constant embeddings", parquet(long_lists, "evaluate"), MEMORY),
+    ("parquet", "constant embeddings", parquet(long_lists, "report"), MEMORY),
 ]
 
 

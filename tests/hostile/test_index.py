@@ -26,7 +26,7 @@ from vicinal.data import Table, save_embeddings
 from vicinal.models import ContextRefiner
 from vicinal.retrieval import Index
 from vicinal.retrieval.index import faiss_engine
-from vicinal.retrieval.index.storage import CONFIG, SUFFIXES, _digest
+from vicinal.retrieval.index.storage import CONFIG, _name_of
 from vicinal.utils.errors import InputError
 
 ROWS, DIM, MEMORY = 40, 8, 2**30
@@ -68,7 +68,7 @@ def config_is(text: str) -> Change:
 
 def replace_part(folder: Path, part: str, data: bytes) -> None:
     """Replace a data file, with the name that belongs to its content."""
-    name = f"{part}-{_digest(data)}{SUFFIXES[part]}"
+    name = _name_of(part, data)
     (folder / name).write_bytes(data)
     files = json.loads((folder / CONFIG).read_text())["files"]
     config_with(files={**files, part: name})(folder)

@@ -89,8 +89,14 @@ def test_nothing_outlives_the_backward_pass(case: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("case", ["NormSoftmax", "CCL, margin", "ProxyAnchor"])
 def test_the_gradient_is_handed_over_and_not_copied(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    empty_like = torch.empty_like
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: made.append((t := empty_like(*a, **k)).data_ptr()) or t)
+    for name, original in (("empty_like", torch.empty_like), ("zeros_like", torch.zeros_like)):
+
+        def create(*args: Any, original: Any = original, **kwargs: Any) -> torch.Tensor:
+            tensor = original(*args, **kwargs)
+            made.append(tensor.data_ptr())
+            return tensor
+
+        monkeypatch.setattr(torch, name, create)
     loss, (x, labels) = CASES[case].loss(20, 8), batch(6, 20)
     loss(x, labels).backward()
     assert loss.centers.grad.data_ptr() in made

@@ -38,7 +38,7 @@ COUNTS = {
     "NPairsLoss": (1, 89),
     "NTXentLoss": (1, 89),
     "NormSoftmaxLoss": (0, 119),
-    "ProxyAnchorLoss": (0, 123),
+    "ProxyAnchorLoss": (0, 124),
     "ProxyNCALoss": (0, 117),
     "ProxyNCAPlusPlusLoss": (0, 119),
     "RecallAtKLoss": (1, 446),

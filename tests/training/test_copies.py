@@ -103,7 +103,8 @@ def test_copies_of_a_step_do_not_wait(
         one.train_step(batches, epoch=0.0, num_steps=2)
     one.log.close()
     labels, images = batches[0]["labels"], batches[0]["images"]
-    assert any(tensor is labels for tensor, _ in moved)
+    if not any("prism" in each for each in more):  # which knows its classes on the CPU
+        assert any(tensor is labels for tensor, _ in moved)
     assert any(tensor.shape[1:] == images.shape[1:] for tensor, _ in moved)
     assert all(waits_not for tensor, waits_not in moved if tensor is labels or tensor.ndim == 4)
     assert all(tensor.dtype == torch.uint8 for tensor, _ in moved if tensor.ndim == 4)  # normalized on the device

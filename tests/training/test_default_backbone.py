@@ -20,6 +20,7 @@ def backbone(*overrides: str) -> str:
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_without_a_gpu_and_a_backbone_it_is_small(monkeypatch: pytest.MonkeyPatch, has_gpu: bool) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: has_gpu)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert backbone() == ("resnet50" if has_gpu else SMALL_BACKBONE)
     assert backbone("--accelerator=cpu") == SMALL_BACKBONE

@@ -129,6 +129,7 @@ def test_signals_at_random_moments_of_a_refiner(tmp_path: Path) -> None:
     check_moments(settings, tmp_path, 20, "refine")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes from /proc")
 @pytest.mark.parametrize(
     "number",

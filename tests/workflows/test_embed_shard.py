@@ -188,7 +188,7 @@ def test_shards_that_do_not_fit_are_refused(model: str, images: Path, shards: Pa
         ({"on_error": "raise"}, "on_error skip, not raise"),
         ({"num_shards": 4}, "num_shards 3, not 4"),
         ({"part_size": 4}, "part_size 3, not 4"),
-        ({"where": "label == 'class1'"}, r"\(24 rows, SHA-256 \w{8}\), not .*images0 \(6 rows"),
+        ({"where": "label == 'class1'"}, r"\(24 rows, SHA-256 \w{8}\), not .*images\d \(6 rows"),
         ({"source": tmp_path / "shuffled.csv"}, r"\(24 rows, SHA-256 \w{8}\), not .*shuffled.csv \(24 rows"),
     ):
         with pytest.raises(InputError, match=message.replace("+", r"\+")):

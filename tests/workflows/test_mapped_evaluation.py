@@ -43,6 +43,7 @@ def table(rows: int, queries: int) -> Table:
     return Table(pd.DataFrame({"label": number % 50, "is_query": number < queries, "is_gallery": number >= 10}))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_embeddings_are_never_copied_as_a_whole(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).standard_normal((ROWS, DIM), dtype=np.float32)
@@ -108,6 +109,7 @@ def test_two_processes_print_what_one_does(tmp_path: Path) -> None:
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_all_end_when_one_is_killed(tmp_path: Path) -> None:
     vectors = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (400_000, 64))
