@@ -321,6 +321,7 @@ def _train_and_be_killed(overrides: list[str], out: Path, step: int) -> None:
     trainer.fit()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
     [

@@ -33,6 +33,7 @@ def working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_tune_searches_replays_and_looks_once(working: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for image in (working / "photos").glob("class1*/*.png"):  # classes 1, 10 and 11 are for testing
         image.write_bytes(b"not an image: a search that read one would fail")

@@ -76,6 +76,7 @@ def test_settings_of_the_machine_that_are_not_given_stay(small: list[str], tmp_p
     assert (settings.log_every, settings.data.num_workers, settings.checkpoint_minutes) == (1, 0, 3)
 
 
+@pytest.mark.slow
 def test_nothing_else_may_change(small: list[str], tmp_path: Path) -> None:
     run = train(Recipe.load(overrides=[*small, "--epochs=2"]), tmp_path / "run")
     before = run.recipe.read_bytes()

@@ -75,6 +75,7 @@ def tensors(run: RunFolder) -> dict[str, Tensor]:
     return safetensors.torch.load_file(run.model / "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [

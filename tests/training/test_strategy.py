@@ -137,10 +137,12 @@ def assert_same(one: RunFolder, other: RunFolder, tolerance: float = 1e-4) -> No
         torch.testing.assert_close(models[1].state_dict()[name], value, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_a_run_is_that_of_ddp(folder: Path, results: Results) -> None:
     assert_same(*(RunFolder(folder / f"micro-batches {strategy}") for strategy in ("ddp", "fsdp")))
 
 
+@pytest.mark.slow
 def test_each_process_holds_a_part(results: Results) -> None:
     fractions = [result["micro-batches fsdp"] for result in results[2]]
     assert sum(fractions) == pytest.approx(1)
@@ -148,6 +150,7 @@ def test_each_process_holds_a_part(results: Results) -> None:
     assert [result["micro-batches ddp"] for result in results[2]] == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one first", "one last"])
 def test_a_run_goes_on_with_another_strategy_and_number_of_processes(name: str, folder: Path, results: Results) -> None:
     assert_same(RunFolder(folder / name), RunFolder(folder / "micro-batches ddp"))

@@ -94,6 +94,7 @@ def run(*words: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
 
 
+@pytest.mark.slow
 def test_two_processes_print_what_one_does(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 90, 900)

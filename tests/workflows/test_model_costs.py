@@ -103,6 +103,7 @@ def test_costs_are_of_models_only(models: list[str], photos: Path, capsys: pytes
     assert json.loads(output(capsys, *averaged))["costs"] is None
 
 
+@pytest.mark.slow
 def test_one_model_is_in_memory_at_a_time(
     models: list[str], photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
