@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -30,6 +31,15 @@ def draw_photos(folder: Path, num_classes: int, images_per_class: int) -> Path:
             pixels = np.clip(color + rng.normal(0, 25, (20, 24, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / f"class{label}" / f"{number}.png")
     return folder
+
+
+def draw_noise(folder: Path, labels: str) -> pd.DataFrame:
+    """Draw pictures of noise, one for each letter, and return the table of their names and labels."""
+    rng = np.random.default_rng(0)
+    paths = [f"{row}.png" for row in range(len(labels))]
+    for path in paths:
+        Image.fromarray(rng.integers(0, 256, (15, 18, 3), dtype=np.uint8)).save(folder / path)
+    return pd.DataFrame({"path": paths, "label": list(labels)})
 
 
 @pytest.fixture(scope="session")

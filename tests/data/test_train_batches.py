@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader
 
+from tests.conftest import draw_noise
 from tests.pretend_device import is_on_device, on_device, pretend_device
 from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches, train_batches
 from vicinal.data.image_ops import normalized
@@ -24,11 +22,7 @@ PLAN = [[0, 1, 2, 3, 4], [5, 6], [6, 5, 4, 3, 2, 1, 0], [0]]
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> ImageDataset:
-    rng = np.random.default_rng(0)
-    for row in range(7):
-        Image.fromarray(rng.integers(0, 256, (15, 18, 3), dtype=np.uint8)).save(tmp_path / f"{row}.png")
-    frame = pd.DataFrame({"path": [f"{row}.png" for row in range(7)], "label": list("abacbac")})
-    return ImageDataset(Table(frame, root=tmp_path), TRANSFORM)
+    return ImageDataset(Table(draw_noise(tmp_path, "abacbac"), root=tmp_path), TRANSFORM)
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.evaluation.cases import key_scores
 from vicinal.evaluation import counting_kernels, device_counting
 from vicinal.evaluation.counting import Counter
 from vicinal.evaluation.device_counting import DeviceCounter
-from vicinal.evaluation.positives import Positives, key_scores, ranking_keys
+from vicinal.evaluation.positives import Positives, ranking_keys
 from vicinal.evaluation.relevance import Relevance
 from vicinal.utils import kernels
 from vicinal.utils.compiled import compiled

@@ -87,17 +87,25 @@ def gradients(module: nn.Module) -> list[Tensor]:
     return [each.values if isinstance(each, PretendTensor) else each for each in found]
 
 
-def compare(module: nn.Module, inputs: Callable[[], dict[str, Tensor]]) -> PretendDevice:
-    """Take steps on the CPU and on the device, and compare; return what was counted in the last step."""
+def compare(
+    module: nn.Module,
+    inputs: Callable[[], dict[str, Tensor]],
+    moved: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> PretendDevice:
+    """Take steps on the CPU and on the device, to which inputs are moved; return what was counted in the last step."""
+
+    def moved_inputs() -> dict[str, Tensor]:
+        return {name: moved(each) for name, each in inputs().items()}
+
     other = copy.deepcopy(module)
     for _ in range(NUM_STEPS):
         expected = step(module, inputs())
     with pretend_device():
         module_on_device(other)
         for _ in range(NUM_STEPS - 1):
-            step(other, inputs())
+            step(other, moved_inputs())
     with pretend_device() as device:
-        found = step(other, inputs())
+        found = step(other, moved_inputs())
     assert found == pytest.approx(expected, rel=1e-6)
     for each, by_cpu in zip(gradients(other), gradients(module), strict=True):
         torch.testing.assert_close(each, by_cpu, rtol=1e-5, atol=1e-6)
@@ -123,13 +131,7 @@ def test_a_step_of_the_refiner_is_that_of_the_cpu() -> None:
     context.start_epoch(0)
     batch = context.batch(list(range(12)), 0)
     inputs = {name: batch[name] for name in ("embeddings", "context", "mask", "labels")}
-    other = copy.deepcopy(module)
-    expected = step(module, inputs)
-    with pretend_device() as device:
-        found = step(module_on_device(other), {name: on_device(each) for name, each in inputs.items()})
-    assert found == pytest.approx(expected, rel=1e-6)
-    for each, by_cpu in zip(gradients(other), gradients(module), strict=True):
-        torch.testing.assert_close(each, by_cpu, rtol=1e-5, atol=1e-6)
+    device = compare(module, lambda: inputs, on_device)
     assert device.waits.total() <= 2, device.waits
     assert device.launches <= 560
 

@@ -29,7 +29,7 @@ from vicinal.losses.contextual import loss as contextual
 from vicinal.losses.contextual import row_blocks
 from vicinal.memory import CrossBatchMemory
 from vicinal.similarity.pair_source import PairSource
-from vicinal.training.divided_work import divided_rows, embed_divided, evaluate_divided
+from vicinal.training.divided_work import divided_rows, embed_divided
 from vicinal.training.step_message import StepMessage
 from vicinal.utils import distributed
 
@@ -145,7 +145,8 @@ def together(rank: int, world: int) -> dict[str, Any]:
     infinite = {"A": torch.tensor(torch.inf if rank == 1 else 1.0)}
     result["finite"] = message(infinite).is_finite
     vectors, tables = photos_of_classes()
-    result["metrics"] = {name: evaluate_divided(vectors, table, metrics=["recall@3"]) for name, table in tables.items()}
+    evaluations = {name: evaluate(vectors, each, metrics=["recall@3"], divided=True) for name, each in tables.items()}
+    result["metrics"] = {name: each.metrics for name, each in evaluations.items()}
     batches: list[int] = []
 
     def embed(rows: range) -> np.ndarray:

@@ -6,12 +6,10 @@ import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
-from PIL import Image
 
+from tests.conftest import draw_noise
 from tests.training.test_trainer import trainer
 from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches
 from vicinal.training.train_loader import TrainLoader
@@ -21,11 +19,7 @@ EPOCHS = [[[0, 1], [2, 3], [4, 5]], [[5, 3], [1, 0]]]
 
 @pytest.fixture
 def images(tmp_path: Path) -> ImageDataset:
-    rng = np.random.default_rng(0)
-    for row in range(6):
-        Image.fromarray(rng.integers(0, 256, (15, 18, 3), dtype=np.uint8)).save(tmp_path / f"{row}.png")
-    frame = pd.DataFrame({"path": [f"{row}.png" for row in range(6)], "label": list("aabbcc")})
-    return ImageDataset(Table(frame, root=tmp_path), ImageTransform(size=8))
+    return ImageDataset(Table(draw_noise(tmp_path, "aabbcc"), root=tmp_path), ImageTransform(size=8))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +119,15 @@ def test_patience_ends_a_run_early(small: list[str], tmp_path: Path, monkeypatch
 def _scripted_validation(monkeypatch: pytest.MonkeyPatch, scores) -> None:
     from vicinal.training import trainer as module
 
-    original = module.evaluate_divided
+    original = module.evaluate
 
     def scripted(vectors, table, **more):
-        metrics = original(vectors, table, **more)
-        return {**metrics, "mAP@R": next(scores)} if "metrics" in more else metrics  # not of training images
+        evaluation = original(vectors, table, **more)
+        if "metrics" not in more:  # of training images
+            return evaluation
+        return replace(evaluation, metrics={**evaluation.metrics, "mAP@R": next(scores)})
 
-    monkeypatch.setattr(module, "evaluate_divided", scripted)
+    monkeypatch.setattr(module, "evaluate", scripted)
 
 
 def test_a_frozen_backbone_stays_and_then_moves(small: list[str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A recipe for studies, without a pause between the turns of their tasks."""
+"""A small model, and a recipe for studies without a pause between the turns of their tasks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,17 @@ from typing import Any
 import pytest
 
 from tests.workflows.studies import write_table
+from vicinal.models import Embedder
 from vicinal.workflows.tuning import scheduler
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a small model with random weights."""
+    folder = tmp_path_factory.mktemp("models") / "model"
+    Embedder("test_resnet", dim=4, pretrained=False).save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture

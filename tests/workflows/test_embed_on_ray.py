@@ -94,13 +94,6 @@ def quick_cluster() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("models") / "model"
-    Embedder("test_resnet", dim=4, pretrained=False).save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 images, of which four are unreadable: one, and a whole part."""
     folder = draw_photos(tmp_path_factory.mktemp("images"), 4, 6)

@@ -34,13 +34,6 @@ MANIFEST = ShardManifest(1, 3, "photos", 24, "0" * 64, "0123abcd", "32", "skip",
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("models") / "model"
-    Embedder("test_resnet", dim=4, pretrained=False).save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 images, of which one is unreadable and in the second shard, and three more fill a part of the third."""
     folder = draw_photos(tmp_path_factory.mktemp("images"), 4, 6)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from vicinal.data.image_ops import without_normalization
 from vicinal.data.images import ImageDataset
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
@@ -58,7 +59,7 @@ class PixelBatches(Dataset[Pixels]):
     def __init__(self, table: Table, transform: ImageTransform, batches: Sequence[Iterable[int]]) -> None:
         self.batches = batches
         self._dataset = ImageDataset(table, transform)
-        self._to_pixels = transform.test()[:-1]  # the last step normalizes
+        self._to_pixels = without_normalization(transform.test())
 
     def __len__(self) -> int:
         return len(self.batches)

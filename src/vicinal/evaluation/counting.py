@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import Tensor
 from vicinal.evaluation.positives import Positives
 from vicinal.evaluation.relevance import Relevance
 from vicinal.utils.arrays import Booleans, Floats, Integers, ShortIntegers
+from vicinal.utils.threads import run_parts
 
 LANES = 128  # columns that are read together where a tile is read by columns: some cache lines of each row
 PIECES_PER_THREAD = 4
@@ -118,7 +118,4 @@ class Counter:
             return
         cuts = np.unique(np.linspace(0, queries, PIECES_PER_THREAD * threads + 1).astype(np.int64) // LANES * LANES)
         cuts[-1] = queries
-        with ThreadPoolExecutor(threads) as pool:
-            parts = [pool.submit(kernel, tile, self._counts, *part) for part in pairwise(cuts.tolist())]
-        for part in parts:
-            part.result()  # raises the exception of the thread, if any
+        run_parts(partial(kernel, tile, self._counts), cuts.tolist(), threads)

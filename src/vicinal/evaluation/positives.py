@@ -96,18 +96,6 @@ def ranking_keys(scores: Floats, rows: Integers) -> Integers:
     return (bits << 32) | rows
 
 
-def key_scores(keys: Integers) -> Floats:
-    """Decode the scores of ranking keys.
-
-    Example:
-        >>> key_scores(ranking_keys(np.array([0.25, -1.0], dtype=np.float32), np.array([7, 0])))
-        array([ 0.25, -1.  ], dtype=float32)
-    """
-    bits = (keys >> 32).astype(np.int32)
-    bits ^= (bits >> 31) & 0x7FFFFFFF
-    return np.float32(0) - bits.view(np.float32)
-
-
 def increment_function(reranked: RerankedScores, increments: ScoreIncrements, start: int) -> IncrementScores:
     """A function that adds these increments to the scores of pairs; their rows count from query `start`."""
 

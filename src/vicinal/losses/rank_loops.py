@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +23,7 @@ from torch import Tensor
 from vicinal.losses.row_functions import inverse_temperature, lowest_exponent, tolerance
 from vicinal.utils.arrays import Floats, ShortIntegers
 from vicinal.utils.compiled import compiled
+from vicinal.utils.threads import run_parts
 
 MIN_GRID_THRESHOLDS = 24
 """Thresholds of a row from which on a grid is made of its values."""
@@ -112,10 +111,7 @@ def _run(loop: Callable[..., None], thresholds: Tensor, values: Tensor, *tensors
     if threads <= 1:
         loop(*arrays, step, 0, rows)
         return
-    cuts = [rows * i // threads for i in range(threads + 1)]
-    with ThreadPoolExecutor(threads) as pool:
-        for part in [pool.submit(loop, *arrays, step, *cut) for cut in pairwise(cuts)]:
-            part.result()  # raises the exception of the thread, if any
+    run_parts(partial(loop, *arrays, step), [rows * i // threads for i in range(threads + 1)], threads)
 
 
 @loop

@@ -11,12 +11,13 @@ import torch
 
 from vicinal.data import ImageDataset, Table
 from vicinal.data.whole_images import train_batches
+from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
 from vicinal.models.precision import Precision
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
 from vicinal.training.class_centers import copy_centers_from_run, save_centers, set_centers_to_class_means
 from vicinal.training.create_module import check_before_download, create_training_module
-from vicinal.training.divided_work import embed_divided, embed_own_part, embed_rows, evaluate_divided
+from vicinal.training.divided_work import embed_divided, embed_own_part, embed_rows
 from vicinal.training.fine_tuning import layer_factors
 from vicinal.training.recipe import Recipe
 from vicinal.training.selection_report import SelectionReport, known_noisy
@@ -154,13 +155,14 @@ class Trainer(BaseTrainer):
         if self.val_images is None:
             return None
         vectors, metric = self._embed(self.val_images, self.embedder), self.settings.validation.metric
-        return evaluate_divided(vectors, self.val_images.table, metrics=[metric])
+        return evaluate(vectors, self.val_images.table, metrics=[metric], divided=True).metrics
 
     def _evaluate_training(self) -> dict[str, float]:
         if self.train_sample is None:
             return {}
         vectors = self._embed(self.train_sample, self.embedder)
-        return {TRAIN_RECALL: evaluate_divided(vectors, self.train_sample.table, recall_at=[1])["recall@1"]}
+        metrics = evaluate(vectors, self.train_sample.table, recall_at=[1], divided=True).metrics
+        return {TRAIN_RECALL: metrics["recall@1"]}
 
     def _embed(self, images: ImageDataset, embedder: Embedder) -> Floats:
         """The embeddings of images on every process, each of which embeds a part of them."""
