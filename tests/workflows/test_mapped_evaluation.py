@@ -106,8 +106,23 @@ def test_two_processes_print_what_one_does(tmp_path: Path) -> None:
         process = run(*words, tmp_path / f"{number}.csv", *more)
         output, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
+        assert errors == f"wrote {tmp_path}/{number}.csv\n"
         outputs.append((json.loads(output), (tmp_path / f"{number}.csv").read_text()))
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.slow
+def test_an_error_is_printed_by_one_process(tmp_path: Path) -> None:
+    vectors = np.eye(60, dtype=np.float32)
+    vectors[50, 3] = np.nan
+    np.save(tmp_path / "x.npy", vectors)
+    np.save(tmp_path / "labels.npy", np.arange(60) // 2)
+    np.save(tmp_path / "few.npy", np.arange(59))
+    for labels, message in (("labels.npy", "row 50"), ("few.npy", "has 59 rows")):
+        process = run("--embeddings", tmp_path / "x.npy", "--labels", tmp_path / labels, "--devices", 2)
+        output, errors = process.communicate(timeout=300)
+        assert (process.returncode, output, len(errors.splitlines())) == (2, "", 1), errors
+        assert message in errors
 
 
 @pytest.mark.slow
@@ -137,11 +152,46 @@ def wait_for_child(parent: int) -> int:
     return int(found[0])
 
 
+def test_a_command_that_was_interrupted_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vicinal.cli.main import main
+    from vicinal.evaluation import checkpoint, ranking
+
+    rng = np.random.default_rng(0)
+    save_embeddings(tmp_path / "x.parquet", rng.standard_normal((300, 8)), table(300, queries=200))
+    words = ["evaluate", str(tmp_path / "x.parquet"), "--json"]
+    assert main(words) == 0
+    expected = capsys.readouterr().out
+    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(ranking, "_tile_size", lambda *_: (64, 64))
+    words += ["--checkpoint", str(tmp_path / "counts")]
+    save = checkpoint.CountCheckpoint._save
+    tops: list[int] = []
+
+    def interrupted_save(self: checkpoint.CountCheckpoint, done: int) -> None:
+        save(self, done)
+        tops.append(done)
+        if len(tops) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.CountCheckpoint, "_save", interrupted_save)
+    assert main(words) == 130
+    assert len(list((tmp_path / "counts").iterdir())) == 1
+    capsys.readouterr()
+    assert main(words) == 0
+    assert capsys.readouterr().out == expected
+    assert tops == [1, 2, 3, 4]
+    assert not (tmp_path / "counts").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--devices", 2, "--rerank", "reciprocal"), "leave out --rerank"),
         (("--devices", 2, "--clusters"), "leave out --clusters"),
+        (("--checkpoint", "x", "--rerank", "reciprocal"), "--checkpoint is for one source without re-ranking"),
+        (("--checkpoint", "x", "--protocol", "met"), "--checkpoint cannot be combined with the protocol of met"),
         (("--devices", 0), "0 is not an integer from 1 up"),
         (("--devices", 2000), "divide by at most as many"),
     ],

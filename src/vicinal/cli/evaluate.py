@@ -61,6 +61,8 @@ def add_evaluate(parser: Parser) -> None:
         help="number of processes that divide the rankings of stored embeddings; with torchrun or SLURM, of each node "
         "(default: 1, or as many as they started). The results are those of one process",
     )  # fmt: skip
+    parser.add_argument("--checkpoint", metavar="FOLDER", help="save there every minute what is counted, and go on from "
+                        "it if the same command was interrupted; it is deleted at the end")  # fmt: skip
     _add_refinement(parser)
     add_reranking(parser, "metrics before and after re-ranking")
     add_embedding(parser)
@@ -105,6 +107,7 @@ def evaluate(arguments: Arguments) -> None:
 
 def _evaluate(arguments: Arguments, divided: bool) -> None:
     """Evaluate the sources, and print the results; `divided` if several processes run this together."""
+    from vicinal.evaluation.checkpoint import delete_checkpoint
     from vicinal.workflows.evaluate import evaluate_sources, tabulate_sources, write_per_query
 
     settings, make_reranking = _settings(arguments), _make_reranking(arguments)
@@ -114,7 +117,7 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
     combine: Literal["compare", "average"] | None = (
         "compare" if arguments.compare else "average" if arguments.average else None
     )
-    evaluated = evaluate_sources(sources, settings, make_reranking, combine, divided)
+    evaluated = evaluate_sources(sources, settings, make_reranking, combine, divided, arguments.checkpoint)
     if divided and not is_main_process():
         return
     if arguments.per_query:
@@ -125,6 +128,8 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
         print_result(results.to_json())
     else:
         print_result(results.to_csv().rstrip() if arguments.csv else str(results))
+    if arguments.checkpoint:
+        delete_checkpoint(arguments.checkpoint)
 
 
 def report(arguments: Arguments) -> None:
@@ -198,6 +203,8 @@ def _check_combination(arguments: Arguments) -> None:
     for given, is_impossible, message in (
         (combined, not several, "--compare and --average need several sources; name two or more"),
         (arguments.per_query, several or reranked, "--per_query is for one source without re-ranking; name one, "
+         "without --rerank and --refiner"),
+        (arguments.checkpoint, several or reranked, "--checkpoint is for one source without re-ranking; name one, "
          "without --rerank and --refiner"),
         (hasattr(arguments, "group_by"), combined or reranked, "--group_by is for single sources without re-ranking; "
          "leave out --compare, --average, --rerank and --refiner"),

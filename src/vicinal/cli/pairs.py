@@ -7,7 +7,8 @@ from vicinal.cli.inputs import check_embedding, check_files, check_source, read_
 from vicinal.utils.errors import InputError
 
 OTHERS = ("compare", "average", "images", "embeddings", "labels", "intervals", "per_query", "rerank", "refiner",
-          "csv", "group_by", "clusters", "hierarchy", "metrics", "recall_at", "protocol", "devices")  # fmt: skip
+          "csv", "group_by", "clusters", "hierarchy", "metrics", "recall_at", "protocol", "devices",
+          "checkpoint")  # fmt: skip
 
 
 def evaluate_pair_list(arguments: Arguments) -> None:

@@ -7,14 +7,17 @@ one side of the diagonal are computed: they are counted for their rows and, tran
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vicinal.evaluation.checkpoint import CountCheckpoint
 from vicinal.evaluation.counting import MASKED, Counter
 from vicinal.evaluation.device_counting import DeviceCounter
 from vicinal.evaluation.division import Division, TotalCounts
@@ -84,6 +87,7 @@ def level_ranks(
     chunk_size: int | None = None,
     reranked: RerankedScores | None = None,
     divided: bool = False,
+    checkpoint: Path | None = None,
 ) -> Iterator[list[Ranks]]:
     """The ranks of the positives at several levels of labels, fine and coarse, from one pass over the similarities.
 
@@ -95,12 +99,14 @@ def level_ranks(
         reranked: as in :func:`positive_ranks`.
         divided: whether the processes of `torch.distributed`, which all call this function, divide the work; each of
             them gets all ranks.
+        checkpoint: a folder of checkpoints, in which every process saves each minute what it has counted, up to 80 MB,
+            and from which it goes on; without re-ranking.
 
     Yields:
         For the next queries, in order, their ranks at each level.
 
     Raises:
-        InputError: queries and gallery have different dimensions.
+        InputError: queries and gallery have different dimensions, or the checkpoint is of another evaluation.
 
     Example:
         >>> vectors = UnitVectors(np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1]]), "embedding")
@@ -111,7 +117,7 @@ def level_ranks(
         [[array([2, 2]), array([1, 2, 1, 2, 1, 2])]]
     """
     check_same_dim(queries, gallery)
-    counting = _TiledCounting(queries, gallery, levels, chunk_size, reranked, divided)
+    counting = _TiledCounting(queries, gallery, levels, chunk_size, reranked, divided, checkpoint)
     sizes = np.sum([relevance.label_counts() for relevance in levels], axis=0)
     for start, stop in _panels(sizes, reranked):
         panel, totals = counting.count(start, stop)
@@ -150,6 +156,7 @@ class _TiledCounting:
         chunk_size: int | None,
         reranked: RerankedScores | None,
         divided: bool,
+        checkpoint: Path | None,
     ) -> None:
         self._queries, self._gallery, self._levels, self._reranked = queries, gallery, levels, reranked
         self._division = Division.of_group() if divided else Division()
@@ -160,11 +167,13 @@ class _TiledCounting:
         self._unit_gallery = self._unit_queries if queries is gallery else _unit_rows(gallery)
         self._excluded = _excluded_other_labels(levels)
         self._is_symmetric = queries is gallery and reranked is None and not len(self._excluded[0])
+        self._checkpoint = checkpoint
+        self._inputs_digest = "" if checkpoint is None else self._digest_inputs()
 
     def count(self, start: int, stop: int) -> tuple[_Panel, list[TotalCounts]]:
         """Count for queries `start` to `stop`, and return what was counted at each level."""
         panel = self._panel(start, stop)
-        for top in self._division.own(range(start, stop, self._rows)):
+        for top in self._uncounted(panel):
             vectors = self._unit_queries(top, min(top + self._rows, stop))
             if self._is_symmetric:
                 self._count_rows(panel, top, vectors, range(0, start))
@@ -173,6 +182,28 @@ class _TiledCounting:
             else:
                 self._count_rows(panel, top, vectors, range(len(self._gallery)))
         return panel, [self._division.total(counter.num_before, counter.is_tied) for counter in panel.counters]
+
+    def _uncounted(self, panel: _Panel) -> Iterator[int]:
+        """The rows of tiles in which this process must count: all of its own that no checkpoint holds."""
+        tops = self._division.own(range(panel.start, panel.stop, self._rows))
+        if self._checkpoint is None:
+            yield from tops
+            return
+        facts = self._inputs_digest, self._division, self._is_symmetric, tops
+        fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()
+        rank = self._division.rank
+        yield from CountCheckpoint(self._checkpoint, panel.start, rank, fingerprint, panel.counters).uncounted(tops)
+
+    def _digest_inputs(self) -> str:
+        """A digest of the vectors, the labels and the exclusions."""
+        digest = hashlib.sha256()
+        for vectors in (self._queries, self._gallery):
+            for start in range(0, len(vectors), BLOCK_ROWS):
+                digest.update(vectors.block(start, min(start + BLOCK_ROWS, len(vectors))).cpu().numpy())
+        for relevance in self._levels:
+            for array in relevance.definition():
+                digest.update(np.ascontiguousarray(array))
+        return digest.hexdigest()
 
     def _panel(self, start: int, stop: int) -> _Panel:
         increments = increment_scores = None

@@ -69,7 +69,7 @@ def file_digest(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def write_bytes(path: str | Path, data: bytes) -> None:
+def write_bytes(path: str | Path, data: bytes | memoryview) -> None:
     """Write `data` to the file `path` atomically, as :func:`write_blocks` does.
 
     Raises:
@@ -78,7 +78,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     write_blocks(path, [data])
 
 
-def write_blocks(path: str | Path, blocks: Iterable[bytes]) -> None:
+def write_blocks(path: str | Path, blocks: Iterable[bytes | memoryview]) -> None:
     """Write blocks of bytes to the file `path` atomically; its folder is created if it does not exist.
 
     After a crash, a kill or on a full disk the file is unchanged. If several processes write to one path, the last

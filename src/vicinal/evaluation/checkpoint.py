@@ -1,0 +1,106 @@
+"""Checkpoints of a ranking: what has been counted so far, in files, so that an interrupted evaluation goes on."""
+
+from __future__ import annotations
+
+import io
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from vicinal.utils.arrays import Booleans, ShortIntegers
+from vicinal.utils.errors import InputError
+from vicinal.utils.files import write_bytes
+
+SECONDS_BETWEEN_SAVES = 60.0
+
+
+class Counting(Protocol):
+    """What counts the positives of some queries at one level; see :class:`~vicinal.evaluation.counting.Counter`."""
+
+    @property
+    def num_before(self) -> ShortIntegers: ...
+
+    @property
+    def is_tied(self) -> Booleans: ...
+
+    def restore(self, num_before: ShortIntegers, is_tied: Booleans) -> None: ...
+
+
+class CountCheckpoint:
+    """The counts of one process for some queries, in a file that is written every minute.
+
+    Args:
+        folder: where the files of an evaluation are.
+        start: the first of the queries, by which the file is named.
+        rank: number of this process, by which it is named too.
+        fingerprint: of all that determines the counts; a file with another one is refused.
+        counters: what counts, at each level of labels.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     first = list(CountCheckpoint(Path(folder), 0, 0, "1f", []).uncounted(range(0, 300, 100)))
+        ...     again = list(CountCheckpoint(Path(folder), 0, 0, "1f", []).uncounted(range(0, 300, 100)))
+        >>> first, again
+        ([0, 100, 200], [])
+    """
+
+    def __init__(self, folder: Path, start: int, rank: int, fingerprint: str, counters: Sequence[Counting]) -> None:
+        self.path = folder / f"counts-{start}-{rank}.npz"
+        self._fingerprint, self._counters = fingerprint, counters
+
+    def uncounted(self, tops: range) -> Iterator[int]:
+        """Yield the rows of tiles that are not counted yet; each must be counted before the next is asked for.
+
+        Raises:
+            InputError: the file is of another evaluation.
+            OSError: the file cannot be written.
+        """
+        done, saved_at = self._load(), time.monotonic()
+        for number in range(done, len(tops)):
+            yield tops[number]
+            if number + 1 == len(tops) or time.monotonic() - saved_at >= SECONDS_BETWEEN_SAVES:
+                self._save(number + 1)
+                saved_at = time.monotonic()
+
+    def _save(self, done: int) -> None:
+        arrays: dict[str, np.ndarray] = {"done": np.array(done), "fingerprint": np.array(self._fingerprint)}
+        for level, counter in enumerate(self._counters):
+            arrays |= {f"num_before_{level}": counter.num_before, f"is_tied_{level}": counter.is_tied}
+        file = io.BytesIO()
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+        write_bytes(self.path, file.getbuffer())
+
+    def _load(self) -> int:
+        """Restore the counts; return how many rows of tiles they are of, 0 without a file."""
+        try:
+            with np.load(self.path, allow_pickle=False) as arrays:
+                if str(arrays["fingerprint"]) != self._fingerprint:
+                    raise ValueError("another evaluation")
+                for level, counter in enumerate(self._counters):
+                    counter.restore(arrays[f"num_before_{level}"], arrays[f"is_tied_{level}"])
+                return int(arrays["done"])
+        except FileNotFoundError:
+            return 0
+        except (KeyError, ValueError, EOFError, zipfile.BadZipFile):
+            raise InputError(
+                f"{self.path.parent} holds the checkpoint of another evaluation: other embeddings, labels, settings or "
+                "number of processes; delete it, or name another folder"
+            ) from None
+
+
+def delete_checkpoint(folder: str | Path) -> None:
+    """Delete the files of an evaluation that is done, and the folder if nothing else is in it.
+
+    Example:
+        >>> delete_checkpoint("no-such-folder")
+    """
+    for path in Path(folder).glob("counts-*-*.npz"):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # missing, or not empty
+        Path(folder).rmdir()
