@@ -199,10 +199,10 @@ class _TiledCounting:
         digest = hashlib.sha256()
         for vectors in (self._queries, self._gallery):
             for start in range(0, len(vectors), BLOCK_ROWS):
-                digest.update(vectors.block(start, min(start + BLOCK_ROWS, len(vectors))).cpu().numpy())
+                digest.update(vectors.block(start, min(start + BLOCK_ROWS, len(vectors))).cpu().numpy().data)
         for relevance in self._levels:
             for array in relevance.definition():
-                digest.update(np.ascontiguousarray(array))
+                digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
     def _panel(self, start: int, stop: int) -> _Panel:
