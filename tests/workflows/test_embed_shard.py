@@ -248,10 +248,17 @@ def test_containers_are_sources_of_shards(model: str, images: Path, tmp_path: Pa
         for number, path in enumerate(readable[:5]):
             tar.add(path, f"{number}.png")
     source = f"wds:{tmp_path / 'a.tar'}"
-    for shard in (1, 2, 3):
+    for shard, number in ((1, 1), (2, 3), (3, 5)):
         embed(model, source, tmp_path / "shards", shard)
-    expected = EmbeddingReader(model=model).embed(source).vectors
-    np.testing.assert_allclose(load_vectors(tmp_path / "shards"), expected, atol=1e-6)
+        written = [*(tmp_path / "cache").rglob("*.png")]
+        assert len(written) == number  # its own images only
+    written[0].unlink()
+    embed(model, source, tmp_path / "shards")
+    assert len([*(tmp_path / "cache").rglob("*.png")]) == 4  # none for a shard that is complete
+    expected = EmbeddingReader(model=model).embed(source)
+    vectors, table = load_embeddings(tmp_path / "shards")
+    np.testing.assert_allclose(vectors, expected.vectors, atol=1e-6)
+    pd.testing.assert_frame_equal(table.frame.drop(columns="path"), expected.table.frame.drop(columns="path"))
     os.utime(tmp_path / "a.tar", (0, 0))  # is another version, whose images are written elsewhere
     with pytest.raises(InputError, match=r"a\.tar \(5 rows, SHA-256 (\w{8})\), not "):
         embed(model, source, tmp_path / "shards")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vicinal.data import benchmarks
 from vicinal.data.benchmarks import BENCHMARKS
-from vicinal.data.containers import load_container
+from vicinal.data.containers import list_container, load_container
 from vicinal.data.containers.names import split_container
 from vicinal.data.table import Table
 from vicinal.data.table_files import DIGEST_KEY, frame_digest
 from vicinal.utils.errors import InputError, no_such_source
+
+if TYPE_CHECKING:
+    from vicinal.data.containers.listing import ListedImages
 
 
 def load_table(
@@ -57,6 +61,32 @@ def load_table(
     if root is not None:
         raise InputError(f"{source}: a folder of images takes no root ({root}); its paths start from itself")
     return Table.from_folder(path)
+
+
+def list_table(
+    source: str | Path,
+    root: str | Path | None = None,
+    path_column: str | None = "path",
+    label_column: str | None = "label",
+) -> ListedImages:
+    """Read a table whose images may not be files yet, so that only some need to be written.
+
+    These are the images of WebDataset shards, of a Hugging Face dataset that was saved to disk, and of a .parquet file.
+    Arguments and errors are those of :func:`load_table`.
+    """
+    from vicinal.data.containers.listing import ListedImages
+
+    if not (isinstance(source, str) and source in BENCHMARKS):
+        listed = list_container(str(source), root, path_column, label_column) if split_container(source) else None
+        path = Path(source)
+        if path.suffix.lower() == ".parquet" and path.is_file():
+            from vicinal.data.containers.parquet_images import holds_images, list_parquet_images  # imports pyarrow
+
+            if holds_images(path, path_column):
+                listed = list_parquet_images(path, root, path_column, label_column)
+        if listed is not None:
+            return listed
+    return ListedImages(load_table(source, root, path_column, label_column))
 
 
 def _read_parquet(path: Path, root: str | Path | None, path_column: str | None, label_column: str | None) -> Table:

@@ -172,7 +172,8 @@ def shard_job(
     model = source if kind == "run" and reader.model is None else reader.model
     reader = replace(reader, model=model, on_error=None, precision=reader.used_precision)
     batch_size = reader.batch_embedder(source).batch_size
-    table = reader.read_table(source, split)
+    images = reader.list_images(source, split)
+    table = images.table
     new = ShardManifest(
         shard=shard,
         num_shards=num_shards,
@@ -188,7 +189,9 @@ def shard_job(
         check_together(folder, other, new)
     new.folder(folder).mkdir(parents=True, exist_ok=True)
     with hold_lock(new.folder(folder) / LOCK, 0, f"embed shard {new.name} in {folder}"):
-        yield ShardJob(Path(folder), table.take(new.rows), _stored(new, folder), reader, source, batch_size)
+        job = ShardJob(Path(folder), table.take(new.rows), _stored(new, folder), reader, source, batch_size)
+        images.write(job.table.paths[row] for rows in job.batches for row in rows)
+        yield job
 
 
 def _stored(new: ShardManifest, folder: str | Path) -> ShardManifest:

@@ -17,7 +17,7 @@ from vicinal.data.checks import row_blocks
 from vicinal.data.columns import COLUMN_FLAGS, column_aliases, named_columns
 from vicinal.data.conditions import matching_rows
 from vicinal.data.embeddings import load_embeddings, load_labels, load_vectors, read_fingerprint
-from vicinal.data.loading import load_run_table, load_table
+from vicinal.data.loading import list_table, load_run_table, load_table
 from vicinal.data.moved import move_root
 from vicinal.data.table import Table
 from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported
@@ -36,6 +36,7 @@ from vicinal.workflows.models import check_not_refiner_run, load_model, usable_d
 from vicinal.workflows.source_kind import source_kind
 
 if TYPE_CHECKING:
+    from vicinal.data.containers.listing import ListedImages
     from vicinal.evaluation.model_costs import ModelCost
     from vicinal.models import Embedder
     from vicinal.retrieval import ImageIndex
@@ -146,9 +147,24 @@ class EmbeddingReader(EmbeddingOptions):
         Raises:
             InputError: as :meth:`embed`.
         """
+        return self._selected(load_images(source, self.root, **self._columns(source)), source, split)
+
+    def list_images(self, source: str, split: str | None = None) -> ListedImages:
+        """Return the table of :meth:`read_table`; images of a container are no files before they are written.
+
+        Raises:
+            InputError: as :meth:`embed`.
+        """
+        listed = list_images(source, self.root, **self._columns(source))
+        return replace(listed, table=self._selected(listed.table, source, split))
+
+    def _columns(self, source: str) -> dict[str, str | None]:
+        """The columns of paths and labels of a source of images."""
         remembered = self._columns_of_model
-        columns = {flag: choose_column(source, flag, getattr(self, flag), remembered) for flag in COLUMN_FLAGS}
-        table = load_images(source, self.root, **columns)
+        return {flag: choose_column(source, flag, getattr(self, flag), remembered) for flag in COLUMN_FLAGS}
+
+    def _selected(self, table: Table, source: str, split: str | None) -> Table:
+        """The selected rows of the table of a source of images."""
         selected = table.take(self._rows(table, split, source, columns_of_run(source)))
         selected.other_files = table.other_files
         return selected
@@ -473,3 +489,14 @@ def load_images(
     if kind == "image":
         return Table(pd.DataFrame({"path": [source]}))
     return load_table(source, root, path_column, label_column)
+
+
+def list_images(
+    source: str, root: str | None = None, path_column: str | None = "path", label_column: str | None = "label"
+) -> ListedImages:
+    """Return the table of :func:`load_images`, of which images of a container are not written yet."""
+    if source_kind(source) in ("run", "image"):
+        from vicinal.data.containers.listing import ListedImages
+
+        return ListedImages(load_images(source, root, path_column, label_column))
+    return list_table(source, root, path_column, label_column)

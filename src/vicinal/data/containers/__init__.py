@@ -9,6 +9,8 @@ from vicinal.data.containers.names import CONTAINERS, split_container
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
+    from vicinal.data.containers.export import NamedColumns
+    from vicinal.data.containers.listing import ListedImages
     from vicinal.data.table import Table
 
 __all__ = ["load_container"]
@@ -40,12 +42,7 @@ def load_container(
     Raises:
         InputError: The container cannot be read, or what holds its images or labels is not clear.
     """
-    from vicinal.data.containers.export import NamedColumns
-
-    kind, name = split_container(source) or ("", "")
-    if not name:
-        raise InputError(f"{source} names no container; give {' or '.join(f'{each}:NAME' for each in CONTAINERS)}")
-    columns = NamedColumns.of_table(path_column, label_column)
+    kind, name, columns = _parse(source, path_column, label_column)
     if kind == "hf":
         from vicinal.data.containers.hugging_face import read_hugging_face
 
@@ -57,3 +54,32 @@ def load_container(
     from vicinal.data.containers.fiftyone import read_fiftyone
 
     return read_fiftyone(Path(name))
+
+
+def list_container(
+    source: str, root: str | Path | None = None, path_column: str | None = None, label_column: str | None = None
+) -> ListedImages | None:
+    """List the images of a container, without writing them; arguments and errors are those of :func:`load_container`.
+
+    Returns:
+        The table, with paths of its own; None if it can only be read as a whole.
+    """
+    kind, name, columns = _parse(source, path_column, label_column)
+    if kind == "hf":
+        from vicinal.data.containers.hugging_face import list_saved_dataset
+
+        return list_saved_dataset(name, root, columns)
+    if kind == "wds":
+        from vicinal.data.containers.webdataset import list_webdataset
+
+        return list_webdataset(name, root, columns)
+    return None
+
+
+def _parse(source: str, path_column: str | None, label_column: str | None) -> tuple[str, str, NamedColumns]:
+    from vicinal.data.containers.export import NamedColumns
+
+    kind, name = split_container(source) or ("", "")
+    if not name:
+        raise InputError(f"{source} names no container; give {' or '.join(f'{each}:NAME' for each in CONTAINERS)}")
+    return kind, name, NamedColumns.of_table(path_column, label_column)

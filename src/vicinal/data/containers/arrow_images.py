@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from vicinal.data.containers.export import NamedColumns, Sample
+from vicinal.data.containers.export import Location, NamedColumns, Sample
 from vicinal.utils.errors import InputError
 
 METADATA = b"huggingface"  # the key of a schema's metadata that holds the features of a dataset
@@ -43,13 +44,49 @@ class ImageColumns:
             folder: Images that are files in this folder stay where they are.
             source: Where they come from, for messages.
         """
+        for row, image, values in self._rows(batches, source):
+            content, name = _content(image, folder, f"{source}, row {row}")
+            yield Sample(content, name, values)
+
+    def listed(self, batches: Iterable[pa.RecordBatch | pa.Table], source: str, file: int = 0) -> Iterator[Sample]:
+        """The same with the rows of images in the place of their bytes, which are not read.
+
+        Args:
+            batches: All rows; where the images have no field `bytes`, all have bytes.
+            source: Where they come from, for messages.
+            file: The number of the file or split that the rows are of.
+        """
+        for row, image, values in self._rows(map(self._without_bytes, batches), source):
+            path = (image or {}).get("path")
+            if image is not None and image["has_bytes"]:
+                yield Sample(Location(file, row), Path(path).name if path else "", values)
+            else:
+                content, name = _content(image, Path("/"), f"{source}, row {row}")  # a file stays wherever it is
+                yield Sample(content, name, values)
+
+    def _without_bytes(self, batch: pa.RecordBatch | pa.Table) -> pa.Table:
+        """The rows, of whose images only the path is left, and whether there are bytes."""
+        table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
+        number = table.schema.get_field_index(self.image)
+        images = table.column(number)
+        fields = {field.name for field in images.type}
+        is_there = images.is_valid()
+        has_bytes = pc.struct_field(images, "bytes").is_valid() if "bytes" in fields else is_there
+        columns = {"path": pc.struct_field(images, "path"), "has_bytes": has_bytes}
+        mask = pc.invert(is_there).combine_chunks()
+        short = pa.StructArray.from_arrays([each.combine_chunks() for each in columns.values()], [*columns], mask=mask)
+        return table.set_column(number, self.image, short)
+
+    def _rows(
+        self, batches: Iterable[pa.RecordBatch | pa.Table], source: str
+    ) -> Iterator[tuple[int, dict[str, Any] | None, dict[str, Any]]]:
+        """The number of each row, its image and its other values."""
         columns = {column: column for column in self.others} | ({"label": self.label} if self.label else {})
         row = 0
         for batch in batches:
             values = {name: self._values(batch, column, source) for name, column in columns.items()}
             for position, image in enumerate(batch.column(self.image).to_pylist()):
-                content, name = _content(image, folder, f"{source}, row {row}")
-                yield Sample(content, name, {column: values[column][position] for column in columns})
+                yield row, image, {column: values[column][position] for column in columns}
                 row += 1
 
     def _values(self, batch: pa.RecordBatch | pa.Table, column: str, source: str) -> list[Any]:

@@ -25,6 +25,7 @@ from vicinal.utils.errors import InputError
 TABLE = "table.parquet"
 SCRATCH = ".scratch"
 FILES_PER_FOLDER = 1000
+ROWS_PER_FRAME = 2**18  # that are objects of Python at a time
 SIGNATURES = {
     b"\xff\xd8\xff": ".jpg",
     b"\x89PNG": ".png",
@@ -59,16 +60,32 @@ class NamedColumns:
 
 
 @dataclass(frozen=True)
+class Location:
+    """Where a container holds the bytes of an image.
+
+    Args:
+        file: The number of the file, or of the split.
+        start: The first byte, or the row.
+        size: How many bytes there are; 0 where it is a row.
+    """
+
+    file: int
+    start: int
+    size: int = 0
+
+
+@dataclass(frozen=True)
 class Sample:
     """One image of a container.
 
     Args:
-        image: Its encoded bytes, or a file that stays where it is; None: there is none, and the sample is left out.
+        image: Its encoded bytes, where they are, or a file that stays where it is; None: there is none, and the sample
+            is left out.
         name: Its name in the container, or an empty text.
         values: Its columns. An image without a `label`, where others have one, is left out.
     """
 
-    image: bytes | Path | None
+    image: bytes | Path | Location | None
     name: str = ""
     values: dict[str, Any] = field(default_factory=dict)
 
@@ -102,41 +119,70 @@ def export_images(folder: Path, source: str, read: Callable[[Path], Iterable[Sam
 
     def fill(new: Path) -> None:
         frame = _write(new, source, read(new / SCRATCH))
-        _check_labels(frame, source, columns)
+        check_labels(frame, source, columns)
         shutil.rmtree(new / SCRATCH, ignore_errors=True)
         write_table(new / TABLE, frame)
 
     prepare_folder(folder, TABLE, fill)
     table = Table.from_parquet(folder / TABLE, label_column=None)
-    _check_labels(table.frame, source, columns)  # it may have been written where none were needed
+    check_labels(table.frame, source, columns)  # it may have been written where none were needed
     return table
 
 
-def _check_labels(frame: pd.DataFrame, source: str, columns: NamedColumns) -> None:
+def check_labels(frame: pd.DataFrame, source: str, columns: NamedColumns) -> None:
+    """Raise InputError if there are no labels where they are needed."""
     if columns.needs_labels and "label" not in frame:
         raise InputError(f"{source}: no labels; name the column that holds them by label_column")
 
 
 def _write(folder: Path, source: str, samples: Iterable[Sample]) -> pd.DataFrame:
     """Write the images, and return their table with relative paths."""
-    rows, num_blind, writer = [], 0, _ImageWriter(folder)
-    for sample in track(samples, "writing images"):
+    writer = _ImageWriter(folder)
+    frame = sample_frame(samples, source, "writing images", lambda sample: {"path": writer.write(sample)})
+    writer.keep(frame["path"])
+    check_frame(frame, folder, source)
+    return frame
+
+
+def sample_frame(
+    samples: Iterable[Sample], source: str, doing: str, columns_of: Callable[[Sample], dict[str, Any]]
+) -> pd.DataFrame:
+    """The table of samples that have an image, and a label if others have one.
+
+    Args:
+        samples: Those of the container.
+        source: The container, for messages.
+        doing: What is done with them, for the progress bar.
+        columns_of: A function from a sample to columns beside its name and its values.
+
+    Raises:
+        InputError: There are no images.
+    """
+    frames: list[pd.DataFrame] = []
+    rows: list[dict[str, Any]] = []
+    num_blind = 0
+    for sample in track(samples, doing):
         if sample.image is None:
             num_blind += 1
-        else:
-            own = {"name": sample.name} if sample.name else {}
-            rows.append({"path": writer.write(sample.image, sample.name), **own, **sample.values})
-    if not rows:
+            continue
+        own = {"name": sample.name} if sample.name else {}
+        rows.append({**columns_of(sample), **own, **sample.values})
+        if len(rows) == ROWS_PER_FRAME:
+            frames, rows = [*frames, pd.DataFrame(rows)], []
+    frames += [pd.DataFrame(rows)] if rows else []
+    if not frames:
         raise InputError(f"{source}: no images" + (f"; there are {num_blind:,} samples without one" * bool(num_blind)))
     if num_blind:
         log(f"{source}: left out {num_blind:,} samples without an image")
-    frame = _labeled(pd.DataFrame(rows), source)
-    writer.keep(frame["path"])
+    return _labeled(pd.concat(frames, ignore_index=True), source)
+
+
+def check_frame(frame: pd.DataFrame, folder: Path, source: str) -> None:
+    """Raise InputError if a column of the table of a container is not valid."""
     try:
         validate_frame(frame, folder)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
-    return frame
 
 
 def _labeled(frame: pd.DataFrame, source: str) -> pd.DataFrame:
@@ -158,14 +204,15 @@ class _ImageWriter:
         self.folder = folder
         self.written: dict[bytes, str] = {}
 
-    def write(self, image: bytes | Path, name: str) -> str:
+    def write(self, sample: Sample) -> str:
         """The path of the image, relative to the folder if it is written there."""
-        if isinstance(image, Path):
-            return os.path.abspath(image)
+        image = sample.image
+        if not isinstance(image, bytes):
+            return os.path.abspath(str(image))
         digest = hashlib.sha256(image).digest()
         if digest not in self.written:
             number = len(self.written)
-            path = f"images/{number // FILES_PER_FOLDER:05d}/{number:08d}{_suffix(image, name)}"
+            path = image_path(number, file_suffix(sample.name, image))
             if number % FILES_PER_FOLDER == 0:
                 (self.folder / path).parent.mkdir(parents=True)
             (self.folder / path).write_bytes(image)
@@ -178,7 +225,18 @@ class _ImageWriter:
             (self.folder / path).unlink()
 
 
-def _suffix(image: bytes, name: str) -> str:
+def image_path(number: int, suffix: str) -> str:
+    """The path of an image in the folder of a container.
+
+    Example:
+        >>> image_path(12345, ".jpg")
+        'images/00012/00012345.jpg'
+    """
+    return f"images/{number // FILES_PER_FOLDER:05d}/{number:08d}{suffix}"
+
+
+def file_suffix(name: str, start: bytes = b"") -> str:
+    """The suffix of the file of an image: that of its name, else what its first bytes tell, else none."""
     if is_image_file(name):
         return os.path.splitext(name)[1].lower()
-    return next((suffix for start, suffix in SIGNATURES.items() if image.startswith(start)), "")
+    return next((suffix for signature, suffix in SIGNATURES.items() if start.startswith(signature)), "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 
 from vicinal.data.containers.arrow_images import BATCH_SIZE, choose_columns
 from vicinal.data.containers.export import NamedColumns, Sample, export_folder, export_images, file_versions
+from vicinal.data.containers.listing import ListedImages, list_images
 from vicinal.data.containers.names import SPLITS
 from vicinal.data.containers.relevance import relevance_configurations, relevance_samples
 from vicinal.data.table import Table
+from vicinal.utils.arrays import Integers
 from vicinal.utils.console import condensed_retries, log
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.extras import import_extra
@@ -61,20 +64,62 @@ class DatasetName:
 def read_hugging_face(name: str, root: str | Path | None, columns: NamedColumns) -> Table:
     """The table of a Hugging Face dataset; :func:`~vicinal.data.containers.load_container` has the rules."""
     parsed = DatasetName.parse(name)
-    version = parsed.revision if parsed.folder is None else file_versions(_files(parsed.folder))
-    short = parsed.path if parsed.folder is None else parsed.folder.resolve().name
-    folder = export_folder(root, "hugging_face", short, columns, [parsed.configuration, version])
 
     def read(scratch: Path) -> Iterator[Sample]:
-        try:
+        with _one_line_errors(parsed):
             loaded, has_relevance = _load(parsed, str(scratch))
             yield from (relevance_samples if has_relevance else _samples)(loaded, parsed, columns)
-        except InputError:
-            raise
-        except Exception as error:  # the library raises errors of many types
-            raise InputError(f"{parsed}: {one_line(error)}") from None
 
-    return export_images(folder, str(parsed), read, columns)
+    return export_images(_export_folder(parsed, root, columns), str(parsed), read, columns)
+
+
+def list_saved_dataset(name: str, root: str | Path | None, columns: NamedColumns) -> ListedImages | None:
+    """The same table without the bytes of images, of which those of single ones are read.
+
+    Returns:
+        None unless the dataset is a folder of `save_to_disk`: the library itself converts all of any other.
+    """
+    parsed = DatasetName.parse(name)
+    if not parsed.is_saved:
+        return None
+
+    def samples() -> Iterator[Sample]:
+        with _one_line_errors(parsed):
+            for number, (dataset, values) in enumerate(_splits(_load(parsed, "")[0], parsed)):
+                chosen = choose_columns(dataset.features.arrow_schema, columns, str(parsed))
+                for sample in chosen.listed(dataset.with_format("arrow").iter(BATCH_SIZE), str(parsed), number):
+                    yield Sample(sample.image, sample.name, sample.values | values)
+
+    folder = _export_folder(parsed, root, columns)
+    return list_images(folder, str(parsed), samples, partial(_read_located, parsed, columns), columns)
+
+
+def _read_located(name: DatasetName, columns: NamedColumns, locations: Integers) -> Iterator[bytes]:
+    """The bytes of the images of some rows."""
+    with _one_line_errors(name):
+        for number, (dataset, _) in enumerate(_splits(_load(name, "")[0], name)):
+            image = choose_columns(dataset.features.arrow_schema, columns, str(name)).image
+            rows = locations[locations[:, 0] == number, 1].tolist()
+            chosen = dataset.select_columns([image]).with_format("arrow")
+            for first in range(0, len(rows), BATCH_SIZE):
+                for content in chosen[rows[first : first + BATCH_SIZE]].column(image).to_pylist():
+                    yield content["bytes"]
+
+
+def _export_folder(name: DatasetName, root: str | Path | None, columns: NamedColumns) -> Path:
+    version = name.revision if name.folder is None else file_versions(_files(name.folder))
+    short = name.path if name.folder is None else name.folder.resolve().name
+    return export_folder(root, "hugging_face", short, columns, [name.configuration, version])
+
+
+@contextmanager
+def _one_line_errors(name: DatasetName) -> Iterator[None]:
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # the library raises errors of many types
+        raise InputError(f"{name}: {one_line(error)}") from None
 
 
 def _files(folder: Path) -> list[Path]:
@@ -108,7 +153,16 @@ def _test_split(loaded: Any, source: str) -> Any:
 
 
 def _samples(loaded: Mapping[str, Any], name: DatasetName, columns: NamedColumns) -> Iterator[Sample]:
-    """The images of all splits; a single split `train` is none."""
+    """The images of all splits."""
+    for dataset, values in _splits(loaded, name):
+        chosen = choose_columns(dataset.features.arrow_schema, columns, str(name))
+        batches = dataset.with_format("arrow").iter(BATCH_SIZE)
+        for sample in chosen.samples(batches, name.folder, f"{name}, split {dataset.split}"):
+            yield Sample(sample.image, sample.name, sample.values | values)
+
+
+def _splits(loaded: Mapping[str, Any], name: DatasetName) -> Iterator[tuple[Any, dict[str, str]]]:
+    """The known splits, and the column that tells them; a single split `train` is none."""
     unknown = [split for split in loaded if split not in SPLITS]
     if len(loaded) > 1 and unknown:
         log(f"{name}: left out the splits {', '.join(unknown)}; the known ones are {', '.join(SPLITS)}")
@@ -116,8 +170,4 @@ def _samples(loaded: Mapping[str, Any], name: DatasetName, columns: NamedColumns
         if len(loaded) > 1 and split in unknown:
             continue
         is_split = split in SPLITS and (len(loaded) > 1 or SPLITS[split] != "train")
-        chosen = choose_columns(dataset.features.arrow_schema, columns, str(name))
-        batches = dataset.with_format("arrow").iter(BATCH_SIZE)
-        for sample in chosen.samples(batches, name.folder, f"{name}, split {split}"):
-            values = sample.values | ({"split": SPLITS[split]} if is_split else {})
-            yield Sample(sample.image, sample.name, values)
+        yield dataset, {"split": SPLITS[split]} if is_split else {}

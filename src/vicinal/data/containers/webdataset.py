@@ -11,40 +11,88 @@ import json
 import math
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from vicinal.data.columns import is_known_column
-from vicinal.data.containers.export import NamedColumns, Sample, export_folder, export_images, file_versions
+from vicinal.data.containers.export import (
+    Location,
+    NamedColumns,
+    Sample,
+    export_folder,
+    export_images,
+    file_versions,
+)
+from vicinal.data.containers.listing import ListedImages, list_images
 from vicinal.data.containers.names import SPLITS
 from vicinal.data.folders import IMAGE_SUFFIXES
 from vicinal.data.table import Table
+from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError, one_line, unreadable
 from vicinal.utils.files import check_regular_file
+from vicinal.utils.threads import thread_pool
 
 MAX_SHARDS = 1_000_000
 MAX_BYTES = 2**28  # of one member
 LABELS = ("cls", "label")  # the members and keys of JSON that are labels, unless others are named
 RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
+Members: TypeAlias = "dict[str, bytes | Location]"
 SPLIT_NAME = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLITS)})(?:[^a-z]|$)")
 
 
 def read_webdataset(pattern: str, root: str | Path | None, columns: NamedColumns) -> Table:
     """The table of WebDataset shards; :func:`~vicinal.data.containers.load_container` has the rules."""
     shards = find_shards(pattern)
-    folder = export_folder(root, "webdataset", shards[0].stem, columns, file_versions(shards))
-    reader = _ShardReader(columns.image, LABELS if columns.label is None else (columns.label,))
+    reader = _ShardReader.of(columns)
+    samples = lambda scratch: _with_splits(shards, map(reader.read, shards))  # noqa: E731
+    return export_images(_folder(shards, root, columns), f"wds:{pattern}", samples, columns)
 
-    def read(scratch: Path) -> Iterator[Sample]:
-        splits = _splits(shards)
-        for shard, split in zip(shards, splits, strict=True):
-            for sample in reader.read(shard):
-                yield Sample(sample.image, sample.name, sample.values | ({"split": split} if all(splits) else {}))
 
-    return export_images(folder, f"wds:{pattern}", read, columns)
+def list_webdataset(pattern: str, root: str | Path | None, columns: NamedColumns) -> ListedImages:
+    """The same table without the bytes of images, of which those of single ones are read."""
+    shards = find_shards(pattern)
+    reader = _ShardReader.of(columns)
+
+    def samples() -> Iterator[Sample]:
+        with thread_pool() as pool:  # that wait for the file system
+            yield from _with_splits(shards, pool.map(reader.locate, shards, range(len(shards))))
+
+    folder = _folder(shards, root, columns)
+    return list_images(folder, f"wds:{pattern}", samples, partial(_read_located, shards), columns)
+
+
+def _folder(shards: list[Path], root: str | Path | None, columns: NamedColumns) -> Path:
+    return export_folder(root, "webdataset", shards[0].stem, columns, file_versions(shards))
+
+
+def _with_splits(shards: list[Path], samples: Iterable[Iterable[Sample]]) -> Iterator[Sample]:
+    """The samples of all shards, with the splits that the names of these tell."""
+    splits = _splits(shards)
+    for split, of_shard in zip(splits, samples, strict=True):
+        for sample in of_shard:
+            yield Sample(sample.image, sample.name, sample.values | ({"split": split} if all(splits) else {}))
+
+
+def _read_located(shards: list[Path], locations: Integers) -> Iterator[bytes]:
+    """The bytes of some images."""
+    for number in np.unique(locations[:, 0]).tolist():
+        shard = shards[number]
+        try:
+            with shard.open("rb") as file:
+                for _, start, size in locations[locations[:, 0] == number].tolist():
+                    file.seek(start)
+                    content = file.read(size)
+                    if len(content) != size:
+                        raise InputError(f"{shard}: has changed while it was read; start again")
+                    yield content
+        except OSError as error:
+            raise unreadable(shard, error) from None
 
 
 def find_shards(pattern: str) -> list[Path]:
@@ -95,15 +143,27 @@ class _ShardReader:
     image: str | None
     labels: tuple[str, ...]
 
+    @classmethod
+    def of(cls, columns: NamedColumns) -> _ShardReader:
+        return cls(columns.image, LABELS if columns.label is None else (columns.label,))
+
     def read(self, shard: Path) -> Iterator[Sample]:
-        for key, members in self._groups(shard):
+        """The samples with the bytes of their images."""
+        return self._samples(shard, None)
+
+    def locate(self, shard: Path, number: int) -> list[Sample]:
+        """The samples with the locations of their images; the number is that of the shard."""
+        return [*self._samples(shard, number)]
+
+    def _samples(self, shard: Path, number: int | None) -> Iterator[Sample]:
+        for key, members in self._groups(shard, number):
             yield self._sample(key, members, f"{shard}, sample {key!r}")
 
-    def _groups(self, shard: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
+    def _groups(self, shard: Path, number: int | None) -> Iterator[tuple[str, Members]]:
         """The name of each sample, and its members by their suffixes."""
         key: str | None = None
-        members: dict[str, bytes] = {}
-        for name, content in self._members(shard):
+        members: Members = {}
+        for name, content in self._members(shard, number):
             folder, slash, file = name.rpartition("/")
             stem, _, suffix = file.partition(".")
             if folder + slash + stem != key:
@@ -116,8 +176,11 @@ class _ShardReader:
         if key is not None and members:
             yield key, members
 
-    def _members(self, shard: Path) -> Iterator[tuple[str, bytes]]:
-        """The names and contents of the members that are read. Nothing is unpacked under its own name."""
+    def _members(self, shard: Path, number: int | None) -> Iterator[tuple[str, bytes | Location]]:
+        """The names and contents of the members that are read. Nothing is unpacked under its own name.
+
+        If the shard has a number, the locations of images are in the place of their contents.
+        """
         try:
             with tarfile.open(shard, "r:") as tar:
                 for member in tar:
@@ -130,6 +193,9 @@ class _ShardReader:
                         raise InputError(
                             f"{shard}: {member.name!r} has {size}; at most {MAX_BYTES / 1e6:,.0f} are read"
                         )
+                    if number is not None and self._is_image(member.name):
+                        yield member.name, Location(number, member.offset_data, member.size)
+                        continue
                     file = tar.extractfile(member)
                     content = file.read() if file else b""
                     if len(content) != member.size:
@@ -143,25 +209,33 @@ class _ShardReader:
             raise InputError(f"{shard}: not a tar file that can be read ({one_line(error)})") from None
 
     def _is_read(self, name: str) -> bool:
-        suffix = name.rpartition("/")[2].partition(".")[2].lower()
-        return suffix in ("json", self.image, *self._label_members) or _is_image(suffix)
+        return _suffix(name) in ("json", *self._label_members) or self._is_image(name)
+
+    def _is_image(self, name: str) -> bool:
+        suffix = _suffix(name)
+        return suffix not in ("json", *self._label_members) and (suffix == self.image or _is_image(suffix))
 
     @property
     def _label_members(self) -> list[str]:
         return [suffix for label in self.labels for suffix in (label.lower(), f"{label.lower()}.txt")]
 
-    def _sample(self, key: str, members: dict[str, bytes], where: str) -> Sample:
+    def _sample(self, key: str, members: Members, where: str) -> Sample:
+        texts = {suffix: content for suffix, content in members.items() if isinstance(content, bytes)}
         images = [suffix for suffix in members if _is_image(suffix)]
         suffix = self.image or (images[0] if images else "")
         if self.image is None and len(images) > 1:
             raise InputError(f"{where}: has several images ({', '.join(images)}); name one by path_column")
-        fields = _fields(members["json"], where) if "json" in members else {}
+        fields = _fields(texts["json"], where) if "json" in texts else {}
         values = {name: value for name, value in fields.items() if is_known_column(name) and value is not None}
         values = {name: value for name, value in values.items() if name not in ("path", "label", "split")}
-        label = next((_text(members[each], where) for each in self._label_members if each in members), None)
+        label = next((_text(texts[each], where) for each in self._label_members if each in texts), None)
         if label is None:
             label = next((fields[each] for each in self.labels if fields.get(each) is not None), None)
         return Sample(members.get(suffix), f"{key}.{suffix}", values | ({} if label is None else {"label": label}))
+
+
+def _suffix(name: str) -> str:
+    return name.rpartition("/")[2].partition(".")[2].lower()
 
 
 def _is_image(suffix: str) -> bool:
