@@ -21,12 +21,14 @@ GRACE = 1.0
 
 def member(rank: int, folder: Path, ending: int, how: str) -> None:
     """A process of a run that trains for ever, but for one that ends."""
-    lifeline.GRACE_SECONDS = GRACE
+    lifeline.GRACE_SECONDS, lifeline.END_SECONDS = GRACE, 0.0
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=WORLD)
     life = Lifeline(hint="resume it")
     (folder / f"{rank} ready").touch()
+    if rank == 2 and how in ("leave", "both"):
+        os._exit(0 if life.leave_error("no such file", 3) else 9)
     if rank == ending and how != "kill":
-        life.__exit__(ValueError if how == "error" else None, None, None)
+        life.__exit__(ValueError if how in ("error", "both") else None, None, None)
         os._exit(0)
     if how == "finish":
         time.sleep(2 * GRACE)
@@ -35,7 +37,10 @@ def member(rank: int, folder: Path, ending: int, how: str) -> None:
     time.sleep(600)
 
 
-@pytest.mark.parametrize(("ending", "how"), [(0, "kill"), (2, "kill"), (1, "error"), (0, "error"), (0, "finish")])
+@pytest.mark.parametrize(
+    ("ending", "how"),
+    [(0, "kill"), (2, "kill"), (1, "error"), (0, "error"), (0, "finish"), (2, "leave"), (0, "both")],
+)
 def test_all_end_with_one(ending: int, how: str, tmp_path: Path) -> None:
     multiprocessing.set_forkserver_preload(PRELOADED)
     context = multiprocessing.get_context("forkserver")
@@ -56,4 +61,8 @@ def test_all_end_with_one(ending: int, how: str, tmp_path: Path) -> None:
             process.kill()
     expected = WORLD * [0 if how == "finish" else 1]
     expected[ending] = -signal.SIGKILL if how == "kill" else 0
+    if how == "leave":
+        expected[0] = 3
+    elif how == "both":
+        expected[2] = 0
     assert codes == expected

@@ -114,12 +114,13 @@ def test_two_processes_print_what_one_does(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_error_is_printed_by_one_process(tmp_path: Path) -> None:
     vectors = np.eye(60, dtype=np.float32)
+    np.save(tmp_path / "finite.npy", vectors)
     vectors[50, 3] = np.nan
-    np.save(tmp_path / "x.npy", vectors)
+    np.save(tmp_path / "nan.npy", vectors)
     np.save(tmp_path / "labels.npy", np.arange(60) // 2)
     np.save(tmp_path / "few.npy", np.arange(59))
-    for labels, message in (("labels.npy", "row 50"), ("few.npy", "has 59 rows")):
-        process = run("--embeddings", tmp_path / "x.npy", "--labels", tmp_path / labels, "--devices", 2)
+    for name, labels, message in (("nan", "labels", "row 50"), ("finite", "few", "has 59 rows")):
+        process = run("--embeddings", tmp_path / f"{name}.npy", "--labels", tmp_path / f"{labels}.npy", "--devices", 2)
         output, errors = process.communicate(timeout=300)
         assert (process.returncode, output, len(errors.splitlines())) == (2, "", 1), errors
         assert message in errors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -33,6 +34,7 @@ from vicinal.training.sharded_centers import (
 )
 from vicinal.training.strategy import average_gradients, create_strategy, gathered, own_part, part_like, whole
 from vicinal.utils import distributed
+from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.launch import Launch
 
@@ -61,11 +63,11 @@ class Engine:
         self.settings, self.launch = settings, settings.launch
         self.precision = create_precision(settings)
         self.fabric = create_fabric(settings, self.precision, find_unused_parameters)
-        with ending_with_main_process():
-            self.fabric.launch()
+        launch_processes(self.fabric)
         # A context at the end of which the run has ended; until then all processes end when one of them dies.
         self.lifeline: AbstractContextManager[object] = nullcontext()
         if distributed.world_size() > 1:
+            log(f"training with {distributed.world_size()} processes")
             self.lifeline = Lifeline(os.environ.get("MASTER_ADDR") if self.launch.num_nodes > 1 else None, hint)
 
     def setup(
@@ -257,6 +259,17 @@ def create_fabric(settings: BaseSettings, precision: Precision, find_unused_para
     except (RuntimeError, ValueError, MisconfigurationException) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"accelerator = {settings.accelerator}, devices = {devices}: {reason}") from None
+
+
+def launch_processes(fabric: Fabric) -> None:
+    """Start the other processes and join them; none outlives this one. Lightning's messages about that are left out."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        with ending_with_main_process():
+            fabric.launch()
+    finally:
+        logging.disable(before)
 
 
 def cluster_environment(launch: Launch) -> ClusterEnvironment:

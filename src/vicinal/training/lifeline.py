@@ -17,12 +17,15 @@ import time
 from typing import Any
 
 from vicinal.utils import distributed
+from vicinal.utils.console import printable
 from vicinal.utils.errors import TrainingStoppedError
 
 GRACE_SECONDS = 30.0  # in which all must end after one has ended by an error, which is most often an error of all
+END_SECONDS = 5.0  # for rank 0 to end before the others: Fabric kills it when a process that it started has failed
 CONNECT_SECONDS = 120.0
 TOKEN_BYTES = 16
-FINISHED, FAILED = b".", b"!"  # what a process says before it ends
+FINISHED, FAILED = b".", b"!"  # what a process says before it ends; an exit status and an error may follow FAILED
+MAX_ERROR_BYTES = 4096
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # a node without power closes no connection
 
 
@@ -48,6 +51,8 @@ class Lifeline:
         else:
             self._connect(address)
         self.deadline: float | None = None  # once a process has ended by an error
+        self.error: tuple[int, str] | None = None  # what it says to rank 0 of this: exit status and error
+        self._has_heard = threading.Event()  # from another process
         atexit.register(self.finish, FAILED)
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
 
@@ -96,7 +101,7 @@ class Lifeline:
             if self.is_finished:
                 return
             if not ready and self.deadline is not None:
-                self._end("another process has ended by an error")
+                self._end_after_error()
             for connection in ready:
                 self._listen(connection)
 
@@ -106,12 +111,37 @@ class Lifeline:
             said = connection.recv(1)
         except OSError:
             said = b""
-        name = self.others.pop(connection)
         self.selector.unregister(connection)
+        name = self.others[connection] if said == FAILED else self.others.pop(connection)  # one that failed may wait
         if said == FAILED and self.deadline is None:
             self.deadline = time.monotonic() + GRACE_SECONDS
+            text = _receive(connection, MAX_ERROR_BYTES).decode(errors="replace")
+            self.error = (int(text[0]), text[1:]) if text[:1].isdecimal() else None
         elif not said and not self.is_finished:
             self._end(f"the process of rank {name} was killed")
+        self._has_heard.set()
+
+    def leave_error(self, error: str, exit_status: int) -> bool:
+        """Leave an error to the process of rank 0, which prints it if it does not end by an error of its own.
+
+        Returns:
+            Whether it has ended by an error; if not, this process must print its own.
+        """
+        self._say(FAILED + f"{exit_status}{error}".encode()[:MAX_ERROR_BYTES])
+        if not self._has_heard.wait(2 * GRACE_SECONDS) or self.deadline is None:
+            return False
+        time.sleep(END_SECONDS)
+        return True
+
+    def _end_after_error(self) -> None:
+        """End this process since another one has ended by an error, and print that if it was left to this one."""
+        if self.error is None:
+            self._end("another process has ended by an error")
+        else:
+            exit_status, text = self.error
+            print(f"vicinal: error: {printable(text)}", file=sys.stderr, flush=True)
+            self._say(FAILED)
+            os._exit(exit_status)
 
     def _end(self, reason: str) -> None:
         """End this process at once; its connections are closed, and so the others end."""
@@ -132,6 +162,9 @@ class Lifeline:
             return
         self.is_finished = True
         atexit.unregister(self.finish)
+        self._say(last_word)
+
+    def _say(self, last_word: bytes) -> None:
         for connection in list(self.others):
             try:
                 connection.sendall(last_word)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from vicinal.utils.errors import InputError
+from vicinal.utils.console import is_main_process
+from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.launch import Launch, check_launch
 
 MAX_DIFFERENCE = timedelta(days=7)  # after which the first process no longer waits for the last; the dead are noticed
@@ -38,8 +39,7 @@ def dividing_processes(devices: int | None) -> Iterator[bool]:
     from lightning.fabric import Fabric
     from lightning.fabric.strategies.ddp import DDPStrategy
 
-    from vicinal.training.engine import cluster_environment
-    from vicinal.training.interrupt import ending_with_main_process
+    from vicinal.training.engine import cluster_environment, launch_processes
     from vicinal.training.lifeline import Lifeline
 
     fabric = Fabric(
@@ -49,7 +49,12 @@ def dividing_processes(devices: int | None) -> Iterator[bool]:
         strategy=DDPStrategy(timeout=MAX_DIFFERENCE),
         plugins=[cluster_environment(launch)],
     )
-    with ending_with_main_process():
-        fabric.launch()
-    with Lifeline(os.environ.get("MASTER_ADDR") if launch.num_nodes > 1 else None):
-        yield True
+    launch_processes(fabric)
+    with Lifeline(os.environ.get("MASTER_ADDR") if launch.num_nodes > 1 else None) as lifeline:
+        try:
+            yield True
+        except (InputError, OSError, RuntimeError) as error:  # most often the same on all, which one process prints
+            exit_status = 2 if isinstance(error, InputError) else 1
+            if is_main_process() or not lifeline.leave_error(one_line(error), exit_status):
+                raise
+            raise SystemExit(exit_status) from None
