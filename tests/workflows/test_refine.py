@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shlex
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +19,16 @@ from tests.conftest import SMALL
 from tests.training.test_refiner import RISING, TINY, save_clusters, script_validation
 from vicinal.cli.main import main
 from vicinal.data import Table, load_embeddings, read_fingerprint, save_embeddings
+from vicinal.data.images import ImageDataset
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.training import Recipe, RefinerRecipe, Trainer, train
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
+from vicinal.workflows import refine
+from vicinal.workflows.embed_processes import embed_in_processes
 from vicinal.workflows.refine import LabeledEmbeddings, _split, resume_refiner, train_refiner
+from vicinal.workflows.sources import EmbeddingReader
 
 
 def divided(embedded: LabeledEmbeddings, *more: str) -> LabeledEmbeddings:
@@ -237,3 +243,38 @@ def test_given_embeddings_are_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"embeddings = .* is where the run would keep its own copy; give another"):
         train_refiner(RefinerRecipe.load(overrides=[f"--embeddings={given}", *TINY]), tmp_path)
     assert given.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_several_processes_embed_what_one_does(
+    source: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(refine, "EmbeddingReader", partial(EmbeddingReader, batch_size=8))
+    embedded = []
+    for devices in (1, 2):
+        script_validation(monkeypatch, RISING)
+        run = train_refiner(from_run(source, f"--devices={devices}"), tmp_path / f"{devices}")
+        embedded.append(load_embeddings(run.embeddings))
+    assert "embedding 41 images in 2 processes" in capsys.readouterr().err
+    np.testing.assert_array_equal(embedded[0][0], embedded[1][0])
+    pd.testing.assert_frame_equal(embedded[0][1].frame, embedded[1][1].frame)
+
+
+@pytest.mark.slow
+def test_an_error_of_a_process_that_embeds_is_that_of_one(source: RunFolder, tmp_path: Path) -> None:
+    reader = EmbeddingReader(model=str(source.path), batch_size=2, device="cpu")
+    paths = [shutil.copy(each, tmp_path) for each in sorted((source.path.parent / "photos" / "class1").iterdir())]
+    images = ImageDataset(Table(pd.DataFrame({"path": paths})), reader.loaded_model.transform)
+    Path(paths[-1]).unlink()
+    with pytest.raises(InputError, match=f"{paths[-1]}: no such file$") as error:
+        embed_in_processes(reader, images, 2)
+    assert "\n" not in str(error.value)
+    assert not multiprocessing.active_children()
+
+
+def test_devices_embed_the_images_of_a_run(source: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="devices = 2 must be 1 without run, whose images several processes embed"):
+        RefinerRecipe.load(overrides=["--embeddings=e.parquet", "--devices=2"])
+    with pytest.raises(InputError, match="devices = 5000 must be at most"):
+        train_refiner(from_run(source, "--devices=5000"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

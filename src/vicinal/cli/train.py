@@ -63,6 +63,7 @@ REFINE_HELP = Help(
     {
         "embeddings": ("", "file of embeddings of labeled images, as `vicinal embed` writes it"),
         "run": ("", "instead of embeddings: folder of a training run, whose images are embedded"),
+        "devices": ("", "with run: number of GPUs or processes that embed its images (default: 1)"),
         "val_fraction": ("0.2", "fraction of the classes for validation, if there is no split val"),
         "embedder_fraction": ("0.0", "with run: fraction of the classes on which a new embedder is trained"),
         "refiner.depth": ("8", "number of blocks"),

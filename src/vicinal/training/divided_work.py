@@ -18,12 +18,18 @@ from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats
 
 
-def divided_rows(length: int, batch_size: int) -> list[range]:
+def divided_rows(length: int, batch_size: int, num_processes: int | None = None) -> list[range]:
     """The rows of each process: whole batches in their order, as evenly as that allows.
 
-    The batches are those of one process, so that an embedding does not depend on the number of processes.
+    The batches are those of one process, so that an embedding does not depend on the number of processes, which is that
+    of `torch.distributed` unless it is given.
+
+    Example:
+        >>> divided_rows(10, batch_size=2, num_processes=2)
+        [range(0, 4), range(4, 10)]
     """
-    bounds = np.linspace(0, -(-length // batch_size), distributed.world_size() + 1).round().astype(int) * batch_size
+    number = distributed.world_size() if num_processes is None else num_processes
+    bounds = np.linspace(0, -(-length // batch_size), number + 1).round().astype(int) * batch_size
     return [range(min(first, length), min(last, length)) for first, last in pairwise(bounds.tolist())]
 
 

@@ -132,6 +132,8 @@ class RefinerSettings(BaseSettings):
             which the split val has too few images are left out. The images are random parts of the split val.
         update_factors: factors, from large to small, with which the updates of all blocks are multiplied: in each
             epoch the first counts whose guardrail metrics are not lower. A smaller step gains less and harms less.
+        devices: number of processes that embed the images of `run`, each on a GPU, or on the CPU; null: one. The
+            embeddings are those of one process; the refiner is trained by one.
         keep: "best": the weights of the best epoch, and nothing is saved if the refiner does not help; "last": those of
             the last epoch whatever it brings, as in the paper, and `validation.patience` does not apply.
     """
@@ -149,6 +151,7 @@ class RefinerSettings(BaseSettings):
     guardrail_metrics: list[str] = field(default_factory=lambda: ["recall@1", "mAP@R"])
     guardrail_class_sizes: list[int] = field(default_factory=lambda: list(CLASS_SIZES))
     update_factors: list[float] = field(default_factory=lambda: [1.0, 0.5, 0.25])
+    devices: int | None = None
     keep: Literal["best", "last"] = "best"
 
     def __post_init__(self) -> None:
@@ -157,6 +160,9 @@ class RefinerSettings(BaseSettings):
         require(not neither, "embeddings", self.embeddings, "a file of embeddings, unless run is given")
         both = self.embeddings is not None and self.run is not None
         require(not both, "run", self.run, f"left out where embeddings = {self.embeddings} is given")
+        require(self.devices is None or self.devices >= 1, "devices", self.devices, "at least 1 or null")
+        is_needed = self.devices in (None, 1) or self.run is not None
+        require(is_needed, "devices", self.devices, "1 without run, whose images several processes embed")
         for metric in self.guardrail_metrics:
             check_metric("guardrail_metrics", metric)
         fraction = self.embedder_fraction

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vicinal.data import Table, check_trainable, load_embeddings, read_fingerprint, save_embeddings
+from vicinal.data.images import ImageDataset
 from vicinal.data.loading import load_run_table
 from vicinal.data.splits import shared_classes, splits_by_fraction
 from vicinal.training import Recipe, RefinerRecipe, RefinerTrainer, Trainer
@@ -20,7 +21,11 @@ from vicinal.utils.arrays import Booleans, Floats
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, InterruptedRunError
 from vicinal.utils.run_folder import RunFolder
+from vicinal.workflows.embed_processes import check_devices, embed_in_processes
+from vicinal.workflows.models import usable_device
 from vicinal.workflows.sources import EmbeddingReader
+
+DEVICES = {"cpu": "cpu", "gpu": "cuda", "auto": None}  # by the accelerator of a recipe
 
 
 class LabeledEmbeddings(NamedTuple):
@@ -104,6 +109,7 @@ def _embeddings(recipe: RefinerRecipe, run: RunFolder) -> LabeledEmbeddings:
     settings = recipe.settings
     if settings.embeddings is not None:
         return _load(Path(settings.embeddings))
+    check_devices(usable_device(DEVICES[settings.accelerator]), settings.devices or 1)
     source = RunFolder(Path(str(settings.run)))
     if not source.recipe.is_file():
         raise InputError(f"run = {settings.run} is not the folder of a training run: {source.recipe.name} is missing")
@@ -126,9 +132,15 @@ def _embed(run: RunFolder, table: Table, recipe: RefinerRecipe) -> LabeledEmbedd
     """Embed the training and validation images of a run with its model."""
     table = table.take(table.frame["split"].isin(["train", "val"]).to_numpy())
     on_error = Recipe.load(run.recipe, allow_imports=recipe.allow_imports).settings.data.on_error
-    device = {"cpu": "cpu", "gpu": "cuda", "auto": None}[recipe.settings.accelerator]
-    embedded = EmbeddingReader(model=str(run.path), on_error=on_error, device=device).embed_table(table)
-    return LabeledEmbeddings(embedded.vectors, embedded.table, embedded.fingerprint)
+    device = DEVICES[recipe.settings.accelerator]
+    reader = EmbeddingReader(model=str(run.path), on_error=on_error, device=device)
+    if recipe.settings.devices in (None, 1):
+        embedded = reader.embed_table(table)
+        return LabeledEmbeddings(embedded.vectors, embedded.table, embedded.fingerprint)
+    images = ImageDataset(table, reader.loaded_model.transform, on_error=on_error)
+    return LabeledEmbeddings(
+        embed_in_processes(reader, images, recipe.settings.devices), images.table, reader.fingerprint
+    )
 
 
 def _embeddings_by_new_embedder(
