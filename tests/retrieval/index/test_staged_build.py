@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -218,3 +220,40 @@ def test_what_cannot_be_built_leaves_nothing(tmp_path: Path) -> None:
         pytest.raises(InputError, match="another process"),
     ):
         Index.build(unit(50), table(50), "sq8", folder=tmp_path / "index", overwrite=True)
+
+
+@pytest.mark.parametrize("kind", ["binary", "exact"])
+def test_a_build_that_was_killed_at_once_is_not_in_the_way(kind: Literal["binary", "exact"], tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+
+    def build() -> None:
+        if kind == "exact":
+            Index.build(unit(50), table(50), kind).save(folder)
+        else:
+            Index.build(unit(50), table(50), kind, folder=folder, overwrite=True)
+
+    for names in ((), (".lock",), (".lock", "trained")):
+        (folder / STAGE).mkdir(parents=True)
+        for name in names:
+            (folder / STAGE / name).touch()
+        with pytest.raises(InputError, match="it has no config" if not names else "its build has begun"):
+            Index.load(folder)
+        build()
+        assert not (folder / STAGE).exists()
+        assert len(Index.load(folder)) == 50
+        shutil.rmtree(folder)
+    (folder / STAGE).mkdir(parents=True)
+    with pytest.raises(InputError, match="needs 9,984 vectors"):
+        Index.build(unit(50), table(50), "ivfpq", folder=folder)
+    assert not folder.exists()
+
+
+def test_a_build_that_goes_on_is_not_disturbed(tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    interrupted(folder, unit(ROWS))
+    Index.build(unit(50), table(50), "exact").save(folder)
+    assert files(folder / STAGE)
+    (folder / STAGE / "build.json").unlink()
+    with hold_lock(folder / STAGE / ".lock", 0, "build"):  # while quantizers are trained
+        Index.build(unit(50), table(50), "exact").save(folder)
+        assert files(folder / STAGE)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
+from vicinal.utils.locks import hold_lock
 
 STAGE = ".building"  # the folder within that of the index, until the index is complete
-FILE = "build.json"
+FILE, LOCK = "build.json", ".lock"
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,19 @@ class BuildProgress:
         (stage / FILE).unlink(missing_ok=True)
 
 
+def delete_stale_stage(folder: Path) -> None:
+    """Delete what a build in `folder` left that was killed before it saved anything; one that goes on stays."""
+    stage = folder / STAGE
+    if stage.is_dir() and BuildProgress.load(stage) is None:
+        with suppress(InputError), hold_lock(stage / LOCK, 0, f"build the index {folder}"):
+            shutil.rmtree(stage)
+
+
 def interruption(folder: Path) -> str | None:
     """A message about the build of an index in `folder` that is not complete; None if there is none."""
-    if not (folder / STAGE).is_dir():
+    stage = folder / STAGE
+    if not stage.is_dir() or not os.listdir(stage):
         return None
-    progress = BuildProgress.load(folder / STAGE)
+    progress = BuildProgress.load(stage)
     done = "its build has begun" if progress is None else f"{progress.done:,} of {progress.total:,} vectors are done"
     return f"{folder} is not an index yet: {done}; wait for its build, or repeat the command to go on with it"

@@ -19,7 +19,7 @@ import faiss
 import numpy as np
 from typing_extensions import Self
 
-from vicinal.retrieval.index.build_progress import STAGE, BuildProgress
+from vicinal.retrieval.index.build_progress import LOCK, STAGE, BuildProgress, delete_stale_stage
 from vicinal.retrieval.index.faiss_engine import Kind
 from vicinal.retrieval.index.half_store import HalfStore
 from vicinal.retrieval.index.rescoring import (
@@ -41,7 +41,7 @@ from vicinal.utils.locks import hold_lock
 
 BATCH_ROWS = 16 * BLOCK_ROWS  # vectors between two saves
 VERSION = 1  # of what is in the folder
-TRAINED, CODES, ORIGINALS, LOCK = "trained", "codes", "originals", ".lock"
+TRAINED, CODES, ORIGINALS = "trained", "codes", "originals"
 
 
 class StagedBuild:
@@ -87,7 +87,8 @@ class StagedBuild:
             InputError: another process builds an index in the folder, or as for the class.
         """
         build = cls(folder, vectors, kind, rescore)
-        is_new = not build._folder.exists()
+        delete_stale_stage(build._folder)
+        is_new = not build._folder.exists() or not any(build._folder.iterdir())
         build._stage.mkdir(parents=True, exist_ok=True)
         with hold_lock(build._stage / LOCK, 0, f"build the index {folder}"):
             try:

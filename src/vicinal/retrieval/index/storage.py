@@ -22,7 +22,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from vicinal.retrieval.index.build_progress import interruption
+from vicinal.retrieval.index.build_progress import delete_stale_stage, interruption
 from vicinal.retrieval.index.half_store import HalfStore, all_finite
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.files import file_digest, temporary_files, write_blocks, write_bytes
@@ -109,6 +109,7 @@ class IndexFiles:
             write_bytes(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
         finally:
             _delete_unused(folder)
+        delete_stale_stage(folder)
         return names
 
     def _name_of_originals(self, folder: Path) -> str:
