@@ -199,6 +199,8 @@ def _booleans(values: pd.Series, column: str) -> pd.Series:
 
 def _labels(values: pd.Series, column: str) -> pd.Series:
     """Convert to all text or all int64: mixed values cannot be sorted, and fractions are not labels."""
+    if isinstance(values.dtype, np.dtype) and values.dtype.kind == "i":
+        return pd.Series(values.to_numpy(np.int64), index=values.index)
     objects = values.tolist()
     for position, value in enumerate(objects):
         if isinstance(value, str):
