@@ -8,7 +8,7 @@ one side of the diagonal are computed: they are counted for their rows and, tran
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from vicinal.utils.arrays import Integers
 from vicinal.utils.chunks import chunk_ranges
 from vicinal.utils.tile_size import tile_elements
 
-MAX_RANKS = 2**20  # yielded at once
+MAX_RANKS = 2**17  # yielded at once; metrics then stay in the cache
 MAX_COUNTED = 2**24  # positives that are counted at a time, at all levels together; each takes 13 bytes
 STRIP_ROWS = 1024  # queries in one product on the diagonal, of which only one side is needed
 MAX_UNIT_BYTES = 32 * 2**20  # unit vectors that are kept in memory instead of being computed for every tile
@@ -158,13 +158,13 @@ class _TiledCounting:
         divided: bool,
         checkpoint: Path | None,
     ) -> None:
-        self._queries, self._gallery, self._levels, self._reranked = queries, gallery, levels, reranked
+        self._queries = _kept_if_few(queries)
+        self._gallery = self._queries if queries is gallery else _kept_if_few(gallery)
+        self._levels, self._reranked = levels, reranked
         self._division = Division.of_group() if divided else Division()
         self._rows, self._columns = _tile_size(len(queries), len(gallery), chunk_size, queries.device)
         self._rows = self._division.tile_rows(self._rows, len(queries))
         self._block = ScoreBuffer(self._rows, self._columns, queries.device)
-        self._unit_queries = _unit_rows(queries)
-        self._unit_gallery = self._unit_queries if queries is gallery else _unit_rows(gallery)
         self._excluded = _excluded_other_labels(levels)
         self._is_symmetric = queries is gallery and reranked is None and not len(self._excluded[0])
         self._checkpoint = checkpoint
@@ -174,7 +174,7 @@ class _TiledCounting:
         """Count for queries `start` to `stop`, and return what was counted at each level."""
         panel = self._panel(start, stop)
         for top in self._uncounted(panel):
-            vectors = self._unit_queries(top, min(top + self._rows, stop))
+            vectors = self._queries.block(top, min(top + self._rows, stop))
             if self._is_symmetric:
                 self._count_rows(panel, top, vectors, range(0, start))
                 self._count_rows(panel, top, vectors, range(stop, len(self._gallery)))
@@ -224,7 +224,7 @@ class _TiledCounting:
     def _count_rows(self, panel: _Panel, top: int, vectors: Tensor, gallery: range) -> None:
         """Count for the queries from `top` on, which have these vectors, in a range of the gallery."""
         for left, right in self._tiles(gallery):
-            scores = self._block.product(vectors, self._unit_gallery(left, right))
+            scores = self._block.product(vectors, self._gallery.block(left, right))
             self._increment(panel, scores, top, left)
             self._mask(scores, top, left)
             for counter in panel.counters:
@@ -233,7 +233,7 @@ class _TiledCounting:
     def _count_symmetric(self, panel: _Panel, top: int, vectors: Tensor) -> None:
         """Count for the queries from `top` on and for those of the panel before them, which search each other."""
         for left, right in self._tiles(range(panel.start, top)):
-            scores = self._block.product(vectors, self._unit_gallery(left, right))
+            scores = self._block.product(vectors, self._gallery.block(left, right))
             for counter in panel.counters:
                 counter.count(scores, top - panel.start, left)
                 counter.count_transposed(scores, left - panel.start, top)
@@ -277,14 +277,11 @@ def _tile_size(queries: int, gallery: int, chunk_size: int | None, device: torch
     return min(chunk_size or side, queries), min(side, gallery)
 
 
-def _unit_rows(vectors: UnitVectors) -> Callable[[int, int], Tensor]:
-    """A function that returns unit vectors from start to stop; from memory if there are few."""
+def _kept_if_few(vectors: UnitVectors) -> UnitVectors:
+    """The vectors; if there are few, their unit vectors stay in memory."""
     is_on_gpu = vectors.device.type != "cpu"
     max_bytes = 4 * MAX_UNIT_TILES * tile_elements(vectors.device) if is_on_gpu else MAX_UNIT_BYTES
-    if 4 * len(vectors) * vectors.dim > max_bytes:
-        return vectors.block
-    unit = vectors.block(0, len(vectors))
-    return lambda start, stop: unit[start:stop]
+    return vectors if 4 * len(vectors) * vectors.dim > max_bytes else vectors.kept()
 
 
 def _excluded_other_labels(levels: Sequence[Relevance]) -> tuple[Integers, Integers]:

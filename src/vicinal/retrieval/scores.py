@@ -58,6 +58,7 @@ class UnitVectors:
     ) -> None:
         self._data = _as_tensor(array, name)
         self._rows = None if rows is None else torch.from_numpy(np.array(rows, dtype=np.int64))
+        self._units: Tensor | None = None  # all unit vectors, if they are kept
         self.device = torch.device(device) if device is not None else self._data.device
         self._check_finite(name)
 
@@ -71,16 +72,27 @@ class UnitVectors:
 
     def block(self, start: int, stop: int) -> Tensor:
         """Return rows `start` to `stop` as unit vectors, float32 [stop - start, dim] on the device."""
+        if self._units is not None:
+            return self._units[start:stop]
         return self._unit(self._data[start:stop] if self._rows is None else self._data[self._rows[start:stop]])
 
     def take(self, rows: Integers) -> Tensor:
         """Return the given rows as unit vectors, float32 [rows, dim] on the device."""
         indices = torch.from_numpy(rows)
+        if self._units is not None:
+            return self._units[indices]
         return self._unit(self._data[indices if self._rows is None else self._rows[indices]])
+
+    def kept(self) -> UnitVectors:
+        """Return the same vectors, whose unit vectors are computed once and stay in memory."""
+        kept = copy(self)
+        kept._units = self.block(0, len(self))
+        return kept
 
     def subset(self, rows: Integers) -> UnitVectors:
         """Return the given rows as `UnitVectors` of their own, without a copy."""
         subset = copy(self)
+        subset._units = None
         subset._rows = torch.from_numpy(rows if self._rows is None else self._rows.numpy()[rows])
         return subset
 
