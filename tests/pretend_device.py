@@ -63,6 +63,13 @@ VIEWS = {
     "new_empty_strided",
 }  # fmt: skip
 """Operations that start no kernel."""
+PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1, "baddbmm_": 1}
+"""Matrix products, and which argument is their first factor."""
+CPU_OPERATIONS = {
+    "aten.mm.dtype": lambda a, b, dtype: a.to(dtype) @ b.to(dtype),
+    "aten.addmm.dtype_out": lambda total, a, b, dtype, out: out.addmm_(a.to(dtype), b.to(dtype)),
+}
+"""What computes operations that PyTorch has on GPUs only; the total is what is added to, in place."""
 
 
 class PretendTensor(Tensor):
@@ -92,6 +99,7 @@ class PretendDevice(TorchDispatchMode):
         waits: "operation, file:line" in Vicinal -> how often the host waited there.
         launches: number of operations that start a kernel.
         bytes: size of the tensors that these operations take and return.
+        flops: type of the factors -> additions and multiplications of matrix products.
         has_kernels: whether the operations that have a Triton kernel count as this kernel, and one that fills each
             result with zeros. Their values are computed without it.
         cpu_group: does the work of the process group of this device, which itself takes no tensors of the CPU.
@@ -102,6 +110,7 @@ class PretendDevice(TorchDispatchMode):
         self.waits: Counter[str] = Counter()
         self.launches = 0
         self.bytes = 0
+        self.flops: Counter[torch.dtype] = Counter()
         self.has_kernels = has_kernels
         self.cpu_group: dist.ProcessGroup | None = None
 
@@ -128,9 +137,10 @@ class PretendDevice(TorchDispatchMode):
         self._count(operation, args, kwargs, makes_own)
         if target is not None:
             kwargs["device"] = torch.device("cpu")
-        out = func(*tree_map(_values, args), **tree_map(_values, kwargs))
+        run = CPU_OPERATIONS.get(str(func), func)
+        out = run(*tree_map(_values, args), **tree_map(_values, kwargs))
         if operation not in VIEWS:
-            self.bytes += _num_bytes(tensors, tree_leaves(out))
+            self.bytes += _num_bytes(_tensors(args, {**kwargs, "out": None}), tree_leaves(out))
         if not makes_own:
             return out
         wrapped = tree_map(_on_device, out)
@@ -145,6 +155,9 @@ class PretendDevice(TorchDispatchMode):
 
     def _count(self, operation: str, args: Sequence[Any], kwargs: dict[str, Any], makes_own: bool) -> None:
         self.launches += operation not in VIEWS
+        if operation in PRODUCTS:
+            a, b = args[PRODUCTS[operation] :][:2]
+            self.flops[a.dtype] += 2 * a.numel() * b.shape[-1]
         indices = args[1] if operation in INDEXING else ()
         by_mask = any(isinstance(each, Tensor) and each.dtype == torch.bool for each in indices)
         sizes = operation == "repeat_interleave" and kwargs.get("output_size") is None

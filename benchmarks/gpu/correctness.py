@@ -20,7 +20,8 @@ from benchmarks.gpu.rows import Key, Measurement, Numbers
 from benchmarks.gpu.timing import Settings
 from vicinal.evaluation import Relevance, positive_ranks
 from vicinal.losses import RecallAtKLoss
-from vicinal.retrieval.scores import UnitVectors
+from vicinal.losses.contextual.products import product, split
+from vicinal.retrieval.scores import ScoreBuffer, UnitVectors
 from vicinal.training.large_batch import embed_in_micro_batches
 
 KERNEL_SIZES = ((5, 1, 1), (7, 3, 20), (9, 11, 300), (64, 70, 5000), (1024, 3, 4096))
@@ -47,10 +48,16 @@ def measurements(settings: Settings) -> Iterator[Measurement]:
         "ranks, exact scores with ties": _compare_exact_ranks,
         "ranks, random vectors": _compare_random_ranks,
         "two-stage backpropagation": _compare_two_stage,
+        "products in bfloat16 parts": _compare_products,
+        "scores of few and of many queries": _compare_tiles,
     }.items():
-        who = "two stages = one" if run is _compare_two_stage else "device = CPU"
+        who = {
+            _compare_two_stage: "two stages = one",
+            _compare_products: "device = float64",
+            _compare_tiles: "tiles of any size",
+        }.get(run, "device = CPU")
         n = 300 if settings.small else 20_000
-        vectors = "" if run is _compare_two_stage else f"{n:,} vectors"
+        vectors = "" if run in (_compare_two_stage, _compare_products) else f"{n:,} vectors"
         yield Measurement(Key("correctness", name, who, vectors), partial(run, n, settings.device))
 
 
@@ -93,6 +100,32 @@ def _compare_two_stage(_: int, device: torch.device) -> Numbers:
         gradients.append(torch.autograd.grad(value, list(network.parameters())))
     largest = max(_difference(one, other) for one, other in zip(*gradients, strict=True))
     return {"passed": largest < MAX_DIFFERENCE, "difference": largest}
+
+
+def _compare_products(n: int, device: torch.device) -> Numbers:
+    """Of ones, zeros and fractions, as the contextual loss multiplies them: counts are exact, sums those of float32."""
+    size = min(n, 4096)
+    generator = torch.Generator().manual_seed(0)
+    ones, fractions = (torch.rand(2, size, size, generator=generator) * 2).to(device)
+    ones = ones.round().clamp_max(1)
+    pairs = [(ones, ones, 0.0), (ones, fractions, 1e-4), (fractions, fractions, 1e-4)]
+    differences = []
+    for a, b, allowed in pairs:
+        found = product(split(a, a is ones), split(b, b is ones)).double()
+        expected = a.double() @ b.double()
+        differences.append((float(((found - expected).abs() / expected.clamp_min(1)).max()), allowed))
+    passed = all(difference <= allowed for difference, allowed in differences)
+    return {"passed": passed, "difference": max(differences)[0]}
+
+
+def _compare_tiles(n: int, device: torch.device) -> Numbers:
+    """A score has the same bits in a tile of few queries, in which positives are scored, as in one of many."""
+    vectors = torch.nn.functional.normalize(torch.randn(n, DIM, generator=torch.Generator().manual_seed(0)).to(device))
+    rows = min(n, 4096)
+    many = ScoreBuffer(rows, n, device).product(vectors[:rows], vectors)[:64]
+    few = [ScoreBuffer(64, count, device).product(vectors[:64], vectors[:count]) for count in (100, rows)]
+    largest = max(float((scores - many[:, : scores.shape[1]]).abs().max()) for scores in few)
+    return {"passed": largest == 0, "difference": largest}
 
 
 def _compare_exact_ranks(n: int, device: torch.device) -> Numbers:

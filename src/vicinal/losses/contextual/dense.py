@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from vicinal.losses.contextual.matrices import DenseMatrix
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
+from vicinal.losses.contextual.products import product
 from vicinal.losses.contextual.variants import Variant, contextual_similarity, similarity_of_kth, slack
 
 
@@ -53,7 +54,7 @@ class _DenseLoss(torch.autograd.Function):
         ctx: Any, similarity: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant
     ) -> Tensor:
         near, close = (
-            DenseMatrix((similarity >= kth - slack(variant.epsilon, kth.dtype)).to(kth.dtype))
+            DenseMatrix((similarity >= kth - slack(variant.epsilon, kth.dtype)).to(kth.dtype), is_binary=True)
             for kth in similarity_of_kth(similarity, k)
         )
         contextual = ContextualSimilarity(Neighborhoods(near, close), variant)
@@ -75,7 +76,7 @@ def _gradient(contextual: ContextualSimilarity[DenseMatrix], grad_w: DenseMatrix
     gradient = contextual.gradient(grad_w)
     total = gradient.entries.values
     if gradient.grad_common is not None and gradient.grad_rows is not None:
-        total.addmm_(gradient.grad_common.values, contextual.near.values).add_(gradient.grad_rows[:, None])
+        product(gradient.grad_common.parts, contextual.near.parts, total).add_(gradient.grad_rows[:, None])
     return total
 
 

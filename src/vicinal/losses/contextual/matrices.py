@@ -12,6 +12,8 @@ from scipy import sparse
 from torch import Tensor
 from typing_extensions import Self
 
+from vicinal.losses.contextual.products import Parts, product, split, transpose
+
 MAX_TERMS = 2**20
 """Number of terms of a product of sparse matrices that are computed at a time: about 10 MB."""
 
@@ -62,9 +64,13 @@ class Matrix(Protocol):
     def sum_of_squares(self) -> Tensor: ...
 
 
-@dataclass(frozen=True)
 class DenseMatrix:
     """A matrix as a tensor.
+
+    Args:
+        values: float [n, n].
+        is_binary: whether all entries are 0 or 1.
+        transposed: the transpose, if this is made of it.
 
     Example:
         >>> matrix = DenseMatrix(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
@@ -72,9 +78,20 @@ class DenseMatrix:
         tensor([ 3., 30.])
     """
 
-    values: Tensor
-
     is_sparse: ClassVar[bool] = False
+
+    def __init__(self, values: Tensor, is_binary: bool = False, transposed: DenseMatrix | None = None) -> None:
+        self.values, self.is_binary, self._transposed = values, is_binary, transposed
+        self._parts: Parts | None = None
+
+    @property
+    def parts(self) -> Parts:
+        """What is multiplied in products; computed once."""
+        if self._transposed is not None:
+            return transpose(self._transposed.parts)
+        if self._parts is None:
+            self._parts = split(self.values, self.is_binary)
+        return self._parts
 
     def __add__(self, other: DenseMatrix) -> DenseMatrix:
         return DenseMatrix(self.values + other.values)
@@ -83,24 +100,24 @@ class DenseMatrix:
         return DenseMatrix(self.values - other.values)
 
     def __mul__(self, other: DenseMatrix) -> DenseMatrix:
-        return DenseMatrix(self.values * other.values)
+        return DenseMatrix(self.values * other.values, self.is_binary and other.is_binary)
 
     def __matmul__(self, other: DenseMatrix) -> DenseMatrix:
-        return DenseMatrix(self.values @ other.values)
+        return DenseMatrix(product(self.parts, other.parts))
 
     @property
     def T(self) -> DenseMatrix:  # noqa: N802
-        return DenseMatrix(self.values.T)
+        return DenseMatrix(self.values.T, self.is_binary, self)
 
     def half(self) -> DenseMatrix:
         return DenseMatrix(self.values / 2)
 
     def at_product(self, a: DenseMatrix, b: DenseMatrix) -> DenseMatrix:
-        return DenseMatrix((a.values @ b.values).mul_(self.values))
+        return DenseMatrix((a @ b).values.mul_(self.values))
 
     def at_symmetric_product(self, a: DenseMatrix, b: DenseMatrix) -> DenseMatrix:
-        product = a.values @ b.values
-        return DenseMatrix((product + product.T).mul_(self.values))
+        total = (a @ b).values
+        return DenseMatrix((total + total.T).mul_(self.values))
 
     def scaled(self, rows: Tensor) -> DenseMatrix:
         return DenseMatrix(self.values * rows[:, None])

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
+from vicinal.losses.contextual.products import product, split, transpose
 from vicinal.losses.contextual.variants import Variant, similarity_of_kth, slack
 from vicinal.utils import distributed
 
@@ -53,10 +54,10 @@ class RowBlocks:
         return RowBlocks(self.values - other.values)
 
     def __mul__(self, other: RowBlocks) -> RowBlocks:
-        return RowBlocks(self.values * other.values)
+        return RowBlocks(self.values * other.values, is_binary=self.is_binary and other.is_binary)
 
     def __matmul__(self, other: RowBlocks) -> RowBlocks:
-        return RowBlocks(_product(self.values, other))
+        return RowBlocks(_product(self, other))
 
     @property
     def T(self) -> RowBlocks:  # noqa: N802
@@ -66,11 +67,11 @@ class RowBlocks:
         return RowBlocks(self.values / 2)
 
     def at_product(self, a: RowBlocks, b: RowBlocks) -> RowBlocks:
-        return RowBlocks(_product(a.values, b).mul_(self.values))
+        return RowBlocks((a @ b).values.mul_(self.values))
 
     def at_symmetric_product(self, a: RowBlocks, b: RowBlocks) -> RowBlocks:
-        product = a @ b
-        return (product + product.T) * self
+        total = a @ b
+        return (total + total.T) * self
 
     def scaled(self, rows: Tensor) -> RowBlocks:
         return RowBlocks(self.values * self._own(rows))
@@ -97,14 +98,16 @@ class RowBlocks:
         return rows[distributed.own_rows(len(rows)), None]
 
 
-def _product(values: Tensor, matrix: RowBlocks) -> Tensor:
-    """The product of some rows [rows, n] with a whole matrix."""
-    source, total = matrix.transposed or matrix, torch.zeros_like(values)
+def _product(matrix: RowBlocks, other: RowBlocks) -> Tensor:
+    """The rows of this process of a product, [rows, n]."""
+    source, total = other.transposed or other, torch.zeros_like(matrix.values)
+    left = split(matrix.values, matrix.is_binary)
     for span, rows in _all_rows(source):
-        if matrix.transposed is None:
-            total.addmm_(values[:, span], rows)
+        right = split(rows, source.is_binary)
+        if other.transposed is None:
+            product([part[:, span] for part in left], right, total)
         else:
-            total[:, span] = values @ rows.T
+            product(left, transpose(right), total[:, span])
     return total
 
 
