@@ -219,6 +219,23 @@ def test_a_wrong_address_is_one_line(model: str, images: Path, tmp_path: Path, c
     assert not (tmp_path / "out").exists()
 
 
+def test_no_cluster_is_started_for_a_model_that_is_not_there(images: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    def never(address: str) -> None:
+        raise AssertionError("a cluster is started")
+
+    monkeypatch.setattr(sys.modules[embed_on_ray.__module__], "ray_cluster", never)
+    for more, message in (
+        (["--model", "resnet5000"], "timm has no model 'resnet5000'"),
+        ([], "say which model embeds"),
+    ):
+        assert main(["embed", str(images), *more, "--ray", "local", "--out", str(tmp_path / "out")]) == 2
+        error = capsys.readouterr().err
+        assert main(["embed", str(images), *more, "--out", str(tmp_path / "out.parquet")]) == 2
+        assert capsys.readouterr().err == error
+        assert message in error
+    assert not (tmp_path / "out").exists()
+
+
 def test_without_ray_the_extra_is_named(model: str, images: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     words = ["embed", images, "--model", model, "--out", tmp_path / "out", "--ray", "local"]

@@ -20,7 +20,7 @@ from vicinal.data.table import Table
 from vicinal.utils.console import log, track
 from vicinal.utils.errors import InputError, one_line
 from vicinal.workflows.ray_attempts import Attempts
-from vicinal.workflows.ray_cluster import LOCAL, ray_cluster
+from vicinal.workflows.ray_cluster import LOCAL, check_address, ray_cluster
 from vicinal.workflows.ray_stages import EmbedBlock, RowBatch, as_column, from_column, read_block
 from vicinal.workflows.shard_job import PART_SIZE, ShardJob, shard_job
 from vicinal.workflows.sources import EmbeddingReader
@@ -70,6 +70,8 @@ def embed_on_ray(
         raise InputError(f"--device {reader.device}: Ray chooses the GPUs; give --device cuda, or cpu")
     needs_gpus = reader.device == "cuda"
     reader = replace(reader, device=None if needs_gpus else reader.device)  # this process may have no GPU
+    check_address(address)
+    reader.check_model(source)  # before a cluster is started
     with ray_cluster(address) as ray, shard_job(reader, source, folder, shard, num_shards, split, part_size) as job:
         try:
             with closing(_RayData(ray, job, needs_gpus).embed()) as embedded:
