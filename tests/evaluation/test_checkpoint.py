@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,8 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> list[int]:
     counted: list[int] = []
     original = CountCheckpoint.uncounted
 
-    def uncounted(self: CountCheckpoint, tops: range) -> Iterator[int]:
-        for top in original(self, tops):
+    def uncounted(self: CountCheckpoint, tops: Iterable[int], total: int) -> Iterator[int]:
+        for top in original(self, tops, total):
             if len(counted) == after:
                 raise KeyboardInterrupt
             yield top
@@ -83,7 +83,7 @@ def test_it_is_not_written_more_often_than_needed(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_SAVES", 1000.0)
     saves: list[int] = []
     monkeypatch.setattr(CountCheckpoint, "_save", lambda self, done: saves.append(done))
-    list(CountCheckpoint(tmp_path, 0, 0, "", []).uncounted(range(0, 70, 10)))
+    list(CountCheckpoint(tmp_path, 0, 0, "", []).uncounted(range(0, 70, 10), 7))
     assert saves == [7]
 
 

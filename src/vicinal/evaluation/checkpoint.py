@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -44,8 +45,8 @@ class CountCheckpoint:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     first = list(CountCheckpoint(Path(folder), 0, 0, "1f", []).uncounted(range(0, 300, 100)))
-        ...     again = list(CountCheckpoint(Path(folder), 0, 0, "1f", []).uncounted(range(0, 300, 100)))
+        ...     first = list(CountCheckpoint(Path(folder), 0, 0, "1f", []).uncounted([0, 100, 200], total=3))
+        ...     again = list(CountCheckpoint(Path(folder), 0, 0, "1f", []).uncounted([0, 100, 200], total=3))
         >>> first, again
         ([0, 100, 200], [])
     """
@@ -54,18 +55,23 @@ class CountCheckpoint:
         self.path = folder / f"counts-{start}-{rank}.npz"
         self._fingerprint, self._counters = fingerprint, counters
 
-    def uncounted(self, tops: range) -> Iterator[int]:
+    def uncounted(self, tops: Iterable[int], total: int) -> Iterator[int]:
         """Yield the rows of tiles that are not counted yet; each must be counted before the next is asked for.
+
+        Args:
+            tops: all rows of tiles.
+            total: their number.
 
         Raises:
             InputError: the file is of another evaluation.
             OSError: the file cannot be written.
         """
         done, saved_at = self._load(), time.monotonic()
-        for number in range(done, len(tops)):
-            yield tops[number]
-            if number + 1 == len(tops) or time.monotonic() - saved_at >= SECONDS_BETWEEN_SAVES:
-                self._save(number + 1)
+        for top in islice(tops, done, None):
+            yield top
+            done += 1
+            if done == total or time.monotonic() - saved_at >= SECONDS_BETWEEN_SAVES:
+                self._save(done)
                 saved_at = time.monotonic()
 
     def _save(self, done: int) -> None:

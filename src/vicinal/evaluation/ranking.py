@@ -28,6 +28,7 @@ from vicinal.retrieval.reranking.base import RerankedScores, ScoreIncrements
 from vicinal.retrieval.scores import BLOCK_ROWS, ScoreBuffer, UnitVectors, check_same_dim
 from vicinal.utils.arrays import Integers
 from vicinal.utils.chunks import chunk_ranges
+from vicinal.utils.console import track
 from vicinal.utils.tile_size import tile_elements
 
 MAX_RANKS = 2**17  # yielded at once; metrics then stay in the cache
@@ -35,6 +36,7 @@ MAX_COUNTED = 2**24  # positives that are counted at a time, at all levels toget
 STRIP_ROWS = 1024  # queries in one product on the diagonal, of which only one side is needed
 MAX_UNIT_BYTES = 32 * 2**20  # unit vectors that are kept in memory instead of being computed for every tile
 MAX_UNIT_TILES = 16  # the same on a GPU: as much as so many tiles, which is 1/16 of its memory
+LONG_PAIRS = 2**34  # from which on a ranking shows its progress on a terminal: half a minute on some cores
 
 AnyCounter = Counter | DeviceCounter
 
@@ -186,13 +188,16 @@ class _TiledCounting:
     def _uncounted(self, panel: _Panel) -> Iterator[int]:
         """The rows of tiles in which this process must count: all of its own that no checkpoint holds."""
         tops = self._division.own(range(panel.start, panel.stop, self._rows))
+        is_long = len(self._queries) * len(self._gallery) >= LONG_PAIRS
+        shown = track(tops, "ranking", len(tops), show=is_long)
         if self._checkpoint is None:
-            yield from tops
+            yield from shown
             return
         facts = self._inputs_digest, self._division, self._is_symmetric, tops
         fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()
         rank = self._division.rank
-        yield from CountCheckpoint(self._checkpoint, panel.start, rank, fingerprint, panel.counters).uncounted(tops)
+        checkpoint = CountCheckpoint(self._checkpoint, panel.start, rank, fingerprint, panel.counters)
+        yield from checkpoint.uncounted(shown, len(tops))
 
     def _digest_inputs(self) -> str:
         """A digest of the vectors, the labels and the exclusions."""
