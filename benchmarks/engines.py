@@ -107,14 +107,14 @@ def measure(place: str, rows: int, kind: Any, num_queries: int) -> dict[str, str
     seconds = time.perf_counter() - started
     index: Any = Index.load(place)
     result = verify_index(index, num_queries)
-    filtered = {f"{share} %": _filtered_ms(index, queries, share) for share in (10, 1)}
+    filtered = {f"{fraction} %": _filtered_ms(index, queries, fraction) for fraction in (10, 1)}
     return {
         "build, s": f"{seconds:.1f}",
         "images / s": f"{rows / seconds:,.0f}",
         "recall@10": f"{result.recall:.3f}",
         "one query, ms": f"{result.latency_median_ms:.2f}",
         "95 % below, ms": f"{result.latency_p95_ms:.2f}",
-        **{f"filtered to {share}, ms": f"{value:.2f}" for share, value in filtered.items()},
+        **{f"filtered to {fraction}, ms": f"{value:.2f}" for fraction, value in filtered.items()},
     }
 
 

@@ -170,8 +170,8 @@ def test_draws_with_the_probabilities_of_the_paper(dim: int, seed: int) -> None:
     expected = torch.tensor(probabilities_by_hand(dim), dtype=torch.float64)
     assert not chosen.sum(dim=0)[expected == 0].any()
     possible = expected * count > 5
-    observed, shares = chosen.sum(dim=0)[possible], expected[possible] / expected[possible].sum()
-    assert chisquare(observed, shares * observed.sum()).pvalue > 1e-3
+    observed, fractions = chosen.sum(dim=0)[possible], expected[possible] / expected[possible].sum()
+    assert chisquare(observed, fractions * observed.sum()).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("draws", [None, 3])

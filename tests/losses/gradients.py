@@ -23,6 +23,6 @@ def value_and_gradients(loss: Callable[..., Tensor], batch: Batch, parameters: S
 
 
 def assert_near(got: Sequence[Tensor], expected: Sequence[Tensor], relative: float) -> None:
-    """Each tensor differs by no more than this share of its length, the measure that suits rounding of sums."""
+    """Each tensor differs by no more than this fraction of its length, the measure that suits rounding of sums."""
     for a, b in zip(got, expected, strict=True):
         assert (a - b).norm() <= relative * b.norm(), f"{a} is not {b}"

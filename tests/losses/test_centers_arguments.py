@@ -32,7 +32,7 @@ from vicinal.similarity.pair_source import PairSource
 from vicinal.utils.errors import InputError
 
 KINDS = [CASES[name].kind for name in DEFAULTS]
-SHARES = (-0.1, 1.1, math.nan)
+FRACTIONS = (-0.1, 1.1, math.nan)
 NOT_POSITIVE, NOT_FINITE = (0, -1.0, math.nan, math.inf), (math.nan, math.inf)
 SCALED = (NormSoftmaxLoss, CosFaceLoss, ArcFaceLoss, CenterContrastiveLoss, ClusterContrastLoss, ProxyNCALoss)
 SMOOTHED = (NormSoftmaxLoss, ArcFaceLoss, CenterContrastiveLoss, ClusterContrastLoss, CrossEntropyLoss, CenterLoss)
@@ -41,13 +41,13 @@ SAMPLED = (NormSoftmaxLoss, CosFaceLoss, ArcFaceLoss, CenterContrastiveLoss, Pro
 IMPOSSIBLE: list[tuple[type[CenterBasedLoss], str, object]] = [
     *((kind, name, value) for kind in KINDS for name in ("num_classes", "dim") for value in (0, -1, 2.5)),
     *((kind, "scale", value) for kind in (*SCALED, SoftTripleLoss) for value in NOT_POSITIVE),
-    *((kind, "label_smoothing", value) for kind in SMOOTHED for value in SHARES),
-    *((kind, "sample_rate", value) for kind in SAMPLED for value in (0.0, *SHARES)),
+    *((kind, "label_smoothing", value) for kind in SMOOTHED for value in FRACTIONS),
+    *((kind, "sample_rate", value) for kind in SAMPLED for value in (0.0, *FRACTIONS)),
     *((kind, "seed", value) for kind in SAMPLED for value in (-1, 0.5)),
     *((kind, "margin", value) for kind in (CosFaceLoss, ProxyAnchorLoss, SoftTripleLoss) for value in NOT_FINITE),
     *((ArcFaceLoss, "margin", value) for value in (-0.1, 3.2)),
     *((kind, "center_weight", value) for kind in (CenterContrastiveLoss, CenterLoss) for value in (-0.1, *NOT_FINITE)),
-    *((ClusterContrastLoss, "momentum", value) for value in SHARES),
+    *((ClusterContrastLoss, "momentum", value) for value in FRACTIONS),
     *((ProxyNCAPlusPlusLoss, "temperature", value) for value in NOT_POSITIVE),
     *((ProxyAnchorLoss, "alpha", value) for value in NOT_POSITIVE),
     *((SoftTripleLoss, "gamma", value) for value in NOT_POSITIVE),

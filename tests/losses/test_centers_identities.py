@@ -213,9 +213,9 @@ def test_stopped_gradient_draws_centers_to_their_class() -> None:
 
 
 def test_norm_softmax_smoothed_by_half_or_wholly() -> None:
-    """Of two classes the other one takes the share; so all of it is the loss of the other label."""
+    """Of two classes the other one takes the fraction; so all of it is the loss of the other label."""
     batch = Batch(X, LABELS % 2)
-    losses = [NormSoftmaxLoss(2, DIM, label_smoothing=share).double() for share in (0.0, 0.25, 1.0)]
+    losses = [NormSoftmaxLoss(2, DIM, label_smoothing=fraction).double() for fraction in (0.0, 0.25, 1.0)]
     for loss in losses:
         loss.centers.data = CENTERS[:2].clone()
     none, quarter, whole = (value_and_gradients(loss, batch, [loss.centers]) for loss in losses)

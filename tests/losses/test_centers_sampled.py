@@ -53,7 +53,7 @@ def test_value_and_gradients_are_those_of_the_sample(case: str) -> None:
 
 @pytest.mark.parametrize("case", DEFAULTS)
 def test_all_of_them_are_all(case: str) -> None:
-    """A share that rounds to all classes, and batches of as many labels as there are classes."""
+    """A fraction that rounds to all classes, and batches of as many labels as there are classes."""
     batch = batch_of()
     expected = CASES[case].values(batch, CLASSES)
     loss = made(case, sample_rate=0.999)
@@ -65,7 +65,7 @@ def test_all_of_them_are_all(case: str) -> None:
 
 
 def test_own_classes_are_always_there() -> None:
-    """Also where the share is less than they are: a batch has as many classes as it has samples, at most."""
+    """Also where the fraction is less than they are: a batch has as many classes as it has samples, at most."""
     loss = made("NormSoftmax", sample_rate=1e-9)
     for seed in range(20):
         labels = torch.randint(CLASSES, (6,), generator=torch.Generator().manual_seed(seed))

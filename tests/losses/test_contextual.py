@@ -163,7 +163,7 @@ def by_hand(sample: Sample, **options: Any) -> tuple[Tensor, Tensor]:
 def assert_near(
     got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], relative: float = 1e-9, message: str = ""
 ) -> None:
-    """Value and gradient each differ by a small share of their length; where it is 0, by next to nothing."""
+    """Value and gradient each differ by a small fraction of their length; where it is 0, by next to nothing."""
     for what, a, b in zip(("value", "gradient"), got, expected, strict=True):
         allowed = relative * b.norm() + 1e-5 * relative
         assert (a.double() - b).norm() <= allowed, f"{message}: {what} {a} is not {b}"

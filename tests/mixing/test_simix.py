@@ -212,8 +212,8 @@ def test_every_example_and_every_pair_once(name: str) -> None:
         pairs = pairs_of(mixture)
         assert len(set(pairs)) == len(pairs)
         assert set(pairs) == all_pairs(labels)
-        for (i, j), share in zip(pairs, mixture.coefficient.tolist(), strict=True):
-            assert share == 1 if i == j else 0 <= share < 1
+        for (i, j), fraction in zip(pairs, mixture.coefficient.tolist(), strict=True):
+            assert fraction == 1 if i == j else 0 <= fraction < 1
     assert len(source) == len(source.labels) == len(source.anchor_mixture)
     assert source.num_references == len(source.reference_labels)
 
@@ -279,7 +279,7 @@ def test_every_pair_is_chosen_equally_often() -> None:
 
 @pytest.mark.parametrize("virtual_per_class", [None, 2])
 def test_permuting_the_batch_permutes_the_examples(virtual_per_class: int | None) -> None:
-    """Which share goes to which pair may change; what there is does not."""
+    """Which fraction goes to which pair may change; what there is does not."""
     batch = BATCHES["unequal classes"]
     order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
     permuted = Batch(batch.embeddings[order], batch.labels[order])
@@ -303,7 +303,7 @@ def test_few_of_large_classes_need_little_memory(classes: int) -> None:
 # Draws ----------------------------------------------------------------------------------------------------------------
 
 
-def shares(calls: int, **arguments: Any) -> Tensor:
+def fractions(calls: int, **arguments: Any) -> Tensor:
     """Of the virtual examples of some calls, [calls, pairs]."""
     loss, batch, seen = SiMix(Seen(), **arguments), realistic_batch(), []
     for _ in range(calls):
@@ -314,7 +314,7 @@ def shares(calls: int, **arguments: Any) -> Tensor:
 
 
 def test_shares_are_uniform_and_independent() -> None:
-    seen = shares(200)
+    seen = fractions(200)
     assert seen.shape == (200, 96)
     assert kstest(seen.flatten().numpy(), "uniform").pvalue > 0.01
     assert min(kstest(of_pair.numpy(), "uniform").pvalue for of_pair in seen.T) > 1e-4
@@ -324,16 +324,16 @@ def test_shares_are_uniform_and_independent() -> None:
 
 
 def test_what_is_chosen_has_shares_like_all() -> None:
-    seen = shares(200, virtual_per_class=2, seed=1)
+    seen = fractions(200, virtual_per_class=2, seed=1)
     assert seen.shape == (200, 32)
     assert kstest(seen.flatten().numpy(), "uniform").pvalue > 0.01
 
 
 def test_every_call_and_every_seed_draws_anew_and_the_same_again() -> None:
-    seen = shares(5)
+    seen = fractions(5)
     assert len({tuple(row.tolist()) for row in seen}) == 5
-    assert torch.equal(shares(5), seen)
-    assert not (shares(5, seed=1) == seen).any()
+    assert torch.equal(fractions(5), seen)
+    assert not (fractions(5, seed=1) == seen).any()
     values = [SiMix(SmoothAPLoss(), seed=seed)(*realistic_batch()).item() for seed in (0, 0, 1, 2**40)]
     assert values[0] == values[1]
     assert len(set(values)) == 3

@@ -229,8 +229,8 @@ def shown(one: RefinerTrainer, number: int) -> torch.Tensor:
 def test_neighbors_are_left_out_as_often_as_asked_for(tiny: list[str], tmp_path: Path) -> None:
     one = trainer(tiny, tmp_path / "run", "--augmentation.neighbor_dropout=0.3")
     first = [shown(one, number) for number in range(20)]
-    share = torch.stack(first).float().mean(dim=(0, 1))  # of 2,560 each
-    assert share.tolist() == pytest.approx([0.7] * 6, abs=0.04)
+    fraction = torch.stack(first).float().mean(dim=(0, 1))  # of 2,560 each
+    assert fraction.tolist() == pytest.approx([0.7] * 6, abs=0.04)
     torch.manual_seed(99)
     assert torch.equal(first[3], shown(one, 3))
     assert not torch.equal(first[3], first[4])

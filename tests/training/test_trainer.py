@@ -332,12 +332,12 @@ def test_hierarchical_batches_and_noise_are_resumed_as_if_never_stopped(
 
 
 def test_noise_of_a_recipe_is_in_the_training_split_alone(small: list[str]) -> None:
-    shares = "--data.fractions={train: 0.5, val: 0.25, test: 0.25}"
+    fractions = "--data.fractions={train: 0.5, val: 0.25, test: 0.25}"
     clean, noisy = (
         load_training_table(
-            Recipe.load(overrides=[*small, "--seed=7", f"--data.noise.random_labels={share}", shares]).settings
+            Recipe.load(overrides=[*small, "--seed=7", f"--data.noise.random_labels={fraction}", fractions]).settings
         )
-        for share in (0, 0.3)
+        for fraction in (0, 0.3)
     )
     changed = clean.frame["label"] != noisy.frame["label"]
     assert changed.sum() == round(0.3 * len(clean.subset("train")))
