@@ -100,7 +100,11 @@ def test_images_that_are_there_are_not_read_again(tmp_path: Path) -> None:
 
     replace(listed, read=read).write(listed.table.paths[2:7])
     assert lengths == [3]
+    written = Path(listed.table.paths[0])
+    written.write_bytes(written.read_bytes()[:50])  # the machine has lost its power
+    listed.write(listed.table.paths[:1])
     assert [content == b"-" for content in contents(listed.table.take(range(7)))] == 4 * [False] + 3 * [True]
+    assert written.read_bytes() == encoded(0)
 
 
 def test_only_own_row_groups_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

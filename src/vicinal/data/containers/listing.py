@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -60,13 +61,13 @@ class ListedImages:
         if self.folder is None:
             return
         images = os.path.join(self.folder.absolute(), "images", "")
-        absent = {_row(path): path for path in paths if path.startswith(images) and not os.path.exists(path)}
-        if not absent:
-            return
-        rows = sorted(absent)
-        locations = np.load(self.folder / LOCATIONS, mmap_mode="r")[rows]
-        for row, content in zip(rows, track(self.read(locations), "writing images", len(rows)), strict=True):
-            _write(Path(absent[row]), content)
+        own = {_row(path): path for path in paths if path.startswith(images)}
+        located = np.load(self.folder / LOCATIONS, mmap_mode="r")
+        rows = sorted(row for row, path in own.items() if not _is_there(path, located[row, 2]))
+        if rows:
+            contents = track(self.read(located[rows]), "writing images", len(rows))
+            for row, content in zip(rows, contents, strict=True):
+                _write(Path(own[row]), content)
 
 
 def list_images(
@@ -124,9 +125,18 @@ def _row(path: str) -> int:
     return int(os.path.basename(path).partition(".")[0])
 
 
+def _is_there(path: str, size: int) -> bool:
+    """Whether a file was written, with this size unless that is 0."""
+    try:
+        written = os.stat(path).st_size
+    except OSError:
+        return False
+    return written == size if size else written > 0
+
+
 def _write(path: Path, content: bytes) -> None:
     """Write a file of many, which is not waited for to reach the disk."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(content)
