@@ -54,24 +54,49 @@ def _count(
     query = start + tl.program_id(0).to(tl.int64)
     first, number, label = tl.load(first_slots + query), tl.load(counts + query), tl.load(query_labels + query)
     row = scores + tl.program_id(0).to(tl.int64) * row_stride
+    labels = gallery_labels + first_row
+    step = tl.arange(0, block_p)
+    last = 0  # what ranks before the last slot of the part before
     for part in range(0, number, block_p):
-        slot = part + tl.arange(0, block_p)
-        is_slot, is_first = slot < number, slot == 0
-        key = tl.load(keys + first + slot, mask=is_slot, other=0)
-        previous = tl.load(keys + first + slot - 1, mask=is_slot & (slot > 0), other=0)
-        before = tl.zeros([block_p], tl.int32)
-        ties = tl.zeros([block_p], tl.int32)
+        slot = part + step
+        is_slot = slot < number
+        threshold, own_column = _decode(tl.load(keys + first + slot, mask=is_slot, other=0), first_row)
+        threshold = tl.where(is_slot, threshold, float("inf"))
+        # Compared and added as floats, a pair takes four instructions; a counter has far less than 2^24 columns.
+        above = tl.zeros([block_p, block_q], tl.float32)
+        not_below = tl.zeros([block_p, block_q], tl.float32)
         for left in range(0, columns, block_q):
-            column = left + tl.arange(0, block_q)
-            inside = column < columns
-            score = tl.load(row + column.to(tl.int64) * column_stride, mask=inside, other=0.0)
-            counted = inside & (tl.load(gallery_labels + first_row + column, mask=inside, other=label) != label)
-            bits = (0.0 - score).to(tl.int32, bitcast=True).to(tl.int64)  # both zeros have the same
-            other = ((bits ^ ((bits >> 63) & 0x7FFFFFFF)) << 32) | (first_row + column).to(tl.int64)
-            is_before = (other[None, :] < key[:, None]) & (is_first[:, None] | (other[None, :] > previous[:, None]))
-            is_equal = (other[None, :] >> 32) == (key[:, None] >> 32)
-            before += tl.sum((is_before & counted[None, :]).to(tl.int32), 1)
-            ties += tl.sum((is_equal & counted[None, :]).to(tl.int32), 1)
+            _, score = _load_counted(row, column_stride, labels, label, columns, left, block_q)
+            above += tl.where(score[None, :] > threshold[:, None], 1.0, 0.0)
+            not_below += tl.where(score[None, :] >= threshold[:, None], 1.0, 0.0)
+        before = tl.sum(above.to(tl.int32), 1)
+        ties = tl.sum(not_below.to(tl.int32), 1) - before
+        if tl.max(ties, 0) > 0:  # which are rare, and rank in the order of the gallery
+            for left in range(0, columns, block_q):
+                column, score = _load_counted(row, column_stride, labels, label, columns, left, block_q)
+                is_ahead = (score[None, :] == threshold[:, None]) & (column[None, :] < own_column[:, None])
+                before += tl.sum(is_ahead.to(tl.int32), 1)
+        previous = tl.sum(tl.where(step[None, :] + 1 == step[:, None], before[None, :], 0), 1)
+        previous = tl.where(step == 0, last, previous)
+        last = tl.max(before, 0)
         where = num_before + first + query + slot
-        tl.store(where, tl.load(where, mask=is_slot, other=0) + before, mask=is_slot)
+        tl.store(where, tl.load(where, mask=is_slot, other=0) + before - previous, mask=is_slot)
         tl.store(is_tied + first + slot, tl.full([block_p], 1, tl.uint8), mask=is_slot & (ties > 0))
+
+
+@triton.jit
+def _decode(key, first_row):
+    """The score of a ranking key, and its column in the tile."""
+    high = (key >> 32).to(tl.int32)
+    score = 0.0 - (high ^ ((high >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return score, (key & 0xFFFFFFFF).to(tl.int32) - first_row
+
+
+@triton.jit
+def _load_counted(row, column_stride, labels, label, columns, left, block_q: tl.constexpr):
+    """Some columns and their scores; those that are not counted are NaN, which is neither above nor below a score."""
+    column = left + tl.arange(0, block_q)
+    inside = column < columns
+    score = tl.load(row + column.to(tl.int64) * column_stride, mask=inside, other=0.0)
+    is_counted = tl.load(labels + column, mask=inside, other=label) != label
+    return column, tl.where(is_counted, score, float("nan"))
