@@ -2,6 +2,7 @@
 
     taskset -c 0 python -m benchmarks.images                       # 500 x 375 and 4,000 x 3,000 pixels
     taskset -c 0 python -m benchmarks.images --sizes 1600x1200 --images 20
+    python -m benchmarks.images --augmentation --sizes 500x375    # what flip and color jitter cost a worker
 
 The JPEGs are generated: colors at four scales and grain, as many bytes per pixel as photos have. ImageFolder reads them
 with the transforms of torchvision's own examples, with the interpolation of ours; the exact path is ours with
@@ -15,7 +16,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +28,9 @@ from PIL import Image
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from benchmarks.table import print_machine, print_table, take_turns
+from benchmarks.table import markdown_table, print_machine, print_table, take_turns
 from vicinal.data import ImageDataset, ImageTransform, Table, TestBatches, TrainBatches
+from vicinal.data.augmentation import augment
 from vicinal.data.image_ops import normalized
 
 BATCH_SIZE, QUALITY = 10, 90
@@ -78,14 +81,53 @@ def ours(folder: Path, train: bool, fast: bool) -> Callable[[], object]:
     return run
 
 
-def measure(width: int, height: int, num_images: int, rounds: int) -> None:
-    """Print the tables of one size, in training and in tests."""
+@contextmanager
+def pictures(width: int, height: int, num_images: int) -> Iterator[Path]:
+    """A folder of JPEGs of two classes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for number in range(num_images):
             path = folder / f"class{number % 2}" / f"{number}.jpg"
             path.parent.mkdir(exist_ok=True)
             picture(width, height, number).save(path, quality=QUALITY)
+        yield folder
+
+
+def measure_augmentation(width: int, height: int, num_images: int, rounds: int) -> None:
+    """Print what augmentation costs in a worker, and what is left to the device costs a CPU."""
+    kinds = {
+        "random crop": ImageTransform(flip=0.0),
+        "random crop, flip": ImageTransform(),
+        "random crop, flip, color jitter 0.4": ImageTransform(color_jitter=0.4),
+        "the same, `fast: false`": ImageTransform(color_jitter=0.4, fast=False),
+    }
+    with pictures(width, height, num_images) as folder:
+        rows = [[name, *augmentation_costs(folder, transform, rounds)] for name, transform in kinds.items()]
+    print(f"\n{width:,} x {height:,} pixels, CPU time per image, lowest - highest of {rounds} rounds:\n")
+    columns = ["", "`workers`: in a worker", "`device`: in a worker", "`device`: the rest, on a CPU"]
+    print(markdown_table(columns, rows))
+
+
+def augmentation_costs(folder: Path, transform: ImageTransform, rounds: int) -> list[str]:
+    dataset = ImageDataset(Table.from_folder(folder), transform)
+    plan = [list(range(len(dataset)))]
+    by_workers = TrainBatches(dataset, plan, seed=(0,))
+    for_device = TrainBatches(dataset, plan, (0,), "device")
+    batch = for_device[0]
+    competitors: dict[str, Callable[[], object]] = {
+        "workers": lambda: by_workers[0],
+        "device": lambda: for_device[0],
+    }
+    if "augmentation" in batch:
+        competitors["rest"] = lambda: augment(batch["images"], batch["augmentation"], transform)
+    costs = take_turns(competitors, rounds, time.process_time)
+    cells = [[1000 * seconds / len(dataset) for seconds in each] for each in costs.values()]
+    return [*(f"{min(each):.2f} - {max(each):.2f} ms" for each in cells), *["nothing"] * (3 - len(cells))]
+
+
+def measure(width: int, height: int, num_images: int, rounds: int) -> None:
+    """Print the tables of one size, in training and in tests."""
+    with pictures(width, height, num_images) as folder:
         kilobytes = sum(path.stat().st_size for path in folder.rglob("*.jpg")) / num_images / 1000
         for train, view in ((True, "random crop, flip"), (False, "resize to 256, center crop")):
             competitors = {
@@ -103,6 +145,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["500x375", "4000x3000"], metavar="WIDTHxHEIGHT")
     parser.add_argument("--images", type=int, help="images per size (default: about 50 million pixels, 10 to 200)")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--augmentation", action="store_true", help="the cost of augmentation, in workers and out")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print_machine()
@@ -110,7 +153,7 @@ def main() -> None:
     for size in arguments.sizes:
         width, height = map(int, size.split("x"))
         number = arguments.images or min(200, max(10, 50_000_000 // (width * height)))
-        measure(width, height, number, arguments.rounds)
+        (measure_augmentation if arguments.augmentation else measure)(width, height, number, arguments.rounds)
 
 
 if __name__ == "__main__":

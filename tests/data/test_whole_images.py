@@ -89,7 +89,7 @@ def test_batches_depend_on_the_seed_and_not_on_who_reads_them_or_where_it_starts
     torch.manual_seed(5)
     state, whole = torch.get_rng_state(), WholeTrainBatches(ImageDataset(table, TRANSFORM), PLAN, (0, 7))
     assert torch.equal(whole[1]["images"][1], batches[1]["images"][1])
-    assert torch.equal(whole.images[whole.parts()[3]][0], batches[1]["images"][1])
+    assert torch.equal(whole.images[whole.parts()[3]].pixels[0], batches[1]["images"][1])
     assert torch.equal(torch.get_rng_state(), state)
     assert same(epoch(table, num_workers=2), batches)
     assert same(epoch(table, start=2), batches[2:])

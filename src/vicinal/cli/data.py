@@ -16,7 +16,7 @@ def add_data(parser: Parser) -> None:
     from vicinal.data.settings import DataSettings, NoiseSettings
 
     parser.add_argument("source", help=IMAGES)
-    add_settings(parser, DataSettings, skip=("source", "noise", "cache", "num_workers", "on_error"))
+    add_settings(parser, DataSettings, skip=("source", "noise", "cache", "num_workers", "augmentation", "on_error"))
     parser.add_argument(
         "--seed", type=integer_from(0), default=0, metavar="INT", help="seed of the splits and the noise (default: 0)"
     )

@@ -22,25 +22,30 @@ MAX_ASPECT_RATIO = 8
 
 def build_train_transform(transform: ImageTransform) -> nn.Sequential:
     """The random transform for training: image -> float32 `[channels, size, size]`; uint8 of whole images."""
-    steps: list[nn.Module] = [] if _is_fast(transform) and not transform.rotation else [Decode()]
-    if transform.rotation:
-        steps.append(RandomRotation(transform.rotation, transform.interpolation))
-    steps.append(_random_crop(transform) if transform.longest is None else LimitSize(transform.longest))
+    steps = _crop_steps(transform)
     if transform.flip:
         steps.append(v2.RandomHorizontalFlip(transform.flip))
     if transform.color_jitter:
-        saturation = transform.color_jitter if transform.channels == 3 else 0.0
-        steps.append(v2.ColorJitter(transform.color_jitter, transform.color_jitter, saturation))
-    if not _is_fast(transform):
+        steps.append(color_jitter(transform))
+    if not is_fast(transform):
         steps.append(ToPixels(transform.channels))
     if transform.longest is None:
         steps.append(Normalize(transform))
     return nn.Sequential(*steps)
 
 
+def build_crop_transform(transform: ImageTransform) -> nn.Sequential:
+    """The transform for training up to the random crop: image -> uint8 `[channels, height, width]`.
+
+    The flip and the color jitter that follow are left to ``vicinal.data.augmentation``.
+    """
+    steps = _crop_steps(transform)
+    return nn.Sequential(*steps) if is_fast(transform) else nn.Sequential(*steps, ToPixels(transform.channels))
+
+
 def build_test_transform(transform: ImageTransform) -> nn.Sequential:
     """The transform for testing: image -> float32 `[channels, size, size]`; `[channels, height, width]` whole."""
-    if _is_fast(transform):
+    if is_fast(transform):
         steps: list[nn.Module] = [_center_crop(transform)]
     elif transform.longest is None:
         steps = [Decode(), _center_crop(transform), ToPixels(transform.channels)]
@@ -49,13 +54,28 @@ def build_test_transform(transform: ImageTransform) -> nn.Sequential:
     return nn.Sequential(*steps, Normalize(transform))
 
 
-def _is_fast(transform: ImageTransform) -> bool:
+def is_fast(transform: ImageTransform) -> bool:
     """Whether crops are resized by torch; whole images and nearest neighbors are left to Pillow."""
     return transform.fast and transform.longest is None and transform.interpolation != "nearest"
 
 
+def color_jitter(transform: ImageTransform) -> v2.ColorJitter:
+    """The random change of brightness, contrast and, of RGB, saturation."""
+    saturation = transform.color_jitter if transform.channels == 3 else 0.0
+    return v2.ColorJitter(transform.color_jitter, transform.color_jitter, saturation)
+
+
+def _crop_steps(transform: ImageTransform) -> list[nn.Module]:
+    """The steps of the transform for training up to the crop, or up to the size of whole images."""
+    steps: list[nn.Module] = [] if is_fast(transform) and not transform.rotation else [Decode()]
+    if transform.rotation:
+        steps.append(RandomRotation(transform.rotation, transform.interpolation))
+    steps.append(_random_crop(transform) if transform.longest is None else LimitSize(transform.longest))
+    return steps
+
+
 def _random_crop(transform: ImageTransform) -> nn.Module:
-    crop = FastRandomResizedCrop if _is_fast(transform) else v2.RandomResizedCrop
+    crop = FastRandomResizedCrop if is_fast(transform) else v2.RandomResizedCrop
     mode = v2.InterpolationMode(transform.interpolation)
     return crop(transform.size, transform.scale, transform.ratio, interpolation=mode)
 
@@ -63,7 +83,7 @@ def _random_crop(transform: ImageTransform) -> nn.Module:
 def _center_crop(transform: ImageTransform) -> nn.Module:
     resize = round(transform.size / 0.875) if transform.resize is None else transform.resize
     crop = ResizeCenterCrop(resize, transform.size, v2.InterpolationMode(transform.interpolation))
-    if not _is_fast(transform):
+    if not is_fast(transform):
         return crop
     thin = nn.Sequential(Decode(), crop, ToPixels(transform.channels))
     return FastResizeCenterCrop(resize, transform.size, transform.interpolation, MAX_ASPECT_RATIO, thin)

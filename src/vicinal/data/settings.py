@@ -91,6 +91,9 @@ class DataSettings:
         noise: noise added to the training split on purpose, and limits of its size.
         cache: keep all decoded images in memory.
         num_workers: processes that read and transform images. Default: none with `cache`, else one per core, at most 8.
+        augmentation: where images are flipped and their colors changed in training: "workers", by the processes that
+            read them; "device", by the GPU, batch by batch, with the same random numbers. Crops and rotations are made
+            by the processes in either case.
         on_error: "raise" stops at an unreadable image, "skip" leaves it out and counts it.
 
     Raises:
@@ -111,6 +114,7 @@ class DataSettings:
     noise: NoiseSettings = field(default_factory=NoiseSettings)
     cache: bool = False
     num_workers: int | None = None
+    augmentation: Literal["workers", "device"] = "workers"
     on_error: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self) -> None:

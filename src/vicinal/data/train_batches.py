@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vicinal.data.image_ops import without_normalization
-from vicinal.data.images import Batch, ImageDataset, load_pixels, seeded
+from vicinal.data.augmentation import create_sampler
+from vicinal.data.image_ops import build_crop_transform, without_normalization
+from vicinal.data.images import Batch, ImageDataset, seeded
 
 PART_SIZE = 128
 """Images that a process loads at a time. All processes load a larger batch together, and what they read ahead does not
@@ -30,22 +31,42 @@ class Part(NamedTuple):
     seed: tuple[int, ...]
 
 
-class TrainImages(Dataset[Tensor]):
+class LoadedImages(NamedTuple):
+    """Images that a process has loaded.
+
+    Attributes:
+        pixels: uint8 `[n, channels, height, width]`; the embedder normalizes them.
+        augmentation: float32 `[n, parameters]`, the random changes that are still to be made on the device, by
+            ``vicinal.data.augmentation.augment``; None: there are none.
+    """
+
+    pixels: Tensor
+    augmentation: Tensor | None
+
+
+class TrainImages(Dataset[LoadedImages]):
     """Images with the transform for training. The item of a :class:`Part` depends on the part only.
 
     Args:
         dataset: The images.
-
-    An item is uint8 `[rows, channels, height, width]`, pixels that the embedder normalizes.
+        augmentation: "workers": all random changes are made here; "device": flip and color jitter, if the transform
+            has them, are only drawn here.
     """
 
-    def __init__(self, dataset: ImageDataset) -> None:
+    def __init__(self, dataset: ImageDataset, augmentation: Literal["workers", "device"] = "workers") -> None:
         self.dataset = dataset
-        self.transform = without_normalization(dataset.transform.train())
+        self.sampler = create_sampler(dataset.transform) if augmentation == "device" else None
+        on_device = self.sampler is not None
+        transform = dataset.transform
+        self.transform = build_crop_transform(transform) if on_device else without_normalization(transform.train())
 
-    def __getitem__(self, part: Part) -> Tensor:
+    def __getitem__(self, part: Part) -> LoadedImages:
         with seeded(*part.seed):
-            return load_pixels(self.dataset, part.rows, self.transform)
+            pixels, drawn = zip(*map(self._load, part.rows), strict=True)
+        return LoadedImages(torch.stack(pixels), None if self.sampler is None else torch.stack(drawn))
+
+    def _load(self, row: int) -> tuple[Tensor, Tensor | None]:
+        return self.dataset.load(row, self.transform), None if self.sampler is None else self.sampler.draw()
 
 
 class TrainBatches(Dataset[Batch]):
@@ -59,13 +80,21 @@ class TrainBatches(Dataset[Batch]):
         dataset: The images, with labels.
         batches: The rows of each batch, as a batch sampler yields them.
         seed: The seeds of the random transforms, such as those of run, epoch and process.
+        augmentation: "workers" or "device", as for `TrainImages`.
 
     An item is a dictionary of `images` uint8 `[b, channels, size, size]`, pixels that the embedder normalizes, `labels`
-    int64 `[b]`, `rows` int64 `[b]`. For whole images of differing sizes see ``vicinal.data.whole_images``.
+    int64 `[b]`, `rows` int64 `[b]`, and `augmentation` float32 `[b, parameters]` if something is left to the device.
+    For whole images of differing sizes see ``vicinal.data.whole_images``.
     """
 
-    def __init__(self, dataset: ImageDataset, batches: Sequence[Sequence[int]], seed: tuple[int, ...]) -> None:
-        self.images, self.batches, self.seed = TrainImages(dataset), batches, seed
+    def __init__(
+        self,
+        dataset: ImageDataset,
+        batches: Sequence[Sequence[int]],
+        seed: tuple[int, ...],
+        augmentation: Literal["workers", "device"] = "workers",
+    ) -> None:
+        self.images, self.batches, self.seed = TrainImages(dataset, augmentation), batches, seed
         self.labels = torch.from_numpy(dataset.table.labels)
 
     def __len__(self) -> int:
@@ -79,11 +108,12 @@ class TrainBatches(Dataset[Batch]):
         """The parts of the batches from number `start` on."""
         return [part for number in range(start, len(self)) for part in self._parts_of(number)]
 
-    def collate(self, loaded: Iterator[Tensor], start: int = 0) -> Iterator[Batch]:
+    def collate(self, loaded: Iterator[LoadedImages], start: int = 0) -> Iterator[Batch]:
         """The batches from number `start` on, made of their parts as they are loaded."""
         for batch in self.batches[start:]:
-            rows = torch.tensor(batch)
-            yield {"images": self._joined(loaded, len(batch)), "labels": self.labels[rows], "rows": rows}
+            rows, (images, augmentation) = torch.tensor(batch), self._joined(loaded, len(batch))
+            item = {"images": images, "labels": self.labels[rows], "rows": rows}
+            yield item if augmentation is None else {**item, "augmentation": augmentation}
 
     def _parts_of(self, number: int) -> list[Part]:
         batch = self.batches[number]
@@ -93,16 +123,24 @@ class TrainBatches(Dataset[Batch]):
             for first in range(0, len(batch), PART_SIZE)
         ]
 
-    def _joined(self, loaded: Iterator[Tensor], number: int) -> Tensor | list[Tensor]:
+    def _joined(self, loaded: Iterator[LoadedImages], number: int) -> tuple[Tensor | list[Tensor], Tensor | None]:
         """The next images, so many, as one tensor, pinned if the parts are; the memory of each is free once copied."""
         first = next(loaded)
-        if len(first) == number:
+        if len(first.pixels) == number:
             return first
-        images = torch.empty((number, *first.shape[1:]), dtype=first.dtype, pin_memory=first.is_pinned())
+        pixels, augmentation = (None if each is None else _empty_like(each, number) for each in first)
+        assert pixels is not None
         done = 0
         for part in chain([first], loaded):
-            images[done : done + len(part)] = part
-            done += len(part)
+            rows = slice(done, done + len(part.pixels))
+            pixels[rows] = part.pixels
+            if augmentation is not None and part.augmentation is not None:
+                augmentation[rows] = part.augmentation
+            done = rows.stop
             if done == number:
                 break
-        return images
+        return pixels, augmentation
+
+
+def _empty_like(part: Tensor, number: int) -> Tensor:
+    return torch.empty((number, *part.shape[1:]), dtype=part.dtype, pin_memory=part.is_pinned())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
+from typing import Literal
 
+import torch
 from torch import Tensor
 
 from vicinal.data.images import ImageDataset
-from vicinal.data.train_batches import Part, TrainBatches
+from vicinal.data.train_batches import LoadedImages, Part, TrainBatches
 
 
 class WholeTrainBatches(TrainBatches):
@@ -22,21 +24,37 @@ class WholeTrainBatches(TrainBatches):
         dataset: The images, with labels; its transform has `longest`.
         batches: The rows of each batch.
         seed: The seeds of the random transforms.
+        augmentation: "workers" or "device", as for `TrainImages`.
     """
 
-    def __init__(self, dataset: ImageDataset, batches: Sequence[Sequence[int]], seed: tuple[int, ...]) -> None:
-        super().__init__(dataset, batches, seed)
+    def __init__(
+        self,
+        dataset: ImageDataset,
+        batches: Sequence[Sequence[int]],
+        seed: tuple[int, ...],
+        augmentation: Literal["workers", "device"] = "workers",
+    ) -> None:
+        super().__init__(dataset, batches, seed, augmentation)
         self._firsts = list(accumulate(map(len, batches), initial=0))
 
     def _parts_of(self, number: int) -> list[Part]:
         return [Part([row], (*self.seed, i)) for i, row in enumerate(self.batches[number], self._firsts[number])]
 
-    def _joined(self, loaded: Iterator[Tensor], number: int) -> list[Tensor]:
-        # Copied: a process hands images over in shared memory, each of which takes a file descriptor.
-        return [image[0].clone() for image in islice(loaded, number)]
+    def _joined(self, loaded: Iterator[LoadedImages], number: int) -> tuple[list[Tensor], Tensor | None]:
+        images, drawn = [], []
+        for pixels, augmentation in islice(loaded, number):
+            # Copied: a process hands images over in shared memory, each of which takes a file descriptor.
+            images.append(pixels[0].clone())
+            drawn += [] if augmentation is None else [augmentation.clone()]
+        return images, torch.cat(drawn) if drawn else None
 
 
-def train_batches(dataset: ImageDataset, batches: Sequence[Sequence[int]], seed: tuple[int, ...]) -> TrainBatches:
+def train_batches(
+    dataset: ImageDataset,
+    batches: Sequence[Sequence[int]],
+    seed: tuple[int, ...],
+    augmentation: Literal["workers", "device"] = "workers",
+) -> TrainBatches:
     """The batches of one epoch, of squares or of whole images as the transform of the dataset says."""
     kind = TrainBatches if dataset.transform.longest is None else WholeTrainBatches
-    return kind(dataset, batches, seed)
+    return kind(dataset, batches, seed, augmentation)

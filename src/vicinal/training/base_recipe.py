@@ -45,6 +45,7 @@ MACHINE = (
     "strategy",
     "data.num_workers",
     "data.cache",
+    "data.augmentation",
     "feature_cache",
     "log_every",
     "checkpoint_minutes",

@@ -12,7 +12,6 @@ from vicinal.losses import Loss
 from vicinal.models import Embedder
 from vicinal.similarity.pair_source import PairSource
 from vicinal.training.class_centers import class_predictor
-from vicinal.training.large_batch import embed_in_micro_batches
 from vicinal.training.training_module import TrainingModule
 from vicinal.utils import distributed
 
@@ -65,8 +64,8 @@ class CoTeachingModule(TrainingModule):
         progress = min(epoch / self.warmup_epochs, 1.0) if self.warmup_epochs else 1.0
         self.selected_fraction = 1 - self.noise_rate * progress
 
-    def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        own = [embed_in_micro_batches(model, images, self.micro_batch_size) for model in self.embedders]
+    def forward(self, images: Tensor, labels: Tensor, augmentation: Tensor | None = None) -> dict[str, Tensor]:
+        own = [self._embed(model, images, augmentation) for model in self.embedders]
         first, labels = distributed.all_gather_labeled(own[0], labels.to(own[0].device, non_blocking=True))
         batches = [first, *(distributed.all_gather(embeddings) for embeddings in own[1:])]
         detached = [batch.detach() for batch in batches]

@@ -28,6 +28,8 @@ def check_frozen_settings(settings: TrainingSettings) -> None:
     require_left_out(settings, "", ("freeze_backbone_epochs",), "features is trained: frozen is frozen throughout")
     unless = "features is trained: frozen trains the head only"
     require_left_out(settings.optimizer.lr_factors, "optimizer.lr_factors.", ("backbone", "pooling"), unless)
+    unless = "features is trained: frozen embeds each image once, without augmentation"
+    require_left_out(settings.data, "data.", ("augmentation",), unless)
     for name, none in NO_AUGMENTATION.items():
         value = getattr(settings.transform, name)
         fits = value in (none, getattr(ImageTransform, name))

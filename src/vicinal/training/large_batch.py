@@ -7,7 +7,7 @@ the gradient by the embeddings, the rest of the way, from the embeddings into th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 from weakref import WeakSet
@@ -23,7 +23,12 @@ from torch.nn.parallel import DistributedDataParallel
 from vicinal.utils.errors import InputError
 
 
-def embed_in_micro_batches(model: nn.Module, images: Tensor | Sequence[Tensor], micro_batch_size: int | None) -> Tensor:
+def embed_in_micro_batches(
+    model: nn.Module,
+    images: Tensor | Sequence[Tensor],
+    micro_batch_size: int | None,
+    prepare: Callable[[Tensor, slice], Tensor] | None = None,
+) -> Tensor:
     """Embed a batch in the memory of a micro-batch, for a loss that has the gradient of the whole batch.
 
     The images are embedded micro-batch by micro-batch, without a graph. When the gradient with respect to the
@@ -49,6 +54,8 @@ def embed_in_micro_batches(model: nn.Module, images: Tensor | Sequence[Tensor], 
             differ in size.
         micro_batch_size: images a pass, m; the last may have fewer. None, or n and more: one pass, with an ordinary
             graph. 1 for images in a list.
+        prepare: what makes the model's input of each micro-batch on its device and of its rows in the batch, the same
+            in both passes; None: nothing.
 
     Returns:
         [n, d], on the model's device.
@@ -69,23 +76,32 @@ def embed_in_micro_batches(model: nn.Module, images: Tensor | Sequence[Tensor], 
     tensors = [images] if isinstance(images, Tensor) else [image[None] for image in images]
     _check(model, micro_batch_size, images)
     device = next((parameter.device for parameter in model.parameters()), tensors[0].device)
+    prepare = _unchanged if prepare is None else prepare
     if micro_batch_size is None or len(images) <= micro_batch_size:
-        return model(tensors[0].to(device, non_blocking=True))
+        return model(prepare(tensors[0].to(device, non_blocking=True), slice(0, len(images))))
     _warn_of_batch_norm(model, micro_batch_size, len(images))
     trained: dict[str, Tensor] = {name: each for name, each in model.named_parameters() if each.requires_grad}
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         # Its hooks gather the weights of a layer and shard their gradient, in each pass: the second one sends that to
         # the model's own parameters, and is a node of the graph by one that stands for them all.
         trained = {"": torch.zeros((), requires_grad=bool(trained))}
-    forward = _Forward(model, list(trained), micro_batch_size, device)
+    forward = _Forward(model, list(trained), micro_batch_size, device, prepare)
     return cast(Tensor, _TwoStages.apply(forward, *tensors, *trained.values()))
 
 
 class _Forward:
     """A forward pass over the micro-batches of a batch, and all that it takes to do it again."""
 
-    def __init__(self, model: nn.Module, trained: list[str], micro_batch_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        trained: list[str],
+        micro_batch_size: int,
+        device: torch.device,
+        prepare: Callable[[Tensor, slice], Tensor],
+    ) -> None:
         self.model, self.trained, self.micro_batch_size, self.device = model, trained, micro_batch_size, device
+        self.prepare = prepare
         self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         self.modes = {module: module.training for module in model.modules()}
         self.random = _random_states(device)
@@ -97,7 +113,7 @@ class _Forward:
         """The embeddings of all images, tensors [.., ...]."""
         with self.autocast:
             # Copied: an embedding may be a part of something larger, as a class token is, which is not to be kept.
-            parts = (_tensor(self.model(self._moved(part))) for part in self._parts(images))
+            parts = (_tensor(self.model(part)) for part in self._inputs(images))
             return torch.cat([part.clone() for part in parts])
 
     def again(self, images: Sequence[Tensor], gradient: Tensor, parameters: list[Tensor]) -> None:
@@ -111,17 +127,25 @@ class _Forward:
         tensors.pop("", None)
         with torch.enable_grad(), _kept_random_states(self.device), _in_modes(self.modes):
             _set_random_states(self.random, self.device)
-            for part, upstream in zip(self._parts(images), self._parts([gradient]), strict=True):
+            for part, upstream in zip(self._inputs(images), self._parts([gradient]), strict=True):
                 with self.autocast:
-                    embeddings = functional_call(self.model, tensors, (self._moved(part),))
+                    embeddings = functional_call(self.model, tensors, (part,))
                 with _kept_random_states(self.device):  # what a backward pass draws, the first forward pass did not
                     embeddings.backward(upstream)
 
     def _parts(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
         return (part for tensor in tensors for part in torch.split(tensor, self.micro_batch_size))
 
-    def _moved(self, part: Tensor) -> Tensor:
-        return part.to(self.device, non_blocking=True)
+    def _inputs(self, images: Sequence[Tensor]) -> Iterator[Tensor]:
+        """What the model gets, micro-batch by micro-batch."""
+        first = 0
+        for part in self._parts(images):
+            yield self.prepare(part.to(self.device, non_blocking=True), slice(first, first + len(part)))
+            first += len(part)
+
+
+def _unchanged(images: Tensor, rows: slice) -> Tensor:
+    return images
 
 
 def _tensor(output: object) -> Tensor:

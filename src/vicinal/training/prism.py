@@ -11,7 +11,6 @@ from vicinal.losses import Loss
 from vicinal.models import Embedder
 from vicinal.similarity.normalize import normalize
 from vicinal.similarity.pair_source import PairSource
-from vicinal.training.large_batch import embed_in_micro_batches
 from vicinal.training.training_module import TrainingModule
 from vicinal.utils import distributed
 
@@ -150,8 +149,8 @@ class PrismModule(TrainingModule):
     def start_epoch(self, epoch: int) -> None:
         self.selector.active = epoch >= self.warmup_epochs
 
-    def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        own = embed_in_micro_batches(self.embedder, images, self.micro_batch_size)
+    def forward(self, images: Tensor, labels: Tensor, augmentation: Tensor | None = None) -> dict[str, Tensor]:
+        own = self._embed(self.embedder, images, augmentation)
         # Every process computes the loss of all selected samples: their numbers may differ between processes.
         embeddings, labels = distributed.all_gather_labeled(own, labels)
         selected = self.selector(embeddings.detach(), labels)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Literal
 
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vicinal.data import ImageDataset
 from vicinal.data.images import Batch
-from vicinal.data.train_batches import Part, TrainBatches, TrainImages
+from vicinal.data.train_batches import LoadedImages, Part, TrainBatches, TrainImages
 from vicinal.training.interrupt import start_worker
 
 
@@ -25,12 +24,19 @@ class TrainLoader:
         images: The images, with labels.
         num_workers: Processes that load them; 0: this one does.
         pin_memory: Whether batches are in page-locked memory, from which they are copied to a GPU faster.
+        augmentation: "workers" or "device": where images are flipped and their colors changed.
     """
 
-    def __init__(self, images: ImageDataset, num_workers: int, pin_memory: bool) -> None:
+    def __init__(
+        self,
+        images: ImageDataset,
+        num_workers: int,
+        pin_memory: bool,
+        augmentation: Literal["workers", "device"] = "workers",
+    ) -> None:
         self._parts: list[Part] = []  # of this epoch
-        self._loader: DataLoader[Tensor] = DataLoader(
-            TrainImages(images),
+        self._loader: DataLoader[LoadedImages] = DataLoader(
+            TrainImages(images, augmentation),
             batch_size=None,
             sampler=self._parts,
             num_workers=num_workers,

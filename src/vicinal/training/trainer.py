@@ -105,8 +105,9 @@ class Trainer(BaseTrainer):
 
     def _load_batches(self, plan: list[list[int]], start: int) -> Generator[Batch, None, None]:
         seed = (self.settings.seed, self.progress.epoch, distributed.rank())
+        batches = train_batches(self.images, plan, seed, self.settings.data.augmentation)
         try:
-            yield from self.loader.load(train_batches(self.images, plan, seed), start)
+            yield from self.loader.load(batches, start)
         except RuntimeError as error:
             if not str(error).startswith("DataLoader worker"):
                 raise
@@ -116,8 +117,8 @@ class Trainer(BaseTrainer):
     @cached_property
     def loader(self) -> TrainLoader:
         """Loads the batches of all epochs."""
-        pin_memory = self.engine.fabric.device.type == "cuda"
-        return TrainLoader(self.images, num_workers(self.settings.data), pin_memory)
+        data, pin_memory = self.settings.data, self.engine.fabric.device.type == "cuda"
+        return TrainLoader(self.images, num_workers(data), pin_memory, data.augmentation)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -125,7 +126,7 @@ class Trainer(BaseTrainer):
             yield
 
     def _loss_terms(self, batch: Batch) -> LossTerms:
-        terms: LossTerms = self.module(batch["images"], batch["labels"])
+        terms: LossTerms = self.module(batch["images"], batch["labels"], batch.get("augmentation"))
         if self.bare_module.selected is not None:
             for report in (self.step_selection, self.epoch_selection):
                 report.add(self.bare_module.selected, batch["rows"])

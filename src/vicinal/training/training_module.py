@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from vicinal.data.augmentation import augment
 from vicinal.distillation import S2SD
 from vicinal.losses import Loss
 from vicinal.models import Embedder
@@ -42,12 +43,30 @@ class TrainingModule(nn.Module):
         self.micro_batch_size = micro_batch_size
         self.selected: Tensor | None = None
 
-    def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """The terms of the loss, with this process's images as anchors and those of all processes as references."""
-        output = embed_in_micro_batches(self.embedder, images, self.micro_batch_size)
+    def forward(self, images: Tensor, labels: Tensor, augmentation: Tensor | None = None) -> dict[str, Tensor]:
+        """The terms of the loss, with this process's images as anchors and those of all processes as references.
+
+        Args:
+            images: uint8 `[n, channels, height, width]`, or another input of the model; whole images are a list.
+            labels: int64 `[n]`.
+            augmentation: float32 `[n, parameters]`, the random changes of the images that are left to the device.
+        """
+        output = self._embed(self.embedder, images, augmentation)
         embeddings, features = self.embedder.split_output(output)
         labels = labels.to(output.device, non_blocking=True)
         return self.loss.parts(PairSource.from_distributed_batch(embeddings, labels, features))
+
+    def _embed(self, embedder: Embedder, images: Tensor, augmentation: Tensor | None) -> Tensor:
+        """What a model makes of the images of a batch, augmented on its device, micro-batch by micro-batch."""
+        if augmentation is None:
+            return embed_in_micro_batches(embedder, images, self.micro_batch_size)
+        parameters = augmentation.to(next(embedder.parameters()).device, non_blocking=True)
+        return embed_in_micro_batches(
+            embedder,
+            images,
+            self.micro_batch_size,
+            lambda pixels, rows: augment(pixels, parameters[rows], embedder.transform),
+        )
 
     def start_epoch(self, epoch: int) -> None:
         """Called at the start of every epoch, counted from 0."""
