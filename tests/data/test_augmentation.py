@@ -79,7 +79,12 @@ def test_pixels_are_those_of_workers_to_the_last_bit(table: Table, transform: Im
 
 @pytest.mark.parametrize("jitter", [0.25, 0.4, 1.0])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_pixels_resized_by_torch_differ_by_two_levels_at_most(table: Table, jitter: float, channels: int) -> None:
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_pixels_resized_by_torch_differ_by_two_levels_at_most(
+    table: Table, jitter: float, channels: int, is_fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_fused:  # as devices may compute
+        monkeypatch.setattr(torch, "addcmul", lambda total, one, other: total + one * other)
     transform = ImageTransform(size=40, color_jitter=jitter, channels=channels)  # type: ignore[arg-type]
     found = differences(on_workers_and_device(table, transform))
     assert found.max() <= 2
