@@ -247,7 +247,7 @@ def test_memory_is_bounded_with_one_huge_class() -> None:
         total += len(block.ranks)
         assert (block.ranks[:8999] == np.arange(1, 9000)).all()
     assert total == 9000 * 8999
-    assert resident("VmHWM") - before < 450_000
+    assert resident("VmHWM") - before < 320_000
 
 
 def resident(field: str) -> int:

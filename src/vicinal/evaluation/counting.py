@@ -84,8 +84,9 @@ class Counter:
             relevance.rows_by_label,
             begin,
             end,
-            num_before=np.zeros(len(positives.rows) + queries, dtype=np.int32),
-            is_tied=np.zeros(len(positives.rows), dtype=np.bool_),
+            # Of PyTorch, as the positives are.
+            num_before=torch.zeros(len(positives.rows) + queries, dtype=torch.int32).numpy(),
+            is_tied=torch.zeros(len(positives.rows), dtype=torch.bool).numpy(),
         )
 
     @property

@@ -19,7 +19,7 @@ from vicinal.utils.compiled import compiled
 
 PADDING = 16  # so that rows whose length is a power of two do not compete for the same cache lines
 TRANSPOSED_ROWS = 16  # rows of a tile that are copied to columns at a time
-LANE = 32  # scores that are compared at a time with the lowest positive
+LANE = 64  # scores that are compared at a time with the lowest positive
 MIN_SCORES_PER_SEARCH = 24  # in a row; if fewer scores than that are above the lowest positive, all are looked up
 MIN_INTERVALS, MAX_INTERVALS = 64, 4096  # of one query
 INTERVALS_PER_POSITIVE = 16

@@ -79,16 +79,17 @@ def write_keys(negated: ShortIntegers, pairs: LabelPairs, excluded: ExcludedPair
 
 @compiled
 def read_keys(
-    keys: Integers, starts: Integers, slots: Integers, negated: ShortIntegers, rows: ShortIntegers, counts: Integers
+    keys: Integers, starts: Integers, slots: Integers, scores: Floats, rows: ShortIntegers, counts: Integers
 ) -> None:
-    """Write the bits of the negated scores and the rows of sorted keys to the slots of each query, and count them."""
+    """Write the scores and the rows of sorted keys to the slots of each query, and count them."""
     for query in range(len(slots)):
         slot, counts[query] = slots[query] - starts[query], 0
         for pair in range(starts[query], starts[query + 1]):
             if keys[pair] == EXCLUDED_KEY:
                 break
             bits = np.int32(keys[pair] >> 32)
-            negated[slot + pair] = bits ^ ((bits >> 31) & MAGNITUDE)
+            negated = np.int32(bits ^ ((bits >> 31) & MAGNITUDE)).view(np.float32)
+            scores[slot + pair] = np.float32(0) - negated  # never -0.0
             rows[slot + pair] = np.int32(keys[pair])
             counts[query] += 1
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 
 from vicinal.evaluation.relevance import Relevance
 from vicinal.retrieval.reranking.base import RerankedScores, ScoreIncrements
@@ -67,7 +68,9 @@ def ranked_positives(
 
     first = np.concatenate([[0], np.cumsum(relevance.label_counts()[start:stop])])
     counts = np.zeros(stop - start, dtype=np.int64)
-    scores, rows = np.empty(first[-1], dtype=np.float32), np.empty(first[-1], dtype=np.int32)
+    # Memory of PyTorch has ordinary pages. NumPy asks for huge ones, whose first touch costs several times as much in a
+    # virtual machine that hands back what is free.
+    scores, rows = (torch.empty(int(first[-1]), dtype=dtype).numpy() for dtype in (torch.float32, torch.int32))
     for pairs in _pairs(relevance, start, stop):
         pair_scores = _pair_scores(queries, gallery, pairs)
         if increment_scores is not None:
@@ -76,10 +79,8 @@ def ranked_positives(
         write_keys((0 - pair_scores).view(np.int32), pairs, relevance._excluded_pairs, keys)
         _sort_each(keys, pairs.starts)
         found = np.empty(len(some), dtype=np.int64)
-        read_keys(keys, pairs.starts, first[some], scores.view(np.int32), rows, found)
+        read_keys(keys, pairs.starts, first[some], scores, rows, found)
         counts[some] = found
-    with np.errstate(invalid="ignore"):  # unused slots hold anything
-        np.subtract(np.float32(0), scores, out=scores)  # never -0.0
     return Positives(scores, rows, first, counts)
 
 

@@ -128,6 +128,7 @@ def level_ranks(
                 _ranks(positives, counts, first, last)
                 for positives, counts in zip(panel.positives, totals, strict=True)
             ]
+        del panel, totals  # before the next ones take memory
 
 
 def _panels(sizes: Integers, reranked: RerankedScores | None) -> Iterator[tuple[int, int]]:
