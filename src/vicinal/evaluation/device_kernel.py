@@ -40,10 +40,11 @@ def count(
     """
     num_before, is_tied = counts[0], counts[1].view(torch.uint8)
     kernel: Any = _count
-    kernel[len(scores),](
-        scores, keys, *slots, *labels, num_before, is_tied, start, first_row, scores.shape[1], *scores.stride(),
-        **block_sizes(max_count, scores.shape[1]),
-    )  # fmt: skip
+    with torch.cuda.device_of(scores):  # Triton takes the current one
+        kernel[len(scores),](
+            scores, keys, *slots, *labels, num_before, is_tied, start, first_row, scores.shape[1], *scores.stride(),
+            **block_sizes(max_count, scores.shape[1]),
+        )  # fmt: skip
 
 
 @triton.jit

@@ -79,12 +79,18 @@ def _launch(kernel: Kernel, thresholds: Tensor, values: Tensor, *tensors: Tensor
     """Start a kernel with one program per row."""
     rows, (p, q) = len(thresholds), (thresholds.shape[1], values.shape[1])
     if rows and p and q:
-        with torch.device(values.device):
+        with torch.cuda.device_of(values):  # Triton takes the current one
             kernel[rows,](thresholds, values, *tensors, p, q, **arguments, **block_sizes(p, q))  # type: ignore[index]
 
 
 @triton.jit
 def _load(pointer, row, width, start, block: tl.constexpr, padding):
+    """The values of a part of a row of a matrix."""
+    return _locate(pointer, row, width, start, block, padding)[2]
+
+
+@triton.jit
+def _locate(pointer, row, width, start, block: tl.constexpr, padding):
     """Part of a row of a matrix: where it is, which columns exist, and its values."""
     columns = start + tl.arange(0, block)
     inside = columns < width
@@ -117,13 +123,13 @@ def _count_above(
 ):  # fmt: skip
     row = tl.program_id(0)
     for first in range(0, p, block_p):
-        _, _, threshold = _load(thresholds, row, p, first, block_p, float("inf"))
+        threshold = _load(thresholds, row, p, first, block_p, float("inf"))
         total = tl.zeros([block_p], tl.float32)
         for start in range(0, q, block_q):
-            _, _, value = _load(values, row, q, start, block_q, -float("inf"))
+            value = _load(values, row, q, start, block_q, -float("inf"))
             difference = value[None, :] - threshold[:, None]
             total += tl.sum(_step(difference, factor, lowest, tolerance, linear_from, slope, exact, linear), 1)
-        where, inside, _ = _load(counts, row, p, first, block_p, 0.0)
+        where, inside, _ = _locate(counts, row, p, first, block_p, 0.0)
         tl.store(where, tl.where(threshold < float("inf"), total, 0.0), mask=inside)
 
 
@@ -134,21 +140,21 @@ def _count_above_backward(
 ):  # fmt: skip
     row = tl.program_id(0)
     for first in range(0, p, block_p):
-        _, _, threshold = _load(thresholds, row, p, first, block_p, float("inf"))
-        _, _, weight = _load(upstream, row, p, first, block_p, 0.0)
+        threshold = _load(thresholds, row, p, first, block_p, float("inf"))
+        weight = _load(upstream, row, p, first, block_p, 0.0)
         weight = tl.where(threshold < float("inf"), weight, 0.0)
         total = tl.zeros([block_p], tl.float32)
         for start in range(0, q, block_q):
-            _, _, value = _load(values, row, q, start, block_q, -float("inf"))
+            value = _load(values, row, q, start, block_q, -float("inf"))
             difference = value[None, :] - threshold[:, None]
             sigmoid = _sigmoid(difference * factor, lowest)
             slopes = sigmoid * (1.0 - sigmoid) * factor
             if linear:
                 slopes = tl.where(difference > linear_from, slope, slopes)
             total += tl.sum(slopes, 1)
-            where, inside, gradient = _load(grad_values, row, q, start, block_q, 0.0)
+            where, inside, gradient = _locate(grad_values, row, q, start, block_q, 0.0)
             tl.store(where, gradient + tl.sum(slopes * weight[:, None], 0), mask=inside)
-        where, inside, _ = _load(grad_thresholds, row, p, first, block_p, 0.0)
+        where, inside, _ = _locate(grad_thresholds, row, p, first, block_p, 0.0)
         tl.store(where, -weight * total, mask=inside)
 
 
@@ -156,12 +162,12 @@ def _count_above_backward(
 def _count_thresholds_above(thresholds, values, counts, p, q, tolerance, block_p: tl.constexpr, block_q: tl.constexpr):
     row = tl.program_id(0)
     for first in range(0, p, block_p):
-        _, _, threshold = _load(thresholds, row, p, first, block_p, float("inf"))
+        threshold = _load(thresholds, row, p, first, block_p, float("inf"))
         threshold = tl.where(threshold < float("inf"), threshold, -float("inf"))
         for start in range(0, q, block_q):
-            _, _, value = _load(values, row, q, start, block_q, float("inf"))
+            value = _load(values, row, q, start, block_q, float("inf"))
             above = tl.where(threshold[:, None] > value[None, :] + tolerance, 1.0, 0.0)
-            where, inside, count = _load(counts, row, q, start, block_q, 0.0)
+            where, inside, count = _locate(counts, row, q, start, block_q, 0.0)
             tl.store(where, count + tl.sum(above, 0), mask=inside)
 
 
@@ -174,10 +180,10 @@ def _sum_over_triplets(
     total = tl.zeros([block_p], tl.float32)
     number = tl.zeros([block_p], tl.float32)
     for first in range(0, p, block_p):
-        _, _, positive = _load(positives, row, p, first, block_p, float("inf"))
+        positive = _load(positives, row, p, first, block_p, float("inf"))
         grad_positive = tl.zeros([block_p], tl.float32)
         for start in range(0, q, block_q):
-            _, _, negative = _load(negatives, row, q, start, block_q, -float("inf"))
+            negative = _load(negatives, row, q, start, block_q, -float("inf"))
             difference = negative[None, :] - positive[:, None]
             violation = difference + margin
             if soft:
@@ -196,9 +202,9 @@ def _sum_over_triplets(
             total += tl.sum(losses, 1)
             number += tl.sum(tl.where(losses > 0.0, 1.0, 0.0), 1)
             grad_positive += tl.sum(slopes, 1)
-            where, inside, gradient = _load(grad_negatives, row, q, start, block_q, 0.0)
+            where, inside, gradient = _locate(grad_negatives, row, q, start, block_q, 0.0)
             tl.store(where, gradient + tl.sum(slopes, 0), mask=inside)
-        where, inside, _ = _load(grad_positives, row, p, first, block_p, 0.0)
+        where, inside, _ = _locate(grad_positives, row, p, first, block_p, 0.0)
         tl.store(where, -grad_positive, mask=inside)
     tl.store(totals + row, tl.sum(total, 0))
     tl.store(violating + row, tl.sum(number, 0))
