@@ -80,12 +80,14 @@ class ContrastiveLoss(RowLoss):
         if self.reduction in ("sum", "anchors"):
             return (self.row_values(rows),)
         positives, negatives = self._pair_values(rows)
-        num_positives = count_positives(rows.positives, rows.positive_weights)
-        num_negatives = count_negatives(rows.negatives, rows.negative_weights)
         if self.reduction == "violating":
             num_negatives = count_above_zero(negatives, rows.negative_weights)
-            if self.positive_margin is not None:
-                num_positives = count_above_zero(positives, rows.positive_weights)
+        else:
+            num_negatives = count_negatives(rows.negatives, rows.negative_weights)
+        if self.reduction == "violating" and self.positive_margin is not None:
+            num_positives = count_above_zero(positives, rows.positive_weights)
+        else:
+            num_positives = count_positives(rows.positives, rows.positive_weights)
         positives = weighted_sum(positives, rows.positive_weights)
         return positives, weighted_sum(negatives, rows.negative_weights), num_positives, num_negatives
 

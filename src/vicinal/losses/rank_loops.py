@@ -122,9 +122,8 @@ def _count_above(thresholds: Floats, values: Floats, counts: Floats, step: Step,
             _count_exactly(thresholds[row], values[row], counts[row], step.tolerance)
             continue
         size, _ = _compress(values[row], thresholds.shape[1], step, points, weights)
-        last = f32(-np.inf)
-        while last < np.inf:
-            low, center = _next_group(thresholds[row], last, step.factor)
+        low, center = _next_group(thresholds[row], f32(-np.inf), step.factor)
+        while low < np.inf:
             _exponentials(points, size, center, step.factor, rates)
             last = low
             for k in range(thresholds.shape[1]):
@@ -137,6 +136,7 @@ def _count_above(thresholds: Floats, values: Floats, counts: Floats, step: Step,
                     else:
                         counts[row, k] = _sum_of_sigmoids(weights, rates, size, a, step.flushed)
                     last = max(last, threshold)
+            low, center = _next_group(thresholds[row], last, step.factor)
 
 
 @loop
@@ -155,9 +155,8 @@ def _count_above_backward(
     for row in range(begin, end):
         size, first = _compress(values[row], thresholds.shape[1], step, points, weights)
         gradient[:size] = 0
-        last = f32(-np.inf)
-        while last < np.inf:
-            low, center = _next_group(thresholds[row], last, step.factor)
+        low, center = _next_group(thresholds[row], f32(-np.inf), step.factor)
+        while low < np.inf:
             _exponentials(points, size, center, step.factor, rates)
             last = low
             for k in range(thresholds.shape[1]):
@@ -171,6 +170,7 @@ def _count_above_backward(
                         total = _add_sigmoids(weights, rates, size, a, step.flushed, weight, gradient)
                     grad_thresholds[row, k] = -weight * total
                     last = max(last, threshold)
+            low, center = _next_group(thresholds[row], last, step.factor)
         _decompress(values[row], size, first, step, gradient, grad_values[row])
 
 
