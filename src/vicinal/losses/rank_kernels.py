@@ -1,8 +1,9 @@
 """Triton kernels of the sums over all pairs of a positive and another similarity of its row, for a GPU.
 
 Each program has one row. The positives stay in registers while the similarities are read once, where PyTorch operations
-read them once per positive. The functions compute what their twins in :mod:`~vicinal.losses.soft_ranks` and
-:mod:`~vicinal.losses.triplets` do, in float32; they need no workspace, and wait for nothing.
+read them once per positive. So do the sums along the row, whose parts are added up once in the end. The functions
+compute what their twins in :mod:`~vicinal.losses.soft_ranks` and :mod:`~vicinal.losses.triplets` do, in float32; they
+need no workspace, and wait for nothing.
 
 Importing this module imports Triton.
 """
@@ -124,13 +125,13 @@ def _count_above(
     row = tl.program_id(0)
     for first in range(0, p, block_p):
         threshold = _load(thresholds, row, p, first, block_p, float("inf"))
-        total = tl.zeros([block_p], tl.float32)
+        total = tl.zeros([block_p, block_q], tl.float32)
         for start in range(0, q, block_q):
             value = _load(values, row, q, start, block_q, -float("inf"))
             difference = value[None, :] - threshold[:, None]
-            total += tl.sum(_step(difference, factor, lowest, tolerance, linear_from, slope, exact, linear), 1)
+            total += _step(difference, factor, lowest, tolerance, linear_from, slope, exact, linear)
         where, inside, _ = _locate(counts, row, p, first, block_p, 0.0)
-        tl.store(where, tl.where(threshold < float("inf"), total, 0.0), mask=inside)
+        tl.store(where, tl.where(threshold < float("inf"), tl.sum(total, 1), 0.0), mask=inside)
 
 
 @triton.jit
@@ -143,7 +144,7 @@ def _count_above_backward(
         threshold = _load(thresholds, row, p, first, block_p, float("inf"))
         weight = _load(upstream, row, p, first, block_p, 0.0)
         weight = tl.where(threshold < float("inf"), weight, 0.0)
-        total = tl.zeros([block_p], tl.float32)
+        total = tl.zeros([block_p, block_q], tl.float32)
         for start in range(0, q, block_q):
             value = _load(values, row, q, start, block_q, -float("inf"))
             difference = value[None, :] - threshold[:, None]
@@ -151,11 +152,11 @@ def _count_above_backward(
             slopes = sigmoid * (1.0 - sigmoid) * factor
             if linear:
                 slopes = tl.where(difference > linear_from, slope, slopes)
-            total += tl.sum(slopes, 1)
+            total += slopes
             where, inside, gradient = _locate(grad_values, row, q, start, block_q, 0.0)
             tl.store(where, gradient + tl.sum(slopes * weight[:, None], 0), mask=inside)
         where, inside, _ = _locate(grad_thresholds, row, p, first, block_p, 0.0)
-        tl.store(where, -weight * total, mask=inside)
+        tl.store(where, -weight * tl.sum(total, 1), mask=inside)
 
 
 @triton.jit
@@ -177,11 +178,11 @@ def _sum_over_triplets(
     soft: tl.constexpr, semi_hard: tl.constexpr, block_p: tl.constexpr, block_q: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    total = tl.zeros([block_p], tl.float32)
-    number = tl.zeros([block_p], tl.float32)
+    total = tl.zeros([block_p, block_q], tl.float32)
+    number = tl.zeros([block_p, block_q], tl.float32)
     for first in range(0, p, block_p):
         positive = _load(positives, row, p, first, block_p, float("inf"))
-        grad_positive = tl.zeros([block_p], tl.float32)
+        grad_positive = tl.zeros([block_p, block_q], tl.float32)
         for start in range(0, q, block_q):
             negative = _load(negatives, row, q, start, block_q, -float("inf"))
             difference = negative[None, :] - positive[:, None]
@@ -199,12 +200,12 @@ def _sum_over_triplets(
             if semi_hard:
                 is_selected = (difference < 0.0) & (violation > 0.0)
                 losses, slopes = tl.where(is_selected, losses, 0.0), tl.where(is_selected, slopes, 0.0)
-            total += tl.sum(losses, 1)
-            number += tl.sum(tl.where(losses > 0.0, 1.0, 0.0), 1)
-            grad_positive += tl.sum(slopes, 1)
+            total += losses
+            number += tl.where(losses > 0.0, 1.0, 0.0)
+            grad_positive += slopes
             where, inside, gradient = _locate(grad_negatives, row, q, start, block_q, 0.0)
             tl.store(where, gradient + tl.sum(slopes, 0), mask=inside)
         where, inside, _ = _locate(grad_positives, row, p, first, block_p, 0.0)
-        tl.store(where, -grad_positive, mask=inside)
-    tl.store(totals + row, tl.sum(total, 0))
-    tl.store(violating + row, tl.sum(number, 0))
+        tl.store(where, -tl.sum(grad_positive, 1), mask=inside)
+    tl.store(totals + row, tl.sum(total))
+    tl.store(violating + row, tl.sum(number))
