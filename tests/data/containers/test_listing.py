@@ -107,6 +107,13 @@ def test_images_that_are_there_are_not_read_again(tmp_path: Path) -> None:
     assert written.read_bytes() == encoded(0)
 
 
+def test_the_folder_of_benchmarks_may_be_named_from_another_one(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    listed = list_table(wds(tmp_path), root=tmp_path / "here" / ".." / "root")
+    listed.write(listed.table.paths)
+    assert contents(listed.table)[0] == encoded(0)
+
+
 def test_only_own_row_groups_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     complete = [image for image in images(range(NUMBER)) if image]
     pq.write_table(pa.table({"image": complete}), tmp_path / "birds.parquet", row_group_size=4)

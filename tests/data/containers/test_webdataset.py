@@ -137,6 +137,17 @@ def test_truncated_and_other_files_are_no_shards(end: int, tmp_path: Path) -> No
         load_table(f"wds:{shard}", root=tmp_path / "kept")
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_damaged_header_is_not_the_end_of_a_shard(is_cut: bool, tmp_path: Path) -> None:
+    shard = write_shard(tmp_path / "x.tar", {"a.png": encoded(0), "b.png": encoded(1)})
+    content = bytearray(shard.read_bytes())
+    header = content.index(b"b.png")
+    content[header] ^= 1
+    shard.write_bytes(content[: header + 300] if is_cut else content)
+    with pytest.raises(InputError, match=rf"x\.tar: not a tar file that can be read \(damaged at byte {header:,}\)$"):
+        load_table(f"wds:{shard}", root=tmp_path / "kept")
+
+
 def test_a_sparse_member_is_not_expanded(tmp_path: Path) -> None:
     """A header of half a kilobyte that stands for a gigabyte of zeros."""
     member = tarfile.TarInfo("a.png")

@@ -60,7 +60,7 @@ class ListedImages:
         """
         if self.folder is None:
             return
-        images = os.path.join(self.folder.absolute(), "images", "")
+        images = os.path.join(os.path.abspath(self.folder), "images", "")  # without "..", as the paths of tables
         own = {_row(path): path for path in paths if path.startswith(images)}
         located = np.load(self.folder / LOCATIONS, mmap_mode="r")
         rows = sorted(row for row, path in own.items() if not _is_there(path, located[row, 2]))

@@ -201,6 +201,7 @@ class _ShardReader:
                     if len(content) != member.size:
                         raise tarfile.ReadError(f"{member.name!r} is cut off")
                     yield member.name, content
+                _check_end(shard, tar.offset)
         except OSError as error:
             raise unreadable(shard, error) from None
         except (tarfile.TarError, EOFError, ValueError) as error:
@@ -232,6 +233,14 @@ class _ShardReader:
         if label is None:
             label = next((fields[each] for each in self.labels if fields.get(each) is not None), None)
         return Sample(members.get(suffix), f"{key}.{suffix}", values | ({} if label is None else {"label": label}))
+
+
+def _check_end(shard: Path, offset: int) -> None:
+    """Raise ReadError unless zeros or nothing follow the last member; tarfile takes a damaged header for the end."""
+    with shard.open("rb") as file:
+        file.seek(offset)
+        if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            raise tarfile.ReadError(f"damaged at byte {offset:,}")
 
 
 def _suffix(name: str) -> str:
