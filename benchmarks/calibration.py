@@ -28,7 +28,7 @@ from vicinal.retrieval.calibration import SCORE_KINDS, ScoreKind
 from vicinal.utils.arrays import Floats
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.calibrate import with_gallery
-from vicinal.workflows.sources import EmbeddedTable
+from vicinal.workflows.embedded_table import EmbeddedTable
 
 RATES = (0.01, 0.05, 0.1)
 SELECTIONS = 20

@@ -10,6 +10,8 @@ from vicinal import evaluation
 
 # Made by the functions that are exported, or the parts they are made of.
 INNER = {
+    "CountCheckpoint",
+    "Counting",
     "Division",
     "ExcludedPairs",
     "LabelPairs",

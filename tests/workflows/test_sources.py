@@ -13,8 +13,9 @@ from vicinal.data import ImageTransform, Table, save_embeddings
 from vicinal.models import Embedder
 from vicinal.retrieval import Index
 from vicinal.utils.errors import InputError
+from vicinal.workflows.image_tables import load_images
 from vicinal.workflows.models import load_model
-from vicinal.workflows.sources import EmbeddingReader, load_images
+from vicinal.workflows.sources import EmbeddingReader
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from vicinal.data import Table
 from vicinal.data.images import NoReadableImageError
 from vicinal.retrieval import Index
 from vicinal.workflows import sync as module
-from vicinal.workflows.sources import EmbeddedTable
+from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.sync import Changes, compare_files, sync_index
 
 

@@ -22,7 +22,8 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader
+    from vicinal.workflows.embedded_table import EmbeddedTable
+    from vicinal.workflows.sources import EmbeddingReader
 
 
 def add_calibrate(parser: Parser) -> None:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from vicinal.data import Table
     from vicinal.models import ContextRefiner
     from vicinal.retrieval import Reranking
+    from vicinal.workflows.embedded_table import EmbeddedTable
     from vicinal.workflows.evaluation_settings import EvaluationSettings
-    from vicinal.workflows.sources import EmbeddedTable
 
 
 def add_evaluate(parser: Parser) -> None:
@@ -61,8 +61,8 @@ def add_evaluate(parser: Parser) -> None:
         help="number of processes that divide the rankings of stored embeddings; with torchrun or SLURM, of each node "
         "(default: 1, or as many as they started). The results are those of one process",
     )  # fmt: skip
-    parser.add_argument("--checkpoint", metavar="FOLDER", help="save there every minute what is counted, and go on from "
-                        "it if the same command was interrupted; it is deleted at the end")  # fmt: skip
+    parser.add_argument("--checkpoint", metavar="FOLDER", help="save there every minute what is counted, and go on "
+                        "from it if the same command was interrupted; it is deleted at the end")  # fmt: skip
     _add_refinement(parser)
     add_reranking(parser, "metrics before and after re-ranking")
     add_embedding(parser)
@@ -94,20 +94,22 @@ def evaluate(arguments: Arguments) -> None:
         return evaluate_pair_list(arguments)
     _check_combination(arguments)
     _check_sources(arguments)
+    from vicinal.evaluation.checkpoint import holding_checkpoint
     from vicinal.utils.launch import Launch
 
     if arguments.devices in (None, 1) and Launch.of().launcher is None:
-        return _evaluate(arguments, divided=False)
+        with holding_checkpoint(arguments.checkpoint):
+            return _evaluate(arguments, divided=False)
     _check_division(arguments)
     from vicinal.workflows.processes import dividing_processes
 
-    with dividing_processes(arguments.devices) as divided:
+    with dividing_processes(arguments.devices) as divided, holding_checkpoint(arguments.checkpoint):
         _evaluate(arguments, divided)
 
 
 def _evaluate(arguments: Arguments, divided: bool) -> None:
     """Evaluate the sources, and print the results; `divided` if several processes run this together."""
-    from vicinal.evaluation.checkpoint import delete_checkpoint
+    from vicinal.evaluation import delete_checkpoint
     from vicinal.workflows.evaluate import evaluate_sources, tabulate_sources, write_per_query
 
     settings, make_reranking = _settings(arguments), _make_reranking(arguments)

@@ -29,7 +29,8 @@ from vicinal.utils.errors import InputError
 if TYPE_CHECKING:
     from vicinal.models import ContextRefiner
     from vicinal.retrieval import ImageIndex, Index
-    from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader
+    from vicinal.workflows.embedded_table import EmbeddedTable
+    from vicinal.workflows.sources import EmbeddingReader
 
 
 def add_index(parser: Parser) -> None:

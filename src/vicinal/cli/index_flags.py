@@ -15,7 +15,8 @@ from vicinal.utils.errors import InputError
 if TYPE_CHECKING:
     from vicinal.models import ContextRefiner
     from vicinal.retrieval import ImageIndex
-    from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader
+    from vicinal.workflows.embedded_table import EmbeddedTable
+    from vicinal.workflows.sources import EmbeddingReader
 
 
 def made_with(arguments: Arguments, source: str) -> dict[str, str]:

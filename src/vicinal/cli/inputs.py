@@ -13,7 +13,8 @@ from vicinal.utils.errors import InputError, no_such_source
 
 if TYPE_CHECKING:
     from vicinal.models import ContextRefiner
-    from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader
+    from vicinal.workflows.embedded_table import EmbeddedTable
+    from vicinal.workflows.sources import EmbeddingReader
 
 IMAGES = (
     "a folder of images, with labels if it has one folder per class, a .csv or .parquet table with the columns path "

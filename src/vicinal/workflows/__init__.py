@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from vicinal.workflows.clean_settings import CleanSettings
     from vicinal.workflows.embed_on_ray import embed_on_ray
     from vicinal.workflows.embed_shard import embed_shard
+    from vicinal.workflows.embedded_table import EmbeddedTable
     from vicinal.workflows.evaluate import EvaluatedSource, evaluate_sources, per_query_frame, tabulate_sources
     from vicinal.workflows.evaluation_settings import EvaluationSettings
     from vicinal.workflows.export import export_source
+    from vicinal.workflows.image_tables import load_images
     from vicinal.workflows.model_list import PretrainedModel, describe_model, measured_speed, model_names
     from vicinal.workflows.models import load_model, load_refiner
     from vicinal.workflows.refine import resume_refiner, train_refiner
     from vicinal.workflows.report import write_report
     from vicinal.workflows.several_sources import embed_several
-    from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader, load_images
+    from vicinal.workflows.sources import EmbeddingReader
     from vicinal.workflows.tuning.settings import SweepSettings, TuneSettings
     from vicinal.workflows.tuning.sweep import sweep
     from vicinal.workflows.tuning.sweep_result import SweepCell, SweepResult

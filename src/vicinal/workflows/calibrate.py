@@ -15,7 +15,7 @@ from vicinal.retrieval.calibration import Calibration
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.workflows.calibration_settings import CalibrationSettings
-from vicinal.workflows.sources import EmbeddedTable
+from vicinal.workflows.embedded_table import EmbeddedTable
 
 NO_GROUP = "(none)"  # of gallery images, where groups are text
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from vicinal.workflows.sources import EmbeddedTable, EmbeddingReader
+from vicinal.workflows.embedded_table import EmbeddedTable
+from vicinal.workflows.sources import EmbeddingReader
 
 
 def embed_several(

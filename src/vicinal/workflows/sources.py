@@ -16,14 +16,11 @@ from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.checks import row_blocks
 from vicinal.data.columns import COLUMN_FLAGS, column_aliases, named_columns
 from vicinal.data.conditions import matching_rows
-from vicinal.data.embeddings import load_embeddings, load_labels, load_vectors, read_fingerprint
-from vicinal.data.loading import list_table, load_run_table, load_table
-from vicinal.data.moved import move_root
+from vicinal.data.embeddings import load_labels, load_vectors
 from vicinal.data.table import Table
 from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported
 from vicinal.models.precision import UsedPrecision, used_precision
 from vicinal.models.shortened import check_dim, shortened, trained_dims
-from vicinal.retrieval.scores import BLOCK_ROWS
 from vicinal.retrieval.whitening import PCAWhitening
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.console import log
@@ -31,51 +28,18 @@ from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.utils.temporary_maps import temporary_map
 from vicinal.workflows.columns import choose_column, columns_of_run, data_settings_of_run
+from vicinal.workflows.embedded_table import EmbeddedTable, load_stored, map_rows, with_cost
 from vicinal.workflows.embedding_options import EmbeddingOptions
-from vicinal.workflows.models import check_not_refiner_run, load_model, usable_device
+from vicinal.workflows.image_tables import list_images, load_images
+from vicinal.workflows.models import load_model, usable_device
 from vicinal.workflows.source_kind import source_kind
 
 if TYPE_CHECKING:
     from vicinal.data.containers.listing import ListedImages
-    from vicinal.evaluation.model_costs import ModelCost
     from vicinal.models import Embedder
-    from vicinal.retrieval import ImageIndex
     from vicinal.workflows.batch_embedder import BatchEmbedder
 
 OnError = Literal["raise", "skip"]
-
-
-@dataclass(frozen=True)
-class EmbeddedTable:
-    """Embeddings, the table of their images, and where they come from.
-
-    Args:
-        vectors: float32 [n, d].
-        table: n rows.
-        origin: the model that made the vectors, or its name where it is not kept; or the index or the path of the file
-            that they were read from.
-        postprocessing: names of the steps after the model; different steps have different names.
-        cost: what the model costs, if that was asked for.
-        backbone: the name of the model's backbone, if it is known.
-        num_left_out: the number of files that were left out because they cannot be read or, in a folder, are no images.
-    """
-
-    vectors: Floats
-    table: Table
-    origin: Embedder | ExportedEmbedder | ImageIndex | str
-    postprocessing: tuple[str, ...] = ()
-    cost: ModelCost | None = None
-    backbone: str | None = None
-    num_left_out: int = 0
-
-    @cached_property
-    def fingerprint(self) -> str | None:
-        """Identifies the model, if it is known, and the steps after it.
-
-        It is computed when it is asked for, because it reads all weights of a model.
-        """
-        model = read_fingerprint(self.origin) if isinstance(self.origin, str) else self.origin.fingerprint()
-        return None if model is None else "+".join([model, *self.postprocessing])
 
 
 @dataclass(frozen=True)
@@ -133,9 +97,9 @@ class EmbeddingReader(EmbeddingOptions):
         kind = source_kind(source)
         if kind in ("embeddings", "index"):
             self._refuse_image_options(source)
-            stored, columns = _load_stored(source, is_index=kind == "index", mapped=self.mapped)
+            stored, columns = load_stored(source, is_index=kind == "index", mapped=self.mapped)
             selected = self._select(stored, split, source, columns)
-            return _with_cost(selected, kind) if self.measure else selected
+            return with_cost(selected, kind) if self.measure else selected
         if kind == "embedder":
             raise InputError(f"{source} is a model and holds no images: evaluate it with --images, else give --model")
         table, model = self.read_table(source, split), self._model_of(source)
@@ -346,7 +310,7 @@ class EmbeddingReader(EmbeddingOptions):
         """Return the selected rows, whitened."""
         rows = self._rows(embedded.table, split, source, columns or {})
         if len(rows) < len(embedded.table):
-            vectors = _map_rows(embedded.vectors, rows, source) if self.mapped else embedded.vectors[rows]
+            vectors = map_rows(embedded.vectors, rows, source) if self.mapped else embedded.vectors[rows]
             embedded = replace(embedded, vectors=vectors, table=embedded.table.take(rows))
         return self._whiten(embedded)
 
@@ -431,72 +395,6 @@ class EmbeddingReader(EmbeddingOptions):
             )
 
 
-def _map_rows(vectors: Floats, rows: Integers, source: str) -> Floats:
-    """Some rows of mapped embeddings, mapped too."""
-    if (np.diff(rows) == 1).all():
-        first = int(rows[:1].sum())
-        return vectors[first : first + len(rows)]
-    blocks = (vectors[some] for some in np.split(rows, range(BLOCK_ROWS, len(rows), BLOCK_ROWS)))
-    return temporary_map(blocks, (len(rows), vectors.shape[1]), source)
-
-
-def _with_cost(stored: EmbeddedTable, kind: Literal["embeddings", "index"]) -> EmbeddedTable:
-    """Stored embeddings, whose model is unknown, with what is known of its cost."""
-    from vicinal.evaluation.model_costs import ModelCost
-
-    return replace(stored, cost=ModelCost(kind, stored.vectors.shape[1]))
-
-
 def _on_error_of_run(run: RunFolder) -> OnError:
     """What the training of a run did with unreadable images; "raise" if its recipe does not say."""
     return "skip" if data_settings_of_run(run).get("on_error") == "skip" else "raise"
-
-
-def _load_stored(source: str, is_index: bool, mapped: bool) -> tuple[EmbeddedTable, dict[str, str]]:
-    """Stored embeddings, and what an index was made with."""
-    if not is_index:
-        return EmbeddedTable(*load_embeddings(source, mapped), source), {}
-    from vicinal.retrieval import Index
-
-    index: ImageIndex = Index.load(source)
-    if mapped and "://" not in source:  # a database may change between its vectors and its rows
-        frame = pd.concat(index.frames(), ignore_index=True)
-        vectors = temporary_map((block for _, block in index.blocks()), (len(index), index.dim), source)
-    else:
-        vectors, frame = index.contents()
-    return EmbeddedTable(vectors, Table(frame), index), index.made_with
-
-
-def load_images(
-    source: str, root: str | None = None, path_column: str | None = "path", label_column: str | None = None
-) -> Table:
-    """Return the table of a run, an image file, a folder, a table file or a benchmark.
-
-    Args:
-        source: what to read.
-        root: as for :func:`~vicinal.data.load_table`; for a run, the folder that its images were moved to.
-        path_column: the column of image paths, for a table file.
-        label_column: the column of labels; None if labels are optional.
-
-    Raises:
-        InputError: it cannot be read.
-    """
-    check_not_refiner_run(source)
-    kind = source_kind(source)
-    if kind == "run":
-        table = load_run_table(RunFolder(Path(source)).table)
-        return table if root is None else Table(table.frame.assign(path=move_root(table.paths, root)))
-    if kind == "image":
-        return Table(pd.DataFrame({"path": [source]}))
-    return load_table(source, root, path_column, label_column)
-
-
-def list_images(
-    source: str, root: str | None = None, path_column: str | None = "path", label_column: str | None = "label"
-) -> ListedImages:
-    """Return the table of :func:`load_images`, of which images of a container are not written yet."""
-    if source_kind(source) in ("run", "image"):
-        from vicinal.data.containers.listing import ListedImages
-
-        return ListedImages(load_images(source, root, path_column, label_column))
-    return list_table(source, root, path_column, label_column)

@@ -1,0 +1,86 @@
+"""Embeddings with the table of their images, and those that are stored in files, shards and indexes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pandas as pd
+
+from vicinal.data.embeddings import load_embeddings, read_fingerprint
+from vicinal.data.table import Table
+from vicinal.retrieval.scores import BLOCK_ROWS
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.temporary_maps import temporary_map
+
+if TYPE_CHECKING:
+    from vicinal.evaluation.model_costs import ModelCost
+    from vicinal.export.exported_embedder import ExportedEmbedder
+    from vicinal.models import Embedder
+    from vicinal.retrieval import ImageIndex
+
+
+@dataclass(frozen=True)
+class EmbeddedTable:
+    """Embeddings, the table of their images, and where they come from.
+
+    Args:
+        vectors: float32 [n, d].
+        table: n rows.
+        origin: the model that made the vectors, or its name where it is not kept; or the index or the path of the file
+            that they were read from.
+        postprocessing: names of the steps after the model; different steps have different names.
+        cost: what the model costs, if that was asked for.
+        backbone: the name of the model's backbone, if it is known.
+        num_left_out: the number of files that were left out because they cannot be read or, in a folder, are no images.
+    """
+
+    vectors: Floats
+    table: Table
+    origin: Embedder | ExportedEmbedder | ImageIndex | str
+    postprocessing: tuple[str, ...] = ()
+    cost: ModelCost | None = None
+    backbone: str | None = None
+    num_left_out: int = 0
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """Identifies the model, if it is known, and the steps after it.
+
+        It is computed when it is asked for, because it reads all weights of a model.
+        """
+        model = read_fingerprint(self.origin) if isinstance(self.origin, str) else self.origin.fingerprint()
+        return None if model is None else "+".join([model, *self.postprocessing])
+
+
+def load_stored(source: str, is_index: bool, mapped: bool) -> tuple[EmbeddedTable, dict[str, str]]:
+    """Stored embeddings, and what an index was made with."""
+    if not is_index:
+        return EmbeddedTable(*load_embeddings(source, mapped), source), {}
+    from vicinal.retrieval import Index
+
+    index: ImageIndex = Index.load(source)
+    if mapped and "://" not in source:  # a database may change between its vectors and its rows
+        frame = pd.concat(index.frames(), ignore_index=True)
+        vectors = temporary_map((block for _, block in index.blocks()), (len(index), index.dim), source)
+    else:
+        vectors, frame = index.contents()
+    return EmbeddedTable(vectors, Table(frame), index), index.made_with
+
+
+def map_rows(vectors: Floats, rows: Integers, source: str) -> Floats:
+    """Some rows of mapped embeddings, mapped too."""
+    if (np.diff(rows) == 1).all():
+        first = int(rows[:1].sum())
+        return vectors[first : first + len(rows)]
+    blocks = (vectors[some] for some in np.split(rows, range(BLOCK_ROWS, len(rows), BLOCK_ROWS)))
+    return temporary_map(blocks, (len(rows), vectors.shape[1]), source)
+
+
+def with_cost(stored: EmbeddedTable, kind: Literal["embeddings", "index"]) -> EmbeddedTable:
+    """Stored embeddings, whose model is unknown, with what is known of its cost."""
+    from vicinal.evaluation.model_costs import ModelCost
+
+    return replace(stored, cost=ModelCost(kind, stored.vectors.shape[1]))
