@@ -18,6 +18,8 @@ from benchmarks.gpu import kernels
 from benchmarks.gpu.losses import all_losses, step
 from benchmarks.gpu.rows import Key, Measurement, Numbers
 from benchmarks.gpu.timing import Settings
+from vicinal.data import ImageTransform
+from vicinal.data.augmentation import AugmentationSampler, augment
 from vicinal.evaluation import Relevance, positive_ranks
 from vicinal.losses import RecallAtKLoss
 from vicinal.losses.contextual.products import product, split
@@ -44,20 +46,15 @@ def measurements(settings: Settings) -> Iterator[Measurement]:
         for n in (SMALL_LOSS_SIZE,) if settings.small else (LOSS_SIZE, LARGE_SIZE)[: 1 + (name in SMOOTH)]:
             key = Key("correctness", name, "device = CPU", f"n = {n}")
             yield Measurement(key, partial(_compare_loss, make, n, settings.device))
-    for name, run in {
-        "ranks, exact scores with ties": _compare_exact_ranks,
-        "ranks, random vectors": _compare_random_ranks,
-        "two-stage backpropagation": _compare_two_stage,
-        "products in bfloat16 parts": _compare_products,
-        "scores of few and of many queries": _compare_tiles,
-    }.items():
-        who = {
-            _compare_two_stage: "two stages = one",
-            _compare_products: "device = float64",
-            _compare_tiles: "tiles of any size",
-        }.get(run, "device = CPU")
-        n = 300 if settings.small else 20_000
-        vectors = "" if run in (_compare_two_stage, _compare_products) else f"{n:,} vectors"
+    n = 300 if settings.small else 20_000
+    for name, who, vectors, run in (
+        ("ranks, exact scores with ties", "device = CPU", f"{n:,} vectors", _compare_exact_ranks),
+        ("ranks, random vectors", "device = CPU", f"{n:,} vectors", _compare_random_ranks),
+        ("scores of few and of many queries", "tiles of any size", f"{n:,} vectors", _compare_tiles),
+        ("two-stage backpropagation", "two stages = one", "", _compare_two_stage),
+        ("products in bfloat16 parts", "device = float64", "", _compare_products),
+        ("flip and color jitter", "device = CPU", "", _compare_augmentation),
+    ):
         yield Measurement(Key("correctness", name, who, vectors), partial(run, n, settings.device))
 
 
@@ -126,6 +123,18 @@ def _compare_tiles(n: int, device: torch.device) -> Numbers:
     few = [ScoreBuffer(64, count, device).product(vectors[:64], vectors[:count]) for count in (100, rows)]
     largest = max(float((scores - many[:, : scores.shape[1]]).abs().max()) for scores in few)
     return {"passed": largest == 0, "difference": largest}
+
+
+def _compare_augmentation(_: int, device: torch.device) -> Numbers:
+    """Of uint8 images: gray levels that differ, by 2 at most, which rounding may do."""
+    transform = ImageTransform(flip=0.5, color_jitter=0.4)
+    torch.manual_seed(0)
+    sampler = AugmentationSampler(transform)
+    pixels = torch.randint(0, 256, (64, 3, 64, 64), dtype=torch.uint8)
+    parameters = torch.stack([sampler.draw() for _ in pixels])
+    found, expected = (augment(pixels.to(to), parameters.to(to), transform).cpu().int() for to in (device, "cpu"))
+    largest = int((found - expected).abs().max())
+    return {"passed": largest <= 2, "difference": largest}
 
 
 def _compare_exact_ranks(n: int, device: torch.device) -> Numbers:

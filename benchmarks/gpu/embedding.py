@@ -1,4 +1,4 @@
-"""From JPEG files to embeddings of ViT-B/16: images a second, and where the time goes.
+"""From JPEG files to embeddings of ViT-B/16: images a second, and where the time goes; and images augmented a second.
 
 The floors are the network on images that are on the device, and reading alone. The trace is that of a few batches by
 torch.profiler: `trace.json.gz`, for chrome://tracing or https://ui.perfetto.dev.
@@ -22,6 +22,8 @@ from benchmarks.gpu.rows import Key, Measurement, Numbers
 from benchmarks.gpu.timing import Settings, measured, seconds_of, spread
 from benchmarks.gpu.two_stage import network
 from benchmarks.images import QUALITY, picture
+from vicinal.data import ImageTransform
+from vicinal.data.augmentation import AugmentationSampler, augment
 from vicinal.models import Embedder
 from vicinal.models.inputs import image_batches
 
@@ -38,6 +40,7 @@ def measurements(settings: Settings) -> Iterator[Measurement]:
         "network on images on the device": _measure_network,
         "reading alone": _measure_reading,
         "files to embeddings": _measure_embedding,
+        "flip and color jitter on the device": _measure_augmentation,
     }.items():
         yield Measurement(Key("embedding", "images a second", who, size), partial(run, settings), limit=180)
     key = Key("embedding", "where the time goes", "trace", size)
@@ -54,6 +57,15 @@ def _measure_network(settings: Settings) -> Numbers:
             model(images)
 
     return _with_rate(measured(run, settings), batch_size)
+
+
+def _measure_augmentation(settings: Settings) -> Numbers:
+    batch_size, _ = _sizes(settings)
+    transform = ImageTransform(flip=0.5, color_jitter=0.4)
+    sampler = AugmentationSampler(transform)
+    pixels = torch.randint(0, 256, (batch_size, 3, 224, 224), dtype=torch.uint8).to(settings.device)
+    parameters = torch.stack([sampler.draw() for _ in pixels]).to(settings.device)
+    return _with_rate(measured(lambda: augment(pixels, parameters, transform), settings), batch_size)
 
 
 def _measure_reading(settings: Settings) -> Numbers:
