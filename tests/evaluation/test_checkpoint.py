@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from tests.evaluation.test_division import photos
 from vicinal import Table
 from vicinal.evaluation import Evaluation, checkpoint, evaluate, ranking
-from vicinal.evaluation.checkpoint import CountCheckpoint, delete_checkpoint
+from vicinal.evaluation.checkpoint import CountCheckpoint, delete_checkpoint, holding_checkpoint
 from vicinal.evaluation.device_counting import DeviceCounter
 from vicinal.retrieval import ReciprocalReranking
 from vicinal.utils.errors import InputError
@@ -100,7 +101,11 @@ def test_a_checkpoint_of_another_evaluation_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=f"{tmp_path} holds the checkpoint of another evaluation"):
             evaluated(protocol, tmp_path, **more)
-    for damaged in (b"", b"PK\x03\x04 no zip", b"\x93NUMPY"):
+    array = BytesIO()
+    np.save(array, np.zeros(3))
+    encrypted = bytearray(next(tmp_path.glob("*.npz")).read_bytes())
+    encrypted[encrypted.index(b"PK\x01\x02", encrypted.index(b"PK\x01\x02") + 1) + 8] |= 1  # one bit of the directory
+    for damaged in (b"", b"PK\x03\x04 no zip", b"\x93NUMPY", array.getvalue(), encrypted):
         next(tmp_path.glob("*.npz")).write_bytes(damaged)
         with pytest.raises(InputError, match="another evaluation"):
             evaluated("groups", tmp_path)
@@ -110,9 +115,25 @@ def test_a_checkpoint_of_another_evaluation_is_refused(tmp_path: Path) -> None:
 
 def test_its_files_are_deleted_and_no_others(tmp_path: Path) -> None:
     evaluated("groups", tmp_path / "counts")
-    (tmp_path / "counts" / "notes.txt").touch()
+    for name in ("notes.txt", "counts-of-birds.npz", ".counts-0-0.npz.0123abcd.tmp"):  # the last of a killed process
+        (tmp_path / "counts" / name).touch()
     delete_checkpoint(tmp_path / "counts")
-    assert [path.name for path in (tmp_path / "counts").iterdir()] == ["notes.txt"]
+    assert {path.name for path in (tmp_path / "counts").iterdir()} == {"notes.txt", "counts-of-birds.npz"}
     evaluated("groups", tmp_path / "more")
     delete_checkpoint(tmp_path / "more")
     assert not (tmp_path / "more").exists()
+
+
+def test_one_command_at_a_time_has_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "counts"
+    with holding_checkpoint(folder):
+        with pytest.raises(InputError, match=f"cannot evaluate with the checkpoint {folder}: another process"):
+            holding_checkpoint(folder).__enter__()
+        evaluated("groups", folder)
+    assert list(folder.glob("counts-*"))  # as after an error
+    with holding_checkpoint(folder):
+        delete_checkpoint(folder)
+    assert not folder.exists()
+    folder.touch()
+    with pytest.raises(OSError, match="File exists"):
+        holding_checkpoint(folder).__enter__()

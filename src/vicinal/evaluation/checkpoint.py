@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -14,10 +15,15 @@ from typing import Protocol
 import numpy as np
 
 from vicinal.utils.arrays import Booleans, ShortIntegers
+from vicinal.utils.console import is_main_process
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
+from vicinal.utils.locks import hold_lock
 
 SECONDS_BETWEEN_SAVES = 60.0
+LOCK = ".lock"
+COUNTS = re.compile(r"counts-\d+-\d+\.npz")
+TEMPORARY_COUNTS = re.compile(r"\.counts-\d+-\d+\.npz\.[0-9a-f]{8}\.tmp")
 
 
 class Counting(Protocol):
@@ -93,11 +99,45 @@ class CountCheckpoint:
                 return int(arrays["done"])
         except FileNotFoundError:
             return 0
-        except (KeyError, ValueError, EOFError, zipfile.BadZipFile):
+        except (KeyError, ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile):  # of a damaged file too
             raise InputError(
                 f"{self.path.parent} holds the checkpoint of another evaluation: other embeddings, labels, settings or "
                 "number of processes; delete it, or name another folder"
             ) from None
+
+
+@contextmanager
+def holding_checkpoint(folder: str | Path | None) -> Iterator[None]:
+    """Keep a folder of checkpoints to this process and those that divide the evaluation with it, for a block.
+
+    The folder is created if it does not exist, so that one that cannot be written is noticed before anything is
+    counted. One without counts and other files is deleted at the end.
+
+    Args:
+        folder: None: there is no checkpoint.
+
+    Raises:
+        InputError: another process holds the folder.
+        OSError: it cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, holding_checkpoint(f"{folder}/counts"):
+        ...     [path.name for path in Path(folder, "counts").iterdir()]
+        ['.lock']
+    """
+    if folder is None or not is_main_process():  # the main process holds it for all
+        yield
+        return
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_lock(folder / LOCK, 0, f"evaluate with the checkpoint {folder}"):
+        try:
+            yield
+        finally:
+            if not _files(folder, COUNTS):
+                (folder / LOCK).unlink(missing_ok=True)
+                delete_checkpoint(folder)
 
 
 def delete_checkpoint(folder: str | Path) -> None:
@@ -106,7 +146,11 @@ def delete_checkpoint(folder: str | Path) -> None:
     Example:
         >>> delete_checkpoint("no-such-folder")
     """
-    for path in Path(folder).glob("counts-*-*.npz"):
+    for path in _files(Path(folder), COUNTS) + _files(Path(folder), TEMPORARY_COUNTS):  # of a killed process
         path.unlink(missing_ok=True)
     with suppress(OSError):  # missing, or not empty
         Path(folder).rmdir()
+
+
+def _files(folder: Path, name: re.Pattern[str]) -> list[Path]:
+    return [path for path in folder.glob("*.*") if name.fullmatch(path.name)]
