@@ -155,6 +155,16 @@ def test_a_shard_that_shrinks_is_an_error(tmp_path: Path) -> None:
         listed.write(listed.table.paths)
 
 
+@pytest.mark.parametrize("left", [images(range(5)), 9 * [None]])
+def test_a_parquet_file_that_is_replaced_is_an_error(left: list[dict[str, Any] | None], tmp_path: Path) -> None:
+    source = parquet(tmp_path)
+    listed = list_table(source, root=tmp_path)
+    image = pa.array(left, pq.read_schema(source).field("image").type)
+    pq.write_table(pa.table({"image": image, "label": labels(range(len(left)))}), source)
+    with pytest.raises(InputError, match=r"\.parquet: has changed while it was read; start again$"):
+        listed.write(listed.table.paths)
+
+
 def test_a_truncated_or_unlabeled_container_is_refused_like_the_whole(tmp_path: Path) -> None:
     source = write_shard(tmp_path / "x.tar", {"a.png": encoded(0) * 9})
     with pytest.raises(InputError, match="no labels; name the column that holds them"):

@@ -34,7 +34,7 @@ LOCATIONS = "locations.npy"
 WHERE = ["__file__", "__start__", "__size__"]  # the columns of the locations, one row per image
 NOWHERE = (-1, 0, 0)  # of an image that is a file of its own
 
-ReadImages = Callable[[Integers], Iterator[bytes]]
+ReadImages = Callable[[Integers], Iterator[bytes | None]]
 """From the locations of some images, int64 `[n, 3]`, in the order of the container, to their bytes."""
 
 
@@ -46,11 +46,13 @@ class ListedImages:
         table: All images; the files of some may not exist.
         folder: That of the container; None: all are files already.
         read: How the bytes of images are read.
+        source: The container, for messages.
     """
 
     table: Table
     folder: Path | None = None
     read: ReadImages = iter
+    source: str = ""
 
     def write(self, paths: Iterable[str]) -> None:
         """Write the images with these paths, if they are not there; each is complete or absent, whatever happens.
@@ -65,8 +67,11 @@ class ListedImages:
         located = np.load(self.folder / LOCATIONS, mmap_mode="r")
         rows = sorted(row for row, path in own.items() if not _is_there(path, located[row, 2]))
         if rows:
-            contents = track(self.read(located[rows]), "writing images", len(rows))
-            for row, content in zip(rows, contents, strict=True):
+            contents = iter(track(self.read(located[rows]), "writing images", len(rows)))
+            for row in rows:
+                content = next(contents, None)
+                if content is None:
+                    raise InputError(f"{self.source}: has changed while it was read; start again")
                 _write(Path(own[row]), content)
 
 
@@ -102,7 +107,7 @@ def list_images(
     prepare_folder(folder, TABLE, fill)
     table = Table.from_parquet(folder / TABLE, label_column=None)
     check_labels(table.frame, source, columns)
-    return ListedImages(table, folder, read)
+    return ListedImages(table, folder, read, source)
 
 
 def _columns_of(sample: Sample) -> dict[str, Any]:
