@@ -8,12 +8,36 @@ from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.pairs import ClassColumns
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
+
+
+class WeightedSums(NamedTuple):
+    """Weighted sums of the rows of a tensor.
+
+    Attributes:
+        first: int [s], where the terms of each sum begin.
+        rows: int [terms].
+        weights: float [terms].
+    """
+
+    first: Tensor
+    rows: Tensor
+    weights: Tensor
+
+    def to(self, x: Tensor) -> WeightedSums:
+        """Return the same on the device of a tensor, with weights of its type."""
+        first, rows = (each.to(x.device, non_blocking=True) for each in (self.first, self.rows))
+        return WeightedSums(first, rows, self.weights.to(x, non_blocking=True))
+
+    def of(self, x: Tensor) -> Tensor:
+        """Sum rows of [n, k]: [s, k]."""
+        return F.embedding_bag(self.rows, x, self.first, per_sample_weights=self.weights, mode="sum")
 
 
 @dataclass(frozen=True)
@@ -49,9 +73,21 @@ class Mixture:
         first, second = inverse.view(2, -1)
         return rows, replace(self, first=first, second=second)
 
-    def mix_rows(self, x: Tensor) -> Tensor:
-        """Mix the rows of [n, ...]: [m, ...]."""
-        return torch.lerp(x[self.second], x[self.first], self.coefficient[:, None])
+    def row_sums(self) -> WeightedSums:
+        """What mixes the rows of [n, k]: [m, k]."""
+        rows, weights = self._terms()
+        return WeightedSums(torch.arange(0, 2 * len(self), 2), rows, weights)
+
+    def row_sums_backward(self, n: int) -> WeightedSums:
+        """What computes the gradient of mixed rows with respect to the n rows, from that of its result."""
+        rows, weights = self._terms()
+        rows, order = rows.sort(stable=True)
+        return WeightedSums(torch.searchsorted(rows, torch.arange(n)), order // 2, weights[order])
+
+    def _terms(self) -> tuple[Tensor, Tensor]:
+        """The rows of all mixtures and their weights, two and two, [2 m] each."""
+        rows = torch.stack([self.first, self.second], dim=1)
+        return rows.flatten(), torch.stack([self.coefficient, 1 - self.coefficient], dim=1).flatten()
 
     def mix_columns(self, x: Tensor) -> Tensor:
         """Mix the columns of [rows, n]: [rows, m]."""
@@ -61,18 +97,6 @@ class Mixture:
         """The sum over all m mixtures of the rows of [n, ...]: [...]."""
         weights = x.new_zeros(len(x)).index_add_(0, self.first, self.coefficient)
         return weights.index_add_(0, self.second, 1 - self.coefficient) @ x
-
-    def mix_rows_backward(self, gradient: Tensor, n: int) -> Tensor:
-        """The gradient of :meth:`mix_rows` with respect to its argument, [n, ...], from that of its result."""
-        total = gradient.new_zeros(n, *gradient.shape[1:])
-        total.index_add_(0, self.first, gradient * self.coefficient[:, None])
-        return total.index_add_(0, self.second, gradient * (1 - self.coefficient)[:, None])
-
-    def mix_columns_backward(self, gradient: Tensor, n: int) -> Tensor:
-        """The gradient of :meth:`mix_columns` with respect to its argument, [rows, n], from that of its result."""
-        total = gradient.new_zeros(len(gradient), n)
-        total.index_add_(1, self.first, gradient * self.coefficient)
-        return total.index_add_(1, self.second, gradient * (1 - self.coefficient))
 
 
 class MixedExamples(NamedTuple):
@@ -152,10 +176,14 @@ class MixedPairSource(PairSource):
         """The references, on the device."""
         return self.reference_mixture.to(self.references)
 
+    @cached_property
+    def _columns_backward(self) -> WeightedSums:
+        return self.reference_mixture.row_sums_backward(len(self.references)).to(self.references)
+
     def _rows(self, span: slice) -> tuple[Tensor, Mixture]:
-        """The rows of `anchors` that a span of the anchors mixes, and the mixtures of these rows, on the device."""
+        """The rows of `anchors` that a span of the anchors mixes, on the device, and the mixtures of these rows."""
         rows, mixture = self.anchor_mixture[span].without_unused_rows()
-        return rows.to(self.anchors.device, non_blocking=True), mixture.to(self.anchors)
+        return rows.to(self.anchors.device, non_blocking=True), mixture
 
     def references_as_batch(self) -> PairSource:
         if self.offset is None:
@@ -179,12 +207,13 @@ class MixedPairSource(PairSource):
     def similarity(self, span: slice) -> Tensor:
         rows, mixture = self._rows(span)
         # Columns first, of the fewer rows that are mixed: selecting columns takes longer than selecting rows.
-        return mixture.mix_rows(self._columns.mix_columns(self.anchors[rows] @ self.references.T))
+        mixed = self._columns.mix_columns(self.anchors[rows] @ self.references.T)
+        return mixture.row_sums().to(mixed).of(mixed)
 
     def add_gradient(self, totals: Sequence[Tensor], span: slice, grad_similarity: Tensor) -> None:
         rows, mixture = self._rows(span)
-        gradient = mixture.mix_rows_backward(grad_similarity, len(rows))
-        gradient = self._columns.mix_columns_backward(gradient, len(self.references))
+        gradient = mixture.row_sums_backward(len(rows)).to(grad_similarity).of(grad_similarity)
+        gradient = self._columns_backward.of(gradient.T.contiguous()).T
         if self.anchors.requires_grad:
             totals[0].index_add_(0, rows, gradient @ self.references.detach())
         if self.references.requires_grad:
