@@ -31,7 +31,7 @@ from vicinal.similarity.checks import (
 from vicinal.similarity.normalize import at_least_float32, normalize
 from vicinal.similarity.pairs import ClassColumns, ClassPairs, MaskedPairs, Pairs
 from vicinal.similarity.rows import Rows
-from vicinal.similarity.sparse_gradient import add_sparse_products, is_sparse
+from vicinal.similarity.sparse_gradient import add_sparse_products, few_entries
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
 
@@ -374,10 +374,11 @@ class PairSource:
     def add_gradient(self, totals: Sequence[Tensor], span: slice, grad_similarity: Tensor) -> None:
         """Like :meth:`add_pair_gradient`, from the gradient with respect to the similarities, [rows, c]."""
         anchors, references = self.anchors[span].detach(), self.references.detach()
-        if self.allows_sparse_gradient and is_sparse(grad_similarity):
+        entries = few_entries(grad_similarity) if self.allows_sparse_gradient else None
+        if entries is not None:
             grad_anchors = totals[0][span] if self.anchors.requires_grad else None
             grad_references = totals[-1] if self.references.requires_grad else None
-            add_sparse_products(grad_similarity, anchors, references, (grad_anchors, grad_references))
+            add_sparse_products(grad_similarity, entries, anchors, references, (grad_anchors, grad_references))
             return
         if len(self.inputs) == 1 and len(anchors) == len(references):  # the whole matrix: one product instead of two
             totals[0].addmm_(grad_similarity + grad_similarity.T, references)

@@ -9,30 +9,41 @@ from torch import Tensor
 MAX_FRACTION = 1 / 64
 """Up to this fraction of nonzero entries gathering vectors is cheaper than a matrix product."""
 SAMPLED_ROWS = 16
-"""One of so many rows is counted first, as counting takes long where there are many entries."""
+"""One of so many rows tells a gradient with many entries, of which no list is made then."""
+
+Entries = tuple[Tensor, Tensor]
 
 
-def is_sparse(gradient: Tensor) -> bool:
-    """Whether a gradient has so few entries that :func:`add_sparse_products` is cheap. A GPU is not waited for."""
-    parts = (gradient[::SAMPLED_ROWS], gradient)
-    return gradient.device.type == "cpu" and all(
-        int(part.count_nonzero()) <= MAX_FRACTION * part.numel() for part in parts
-    )
+def few_entries(gradient: Tensor) -> Entries | None:
+    """The rows and columns of the nonzero entries if :func:`add_sparse_products` of so few is cheap.
+
+    A GPU is not waited for: there the result is None.
+    """
+    sample = gradient[::SAMPLED_ROWS]
+    if gradient.device.type != "cpu" or int(sample.count_nonzero()) > MAX_FRACTION * sample.numel():
+        return None
+    rows, columns = gradient.nonzero(as_tuple=True)
+    return (rows, columns) if len(rows) <= MAX_FRACTION * gradient.numel() else None
 
 
 def add_sparse_products(
-    gradient: Tensor, anchors: Tensor, references: Tensor, totals: tuple[Tensor | None, Tensor | None]
+    gradient: Tensor,
+    entries: Entries,
+    anchors: Tensor,
+    references: Tensor,
+    totals: tuple[Tensor | None, Tensor | None],
 ) -> None:
     """Add `gradient @ references` and `gradient.T @ anchors` to two tensors; None: it is not wanted.
 
     Example:
         >>> totals = torch.zeros(2, 1), torch.zeros(3, 1)
         >>> gradient = torch.tensor([[0.0, 0.0, 2.0], [0.0, 0.0, 3.0]])
-        >>> add_sparse_products(gradient, torch.ones(2, 1), torch.tensor([[4.0], [5.0], [6.0]]), totals)
+        >>> entries = gradient.nonzero(as_tuple=True)
+        >>> add_sparse_products(gradient, entries, torch.ones(2, 1), torch.tensor([[4.0], [5.0], [6.0]]), totals)
         >>> totals[0].flatten(), totals[1].flatten()
         (tensor([12., 18.]), tensor([0., 0., 5.]))
     """
-    rows, columns = gradient.nonzero(as_tuple=True)
+    rows, columns = entries
     if not len(rows):
         return
     weights = gradient[rows, columns]
