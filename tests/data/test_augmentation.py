@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torchvision.transforms import v2
 
 from tests.pretend_device import on_device, pretend_device
 from vicinal.data import ImageDataset, ImageTransform, Table
@@ -89,6 +90,17 @@ def test_pixels_resized_by_torch_differ_by_two_levels_at_most(
     found = differences(on_workers_and_device(table, transform))
     assert found.max() <= 2
     assert (found > 0).double().mean() <= 0.001
+
+
+@pytest.mark.parametrize("more", [-3, -1, 0, 1])
+def test_the_mean_of_a_large_image_is_exact(more: int) -> None:
+    """Which is about half a gray level, of sums that float32 rounds."""
+    levels = np.full((600, 600), 250, dtype=np.uint8)
+    levels.flat[: levels.size // 2 + more] += 1
+    changed = np.asarray(v2.functional.adjust_contrast(Image.fromarray(levels), 0.3))
+    transform = ImageTransform(size=600, channels=1, flip=0.0, color_jitter=0.4, fast=False)
+    found = augment(torch.from_numpy(levels)[None, None], torch.tensor([[0.3, 0.7, 0.0, 1.0]]), transform)
+    assert np.array_equal(found[0, 0], changed)
 
 
 def test_images_really_change(table: Table) -> None:

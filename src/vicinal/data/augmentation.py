@@ -100,14 +100,16 @@ def augment(pixels: Tensor, parameters: Tensor, transform: ImageTransform) -> Te
 def _torch_change(levels: Tensor, factor: Tensor, rest: Tensor, of_gray: Tensor, of_mean: Tensor) -> Tensor:
     """One change of all images, float32 `[n, channels, height, width]`, in the arithmetic of torchvision's tensors."""
     gray = _gray(levels, TORCH_GRAY).floor()
-    mixed = torch.addcmul(_mean(gray) * of_mean, gray, of_gray)
+    mixed = torch.addcmul(gray.mean(dim=(1, 2, 3), keepdim=True) * of_mean, gray, of_gray)
     return torch.addcmul(levels * factor, mixed, rest)
 
 
 def _pillow_change(levels: Tensor, factor: Tensor, rest: Tensor, of_gray: Tensor, of_mean: Tensor) -> Tensor:
     """One change of all images, float32 `[n, channels, height, width]`, in the arithmetic of Pillow."""
     gray = (_gray(levels, PILLOW_GRAY) + 0.5).floor_()  # exact: the weights are multiples of 2^-16
-    mixed = torch.addcmul((_mean(gray) + 0.5).floor_() * of_mean, gray, of_gray)
+    number = gray[0].numel()
+    total = gray.sum(dim=(1, 2, 3), keepdim=True, dtype=torch.int64)  # of a large image too much for float32
+    mixed = torch.addcmul((total + number // 2) // number * of_mean, gray, of_gray)
     return (levels - mixed).mul_(factor).add_(mixed)
 
 
@@ -116,7 +118,3 @@ def _gray(levels: Tensor, weights: tuple[float, float, float]) -> Tensor:
         return levels
     red, green, blue = levels.chunk(3, dim=1)
     return (red * weights[0]).add_(green, alpha=weights[1]).add_(blue, alpha=weights[2])
-
-
-def _mean(gray: Tensor) -> Tensor:
-    return gray.mean(dim=(1, 2, 3), keepdim=True)
