@@ -32,3 +32,14 @@ def test_help_of_the_command_and_version(capsys) -> None:
         ]
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_of_several_processes_says_that_they_were_interrupted(rank: int, monkeypatch, capsys) -> None:
+    def interrupted(source: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vicinal.cli.main.is_main_process", lambda: rank == 0)
+    monkeypatch.setattr("vicinal.cli.evaluate.check_source", interrupted)
+    assert main(["evaluate", "photos"]) == 130
+    assert capsys.readouterr().err == ("" if rank else "vicinal evaluate: error: interrupted\n")

@@ -25,7 +25,7 @@ from vicinal.cli.search import add_search, search
 from vicinal.cli.serve import add_serve, serve
 from vicinal.cli.train import add_recipe, refine, train
 from vicinal.cli.tune import add_sweep, add_tune, sweep, tune
-from vicinal.utils.console import log
+from vicinal.utils.console import is_main_process, log
 from vicinal.utils.errors import InputError, TrainingStoppedError
 
 # Threads that spin while they wait for a core that another process uses can slow training thirtyfold. OpenMP reads
@@ -122,7 +122,7 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
     except TrainingStoppedError as error:
         return fail(name, str(error), error.exit_status)
     except KeyboardInterrupt:
-        return fail(name, "interrupted", 130)
+        return fail(name, "interrupted", 130) if is_main_process() else 130
     except RuntimeError as error:
         from vicinal.utils import distributed
 

@@ -268,6 +268,10 @@ def launch_processes(fabric: Fabric) -> None:
     try:
         with ending_with_main_process():
             fabric.launch()
+    except BaseException:  # such as Ctrl-C; before they meet closed connections, of which they would print pages
+        for process in getattr(fabric.strategy.launcher, "procs", ()):
+            process.kill()
+        raise
     finally:
         logging.disable(before)
 
