@@ -94,7 +94,7 @@ def evaluate(arguments: Arguments) -> None:
         return evaluate_pair_list(arguments)
     _check_combination(arguments)
     _check_sources(arguments)
-    from vicinal.evaluation.checkpoint import holding_checkpoint
+    from vicinal.evaluation import holding_checkpoint
     from vicinal.utils.launch import Launch
 
     if arguments.devices in (None, 1) and Launch.of().launcher is None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vicinal.evaluation.bootstrap import confidence_intervals
     from vicinal.evaluation.breakdown import metrics_by
     from vicinal.evaluation.calibration import calibrate
-    from vicinal.evaluation.checkpoint import delete_checkpoint
+    from vicinal.evaluation.checkpoint import delete_checkpoint, holding_checkpoint
     from vicinal.evaluation.clustering import Clustering, cluster, cluster_metrics
     from vicinal.evaluation.comparison import compare_models, compare_reranking, tabulate
     from vicinal.evaluation.hierarchy import coarse_columns
@@ -71,6 +71,7 @@ __all__ = [
     "evaluate_revisited_table",
     "evaluate_vehicle_id",
     "fnir_at_fpir",
+    "holding_checkpoint",
     "identification_curve",
     "level_ranks",
     "merge_difficulties",
