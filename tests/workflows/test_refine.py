@@ -7,6 +7,8 @@ import os
 import shlex
 import shutil
 import signal
+import threading
+import time
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from vicinal.data.images import ImageDataset
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.training import Recipe, RefinerRecipe, Trainer, train
 from vicinal.training.checkpoint import load_checkpoint
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, TrainingStoppedError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows import refine
 from vicinal.workflows.embed_processes import embed_in_processes
@@ -269,6 +271,28 @@ def test_an_error_of_a_process_that_embeds_is_that_of_one(source: RunFolder, tmp
     with pytest.raises(InputError, match=f"{paths[-1]}: no such file$") as error:
         embed_in_processes(reader, images, 2)
     assert "\n" not in str(error.value)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_noticed_while_others_embed(source: RunFolder) -> None:
+    reader = EmbeddingReader(model=str(source.path), batch_size=2, device="cpu")
+    paths = 20_000 * [str(source.path.parent / "photos" / "class1" / "0.png")]  # a minute's work
+    killed_at: list[float] = []
+
+    def kill_last() -> None:
+        while len(multiprocessing.active_children()) < 2:
+            time.sleep(0.1)
+        time.sleep(5)  # the thread that watches the processes waits for the first by now
+        max(multiprocessing.active_children(), key=lambda process: process.pid or 0).kill()
+        killed_at.append(time.monotonic())
+
+    killer = threading.Thread(target=kill_last)
+    killer.start()
+    with pytest.raises(TrainingStoppedError, match="a process that embeds images was killed; start the command again"):
+        embed_in_processes(reader, ImageDataset(Table(pd.DataFrame({"path": paths})), reader.loaded_model.transform), 2)
+    killer.join()
+    assert time.monotonic() - killed_at[0] < 15
     assert not multiprocessing.active_children()
 
 

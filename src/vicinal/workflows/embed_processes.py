@@ -56,6 +56,7 @@ def embed_in_processes(reader: EmbeddingReader, images: ImageDataset, num_proces
                 pool.submit(_embed_part, replace(options, device=each), images.table, rows, num_threads)
                 for each, rows in zip(devices, parts, strict=True)
             ]
+            pool.submit(int)  # wakes the thread that watches the processes, which may not know the last one yet
             return np.concatenate([task.result() for task in tasks])
         except BrokenProcessPool:
             raise TrainingStoppedError("a process that embeds images was killed; start the command again") from None
