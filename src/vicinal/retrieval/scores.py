@@ -4,8 +4,8 @@ A matrix product may add the terms of one entry in a different order when the sh
 scores that differ in the last bit. Blocks are therefore padded with zeros to whole multiples of a fixed tile: the score
 of two vectors then depends on these two vectors only, equal vectors tie, and no result depends on the block size.
 
-On a GPU the products have IEEE precision too, but its library may choose an order of additions by the shape, multiples of
-a tile or not: scores can differ there in their last bits with the block size, and ranks of scores that are so close.
+On a GPU the products have IEEE precision too, but its library may choose an order of additions by the shape, multiples
+of a tile or not: scores can differ there in their last bits with the block size, and ranks of scores that are so close.
 """
 
 from __future__ import annotations
