@@ -18,6 +18,8 @@ from vicinal.utils.tile_size import tile_elements
 
 MIN_ROWS = 128
 """Matrix products with fewer rows take longer per row."""
+MAX_THREADS = 4
+"""Of a CPU, with which a tile grows: what one of them does alone for each tile would else hold up more of them."""
 
 RowTerms = Callable[[Rows], Sequence[Tensor]]
 """Computes one or more terms from rows: one value per anchor, [rows], or, without gradient, several, [rows, k]."""
@@ -47,7 +49,8 @@ def check_tile_rows(tile_rows: int | None) -> None:
 
 def default_tile_rows(columns: int, device: torch.device) -> int:
     """The number of rows with which a tile has the size for its device, or more where matrix products need more."""
-    return max(MIN_ROWS, tile_elements(device) // max(columns, 1))
+    threads = min(torch.get_num_threads(), MAX_THREADS) if device.type == "cpu" else 1
+    return max(MIN_ROWS, threads * tile_elements(device) // max(columns, 1))
 
 
 def refuse_second_derivative() -> None:
