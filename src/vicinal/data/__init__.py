@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from vicinal.data.checks import check_trainable
     from vicinal.data.cleaning_decisions import apply_decisions
     from vicinal.data.conditions import matching_rows
+    from vicinal.data.containers.listing import ListedImages
     from vicinal.data.dataset import load_dataset
     from vicinal.data.decoding import convert_image, read_image
     from vicinal.data.embedding_shards import EmbeddingShards, verify_shards
@@ -43,6 +44,7 @@ __all__ = [
     "HierarchicalBatchSampler",
     "ImageDataset",
     "ImageTransform",
+    "ListedImages",
     "NoiseSettings",
     "RandomBatchSampler",
     "Statistics",

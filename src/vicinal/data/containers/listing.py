@@ -47,6 +47,10 @@ class ListedImages:
         folder: That of the container; None: all are files already.
         read: How the bytes of images are read.
         source: The container, for messages.
+
+    Example:
+        >>> images = ListedImages(Table(pd.DataFrame({"path": ["owl.jpg"], "label": ["owl"]})))
+        >>> images.write(images.table.paths)  # they are files already
     """
 
     table: Table
