@@ -135,5 +135,5 @@ def test_one_command_at_a_time_has_a_folder(tmp_path: Path) -> None:
         delete_checkpoint(folder)
     assert not folder.exists()
     folder.touch()
-    with pytest.raises(OSError, match="File exists"):
+    with pytest.raises(InputError, match="counts: is no folder"):
         holding_checkpoint(folder).__enter__()

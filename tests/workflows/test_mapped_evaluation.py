@@ -134,10 +134,13 @@ def test_all_end_when_one_is_killed(tmp_path: Path) -> None:
     vectors[:, 0] = 1
     np.save(tmp_path / "y.npy", np.arange(400_000) // 4)
     process = run("--embeddings", tmp_path / "x.npy", "--labels", tmp_path / "y.npy", "--devices", 2)
-    other = wait_for_child(process.pid)
-    time.sleep(1)
-    os.kill(other, signal.SIGKILL)
-    _, errors = process.communicate(timeout=120)
+    try:
+        other = wait_for_child(process.pid)
+        time.sleep(1)
+        os.kill(other, signal.SIGKILL)
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()  # which ends all, if they have not ended
     assert process.returncode != 0
     assert "the process of rank 1 on" in errors
     assert "Traceback" not in errors

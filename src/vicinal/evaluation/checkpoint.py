@@ -117,7 +117,7 @@ def holding_checkpoint(folder: str | Path | None) -> Iterator[None]:
         folder: None: there is no checkpoint.
 
     Raises:
-        InputError: another process holds the folder.
+        InputError: another process holds the folder, or it is a file.
         OSError: it cannot be written.
 
     Example:
@@ -130,6 +130,8 @@ def holding_checkpoint(folder: str | Path | None) -> Iterator[None]:
         yield
         return
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is no folder; name another place for the checkpoint")
     folder.mkdir(parents=True, exist_ok=True)
     with hold_lock(folder / LOCK, 0, f"evaluate with the checkpoint {folder}"):
         try:
