@@ -43,7 +43,14 @@ def member(rank: int, folder: Path, ending: int, how: str) -> None:
 
 @pytest.mark.parametrize(
     ("ending", "how"),
-    [(0, "kill"), (2, "kill"), (1, "error"), (0, "error"), (0, "finish"), (2, "leave"), (0, "both")],
+    [
+        (0, "kill"),
+        (2, "leave"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [(2, "kill"), (1, "error"), (0, "error"), (0, "finish"), (0, "both")]
+        ),
+    ],
 )
 def test_all_end_with_one(ending: int, how: str, tmp_path: Path) -> None:
     multiprocessing.set_forkserver_preload(PRELOADED)

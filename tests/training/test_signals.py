@@ -187,6 +187,7 @@ def test_no_process_outlives_the_main_one() -> None:
     assert not members(process.pid)
 
 
+@pytest.mark.slow
 def test_a_damaged_image_ends_a_run_with_workers(small: list[str], photos: Path, tmp_path: Path) -> None:
     shutil.copytree(photos, tmp_path / "photos")
     for image in (tmp_path / "photos").rglob("*.png"):

@@ -248,7 +248,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_images(
     [
         pytest.param(signal.SIGINT, ["--data.num_workers=1"], marks=pytest.mark.slow),
         # State that is easily forgotten: the batches of a step, and the scale of the loss.
-        (
+        pytest.param(
             signal.SIGTERM,
             [
                 "--accumulate_grad_batches=2",
@@ -257,6 +257,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_images(
                 "--max_grad_norm=0.5",
                 "--optimizer.name=sgd",
             ],
+            marks=pytest.mark.slow,
         ),
         (
             signal.SIGINT,
