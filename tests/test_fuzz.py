@@ -14,6 +14,7 @@ from tests import fuzz
 from vicinal.utils.errors import InputError
 
 
+@pytest.mark.slow
 def test_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
     counts, findings = fuzz.fuzz(list(fuzz.KINDS), seconds=2, seed=0, parent=tmp_path)
     assert not findings
