@@ -219,3 +219,36 @@ def test_a_server_is_killed_and_started_again_while_images_are_written(
         with RemoteIndex.connect(server.url("photos"), timeout=60) as index:
             assert is_complete(index)
             assert index.search(vectors[:3], 1).scores.min() > 0.999
+
+
+FULL = """
+CREATE FUNCTION {name}_full() RETURNS trigger AS $$
+BEGIN
+  IF (SELECT count(*) FROM {name}) >= 150 THEN
+    RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = 'disk_full';
+  END IF;
+  RETURN NEW;
+END $$ LANGUAGE plpgsql;
+CREATE TRIGGER full_disk BEFORE INSERT ON {name} FOR EACH STATEMENT EXECUTE FUNCTION {name}_full();
+"""
+
+
+def test_a_full_disk_loses_nothing(server: Server) -> None:
+    if server.name != "postgresql":
+        pytest.skip("Milvus Lite has nothing that could make its disk full")
+    import psycopg
+
+    vectors, table = images()
+    name = unique_table()
+    url = server.url(name)
+    Index.build(vectors[:50], table.take(np.arange(50)), url=url).close()
+    with psycopg.connect(f"postgresql://postgres@/postgres?host={server.folder}", autocommit=True) as connection:
+        connection.execute(FULL.format(name=name))
+        with RemoteIndex.connect(url, timeout=0.5) as index:
+            with pytest.raises(EngineUnavailableError, match="No space left on device"):
+                index.upsert(vectors, table)
+            assert 50 <= len(index) < ROWS
+        connection.execute(f"DROP TRIGGER full_disk ON {name}")
+    with RemoteIndex.connect(url, timeout=30) as index:
+        index.upsert(vectors, table)
+        assert is_complete(index)
