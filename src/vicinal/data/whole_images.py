@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate, islice
 from typing import Literal
 
@@ -27,15 +28,10 @@ class WholeTrainBatches(TrainBatches):
         augmentation: "workers" or "device", as for `TrainImages`.
     """
 
-    def __init__(
-        self,
-        dataset: ImageDataset,
-        batches: Sequence[Sequence[int]],
-        seed: tuple[int, ...],
-        augmentation: Literal["workers", "device"] = "workers",
-    ) -> None:
-        super().__init__(dataset, batches, seed, augmentation)
-        self._firsts = list(accumulate(map(len, batches), initial=0))
+    @cached_property
+    def _firsts(self) -> list[int]:
+        """The number in the epoch of the first image of each batch."""
+        return list(accumulate(map(len, self.batches), initial=0))
 
     def _parts_of(self, number: int) -> list[Part]:
         return [Part([row], (*self.seed, i)) for i, row in enumerate(self.batches[number], self._firsts[number])]
