@@ -203,7 +203,7 @@ class _TiledCounting:
     def _digest_inputs(self) -> str:
         """A digest of the vectors, the labels and the exclusions."""
         digest = hashlib.sha256()
-        for vectors in (self._queries, self._gallery):
+        for vectors in [self._queries] if self._queries is self._gallery else [self._queries, self._gallery]:
             for start in range(0, len(vectors), BLOCK_ROWS):
                 digest.update(vectors.block(start, min(start + BLOCK_ROWS, len(vectors))).cpu().numpy().data)
         for relevance in self._levels:
