@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -252,3 +255,44 @@ def test_a_full_disk_loses_nothing(server: Server) -> None:
     with RemoteIndex.connect(url, timeout=30) as index:
         index.upsert(vectors, table)
         assert is_complete(index)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A disk of 200 MB in memory."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200m,mode=755", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("a disk in memory cannot be mounted here, which takes root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts a disk in memory")
+@pytest.mark.parametrize("name", list(STARTERS))
+def test_a_disk_that_is_really_full_loses_nothing(name: str) -> None:
+    vectors, table = images()
+    with tempfile.TemporaryDirectory(prefix="vicinal-") as folder:
+        Path(folder).chmod(0o755)  # PostgreSQL runs as another user
+        with small_disk(Path(folder, "disk")) as disk:
+            (disk / name).mkdir()
+            server = STARTERS[name](disk / name)
+            try:
+                url = server.url("photos")
+                Index.build(vectors[:50], table.take(np.arange(50)), url=url).close()
+                with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+                    while True:
+                        filler.write(bytes(4096))
+                refused = pytest.raises((InputError, EngineUnavailableError), match="No space left on device")
+                with RemoteIndex.connect(url, timeout=1) as index, refused:
+                    index.upsert(vectors, table)
+                (disk / "filler").unlink()
+                with RemoteIndex.connect(url, timeout=30) as index:
+                    assert 50 <= len(index) < ROWS
+                    index.upsert(vectors, table)
+                    assert is_complete(index)
+            finally:
+                server.kill()
