@@ -18,7 +18,7 @@ LOSS_FILES = (
     "distillation.py",
     "matryoshka.py",
     "mixing/__init__.py",
-    "weighting.py",
+    "weighting/__init__.py",
 )
 # Losses that are not named ...Loss:
 OTHER_LOSSES = ("CrossBatchMemory", "ForwardCorrection", "Matryoshka", "Metrix", "S2SD", "SiMix", "WeightedSum")

@@ -1,0 +1,241 @@
+"""Losses that are made of weights against the losses whose weights these are, and against loops."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.conftest import ROOT
+from tests.weighting.cases import BATCHES, LABELS, MS_MINER, batch, gradients
+from vicinal.losses import (
+    BinLiftedLoss,
+    BinomialDevianceLoss,
+    BlackboxAPLoss,
+    CircleLoss,
+    ContrastiveLoss,
+    FastAPLoss,
+    HistogramLoss,
+    LiftedStructureLoss,
+    LiftedStructureStarLoss,
+    MarginLoss,
+    MultiSimilarityLoss,
+    NCALoss,
+    NPairsLoss,
+    NTXentLoss,
+    PairLoss,
+    RecallAtKLoss,
+    RowLoss,
+    SmoothAPLoss,
+    SoftBinAPLoss,
+    SupAPLoss,
+    SupConLoss,
+    TripletLoss,
+    WeightedSum,
+)
+from vicinal.mining import Miner, MultiSimilarityMiner
+from vicinal.similarity import PairSource
+from vicinal.similarity.normalize import normalize
+from vicinal.similarity.rows import Rows
+from vicinal.training import Recipe
+from vicinal.utils.errors import InputError
+from vicinal.weighting import (
+    EqualWeights,
+    LossWeights,
+    WeightedPairLoss,
+    WeightingRule,
+    pair_weights,
+)
+
+ROW_LOSSES: list[Callable[..., RowLoss]] = [
+    lambda **options: ContrastiveLoss(0.3, 0.1, **options),
+    TripletLoss,
+    LiftedStructureLoss,
+    LiftedStructureStarLoss,
+    lambda **options: BinomialDevianceLoss(base=0.5, **options),
+    BinLiftedLoss,
+    NPairsLoss,
+    NCALoss,
+    NTXentLoss,
+    SupConLoss,
+    lambda **options: MarginLoss(**{"miner": None, **options}),
+    lambda **options: CircleLoss(scale=5, **options),
+    lambda **options: MultiSimilarityLoss(base=0.5, **{"miner": None, **options}),
+    RecallAtKLoss,
+    SmoothAPLoss,
+    SupAPLoss,
+    FastAPLoss,
+    SoftBinAPLoss,
+    BlackboxAPLoss,
+]
+
+NOT_COMPILED = TripletLoss, RecallAtKLoss, SmoothAPLoss, SupAPLoss
+"""Whose steps are operators of their own, which no compiled function can differentiate within itself."""
+
+
+@pytest.mark.parametrize("of", ROW_LOSSES, ids=lambda of: type(of()).__name__)
+def test_the_rule_of_a_loss_trains_as_the_loss(of: Callable[..., RowLoss]) -> None:
+    x, y = batch(), torch.cat([batch(), batch(4, seed=1)])
+    for tile_rows, reduction, miner in itertools.product((None, 5), ("sum", "anchors"), (None, MS_MINER)):
+        loss = of(reduction=reduction, miner=miner)
+        made = [
+            WeightedPairLoss(LossWeights(loss), reduction=reduction, tile_rows=tile_rows),
+            WeightedPairLoss(LossWeights(of(reduction=reduction, miner=None)), miner, reduction, tile_rows),
+        ]
+        for ours in made:
+            expected = gradients(lambda x: loss(x, LABELS), x)  # noqa: B023
+            torch.testing.assert_close(gradients(lambda x: ours(x, LABELS), x), expected)  # noqa: B023
+            arguments = LABELS, y, torch.cat([LABELS, LABELS[:4]]), 0
+            expected = gradients(lambda x, y: loss(x, arguments[0], y, *arguments[2:]), x, y)  # noqa: B023
+            ours_of = gradients(lambda x, y: ours(x, arguments[0], y, *arguments[2:]), x, y)  # noqa: B023
+            torch.testing.assert_close(ours_of, expected)
+
+
+def by_hand(x: Tensor, rule: Callable[[float, bool], float]) -> tuple[float, int, int]:
+    """F of a rule of a pair's similarity and kind, the number of pairs, and that of anchors with a pair."""
+    s = (normalize(x) @ normalize(x).T).tolist()
+    total, pairs, anchors = 0.0, 0, set()
+    for i in range(len(x)):
+        for j in range(len(x)):
+            same = bool(LABELS[i] == LABELS[j])
+            if i != j and (s[i][j] > 0.5 or same):
+                total += rule(s[i][j], same) * s[i][j] * (-1 if same else 1)
+                pairs, anchors = pairs + 1, anchors | {i}
+    return total, pairs, len(anchors)
+
+
+class CloseNegatives(Miner):
+    def __call__(self, rows: Rows) -> Rows:
+        return rows.keep(negatives=rows.negatives > 0.5)
+
+
+class Careless(WeightingRule):
+    """Its weights where there is no pair are infinite or NaN."""
+
+    def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        return rows.positives - rows.positives + 3 - rows.positives, rows.negatives * rows.negatives
+
+
+@pytest.mark.parametrize("tile_rows", [None, 4])
+@pytest.mark.parametrize(
+    ("rule", "pair"),
+    [(EqualWeights(), lambda s, same: 1.0), (Careless(), lambda s, same: 3 - s if same else s * s)],
+)
+def test_value_and_reductions(rule: WeightingRule, pair: Callable[[float, bool], float], tile_rows: int | None) -> None:
+    x = batch(d=12)
+    total, pairs, anchors = by_hand(x, pair)
+    assert anchors < len(x)
+    for reduction, divisor in (("sum", 1), ("anchors", len(x)), ("contributing", anchors), ("pairs", pairs)):
+        loss = WeightedPairLoss(rule, CloseNegatives(), reduction, tile_rows)
+        assert loss(x, LABELS).item() == pytest.approx(total / divisor)
+        (gradient,) = gradients(lambda x: loss(x, LABELS), x)  # noqa: B023
+        assert gradient.isfinite().all()
+
+
+def test_weights_are_held_constant() -> None:
+    x = batch()
+    signed = pair_weights(WeightedPairLoss(Careless()), PairSource.from_batch(x, LABELS), signed=True)
+    s, positive = normalize(x) @ normalize(x).T, LABELS[:, None] == LABELS
+    expected = torch.where(positive, s - 3, s * s).fill_diagonal_(0)
+    torch.testing.assert_close(signed, expected)
+
+
+class PushOnly(RowLoss):
+    def row_values(self, rows: Rows) -> Tensor:
+        return rows.negatives.exp().sum(dim=1)
+
+
+def test_the_rule_of_a_loss_that_knows_one_kind_of_pairs() -> None:
+    ours, loss = WeightedPairLoss(LossWeights(PushOnly()), reduction="anchors"), PushOnly()
+    expected = gradients(lambda x: loss(x, LABELS), batch())
+    torch.testing.assert_close(gradients(lambda x: ours(x, LABELS), batch()), expected)
+
+
+def test_a_learned_boundary_is_left_alone() -> None:
+    loss = WeightedPairLoss(LossWeights(MarginLoss(miner=None)))
+    loss(batch().requires_grad_(), LABELS).backward()
+    assert [(p.requires_grad, p.grad) for p in loss.parameters()] == [(False, None)]  # no optimizer decays it
+    assert "rule.loss.beta" in loss.state_dict()  # so that it moves to the device of the rest
+
+
+@pytest.mark.parametrize("of", BATCHES)
+def test_nasty_batches(of: str) -> None:
+    x, *others = BATCHES[of]
+    for rule in (EqualWeights(), LossWeights(MultiSimilarityLoss()), Careless()):
+        for reduction in WeightedPairLoss.reductions:
+            loss = WeightedPairLoss(rule, MS_MINER, reduction)
+            assert loss(x, *others).isfinite()
+            assert gradients(lambda x: loss(x, *others), x)[0].isfinite().all()  # noqa: B023
+    with torch.no_grad():
+        assert not WeightedPairLoss(LossWeights(NCALoss()))(x, *others).requires_grad
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Careless(),
+        LossWeights(MultiSimilarityLoss()),
+        pytest.param(EqualWeights(), marks=pytest.mark.slow),
+        *(pytest.param(LossWeights(of()), marks=pytest.mark.slow) for of in ROW_LOSSES if of not in NOT_COMPILED),
+    ],
+    ids=lambda rule: type(getattr(rule, "loss", rule)).__name__,
+)
+def test_compiles_whole(rule: WeightingRule) -> None:
+    torch.compiler.reset()
+    x = batch().float()
+    loss = WeightedPairLoss(rule, MS_MINER)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, LABELS), loss(x, LABELS))
+    expected = gradients(lambda x: loss(x, LABELS), x)
+    torch.testing.assert_close(gradients(lambda x: compiled(x, LABELS), x), expected)
+
+
+def test_composes_and_scales_with_other_losses() -> None:
+    x, loss = batch(), WeightedPairLoss(EqualWeights())
+    both = WeightedSum([NCALoss(), loss], [1.0, 0.5])
+    torch.testing.assert_close(both(x, LABELS), NCALoss()(x, LABELS) + 0.5 * loss(x, LABELS))
+
+
+def test_in_a_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "loss:\n  class_path: vicinal.weighting.WeightedPairLoss\n  init_args:\n    reduction: anchors\n"
+        "    miner: {class_path: MultiSimilarityMiner, init_args: {epsilon: 0.2}}\n"
+        "    rule:\n      class_path: LossWeights\n      init_args:\n"
+        "        loss: {class_path: BinomialDevianceLoss, init_args: {beta: 40}}\n"
+    )
+    recipe = Recipe.load(path)
+    loss = recipe.create_loss()
+    assert isinstance(loss, WeightedPairLoss)
+    assert isinstance(loss.rule, LossWeights)
+    assert (loss.rule.loss.beta, loss.miner, loss.reduction) == (40, MultiSimilarityMiner(0.2), "anchors")
+    recipe.save(tmp_path / "resolved.yaml")
+    assert Recipe.load(tmp_path / "resolved.yaml").config == recipe.config
+    path.write_text("loss: {class_path: vicinal.weighting.WeightedPairLoss, init_args: {rule: EqualWeights}}\n")
+    loss = Recipe.load(path).create_loss()
+    assert (loss.rule, loss.miner, loss.reduction) == (EqualWeights(), None, "sum")
+    guide = (ROOT / "docs" / "guides" / "losses.md").read_text()
+    (shown,) = re.findall(r"^```yaml\n([^`]*WeightedPairLoss[^`]*)^```", guide, re.MULTILINE)
+    path.write_text(shown)
+    assert isinstance(Recipe.load(path).create_loss().rule.loss, BinomialDevianceLoss)
+
+
+def test_impossible_rules() -> None:
+    class Swapped(WeightingRule):
+        def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
+            return torch.ones_like(rows.negatives), torch.ones_like(rows.positives)
+
+    with pytest.raises(InputError, match=r"Swapped: weights of positives are \[13, 13\] and must be \[13, 4\]"):
+        WeightedPairLoss(Swapped())(batch(), LABELS)
+    with pytest.raises(InputError, match="MarginLoss has a random miner"):
+        LossWeights(MarginLoss())
+    with pytest.raises(InputError, match="HistogramLoss is no RowLoss"):
+        LossWeights(HistogramLoss())  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="reduction = 'violating'"):
+        WeightedPairLoss(EqualWeights(), reduction="violating")
+    assert isinstance(WeightedPairLoss(EqualWeights()), PairLoss)

@@ -1,0 +1,263 @@
+"""The weights that are read off a loss are its gradient: training with either is the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.weighting.cases import BATCHES, LABELS, MS_MINER, OF_CENTERS, OFFERED, batch, gradients
+from vicinal.losses import (
+    BinLiftedLoss,
+    BinomialDevianceLoss,
+    BlackboxAPLoss,
+    CircleLoss,
+    ContextualLoss,
+    ContrastiveLoss,
+    FastAPLoss,
+    HistogramLoss,
+    LiftedStructureLoss,
+    LiftedStructureStarLoss,
+    Loss,
+    MarginLoss,
+    MultiSimilarityLoss,
+    NCALoss,
+    NPairsLoss,
+    NTXentLoss,
+    RecallAtKLoss,
+    RoadmapLoss,
+    SimilarityRegularizer,
+    SmoothAPLoss,
+    SoftBinAPLoss,
+    SupAPLoss,
+    SupConLoss,
+    TripletLoss,
+)
+from vicinal.memory import CrossBatchMemory
+from vicinal.mining import DistanceWeightedMiner, HardestMiner, SemiHardMiner
+from vicinal.similarity import PairSource
+from vicinal.similarity.normalize import normalize
+from vicinal.utils.errors import InputError
+from vicinal.weighting import (
+    LossWeights,
+    WeightedPairLoss,
+    pair_weights,
+    similarity_types,
+    similarity_weights,
+)
+
+LOSSES: dict[str, Loss] = {
+    "contrastive": ContrastiveLoss(0.3, 0.1),
+    "contrastive, Eq. 4": ContrastiveLoss(positive_margin=None, negative_margin=0.1, reduction="sum"),
+    "contrastive, pairs": ContrastiveLoss(0.3, 0.1, reduction="pairs"),
+    "triplet": TripletLoss(),
+    "triplet, violating": TripletLoss(reduction="violating"),
+    "triplet, semi-hard": TripletLoss(margin=0.5, triplets="semi-hard"),
+    "triplet, soft": TripletLoss(soft=True),
+    "triplet, hardest": TripletLoss(miner=HardestMiner()),
+    "triplet, distance-weighted": TripletLoss(miner=DistanceWeightedMiner(seed=5)),
+    "lifted": LiftedStructureLoss(),
+    "lifted star": LiftedStructureStarLoss(),
+    "lifted star, mined": LiftedStructureStarLoss(miner=MS_MINER),
+    "binomial": BinomialDevianceLoss(beta=10, base=0.3),
+    "bin-lifted": BinLiftedLoss(beta=10, base=0.3),
+    "N-pairs": NPairsLoss(),
+    "NCA": NCALoss(scale=3),
+    "histogram": HistogramLoss(bins=20),
+    "histogram, mined": HistogramLoss(bins=20, miner=SemiHardMiner(None)),
+    "NT-Xent": NTXentLoss(),
+    "NT-Xent, anchors": NTXentLoss(reduction="anchors"),
+    "SupCon": SupConLoss(temperature=0.3),
+    "margin": MarginLoss(),
+    "margin, classes": MarginLoss(num_classes=6, nu=0.1, miner=None, reduction="sum"),
+    "circle": CircleLoss(scale=5),
+    "multi-similarity": MultiSimilarityLoss(base=0.5, beta=10),
+    "multi-similarity, contributing": MultiSimilarityLoss(reduction="contributing"),
+    "sum": 0.7 * MultiSimilarityLoss(base=0.5) + 0.3 * TripletLoss(miner=DistanceWeightedMiner()),
+    "recall@k": RecallAtKLoss(k=[1, 3], similarity_temperature=0.1),
+    "smooth AP": SmoothAPLoss(temperature=0.1),
+    "SupAP": SupAPLoss(temperature=0.1, linear_from=0.3, slope=5),
+    "SupAP, mined": SupAPLoss(miner=MS_MINER),
+    "ROADMAP": RoadmapLoss(positive_margin=0.3, negative_margin=0.1),
+    "FastAP": FastAPLoss(),
+    "SoftBinAP": SoftBinAPLoss(),
+    "blackbox AP": BlackboxAPLoss(),
+    "own": WeightedPairLoss(LossWeights(NCALoss()), reduction="pairs"),
+}
+
+PUSHES_POSITIVES = "SupCon", "recall@k", "smooth AP", "FastAP", "SoftBinAP", "blackbox AP"
+"""Losses of which a positive pair may be apart too little: one that is much closer than the anchor's others, or that
+stands in their way where positives are ranked among themselves."""
+
+NO_ROWS = {"ContextualLoss", "SimilarityRegularizer"}
+"""Not made of anchors with positives and negatives: they move pairs against their labels too, or whatever these are."""
+
+
+def weighted(weights: Tensor, positive: Tensor, similarity: Tensor) -> Tensor:
+    """Eq. (3), F."""
+    return (torch.where(positive, -weights, weights) * similarity).sum()
+
+
+def test_every_loss_of_the_library_is_here() -> None:
+    names = {type(loss).__name__ for loss in LOSSES.values()}
+    abstract = {"Loss", "PairLoss", "RowLoss", "RankingLoss"}
+    assert names >= set(OFFERED) - abstract - NO_ROWS - OF_CENTERS
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_training_with_the_weights_is_training_with_the_loss(name: str) -> None:
+    x, loss = batch(), LOSSES[name]
+    weights = pair_weights(loss, PairSource.from_batch(x, LABELS))
+    signed = pair_weights(loss, PairSource.from_batch(x, LABELS), signed=True)
+    assert torch.equal(signed.abs(), weights)
+    assert weights.count_nonzero() > 10
+    positive = LABELS[:, None] == LABELS
+    # The loss itself comes last, for a random miner draws anew in each call.
+    (by_signed,) = gradients(lambda x: (signed * (normalize(x) @ normalize(x).T)).sum(), x)
+    (by_weights,) = gradients(lambda x: weighted(weights, positive, normalize(x) @ normalize(x).T), x)
+    (own,) = gradients(lambda x: loss(x, LABELS), x)
+    assert own.abs().max() > 1e-6
+    torch.testing.assert_close(by_signed, own, rtol=1e-9, atol=1e-12)
+    if name not in PUSHES_POSITIVES:
+        torch.testing.assert_close(by_weights, own, rtol=1e-9, atol=1e-12)
+
+
+def test_supcon_pushes_a_positive_apart_that_is_much_closer_than_the_others() -> None:
+    similarity, positive = torch.tensor([[0.9, 0.1, 0.0]]), torch.tensor([[True, True, False]])
+    signed = similarity_weights(SupConLoss(), similarity, positive, signed=True)
+    assert signed[0, 0] > 0 > signed[0, 1]
+
+
+def test_a_ranking_pushes_a_positive_apart_that_is_in_the_way_of_another() -> None:
+    """More is gained near rank 1 than at rank 2, so the second is to leave room for the first."""
+    similarity, positive = torch.tensor([[0.9, 0.88, 0.0]]), torch.tensor([[True, True, False]])
+    signed = similarity_weights(RecallAtKLoss(k=1), similarity, positive, signed=True)
+    assert signed[0, 1] > 0 > signed[0, 0]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_weights_against_references_and_with_other_pairs(name: str) -> None:
+    for case in ("references", "offset", "relation", "masks"):
+        if (name, case) != ("margin, classes", "masks"):  # it needs labels
+            check_weights_with(name, case)
+
+
+def check_weights_with(name: str, case: str) -> None:
+    x, references, loss = batch(8), batch(11, seed=1), LOSSES[name]
+    labels, reference_labels = LABELS[:8], LABELS.roll(3)[:11]
+    options: dict[str, object] = {"references": references, "reference_labels": reference_labels}
+    if case == "offset":
+        references[2:10], reference_labels[2:10], options["offset"] = x, labels, 2
+    if case == "relation":
+        options["relation"] = lambda a, b: (a[:, None] - b).abs() <= 1
+    if case == "masks":
+        positive = torch.rand(8, 11, generator=torch.Generator().manual_seed(2)) < 0.3
+        negative = ~positive & (torch.rand(8, 11, generator=torch.Generator().manual_seed(3)) < 0.8)
+        labels, options = None, {"references": references, "positive": positive, "negative": negative}
+    signed = pair_weights(loss, PairSource.from_batch(x, labels, **options), signed=True)
+    if case == "offset":
+        assert not signed.diagonal(2).any()
+    if case == "masks":
+        assert not signed[~positive & ~negative].any()
+    by_weights = gradients(lambda x, y: (signed * (normalize(x) @ normalize(y).T)).sum(), x, references)
+    own = gradients(lambda x, y: loss(x, labels, **{**options, "references": y}), x, references)
+    for ours, theirs in zip(by_weights, own, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_looking_changes_nothing(name: str) -> None:
+    loss, x = LOSSES[name], batch().requires_grad_()
+    loss(x, LABELS)
+    before = {key: value.clone() for key, value in loss.state_dict().items()}
+    state = torch.get_rng_state()
+    first = pair_weights(loss, PairSource.from_batch(x, LABELS))
+    with torch.no_grad():
+        assert torch.equal(pair_weights(loss, PairSource.from_batch(x, LABELS)), first)
+    with torch.inference_mode():
+        assert torch.equal(pair_weights(loss, PairSource.from_batch(x.detach().clone(), LABELS)), first)
+    assert not first.requires_grad
+    assert x.grad is None
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in loss.parameters())
+    assert all(torch.equal(value, before[key]) for key, value in loss.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_weights_of_a_random_miner_are_those_of_the_next_call() -> None:
+    loss, x = TripletLoss(miner=DistanceWeightedMiner(num_samples=1)), batch()
+    seen = []
+    for _ in range(3):
+        seen.append(pair_weights(loss, PairSource.from_batch(x, LABELS), signed=True))
+        (by_weights,) = gradients(lambda x, w=seen[-1]: (w * (normalize(x) @ normalize(x).T)).sum(), x)
+        torch.testing.assert_close(by_weights, gradients(lambda x: loss(x, LABELS), x)[0])
+    assert not torch.equal(seen[0], seen[1])
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "margin, classes"])
+def test_weights_are_finite(name: str) -> None:
+    for of, data in BATCHES.items():
+        for dtype in (torch.float64, torch.bfloat16):
+            weights = pair_weights(LOSSES[name], PairSource.from_batch(*data.to(dtype)))
+            assert weights.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+            assert weights.isfinite().all(), of
+            if data.references is None or data.offset is not None:
+                assert not weights.diagonal(data.offset or 0).any(), of
+
+
+def test_autocast_does_not_matter() -> None:
+    x = batch().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        weights = pair_weights(NCALoss(), PairSource.from_batch(x, LABELS))
+    torch.testing.assert_close(weights, pair_weights(NCALoss(), PairSource.from_batch(x, LABELS)), rtol=0, atol=0)
+
+
+def test_sizes_of_nothing() -> None:
+    assert pair_weights(NCALoss(), PairSource.from_batch(batch(0), LABELS[:0])).shape == (0, 0)
+    weights = pair_weights(NCALoss(), PairSource.from_batch(batch(2), LABELS[:2], batch(0), LABELS[:0]))
+    assert weights.shape == (2, 0)
+
+
+def test_a_similarity_matrix_is_enough() -> None:
+    x, y = batch(8), batch(11, seed=1)
+    positive = LABELS[:8, None] == LABELS[:11]
+    similarity = normalize(x) @ normalize(y).T
+    for name, loss in LOSSES.items():
+        if name != "margin, classes":
+            expected = pair_weights(loss, PairSource.from_batch(x, references=y, positive=positive), signed=True)
+            ours = similarity_weights(loss, similarity, positive, dim=4, signed=True)
+            torch.testing.assert_close(ours, expected, msg=name)
+            assert torch.equal(similarity_weights(loss, similarity, positive, dim=4), ours.abs())
+    few = similarity_weights(NCALoss(), similarity, positive, negative=~positive & (similarity > 0))
+    assert torch.equal(few > 0, positive | (similarity > 0) & positive.any(1, keepdim=True))
+    assert similarity_weights(NCALoss(), similarity.half(), positive).dtype == torch.float32
+
+
+def test_what_has_no_weights_is_refused() -> None:
+    x = batch()
+    for loss in (CrossBatchMemory(NCALoss(), 10), NCALoss() + 2 * CrossBatchMemory(NCALoss(), 10)):
+        with pytest.raises(InputError, match="CrossBatchMemory has no pair weights of its own"):
+            pair_weights(loss, PairSource.from_batch(x, LABELS))
+    with pytest.raises(InputError, match=r"similarity must be float \[n, c\], not torch.int64 \[2, 2\]"):
+        similarity_weights(NCALoss(), torch.eye(2).long(), torch.eye(2).bool())
+    with pytest.raises(InputError, match=r"positive must be bool \[2, 2\]"):
+        similarity_weights(NCALoss(), torch.eye(2), torch.eye(3).bool())
+    with pytest.raises(InputError, match="labels must be int"):
+        pair_weights(NCALoss(), PairSource.from_batch(x, LABELS[:3]))
+    with pytest.raises(InputError, match="num_negatives = 0 must be at least 1"):
+        similarity_types(NCALoss(), num_negatives=0)
+
+
+def test_weights_of_a_loss_of_neighborhoods() -> None:
+    """By the similarities, as autograd has it, an anchor's own left out, some against the label."""
+    x = batch().detach().requires_grad_()
+    for loss in (ContextualLoss(k=3), SimilarityRegularizer(), 0.8 * ContextualLoss(k=3) + SimilarityRegularizer()):
+        weights = pair_weights(loss, PairSource.from_batch(x, LABELS), signed=True)
+        assert weights.diagonal().count_nonzero() == 0
+        unit = torch.nn.functional.normalize(x)
+        (by_weights,) = torch.autograd.grad((weights * (unit @ unit.T)).sum(), x)
+        (by_loss,) = torch.autograd.grad(loss(x, LABELS), x)
+        torch.testing.assert_close(by_weights, by_loss)
+    signs = pair_weights(ContextualLoss(k=3), PairSource.from_batch(x, LABELS), signed=True).sign()
+    assert (signs == -1)[LABELS[:, None] != LABELS].any()
+    with pytest.raises(InputError, match="give a batch without references"):
+        pair_weights(ContextualLoss(k=3), PairSource.from_batch(x, LABELS, x, LABELS))
