@@ -24,7 +24,7 @@ from vicinal.data import Table
 from vicinal.losses import Loss
 from vicinal.training.base_settings import BaseSettings
 from vicinal.training.batch_size import fit_batches
-from vicinal.training.recipe_check import RecipeCheck, shown
+from vicinal.training.recipe_check import RecipeCheck, as_yaml
 from vicinal.training.recipe_classes import OfferedClasses
 from vicinal.training.recipe_file import RecipeFile
 from vicinal.training.recipe_schema import Schema, Setting, arguments_schema, settings_schema
@@ -189,7 +189,7 @@ class BaseRecipe(ABC):
         changed = {key: theirs[key] for key in keys if key in ours and theirs[key] != ours[key]}
         if not changed:
             return own
-        log(f"resuming with {', '.join(f'{key} = {shown(value)}' for key, value in changed.items())}")
+        log(f"resuming with {', '.join(f'{key} = {as_yaml(value)}' for key, value in changed.items())}")
         texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in changed.items()}
         return cls.load(path, [f"--{key}={text}" for key, text in texts.items()], allow_imports)
 
@@ -250,7 +250,7 @@ class BaseRecipe(ABC):
             is_allowed = is_chosen or is_longer or (continued and key in MACHINE)
             if own != new and not is_allowed:
                 raise InputError(
-                    f"{key} = {shown(theirs.get(key))} differs from the run's own {shown(ours.get(key))}; "
+                    f"{key} = {as_yaml(theirs.get(key))} differs from the run's own {as_yaml(ours.get(key))}; "
                     "resume with --out and --resume alone, or start a new run"
                 )
 

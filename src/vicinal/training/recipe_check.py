@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from inspect import Parameter
 from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
-from vicinal.training.recipe_classes import OfferedClasses, import_path, loss_names
+from vicinal.training.recipe_classes import OfferedClasses, class_and_arguments, loss_names
 from vicinal.training.recipe_file import RecipeFile
+from vicinal.training.recipe_overrides import parse_overrides, put_setting
 from vicinal.training.recipe_schema import UNCHECKED, Schema, Setting, arguments_schema, setting_names
+from vicinal.training.recipe_values import resolved_settings
 from vicinal.utils.arguments import check_plain_values
 from vicinal.utils.errors import InputError, one_line
-from vicinal.utils.plain_yaml import LimitProblem, compose_yaml, load_yaml, problem_of
+from vicinal.utils.plain_yaml import LimitProblem, compose_yaml, problem_of
 
 STUDY_SECTIONS = {"search": "tune", "grid": "sweep"}
 """The keys of a recipe file under which settings vary, each with the verb that reads it."""
@@ -59,7 +60,7 @@ class RecipeCheck:
         parsed = list(parse_overrides(overrides))
         self._overridden = [key.replace(".init_args", "").removesuffix("+") for key, _ in parsed]
         for key, value in [*(file.values.items() if file else ()), *parsed]:
-            _put(self.given, str(key), value)
+            put_setting(self.given, str(key), value)
 
     def check(self) -> None:
         """Raise InputError at the first key that is unknown or may not have its value.
@@ -72,9 +73,16 @@ class RecipeCheck:
         for mistake in self._mistakes(self.given, self.schema, ""):
             self._fail(mistake)
 
+    def resolved(self) -> dict[str, Any]:
+        """The settings for a parser, nested, see :func:`~vicinal.training.recipe_values.resolved_settings`.
+
+        Only for settings that :meth:`check` has checked.
+        """
+        return resolved_settings(self.given, self.schema, self.classes)
+
     def check_loss_name(self) -> None:
         """Raise InputError if the loss is no public name, before the losses are imported, which takes seconds."""
-        path, _ = _class_and_arguments(self.given.get("loss"))
+        path, _ = class_and_arguments(self.given.get("loss"))
         known = loss_names()
         if isinstance(path, str) and "." not in path and path not in known:
             self._fail(Mistake("loss", _unknown_name("loss", path, "Loss", known)))
@@ -141,36 +149,32 @@ class RecipeCheck:
         except InputError as error:
             yield Mistake(key, str(error))
         if not setting.accepts(value):
-            yield Mistake(key, f"{key} = {one_line(shown(value), 80)} must be {setting}")
+            yield Mistake(key, f"{key} = {one_line(as_yaml(value), 80)} must be {setting}")
 
     def _class_mistakes(self, key: str, value: Any, setting: Setting) -> Iterator[Mistake]:
         """The mistakes in a class: its name alone, or `class_path` and `init_args`."""
-        path, arguments = _class_and_arguments(value)
-        kind = self._class_of(path, setting)
+        path, arguments = class_and_arguments(value)
+        kind = self.classes.of_setting(setting, path)
         if kind is None:
             yield Mistake(key, self._unknown_class(key, path, setting))
             return
         schema = arguments_schema(kind)
         if not isinstance(arguments, Mapping):
-            yield Mistake(key, f"{key}.init_args is {one_line(shown(arguments), 80)}; give the arguments of a class")
+            yield Mistake(key, f"{key}.init_args is {one_line(as_yaml(arguments), 80)}; give the arguments of a class")
             return
         yield from self._mistakes(arguments, schema, f"{key}.")
         missing = [name for name, each in schema.items() if each.default is Parameter.empty and name not in arguments]
         if missing:
             yield Mistake(key, f"{key} = {kind.__name__} needs the arguments {', '.join(missing)}")
-        beside = [name for name in value if name not in ("class_path", "init_args")] if path is not None else []
-        for name in beside if isinstance(value, Mapping) and self.file else ():
-            if self.file and f"{key}.{name}" in self.file.places:
-                message = f"{key}.{name} is an argument of {kind.__name__}; write it below init_args"
-                yield Mistake(f"{key}.{name}", message)
+        if isinstance(value, Mapping) and path is not None:
+            yield from self._arguments_beside(key, value, kind)
 
-    def _class_of(self, path: Any, setting: Setting) -> type | None:
-        """The class of a name, if a recipe may name it; without a name that of the default."""
-        assert setting.base_class is not None
-        if path is None:
-            default = type(setting.default)
-            return default if issubclass(default, setting.base_class) else None
-        return self.classes.find(setting.base_class, path)
+    def _arguments_beside(self, key: str, value: Mapping[Any, Any], kind: type) -> Iterator[Mistake]:
+        """The arguments of a class that a recipe file has beside `init_args`."""
+        for name in value:
+            place = f"{key}.{name}"
+            if name not in ("class_path", "init_args") and self.file and place in self.file.places:
+                yield Mistake(place, f"{place} is an argument of {kind.__name__}; write it below init_args")
 
     def _unknown_class(self, key: str, path: Any, setting: Setting) -> str:
         base = setting.base_class
@@ -188,38 +192,6 @@ class RecipeCheck:
             return None
         return f"for a class of your own, add --allow_import {package}"
 
-    # The values for a parser ----------------------------------------------------------------------------------------
-
-    def resolved(self) -> dict[str, Any]:
-        """The settings for a parser, nested: each class as `class_path` with its module and `init_args`.
-
-        Only for settings that :meth:`check` has checked.
-        """
-        return self._resolved(self.given, self.schema)
-
-    def _resolved(self, given: Mapping[Any, Any], schema: Schema) -> dict[str, Any]:
-        return {
-            name: self._resolved_value(value, setting)
-            for name, value in given.items()
-            if not (isinstance(setting := schema[name], Setting) and setting.takes_code)
-        }
-
-    def _resolved_value(self, value: Any, setting: Setting | Schema) -> Any:
-        if not isinstance(setting, Setting):
-            return self._resolved(value, setting)
-        if setting.base_class is None or value is None:
-            return _without_words(value, load=setting.is_open)
-        if isinstance(value, list):
-            return [self._resolved_class(each, setting) for each in value]
-        return self._resolved_class(value, setting)
-
-    def _resolved_class(self, value: Any, setting: Setting) -> dict[str, Any]:
-        path, arguments = _class_and_arguments(value)
-        kind = self._class_of(path, setting)
-        assert kind is not None
-        resolved = self._resolved(arguments, arguments_schema(kind))
-        return {"class_path": import_path(kind), "init_args": resolved}
-
     def _hint(self, name: str, schema: Schema, prefix: str) -> str:
         if not prefix and name in STUDY_SECTIONS:
             return f"it is for vicinal {STUDY_SECTIONS[name]}"
@@ -234,56 +206,12 @@ def _depth(key: str) -> int:
     return key.count(".")
 
 
-def parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Key and value of each setting on the command line, `--key=value` or `--key value`.
-
-    Raises:
-        InputError: a word is not a setting, or a setting has no value, or one that is not plain.
-    """
-    words = list(overrides)
-    while words:
-        word = words.pop(0)
-        if not word.startswith("--"):
-            raise InputError(f"unknown argument {word}; a recipe comes first, then settings such as --epochs 3")
-        key, equals, value = word[2:].partition("=")
-        if not equals:
-            if not words or words[0].startswith("--"):
-                raise InputError(f"--{key} needs a value")
-            value = words.pop(0)
-        yield key, _parsed(key, value)
-
-
-class Word(str):
-    """A value of the command line that is not a list or mapping; whether it is a number, say, its setting decides."""
-
-
-def _parsed(key: str, text: str) -> Any:
-    """The value of a setting on the command line."""
-    if text[:1] not in ("{", "["):
-        return None if text == "null" else Word(text)
-    try:
-        return load_yaml(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"--{key} {one_line(text, 80)}: {problem_of(error)}") from None
-
-
 def _unknown_name(key: str, path: Any, base: str, known: Sequence[str], own: str | None = None) -> str:
     """The message about a name that is not that of a class; `own` is what to do for a class of the user's own."""
-    name = one_line(shown(path), 80)
+    name = one_line(as_yaml(path), 80)
     near = difflib.get_close_matches(name.rpartition(".")[2], known, n=1)
     hint = own or (f"did you mean {near[0]}?" if near else f"its classes: {', '.join(known)}")
     return f"{key} = {name} is not the name of a {base} class; {hint}"
-
-
-def _without_words(value: Any, load: bool) -> Any:
-    """A value with text in place of words; if `load`, with what YAML makes of them."""
-    if isinstance(value, Mapping):
-        return {name: _without_words(each, load) for name, each in value.items()}
-    if not isinstance(value, Word):
-        return value
-    with suppress(yaml.YAMLError):
-        return load_yaml(str(value)) if load else str(value)
-    return str(value)
 
 
 def _check_text(key: str, value: Any) -> None:
@@ -310,48 +238,11 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-def shown(value: Any) -> str:
+def as_yaml(value: Any) -> str:
     """A value in the spelling of YAML: true, false and null."""
     words = {"None": "null", "True": "true", "False": "false"}
     return words[str(value)] if value is None or isinstance(value, bool) else str(value)
 
 
-def _class_and_arguments(value: Any) -> tuple[Any, Any]:
-    """The name of a class and its arguments, of a name alone or of `class_path` and `init_args`."""
-    if not isinstance(value, Mapping):
-        return value, {}
-    beside = {name: each for name, each in value.items() if name not in ("class_path", "init_args")}
-    inner = value.get("init_args")
-    if inner is None or isinstance(inner, Mapping):
-        return value.get("class_path"), {**(inner or {}), **beside}
-    return value.get("class_path"), inner
-
-
-def _put(given: dict[str, Any], key: str, value: Any) -> None:
-    """Put a value into nested settings; the name of a class stands for its `class_path`."""
-    *groups, name = [part for part in key.removesuffix("+").split(".") if part != "init_args"]
-    for group in groups:
-        given = _arguments(given)
-        inner = given.get(group)
-        given[group] = inner if isinstance(inner, dict) else {} if inner is None else {"class_path": inner}
-        given = given[group]
-    given = given if name == "class_path" else _arguments(given)
-    if key.endswith("+"):
-        value = [*_as_list(given.get(name)), *_as_list(value)]
-    given[name] = {**given[name], **value} if isinstance(given.get(name), dict) and isinstance(value, dict) else value
-
-
 def _path_of(function: Any) -> str:
     return f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', None)}"
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def _arguments(group: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a class, where the group names one by its `class_path`; else the settings of the group."""
-    if "class_path" not in group:
-        return group
-    group["init_args"] = group.get("init_args") or {}
-    return group["init_args"]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import isabstract
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import vicinal
 from vicinal.utils.allowed_imports import import_module, is_in
+
+if TYPE_CHECKING:
+    from vicinal.training.recipe_schema import Setting
 
 LOSS_FILES = (
     "losses/__init__.py",
@@ -70,11 +74,30 @@ class OfferedClasses:
         kind = getattr(sys.modules.get(module), name, None) if self._is_allowed(module) or _is_ours(module) else None
         return kind if isinstance(kind, type) and issubclass(kind, base) and self._offers(kind) else None
 
+    def of_setting(self, setting: Setting, path: object) -> type | None:
+        """The class of a name, if a setting may name it; without a name, that of its default."""
+        assert setting.base_class is not None
+        if path is None:
+            default = type(setting.default)
+            return default if issubclass(default, setting.base_class) else None
+        return self.find(setting.base_class, path)
+
     def _offers(self, kind: type) -> bool:
         return _is_ours(kind.__module__) or self._is_allowed(kind.__module__)
 
     def _is_allowed(self, module: str) -> bool:
         return any(is_in(module, package) for package in self.allow_imports)
+
+
+def class_and_arguments(value: Any) -> tuple[Any, Any]:
+    """The name of a class and its arguments, of a name alone or of `class_path` and `init_args`."""
+    if not isinstance(value, Mapping):
+        return value, {}
+    beside = {name: each for name, each in value.items() if name not in ("class_path", "init_args")}
+    inner = value.get("init_args")
+    if inner is None or isinstance(inner, Mapping):
+        return value.get("class_path"), {**(inner or {}), **beside}
+    return value.get("class_path"), inner
 
 
 def loss_names() -> list[str]:
