@@ -275,6 +275,20 @@ def test_an_error_of_a_process_that_embeds_is_that_of_one(source: RunFolder, tmp
 
 
 @pytest.mark.slow
+def test_an_error_of_one_process_does_not_wait_for_the_others(source: RunFolder, tmp_path: Path) -> None:
+    reader = EmbeddingReader(model=str(source.path), batch_size=2, device="cpu")
+    photo = str(source.path.parent / "photos" / "class1" / "0.png")
+    late, early = (shutil.copy(photo, tmp_path / name) for name in ("late.png", "early.png"))
+    paths = [*19_999 * [photo], late, early, *19_999 * [photo]]  # the first process has a minute's work before its own
+    images = ImageDataset(Table(pd.DataFrame({"path": paths})), reader.loaded_model.transform)
+    for path in (late, early):
+        Path(path).unlink()
+    with pytest.raises(InputError, match=f"{early}: no such file$"):
+        embed_in_processes(reader, images, 2)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.slow
 def test_a_killed_process_is_noticed_while_others_embed(source: RunFolder) -> None:
     reader = EmbeddingReader(model=str(source.path), batch_size=2, device="cpu")
     paths = 20_000 * [str(source.path.parent / "photos" / "class1" / "0.png")]  # a minute's work

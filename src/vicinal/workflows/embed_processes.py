@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
@@ -57,6 +57,8 @@ def embed_in_processes(reader: EmbeddingReader, images: ImageDataset, num_proces
                 for each, rows in zip(devices, parts, strict=True)
             ]
             pool.submit(int)  # wakes the thread that watches the processes, which may not know the last one yet
+            for task in as_completed(tasks):  # an error of any of them ends all at once
+                task.result()
             return np.concatenate([task.result() for task in tasks])
         except BrokenProcessPool:
             raise TrainingStoppedError("a process that embeds images was killed; start the command again") from None
