@@ -3,47 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from vicinal.data.condition_syntax import Condition
 from vicinal.retrieval.index.engine_url import EngineURL
-from vicinal.retrieval.index.faiss_engine import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, Kind
+from vicinal.retrieval.index.faiss_engine import HNSW_SEARCH, Kind
 from vicinal.retrieval.index.payload import Kinds, Record
-from vicinal.retrieval.index.remote_engine import (
-    CONNECT_SECONDS,
-    REQUEST_SECONDS,
-    EngineRefusedError,
-    Pool,
-    RemoteEngine,
-    Rows,
-    TransientFault,
-)
-from vicinal.retrieval.index.rescoring import DEFAULT_RESCORE, MAX_RESCORE, MIN_NEIGHBORS
+from vicinal.retrieval.index.remote_engine import RemoteEngine, Rows
+from vicinal.retrieval.index.rescoring import MAX_RESCORE
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.utils.arrays import Floats, Integers
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.errors import InputError
 from vicinal.utils.extras import import_extra
 
-PURPOSE = "an index in PostgreSQL"
-psycopg = import_extra("psycopg", "postgres", PURPOSE)
-pgvector = import_extra("pgvector.psycopg", "postgres", PURPOSE)
+for module in ("psycopg", "pgvector.psycopg"):
+    import_extra(module, "postgres", "an index in PostgreSQL")
 
 from psycopg import sql  # noqa: E402
 
 from vicinal.retrieval.index.postgres_columns import TYPES, VECTOR, column_name  # noqa: E402
-from vicinal.retrieval.index.postgres_filters import PostgresFilterWriter, SQLFilter  # noqa: E402
+from vicinal.retrieval.index.postgres_connections import PostgresConnections, create_extension  # noqa: E402
+from vicinal.retrieval.index.postgres_filters import EVERY_ROW, PostgresFilterWriter, SQLFilter  # noqa: E402
+from vicinal.retrieval.index.postgres_search import index_query, num_candidates, search_query  # noqa: E402
 
 FACTS = "vicinal_indexes"  # the table that says what the others are
-MAX_HNSW_DIM, MAX_HALF_DIM, MAX_BIT_DIM, MAX_DIM = 2_000, 4_000, 64_000, 16_000  # of pgvector's indexes and vectors
-HALF_RESCORE = 2  # candidates per neighbor of a graph of halves
+MAX_HALF_DIM, MAX_BIT_DIM, MAX_DIM = 4_000, 64_000, 16_000  # of pgvector's indexes and vectors
 MAX_BREADTH = 1_000  # hnsw.ef_search
-TRANSIENT_STATES = ("08", "53", "57P", "40001", "40P01", "25P03", "57014", "55P03", "23505")
-REFUSED_STATES = ("28", "3D")  # password, database: they do not pass
-MISSING_STATES = ("42501", "42P01", "42703", "3F000")  # rights, a table, a column, a schema
 
 
 class PostgresEngine(RemoteEngine):
@@ -55,16 +43,16 @@ class PostgresEngine(RemoteEngine):
 
     def __init__(self, url: EngineURL, timeout: float) -> None:
         super().__init__(url, timeout)
-        self._pool = Pool(self._connect, lambda connection: connection.close())
+        self._connections = PostgresConnections(url, timeout)
         self._schema = url.option("schema")
 
     def close(self) -> None:
-        self._pool.close()
+        self._connections.close()
 
     # the tables
 
     def read_facts(self, table: str) -> dict[str, Any] | None:
-        with self._connection() as connection:
+        with self._connections.take() as connection:
             if not self._exists(connection, FACTS):
                 return None
             query = sql.SQL("SELECT facts FROM {} WHERE name = %s").format(self._table(FACTS))
@@ -75,12 +63,12 @@ class PostgresEngine(RemoteEngine):
         query = sql.SQL(
             "INSERT INTO {} (name, facts) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET facts = excluded.facts"
         ).format(self._table(FACTS))
-        with self._connection() as connection:
+        with self._connections.take() as connection:
             connection.execute(query, [table, json.dumps(facts)])
 
     def create(self, table: str, dim: int, kind: Kind) -> None:
-        with self._connection() as connection:
-            _create_extension(connection)
+        with self._connections.take() as connection:
+            create_extension(connection)
             connection.execute(
                 sql.SQL("CREATE TABLE IF NOT EXISTS {} (name text PRIMARY KEY, facts json NOT NULL)").format(
                     self._table(FACTS)
@@ -95,17 +83,13 @@ class PostgresEngine(RemoteEngine):
     def finish(self, table: str, dim: int, kind: Kind) -> None:
         if kind == "exact":
             return
-        column, classes, _, _ = _coarse(kind, dim)
-        query = sql.SQL("CREATE INDEX ON {} USING hnsw (({}) {}) WITH (m = {}, ef_construction = {})").format(
-            self._table(table), column, sql.SQL(classes), sql.Literal(HNSW_LINKS), sql.Literal(HNSW_BUILD)
-        )
-        with self._connection() as connection, connection.transaction():
+        with self._connections.take() as connection, connection.transaction():
             connection.execute("SET LOCAL statement_timeout = 0")
             if not self._is_indexed(connection, table):
-                connection.execute(query)
+                connection.execute(index_query(self._table(table), kind, dim))
 
     def replace(self, table: str, by: str) -> None:
-        with self._connection() as connection, connection.transaction():
+        with self._connections.take() as connection, connection.transaction():
             connection.execute("SET LOCAL statement_timeout = 0")
             if not self._exists(connection, by):  # renamed already, by a call whose answer was lost
                 return
@@ -116,14 +100,14 @@ class PostgresEngine(RemoteEngine):
             connection.execute(sql.SQL("UPDATE {} SET name = %s WHERE name = %s").format(facts), [table, by])
 
     def drop(self, table: str) -> None:
-        with self._connection() as connection, connection.transaction():
+        with self._connections.take() as connection, connection.transaction():
             connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(self._table(table)))
             if self._exists(connection, FACTS):
                 query = sql.SQL("DELETE FROM {} WHERE name = %s").format(self._table(FACTS))
                 connection.execute(query, [table])
 
     def set_columns(self, table: str, old: Kinds, new: Kinds) -> bool:
-        with self._connection() as connection, connection.transaction():
+        with self._connections.take() as connection, connection.transaction():
             connection.execute("SET LOCAL statement_timeout = 0")
             for name, kind in new.items():
                 target = sql.SQL(TYPES[kind.kind])
@@ -143,7 +127,7 @@ class PostgresEngine(RemoteEngine):
         columns = [sql.Identifier("id"), sql.Identifier(VECTOR), *map(column_name, names)]
         listed = sql.SQL(", ").join(columns)
         values = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(column) for column in columns[1:])
-        with self._connection() as connection, connection.transaction():
+        with self._connections.take() as connection, connection.transaction():
             connection.execute(
                 sql.SQL("CREATE TEMPORARY TABLE vicinal_rows ON COMMIT DROP AS SELECT {} FROM {} LIMIT 0").format(
                     listed, self._table(table)
@@ -160,32 +144,34 @@ class PostgresEngine(RemoteEngine):
 
     def delete(self, table: str, ids: Integers) -> None:
         query = sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(self._table(table))
-        with self._connection() as connection:
+        with self._connections.take() as connection:
             connection.execute(query, [ids.tolist()])
 
     def fetch(self, table: str, ids: Integers, kinds: Kinds, vectors: bool) -> Rows:
         query = sql.SQL("SELECT {} FROM {} WHERE id = ANY(%(ids)s)").format(
             _selected(kinds, vectors), self._table(table)
         )
-        with self._connection() as connection:
+        with self._connections.take() as connection:
             return _rows(connection.execute(query, {"ids": ids.tolist()}).fetchall(), kinds, vectors)
 
     def page(
         self, table: str, after: int, limit: int, where: SQLFilter | None, kinds: Kinds | None, vectors: bool
     ) -> Rows:
+        where = where or EVERY_ROW
         query = sql.SQL("SELECT {} FROM {} WHERE id > %(after)s AND {} ORDER BY id LIMIT %(limit)s").format(
-            _selected(kinds or {}, vectors), self._table(table), _text(where)
+            _selected(kinds or {}, vectors), self._table(table), where.text
         )
-        with self._connection() as connection:
-            found = connection.execute(query, {"after": after, "limit": limit, **_parameters(where)}).fetchall()
+        with self._connections.take() as connection:
+            found = connection.execute(query, {"after": after, "limit": limit, **where.parameters}).fetchall()
         return _rows(found, kinds or {}, vectors)
 
     def count(self, table: str, where: SQLFilter | None, at_most: int | None) -> int:
+        where = where or EVERY_ROW
         query = sql.SQL("SELECT count(*) FROM (SELECT 1 FROM {} WHERE {} LIMIT %(limit)s) AS counted").format(
-            self._table(table), _text(where)
+            self._table(table), where.text
         )
-        with self._connection() as connection:
-            row = connection.execute(query, {"limit": at_most, **_parameters(where)}).fetchone()
+        with self._connections.take() as connection:
+            row = connection.execute(query, {"limit": at_most, **where.parameters}).fetchone()
         return int(row[0])
 
     def search(
@@ -194,13 +180,13 @@ class PostgresEngine(RemoteEngine):
         """By the index of the table; where it finds fewer than k, by comparing with all rows."""
         neighbors = Neighbors(np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64))
         breadth = min(max(HNSW_SEARCH, 2 * k), MAX_BREADTH)
-        with self._connection() as connection, connection.transaction():
+        with self._connections.take() as connection, connection.transaction():
             connection.execute(sql.SQL("SET LOCAL hnsw.ef_search = {}").format(sql.Literal(breadth)))
             connection.execute("SET LOCAL hnsw.iterative_scan = strict_order")
-            found = self._nearest(connection, table, queries, k, where, facts["kind"], facts)
+            found = self._nearest(connection, table, queries, k, where or EVERY_ROW, facts["kind"], facts)
             missing = [row for row, each in enumerate(found) if len(each) < k] if facts["kind"] != "exact" else []
             if missing:
-                again = self._nearest(connection, table, queries[missing], k, where, "exact", facts)
+                again = self._nearest(connection, table, queries[missing], k, where or EVERY_ROW, "exact", facts)
                 for row, each in zip(missing, again, strict=True):
                     found[row] = each
         for row, each in enumerate(found):
@@ -210,31 +196,17 @@ class PostgresEngine(RemoteEngine):
         return neighbors
 
     def _nearest(
-        self, connection: Any, table: str, queries: Floats, k: int, where: SQLFilter | None, kind: Kind,
+        self, connection: Any, table: str, queries: Floats, k: int, where: SQLFilter, kind: Kind,
         facts: Mapping[str, Any],
     ) -> list[list[tuple[int, float]]]:  # fmt: skip
-        query = self._search_query(table, where, kind, int(facts["dim"]))
-        number = k if kind == "exact" else _candidates(kind, int(facts["dim"]), k, facts.get("rescore"))
-        parameters = {"k": k, "candidates": number, **_parameters(where)}
+        query = search_query(self._table(table), where, kind, int(facts["dim"]))
+        number = k if kind == "exact" else num_candidates(kind, int(facts["dim"]), k, facts.get("rescore"))
+        parameters = {"k": k, "candidates": number, **where.parameters}
         cursors = []
         with connection.pipeline():  # all queries in one round trip
             for vector in queries:
                 cursors.append(connection.execute(query, {"vector": vector, **parameters}))
             return [[(int(match[0]), float(match[1])) for match in cursor.fetchall()] for cursor in cursors]
-
-    def _search_query(self, table: str, where: SQLFilter | None, kind: Kind, dim: int) -> sql.Composable:
-        """The nearest by the vectors themselves, or the nearest of those that are nearest by what is indexed."""
-        name, vector, own = sql.Identifier(VECTOR), sql.Placeholder("vector"), self._table(table)
-        score = sql.SQL("-({} <#> {}) AS score").format(name, vector)
-        if kind == "exact":  # the sum keeps an index from being used
-            return sql.SQL(
-                "SELECT id, {} FROM {} WHERE {} ORDER BY ({} <#> {}) + 0, id LIMIT %(k)s"
-            ).format(score, own, _text(where), name, vector)  # fmt: skip
-        column, _, distance, query = _coarse(kind, dim)
-        coarse = sql.SQL("SELECT id, {} FROM {} WHERE {} ORDER BY {} {} {} LIMIT %(candidates)s").format(
-            score, own, _text(where), column, sql.SQL(distance), query
-        )
-        return sql.SQL("SELECT id, score FROM ({}) AS nearest ORDER BY score DESC, id LIMIT %(k)s").format(coarse)
 
     # filters
 
@@ -252,8 +224,9 @@ class PostgresEngine(RemoteEngine):
         return SQLFilter(sql.SQL("id = ANY(%(ids)s)"), {"ids": ids.tolist()})
 
     def exclude(self, where: SQLFilter | None, number: int) -> SQLFilter:
-        text = sql.SQL("({} AND id <> %(excluded)s)").format(_text(where))
-        return SQLFilter(text, {**_parameters(where), "excluded": number})
+        where = where or EVERY_ROW
+        text = sql.SQL("({} AND id <> %(excluded)s)").format(where.text)
+        return SQLFilter(text, {**where.parameters, "excluded": number})
 
     def check_build(self, kind: Kind, dim: int, rescore: int | None) -> None:
         super().check_build(kind, dim, rescore)
@@ -272,7 +245,7 @@ class PostgresEngine(RemoteEngine):
                 if isinstance(value, str) and "\0" in value:
                     raise InputError(f"column {name!r} holds a NUL character, which no text of PostgreSQL can hold")
 
-    # connections
+    # names
 
     def _table(self, name: str) -> sql.Identifier:
         return sql.Identifier(name) if self._schema is None else sql.Identifier(self._schema, name)
@@ -290,100 +263,6 @@ class PostgresEngine(RemoteEngine):
         ).format(sql.Literal(self._table(table).as_string(connection)))
         return bool(connection.execute(query).fetchone()[0])
 
-    def _connect(self) -> Any:
-        options = {name: value for name, value in self.url.options if name != "schema"}
-        given = {"host": self.url.host, "port": self.url.port, "user": self.url.user, "dbname": self.url.database}
-        connection = psycopg.connect(
-            **{name: str(value) for name, value in given.items() if value is not None},
-            connect_timeout=int(min(CONNECT_SECONDS, max(self.timeout, 2.0))),
-            application_name="vicinal",
-            tcp_user_timeout=int(1000 * REQUEST_SECONDS),
-            autocommit=True,
-            **options,
-        )
-        connection.execute(sql.SQL("SET statement_timeout = {}").format(sql.Literal(int(1000 * REQUEST_SECONDS))))
-        _register(connection)
-        return connection
-
-    @contextmanager
-    def _connection(self) -> Iterator[Any]:
-        """A connection for one call; a broken one is not used again."""
-        with _faults():
-            connection = self._pool.take()
-            try:
-                if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-                    raise psycopg.OperationalError("the connection is in an unknown state")
-                if not connection.vicinal_has_vector:
-                    _register(connection)
-                yield connection
-            except BaseException:
-                if connection.broken:  # so are the others, if the server has ended
-                    self._pool.close()
-                with suppress(psycopg.Error):
-                    connection.close()
-                raise
-            self._pool.give_back(connection)
-
-
-def _register(connection: Any) -> None:
-    """Read and write vectors as arrays, if the database has the extension already."""
-    info = psycopg.types.TypeInfo.fetch(connection, "vector")
-    connection.vicinal_has_vector = info is not None
-    if info is not None:
-        pgvector.register_vector(connection)
-
-
-def _create_extension(connection: Any) -> None:
-    try:
-        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported) as error:
-        raise InputError(
-            f"the database has no pgvector ({one_line(error, 120)}); its administrator makes it available by "
-            "CREATE EXTENSION vector"
-        ) from None
-    except psycopg.errors.UniqueViolation:  # made by another process at the same moment
-        pass
-    _register(connection)
-
-
-@contextmanager
-def _faults() -> Iterator[None]:
-    """Tell faults that may pass from those that do not; messages hold no password, since libpq writes none."""
-    try:
-        yield
-    except psycopg.Error as error:
-        state = error.sqlstate or ""
-        message = one_line(error, 300)
-        if state.startswith(REFUSED_STATES):
-            raise EngineRefusedError(f"PostgreSQL refuses the connection: {message}") from None
-        if state.startswith(TRANSIENT_STATES) or (not state and isinstance(error, psycopg.OperationalError)):
-            if any(word in message for word in ("password", "does not exist", "no pg_hba.conf")):
-                raise EngineRefusedError(f"PostgreSQL refuses the connection: {message}") from None
-            raise TransientFault(message) from None
-        kind = EngineRefusedError if state in MISSING_STATES else InputError
-        raise kind(f"PostgreSQL: {message}") from None
-
-
-def _coarse(kind: Kind, dim: int) -> tuple[sql.Composable, str, str, sql.Composable]:
-    """What is indexed, its operators, the distance, and the query beside it."""
-    name, vector, size = sql.Identifier(VECTOR), sql.Placeholder("vector"), sql.Literal(dim)
-    if kind == "binary":
-        form = "binary_quantize({})::bit({})"
-        return (
-            sql.SQL(form).format(name, size), "bit_hamming_ops", "<~>",
-            sql.SQL("binary_quantize({}::vector)").format(vector),
-        )  # fmt: skip
-    if dim > MAX_HNSW_DIM:
-        form = "{}::halfvec({})"
-        return sql.SQL(form).format(name, size), "halfvec_ip_ops", "<#>", sql.SQL(form).format(vector, size)
-    return name, "vector_ip_ops", "<#>", vector
-
-
-def _candidates(kind: Kind, dim: int, k: int, rescore: int | None) -> int:
-    if kind == "binary":
-        return (rescore or DEFAULT_RESCORE["binary"]) * max(k, MIN_NEIGHBORS)
-    return k if dim <= MAX_HNSW_DIM else HALF_RESCORE * k
-
 
 def _selected(kinds: Kinds, vectors: bool) -> sql.Composable:
     names = [sql.Identifier("id"), *map(column_name, kinds), *([sql.Identifier(VECTOR)] if vectors else [])]
@@ -396,11 +275,3 @@ def _rows(found: Sequence[Sequence[Any]], kinds: Kinds, vectors: bool) -> Rows:
     arrays = np.array([row[-1].to_numpy() for row in found], np.float32) if vectors and len(found) else None
     ids = np.array([row[0] for row in found], dtype=np.int64)
     return Rows(ids, records, arrays if arrays is not None or not vectors else np.empty((0, 0), np.float32))
-
-
-def _text(where: SQLFilter | None) -> sql.Composable:
-    return sql.SQL("TRUE") if where is None else where.text
-
-
-def _parameters(where: SQLFilter | None) -> dict[str, Any]:
-    return {} if where is None else where.parameters

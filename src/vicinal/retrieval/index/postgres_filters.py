@@ -24,6 +24,9 @@ class SQLFilter:
     parameters: dict[str, Any] = field(default_factory=dict)
 
 
+EVERY_ROW = SQLFilter(sql.SQL("TRUE"))
+
+
 class PostgresFilterWriter(FilterWriter[SQLFilter]):
     """Writes conditions in SQL."""
 
