@@ -13,7 +13,7 @@ from vicinal.data import ImageTransform, Table, save_embeddings
 from vicinal.models import Embedder
 from vicinal.retrieval import Index
 from vicinal.utils.errors import InputError
-from vicinal.workflows.image_tables import load_images
+from vicinal.workflows.image_tables import load_image_table
 from vicinal.workflows.models import load_model
 from vicinal.workflows.sources import EmbeddingReader
 
@@ -64,8 +64,8 @@ def test_fingerprints_are_computed_lazily(model: Path, photos: Path, monkeypatch
 
 
 def test_image_sources(photos: Path) -> None:
-    assert len(load_images(str(photos / "class0" / "0.png"))) == 1
-    assert len(load_images(str(photos))) == 48
+    assert len(load_image_table(str(photos / "class0" / "0.png"))) == 1
+    assert len(load_image_table(str(photos))) == 48
     with pytest.raises(InputError, match="--model"):
         EmbeddingReader().embed(str(photos))
 

@@ -120,7 +120,7 @@ def _embedder(arguments: Arguments, index: Index) -> Any:
         reader.fingerprint,
         reader.scales,
         reader.max_size,
-        reader.loaded_whitening,
+        reader.postprocessing.whitening,
         reader.dim,
         reader.precision,
         usable_device(reader.device),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vicinal.workflows.evaluate import EvaluatedSource, evaluate_sources, per_query_frame, tabulate_sources
     from vicinal.workflows.evaluation_settings import EvaluationSettings
     from vicinal.workflows.export import export_source
-    from vicinal.workflows.image_tables import load_images
+    from vicinal.workflows.image_tables import load_image_table
     from vicinal.workflows.model_list import PretrainedModel, describe_model, measured_speed, model_names
     from vicinal.workflows.models import load_model, load_refiner
     from vicinal.workflows.refine import resume_refiner, train_refiner
@@ -53,7 +53,7 @@ __all__ = [
     "evaluate_sources",
     "export_source",
     "find_problems_of_source",
-    "load_images",
+    "load_image_table",
     "load_model",
     "load_refiner",
     "measured_speed",

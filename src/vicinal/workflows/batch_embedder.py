@@ -95,4 +95,4 @@ class BatchEmbedder:
             vectors = embed_multi_scale(
                 self.model, images, scales, batch_size=len(images), precision=precision, progress=False
             )
-        return self.reader.postprocess(vectors)
+        return self.reader.postprocessing.apply(vectors)

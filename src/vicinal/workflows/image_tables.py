@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vicinal.data.containers.listing import ListedImages
 
 
-def load_images(
+def load_image_table(
     source: str, root: str | None = None, path_column: str | None = "path", label_column: str | None = None
 ) -> Table:
     """Return the table of a run, an image file, a folder, a table file or a benchmark.
@@ -42,12 +42,12 @@ def load_images(
     return load_table(source, root, path_column, label_column)
 
 
-def list_images(
-    source: str, root: str | None = None, path_column: str | None = "path", label_column: str | None = "label"
+def list_image_table(
+    source: str, root: str | None = None, path_column: str | None = "path", label_column: str | None = None
 ) -> ListedImages:
-    """Return the table of :func:`load_images`, of which images of a container are not written yet."""
+    """Return the table of :func:`load_image_table`, of which images of a container are not written yet."""
     if source_kind(source) in ("run", "image"):
         from vicinal.data.containers.listing import ListedImages
 
-        return ListedImages(load_images(source, root, path_column, label_column))
+        return ListedImages(load_image_table(source, root, path_column, label_column))
     return list_table(source, root, path_column, label_column)

@@ -172,7 +172,7 @@ def shard_job(
     model = source if kind == "run" and reader.model is None else reader.model
     reader = replace(reader, model=model, on_error=None, precision=reader.used_precision)
     batch_size = reader.batch_embedder(source).batch_size
-    images = reader.list_images(source, split)
+    images = reader.list_table(source, split)
     table = images.table
     new = ShardManifest(
         shard=shard,

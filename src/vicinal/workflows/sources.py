@@ -9,33 +9,31 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import pandas as pd
 
 from vicinal.data.benchmarks import BENCHMARKS
-from vicinal.data.checks import row_blocks
-from vicinal.data.columns import COLUMN_FLAGS, column_aliases, named_columns
-from vicinal.data.conditions import matching_rows
+from vicinal.data.columns import COLUMN_FLAGS, named_columns
 from vicinal.data.embeddings import load_labels, load_vectors
 from vicinal.data.table import Table
 from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported
 from vicinal.models.precision import UsedPrecision, used_precision
-from vicinal.models.shortened import check_dim, shortened, trained_dims
 from vicinal.retrieval.whitening import PCAWhitening
-from vicinal.utils.arrays import Booleans, Floats, Integers
+from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
-from vicinal.utils.temporary_maps import temporary_map
 from vicinal.workflows.columns import choose_column, columns_of_run, data_settings_of_run
 from vicinal.workflows.embedded_table import EmbeddedTable, load_stored, map_rows, with_cost
 from vicinal.workflows.embedding_options import EmbeddingOptions
-from vicinal.workflows.image_tables import list_images, load_images
+from vicinal.workflows.image_tables import list_image_table, load_image_table
 from vicinal.workflows.models import load_model, usable_device
+from vicinal.workflows.postprocessing import Postprocessing
+from vicinal.workflows.selected_rows import selected_rows
 from vicinal.workflows.source_kind import source_kind
 
 if TYPE_CHECKING:
     from vicinal.data.containers.listing import ListedImages
+    from vicinal.data.images import ImageDataset
     from vicinal.models import Embedder
     from vicinal.workflows.batch_embedder import BatchEmbedder
 
@@ -58,6 +56,7 @@ class EmbeddingReader(EmbeddingOptions):
 
     Example:
         >>> import tempfile
+        >>> import numpy as np
         >>> from vicinal.data import save_embeddings
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_embeddings(f"{folder}/v.parquet", np.eye(2), Table(pd.DataFrame({"label": ["cat", "dog"]})))
@@ -75,13 +74,14 @@ class EmbeddingReader(EmbeddingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self._pca_whitening  # an unreadable file is reported before anything is embedded
+        _ = self.postprocessing  # an unreadable file is reported before anything is embedded
 
     @cached_property
     def fingerprint(self) -> str | None:
         """Identifies the model of the options and the steps after it, before anything is embedded; None without one."""
-        steps = [*self._scale_steps, *self._whitening_steps, *self._dim_steps]
-        return None if self.model is None else "+".join([self._model.fingerprint(), *steps])
+        if self.model is None:
+            return None
+        return "+".join([self.loaded_model.fingerprint(), *self._scale_steps, *self.postprocessing.names])
 
     def embed(self, source: str, split: str | None = None) -> EmbeddedTable:
         """Return the embeddings of a source.
@@ -111,15 +111,15 @@ class EmbeddingReader(EmbeddingOptions):
         Raises:
             InputError: as :meth:`embed`.
         """
-        return self._selected(load_images(source, self.root, **self._columns(source)), source, split)
+        return self._selected(load_image_table(source, self.root, **self._columns(source)), source, split)
 
-    def list_images(self, source: str, split: str | None = None) -> ListedImages:
+    def list_table(self, source: str, split: str | None = None) -> ListedImages:
         """Return the table of :meth:`read_table`; images of a container are no files before they are written.
 
         Raises:
             InputError: as :meth:`embed`.
         """
-        listed = list_images(source, self.root, **self._columns(source))
+        listed = list_image_table(source, self.root, **self._columns(source))
         return replace(listed, table=self._selected(listed.table, source, split))
 
     def _columns(self, source: str) -> dict[str, str | None]:
@@ -146,7 +146,7 @@ class EmbeddingReader(EmbeddingOptions):
         from vicinal.workflows.batch_embedder import BatchEmbedder
 
         model = self._model_of(source)
-        self._check_dim(model)
+        self.postprocessing.check_model(model)
         return BatchEmbedder(model, self)
 
     def embed_with_labels(self, embeddings: str, labels: str, split: str | None = None) -> EmbeddedTable:
@@ -185,7 +185,7 @@ class EmbeddingReader(EmbeddingOptions):
 
     def embed_table(self, table: Table) -> EmbeddedTable:
         """Return the embeddings of a table's images by the model of the options."""
-        return self._embed(table, self._model, "raise")
+        return self._embed(table, self.loaded_model, "raise")
 
     def embed_sources(self, sources: Sequence[str]) -> Iterator[EmbeddedTable]:
         """Yield the embeddings of several sources in order; consecutive single images are embedded together."""
@@ -199,13 +199,14 @@ class EmbeddingReader(EmbeddingOptions):
     def _model_of(self, source: str) -> Embedder | ExportedEmbedder:
         """Return the model of the options, or else that of the source."""
         if self.model is not None:
-            return self._model
+            return self.loaded_model
         if source_kind(source) != "run":
             raise InputError(f"{source} holds images; say which model embeds them with --model")
         return load_model(source, self.pooling, self.allow_import or ())
 
     @cached_property
-    def _model(self) -> Embedder | ExportedEmbedder:
+    def loaded_model(self) -> Embedder | ExportedEmbedder:
+        """The model of the options."""
         if not is_exported(str(self.model)):
             return load_model(str(self.model), self.pooling, self.allow_import or ())
         for option, value in (("--pooling", self.pooling), ("--scales", self.scales), ("--device", self.device)):
@@ -214,18 +215,9 @@ class EmbeddingReader(EmbeddingOptions):
         return ExportedEmbedder(open_exported(str(self.model)))
 
     @cached_property
-    def _pca_whitening(self) -> PCAWhitening | None:
-        return None if self.whitening is None else PCAWhitening.load(self.whitening)
-
-    @property
-    def loaded_model(self) -> Embedder | ExportedEmbedder:
-        """The model of the options."""
-        return self._model
-
-    @property
-    def loaded_whitening(self) -> PCAWhitening | None:
-        """The whitening of the options, if there is one."""
-        return self._pca_whitening
+    def postprocessing(self) -> Postprocessing:
+        """The steps after the model."""
+        return Postprocessing(None if self.whitening is None else PCAWhitening.load(self.whitening), self.dim)
 
     @property
     def used_precision(self) -> UsedPrecision:
@@ -250,14 +242,40 @@ class EmbeddingReader(EmbeddingOptions):
         loaded_from: str | None = None,
     ) -> EmbeddedTable:
         """Embed the images of a table. What the model costs is measured only if `loaded_from` says where it is from."""
-        from vicinal.data.images import ImageDataset, UnreadableImageError
-        from vicinal.models import embed_multi_scale
+        from vicinal.data.images import ImageDataset
 
         images = ImageDataset(table, model.transform, on_error=self.on_error or on_error)
+        is_measured = self.measure and loaded_from is not None
+        vectors, seconds = self._vectors_of(images, model, is_measured)
+        embedded = self.postprocessing.apply_to(
+            EmbeddedTable(
+                vectors,
+                images.table,
+                model,
+                self._scale_steps,
+                backbone=model.config["backbone"],
+                num_left_out=len(images.skipped) + sum(table.other_files.values()),
+            ),
+            self.mapped,
+        )
+        if loaded_from is None or seconds is None:
+            return embedded
+        from vicinal.workflows.model_costs import model_cost
+
+        speed = len(images) / max(seconds, 1e-9)
+        return replace(embedded, cost=model_cost(model, loaded_from, embedded.vectors.shape[1], speed))
+
+    def _vectors_of(
+        self, images: ImageDataset, model: Embedder | ExportedEmbedder, is_measured: bool
+    ) -> tuple[Floats, float | None]:
+        """Embed images, and measure the seconds if that is asked for."""
+        from vicinal.data.images import UnreadableImageError
+        from vicinal.models import embed_multi_scale
+
         embed: Callable[..., Floats] = model.embed
         if self.scales is not None and not isinstance(model, ExportedEmbedder):
             embed = partial(embed_multi_scale, model, scales=self.scales, max_size=self.max_size)
-        self._check_dim(model)
+        self.postprocessing.check_model(model)
         if self.precision != self.used_precision != "32":
             log(f"precision = {self.used_precision}: embedding in bfloat16 on this GPU; --precision 32 takes float32")
         options: dict[str, Any] = {
@@ -266,25 +284,14 @@ class EmbeddingReader(EmbeddingOptions):
             "precision": self.used_precision,
             "device": usable_device(self.device),
         }
-        as_table = partial(
-            EmbeddedTable,
-            table=images.table,
-            origin=model,
-            postprocessing=self._scale_steps,
-            backbone=model.config["backbone"],
-            num_left_out=len(images.skipped) + sum(table.other_files.values()),
-        )
         try:
-            if not self.measure or loaded_from is None:
-                return self._whiten(as_table(embed(images, **options)))
-            from vicinal.workflows.model_costs import model_cost, timed
+            if not is_measured:
+                return embed(images, **options), None
+            from vicinal.workflows.model_costs import timed
 
-            vectors, seconds = timed(embed, images, **options)
+            return timed(embed, images, **options)
         except UnreadableImageError as error:
             raise InputError(f"{error}; --on_error skip leaves out such images") from None
-        embedded = self._whiten(as_table(vectors))
-        speed = len(images) / max(seconds, 1e-9)
-        return replace(embedded, cost=model_cost(model, loaded_from, embedded.vectors.shape[1], speed))
 
     @property
     def _scale_steps(self) -> tuple[str, ...]:
@@ -292,11 +299,6 @@ class EmbeddingReader(EmbeddingOptions):
         if self.scales is None:
             return ()
         return (f"scales {' '.join(f'{scale:g}' for scale in self.scales)}, max_size {self.max_size}",)
-
-    @cached_property
-    def _known_models(self) -> set[int]:
-        """The models whose dimensions were compared with `dim`."""
-        return set()
 
     def _refuse_image_options(self, source: str) -> None:
         """Refuse options about images where the source holds embeddings already."""
@@ -312,87 +314,19 @@ class EmbeddingReader(EmbeddingOptions):
         if len(rows) < len(embedded.table):
             vectors = map_rows(embedded.vectors, rows, source) if self.mapped else embedded.vectors[rows]
             embedded = replace(embedded, vectors=vectors, table=embedded.table.take(rows))
-        return self._whiten(embedded)
+        return self.postprocessing.apply_to(embedded, self.mapped)
 
     def _rows(self, table: Table, split: str | None, source: str, columns: Mapping[str, str]) -> Integers:
-        """Return the selected rows: those of the split, and with `query_gallery_only` those of queries and gallery.
-
-        Conditions know the columns of paths and labels by the names that source, model or options give them.
-        """
-        is_selected = np.ones(len(table), dtype=bool)
+        """The selected rows; `columns` are the names that the source gives the columns of paths and labels."""
         if split is None and self.default_split in table.splits:
             split = self.default_split
-        if split not in (None, "all"):
-            splits = table.splits if table.has("split") else []
-            if split not in splits:
-                raise InputError(
-                    f"{source} has no rows in the split {split}; its splits: {', '.join(splits) or 'none'}"
-                )
-            is_selected = (table.frame["split"] == split).to_numpy(dtype=bool)
-        if self.query_gallery_only and table.has("is_query") and table.has("is_gallery"):
-            is_selected = is_selected & (table.frame["is_query"] | table.frame["is_gallery"]).to_numpy(dtype=bool)
-        if self.where is not None:
-            named = {**columns, **self._columns_of_model, **named_columns(vars(self))}
-            is_selected = is_selected & self._fulfill_where(table, source, column_aliases(named))
-            if not is_selected.any():
-                raise InputError(f"{source}: no row fulfills {self.where}" + (f" in the split {split}" * bool(split)))
-        return np.flatnonzero(is_selected)
-
-    def _fulfill_where(self, table: Table, source: str, aliases: Mapping[str, str]) -> Booleans:
-        try:
-            return matching_rows(table.frame, str(self.where), aliases)
-        except InputError as error:
-            raise InputError(f"{source}: {error}") from None
+        named = {} if self.where is None else {**columns, **self._columns_of_model, **named_columns(vars(self))}
+        return selected_rows(table, source, split, self.query_gallery_only, self.where, named)
 
     @cached_property
     def _columns_of_model(self) -> dict[str, str]:
         """The names of columns that the run of the model, or the index, was made with."""
         return columns_of_run(self.model) | dict(self.remembered_columns)
-
-    def postprocess(self, vectors: Floats) -> Floats:
-        """Apply what comes after the model: whitening, and the cut to the first dimensions."""
-        if self._pca_whitening is not None:
-            vectors = self._pca_whitening.apply(vectors)
-        return vectors if self.dim is None else shortened(vectors, self.dim)
-
-    def _whiten(self, embedded: EmbeddedTable) -> EmbeddedTable:
-        """Apply what comes after the model, and name these steps."""
-        steps = (*embedded.postprocessing, *self._whitening_steps, *self._dim_steps)
-        if len(steps) == len(embedded.postprocessing):
-            return embedded
-        if not self.mapped:
-            return replace(embedded, vectors=self.postprocess(embedded.vectors), postprocessing=steps)
-        dim = self.dim if self._pca_whitening is None or self.dim is not None else self._pca_whitening.dim
-        blocks = map(self.postprocess, row_blocks(embedded.vectors))
-        mapped = temporary_map(blocks, (len(embedded.vectors), int(dim or 0)), "embeddings")
-        return replace(embedded, vectors=mapped, postprocessing=steps)
-
-    @property
-    def _whitening_steps(self) -> tuple[str, ...]:
-        """The name of the step of whitening, if there is one."""
-        return () if self._pca_whitening is None else (self._pca_whitening.fingerprint(),)
-
-    @property
-    def _dim_steps(self) -> tuple[str, ...]:
-        """The name of the step that cuts the embeddings, if there is one."""
-        return () if self.dim is None else (f"dim {self.dim}",)
-
-    def _check_dim(self, model: Embedder | ExportedEmbedder) -> None:
-        """Check before anything is embedded that there are so many dimensions, and say so if they are not trained."""
-        if self.dim is None or self._pca_whitening is not None:
-            return
-        check_dim(self.dim, model.dim)
-        recipe = getattr(model, "recipe", None)  # of an exported model it is not known
-        if recipe is None or id(model) in self._known_models:
-            return
-        self._known_models.add(id(model))
-        dims = trained_dims(recipe)
-        if self.dim < (dims[0] if dims else model.dim):
-            trained = f"with Matryoshka for {dims[0]} dimensions and more" if dims else "without Matryoshka"
-            log(
-                f"warning: the model was trained {trained}; its first {self.dim} dimensions alone may find much less "
-                "than PCA whitening to as many (vicinal whiten --dim)"
-            )
 
 
 def _on_error_of_run(run: RunFolder) -> OnError:
