@@ -13,10 +13,9 @@ import pytest
 from tests.serving.service import random_vectors, save_index
 from vicinal import Index
 from vicinal.serving import matches
-from vicinal.serving.batching import Batcher
+from vicinal.serving.batching import Batcher, one_by_one_if_broken
 from vicinal.serving.matches import Query, SearchOptions, search_batch
 from vicinal.serving.problems import Problem
-from vicinal.serving.service import _one_by_one_if_broken
 from vicinal.serving.snapshot import Snapshot
 from vicinal.utils.errors import InputError
 
@@ -103,7 +102,7 @@ def test_a_broken_item_does_not_spoil_its_batch() -> None:
     def run(items: Sequence[int]) -> list[float]:
         return [1 / item for item in items]
 
-    results = _one_by_one_if_broken(run)([1, 0, 2])
+    results = one_by_one_if_broken(run)([1, 0, 2])
     assert results[::2] == [1, 0.5]
     assert isinstance(results[1], ZeroDivisionError)
 

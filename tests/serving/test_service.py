@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 from tests.serving.service import client_of, noise, save_index, vector_list
 from tests.serving.test_store import wait_for
 from vicinal import Embedder
+from vicinal.serving import added_images
 from vicinal.serving import service as module
 from vicinal.serving.bodies import ItemBody
 from vicinal.serving.service import Service
@@ -60,14 +61,14 @@ def test_a_client_that_hangs_up_leaves_no_image(
 ) -> None:
     folder = save_index(tmp_path)
     writes, may_go = [], threading.Event()
-    real = module.write_bytes
+    real = added_images.write_bytes
 
     def slow(file: Path, data: bytes) -> None:
         writes.append(file)
         assert may_go.wait(60)
         real(file, data)
 
-    monkeypatch.setattr(module, "write_bytes", slow)
+    monkeypatch.setattr(added_images, "write_bytes", slow)
 
     async def run() -> None:
         service: Any = Service(folder, model)

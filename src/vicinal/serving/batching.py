@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from vicinal.retrieval.index.remote_engine import EngineUnavailableError
 from vicinal.serving.problems import too_busy
 
 Item = TypeVar("Item")
@@ -125,3 +126,17 @@ class Batcher(Generic[Item, Result]):
                 future.set_exception(result)
             else:
                 future.set_result(result)
+
+
+def one_by_one_if_broken(run: Callable[[Sequence[Any]], Sequence[Any]]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Work on the items of a batch one by one if the batch fails, so that one of them does not spoil the others."""
+
+    def attempt(items: Sequence[Any]) -> Sequence[Any]:
+        try:
+            return run(items)
+        except EngineUnavailableError as error:
+            return [error] * len(items)
+        except Exception as error:
+            return [error] if len(items) == 1 else [result for item in items for result in attempt([item])]
+
+    return attempt

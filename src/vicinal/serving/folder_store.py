@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ from typing_extensions import Self
 from vicinal.retrieval.index.index import Index
 from vicinal.retrieval.index.storage import current_files, write_lock
 from vicinal.retrieval.search import plain_records
+from vicinal.serving.added_images import images_of_deleted
 from vicinal.serving.changes import Change, ColumnKinds
 from vicinal.serving.column_facts import Facts, facts_of, facts_of_snapshot
 from vicinal.serving.journal import Journal
 from vicinal.serving.limits import Limits
 from vicinal.serving.paths import ADDED, image_file
 from vicinal.serving.problems import Problem, too_busy
+from vicinal.serving.recovery import unapplied_changes
 from vicinal.serving.snapshot import Snapshot, apply_changes
 from vicinal.serving.store import Store
 from vicinal.utils.arrays import Floats
@@ -34,7 +36,6 @@ MAX_GROUP = 256  # requests whose changes are written to the disk together
 MAX_KEYS = 2_000  # that are remembered
 RELOAD_SECONDS = 1.0  # between looks of a reader whether the index has changed
 RETRY_SECONDS = 10.0  # after the index could not be saved
-TOLERANCE = 1e-4
 
 
 class _OwnedIndex(Index):
@@ -207,7 +208,7 @@ class FolderStore(Store):
         self._journal = Journal(self.folder)
         stack.callback(self._journal.close)
         self._keys: dict[str, list[int]] = dict(self._journal.keys)
-        self._unsaved = _unapplied(Snapshot.of(index), self._journal.changes, self.folder)
+        self._unsaved = unapplied_changes(Snapshot.of(index), self._journal.changes, self.folder)
         self.snapshot = Snapshot.of(index).after(self._unsaved, self.refiner)
         self._kinds = ColumnKinds.of(index.metadata.frame, self.limits.max_columns)
         for row in (row for change in self._unsaved for row in change.rows):
@@ -251,41 +252,49 @@ class FolderStore(Store):
                 self._wake.set()
 
     def _write_group(self, group: Sequence[_Request]) -> None:
-        answers: list[tuple[Future[list[int]], list[int]]] = []
-        changes: list[Change] = []
-        next_id, deleted = self.snapshot.next_id, set[int]()
-        keys: dict[str, list[int]] = {}
-        for request in group:
-            known = keys.get(request.key or "") or self._keys.get(request.key or "")
-            try:
-                change = None if known else self._change(request, next_id, deleted)
-            except InputError as error:
-                request.answer.set_exception(error)
-                continue
-            if change is not None and len(change):
-                changes.append(change)
-                next_id += len(change.rows)
-                deleted.update(change.deleted)
-            ids = known or ([] if change is None else change.ids or list(change.deleted))
-            keys |= {request.key: ids} if request.key is not None else {}
-            answers.append((request.answer, ids))
+        changes, answers = self._changes_of(group)
         try:
-            if changes:
-                following = self.snapshot.after(changes, self.refiner)
-                self._journal.append(changes)
-                self.snapshot = following
-                self._unsaved += changes
+            self._commit(changes)
         except Exception as error:  # the disk may be full, or a defect
             log(f"{self.folder}: changes cannot be written: {one_line(error)}")
             self._kinds = ColumnKinds.of(self.snapshot.metadata.frame, self.limits.max_columns)
-            for answer, _ in answers:
-                answer.set_exception(Problem(503, "the change cannot be written now", {"Retry-After": "10"}))
+            for request, _ in answers:
+                request.answer.set_exception(Problem(503, "the change cannot be written now", {"Retry-After": "10"}))
             return
-        self._keys |= keys
+        self._keys |= {request.key: ids for request, ids in answers if request.key is not None}
         while len(self._keys) > MAX_KEYS:
             del self._keys[next(iter(self._keys))]
-        for answer, ids in answers:
-            answer.set_result(ids)
+        for request, ids in answers:
+            request.answer.set_result(ids)
+
+    def _changes_of(self, group: Sequence[_Request]) -> tuple[list[Change], list[tuple[_Request, list[int]]]]:
+        """The changes that requests ask for, and the ids that answer each request; refused ones are answered here."""
+        changes: list[Change] = []
+        answers: list[tuple[_Request, list[int]]] = []
+        next_id, deleted, keys = self.snapshot.next_id, set[int](), dict[str, list[int]]()
+        for request in group:
+            known = None if request.key is None else keys.get(request.key) or self._keys.get(request.key)
+            try:
+                change = Change() if known else self._change(request, next_id, deleted)
+            except InputError as error:
+                request.answer.set_exception(error)
+                continue
+            if len(change):
+                changes.append(change)
+                next_id += len(change.rows)
+                deleted.update(change.deleted)
+            ids = known or change.ids or list(change.deleted)
+            keys |= {} if request.key is None else {request.key: ids}
+            answers.append((request, ids))
+        return changes, answers
+
+    def _commit(self, changes: Sequence[Change]) -> None:
+        """Write changes to the journal, and show them to readers."""
+        if changes:
+            following = self.snapshot.after(changes, self.refiner)
+            self._journal.append(changes)
+            self.snapshot = following
+            self._unsaved += changes
 
     def _change(self, request: _Request, next_id: int, deleted: set[int]) -> Change:
         """The change that a request asks for, after others of its group.
@@ -338,7 +347,7 @@ class FolderStore(Store):
             changes = list(self._unsaved)
             old_files = self._journal.rotate(self._keys)
         index = _OwnedIndex.load_owned(self.folder)
-        for path in _images_to_delete(index, changes, self.folder):  # before the journal goes, by which they are known
+        for path in images_of_deleted(index, changes, self.folder):  # before the journal goes, by which they are known
             with suppress(OSError):
                 path.unlink()
         apply_changes(index, changes, self.refiner)
@@ -349,49 +358,3 @@ class FolderStore(Store):
             self.snapshot = snapshot.after(self._unsaved, self.refiner)
         for path in old_files:
             path.unlink(missing_ok=True)
-
-
-def _unapplied(index: Snapshot, changes: Sequence[Change], folder: Path) -> list[Change]:
-    """The changes of a journal that an index does not have yet.
-
-    Raises:
-        InputError: the journal is of another index.
-    """
-    left, next_id = [], index.next_id
-    gone: set[int] = set()
-    for change in changes:
-        if change.rows and change.first_id + len(change.rows) <= index.next_id:
-            is_same = change.vectors.shape[1] == index.dim and _are_same(index, change)
-        else:
-            is_same = not change.rows or (change.first_id == next_id and change.vectors.shape[1] == index.dim)
-            next_id += len(change.rows)
-            new = range(index.next_id, next_id)
-            there = {*index.present(change.deleted), *({*change.deleted} & {*new})} - gone
-            gone |= there
-            left += [replace(change, deleted=tuple(sorted(there)))] if change.rows or there else []
-        if not is_same:
-            raise InputError(
-                f"{folder}: another program has changed the index while changes of the service were in its journal "
-                f"({folder / 'journal-*.log'}); move the journal away to serve the index without them"
-            )
-    return left
-
-
-def _are_same(index: Snapshot, change: Change) -> bool:
-    """Whether the vectors of a change are in the index; where it keeps others, that is not known."""
-    if index.kind not in ("exact", "hnsw") or index.refiner_fingerprint is not None:
-        return True
-    lengths = np.linalg.norm(change.vectors, axis=1, keepdims=True)
-    unit = np.divide(change.vectors, lengths, out=np.zeros_like(change.vectors), where=lengths > 0)
-    return bool(np.abs(index.query_vectors(change.ids) - unit).max(initial=0) < TOLERANCE)
-
-
-def _images_to_delete(index: Index, changes: Sequence[Change], folder: Path) -> list[Path]:
-    """The files of deleted images that clients had added."""
-    deleted = [number for change in changes for number in change.deleted]
-    paths = {number: row.get("path") for change in changes for number, row in zip(change.ids, change.rows, strict=True)}
-    old = index.metadata.lookup([number for number in deleted if number not in paths])
-    if "path" in old:
-        paths |= dict(zip(old["id"].tolist(), old["path"].tolist(), strict=True))
-    files = [image_file(path, folder) for path in map(paths.get, deleted) if isinstance(path, str)]
-    return [file for file in files if file.parent == folder.resolve() / ADDED or file.parent == folder / ADDED]

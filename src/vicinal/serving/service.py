@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
@@ -16,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from vicinal.retrieval.index.index import Index
-from vicinal.retrieval.index.remote_engine import EngineUnavailableError
-from vicinal.serving.batching import Batcher
+from vicinal.serving.added_images import remove_image, write_image
+from vicinal.serving.batching import Batcher, one_by_one_if_broken
 from vicinal.serving.bodies import DeleteBody, EmbedBody, ItemBody, SearchBody
 from vicinal.serving.conditions import check_condition
 from vicinal.serving.decoding import ImageTask, PreparedImage, ThumbnailTask
@@ -29,14 +27,12 @@ from vicinal.serving.matches import Query, SearchOptions, search_batch, shown_co
 from vicinal.serving.monitoring import Metrics
 from vicinal.serving.problems import Problem
 from vicinal.serving.store import open_store
+from vicinal.serving.thumbnails import Thumbnails
 from vicinal.serving.workers import DecodingPool
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import write_bytes
 
-MAX_THUMBNAILS = 512  # that are remembered
 MAX_DECODE_SECONDS = 10.0
-SUFFIXES = {"JPEG": ".jpg", "MPO": ".jpg", "TIFF": ".tif", "JPEG2000": ".jp2", "PPM": ".ppm"}
 
 
 class Service:
@@ -76,7 +72,7 @@ class Service:
         self.is_stopping = False
         self._pool: DecodingPool | None = None
         self._stack: ExitStack | None = None
-        self._thumbnails: OrderedDict[ThumbnailTask, bytes] = OrderedDict()
+        self._thumbnails: Thumbnails | None = None
 
     def __enter__(self) -> Service:
         with ExitStack() as stack:
@@ -93,6 +89,7 @@ class Service:
                 min(seconds, MAX_DECODE_SECONDS),
             )  # fmt: skip
             stack.callback(self._pool.close)
+            self._thumbnails = Thumbnails(self._pool)
             self._add_gauges()
             self._stack = stack.pop_all()
         return self
@@ -108,20 +105,28 @@ class Service:
         async with AsyncExitStack() as stack:
             if self._stack is None:
                 stack.enter_context(self)
-            make = partial(Batcher, max_batch=self.limits.max_batch, max_queue=self.limits.max_queue)
-            wait = self.limits.max_wait_ms / 1000
-            batchers = {
-                "embed": make(_one_by_one_if_broken(self._embed_batch), max_wait=wait, name="embed"),
-                "search": make(_one_by_one_if_broken(self._search_batch), name="search"),
-                "filtered": make(_one_by_one_if_broken(self._search_batch), name="filtered"),
+            self._batchers: dict[str, Batcher[Any, Any]] = {
+                "embed": self._batcher("embed", self._embed_batch, max_wait=self.limits.max_wait_ms / 1000),
+                "search": self._batcher("search", self._search_batch),
+                "filtered": self._batcher("filtered", self._search_batch),
             }
-            for name, batcher in batchers.items():
-                batcher._observe = self.metrics.batch_observer(name)
+            for batcher in self._batchers.values():
                 await stack.enter_async_context(batcher)
-            self._batchers: dict[str, Any] = batchers
             self.is_stopping = False
             yield
             self.is_stopping = True
+
+    def _batcher(
+        self, name: str, run: Callable[[Sequence[Any]], Sequence[Any]], max_wait: float = 0.0
+    ) -> Batcher[Any, Any]:
+        return Batcher(
+            one_by_one_if_broken(run),
+            max_batch=self.limits.max_batch,
+            max_wait=max_wait,
+            max_queue=self.limits.max_queue,
+            name=name,
+            observe=self.metrics.batch_observer(name),
+        )
 
     @property
     def index(self) -> Any:
@@ -162,23 +167,17 @@ class Service:
         known = None if key is None else await asyncio.to_thread(self.store.added_with, key)
         if known is not None:
             return {"ids": [str(each) for each in known]}
-        columns = dict(body.columns)
-        if body.label is not None:
-            if columns.get("label", body.label) != body.label:
-                raise Problem(422, "label: columns has another one; give it once")
-            columns["label"] = body.label
+        columns = _columns_of(body)
         if body.image is None:
             vector, file = self._checked_vector(body.vector or []), None
         else:
-            vector, name = await self._embed(body.image, None)
-            images = self.store.images
-            file = None if images is None else images / f"{secrets.token_hex(16)}{_suffix(name)}"
-            if file is not None:
-                await _write(file, body.image)
+            vector, image_format = await self._embed(body.image, None)
+            folder = self.store.images
+            file = None if folder is None else await write_image(folder, body.image, image_format)
         try:
             answer = self.store.add(vector[None], columns, None if file is None else str(file), key)
         except Problem:
-            _remove(file)
+            remove_image(file)
             raise
         answer.add_done_callback(partial(self._remove_if_unused, file))
         return {"ids": [str(each) for each in await asyncio.wrap_future(answer)]}
@@ -202,18 +201,14 @@ class Service:
     async def thumbnail(self, number: int, size: int) -> bytes:
         """Answer `GET /items/{id}/image`."""
         record = await self._record(number)
-        if "path" not in record or self._pool is None:
+        if "path" not in record or self._thumbnails is None:
             raise Problem(404, f"item {number} has no image")
         file = self.store.image_file(record["path"])
-        task = ThumbnailTask(str(file), tuple(record["box"]) if "box" in record else None, size)
-        if task not in self._thumbnails:
-            try:
-                self._thumbnails[task] = await asyncio.wrap_future(self._pool.submit(task))
-            except InputError:
-                raise Problem(404, f"item {number} has no image that can be read") from None
-            while len(self._thumbnails) > MAX_THUMBNAILS:
-                self._thumbnails.popitem(last=False)
-        return self._thumbnails[task]
+        try:
+            box = tuple(record["box"]) if "box" in record else None
+            return await self._thumbnails.get(ThumbnailTask(str(file), box, size))
+        except InputError:
+            raise Problem(404, f"item {number} has no image that can be read") from None
 
     async def info(self) -> dict[str, Any]:
         """Answer `GET /info`."""
@@ -316,7 +311,7 @@ class Service:
             records = [each for each in map(self.store.record, answer.result()) if each is not None]
             if not records or str(file) in [each.get("path") for each in records]:
                 return
-        _remove(file)
+        remove_image(file)
 
     def _add_gauges(self) -> None:
         self.metrics.add_gauge("items", "Items of the index.", lambda: len(self.store))
@@ -329,38 +324,15 @@ class Service:
         )  # fmt: skip
 
 
-def _one_by_one_if_broken(run: Callable[[Sequence[Any]], Sequence[Any]]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Work on the items of a batch one by one if the batch fails, so that one of them does not spoil the others."""
-
-    def attempt(items: Sequence[Any]) -> Sequence[Any]:
-        try:
-            return run(items)
-        except EngineUnavailableError as error:
-            return [error] * len(items)
-        except Exception as error:
-            return [error] if len(items) == 1 else [result for item in items for result in attempt([item])]
-
-    return attempt
+def _columns_of(body: ItemBody) -> dict[str, Any]:
+    """The columns of a new item, its label among them."""
+    columns = dict(body.columns)
+    if body.label is None:
+        return columns
+    if columns.get("label", body.label) != body.label:
+        raise Problem(422, "label: columns has another one; give it once")
+    return {**columns, "label": body.label}
 
 
 def _no_item(number: int) -> Problem:
     return Problem(404, f"there is no item {number}; it was never given or is deleted")
-
-
-def _suffix(name: str) -> str:
-    return SUFFIXES.get(name, f".{name.lower()}" if name.isalnum() else ".img")
-
-
-async def _write(file: Path, data: bytes) -> None:
-    """Write a file; if nobody waits for it any more, it is removed once it is written."""
-    writing = asyncio.ensure_future(asyncio.to_thread(write_bytes, file, data))
-    try:
-        await asyncio.shield(writing)
-    except asyncio.CancelledError:
-        writing.add_done_callback(lambda _: _remove(file))
-        raise
-
-
-def _remove(file: Path | None) -> None:
-    if file is not None:
-        file.unlink(missing_ok=True)
