@@ -101,27 +101,27 @@ class PairSource:
         if relation is not None and not callable(relation):
             raise InputError(f"relation must be a function of two tensors of labels, not {type(relation).__name__}")
         labels, reference_labels = signed_labels(labels), signed_labels(reference_labels)
-        unnormalized = at_least_float32(embeddings)
         if references is None:
             if reference_labels is not None or offset is not None:
                 raise InputError("reference_labels and offset describe references, and no references are given")
-            anchors = normalize(unnormalized)
-            source = cls(anchors, anchors, labels, labels, 0, relation, unnormalized=unnormalized, features=features)
+            vectors, other = at_least_float32(embeddings), None
+            reference_labels, offset = labels, 0
         else:
             check_references(embeddings, references, offset)
             dtype = torch.promote_types(embeddings.dtype, references.dtype)
-            unnormalized, other = (at_least_float32(x.to(dtype)) for x in (embeddings, references))
-            source = cls(
-                normalize(unnormalized),
-                normalize(other),
-                labels,
-                reference_labels,
-                offset,
-                relation,
-                unnormalized=unnormalized,
-                features=features,
-                unnormalized_references=other,
-            )
+            vectors, other = (at_least_float32(x.to(dtype)) for x in (embeddings, references))
+        anchors = normalize(vectors)
+        source = cls(
+            anchors,
+            anchors if other is None else normalize(other),
+            labels,
+            reference_labels,
+            offset,
+            relation,
+            unnormalized=vectors,
+            features=features,
+            unnormalized_references=other,
+        )
         if positive is not None:
             return source._with_masks(positive, negative)
         if negative is not None:
