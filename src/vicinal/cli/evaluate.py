@@ -109,7 +109,6 @@ def evaluate(arguments: Arguments) -> None:
 
 def _evaluate(arguments: Arguments, divided: bool) -> None:
     """Evaluate the sources, and print the results; `divided` if several processes run this together."""
-    from vicinal.evaluation import delete_checkpoint
     from vicinal.workflows.evaluate import evaluate_sources, tabulate_sources, write_per_query
 
     settings, make_reranking = _settings(arguments), _make_reranking(arguments)
@@ -130,8 +129,6 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
         print_result(results.to_json())
     else:
         print_result(results.to_csv().rstrip() if arguments.csv else str(results))
-    if arguments.checkpoint:
-        delete_checkpoint(arguments.checkpoint)
 
 
 def report(arguments: Arguments) -> None:

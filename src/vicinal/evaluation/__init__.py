@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vicinal.evaluation.bootstrap import confidence_intervals
     from vicinal.evaluation.breakdown import metrics_by
     from vicinal.evaluation.calibration import calibrate
-    from vicinal.evaluation.checkpoint import delete_checkpoint, holding_checkpoint
+    from vicinal.evaluation.checkpoint import holding_checkpoint
     from vicinal.evaluation.clustering import Clustering, cluster, cluster_metrics
     from vicinal.evaluation.comparison import compare_models, compare_reranking, tabulate
     from vicinal.evaluation.hierarchy import coarse_columns
@@ -61,7 +61,6 @@ __all__ = [
     "cost_frame",
     "count_noisy_labels",
     "count_query_classes",
-    "delete_checkpoint",
     "evaluate",
     "evaluate_arrays",
     "evaluate_listed_positives",

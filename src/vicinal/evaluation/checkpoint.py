@@ -7,13 +7,14 @@ import re
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from vicinal.utils import distributed
 from vicinal.utils.arrays import Booleans, ShortIntegers
 from vicinal.utils.console import is_main_process
 from vicinal.utils.errors import InputError
@@ -108,10 +109,12 @@ class CountCheckpoint:
 
 @contextmanager
 def holding_checkpoint(folder: str | Path | None) -> Iterator[None]:
-    """Keep a folder of checkpoints to this process and those that divide the evaluation with it, for a block.
+    """Keep a folder of checkpoints to this evaluation for a block, at the end of which its files are deleted.
 
     The folder is created if it does not exist, so that one that cannot be written is noticed before anything is
-    counted. One without counts and other files is deleted at the end.
+    counted. After an error the counts stay, and the next evaluation goes on from there. The processes of
+    `torch.distributed` that divide the evaluation all open this context: the main process holds the folder for all, and
+    when all are done, each deletes what is on its disk, which nodes need not share.
 
     Args:
         folder: None: there is no checkpoint.
@@ -126,10 +129,18 @@ def holding_checkpoint(folder: str | Path | None) -> Iterator[None]:
         ...     [path.name for path in Path(folder, "counts").iterdir()]
         ['.lock']
     """
-    if folder is None or not is_main_process():  # the main process holds it for all
+    if folder is None:
         yield
         return
-    folder = Path(folder)
+    with _held(Path(folder)) if is_main_process() else nullcontext():
+        yield
+        distributed.barrier()
+        _delete_counts(Path(folder))
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder for a block; at the end a folder without counts and other files is deleted."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is no folder; name another place for the checkpoint")
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,19 +150,15 @@ def holding_checkpoint(folder: str | Path | None) -> Iterator[None]:
         finally:
             if not _files(folder, COUNTS):
                 (folder / LOCK).unlink(missing_ok=True)
-                delete_checkpoint(folder)
+                _delete_counts(folder)
 
 
-def delete_checkpoint(folder: str | Path) -> None:
-    """Delete the files of an evaluation that is done, and the folder if nothing else is in it.
-
-    Example:
-        >>> delete_checkpoint("no-such-folder")
-    """
-    for path in _files(Path(folder), COUNTS) + _files(Path(folder), TEMPORARY_COUNTS):  # of a killed process
+def _delete_counts(folder: Path) -> None:
+    """Delete the files of an evaluation that is done, and the folder if nothing else is in it."""
+    for path in _files(folder, COUNTS) + _files(folder, TEMPORARY_COUNTS):  # of a killed process
         path.unlink(missing_ok=True)
     with suppress(OSError):  # missing, or not empty
-        Path(folder).rmdir()
+        folder.rmdir()
 
 
 def _files(folder: Path, name: re.Pattern[str]) -> list[Path]:

@@ -61,7 +61,7 @@ def evaluate(
             the whole result, which is that of one process to the last digit. A re-ranking is computed by each.
         checkpoint: a folder in which every process saves each minute what it has counted, up to 80 MB for sixteen
             million positives. The same call goes on from there after an interruption, with the same result to the last
-            digit; :func:`~vicinal.evaluation.delete_checkpoint` deletes it. Not for a re-ranking.
+            digit; :func:`~vicinal.evaluation.holding_checkpoint` deletes it. Not for a re-ranking.
 
     Raises:
         InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an impossible k or chunk size, an
