@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from vicinal.distillation import MAX_DIM, S2SD
-from vicinal.losses.base import Loss, RowLoss, WeightedSum, loss_terms, unused_name, zero_loss
+from vicinal.losses.base import Loss, WeightedSum, loss_terms, unused_name, zero_loss
 from vicinal.losses.center_based import CenterBasedLoss
+from vicinal.losses.row_loss import RowLoss
 from vicinal.memory import CrossBatchMemory
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.prefix_pair_source import PrefixPairSource

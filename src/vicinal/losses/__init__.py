@@ -1,6 +1,6 @@
 """Losses of embeddings and labels, for deep metric learning."""
 
-from vicinal.losses.base import Loss, PairLoss, RowLoss, WeightedSum
+from vicinal.losses.base import Loss, WeightedSum
 from vicinal.losses.binned_ap import FastAPLoss, SoftBinAPLoss
 from vicinal.losses.center_based import CenterBasedLoss
 from vicinal.losses.center_contrastive import CenterContrastiveLoss, ClusterContrastLoss
@@ -23,6 +23,7 @@ from vicinal.losses.ranking import (
     SupAPLoss,
 )
 from vicinal.losses.regularizers import SimilarityRegularizer
+from vicinal.losses.row_loss import PairLoss, RowLoss
 from vicinal.losses.soft_triple import SoftTripleLoss
 from vicinal.losses.softmax import NCALoss, NPairsLoss, NTXentLoss, SupConLoss
 from vicinal.losses.triplets import TripletLoss

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from vicinal.losses.base import Reduction
 from vicinal.losses.ranking import RankingLoss
 from vicinal.losses.row_functions import count_positives, replace_padding
+from vicinal.losses.row_loss import Reduction
 from vicinal.losses.soft_histogram import soft_histogram
 from vicinal.mining import Miner
 from vicinal.similarity.rows import Rows
@@ -57,7 +57,7 @@ class FastAPLoss(BinnedAPLoss):
         bins: number of intervals between the nodes. The published code uses 10.
         miner: selects the pairs; None keeps all.
         reduction: "contributing", the mean over the queries that have a positive; "anchors", the mean over all; "sum".
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: bins is below 1.
@@ -90,7 +90,7 @@ class SoftBinAPLoss(BinnedAPLoss):
         nodes: number of nodes, the paper's M, at least 2.
         miner: selects the pairs; None keeps all.
         reduction: "contributing", the mean over the queries that have a positive; "anchors", the mean over all; "sum".
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: nodes is below 2.

@@ -8,8 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vicinal.losses.base import PairLoss, zero_loss
+from vicinal.losses.base import zero_loss
 from vicinal.losses.row_functions import replace_padding, zero_with_gradient
+from vicinal.losses.row_loss import PairLoss
 from vicinal.losses.soft_histogram import node_counts, slopes_at
 from vicinal.mining import Miner
 from vicinal.similarity.pair_source import PairSource
@@ -34,7 +35,7 @@ class HistogramLoss(PairLoss):
     Args:
         bins: number of bins, R - 1, of width 2 / bins.
         miner: selects the pairs; None keeps all.
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.PairLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.PairLoss`.
 
     Raises:
         InputError: bins is below 1.

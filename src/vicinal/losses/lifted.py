@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vicinal.losses.base import Reduction, RowLoss
 from vicinal.losses.row_functions import log_sum_exp, softplus, weighted_sum, zero_if_empty
+from vicinal.losses.row_loss import Reduction, RowLoss
 from vicinal.mining import Miner
 from vicinal.similarity.rows import Rows
 from vicinal.utils.arguments import check_finite, check_positive
@@ -27,7 +27,7 @@ class LiftedStructureLoss(RowLoss):
         miner: selects the pairs; None keeps all.
         reduction: "sum", the paper's; "anchors", the mean over all anchors; "contributing", over those with positives
             and negatives.
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: margin is not finite.
@@ -75,7 +75,7 @@ class LiftedStructureStarLoss(RowLoss):
         beta: positive factor of the similarities of negatives.
         miner: selects the pairs; None keeps all.
         reduction: "anchors", the paper's mean over all anchors; "contributing", over those with a pair; "sum".
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: alpha or beta is not positive.
@@ -123,7 +123,7 @@ class BinLiftedLoss(RowLoss):
         base: the paper's lambda, a similarity.
         miner: selects the pairs; None keeps all.
         reduction: "anchors", the mean over all anchors as in Eq. (16); "contributing", over those with a pair; "sum".
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: alpha or beta is not positive, or base is not finite.

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from vicinal.losses.base import Reduction, RowLoss
 from vicinal.losses.row_functions import count_above_zero, count_negatives, count_positives, euclidean_distance
+from vicinal.losses.row_loss import Reduction, RowLoss
 from vicinal.mining import DistanceWeightedMiner, Miner
 from vicinal.similarity.checks import can_read_values
 from vicinal.similarity.pair_source import PairSource
@@ -39,7 +39,7 @@ class MarginLoss(RowLoss):
         miner: selects the pairs; the paper's distance-weighted sampling by default, None keeps all pairs.
         reduction: "violating", the authors' mean over pairs with a loss above 0; "pairs", over all pairs; "anchors",
             the sum divided by the number of anchors; "sum".
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: an argument is out of range, or a label is not in 0 ... num_classes - 1.

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vicinal.losses.base import Reduction, RowLoss, WeightedSum
+from vicinal.losses.base import WeightedSum
 from vicinal.losses.pairs import ContrastiveLoss
 from vicinal.losses.row_functions import count_positives, flushed_sigmoid, zero_with_gradient
+from vicinal.losses.row_loss import Reduction, RowLoss
 from vicinal.losses.soft_ranks import count_above, count_positives_above, count_thresholds_above
 from vicinal.mining import Miner
 from vicinal.similarity.rows import Rows
@@ -34,7 +35,7 @@ class RankingLoss(RowLoss):
     Args:
         miner: selects the pairs; None keeps all.
         reduction: "contributing", the mean over the queries that have a positive; "anchors", the mean over all; "sum".
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class RecallAtKLoss(RankingLoss):
         miner: selects the pairs; None keeps all.
         reduction: "contributing", the paper's mean over the queries that have a positive; "anchors", the mean over all;
             "sum".
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: there is no k, or one below 1, or a temperature is not positive.
@@ -130,7 +131,7 @@ class SmoothAPLoss(RankingLoss):
         temperature: of the sigmoids whose sum is a rank.
         miner: selects the pairs; None keeps all.
         reduction: "contributing", the mean over the queries that have a positive; "anchors", the mean over all; "sum".
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: the temperature is not positive.
@@ -177,7 +178,7 @@ class SupAPLoss(RankingLoss):
         slope: the paper's rho, the slope of the linear part.
         miner: selects the pairs; None keeps all.
         reduction: "contributing", the mean over the queries that have a positive; "anchors", the mean over all; "sum".
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: the temperature is not positive, or linear_from or slope is negative.
@@ -226,7 +227,7 @@ class RoadmapLoss(WeightedSum):
         temperature: see :class:`SupAPLoss`.
         linear_from: see :class:`SupAPLoss`.
         slope: see :class:`SupAPLoss`.
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: the weight is not in [0, 1], or another argument is out of the range of the two losses.
@@ -270,7 +271,7 @@ class BlackboxAPLoss(RankingLoss):
         margin: the paper's alpha, by how much positives should be more similar than negatives.
         miner: selects the pairs; None keeps all.
         reduction: "contributing", the mean over the queries that have a positive; "anchors", the mean over all; "sum".
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: interpolation is not positive, or margin is not finite.

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vicinal.losses.base import Reduction, RowLoss
 from vicinal.losses.row_functions import count_negatives, count_positives, max_positives, softplus
+from vicinal.losses.row_loss import Reduction, RowLoss
 from vicinal.mining import Miner
 from vicinal.similarity.rows import Rows
 from vicinal.utils.arguments import check_bool, check_finite
@@ -42,7 +42,7 @@ class TripletLoss(RowLoss):
         miner: selects the pairs; None keeps all.
         reduction: "pairs", the mean over all selected triplets; "violating", over those with a loss above 0, as in
             other libraries; "anchors", their sum divided by the number of anchors; "sum".
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: margin is not finite, or triplets is neither "all" nor "semi-hard".

@@ -10,8 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vicinal.losses.base import Loss, PairLoss, RowLoss, zero_loss
+from vicinal.losses.base import Loss, zero_loss
 from vicinal.losses.proxy_anchor import ProxyAnchorLoss
+from vicinal.losses.row_loss import PairLoss, RowLoss
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
 from vicinal.similarity.tiles import default_tile_rows, sum_over_rows, values_of_rows
@@ -67,7 +68,7 @@ class Metrix(PairLoss):
         pairs: "positive-negative"; "anchor-negative", where the anchor itself takes the place of the positive and is
             similar to itself by 1; "both", all of these mixed examples together.
         seed: of the random numbers, which differ between calls, and depend on the order of the batch.
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: the loss is none of these, or an argument is out of range.

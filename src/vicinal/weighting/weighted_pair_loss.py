@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from vicinal.losses.base import Reduction, RowLoss
 from vicinal.losses.row_functions import count_negatives, count_positives
+from vicinal.losses.row_loss import Reduction, RowLoss
 from vicinal.mining import Miner
 from vicinal.similarity.rows import Rows
 from vicinal.utils.arguments import shown
@@ -60,7 +60,7 @@ class LossWeights(nn.Module, WeightingRule):
         loss: its `row_values` and its miner are used, its reduction is not, and its parameters are not learned.
 
     Raises:
-        InputError: the loss is not a :class:`~vicinal.losses.base.RowLoss`, or has a random miner, which belongs in the
+        InputError: the loss is not a :class:`~vicinal.losses.RowLoss`, or has a random miner, which belongs in the
             `WeightedPairLoss`.
 
     Example:
@@ -113,7 +113,7 @@ class WeightedPairLoss(RowLoss):
         miner: selects the pairs; None keeps all.
         reduction: "sum", the paper's; "anchors", the mean over all anchors; "contributing", over those with a pair;
             "pairs", the sum divided by the number of pairs that the miner selects.
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.base.RowLoss`.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: when called: the weights do not have the shapes of the rows.
