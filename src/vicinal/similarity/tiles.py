@@ -49,7 +49,8 @@ def check_tile_rows(tile_rows: int | None) -> None:
 
 def default_tile_rows(columns: int, device: torch.device) -> int:
     """The number of rows with which a tile has the size for its device, or more where matrix products need more."""
-    threads = min(torch.get_num_threads(), MAX_THREADS) if device.type == "cpu" else 1
+    is_divided = device.type == "cpu" and not torch.compiler.is_compiling()  # which cannot ask for the number
+    threads = min(torch.get_num_threads(), MAX_THREADS) if is_divided else 1
     return max(MIN_ROWS, threads * tile_elements(device) // max(columns, 1))
 
 
