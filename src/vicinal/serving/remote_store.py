@@ -162,13 +162,13 @@ class _ServedIndex(RemoteIndex):
             return None
         self._check_connection()
         hidden = ("path", *FILE_COLUMNS)
-        kinds = {name: kind for name, kind in self._kinds().items() if name not in hidden}
+        kinds = {name: kind for name, kind in self._facts.kinds.items() if name not in hidden}
         tree = parse_filter(condition, kinds, self.column_aliases)
         return Selection(self._engine.call(self._engine.filter, tree, kinds, condition))
 
     def column_kinds(self) -> dict[str, str]:
         """The kinds of the columns, such as integer and string."""
-        return {name: kind.kind for name, kind in self._kinds().items()}
+        return {name: kind.kind for name, kind in self._facts.kinds.items()}
 
     def insert(self, number: int, vectors: Floats, row: Mapping[str, Any]) -> None:
         """Write an item without a path under an id."""
@@ -177,17 +177,16 @@ class _ServedIndex(RemoteIndex):
 
     def look(self) -> str | None:
         """Ask the database once what the index says about itself; what is wrong, or None."""
-        before = self._facts
+        known = self._facts.values
         try:
             facts = self._engine.read_facts(self._table)
         except TransientFault:  # perhaps of a connection from before the server was started again
             facts = self._engine.read_facts(self._table)
         if facts is None:
             return "the index is not there any more"
-        if any(facts.get(name) != self._facts.get(name) for name in FIXED_FACTS):
+        if any(facts.get(name) != known.get(name) for name in FIXED_FACTS):
             return "the index was built again; start the service again"
-        if self._facts is before:  # no change of this process has come between
-            self._facts, self._facts_time = facts, time.monotonic()
+        self._facts.take(facts, since=known)
         self._calibration = Calibration.from_dict(facts["calibration"]) if "calibration" in facts else None
         return None
 

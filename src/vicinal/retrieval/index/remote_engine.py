@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -67,6 +67,17 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @classmethod
+    def joined(cls, parts: Iterable[Rows], dim: int | None = None) -> Rows:
+        """All rows of several parts, with their vectors of `dim` dimensions if that is given."""
+        parts = list(parts)
+        ids = np.concatenate([np.empty(0, np.int64), *(part.ids for part in parts)])
+        records = [record for part in parts for record in part.records]
+        if dim is None:
+            return cls(ids, records)
+        vectors = [part.vectors.reshape(-1, dim) for part in parts if part.vectors is not None]
+        return cls(ids, records, np.concatenate([np.empty((0, dim), np.float32), *vectors]))
 
     def subset(self, positions: Integers) -> Rows:
         """Some of the rows."""

@@ -35,7 +35,8 @@ from vicinal.retrieval.index.remote_engine import (
     batch_rows,
     connect,
 )
-from vicinal.retrieval.index.remote_reader import VERSION, RemoteReader, Selection, checked_ids
+from vicinal.retrieval.index.remote_facts import VERSION
+from vicinal.retrieval.index.remote_reader import RemoteReader, Selection, checked_ids
 from vicinal.retrieval.index.storage import FORMAT
 from vicinal.retrieval.scores import Array, UnitVectors
 from vicinal.utils.arrays import Integers
@@ -254,9 +255,9 @@ class RemoteIndex(RemoteReader):
 
     def _extend_columns(self, new: Kinds) -> Kinds:
         """Make room for columns of these kinds, and return all."""
-        with self._facts_lock:
-            self._read_facts()
-            old = self._kinds()
+        with self._facts.lock:
+            self._facts.refresh()
+            old = self._facts.kinds
             kinds = merged_kinds(old, new)
             if kinds == old:
                 return kinds
@@ -264,7 +265,7 @@ class RemoteIndex(RemoteReader):
                 for rows in self._pages(None, old, vectors=True):
                     records = [converted(record, kinds) for record in rows.records]
                     self._call(self._engine.write, Rows(rows.ids, records, rows.vectors), kinds)
-            self._change_facts(columns={name: kind.to_dict() for name, kind in kinds.items()})
+            self._facts.change(columns={name: kind.to_dict() for name, kind in kinds.items()})
             return kinds
 
     def delete(self, ids: npt.ArrayLike) -> None:
@@ -310,11 +311,11 @@ class RemoteIndex(RemoteReader):
             InputError: the images have no paths, or none of them is in the folder.
         """
         new = os.path.abspath(root)
-        if "path" not in self._kinds():
+        if "path" not in self._facts.kinds:
             raise InputError("the images of the index have no paths, so there is nothing to move")
-        first = self._call(self._engine.page, -1, MAX_PROBES, None, self._kinds(), False)
+        first = self._call(self._engine.page, -1, MAX_PROBES, None, self._facts.kinds, False)
         old = find_old_root([each["path"] for each in first.records if "path" in each], new, self.root)
-        selected = Selection(self._engine.path_filter(old, self._kinds()))
+        selected = Selection(self._engine.path_filter(old, self._facts.kinds))
         for frame in self._frames(selected):
             paths = [moved_path(path, old, new) for path in frame["path"]]
             self.update(frame["id"].to_numpy(), Table._from_valid(frame.drop(columns="id").assign(path=paths)))

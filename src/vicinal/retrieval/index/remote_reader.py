@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple, cast
@@ -16,33 +14,26 @@ from typing_extensions import Self
 
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.calibration import Calibration
-from vicinal.retrieval.index.engine_url import EngineURL
 from vicinal.retrieval.index.filters import parse_filter
 from vicinal.retrieval.index.interface import ImageIndex
-from vicinal.retrieval.index.made_with import check_made_with
 from vicinal.retrieval.index.metadata import MAX_ID, Metadata
 from vicinal.retrieval.index.payload import (
-    ColumnKind,
     Kinds,
     frame_of_records,
     id_of_key,
 )
 from vicinal.retrieval.index.remote_engine import (
-    EngineRefusedError,
     RemoteEngine,
     Rows,
     batch_rows,
 )
-from vicinal.retrieval.index.storage import FORMAT
+from vicinal.retrieval.index.remote_facts import RemoteFacts
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import Array, UnitVectors
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
 from vicinal.utils.memory import check_memory
-
-VERSION = 1  # of what a table says about itself
-FACTS_SECONDS = 5.0  # after which another process may have added columns
 
 
 class Selection(NamedTuple):
@@ -60,20 +51,16 @@ class RemoteReader(ImageIndex):
     """
 
     def __init__(self, engine: RemoteEngine, facts: Mapping[str, Any]) -> None:
-        self._check_facts(engine.url, facts)
+        self._engine = engine
+        self._facts = RemoteFacts(
+            engine.url,
+            facts,
+            read=lambda: self._call(self._engine.read_facts),
+            write=lambda values: self._call(self._engine.write_facts, values),
+        )
         super().__init__(facts.get("model_fingerprint"), None, facts["made_with"])
-        self._engine, self._facts, self._facts_time = engine, dict(facts), time.monotonic()
-        self._facts_lock = threading.RLock()
         if "calibration" in facts:
             self._calibration = Calibration.from_dict(facts["calibration"])
-
-    @staticmethod
-    def _check_facts(url: EngineURL, facts: Mapping[str, Any]) -> None:
-        if facts.get("format") != FORMAT or facts.get("version") != VERSION:
-            raise InputError(f"{url} is no index of this version of Vicinal; build it again")
-        if not (is_integer(facts.get("dim")) and isinstance(facts.get("columns"), dict)):
-            raise InputError(f"{url}: what the index says about itself is damaged; build it again")
-        check_made_with(facts.get("made_with"))
 
     _unfinished_table: str | None = None
     _excluded: int | None = None
@@ -109,29 +96,29 @@ class RemoteReader(ImageIndex):
     @property
     def kind(self) -> str:
         """How it is searched, such as `hnsw`."""
-        return str(self._facts["kind"])
+        return str(self._facts.values["kind"])
 
     @property
     def dim(self) -> int:
         """Number of dimensions of a vector."""
-        return int(self._facts["dim"])
+        return int(self._facts.values["dim"])
 
     @property
     def columns(self) -> list[str]:
         """The names of the columns."""
-        return ["id", *self._kinds()]
+        return ["id", *self._facts.kinds]
 
     @property
     def root(self) -> str | None:
         """The folder of the images; None if it is unknown."""
-        return self._facts.get("root")
+        return self._facts.values.get("root")
 
     @root.setter
     def root(self, root: str | None) -> None:
-        self._change_facts(root=root)
+        self._facts.change(root=root)
 
     def _keep_calibration(self, calibration: Calibration | None) -> None:
-        self._change_facts(calibration=None if calibration is None else calibration.to_dict())
+        self._facts.change(calibration=None if calibration is None else calibration.to_dict())
         super()._keep_calibration(calibration)
 
     def __len__(self) -> int:
@@ -149,30 +136,9 @@ class RemoteReader(ImageIndex):
             "dimensions": self.dim,
             "model_fingerprint": self.model_fingerprint,
         }
-        facts |= {} if self._facts.get("rescore") is None else {"rescore": self._facts["rescore"]}
+        rescore = self._facts.values.get("rescore")
+        facts |= {} if rescore is None else {"rescore": rescore}
         return self._with_provenance(facts)
-
-    def _kinds(self) -> Kinds:
-        """The kinds of the columns, as they are now or were some seconds ago."""
-        with self._facts_lock:
-            if time.monotonic() - self._facts_time > FACTS_SECONDS:
-                self._read_facts()
-            return {name: ColumnKind(**kind) for name, kind in self._facts["columns"].items()}
-
-    def _read_facts(self) -> None:
-        facts = self._call(self._engine.read_facts)
-        if facts is None:
-            raise EngineRefusedError(f"{self.url}: the index is not there any more")
-        self._check_facts(self._engine.url, facts)
-        self._facts, self._facts_time = facts, time.monotonic()
-
-    def _change_facts(self, **changes: Any) -> None:
-        with self._facts_lock:
-            self._read_facts()
-            facts = {**self._facts, **changes}
-            facts = {name: value for name, value in facts.items() if value is not None or name != "calibration"}
-            self._call(self._engine.write_facts, facts)
-            self._facts = facts
 
     # search
 
@@ -209,7 +175,7 @@ class RemoteReader(ImageIndex):
             raise InputError(f"k = {k} is impossible in {self._engine.name}; use 1 to {self._engine.max_k:,}")
         selected = self._filter_of(among)
         found = self._call(
-            self._engine.search, queries.block(0, len(queries)).cpu().numpy(), int(k), selected, self._facts
+            self._engine.search, queries.block(0, len(queries)).cpu().numpy(), int(k), selected, self._facts.values
         )
         if (found.ids < 0).any() and (available := self.count(among, at_most=k)) < k:
             if not available and among is None:
@@ -226,7 +192,7 @@ class RemoteReader(ImageIndex):
         """
         if condition is None:
             return None
-        kinds = self._kinds()
+        kinds = self._facts.kinds
         tree = parse_filter(condition, kinds, self.column_aliases)
         return Selection(self._engine.call(self._engine.filter, tree, kinds, condition))
 
@@ -262,13 +228,12 @@ class RemoteReader(ImageIndex):
         """Return the rows of these ids, in their order; an unknown id raises InputError, or is left out."""
         given = checked_ids(ids)
         given = given[np.isin(given, self.present(given))] if skip_unknown else given
-        return frame_of_records(given, self._rows_of(given).records, self._kinds())
+        return frame_of_records(given, self._rows_of(given).records, self._facts.kinds)
 
     def present(self, ids: npt.ArrayLike) -> Integers:
         """Return those of some ids that there are, each once, ascending."""
         wanted = np.unique(checked_ids(ids))
-        parts = [rows.ids for rows in self._fetched(wanted, {}, vectors=False)]
-        return np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
+        return np.unique(Rows.joined(self._fetched(wanted, {}, vectors=False)).ids)
 
     def ids_by_key(self, keys: Sequence[str]) -> Integers:
         """Return the id of the image of each key, -1 where there is none."""
@@ -277,14 +242,14 @@ class RemoteReader(ImageIndex):
 
     def ids_at(self, path: str) -> Integers:
         """Return the ids of the images of a file, or of those in a folder and below."""
-        return self._ids_of(Selection(self._engine.path_filter(path, self._kinds())))
+        return self._ids_of(Selection(self._engine.path_filter(path, self._facts.kinds)))
 
     def frames(self, condition: str | None = None) -> Iterator[pd.DataFrame]:
         """Yield the rows of all images, or of those that fulfill a condition, in blocks of ascending ids."""
         yield from self._frames(self.select(condition))
 
     def _frames(self, selected: Selection | None) -> Iterator[pd.DataFrame]:
-        kinds = self._kinds()
+        kinds = self._facts.kinds
         for rows in self._pages(selected, kinds):
             yield frame_of_records(rows.ids, rows.records, kinds)
 
@@ -319,28 +284,25 @@ class RemoteReader(ImageIndex):
         """Return all vectors and all rows, in ascending order of ids."""
         number = len(self)
         check_memory(2 * (4 * self.dim + 500) * number, f"all {number:,} images of {self.url}")
-        kinds = self._kinds()
-        pages = list(self._pages(None, kinds, vectors=True))
-        vectors = [np.empty((0, self.dim), np.float32), *(page.vectors for page in pages if page.vectors is not None)]
-        ids = np.concatenate([np.empty(0, np.int64), *(page.ids for page in pages)])
-        records = [record for page in pages for record in page.records]
-        return np.concatenate(vectors), frame_of_records(ids, records, kinds)
+        kinds = self._facts.kinds
+        rows = Rows.joined(self._pages(None, kinds, vectors=True), self.dim)
+        assert rows.vectors is not None
+        return rows.vectors, frame_of_records(rows.ids, rows.records, kinds)
 
     def rows_near(self, keys: Sequence[str], below: str | None) -> Metadata:
         """Return the rows of some keys, and those of other images in a folder, or of all with a path."""
-        kinds = self._kinds()
+        kinds = self._facts.kinds
         wanted = np.unique(np.array([id_of_key(key) for key in keys], dtype=np.int64))
         parts = list(self._fetched(wanted, kinds, vectors=False))
         folder = None if below is None else Selection(self._engine.path_filter(os.path.abspath(below), kinds))
         for rows in self._pages(folder, kinds):
             parts.append(rows.subset(np.flatnonzero(~np.isin(rows.ids, wanted))))
-        ids = np.concatenate([np.empty(0, np.int64), *(part.ids for part in parts)])
-        records = [record for part in parts for record in part.records]
-        order = np.argsort(ids)
-        return Metadata(frame_of_records(ids[order], [records[row] for row in order.tolist()], kinds))
+        rows = Rows.joined(parts)
+        rows = rows.subset(np.argsort(rows.ids))
+        return Metadata(frame_of_records(rows.ids, rows.records, kinds))
 
     def _ids_of(self, selected: Selection | None) -> Integers:
-        return np.concatenate([np.empty(0, np.int64), *(rows.ids for rows in self._pages(selected, None))])
+        return Rows.joined(self._pages(selected, None)).ids
 
     def _pages(
         self, selected: Selection | None, kinds: Kinds | None, vectors: bool = False, after: int = -1
@@ -365,20 +327,13 @@ class RemoteReader(ImageIndex):
     def _rows_of(self, ids: Integers, vectors: bool = False) -> Rows:
         """The rows of some ids, in their order; an unknown id raises InputError."""
         wanted = np.unique(ids)
-        parts = list(self._fetched(wanted, self._kinds(), vectors))
-        found = np.concatenate([np.empty(0, np.int64), *(part.ids for part in parts)])
-        order = np.argsort(found)
+        fetched = self._fetched(wanted, self._facts.kinds, vectors)
+        found = Rows.joined(fetched, self.dim if vectors else None)
         if len(found) < len(wanted):
-            missing = wanted[~np.isin(wanted, found)][0]
+            missing = wanted[~np.isin(wanted, found.ids)][0]
             raise InputError(f"the index has no id {missing}; it was never given or is deleted")
-        records = [record for part in parts for record in part.records]
-        positions = order[np.searchsorted(found[order], ids)]
-        arrays = [np.empty((0, self.dim), np.float32), *(part.vectors for part in parts if part.vectors is not None)]
-        return Rows(
-            np.asarray(ids),
-            [records[row] for row in positions.tolist()],
-            np.concatenate([array.reshape(-1, self.dim) for array in arrays])[positions] if vectors else None,
-        )
+        order = np.argsort(found.ids)
+        return found.subset(order[np.searchsorted(found.ids[order], ids)])
 
     def _check_dim(self, vectors: UnitVectors) -> None:
         if vectors.dim != self.dim:

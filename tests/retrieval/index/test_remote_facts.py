@@ -1,0 +1,60 @@
+"""Facts of an index in a database, which several processes read and change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vicinal.retrieval.index.engine_url import EngineURL
+from vicinal.retrieval.index.remote_engine import EngineRefusedError
+from vicinal.retrieval.index.remote_facts import VERSION, RemoteFacts
+from vicinal.retrieval.index.storage import FORMAT
+from vicinal.utils.errors import InputError
+
+URL = EngineURL.parse("postgresql://db/vectors?table=birds")
+VALUES = {"format": FORMAT, "version": VERSION, "dim": 4, "columns": {}, "made_with": {}}
+
+
+class Database:
+    """Holds the facts of one index; None: it is not there."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] | None = dict(VALUES)
+
+    def write(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+    def open(self) -> RemoteFacts:
+        return RemoteFacts(URL, self.values or {}, read=lambda: self.values, write=self.write)
+
+
+def test_a_change_keeps_what_another_process_has_changed() -> None:
+    database = Database()
+    first, second = database.open(), database.open()
+    first.change(root="/photos", calibration={"a": 1})
+    second.change(rescore=None, calibration=None)
+    assert database.values == second.values == {**VALUES, "root": "/photos", "rescore": None}
+
+
+def test_what_was_read_before_a_change_is_not_taken() -> None:
+    database = Database()
+    facts = database.open()
+    known, read = facts.values, {**VALUES, "root": "/old"}
+    facts.change(root="/new")
+    facts.take(read, since=known)
+    assert facts.values["root"] == "/new"
+    facts.take(read, since=facts.values)
+    assert facts.values["root"] == "/old"
+
+
+def test_an_index_that_is_gone_or_damaged_is_refused() -> None:
+    database = Database()
+    facts = database.open()
+    database.values = None
+    with pytest.raises(EngineRefusedError, match="the index is not there any more"):
+        facts.refresh()
+    for damage, message in (({"version": 99}, "no index of this version"), ({"dim": "4"}, "is damaged")):
+        database.values = {**VALUES, **damage}
+        with pytest.raises(InputError, match=message):
+            facts.refresh()
