@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from vicinal.losses.contextual.matrices import DenseMatrix
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
 from vicinal.losses.contextual.products import product
-from vicinal.losses.contextual.variants import Variant, contextual_similarity, similarity_of_kth, slack
+from vicinal.losses.contextual.variants import Variant, are_neighbors, contextual_similarity
 
 
 def dense_loss(
@@ -54,8 +54,8 @@ class _DenseLoss(torch.autograd.Function):
         ctx: Any, similarity: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant
     ) -> Tensor:
         near, close = (
-            DenseMatrix((similarity >= kth - slack(variant.epsilon, kth.dtype)).to(kth.dtype), is_binary=True)
-            for kth in similarity_of_kth(similarity, k)
+            DenseMatrix(neighbors.to(similarity.dtype), is_binary=True)
+            for neighbors in are_neighbors(similarity, k, variant.epsilon)
         )
         contextual = ContextualSimilarity(Neighborhoods(near, close), variant)
         error = DenseMatrix(_error(contextual.w().values, positive, known))

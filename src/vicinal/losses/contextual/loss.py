@@ -1,4 +1,4 @@
-"""ContextualLoss: the constructor, the choice between dense and sparse matrices, and positive pairs of a source."""
+"""ContextualLoss: the constructor, the choice of sparse, tiled or dense matrices, and positive pairs of a source."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from vicinal.losses.contextual.matrices import SparseMatrix
 from vicinal.losses.contextual.matrix_form import Neighborhoods
 from vicinal.losses.contextual.row_blocks import row_block_loss
 from vicinal.losses.contextual.sparse import NeighborSearch, find_neighborhoods, neighborhoods_of, sparse_loss
+from vicinal.losses.contextual.tiled import tiled_loss
 from vicinal.losses.contextual.variants import Variant
 from vicinal.similarity.checks import can_read_values
 from vicinal.similarity.pair_source import PairSource
@@ -28,6 +29,8 @@ MIN_SPARSE_SAMPLES = 256
 """Number of samples up to which dense matrices are faster however small the neighborhoods are."""
 MAX_DENSITY = 1 / 40
 """Fraction of all samples, as neighbors or as a class, from which on dense matrices are faster."""
+MIN_TILED_SAMPLES = 1024
+"""Number of samples from which on tiles are no slower than whole matrices."""
 
 
 class ContextualLoss(Loss):
@@ -47,9 +50,10 @@ class ContextualLoss(Loss):
     pair losses. Membership in a neighborhood is a step function; alpha replaces its gradient.
 
     The computation is exact at any size. Where neighborhoods and classes are small, as neighborhoods are after the
-    first epochs, time grows only with the search for neighbors, and memory with the batch; otherwise, and on a GPU, it
-    multiplies dense matrices, and holds about a dozen of them. From n = 1536 on, GPUs such as the A100 and the H100
-    multiply them by their tensor cores, in bfloat16 parts that add up to each number exactly.
+    first epochs, time grows only with the search for neighbors, and memory with the batch. Otherwise it multiplies
+    dense matrices: on a CPU tile by tile, in little more memory than one of them, on a GPU, and for ablations, about a
+    dozen of them as a whole. From n = 1536 on, GPUs such as the A100 and the H100 multiply them by their tensor cores,
+    in bfloat16 parts that add up to each number exactly.
 
     A batch should have k samples per class. With references, which must contain the embeddings (offset), it is the loss
     of all references as one batch, and k must be given. In distributed training each process searches the neighbors of
@@ -154,7 +158,7 @@ class ContextualLoss(Loss):
         if is_divided and len(batch) % distributed.world_size() == 0:
             batch = replace(batch, anchors=source.references, references=source.references)
             return self._dense(batch, k, distributed.own_rows(len(batch)))
-        return self._dense(batch, k)
+        return self._tiled_or_dense(batch, k)
 
     def walk(self, source: PairSource) -> Walk | None:
         if source.references is not source.anchors or len(source) < 2 or not self._may_be_sparse(source):
@@ -164,13 +168,19 @@ class ContextualLoss(Loss):
 
         def finish(_: tuple[Tensor, ...]) -> Tensor:
             neighborhoods = neighborhoods_of(search.found, n, source.anchors.dtype)
-            return self._dense(source, k) if neighborhoods is None else self._sparse(source, neighborhoods)
+            return self._tiled_or_dense(source, k) if neighborhoods is None else self._sparse(source, neighborhoods)
 
         return Walk(finish, look=search.look)
 
     def _sparse(self, source: PairSource, neighborhoods: Neighborhoods[SparseMatrix]) -> Tensor:
         assert source.labels is not None
         return sparse_loss(source.anchors, source.labels, neighborhoods, self.variant)
+
+    def _tiled_or_dense(self, source: PairSource, k: int) -> Tensor:
+        if self.variant.is_ablation or len(source) < MIN_TILED_SAMPLES or not _is_plain(source):
+            return self._dense(source, k)
+        assert source.labels is not None
+        return tiled_loss(source.anchors, source.labels, k, self.variant)
 
     def _dense(self, source: PairSource, k: int, rows: slice | None = None) -> Tensor:
         rows = rows or slice(0, len(source))
@@ -184,8 +194,7 @@ class ContextualLoss(Loss):
 
     def _may_be_sparse(self, source: PairSource) -> bool:
         # On a GPU products of dense matrices are fast, and the search for neighbors would synchronize with it.
-        is_plain = type(source) is PairSource and source.is_by_label and can_read_values(source.anchors)
-        if not is_plain or not self.variant.has_matrix_form or self.variant.correct_gradient:
+        if not _is_plain(source) or not self.variant.has_matrix_form or self.variant.correct_gradient:
             return False
         if len(source) <= MIN_SPARSE_SAMPLES:
             return False
@@ -210,6 +219,11 @@ class _WithGradient(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[None, Tensor]:
         (gradient,) = ctx.saved_tensors
         return None, gradient * upstream
+
+
+def _is_plain(source: PairSource) -> bool:
+    """Whether similarities are those of vectors on the CPU, and positive pairs those of equal labels."""
+    return type(source) is PairSource and source.is_by_label and can_read_values(source.anchors)
 
 
 def _positive_and_known(source: PairSource, rows: slice) -> tuple[Tensor, Tensor | None]:

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
 from vicinal.losses.contextual.products import product, split, transpose
-from vicinal.losses.contextual.variants import Variant, similarity_of_kth, slack
+from vicinal.losses.contextual.variants import Variant, are_neighbors
 from vicinal.utils import distributed
 
 MAX_GATHERED = 2**26
@@ -191,8 +191,7 @@ def _neighborhoods(vectors: Tensor, span: slice, k: int, epsilon: float) -> Neig
     similarity = vectors[span] @ vectors.T
     similarity.diagonal(span.start).fill_(1.0)
     near, close = (
-        RowBlocks((similarity >= kth - slack(epsilon, kth.dtype)).to(kth.dtype), is_binary=True)
-        for kth in similarity_of_kth(similarity, k)
+        RowBlocks(neighbors.to(similarity.dtype), is_binary=True) for neighbors in are_neighbors(similarity, k, epsilon)
     )
     return Neighborhoods(near, close)
 

@@ -40,6 +40,13 @@ class Variant:
         """Whether value and gradient are products of matrices."""
         return self.theta == "step" and self.conjunction == "product"
 
+    @property
+    def is_ablation(self) -> bool:
+        """Whether it differs from the definition of the paper by more than epsilon and alpha."""
+        has_all_steps = self.complement and self.intersection and self.expansion
+        is_detached = self.detach_sizes and not self.detach_expansion_size
+        return not (self.has_matrix_form and has_all_steps and is_detached) or self.correct_gradient
+
 
 def contextual_similarity(similarity: Tensor, k: int, variant: Variant, span: slice) -> Tensor:
     """Eq. (1) to (4): `w`, float [rows, n].
@@ -62,6 +69,21 @@ def similarity_of_kth(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """
     nearest = similarity.detach().topk(k, dim=1).values.clamp_max_(1.0)
     return nearest[:, k - 1 :], nearest[:, k // 2 - 1 : k // 2]
+
+
+def are_neighbors(similarity: Tensor, k: int, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Which columns are among the k nearest of their row, or as near up to epsilon, and among its k // 2 nearest.
+
+    Args:
+        similarity: float [rows, n], to all samples; to a sample itself it is 1.
+        k: number of neighbors, including the row's own sample.
+        epsilon: by how much larger a squared distance may be.
+
+    Returns:
+        bool [rows, n] each.
+    """
+    near, close = (similarity >= kth - slack(epsilon, kth.dtype) for kth in similarity_of_kth(similarity, k))
+    return near, close
 
 
 def slack(epsilon: float, dtype: torch.dtype) -> float:
