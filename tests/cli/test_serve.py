@@ -84,7 +84,7 @@ def test_a_service_of_a_run_is_killed_and_stopped(index: Path, photos: Path, tmp
         found = client.post("/search", files={"image": ("x.png", picture)}, data={"k": "1"}).json()["matches"]
         assert found[0]["score"] > 0.999
         assert found[0]["columns"]["path"] == "class3/2.png"
-        assert client.post("/items", files={"image": ("x.png", data)}).json() == {"ids": [number]}
+        assert client.post("/items", files={"image": ("x.png", data)}).json() == {"ids": [str(number)]}
         assert client.request("DELETE", "/items", json={"ids": [0]}).json() == {"deleted": 1}
         service.kill()
         service.wait(300)
@@ -93,7 +93,7 @@ def test_a_service_of_a_run_is_killed_and_stopped(index: Path, photos: Path, tmp
         assert client.get("/items/0").status_code == 404
         assert client.get(f"/items/{number}/image").status_code == 200
         found = client.post("/search", files={"image": ("x.png", data)}, data={"k": "1"}).json()["matches"]
-        assert found[0]["id"] == number
+        assert found[0]["id"] == str(number)
         service.send_signal(signal.SIGTERM)
         assert service.wait(300) == 0
         assert service.stderr is not None
