@@ -98,11 +98,11 @@ def _two_stage(results: Results) -> Iterator[Table]:
 def _embedding(results: Results) -> Iterator[Table]:
     rates = [(key.who, _number(numbers.get("images_per_s"), ".0f")) for key, (_, numbers) in results.items()]
     yield "Embedding JPEG files by ViT-B/16, 224 pixels, bfloat16", ("", "images/s"), rates
-    for _, numbers in results.values():
+    for key, (_, numbers) in results.items():
         if "times" in numbers:
             cells = [(name, f"{ms:.0f}", f"{100 * ms / numbers['ms']:.1f}") for name, ms in numbers["times"].items()]
             cells.append(("all", f"{numbers['ms']:.0f}", "100"))
-            yield "Where the time of embedding goes, by the trace", ("", "ms", "%"), cells
+            yield f"Where the time of embedding goes, by the {key.who}", ("", "ms", "%"), cells
 
 
 def _evaluation(results: Results) -> Iterator[Table]:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from tests.training.test_fine_tuning import gradients
 from tests.training.test_trainer import trainer
-from vicinal.models import Embedder, inputs
+from vicinal.data import pixel_batches
+from vicinal.models import Embedder
 from vicinal.training import Trainer, feature_pass, train_loader
 
 NETWORKS = {
@@ -126,7 +127,7 @@ def test_images_for_a_gpu_are_read_into_pinned_memory(
         given.append(kwargs["pin_memory"])
         return []
 
-    for module in (train_loader, inputs, feature_pass):
+    for module in (train_loader, pixel_batches):
         monkeypatch.setattr(module, "DataLoader", loader)
     one = trainer([*small, "--data.num_workers=0"], tmp_path / "run")
     one.engine.fabric = SimpleNamespace(device=torch.device(device))  # type: ignore[assignment]
@@ -137,5 +138,5 @@ def test_images_for_a_gpu_are_read_into_pinned_memory(
     model.embed_batches = lambda batches, precision: np.concatenate([np.empty((0, 8)), *batches])
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: torch.no_grad())
     Embedder.embed(model, one.images, progress=False)  # type: ignore[arg-type]
-    list(feature_pass.FeaturePass(model, one.images).batches(0))  # type: ignore[arg-type]
+    list(feature_pass.FeaturePass(model, one.images).batches(len(one.images)))  # type: ignore[arg-type]
     assert given == [pinned] * 3

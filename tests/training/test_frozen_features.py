@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vicinal.data import Table, load_table
+from vicinal.data import ImageDataset, Table, load_table
 from vicinal.data.transforms import ImageTransform
 from vicinal.models import Embedder
 from vicinal.models.modes import eval_mode
@@ -127,7 +127,7 @@ def test_images_are_read_once_for_all_runs(
 ) -> None:
     run_of(settings, tmp_path / "1")
     assert sum(passes) == 36  # train and val, not test
-    monkeypatch.setattr("vicinal.data.images.load_pixels", lambda *_: pytest.fail("an image is read"))
+    monkeypatch.setattr(ImageDataset, "load", lambda *_: pytest.fail("an image is read"))
     monkeypatch.setattr(BaseTrainer, "finish", lambda self: None)
     for more in (
         ["--loss=TripletLoss", "--model.dim=8", "--model.dropout=0.5", "--model.norm=none"],
@@ -240,7 +240,7 @@ def test_unreadable_images_are_looked_for_once(
         run_of(settings, tmp_path / "raised")
     settings.append("--data.on_error=skip")
     first = run_of(settings, tmp_path / "1")
-    monkeypatch.setattr("vicinal.data.images.load_pixels", lambda *_: pytest.fail("an image is read"))
+    monkeypatch.setattr(ImageDataset, "load", lambda *_: pytest.fail("an image is read"))
     one = create_trainer(
         recipe := Recipe.load(overrides=settings), load_training_table(recipe.settings), RunFolder(tmp_path / "2")
     )

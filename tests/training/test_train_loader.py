@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import draw_noise
-from tests.training.test_trainer import trainer
+from tests.training.runs import trainer
 from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches
 from vicinal.training.train_loader import TrainLoader
 
@@ -24,7 +24,7 @@ def images(tmp_path: Path) -> ImageDataset:
 
 @pytest.fixture
 def loader(images: ImageDataset) -> Iterator[TrainLoader]:
-    one = TrainLoader(images, num_workers=2, pin_memory=False)
+    one = TrainLoader(images, num_workers=2, device=torch.device("cpu"))
     yield one
     one.close()
 

@@ -10,13 +10,15 @@ from vicinal.cli.inputs import IMAGES, add_json, check_files, check_source
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
+OF_READING = ("num_workers", "augmentation", "decoding", "on_error")
+
 
 def add_data(parser: Parser) -> None:
     """Add the flags of `vicinal data`: they are the keys of the group `data` of a recipe."""
     from vicinal.data.settings import DataSettings, NoiseSettings
 
     parser.add_argument("source", help=IMAGES)
-    add_settings(parser, DataSettings, skip=("source", "noise", "cache", "num_workers", "augmentation", "on_error"))
+    add_settings(parser, DataSettings, skip=("source", "noise", "cache", *OF_READING))
     parser.add_argument(
         "--seed", type=integer_from(0), default=0, metavar="INT", help="seed of the splits and the noise (default: 0)"
     )

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 NOT_ABOUT_MODELS = ("root", "path_column", "label_column", "where", "batch_size", "num_workers", "on_error")
 MAX_PORT = 65_535
+DECODES_ON_CPU = (
+    "embeds with --decoding device, but a service decodes images on the CPU; build the index and serve it with "
+    "--decoding workers"
+)
 
 
 def add_serve(parser: Parser) -> None:
@@ -112,7 +116,11 @@ def _embedder(arguments: Arguments, index: Index) -> Any:
     from vicinal.serving.embedders import TorchEmbedder
     from vicinal.workflows.models import usable_device
 
+    if getattr(arguments, "decoding", None) == "device":
+        raise InputError(f"{arguments.index}: {DECODES_ON_CPU}")
     reader = read_embedding(arguments)
+    if reader.decoding_for(reader.loaded_model) == "device":
+        raise InputError(f"{arguments.model}: {DECODES_ON_CPU}")
     index.check_model(reader.fingerprint, made_with(arguments, str(arguments.index)))
     return TorchEmbedder(
         reader.loaded_model,

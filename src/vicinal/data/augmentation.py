@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
-from vicinal.data.image_ops import color_jitter, is_fast
+from vicinal.data.image_ops import color_jitter
 from vicinal.data.transforms import ImageTransform
 
 TORCH_GRAY = (0.2989, 0.587, 0.114)
@@ -91,7 +91,7 @@ def augment(pixels: Tensor, parameters: Tensor, transform: ImageTransform) -> Te
         pixels = torch.where(columns.pop(0) > 0, pixels.flip(-1), pixels)
     if not columns:
         return pixels
-    change, levels = _torch_change if is_fast(transform) else _pillow_change, pixels.float()
+    change, levels = _torch_change if transform.resizes_by_torch else _pillow_change, pixels.float()
     for first in range(0, len(columns), 4):
         levels = change(levels, *columns[first : first + 4]).clamp_(0, 255).floor_()
     return levels.to(torch.uint8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,10 @@ from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
     from PIL import Image
+
+    from vicinal.data.decoding import EncodedJpeg
+
+    AnyImage = TypeVar("AnyImage", Image.Image, Image.Image | EncodedJpeg)
 
 Box: TypeAlias = tuple[float, float, float, float]
 """The left, top, right and bottom edge, in pixels of the upright image."""
@@ -47,11 +51,11 @@ def image_key(path: str, box: Box | None) -> str:
     return path if box is None else f"{path} [{', '.join(f'{edge:.10g}' for edge in box)}]"
 
 
-def crop_to_box(image: Image.Image, box: Box | None, path: object) -> Image.Image:
+def crop_to_box(image: AnyImage, box: Box | None, path: object) -> AnyImage:
     """The part of an image within a bounding box; pixels that are partly inside belong to it.
 
     Args:
-        image: The upright image.
+        image: The upright image, or a JPEG that is not decoded yet.
         box: Its box; what is beyond the image is left out. None: the whole image.
         path: The file, for messages.
 
@@ -65,9 +69,10 @@ def crop_to_box(image: Image.Image, box: Box | None, path: object) -> Image.Imag
     """
     if box is None:
         return image
+    width, height = image.size
     left, top = max(math.floor(box[0]), 0), max(math.floor(box[1]), 0)
-    right, bottom = min(math.ceil(box[2]), image.width), min(math.ceil(box[3]), image.height)
+    right, bottom = min(math.ceil(box[2]), width), min(math.ceil(box[3]), height)
     if left >= right or top >= bottom:
         edges = ", ".join(f"{edge:g}" for edge in box)
-        raise InputError(f"{path}: the bounding box {edges} lies outside of the image, {image.width} x {image.height}")
+        raise InputError(f"{path}: the bounding box {edges} lies outside of the image, {width} x {height}")
     return image.crop((left, top, right, bottom))

@@ -15,6 +15,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from vicinal.data.boxes import Box, crop_to_box
 from vicinal.data.heif import HEIF_NEEDS, register_heif
+from vicinal.data.nvjpeg import is_complete, is_supported
 from vicinal.data.turbo_jpeg import decode_pixels
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.files import check_regular_file
@@ -107,19 +108,41 @@ class EncodedJpeg:
         image: The file as Pillow opened it.
         path: Its name, for messages.
         channels: 3 for RGB, 1 for grayscale.
+        box: The left, top, right and bottom edge of a part of it, in pixels, upright; None: all of it.
 
     Attributes:
-        size: Width and height in pixels, upright.
+        size: Width and height in pixels, upright; of the part, if it is one.
+        stored_size: Width and height in pixels as the file has them.
+        orientation: How the file is to be turned upright: 1, not at all, to 8, as EXIF has it.
     """
 
-    def __init__(self, image: ImageFile.ImageFile, path: str | Path, channels: int) -> None:
-        self._image, self._path, self._channels = image, path, channels
-        self._orientation = _orientation(image)
+    def __init__(
+        self, image: ImageFile.ImageFile, path: str | Path, channels: int, box: tuple[int, int, int, int] | None = None
+    ) -> None:
+        self._image, self._path, self._channels, self.box = image, path, channels, box
+        self.orientation = _orientation(image)
+
+    @property
+    def stored_size(self) -> tuple[int, int]:
+        return self._image.size
 
     @property
     def size(self) -> tuple[int, int]:
+        if self.box is not None:
+            return self.box[2] - self.box[0], self.box[3] - self.box[1]
         width, height = self._image.size
-        return (height, width) if self._orientation in SIDEWAYS else (width, height)
+        return (height, width) if self.orientation in SIDEWAYS else (width, height)
+
+    def crop(self, box: tuple[int, int, int, int]) -> EncodedJpeg:
+        """A part of the image, which is decoded in full size."""
+        return EncodedJpeg(self._image, self._path, self._channels, box)
+
+    def file_for_device(self) -> bytes | None:
+        """The content of the file, if ``vicinal.data.nvjpeg`` can decode it; else None."""
+        if not is_supported(self._image):
+            return None
+        content = Path(self._path).read_bytes()
+        return content if is_complete(content) else None
 
     def decode(self, max_reduction: float = 1.0) -> Image.Image:
         """Decode the file.
@@ -139,12 +162,13 @@ class EncodedJpeg:
         image, reduction = self._image, self._reduction(max_reduction)
         if reduction > 1:
             image.draft(image.mode, (max(1, image.width // reduction), max(1, image.height // reduction)))
-        return _decode(image, self._path, self._channels)
+        upright = _decode(image, self._path, self._channels)
+        return upright if self.box is None else upright.crop(self.box)
 
     def pixels(self, max_reduction: float = 1.0) -> Bytes:
         """Decode the file as :meth:`decode` does: the pixels of the image, uint8 `[height, width, channels]`."""
         image = self._image
-        if self._orientation not in TURNED:
+        if self.orientation == 1 and self.box is None:
             reduction = self._reduction(max_reduction)
             pixels = decode_pixels(self._path, image.size, image.mode, self._channels, reduction)
             if pixels is not None:
@@ -153,8 +177,10 @@ class EncodedJpeg:
         return pixels.reshape(*pixels.shape[:2], self._channels)
 
     def _reduction(self, max_reduction: float) -> int:
+        if self.box is not None:
+            return 1
         width, height = self._image.size
-        is_turned = self._orientation in TURNED
+        is_turned = self.orientation != 1
         fits = (each for each in REDUCTIONS if not (is_turned and (width % each or height % each)))
         return next((each for each in fits if each <= max_reduction), 1)
 
@@ -214,11 +240,12 @@ def _unknown_format(path: str | Path) -> str:
     return f"not an image of a known format ({', '.join(FORMATS)})"
 
 
-def _orientation(image: Image.Image) -> int | None:
+def _orientation(image: Image.Image) -> int:
     try:
-        return image.getexif().get(ExifTags.Base.Orientation)
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # as _upright, which then leaves the image as it is
-        return None
+        return 1
+    return int(orientation) if orientation in TURNED else 1  # type: ignore[arg-type]  # which is a number then
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,42 +21,82 @@ MIN_OVERSAMPLING = 2.0
 Source: TypeAlias = Image.Image | EncodedJpeg
 
 
-class FastRandomResizedCrop(nn.Module):
-    """The random crops of torchvision's `RandomResizedCrop`: image -> uint8 `[channels, size, size]`."""
+class Crop(NamedTuple):
+    """What becomes of an image: a box of it is resized, and a square cut out of the result.
+
+    Attributes:
+        box: Left, top, right and bottom edge, in pixels of the image in full size.
+        size: Width and height of the resized box.
+        corner: The left and the upper edge of the square in it.
+    """
+
+    box: tuple[int, int, int, int]
+    size: tuple[int, int]
+    corner: tuple[int, int] = (0, 0)
+
+
+class FastCrop(nn.Module):
+    """Image -> uint8 `[channels, size, size]`. Subclasses say which part of it."""
+
+    def __init__(self, size: int, interpolation: str) -> None:
+        super().__init__()
+        self.size, self.interpolation = size, interpolation
+
+    def plan(self, width: int, height: int) -> Crop | None:
+        """The crop of an image of this size, by torch's generator if it is random; None: it is left to `thin`."""
+        raise NotImplementedError
+
+    def thin(self, image: Source) -> torch.Tensor:
+        """The result for an image that is not resized by torch."""
+        raise NotImplementedError
+
+    def cut(self, image: Source, crop: Crop | None) -> torch.Tensor:
+        """The result for an image and its crop."""
+        if crop is None:
+            return self.thin(image)
+        left, top = crop.corner
+        resized = resized_crop(image, crop.box, crop.size, self.interpolation)
+        return resized[:, top : top + self.size, left : left + self.size]
+
+    def forward(self, image: Source) -> torch.Tensor:
+        return self.cut(image, self.plan(*image.size))
+
+
+class FastRandomResizedCrop(FastCrop):
+    """The random crops of torchvision's `RandomResizedCrop`."""
 
     def __init__(
         self, size: int, scale: tuple[float, float], ratio: tuple[float, float], interpolation: v2.InterpolationMode
     ) -> None:
-        super().__init__()
-        self.size, self.interpolation = size, interpolation.value
+        super().__init__(size, interpolation.value)
         self.crop = v2.RandomResizedCrop(size, scale, ratio)
 
-    def forward(self, image: Source) -> torch.Tensor:
-        width, height = image.size
+    def plan(self, width: int, height: int) -> Crop:
         crop = self.crop.make_params([torch.empty((1, height, width), device="meta")])  # which looks at the size only
         left, top = crop["left"], crop["top"]
-        box = (left, top, left + crop["width"], top + crop["height"])
-        return resized_crop(image, box, (self.size, self.size), self.interpolation)
+        return Crop((left, top, left + crop["width"], top + crop["height"]), (self.size, self.size))
 
 
-class FastResizeCenterCrop(nn.Module):
-    """Resize the shorter side to `resize` and crop the center: image -> uint8 `[channels, size, size]`.
+class FastResizeCenterCrop(FastCrop):
+    """Resize the shorter side to `resize` and crop the center.
 
     Images with a larger aspect ratio than `max_aspect_ratio` are left to the module `thin`.
     """
 
     def __init__(self, resize: int, size: int, interpolation: str, max_aspect_ratio: float, thin: nn.Module) -> None:
-        super().__init__()
-        self.resize, self.interpolation, self.max_aspect_ratio = resize, interpolation, max_aspect_ratio
-        self.crop, self.thin = v2.CenterCrop(size), thin
+        super().__init__(size, interpolation)
+        self.resize, self.max_aspect_ratio, self.thin_crop = resize, max_aspect_ratio, thin
 
-    def forward(self, image: Source) -> torch.Tensor:
-        width, height = image.size
+    def plan(self, width: int, height: int) -> Crop | None:
         shorter = min(width, height)
         if max(width, height) > self.max_aspect_ratio * shorter:
-            return self.thin(image)
+            return None
         size = (self.resize * width // shorter, self.resize * height // shorter)
-        pixels: torch.Tensor = self.crop(resized_crop(image, (0, 0, width, height), size, self.interpolation))
+        left, top = (round((side - self.size) / 2) for side in size)  # as torchvision's CenterCrop
+        return Crop((0, 0, width, height), size, (left, top))
+
+    def thin(self, image: Source) -> torch.Tensor:
+        pixels: torch.Tensor = self.thin_crop(image)
         return pixels
 
 

@@ -27,7 +27,7 @@ def build_train_transform(transform: ImageTransform) -> nn.Sequential:
         steps.append(v2.RandomHorizontalFlip(transform.flip))
     if transform.color_jitter:
         steps.append(color_jitter(transform))
-    if not is_fast(transform):
+    if not transform.resizes_by_torch:
         steps.append(ToPixels(transform.channels))
     if transform.longest is None:
         steps.append(Normalize(transform))
@@ -40,23 +40,18 @@ def build_crop_transform(transform: ImageTransform) -> nn.Sequential:
     The flip and the color jitter that follow are left to ``vicinal.data.augmentation``.
     """
     steps = _crop_steps(transform)
-    return nn.Sequential(*steps) if is_fast(transform) else nn.Sequential(*steps, ToPixels(transform.channels))
+    return nn.Sequential(*steps) if transform.resizes_by_torch else nn.Sequential(*steps, ToPixels(transform.channels))
 
 
 def build_test_transform(transform: ImageTransform) -> nn.Sequential:
     """The transform for testing: image -> float32 `[channels, size, size]`; `[channels, height, width]` whole."""
-    if is_fast(transform):
+    if transform.resizes_by_torch:
         steps: list[nn.Module] = [_center_crop(transform)]
     elif transform.longest is None:
         steps = [Decode(), _center_crop(transform), ToPixels(transform.channels)]
     else:
         steps = [Decode(), LimitSize(transform.longest), ToPixels(transform.channels)]
     return nn.Sequential(*steps, Normalize(transform))
-
-
-def is_fast(transform: ImageTransform) -> bool:
-    """Whether crops are resized by torch; whole images and nearest neighbors are left to Pillow."""
-    return transform.fast and transform.longest is None and transform.interpolation != "nearest"
 
 
 def color_jitter(transform: ImageTransform) -> v2.ColorJitter:
@@ -67,7 +62,7 @@ def color_jitter(transform: ImageTransform) -> v2.ColorJitter:
 
 def _crop_steps(transform: ImageTransform) -> list[nn.Module]:
     """The steps of the transform for training up to the crop, or up to the size of whole images."""
-    steps: list[nn.Module] = [] if is_fast(transform) and not transform.rotation else [Decode()]
+    steps: list[nn.Module] = [] if transform.resizes_by_torch and not transform.rotation else [Decode()]
     if transform.rotation:
         steps.append(RandomRotation(transform.rotation, transform.interpolation))
     steps.append(_random_crop(transform) if transform.longest is None else LimitSize(transform.longest))
@@ -75,7 +70,7 @@ def _crop_steps(transform: ImageTransform) -> list[nn.Module]:
 
 
 def _random_crop(transform: ImageTransform) -> nn.Module:
-    crop = FastRandomResizedCrop if is_fast(transform) else v2.RandomResizedCrop
+    crop = FastRandomResizedCrop if transform.resizes_by_torch else v2.RandomResizedCrop
     mode = v2.InterpolationMode(transform.interpolation)
     return crop(transform.size, transform.scale, transform.ratio, interpolation=mode)
 
@@ -83,7 +78,7 @@ def _random_crop(transform: ImageTransform) -> nn.Module:
 def _center_crop(transform: ImageTransform) -> nn.Module:
     resize = round(transform.size / 0.875) if transform.resize is None else transform.resize
     crop = ResizeCenterCrop(resize, transform.size, v2.InterpolationMode(transform.interpolation))
-    if not is_fast(transform):
+    if not transform.resizes_by_torch:
         return crop
     thin = nn.Sequential(Decode(), crop, ToPixels(transform.channels))
     return FastResizeCenterCrop(resize, transform.size, transform.interpolation, MAX_ASPECT_RATIO, thin)

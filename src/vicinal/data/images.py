@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
 from PIL import Image
-from torch import nn
 from torch.utils.data import Dataset
 from typing_extensions import Self
 
@@ -119,7 +118,7 @@ class ImageDataset:
         try:
             path, box = self._paths[row], self._boxes[row]
             with open_image(path, self.transform.channels) as image:
-                return transform(image if box is None else crop_to_box(decoded(image), box, path))
+                return transform(crop_to_box(image, box, path))
         except InputError as error:
             raise UnreadableImageError(f"row {row}: {error}") from None
 
@@ -192,10 +191,6 @@ class TestBatches(Dataset[Batch]):
     def __getitem__(self, index: int) -> Batch:
         first = range(len(self))[index] * self.batch_size
         rows = range(first, min(first + self.batch_size, len(self.dataset)))
-        item = {"images": load_pixels(self.dataset, rows, self.transform), "rows": torch.tensor(rows)}
+        images = torch.stack([self.dataset.load(row, self.transform) for row in rows])
+        item = {"images": images, "rows": torch.tensor(rows)}
         return item if self.labels is None else {**item, "labels": self.labels[first : rows.stop]}
-
-
-def load_pixels(dataset: ImageDataset, rows: Sequence[int], transform: nn.Sequential) -> torch.Tensor:
-    """Some images by a transform without normalization, uint8 `[rows, channels, height, width]`."""
-    return torch.stack([dataset.load(row, transform) for row in rows])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from vicinal.data.augmentation import create_sampler
+from vicinal.data.encoded_images import EncodedImages, ImageEncoder
+from vicinal.data.fast_resize import FastCrop
 from vicinal.data.image_ops import build_crop_transform, without_normalization
 from vicinal.data.images import Batch, ImageDataset, seeded
+from vicinal.data.settings import Decoding
 
 PART_SIZE = 128
 """Images that a process loads at a time. All processes load a larger batch together, and what they read ahead does not
@@ -35,12 +38,13 @@ class LoadedImages(NamedTuple):
     """Images that a process has loaded.
 
     Attributes:
-        pixels: uint8 `[n, channels, height, width]`; the embedder normalizes them.
+        pixels: uint8 `[n, channels, height, width]`; the embedder normalizes them. Images that are still to be decoded
+            on the device are an `EncodedImages`.
         augmentation: float32 `[n, parameters]`, the random changes that are still to be made on the device, by
             ``vicinal.data.augmentation.augment``; None: there are none.
     """
 
-    pixels: Tensor
+    pixels: Any
     augmentation: Tensor | None
 
 
@@ -51,21 +55,30 @@ class TrainImages(Dataset[LoadedImages]):
         dataset: The images.
         augmentation: "workers": all random changes are made here; "device": flip and color jitter, if the transform
             has them, are only drawn here.
+        decoding: "workers": JPEGs are decoded here; "device": they are only read, and all random changes are only drawn
+            here.
     """
 
-    def __init__(self, dataset: ImageDataset, augmentation: Literal["workers", "device"] = "workers") -> None:
-        self.dataset = dataset
-        self.sampler = create_sampler(dataset.transform) if augmentation == "device" else None
-        on_device = self.sampler is not None
+    def __init__(
+        self,
+        dataset: ImageDataset,
+        augmentation: Literal["workers", "device"] = "workers",
+        decoding: Decoding = "workers",
+    ) -> None:
+        self.dataset, self.decoding = dataset, decoding
+        self.sampler = create_sampler(dataset.transform) if "device" in (augmentation, decoding) else None
+        on_device = self.sampler is not None or decoding == "device"
         transform = dataset.transform
-        self.transform = build_crop_transform(transform) if on_device else without_normalization(transform.train())
+        steps = build_crop_transform(transform) if on_device else without_normalization(transform.train())
+        self.transform: Callable[..., Any] = steps if decoding == "workers" else ImageEncoder(cast(FastCrop, steps[0]))
 
     def __getitem__(self, part: Part) -> LoadedImages:
         with seeded(*part.seed):
-            pixels, drawn = zip(*map(self._load, part.rows), strict=True)
-        return LoadedImages(torch.stack(pixels), None if self.sampler is None else torch.stack(drawn))
+            images, drawn = zip(*map(self._load, part.rows), strict=True)
+        pixels = torch.stack(images) if self.decoding == "workers" else EncodedImages.of(images, part.rows)
+        return LoadedImages(pixels, None if self.sampler is None else torch.stack(drawn))
 
-    def _load(self, row: int) -> tuple[Tensor, Tensor | None]:
+    def _load(self, row: int) -> tuple[Any, Tensor | None]:
         return self.dataset.load(row, self.transform), None if self.sampler is None else self.sampler.draw()
 
 
@@ -143,4 +156,5 @@ class TrainBatches(Dataset[Batch]):
 
 
 def _empty_like(part: Tensor, number: int) -> Tensor:
-    return torch.empty((number, *part.shape[1:]), dtype=part.dtype, pin_memory=part.is_pinned())
+    shape = (number, *part.shape[1:])
+    return torch.empty(shape, dtype=part.dtype, device=part.device, pin_memory=part.is_pinned())

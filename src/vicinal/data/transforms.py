@@ -113,6 +113,11 @@ class ImageTransform:
         if not holds:
             raise InputError(f"transform.{key} is {getattr(self, key)!r}; it must be {expected}")
 
+    @property
+    def resizes_by_torch(self) -> bool:
+        """Whether crops are resized by torch; whole images and nearest neighbors are left to Pillow."""
+        return self.fast and self.longest is None and self.interpolation != "nearest"
+
     def train(self) -> nn.Sequential:
         """The transform for training: PIL image -> float32 `[channels, size, size]`, random by torch's generator.
 

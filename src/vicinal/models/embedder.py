@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vicinal.data.image_ops import normalized
+from vicinal.data.settings import Decoding
 from vicinal.data.transforms import ImageTransform
 from vicinal.models.backbones import has_class_token, num_features, num_prefix_tokens, to_channels_last
 from vicinal.models.devices import check_device
@@ -269,6 +270,7 @@ class Embedder(SavedModel):
         progress: bool = True,
         on_error: Literal["raise", "skip"] = "raise",
         dim: int | None = None,
+        decoding: Decoding = "workers",
     ) -> Floats:
         """Embed images in evaluation mode, without gradients; the mode of the model is restored afterwards.
 
@@ -285,13 +287,15 @@ class Embedder(SavedModel):
                 `ImageDataset` with on_error="skip" and embed that.
             dim: Return only the first dimensions, so many, normalized, as for a model that was trained with
                 :class:`~vicinal.matryoshka.Matryoshka`; None: all.
+            decoding: Where JPEGs of files are decoded: by these processes (workers), or by nvJPEG on the CUDA GPU of
+                the model (device), whose pixels differ a little: embed all images in one way.
 
         Returns:
             float32 [n, dim], L2-normalized, in the order of `source`.
 
         Raises:
             InputError: `source` is none of these, an image cannot be read, an embedding is not finite, or has fewer
-                dimensions than `dim`.
+                dimensions than `dim`; or the device cannot decode JPEGs.
 
         Example:
             >>> from PIL import Image
@@ -312,7 +316,8 @@ class Embedder(SavedModel):
             batch_size=batch_size,
             num_workers=num_workers,
             on_error=on_error,
-            pin_memory=next(self.parameters()).device.type == "cuda",
+            device=next(self.parameters()).device,
+            decoding=decoding,
         )
         batches = track(batches, "embedding", total=num_batches, show=progress)
         return shortened(self.embed_batches(batches, precision), dim)

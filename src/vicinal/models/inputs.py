@@ -10,11 +10,13 @@ import pandas as pd
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from vicinal.data.decoding import convert_image
 from vicinal.data.image_ops import without_normalization
-from vicinal.data.images import ImageDataset, TestBatches
+from vicinal.data.images import ImageDataset
+from vicinal.data.nvjpeg import check_device_decoding
+from vicinal.data.pixel_batches import PixelBatches, all_readable, load_pixels, row_batches
+from vicinal.data.settings import Decoding
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
 from vicinal.utils.arguments import is_integer, shown
@@ -31,7 +33,8 @@ def image_batches(
     batch_size: int = 64,
     num_workers: int = 0,
     on_error: Literal["raise", "skip"] = "raise",
-    pin_memory: bool = False,
+    device: str | torch.device = "cpu",
+    decoding: Decoding = "workers",
 ) -> tuple[Iterable[Tensor], int]:
     """Divide images of any kind into batches of tensors.
 
@@ -42,7 +45,8 @@ def image_batches(
         batch_size: Images per batch; whole images, which differ in size, are batches of one.
         num_workers: Processes that read files.
         on_error: Raise an error at a file that cannot be read, or skip it.
-        pin_memory: Read images into page-locked memory, which is copied to an accelerator faster.
+        device: Where the batches are needed; for a GPU, images are read into page-locked memory.
+        decoding: Where JPEGs of files are decoded: by these processes (workers), or by that GPU (device).
 
     Returns:
         The batches, [b, C, H, W], and their number: uint8 pixels, which the embedder normalizes on its device; of
@@ -67,9 +71,11 @@ def image_batches(
     if _all_are(given, Image.Image):
         batch_size = batch_size if transform.longest is None else 1
         return _transform_batches(given, transform, batch_size), -(-len(given) // batch_size)
-    batches = TestBatches(_dataset(given, transform, on_error), batch_size)
-    loader = DataLoader(batches, batch_size=None, num_workers=num_workers, pin_memory=pin_memory)
-    return (item["images"] for item in loader), len(batches)
+    if decoding == "device":
+        check_device_decoding(transform, device)
+    dataset = _dataset(given, transform, on_error)
+    batches = PixelBatches(dataset, row_batches(dataset, range(len(dataset)), batch_size), decoding)
+    return map(all_readable, load_pixels(batches, device, num_workers)), len(batches)
 
 
 def _all_are(source: Any, kind: type) -> bool:

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from vicinal.data import ImageDataset
-from vicinal.data.images import TestBatches
+from vicinal.data.pixel_batches import PixelBatches, all_readable, load_pixels, row_batches
+from vicinal.data.settings import Decoding
 from vicinal.models import Embedder
 from vicinal.models.precision import Precision
 from vicinal.training.interrupt import start_worker
@@ -34,19 +34,20 @@ def divided_rows(length: int, batch_size: int, num_processes: int | None = None)
 
 
 def embed_rows(
-    embedder: Embedder, images: ImageDataset, rows: range, *, batch_size: int, num_workers: int, precision: Precision
+    embedder: Embedder,
+    images: ImageDataset,
+    rows: range,
+    *,
+    batch_size: int,
+    num_workers: int,
+    precision: Precision,
+    decoding: Decoding = "workers",
 ) -> Floats:
     """Embed some consecutive images without a progress bar, float32 [rows, dim]; arguments as `Embedder.embed`."""
-    part = images if len(rows) == len(images) else images.subset(np.arange(rows.start, rows.stop))
-    batches = TestBatches(part, batch_size)
-    loader = DataLoader(
-        batches,
-        batch_size=None,
-        num_workers=min(num_workers, len(batches)) if len(batches) > 1 else 0,
-        worker_init_fn=start_worker,
-        pin_memory=next(embedder.parameters()).device.type == "cuda",
-    )
-    return embedder.embed_batches((item["images"] for item in loader), precision, first_row=rows.start)
+    batches = PixelBatches(images, row_batches(images, rows, batch_size), decoding)
+    device, workers = next(embedder.parameters()).device, min(num_workers, len(batches)) if len(batches) > 1 else 0
+    loaded = map(all_readable, load_pixels(batches, device, workers, start_worker))
+    return embedder.embed_batches(loaded, precision, first_row=rows.start)
 
 
 def embed_own_part(length: int, batch_size: int, embed: Callable[[range], Floats]) -> tuple[range, Floats]:

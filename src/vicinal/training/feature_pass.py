@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -10,11 +9,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader
 
 from vicinal.data import ImageDataset
-from vicinal.data.images import Batch, TestBatches, UnreadableImageError
+from vicinal.data.pixel_batches import PixelBatches, all_readable, load_pixels, row_batches
+from vicinal.data.settings import Decoding
 from vicinal.models import Embedder
 from vicinal.models.modes import eval_mode
 from vicinal.models.precision import Precision, autocast_to, used_precision
@@ -22,30 +20,6 @@ from vicinal.utils.console import track
 
 Values = npt.NDArray[np.floating]
 OnError = Literal["raise", "skip"]
-
-
-class SkippingBatches(TestBatches):
-    """Batches for testing, in which images that cannot be read are black; `readable`, bool [b], says where some are."""
-
-    def __getitem__(self, index: int) -> Batch:
-        try:
-            return super().__getitem__(index)
-        except UnreadableImageError:
-            first = index * self.batch_size
-            rows = range(first, min(first + self.batch_size, len(self.dataset)))
-            images = [self._image(row) for row in rows]
-            readable = torch.tensor([image is not None for image in images])
-            transform = self.dataset.transform
-            black = torch.zeros((1, transform.channels, transform.size, transform.size), dtype=torch.uint8)
-            return {"images": torch.cat([black if image is None else image for image in images]), "readable": readable}
-
-    def _image(self, row: int) -> Tensor | None:
-        one = ImageDataset(self.dataset.table.take([row]), self.dataset.transform)
-        try:
-            images: Tensor = TestBatches(one, 1)[0]["images"]
-        except UnreadableImageError:
-            return None
-        return images
 
 
 @dataclass(frozen=True)
@@ -59,6 +33,7 @@ class FeaturePass:
         batch_size: images per forward pass.
         num_workers: processes that read images.
         on_error: raise an error at an image that cannot be read, or give it features that are NaN.
+        decoding: where JPEGs are decoded, as in :meth:`Embedder.embed`.
     """
 
     embedder: Embedder
@@ -67,18 +42,21 @@ class FeaturePass:
     batch_size: int = 64
     num_workers: int = 0
     on_error: OnError = "raise"
+    decoding: Decoding = "workers"
 
     def batches(self, start: int) -> Iterator[tuple[Values, npt.NDArray[np.bool_]]]:
         """The features of batches of images from row `start` on, float32 [b, d], and which could be read, bool [b]."""
         device = next(self.embedder.backbone.parameters()).device
-        images = ImageDataset(self.images.table.take(range(start, len(self.images))), self.images.transform)
-        batches = (TestBatches if self.on_error == "raise" else SkippingBatches)(images, self.batch_size)
-        loader = DataLoader(batches, batch_size=None, num_workers=self.num_workers, pin_memory=device.type == "cuda")
+        rows = row_batches(self.images, range(start, len(self.images)), self.batch_size)
+        batches = PixelBatches(self.images, rows, self.decoding)
+        loaded = track(load_pixels(batches, device, self.num_workers), "features", total=len(batches))
         autocast = autocast_to(used_precision(self.precision, device), device)
         with eval_mode(self.embedder), torch.inference_mode(), autocast:
-            for batch in track(loader, "features", total=len(batches)):
-                images = batch["images"]
-                readable = batch.get("readable", torch.ones(len(images), dtype=torch.bool))
-                features = self.embedder.pooled_features(images.to(device, non_blocking=True)).float().cpu()
-                features[~readable] = math.nan
-                yield features.numpy(), readable.numpy()
+            for some, batch in zip(rows, loaded, strict=True):
+                pixels, errors = (all_readable(batch), {}) if self.on_error == "raise" else batch
+                readable = np.array([row not in errors for row in some])
+                values = np.full((len(some), self.embedder.num_features), np.nan, dtype=np.float32)
+                if len(pixels):
+                    features = self.embedder.pooled_features(pixels.to(device, non_blocking=True))
+                    values[readable] = features.float().cpu().numpy()
+                yield values, readable

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from vicinal.data import ImageDataset, Table
+from vicinal.data.nvjpeg import check_device_decoding
 from vicinal.data.whole_images import train_batches
 from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
@@ -50,6 +51,8 @@ class Trainer(BaseTrainer):
     def __init__(self, recipe: Recipe, table: Table, run: RunFolder) -> None:
         self.recipe, self.table = recipe, table
         super().__init__(recipe.settings, run, find_unused_parameters=recipe.settings.freeze_backbone_epochs > 0)
+        if self.settings.data.decoding == "device":
+            check_device_decoding(self.settings.transform, self.engine.fabric.device)
         training = self.table.subset("train")
         self._fit_batches(training)  # finds mistakes before weights are downloaded,
         self._create_module(training)  # and this before images are read
@@ -117,8 +120,8 @@ class Trainer(BaseTrainer):
     @cached_property
     def loader(self) -> TrainLoader:
         """Loads the batches of all epochs."""
-        data, pin_memory = self.settings.data, self.engine.fabric.device.type == "cuda"
-        return TrainLoader(self.images, num_workers(data), pin_memory, data.augmentation)
+        data, device = self.settings.data, self.engine.fabric.device
+        return TrainLoader(self.images, num_workers(data), device, data.augmentation, data.decoding)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -181,6 +184,7 @@ class Trainer(BaseTrainer):
             rows,
             batch_size=self._test_batch_size,
             num_workers=num_workers(self.settings.data),
+            decoding=self.settings.data.decoding,
             precision=cast(Precision, self.settings.precision.removesuffix("-mixed")),
         )
 

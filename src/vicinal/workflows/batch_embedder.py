@@ -10,6 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from vicinal.data.image_ops import Normalize
+from vicinal.data.nvjpeg import check_device_decoding
+from vicinal.data.settings import Decoding
 from vicinal.data.transforms import ImageTransform
 from vicinal.export.exported_embedder import ExportedEmbedder
 from vicinal.models.multi_scale import check_scales, embed_multi_scale, whole_image_transform
@@ -49,12 +51,19 @@ class BatchEmbedder:
     def __post_init__(self) -> None:
         if self.reader.scales is not None and not isinstance(self.model, ExportedEmbedder):
             check_scales(self.model, self.reader.scales, self.reader.max_size)
+        if self.decoding == "device":
+            check_device_decoding(self.transform, usable_device(self.reader.device))
 
     @cached_property
     def transform(self) -> ImageTransform:
         """The transform of the images."""
         own, max_size = self.model.transform, self.reader.max_size
         return own if max_size is None else whole_image_transform(own, max_size)
+
+    @property
+    def decoding(self) -> Decoding:
+        """Where JPEGs are decoded."""
+        return self.reader.decoding_for(self.model)
 
     @property
     def batch_size(self) -> int:

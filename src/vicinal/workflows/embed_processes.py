@@ -79,5 +79,12 @@ def _embed_part(options: EmbeddingReader, table: Table, rows: range, num_threads
     torch.set_num_threads(num_threads)
     model = load_model(str(options.model), options.pooling, options.allow_import or ()).to(str(options.device))
     images = ImageDataset(table, model.transform)
-    number, precision = options.num_workers, options.precision
-    return embed_rows(model, images, rows, batch_size=options.batch_size, num_workers=number, precision=precision)
+    return embed_rows(
+        model,
+        images,
+        rows,
+        batch_size=options.batch_size,
+        num_workers=options.num_workers,
+        precision=options.precision,
+        decoding=options.decoding_for(model),
+    )

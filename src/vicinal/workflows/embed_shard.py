@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from vicinal.data.pixel_batches import EmbeddedBatch, PixelBatches
+from vicinal.data.images import ImageDataset
+from vicinal.data.pixel_batches import EmbeddedBatch, PixelBatches, load_pixels
 from vicinal.data.shard_manifest import ShardManifest
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
@@ -50,13 +51,10 @@ def embed_shard(
 
 def _embed_here(job: ShardJob) -> Iterator[EmbeddedBatch]:
     """Embed the missing batches in this process; its workers go on reading from one part to the next."""
-    from torch.utils.data import DataLoader
-
     embed = job.reader.batch_embedder(job.source)
-    batches = PixelBatches(job.table, embed.transform, job.batches)
-    pin = bool(job.batches) and embed.device.startswith("cuda")
-    loader = DataLoader(batches, batch_size=None, num_workers=job.reader.num_workers, pin_memory=pin)
-    read = track(loader, "embedding", total=len(batches))
+    batches = PixelBatches(ImageDataset(job.table, embed.transform), job.batches, embed.decoding)
+    device = embed.device if job.batches else "cpu"  # the model is moved where there is something to embed
+    read = track(load_pixels(batches, device, job.reader.num_workers), "embedding", total=len(batches))
     for rows, (pixels, errors) in zip(job.batches, read, strict=True):
         try:
             yield EmbeddedBatch(rows.start, embed(pixels), errors)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from vicinal.data.images import ImageDataset
 from vicinal.data.pixel_batches import EmbeddedBatch, PixelBatches
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
@@ -64,7 +65,8 @@ def read_block(block: Block, transform: ImageTransform, attempts: Any) -> Block:
     is_repeated = ray.get(attempts.begin.remote(whole)) > 1
     deadly = _deadly_images(batch, transform, attempts) if is_repeated else {}
     positions = [position for position in range(len(rows)) if position not in deadly]
-    pixels, errors = PixelBatches(batch.table, transform, [positions])[0]
+    pixels, errors = PixelBatches(ImageDataset(batch.table, transform), [positions])[0]
+    assert isinstance(pixels, torch.Tensor)
     attempts.end.remote([whole, *(("image", row) for row in rows)])
     by_row = {rows[position]: error for position, error in sorted({**errors, **deadly}.items())}
     held = pixels.numpy() if len(pixels) else np.zeros((1, 1, 1, 1), np.uint8)  # Arrow has no tensors without values
@@ -81,7 +83,7 @@ def _deadly_images(batch: RowBatch, transform: ImageTransform, attempts: Any) ->
         if ray.get(attempts.begin.remote(image)) > MAX_IMAGE_ATTEMPTS:
             deadly[position] = f"{path}: the process that reads it ended {MAX_IMAGE_ATTEMPTS} times"
         else:
-            _ = PixelBatches(batch.table, transform, [[position]])[0]
+            _ = PixelBatches(ImageDataset(batch.table, transform), [[position]])[0]
             attempts.end.remote([image])  # arrives before the next image is begun, which is waited for
     return deadly
 

@@ -14,6 +14,8 @@ import pandas as pd
 from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.columns import COLUMN_FLAGS, named_columns
 from vicinal.data.embeddings import load_labels, load_vectors
+from vicinal.data.nvjpeg import check_device_decoding, check_nvjpeg
+from vicinal.data.settings import Decoding
 from vicinal.data.table import Table
 from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported
 from vicinal.models.precision import UsedPrecision, used_precision
@@ -75,13 +77,16 @@ class EmbeddingReader(EmbeddingOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.postprocessing  # an unreadable file is reported before anything is embedded
+        if self.decoding == "device":  # and so is a device that decodes nothing
+            check_nvjpeg(usable_device(self.device))
 
     @cached_property
     def fingerprint(self) -> str | None:
         """Identifies the model of the options and the steps after it, before anything is embedded; None without one."""
         if self.model is None:
             return None
-        return "+".join([self.loaded_model.fingerprint(), *self._scale_steps, *self.postprocessing.names])
+        model = self.loaded_model
+        return "+".join([model.fingerprint(), *self._image_steps(model), *self.postprocessing.names])
 
     def embed(self, source: str, split: str | None = None) -> EmbeddedTable:
         """Return the embeddings of a source.
@@ -209,9 +214,9 @@ class EmbeddingReader(EmbeddingOptions):
         """The model of the options."""
         if not is_exported(str(self.model)):
             return load_model(str(self.model), self.pooling, self.allow_import or ())
-        for option, value in (("--pooling", self.pooling), ("--scales", self.scales), ("--device", self.device)):
-            if value is not None:
-                raise InputError(f"{self.model} is an exported model, which has its own; leave out {option}")
+        for option in ("pooling", "scales", "device", "decoding"):
+            if getattr(self, option) not in (None, "workers"):
+                raise InputError(f"{self.model} is an exported model, which has its own; leave out --{option}")
         return ExportedEmbedder(open_exported(str(self.model)))
 
     @cached_property
@@ -244,6 +249,8 @@ class EmbeddingReader(EmbeddingOptions):
         """Embed the images of a table. What the model costs is measured only if `loaded_from` says where it is from."""
         from vicinal.data.images import ImageDataset
 
+        if self.decoding_for(model) == "device":
+            check_device_decoding(model.transform, usable_device(self.device))
         images = ImageDataset(table, model.transform, on_error=self.on_error or on_error)
         is_measured = self.measure and loaded_from is not None
         vectors, seconds = self._vectors_of(images, model, is_measured)
@@ -252,7 +259,7 @@ class EmbeddingReader(EmbeddingOptions):
                 vectors,
                 images.table,
                 model,
-                self._scale_steps,
+                self._image_steps(model),
                 backbone=model.config["backbone"],
                 num_left_out=len(images.skipped) + sum(table.other_files.values()),
             ),
@@ -275,6 +282,8 @@ class EmbeddingReader(EmbeddingOptions):
         embed: Callable[..., Floats] = model.embed
         if self.scales is not None and not isinstance(model, ExportedEmbedder):
             embed = partial(embed_multi_scale, model, scales=self.scales, max_size=self.max_size)
+        elif self.decoding_for(model) == "device":
+            embed = partial(embed, decoding="device")
         self.postprocessing.check_model(model)
         if self.precision != self.used_precision != "32":
             log(f"precision = {self.used_precision}: embedding in bfloat16 on this GPU; --precision 32 takes float32")
@@ -293,18 +302,38 @@ class EmbeddingReader(EmbeddingOptions):
         except UnreadableImageError as error:
             raise InputError(f"{error}; --on_error skip leaves out such images") from None
 
-    @property
-    def _scale_steps(self) -> tuple[str, ...]:
-        """The name of the step of embedding at several scales, if there is one."""
+    def decoding_for(self, model: Embedder | ExportedEmbedder) -> Decoding:
+        """Where JPEGs are decoded for a model: as the options say, or else as in its training.
+
+        Raises:
+            InputError: as in its training, by a GPU, but images are embedded at several scales.
+        """
+        if self.decoding is not None:
+            return self.decoding
+        recipe = getattr(model, "recipe", None)  # of an exported model it is not known
+        data = recipe.get("data") if isinstance(recipe, dict) else None
+        if not isinstance(data, dict) or data.get("decoding") != "device":
+            return "workers"
+        if self.scales is not None:
+            raise InputError("the model was trained with data.decoding = device; give --decoding workers with --scales")
+        return "device"
+
+    def _image_steps(self, model: Embedder | ExportedEmbedder) -> tuple[str, ...]:
+        """What is done otherwise with images than by the model alone: a GPU decodes them, or there are several scales.
+
+        Different ways have different names.
+        """
+        if self.decoding_for(model) == "device":
+            return ("decoding device",)
         if self.scales is None:
             return ()
         return (f"scales {' '.join(f'{scale:g}' for scale in self.scales)}, max_size {self.max_size}",)
 
     def _refuse_image_options(self, source: str) -> None:
         """Refuse options about images where the source holds embeddings already."""
-        for option, value in (("--model", self.model), ("--pooling", self.pooling), ("--scales", self.scales)):
-            if value is not None:
-                raise InputError(f"{source} holds embeddings already; leave out {option}, or name the images")
+        for option in ("model", "pooling", "decoding", "scales"):
+            if getattr(self, option) is not None:
+                raise InputError(f"{source} holds embeddings already; leave out --{option}, or name the images")
 
     def _select(
         self, embedded: EmbeddedTable, split: str | None, source: str, columns: Mapping[str, str] | None = None

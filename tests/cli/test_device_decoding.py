@@ -1,0 +1,226 @@
+"""JPEGs decoded by a GPU in training, embedding and search, with libjpeg in the place of nvJPEG."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import SMALL, output
+from vicinal.cli.main import main
+from vicinal.cli.serve import _embedder
+from vicinal.data import load_embeddings, nvjpeg, read_fingerprint
+from vicinal.data import train_batches as batches_module
+from vicinal.data.device_decoding import DeviceDecoder
+from vicinal.models import Embedder
+from vicinal.retrieval import Index
+from vicinal.training import Recipe, Trainer, resume
+from vicinal.training.runs import create_trainer
+from vicinal.training.training_data import load_training_table
+from vicinal.utils.errors import InputError
+from vicinal.utils.run_folder import RunFolder
+from vicinal.workflows import EmbeddingReader, embed_on_ray, embed_shard
+
+DEVICE = ["--data.decoding=device", "--data.cache=false", "--data.num_workers=0"]
+
+
+@pytest.fixture(scope="module")
+def jpegs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight classes of two JPEGs and a PNG, smooth pictures that are decoded in full size."""
+    folder, rng = tmp_path_factory.mktemp("jpegs"), np.random.default_rng(0)
+    for label in "abcdefgh":
+        (folder / label).mkdir()
+        for number in range(3):
+            colors = Image.fromarray(rng.integers(0, 256, (4, 5, 3), dtype=np.uint8))
+            colors.resize((28, 24)).save(folder / label / f"{number}.{'png' if number == 2 else 'jpg'}")
+    return folder
+
+
+@pytest.fixture
+def decoder(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The CPU decodes as a GPU does; how many images it decoded, batch by batch."""
+    counts: list[int] = []
+    decode = DeviceDecoder.__call__
+
+    def counted(self: DeviceDecoder, images: object) -> object:
+        counts.append(len(images.plans))  # type: ignore[attr-defined]
+        return decode(self, images)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DeviceDecoder, "__call__", counted)
+    for module in ("vicinal.data.nvjpeg", "vicinal.workflows.sources"):
+        monkeypatch.setattr(f"{module}.check_nvjpeg", lambda _: None)
+    return counts
+
+
+@pytest.fixture
+def run(jpegs: Path, decoder: list[int], tmp_path: Path) -> Path:
+    """A finished run whose images a device decoded."""
+    assert main(["train", "--data.source", str(jpegs), *SMALL, *DEVICE, "--out", str(tmp_path / "run")]) == 0
+    return tmp_path / "run"
+
+
+def trainer(jpegs: Path, out: Path, *more: str) -> Trainer:
+    recipe = Recipe.load(overrides=[f"--data.source={jpegs}", *SMALL, *more])
+    made = create_trainer(recipe, load_training_table(recipe.settings), RunFolder(out))
+    assert isinstance(made, Trainer)
+    return made
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_batches_of_a_run_are_those_of_workers(
+    jpegs: Path, decoder: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    """Batch by batch and image by image, also where a batch is loaded in parts."""
+    monkeypatch.setattr(batches_module, "PART_SIZE", 3)
+    flags = ["--data.cache=false", f"--data.num_workers={num_workers}", "--transform.color_jitter=0.4"]
+    by_workers = trainer(jpegs, tmp_path / "workers", *flags, "--data.augmentation=device")
+    by_device = trainer(jpegs, tmp_path / "device", *flags, "--data.decoding=device")
+    plan = by_workers._plan()
+    pairs = zip(*(list(each._load_batches(plan, 0)) for each in (by_workers, by_device)), strict=True)
+    for one, other in pairs:
+        assert torch.equal(one["rows"], other["rows"])
+        assert torch.equal(one["augmentation"], other["augmentation"])
+        assert (one["images"].int() - other["images"].int()).abs().max() <= 2
+    assert decoder == [3, 3, 2] * len(plan)
+    by_workers.loader.close()
+    by_device.loader.close()
+
+
+def test_a_run_and_what_follows_it_remember_where_images_are_decoded(
+    jpegs: Path, run: Path, decoder: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "  decoding: device\n" in (run / "recipe.yaml").read_text()
+    assert decoder
+    decoder.clear()
+    index = tmp_path / "index"
+    output(capsys, "index", index, "--source", jpegs, "--model", run)
+    assert decoder == [24]
+    fingerprint = Index.load(index).model_fingerprint
+    assert fingerprint == f"{Embedder.from_pretrained(run / 'model').fingerprint()}+decoding device"
+    output(capsys, "search", index, jpegs / "a" / "1.jpg")
+    assert decoder == [24, 1]
+    assert main(["search", str(index), str(jpegs / "a" / "1.jpg"), "--model", str(run), "--decoding", "workers"]) == 2
+    assert "+decoding device" in capsys.readouterr().err
+
+
+def test_an_index_remembers_the_flag(
+    jpegs: Path, decoder: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Embedder("test_resnet", dim=4, pretrained=False).save_pretrained(tmp_path / "model")
+    model, index, picture = tmp_path / "model", tmp_path / "index", str(jpegs / "a" / "1.jpg")
+    output(capsys, "index", index, "--source", jpegs, "--model", model, "--decoding", "device")
+    decoder.clear()
+    assert main(["search", str(index), picture]) == 0
+    assert decoder == [1]
+    assert "--decoding device" in capsys.readouterr().err
+    assert main(["search", str(index), picture, "--model", str(model)]) == 2
+    assert "give --decoding device, or build the index again" in capsys.readouterr().err
+    arguments = Namespace(index=str(index), model=None)
+    with pytest.raises(InputError, match="a service decodes images on the CPU; build the index and serve it with"):
+        _embedder(arguments, Index.load(index))
+
+
+def test_a_service_of_a_model_that_was_trained_so_is_refused(run: Path, jpegs: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    assert main(["index", str(index), "--source", str(jpegs), "--model", str(run)]) == 0
+    with pytest.raises(InputError, match="a service decodes images on the CPU"):
+        _embedder(Namespace(index=str(index)), Index.load(index))
+    assert main(["index", str(index), "--source", str(jpegs), "--model", str(run), "--decoding", "workers",
+                 "--overwrite"]) == 0  # fmt: skip
+    assert _embedder(Namespace(index=str(index)), Index.load(index)).dim == 16
+
+
+def test_embeddings_are_nearly_those_of_workers(
+    jpegs: Path, decoder: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Embedder("test_resnet", dim=4, pretrained=False).save_pretrained(tmp_path / "model")
+    (jpegs / "a" / "0.jpg").rename(tmp_path / "0.jpg")
+    (jpegs / "a" / "0.jpg").write_bytes(b"broken")
+    try:
+        vectors, fingerprints = [], []
+        for decoding in ("workers", "device"):
+            out, flags = tmp_path / f"{decoding}.parquet", ["--model", tmp_path / "model", "--decoding", decoding]
+            output(capsys, "embed", jpegs, *flags, "--out", out)
+            output(capsys, "embed", jpegs, *flags, "--shard", "1/1", "--out", tmp_path / decoding)
+            output(capsys, "embed", "--merge", tmp_path / decoding, "--out", tmp_path / "merged.parquet")
+            for path in (out, tmp_path / "merged.parquet"):
+                vectors.append(load_embeddings(path)[0])
+                fingerprints.append(read_fingerprint(path))
+    finally:
+        (tmp_path / "0.jpg").rename(jpegs / "a" / "0.jpg")
+    assert fingerprints[2] == fingerprints[3] == f"{fingerprints[0]}+decoding device"
+    assert [len(each) for each in vectors] == [23] * 4
+    np.testing.assert_allclose(vectors[2], vectors[3], atol=1e-6)
+    assert (vectors[0] * vectors[2]).sum(axis=1).min() > 0.999
+    assert decoder == [23, 23]
+
+
+def test_a_head_on_frozen_features_of_a_device(jpegs: Path, decoder: list[int], tmp_path: Path) -> None:
+    flags = ["--features=frozen", f"--feature_cache={tmp_path / 'cache'}", "--data.cache=false", "--data.num_workers=0"]
+    for decoding in ("workers", "device", "device"):
+        trainer(jpegs, tmp_path / "run", *flags, f"--data.decoding={decoding}")
+    assert len(decoder) == 1
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_a_run_goes_on_as_it_began(jpegs: Path, run: Path) -> None:
+    recipe = Recipe.load(overrides=[f"--data.source={jpegs}", *SMALL, *DEVICE, "--data.decoding=workers", "--epochs=3"])
+    with pytest.raises(InputError, match="decoding"):
+        resume(run, recipe)
+
+
+def test_without_a_gpu_nothing_is_begun(
+    jpegs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, out = tmp_path / "model", tmp_path / "out.parquet"
+    Embedder("test_resnet", dim=4, pretrained=False).save_pretrained(model)
+    monkeypatch.setattr("vicinal.data.images.open_image", lambda *_: pytest.fail("an image is read"))
+    shards, flags = tmp_path / "shards", ["--model", model, "--decoding", "device", "--device", "cpu"]
+    commands = [
+        ["train", "--data.source", jpegs, *SMALL, *DEVICE, "--out", tmp_path / "run"],
+        ["embed", jpegs, *flags, "--out", out],
+        ["embed", jpegs, *flags, "--shard", "1/2", "--out", shards],
+        ["index", tmp_path / "index", "--source", jpegs, *flags],
+    ]
+    for command in commands:
+        assert main([str(word) for word in command]) == 2, command
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert "decodes JPEGs by nvJPEG, which needs a CUDA GPU, not cpu; take workers (--decoding" in error, command
+    assert not any(path.exists() for path in (out, shards, tmp_path / "index"))
+    with pytest.raises(InputError, match="which needs a CUDA GPU"):
+        Embedder.from_pretrained(model).embed([str(jpegs / "lost.jpg")], decoding="device")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--data.cache=true"], "data.decoding = device must be workers with data.cache"),
+        (["--transform.rotation=10"], "transform.rotation = 10.0 must be 0 with data.decoding = device"),
+        (["--transform.fast=false"], "transform.fast must be true"),
+        (["--transform.longest=64", "--micro_batch_size=1"], "transform.longest (--max_size) null"),
+    ],
+)
+def test_settings_that_a_device_cannot_follow_are_refused(
+    jpegs: Path, decoder: list[int], tmp_path: Path, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--data.source", str(jpegs), *SMALL, *DEVICE, *flags, "--out", str(tmp_path / "run")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_options_that_exclude_each_other(run: Path, jpegs: Path, tmp_path: Path, decoder: list[int]) -> None:
+    with pytest.raises(InputError, match="decoding = device makes one size of each image; leave out --scales"):
+        EmbeddingReader(decoding="device", scales=(1.0,))
+    with pytest.raises(InputError, match="give --decoding workers with --scales"):
+        EmbeddingReader(model=str(run), scales=(1.0,)).embed(str(jpegs))
+    with pytest.raises(InputError, match="--ray: all CPUs of the cluster decode images; give --decoding workers"):
+        embed_on_ray(EmbeddingReader(model=str(run)), str(jpegs), tmp_path / "ray")
+    embed_shard(EmbeddingReader(model=str(run)), str(jpegs), tmp_path / "shards", 1, 1)
+    with pytest.raises(InputError, match="decoding device"):
+        embed_shard(EmbeddingReader(model=str(run), decoding="workers"), str(jpegs), tmp_path / "shards", 1, 1)
+    with pytest.raises(InputError, match="holds embeddings already; leave out --decoding"):
+        EmbeddingReader(decoding="workers").embed(str(tmp_path / "shards"))
+    assert nvjpeg.check_nvjpeg("cpu") is None  # type: ignore[func-returns-value]  # as patched
