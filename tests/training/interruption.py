@@ -1,4 +1,4 @@
-"""Runs that a signal interrupts in a certain step, as Ctrl-C does."""
+"""Runs that a signal interrupts in a certain step, as Ctrl-C does, and processes that die while they write a file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 from vicinal.training.base_trainer import BaseTrainer
+from vicinal.utils import files
 
 
 def interrupt_in_step(trainer: BaseTrainer, step: int, number: signal.Signals = signal.SIGINT) -> None:
@@ -19,3 +20,18 @@ def interrupt_in_step(trainer: BaseTrainer, step: int, number: signal.Signals = 
         train_step(*arguments, **more)
 
     trainer.train_step = interrupted_step  # type: ignore[method-assign]
+
+
+def die_in_a_write(which: int) -> None:
+    """End this process in the midst of the `which`-th write from now on, with half of it on disk."""
+    original, count = os.fsync, 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal count
+        count += 1
+        if count == which:
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
+            os._exit(9)
+        original(descriptor)
+
+    files.os.fsync = fsync

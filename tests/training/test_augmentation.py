@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tests.pretend_device import module_on_device, pretend_device
 from tests.training.interruption import interrupt_in_step
+from tests.training.runs import trainer
 from tests.training.test_on_device import LABELS, MODULES, co_teaching, gradients, plain, prism, step
-from tests.training.test_trainer import trainer
 from vicinal.data import ImageTransform
 from vicinal.data.augmentation import AugmentationSampler, augment
 from vicinal.training import Recipe, resume

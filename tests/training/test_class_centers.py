@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.test_trainer import trainer, weights
+from tests.training.runs import trainer, weights
 from vicinal.data import Table
 from vicinal.losses import CenterLoss, MarginLoss, NormSoftmaxLoss, SoftTripleLoss
 from vicinal.training import Recipe, resume, train

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.test_trainer import trainer, weights
+from tests.training.runs import trainer, weights
 from vicinal.models import Embedder
 from vicinal.training import Recipe, Trainer, resume, train
 from vicinal.training.checkpoint import load_checkpoint

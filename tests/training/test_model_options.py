@@ -10,18 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from tests.training.runs import trainer
 from vicinal.models import Embedder
 from vicinal.retrieval import PCAWhitening
 from vicinal.training import Recipe, Trainer, train
 from vicinal.training.checkpoint import load_checkpoint
-from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError
-from vicinal.utils.run_folder import RunFolder
-
-
-def trainer(settings: list[str], out: Path, *more: str) -> Trainer:
-    recipe = Recipe.load(overrides=[*settings, *more])
-    return Trainer(recipe, load_training_table(recipe.settings), RunFolder(out))
 
 
 def test_batch_norm_frozen_as_a_whole_stays_after_frozen_epochs_too(small: list[str], tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.training.test_trainer import _Infinite, copied, trainer
+from tests.training.runs import copied, trainer
+from tests.training.test_trainer import _Infinite
 from vicinal.utils.errors import NonFiniteLossError
 
 

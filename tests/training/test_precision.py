@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.interruption import interrupt_in_step
-from tests.training.test_trainer import trainer
+from tests.training.runs import trainer
 from vicinal.training import Recipe, recipe, resume
 from vicinal.training.refiner_recipe import RefinerRecipe
 from vicinal.utils.errors import InputError, InterruptedRunError

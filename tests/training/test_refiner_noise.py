@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.training.test_refiner import TINY, save_clusters, trainer
+from tests.training.refiner_runs import TINY, first_batch, save_clusters, trainer
 from vicinal.training import RefinerRecipe
 from vicinal.training.refiner_noise import draw_pairs, matching_noise, noise_factor, pair_recall
 from vicinal.utils.errors import InputError
@@ -86,3 +86,39 @@ def test_nothing_to_compare_with_needs_a_number(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"val_fraction = 0 leaves nothing to choose augmentation.noise by"):
         train_refiner(RefinerRecipe.load(overrides=settings), tmp_path / "run")
     assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_noise_has_the_wanted_length_and_is_that_of_the_batch(tiny: list[str], tmp_path: Path) -> None:
+    isotropic = ["--augmentation.noise_per=neighbor", "--augmentation.noise_covariance=isotropic"]
+    plain, noisy, again = (
+        first_batch(trainer(tiny, tmp_path / name, f"--augmentation.noise={noise}", *isotropic))
+        for name, noise in (("a", 0), ("b", 0.5), ("c", 0.5))
+    )
+    for part in ("embeddings", "context"):
+        assert torch.equal(noisy[part], again[part])
+        torch.testing.assert_close(noisy[part].norm(dim=-1), torch.ones(noisy[part].shape[:-1]))
+        cosine = (noisy[part] * plain[part]).sum(dim=-1)
+        assert cosine.mean() == pytest.approx(1 / np.sqrt(1 + 0.5**2), abs=0.03)
+
+
+def test_noise_of_an_image_is_the_same_wherever_it_appears(tiny: list[str], tmp_path: Path) -> None:
+    one = trainer(tiny, tmp_path / "run", "--augmentation.noise=0.8")
+    clean, seen = one.context.clean, []
+    for one.progress.epoch in (0, 1, 0):
+        batch, embeddings = first_batch(one), one.context.embeddings
+        neighbors = one.context.neighbors
+        assert torch.equal(batch["embeddings"], embeddings[batch["rows"]])
+        assert torch.equal(batch["context"], embeddings[neighbors[batch["rows"]]])
+        scores = (embeddings @ embeddings.T).fill_diagonal_(-2)
+        assert torch.equal(scores.gather(1, neighbors), scores.topk(6).values)
+        seen.append(embeddings)
+    assert torch.equal(seen[0], seen[2])
+    assert not torch.equal(seen[0], seen[1])
+    assert (seen[0] * clean).sum(dim=1).mean() == pytest.approx(1 / np.sqrt(1 + 0.8**2), abs=0.05)
+
+
+def test_noise_has_the_covariance_of_the_embeddings(tiny: list[str], tmp_path: Path) -> None:
+    one = trainer(tiny, tmp_path / "run", "--augmentation.noise=0.5")
+    factor = noise_factor(one.context.clean, 0.5, "embeddings").double()
+    covariance = torch.from_numpy(np.cov(one.context.clean.double().numpy().T, bias=True))
+    torch.testing.assert_close(factor.T @ factor, 0.25 * covariance / covariance.trace(), rtol=1e-4, atol=1e-6)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.training.test_trainer import trainer, weights
+from tests.training.runs import trainer, weights
 from vicinal.training import Recipe, Trainer, resume, train
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.progress import Progress

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from tests.conftest import ROOT
-from tests.training.test_refiner import TINY, save_clusters
+from tests.training.refiner_runs import TINY, save_clusters
 from vicinal.utils.run_folder import RunFolder
 
 SECONDS = 60  # within which a run must end after a signal; it takes one on a machine without other work

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.training.test_trainer import trainer
+from tests.training.runs import trainer
 from vicinal.data import Table
 from vicinal.evaluation import evaluate
 from vicinal.models import Embedder

@@ -1,0 +1,289 @@
+"""Runs that are stopped, killed or damaged, and resumed: they end as if they had never been."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from tests.training.interruption import die_in_a_write, interrupt_in_step
+from tests.training.runs import trainer, weights
+from vicinal.data import Table, load_table
+from vicinal.training import Recipe, resume, train
+from vicinal.training.checkpoint import load_checkpoint
+from vicinal.utils.errors import InputError, InterruptedRunError
+from vicinal.utils.run_folder import RunFolder
+
+
+@pytest.mark.parametrize(
+    ("number", "more"),
+    [
+        pytest.param(signal.SIGINT, ["--data.num_workers=1"], marks=pytest.mark.slow),
+        # State that is easily forgotten: the batches of a step, and the scale of the loss.
+        pytest.param(
+            signal.SIGTERM,
+            [
+                "--accumulate_grad_batches=2",
+                "--precision=16-mixed",
+                "--transform.size=32",
+                "--max_grad_norm=0.5",
+                "--optimizer.name=sgd",
+            ],
+            marks=pytest.mark.slow,
+        ),
+        (
+            signal.SIGINT,
+            ["--micro_batch_size=3", "--model.dropout=0.3", "--freeze_backbone_epochs=1", "--loss=MarginLoss"],
+        ),
+    ],
+)
+def test_a_signal_finishes_the_step_and_saves_the_state(
+    small: list[str], tmp_path: Path, number: signal.Signals, more: list[str]
+) -> None:
+    small = [*small, *more, "--epochs=4"]
+    straight = train(Recipe.load(overrides=small), tmp_path / "straight")
+    one = trainer(small, tmp_path / "run")
+    interrupt_in_step(one, 3, number)
+    with pytest.raises(InterruptedRunError, match=r"stopped after step 3 and saved .*: vicinal train --out"):
+        one.fit()
+    assert load_checkpoint(one.run.last)["progress"]["step"] == 3
+    run = resume(one.run.path)
+    assert weights(run) == weights(straight)
+    assert pd.read_csv(run.log)["loss"].tolist() == pd.read_csv(straight.log)["loss"].tolist()
+    assert pd.read_csv(run.metrics).equals(pd.read_csv(straight.metrics))
+
+
+def _kinds_of_photos(folder: Path, photos: Path) -> Path:
+    """A table of the photos with two coarse labels, of three training classes and one to validate with each."""
+    frame = load_table(photos).frame
+    coarse = [f"kind {int(label[-1]) % 2}" for label in frame["label"]]
+    split = ["val" if label in ("class6", "class7") else "train" for label in frame["label"]]
+    Table(frame.assign(coarse=coarse, split=split)).save(folder / "kinds.csv")
+    return folder / "kinds.csv"
+
+
+def _foreign_images(folder: Path) -> Path:
+    folder.mkdir()
+    for number in range(9):
+        Image.new("RGB", (20, 24), (20 * number, 90, 200)).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize("noise", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_hierarchical_batches_and_noise_are_resumed_as_if_never_stopped(
+    small: list[str], photos: Path, tmp_path: Path, noise: bool
+) -> None:
+    more = [
+        f"--data.source={_kinds_of_photos(tmp_path, photos)}",
+        "--coarse_classes_per_batch=2",
+        "--model.dropout=0.2",
+    ]
+    if noise:
+        foreign = _foreign_images(tmp_path / "foreign")
+        more += [
+            "--data.noise.random_labels=0.1",
+            f"--data.noise.foreign={foreign}",
+            "--data.noise.foreign_fraction=0.1",
+        ]
+        more += ["--data.noise.classes=5", "--seed=4"]
+    recipe = Recipe.load(overrides=[*small, *more])
+    straight = train(recipe, tmp_path / "straight")
+    one = trainer([*small, *more], tmp_path / "run")
+    plan = one._plan()
+    for rows in plan:
+        kinds = one.images.table.frame["coarse"][rows].to_numpy().reshape(2, 4)
+        assert (kinds == kinds[:, :1]).all()
+        assert set(kinds[:, 0]) == {"kind 0", "kind 1"}
+    interrupt_in_step(one, 2)
+    with pytest.raises(InterruptedRunError):
+        one.fit()
+    _same_results(resume(one.run.path, recipe), straight)
+    tables = [Table.from_parquet(run.table).frame for run in (one.run, straight)]
+    assert tables[0].equals(tables[1])
+    if noise:
+        assert (len(tables[0]), tables[0]["noisy_label"].sum(), tables[0]["noisy_image"].sum()) == (30 + 12, 3, 3)
+
+
+def _train_or_resume(settings: list[str], out: Path) -> None:
+    resume(out, Recipe.load(overrides=settings))
+
+
+def _train_and_die_in_a_write(settings: list[str], out: Path, which: int) -> None:
+    """Ends the process in the midst of the `which`-th write of a checkpoint, with half of it on disk."""
+    die_in_a_write(which)
+    _train_or_resume(settings, out)
+
+
+def _child(target, *arguments) -> multiprocessing.process.BaseProcess:
+    process = multiprocessing.get_context("fork").Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes by fork")
+@pytest.mark.slow
+@pytest.mark.parametrize("every_step", [False, True])
+def test_killed_at_any_moment_it_ends_with_the_same_weights(small: list[str], tmp_path: Path, every_step: bool) -> None:
+    settings = [*small, "--epochs=4", "--model.dropout=0.2", f"--checkpoint_minutes={0 if every_step else 10}"]
+    torch.set_num_threads(1)  # threads do not survive a fork
+    started = time.monotonic()
+    straight = train(Recipe.load(overrides=settings), tmp_path / "straight")
+    longest = time.monotonic() - started
+    out = RunFolder(tmp_path / "killed")
+    moments, kills = random.Random(every_step), 0
+    for attempt in range(8):
+        process = _child(_train_or_resume, settings, out.path)
+        process.join(moments.uniform(0.02, longest / 4) if attempt < 7 else None)
+        if process.exitcode is None:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.join()
+        if process.exitcode == 0:
+            break
+    assert process.exitcode == 0
+    assert kills > 0
+    _same_results(out, straight)
+
+
+def _same_results(run: RunFolder, straight: RunFolder) -> None:
+    assert weights(run) == weights(straight)
+    assert pd.read_csv(run.log)["loss"].tolist() == pd.read_csv(straight.log)["loss"].tolist()
+    assert pd.read_csv(run.metrics).equals(pd.read_csv(straight.metrics))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes by fork")
+@pytest.mark.slow
+def test_killed_while_a_file_is_written_it_ends_with_the_same_weights(small: list[str], tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    straight = train(Recipe.load(overrides=small), tmp_path / "straight")
+    for which in range(1, 9):
+        out = RunFolder(tmp_path / f"killed {which}")
+        process = _child(_train_and_die_in_a_write, small, out.path, which)
+        process.join()
+        assert process.exitcode == 9
+        _train_or_resume(small, out.path)
+        _same_results(out, straight)
+
+
+def test_resuming_a_finished_run_changes_nothing(small: list[str], tmp_path: Path) -> None:
+    run = train(Recipe.load(overrides=small), tmp_path / "run")
+    before, log = weights(run), run.log.read_text()
+    resume(run.path)
+    assert (weights(run), run.log.read_text()) == (before, log)
+
+
+def test_what_cannot_be_started_or_resumed(small: list[str], tmp_path: Path) -> None:
+    recipe = Recipe.load(overrides=small)
+    with pytest.raises(InputError, match="holds no run to resume"):
+        resume(tmp_path / "none")
+    run = train(recipe, tmp_path / "run")
+    with pytest.raises(InputError, match=r"run exists already; give another --out, or --resume"):
+        train(recipe, run.path)
+    with pytest.raises(InputError, match="epochs = 1 differs from the run's own 2"):
+        resume(run.path, Recipe.load(overrides=[*small, "--epochs=1"]))
+    run.last.write_bytes(run.last.read_bytes()[:1000])
+    with pytest.raises(InputError, match=r"last.pt is not a checkpoint"):
+        resume(run.path)
+
+
+def test_a_run_that_took_no_step_does_not_block_the_next(small: list[str], photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "broken")
+    for image in (tmp_path / "broken").rglob("*.png"):
+        image.write_bytes(b"broken")
+    more = ["--data.cache=false", "--data.fractions={train: 1.0}", "--data.num_workers=0", "--epochs=1"]
+    with pytest.raises(InputError, match=r"png: not an image"):
+        train(Recipe.load(overrides=[*small, *more, f"--data.source={tmp_path / 'broken'}"]), tmp_path / "run")
+    assert (tmp_path / "run" / "recipe.yaml").exists()
+    recipe = Recipe.load(overrides=[*small, *more])
+    run = train(recipe, tmp_path / "run")
+    assert len(pd.read_csv(run.log)) == 6
+    (tmp_path / "mine").mkdir()
+    recipe.save(tmp_path / "mine" / "recipe.yaml")  # a recipe alone is not what a run has left
+    with pytest.raises(InputError, match="mine exists already"):
+        train(recipe, tmp_path / "mine")
+
+
+def test_a_folder_is_used_by_one_process_at_a_time(small: list[str], tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    train(Recipe.load(overrides=[*small, "--epochs=1"]), run.path)
+    with run.in_use():
+        message = rf"run is in use: process {os.getpid()} on {socket.gethostname()} trains there; wait for it or stop"
+        for start in (lambda: resume(run.path), lambda: train(Recipe.load(overrides=small), run.path)):
+            with pytest.raises(InputError, match=message):
+                start()
+    resume(run.path)
+    left = run.path / f".{run.table.name}.{'0' * 8}.tmp"
+    left.touch()
+    (run.path / f".{run.model.name}.{'1' * 8}.tmp").mkdir()
+    resume(run.path)
+    assert not list(run.path.glob(".*.tmp"))
+
+
+def test_a_failed_start_leaves_no_folder(small: list[str], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        train(Recipe.load(overrides=[*small, f"--data.source={tmp_path / 'none'}"]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kept", [3, 20, -1, -9])
+def test_a_log_that_was_cut_is_repaired(small: list[str], tmp_path: Path, kept: int) -> None:
+    settings = [*small, "--epochs=3"]
+    straight = train(Recipe.load(overrides=settings), tmp_path / "straight")
+    one = trainer(settings, tmp_path / "run")
+    one.start()
+    with one.watching():
+        one.train_epoch()
+        one.finish_epoch()
+    one.run.log.write_text(one.run.log.read_text()[:kept])
+    one.run.metrics.write_bytes(one.run.metrics.read_bytes() + b"1,2\0\xff")
+    log = pd.read_csv(resume(one.run.path).log)
+    expected = pd.read_csv(straight.log)
+    assert log["loss"].tolist() == expected["loss"][expected["step"].isin(log["step"])].tolist()
+    assert len(log) == {3: 6, 20: 6, -1: 8, -9: 8}[kept]
+    assert pd.read_csv(one.run.metrics)["epoch"].tolist() == [1, 2, 3]
+    one.run.log.write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match=r"log.csv: not a log of a run \(it has no column step\)"):
+        resume(one.run.path)
+
+
+def test_a_checkpoint_runs_nobodys_code(tmp_path: Path) -> None:
+    import pickle
+
+    class Evil:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "ran"),))
+
+    (tmp_path / "last.pt").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(InputError, match="not a checkpoint"):
+        load_checkpoint(tmp_path / "last.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_long_epochs_are_saved_on_the_way(small: list[str], tmp_path: Path) -> None:
+    one = trainer(small, tmp_path / "run", "--checkpoint_minutes=0", "--epochs=1")
+    saved = []
+    one.save = lambda: saved.append(one.progress.step)
+    one.fit()
+    assert saved == [*range(1, one.progress.step + 1), one.progress.step]  # after each step, and after the epoch
+
+
+def test_the_scale_of_the_loss_is_continued(small: list[str], tmp_path: Path) -> None:
+    one = trainer(small, tmp_path / "run", "--precision=16-mixed", "--transform.size=32")
+    one.start()
+    one.engine.precision.scaler.load_state_dict({**one.engine.precision.scaler.state_dict(), "scale": 1024.0})
+    with one.watching():
+        one.train_epoch()
+    one.save()
+    again = trainer(small, tmp_path / "run", "--precision=16-mixed", "--transform.size=32")
+    again.start()
+    assert again.engine.precision.scaler.get_scale() == one.engine.precision.scaler.get_scale() == 1024.0
