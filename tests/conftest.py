@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,29 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def small(photos: Path) -> list[str]:
     """Settings of a training run that takes a second."""
     return [f"--data.source={photos}", *SMALL]
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks of timm have the same random weights each time instead of downloaded ones."""
+    import timm
+    import torch
+
+    create = timm.create_model
+
+    def create_model(name: str, pretrained: bool = False, **arguments: object) -> torch.nn.Module:
+        torch.manual_seed(0)
+        return create(name, **arguments)
+
+    monkeypatch.setattr(timm, "create_model", create_model)
+    monkeypatch.setattr("vicinal.models.downloads.is_downloaded", lambda name: True)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Nothing is compiled yet, and what a test compiles is forgotten after it."""
+    import torch
+
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()

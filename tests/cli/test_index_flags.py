@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import timm
 import torch
 
 from tests.conftest import output
@@ -16,19 +15,6 @@ from vicinal.cli.main import main
 from vicinal.data import Table
 from vicinal.models import Embedder, default_transform
 from vicinal.retrieval import Index, PCAWhitening
-
-
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks of timm have the same random weights each time instead of downloaded ones."""
-    create = timm.create_model
-
-    def create_model(name: str, pretrained: bool = False, **arguments: object) -> torch.nn.Module:
-        torch.manual_seed(0)
-        return create(name, **arguments)
-
-    monkeypatch.setattr(timm, "create_model", create_model)
-    monkeypatch.setattr("vicinal.models.downloads.is_downloaded", lambda name: True)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:

@@ -6,18 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-import timm
 
 from tests.conftest import output
 from vicinal.cli.main import main
 
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks of timm have random weights instead of downloaded ones."""
-    create = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **arguments: create(name, **arguments))
-    monkeypatch.setattr("vicinal.models.downloads.is_downloaded", lambda name: True)
+pytestmark = pytest.mark.usefixtures("offline")
 
 
 def test_untrained_backbones_are_evaluated(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -15,12 +13,7 @@ CASES_AND_BATCHES = [
     *((case, "one class") for case in ("NormSoftmax", "CCL", "ProxyAnchor")),
 ]
 
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.mark.slow

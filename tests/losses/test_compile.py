@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -14,12 +12,7 @@ from vicinal.losses import ContextualLoss, ContrastiveLoss, RoadmapLoss
 
 BATCHES = nasty_batches()
 
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.mark.slow

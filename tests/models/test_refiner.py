@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -395,15 +394,8 @@ def test_weights_come_from_the_seed(seed: int) -> None:
     assert not torch.equal(first.blocks[0].query, first.blocks[1].query)  # each block its own
 
 
-@pytest.fixture
-def _forget() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("_forget")
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("with_mask", [True, False])
 def test_compiles_whole(with_mask: bool) -> None:
     refiner = trained(8, 2, 2).float()

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
-import timm
 
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.models.pooling import PoolingName
@@ -42,14 +41,6 @@ def test_other_paths_are_refused(tmp_path: Path) -> None:
         load_model(str(tmp_path / "run"))
     with pytest.raises(InputError, match="is a context refiner, not an embedder; give it with --refiner"):
         load_model(str(tmp_path / "refiner"))
-
-
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks of timm have random weights instead of downloaded ones."""
-    create = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **arguments: create(name, **arguments))
-    monkeypatch.setattr("vicinal.models.downloads.is_downloaded", lambda name: True)
 
 
 def test_untrained_backbones(offline: None) -> None:
