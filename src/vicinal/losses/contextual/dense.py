@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,8 +10,9 @@ from torch.autograd.function import once_differentiable
 
 from vicinal.losses.contextual.matrices import DenseMatrix
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
-from vicinal.losses.contextual.products import product
 from vicinal.losses.contextual.variants import Variant, are_neighbors, contextual_similarity
+
+D = TypeVar("D", bound=DenseMatrix)
 
 
 def dense_loss(
@@ -36,11 +37,11 @@ def dense_loss(
         return _DenseLoss.apply(similarity, positive, known, k, variant)
     rows, n = similarity.shape
     w = contextual_similarity(similarity, k, variant, slice(first, first + rows))
-    return _error(w, positive, known, first).square().sum() / (rows * n)
+    return error_of(w, positive, known, first).square().sum() / (rows * n)
 
 
-def _error(w: Tensor, positive: Tensor, known: Tensor | None, first: int = 0) -> Tensor:
-    """The difference w - y, 0 where it does not count."""
+def error_of(w: Tensor, positive: Tensor, known: Tensor | None, first: int = 0) -> Tensor:
+    """The difference w - y of some rows from `first` on, [rows, n]; 0 where it does not count."""
     error = w - positive.to(w.dtype)
     error.diagonal(first).fill_(0.0)
     return error if known is None else error.masked_fill_(~known, 0.0)
@@ -58,11 +59,12 @@ class _DenseLoss(torch.autograd.Function):
             for neighbors in are_neighbors(similarity, k, variant.epsilon)
         )
         contextual = ContextualSimilarity(Neighborhoods(near, close), variant)
-        error = DenseMatrix(_error(contextual.w().values, positive, known))
+        error = DenseMatrix(error_of(contextual.w().values, positive, known))
         value = error.sum_of_squares() / len(positive) ** 2
         if ctx.needs_input_grad[0]:
             grad_w = (error + error.T).half() if variant.expansion and known is not None else error
-            ctx.save_for_backward(_gradient(contextual, grad_w).mul_(4 * variant.alpha / len(positive) ** 2))
+            gradient = gradient_of(contextual, grad_w).values
+            ctx.save_for_backward(gradient.mul_(4 * variant.alpha / len(positive) ** 2))
         return value
 
     @staticmethod
@@ -72,11 +74,13 @@ class _DenseLoss(torch.autograd.Function):
         return gradient * upstream, None, None, None, None
 
 
-def _gradient(contextual: ContextualSimilarity[DenseMatrix], grad_w: DenseMatrix) -> Tensor:
+def gradient_of(contextual: ContextualSimilarity[D], grad_w: D) -> D:
+    """The gradient with respect to the similarities, without its factor."""
     gradient = contextual.gradient(grad_w)
-    total = gradient.entries.values
+    total = gradient.entries
     if gradient.grad_common is not None and gradient.grad_rows is not None:
-        product(gradient.grad_common.parts, contextual.near.parts, total).add_(gradient.grad_rows[:, None])
+        total.add_product_(gradient.grad_common, contextual.near)
+        total.values.add_(total.own(gradient.grad_rows))
     return total
 
 

@@ -80,56 +80,61 @@ class DenseMatrix:
 
     is_sparse: ClassVar[bool] = False
 
-    def __init__(self, values: Tensor, is_binary: bool = False, transposed: DenseMatrix | None = None) -> None:
-        self.values, self.is_binary, self._transposed = values, is_binary, transposed
+    def __init__(self, values: Tensor, is_binary: bool = False, transposed: Self | None = None) -> None:
+        self.values, self.is_binary, self.transposed = values, is_binary, transposed
         self._parts: Parts | None = None
 
     @property
     def parts(self) -> Parts:
         """What is multiplied in products; computed once."""
-        if self._transposed is not None:
-            return transpose(self._transposed.parts)
+        if self.transposed is not None:
+            return transpose(self.transposed.parts)
         if self._parts is None:
             self._parts = split(self.values, self.is_binary)
         return self._parts
 
-    def __add__(self, other: DenseMatrix) -> DenseMatrix:
-        return DenseMatrix(self.values + other.values)
+    def __add__(self, other: Self) -> Self:
+        return self._with(self.values + other.values)
 
-    def __sub__(self, other: DenseMatrix) -> DenseMatrix:
-        return DenseMatrix(self.values - other.values)
+    def __sub__(self, other: Self) -> Self:
+        return self._with(self.values - other.values)
 
-    def __mul__(self, other: DenseMatrix) -> DenseMatrix:
-        return DenseMatrix(self.values * other.values, self.is_binary and other.is_binary)
+    def __mul__(self, other: Self) -> Self:
+        return self._with(self.values * other.values, self.is_binary and other.is_binary)
 
-    def __matmul__(self, other: DenseMatrix) -> DenseMatrix:
-        return DenseMatrix(product(self.parts, other.parts))
+    def __matmul__(self, other: Self) -> Self:
+        return self._with(self._times(other))
 
     @property
-    def T(self) -> DenseMatrix:  # noqa: N802
-        return DenseMatrix(self.values.T, self.is_binary, self)
+    def T(self) -> Self:  # noqa: N802
+        return type(self)(self.values.T, self.is_binary, self)
 
-    def half(self) -> DenseMatrix:
-        return DenseMatrix(self.values / 2)
+    def half(self) -> Self:
+        return self._with(self.values / 2)
 
-    def at_product(self, a: DenseMatrix, b: DenseMatrix) -> DenseMatrix:
-        return DenseMatrix((a @ b).values.mul_(self.values))
+    def at_product(self, a: Self, b: Self) -> Self:
+        return self._with(a._times(b).mul_(self.values))
 
-    def at_symmetric_product(self, a: DenseMatrix, b: DenseMatrix) -> DenseMatrix:
-        total = (a @ b).values
-        return DenseMatrix((total + total.T).mul_(self.values))
+    def at_symmetric_product(self, a: Self, b: Self) -> Self:
+        total = a @ b
+        return self._with((total + total.T).values.mul_(self.values))
 
-    def scaled(self, rows: Tensor) -> DenseMatrix:
-        return DenseMatrix(self.values * rows[:, None])
+    def add_product_(self, a: Self, b: Self) -> Self:
+        """Add a product in place."""
+        a._times(b, self.values)
+        return self
 
-    def divided(self, rows: Tensor) -> DenseMatrix:
-        return DenseMatrix(self.values / rows[:, None])
+    def scaled(self, rows: Tensor) -> Self:
+        return self._with(self.values * self.own(rows))
 
-    def plus_sum(self, rows: Tensor, columns: Tensor) -> DenseMatrix:
-        return DenseMatrix((rows[:, None] + columns).add_(self.values))
+    def divided(self, rows: Tensor) -> Self:
+        return self._with(self.values / self.own(rows))
 
-    def times_sum(self, rows: Tensor, columns: Tensor) -> DenseMatrix:
-        return DenseMatrix((rows[:, None] + columns).mul_(self.values))
+    def plus_sum(self, rows: Tensor, columns: Tensor) -> Self:
+        return self._with((self.own(rows) + columns).add_(self.values))
+
+    def times_sum(self, rows: Tensor, columns: Tensor) -> Self:
+        return self._with((self.own(rows) + columns).mul_(self.values))
 
     def row_sums(self) -> Tensor:
         return self.values.sum(dim=1)
@@ -137,6 +142,17 @@ class DenseMatrix:
     def sum_of_squares(self) -> Tensor:
         # Row by row: the sum of millions of squares in one go loses four digits of float32.
         return torch.linalg.vector_norm(self.values, dim=1).square().sum()
+
+    def own(self, rows: Tensor) -> Tensor:
+        """One number per row, [n], as a column beside the values."""
+        return rows[:, None]
+
+    def _times(self, other: Self, total: Tensor | None = None) -> Tensor:
+        """The values of a product, added in place to those of `total` if that is given."""
+        return product(self.parts, other.parts, total)
+
+    def _with(self, values: Tensor, is_binary: bool = False) -> Self:
+        return type(self)(values, is_binary)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,15 @@ limited size; neighborhoods, which are ones and zeros, come as bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from typing_extensions import Self
 
+from vicinal.losses.contextual.dense import error_of, gradient_of
+from vicinal.losses.contextual.matrices import DenseMatrix
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
 from vicinal.losses.contextual.products import product, split, transpose
 from vicinal.losses.contextual.variants import Variant, are_neighbors
@@ -23,92 +26,55 @@ MAX_GATHERED = 2**26
 """Number of entries of a matrix that a process gets from all others at a time: 256 MB in float32."""
 
 
-class RowBlocks:
-    """A matrix [n, n] of which each process holds some rows, with the operations of `matrices.Matrix`.
+class RowBlocks(DenseMatrix):
+    """A matrix [n, n] of which each process holds some rows.
 
     All processes must call the same operations. The transpose is exchanged only where its own rows are needed.
 
     Args:
         values: float [rows, n], the rows of this process; None: those of `transposed`, transposed.
-        transposed: the transpose, in place of values.
         is_binary: whether all entries are 0 or 1.
+        transposed: the transpose, in place of values.
     """
 
-    is_sparse: ClassVar[bool] = False
-
-    def __init__(self, values: Tensor | None, transposed: RowBlocks | None = None, is_binary: bool = False) -> None:
-        self._values, self.transposed, self.is_binary = values, transposed, is_binary
+    def __init__(self, values: Tensor | None, is_binary: bool = False, transposed: Self | None = None) -> None:
+        self._values, self.is_binary, self.transposed = values, is_binary, transposed
 
     @property
-    def values(self) -> Tensor:
+    def values(self) -> Tensor:  # type: ignore[override]
         """The rows of this process, [rows, n]."""
         if self._values is None:
             assert self.transposed is not None
             self._values = _exchange_transposed(self.transposed)
         return self._values
 
-    def __add__(self, other: RowBlocks) -> RowBlocks:
-        return RowBlocks(self.values + other.values)
-
-    def __sub__(self, other: RowBlocks) -> RowBlocks:
-        return RowBlocks(self.values - other.values)
-
-    def __mul__(self, other: RowBlocks) -> RowBlocks:
-        return RowBlocks(self.values * other.values, is_binary=self.is_binary and other.is_binary)
-
-    def __matmul__(self, other: RowBlocks) -> RowBlocks:
-        return RowBlocks(_product(self, other))
-
     @property
     def T(self) -> RowBlocks:  # noqa: N802
-        return RowBlocks(None, self, self.is_binary)
-
-    def half(self) -> RowBlocks:
-        return RowBlocks(self.values / 2)
-
-    def at_product(self, a: RowBlocks, b: RowBlocks) -> RowBlocks:
-        return RowBlocks((a @ b).values.mul_(self.values))
-
-    def at_symmetric_product(self, a: RowBlocks, b: RowBlocks) -> RowBlocks:
-        total = a @ b
-        return (total + total.T) * self
-
-    def scaled(self, rows: Tensor) -> RowBlocks:
-        return RowBlocks(self.values * self._own(rows))
-
-    def divided(self, rows: Tensor) -> RowBlocks:
-        return RowBlocks(self.values / self._own(rows))
-
-    def plus_sum(self, rows: Tensor, columns: Tensor) -> RowBlocks:
-        return RowBlocks((self._own(rows) + columns).add_(self.values))
-
-    def times_sum(self, rows: Tensor, columns: Tensor) -> RowBlocks:
-        return RowBlocks((self._own(rows) + columns).mul_(self.values))
+        return RowBlocks(None, self.is_binary, self)
 
     def row_sums(self) -> Tensor:
         """The sums of all rows, also those of other processes, [n]."""
         spans = distributed.row_spans(self.values.shape[1])
-        return distributed.all_gather_parts(self.values.sum(dim=1), [span.stop - span.start for span in spans])
+        return distributed.all_gather_parts(super().row_sums(), [span.stop - span.start for span in spans])
 
     def sum_of_squares(self) -> Tensor:
-        return distributed.all_reduce_sum(torch.linalg.vector_norm(self.values, dim=1).square().sum())
+        return distributed.all_reduce_sum(super().sum_of_squares())
 
-    def _own(self, rows: Tensor) -> Tensor:
+    def own(self, rows: Tensor) -> Tensor:
         """Of one number per row of the matrix those of the rows of this process, [rows, 1]."""
         return rows[distributed.own_rows(len(rows)), None]
 
-
-def _product(matrix: RowBlocks, other: RowBlocks) -> Tensor:
-    """The rows of this process of a product, [rows, n]."""
-    source, total = other.transposed or other, torch.zeros_like(matrix.values)
-    left = split(matrix.values, matrix.is_binary)
-    for span, rows in _all_rows(source):
-        right = split(rows, source.is_binary)
-        if other.transposed is None:
-            product([part[:, span] for part in left], right, total)
-        else:
-            product(left, transpose(right), total[:, span])
-    return total
+    def _times(self, other: RowBlocks, total: Tensor | None = None) -> Tensor:
+        """The rows of this process of a product, [rows, n]."""
+        source, total = other.transposed or other, torch.zeros_like(self.values) if total is None else total
+        left = split(self.values, self.is_binary)
+        for span, rows in _all_rows(source):
+            right = split(rows, source.is_binary)
+            if other.transposed is None:
+                product([part[:, span] for part in left], right, total)
+            else:
+                product(left, transpose(right), total[:, span])
+        return total
 
 
 def _all_rows(matrix: RowBlocks) -> Iterator[tuple[slice, Tensor]]:
@@ -163,13 +129,11 @@ class _RowBlockLoss(torch.autograd.Function):
     def forward(ctx: Any, vectors: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant) -> Tensor:
         n, span = len(vectors), distributed.own_rows(len(vectors))
         contextual = ContextualSimilarity(_neighborhoods(vectors, span, k, variant.epsilon), variant)
-        error = contextual.w().values - positive.to(vectors.dtype)
-        error.diagonal(span.start).zero_()
-        matrix = RowBlocks(error if known is None else error.masked_fill_(~known, 0.0))
+        matrix = RowBlocks(error_of(contextual.w().values, positive, known, span.start))
         value = matrix.sum_of_squares() / n**2
         if ctx.needs_input_grad[0]:
             grad_w = (matrix + matrix.T).half() if variant.expansion and known is not None else matrix
-            gradient = _gradient(contextual, grad_w)
+            gradient = gradient_of(contextual, grad_w).values
             gradient.diagonal(span.start).zero_()  # of similarities to oneself, which are 1
             if variant.correct_gradient:
                 negative = ~positive if known is None else known & ~positive
@@ -194,13 +158,3 @@ def _neighborhoods(vectors: Tensor, span: slice, k: int, epsilon: float) -> Neig
         RowBlocks(neighbors.to(similarity.dtype), is_binary=True) for neighbors in are_neighbors(similarity, k, epsilon)
     )
     return Neighborhoods(near, close)
-
-
-def _gradient(contextual: ContextualSimilarity[RowBlocks], grad_w: RowBlocks) -> Tensor:
-    """The gradient with respect to the similarities of the rows of this process, [rows, n], without alpha."""
-    gradient = contextual.gradient(grad_w)
-    total = gradient.entries.values
-    if gradient.grad_common is not None and gradient.grad_rows is not None:
-        total = total + (gradient.grad_common @ contextual.near).values
-        total += gradient.grad_rows[distributed.own_rows(len(gradient.grad_rows)), None]
-    return total
