@@ -13,7 +13,7 @@ from tests.conftest import output
 from tests.data.benchmarks.published import WRITERS, accept_small, write_image
 from tests.data.benchmarks.published_more import MORE_WRITERS, accept_small_more
 from tests.test_recipes import FIRST, HEADERS, RECIPES, SECTIONS, VERBS
-from tests.training.test_refiner import save_clusters
+from tests.training.refiner_runs import save_clusters
 from vicinal.cli.main import main
 from vicinal.data import Table
 from vicinal.retrieval import PCAWhitening

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from tests.conftest import ROOT, SMALL
-from tests.training.test_refiner import TINY, save_clusters
+from tests.training.refiner_runs import TINY, save_clusters
 from vicinal.cli.main import VERBS, WITH_RECIPE
 from vicinal.data import Table, save_embeddings
 from vicinal.retrieval import Index

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.conftest import metrics_in, output
-from tests.training.test_refiner import TINY, save_clusters
+from tests.training.refiner_runs import TINY, save_clusters
 from vicinal.cli.main import main
 from vicinal.cli.train import REFINE_HELP, TRAIN_HELP, Help
 from vicinal.training import Recipe, RefinerRecipe

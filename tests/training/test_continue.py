@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.training.test_trainer import _scripted_validation
+from tests.training.runs import scripted_validation
 from vicinal.cli.main import main
 from vicinal.training import Recipe, Trainer, resume, train
 from vicinal.training.checkpoint import load_checkpoint
@@ -34,7 +34,7 @@ def test_a_longer_run_is_that_of_the_new_length(small: list[str], tmp_path: Path
 def test_more_patience_continues_a_run_that_stopped_early(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _scripted_validation(monkeypatch, iter([0.1, 0.5, 0.4, 0.6, 0.3]))
+    scripted_validation(monkeypatch, iter([0.1, 0.5, 0.4, 0.6, 0.3]))
     run = train(Recipe.load(overrides=[*small, "--epochs=4", "--validation.patience=1"]), tmp_path / "run")
     assert "stopped early: no mAP@R better than that of epoch 1 within validation.patience" in capsys.readouterr().err
     assert main(["train", "--out", str(run.path), "--resume", "--validation.patience=2"]) == 0

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.training.runs import trainer
 from tests.training.test_fine_tuning import gradients
-from tests.training.test_trainer import trainer
 from vicinal.data import pixel_batches
 from vicinal.models import Embedder
 from vicinal.training import Trainer, feature_pass, train_loader

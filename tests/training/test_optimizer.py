@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.training.runs import copied, trainer
-from tests.training.test_trainer import _Infinite
+from tests.training.runs import Infinite, copied, trainer
 from vicinal.utils.errors import NonFiniteLossError
 
 
@@ -42,7 +41,7 @@ def test_values_are_clipped_before_the_norm(
 def test_infinite_gradients_are_not_clipped_away(small: list[str], tmp_path: Path) -> None:
     one = trainer(small, tmp_path / "run", "--max_grad_value=10")
     forward = one.embedder.forward
-    one.embedder.forward = lambda images: _Infinite.apply(forward(images))
+    one.embedder.forward = lambda images: Infinite.apply(forward(images))
     with pytest.raises(NonFiniteLossError, match="step 1: the gradient is not finite"):
         one.fit()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.training.runs import copied, trainer, weights
+from tests.training.runs import Infinite, copied, scripted_validation, trainer, weights
 from vicinal.data import Table
 from vicinal.losses import Loss, MultiSimilarityLoss
 from vicinal.models import Embedder
@@ -71,7 +70,7 @@ def test_training_learns(small: list[str], tmp_path: Path) -> None:
 def test_best_weights_become_the_model(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([0.1, 0.5, 0.3, 0.4])
     run = RunFolder(tmp_path / "run")
-    _scripted_validation(monkeypatch, scores)
+    scripted_validation(monkeypatch, scores)
     one = trainer(small, run.path, "--epochs=3")
     one.fit()
     best = load_checkpoint(run.best)
@@ -82,7 +81,7 @@ def test_best_weights_become_the_model(small: list[str], tmp_path: Path, monkeyp
 
 
 def test_patience_ends_a_run_early(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _scripted_validation(monkeypatch, iter([0.1, 0.5, 0.4, 0.5, 0.6]))
+    scripted_validation(monkeypatch, iter([0.1, 0.5, 0.4, 0.5, 0.6]))
     one = trainer(small, tmp_path / "run", "--epochs=9", "--validation.patience=2")
     one.fit()
     assert one.progress.epoch == 3  # 0.5 again is no new best
@@ -92,20 +91,6 @@ def test_patience_ends_a_run_early(small: list[str], tmp_path: Path, monkeypatch
     alone = trainer(small, tmp_path / "alone", *more)
     alone.fit()
     assert alone.progress.epoch == 3  # without a split val there is nothing to stop by
-
-
-def _scripted_validation(monkeypatch: pytest.MonkeyPatch, scores) -> None:
-    from vicinal.training import trainer as module
-
-    original = module.evaluate
-
-    def scripted(vectors, table, **more):
-        evaluation = original(vectors, table, **more)
-        if "metrics" not in more:  # of training images
-            return evaluation
-        return replace(evaluation, metrics={**evaluation.metrics, "mAP@R": next(scores)})
-
-    monkeypatch.setattr(module, "evaluate", scripted)
 
 
 def test_a_frozen_backbone_stays_and_then_moves(small: list[str], tmp_path: Path) -> None:
@@ -234,7 +219,7 @@ def test_noise_of_a_recipe_is_in_the_training_split_alone(small: list[str]) -> N
 
 
 def test_the_line_of_an_epoch(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    _scripted_validation(monkeypatch, iter([0.1, 0.5, 0.3]))
+    scripted_validation(monkeypatch, iter([0.1, 0.5, 0.3]))
     one = trainer(small, tmp_path / "run")
     one.fit()
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch ")]
@@ -278,18 +263,6 @@ def test_images_a_second_count_the_wait_for_images(
     assert pd.read_csv(one.run.log)["images/s"].max() < 100
 
 
-class _Infinite(torch.autograd.Function):
-    """The identity, with a gradient of infinity."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, upstream):
-        return upstream * torch.inf
-
-
 @pytest.mark.parametrize("precision", ["32", "16-mixed"])
 def test_gradients_that_are_never_finite_stop_the_run(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
@@ -297,7 +270,7 @@ def test_gradients_that_are_never_finite_stop_the_run(
     monkeypatch.setattr("vicinal.training.finite.MAX_SKIPPED_STEPS", 3)
     one = trainer(small, tmp_path / "run", f"--precision={precision}", "--epochs=9", "--transform.size=32")
     forward = one.embedder.forward
-    one.embedder.forward = lambda images: _Infinite.apply(forward(images))
+    one.embedder.forward = lambda images: Infinite.apply(forward(images))
     step = 4 if precision == "16-mixed" else 1
     with pytest.raises(NonFiniteLossError, match=rf"step {step}: the gradient is not finite") as error:
         one.fit()

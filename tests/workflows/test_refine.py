@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from tests.conftest import SMALL
-from tests.training.test_refiner import RISING, TINY, save_clusters, script_validation
+from tests.training.refiner_runs import RISING, TINY, save_clusters, script_validation
 from vicinal.cli.main import main
 from vicinal.data import Table, load_embeddings, read_fingerprint, save_embeddings
 from vicinal.data.images import ImageDataset
