@@ -22,7 +22,7 @@ from tests.losses.test_contextual import (
     ours,
     value_and_gradient,
 )
-from vicinal.losses import ContextualLoss
+from vicinal.losses import ContextualLoss, ContrastiveLoss
 from vicinal.losses.contextual import loss as contextual_loss
 from vicinal.losses.contextual import tiled
 from vicinal.losses.contextual.tiled import BitMatrix, SymmetricMatrix, tiled_loss
@@ -99,9 +99,13 @@ def test_which_batches_are_tiled(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_masks(x: Tensor) -> Tensor:
         return ContextualLoss(4)(x, positive=same)
 
+    def in_a_sum(x: Tensor) -> Tensor:
+        return (ContextualLoss(4) + ContrastiveLoss() - ContrastiveLoss())(x, untrained.labels)
+
     cases: dict[str, tuple[Callable[[], object], int]] = {
         "large neighborhoods": (lambda: ours(untrained), 1024),
         "few classes": (lambda: ours(untrained._replace(labels=untrained.labels % 2, k=4)), 1024),
+        "in a sum": (lambda: assert_near(value_and_gradient(in_a_sum, untrained.x), ours(untrained), 1e-7), 2048),
         "small batch": (lambda: ours(small), 0),
         "small neighborhoods": (lambda: ours(clusters(256, 4, 32, 0.1)), 0),
         "ablation": (lambda: ours(untrained, complement=False), 0),
@@ -127,7 +131,7 @@ def test_memory() -> None:
     def run() -> object:
         return tiled_loss(x, labels, 4, variant).backward()
 
-    assert largest_allocation(run) < 0.6 * 4 * n**2  # half of E, and a little more
+    assert largest_allocation(run) < 0.65 * 4 * n**2  # E: ten of sixteen tiles
     assert peak_and_kept(run)[0] < 1.5 * 4 * n**2
 
 

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from vicinal.losses.contextual.variants import Variant, are_neighbors
 from vicinal.similarity.tiles import default_tile_rows
 
-TILE = 256
+TILE = 512
 """Number of rows and of columns of a tile; a multiple of 8. Larger ones are a little faster, and take more memory."""
 MAX_INT16 = 2**15 - 1
 
