@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from vicinal.data.image_ops import normalized
 from vicinal.data.settings import Decoding
@@ -17,6 +16,7 @@ from vicinal.data.transforms import ImageTransform
 from vicinal.models.backbones import has_class_token, num_features, num_prefix_tokens, to_channels_last
 from vicinal.models.devices import check_device
 from vicinal.models.downloads import is_downloaded
+from vicinal.models.frozen_batch_norm import FrozenBatchNorm, check_frozen, freeze_statistics, freeze_weights
 from vicinal.models.head import NormName, build_head, check_head, set_to_whitening
 from vicinal.models.image_sizes import check_any_size, check_patches
 from vicinal.models.initialization_table import timm_name
@@ -29,12 +29,9 @@ from vicinal.models.pooling import ClassToken, PoolingName, build_pooling, to_fe
 from vicinal.models.precision import DTYPES, Precision, autocast_to, used_precision
 from vicinal.models.saving import SavedModel
 from vicinal.models.shortened import check_dim, shortened
-from vicinal.utils.arguments import shown
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
-
-FrozenBatchNorm = Literal["none", "statistics", "all"]
 
 
 class Embedder(SavedModel):
@@ -115,8 +112,7 @@ class Embedder(SavedModel):
     ) -> None:
         super().__init__()
         check_head(dim, norm, dropout, projector, hidden)
-        if freeze_batch_norm not in ("none", "statistics", "all"):
-            raise InputError(f"freeze_batch_norm is {shown(freeze_batch_norm)}; choose none, statistics or all")
+        check_frozen(freeze_batch_norm)
         self.config: dict[str, Any] = {
             "backbone": timm_name(backbone),
             "backbone_args": dict(backbone_args or {}),
@@ -135,11 +131,7 @@ class Embedder(SavedModel):
         self.freeze_batch_norm = freeze_batch_norm
         self.pooling = build_pooling(pooling, p, learned_p)
         self.transform = transform or default_transform(backbone)
-        check_backbone_name(backbone)
-        if pretrained is True and not is_downloaded(backbone):  # mistakes are found before weights are downloaded
-            with torch.random.fork_rng(devices=[]), torch.device("meta"):
-                self._create_backbone(backbone, False)
-        self.backbone = self._create_backbone(backbone, pretrained)
+        self.backbone = self._checked_backbone(backbone, pretrained)
         # On a CPU small ResNets train 1.3 to 1.6 times faster in this memory format.
         to_channels_last(self.backbone)
         projection = pooling == "projection"
@@ -149,9 +141,16 @@ class Embedder(SavedModel):
         if head_whitening is not None:
             set_to_whitening(self.head[1], head_whitening)
         self.projector = None if projector is None else nn.Linear(self.dim, projector)
-        for parameter in self._frozen_parameters():
-            parameter.requires_grad_(False)
+        freeze_weights(self.backbone, freeze_batch_norm)
         self.train()
+
+    def _checked_backbone(self, name: str, pretrained: bool | str | Path) -> nn.Module:
+        """Create the network; mistakes are found before its weights are downloaded."""
+        check_backbone_name(name)
+        if pretrained is True and not is_downloaded(name):
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                self._create_backbone(name, False)
+        return self._create_backbone(name, pretrained)
 
     def _create_backbone(self, name: str, pretrained: bool | str | Path) -> nn.Module:
         """Create the network, and check that it fits pooling and transform."""
@@ -234,9 +233,7 @@ class Embedder(SavedModel):
         Beside that of `freeze_batch_norm` it is frozen where its weight is, by `requires_grad`.
         """
         super().train(mode)
-        for module in self._batch_norms():
-            if self.freeze_batch_norm != "none" or (module.weight is not None and not module.weight.requires_grad):
-                module.eval()
+        freeze_statistics(self.backbone, self.freeze_batch_norm)
         return self
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
@@ -251,14 +248,6 @@ class Embedder(SavedModel):
             "head": list(self.head.parameters()),
             "projector": list(self.projector.parameters()) if self.projector is not None else [],
         }
-
-    def _batch_norms(self) -> Iterator[_BatchNorm]:
-        return (module for module in self.backbone.modules() if isinstance(module, _BatchNorm))
-
-    def _frozen_parameters(self) -> list[nn.Parameter]:
-        """Weights and biases that are never trained."""
-        norms = self._batch_norms() if self.freeze_batch_norm == "all" else ()
-        return [parameter for norm in norms for parameter in norm.parameters()]
 
     def embed(
         self,
