@@ -67,10 +67,11 @@ class PostgresConnections:
             self._pool.give_back(connection)
 
     def _connect(self) -> Any:
-        options = {name: value for name, value in self.url.options if name != "schema"}
-        given = {"host": self.url.host, "port": self.url.port, "user": self.url.user, "dbname": self.url.database}
+        url = self.url
+        named = {"host": url.host, "port": url.port, "user": url.user, "dbname": url.database}
+        options: dict[str, Any] = {name: str(value) for name, value in named.items() if value is not None}
+        options |= {name: value for name, value in url.options if name != "schema"}
         connection = psycopg.connect(
-            **{name: str(value) for name, value in given.items() if value is not None},
             connect_timeout=int(min(CONNECT_SECONDS, max(self.timeout, 2.0))),
             application_name="vicinal",
             tcp_user_timeout=int(1000 * REQUEST_SECONDS),
