@@ -122,17 +122,19 @@ def test_which_batches_are_tiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_near(ours(untrained), dense, 1e-10)
 
 
-def test_memory() -> None:
-    """Less than one matrix of floats, and no piece of its size."""
-    n, d = 2048, 16
+def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little more than half a matrix for E and a quarter for P, and no larger piece."""
+    monkeypatch.setattr(tiled, "TILE", 128)
+    monkeypatch.setattr(tiled, "default_tile_rows", lambda *_: 128)
+    n, d = 1024, 16
     x = F.normalize(1 + 0.3 * torch.randn(n, d)).requires_grad_()
     labels, variant = torch.arange(n) // 4, ContextualLoss(4).variant
 
     def run() -> object:
         return tiled_loss(x, labels, 4, variant).backward()
 
-    assert largest_allocation(run) < 0.65 * 4 * n**2  # E: ten of sixteen tiles
-    assert peak_and_kept(run)[0] < 1.5 * 4 * n**2
+    assert largest_allocation(run) < 0.57 * 4 * n**2
+    assert peak_and_kept(run)[0] < 1.45 * 4 * n**2
 
 
 def test_a_bit_matrix() -> None:
