@@ -13,7 +13,7 @@ from PIL import Image
 from tests.conftest import SMALL, output
 from vicinal.cli.main import main
 from vicinal.cli.serve import _embedder
-from vicinal.data import load_embeddings, nvjpeg, read_fingerprint
+from vicinal.data import load_embeddings, load_table, nvjpeg, read_fingerprint
 from vicinal.data import train_batches as batches_module
 from vicinal.data.device_decoding import DeviceDecoder
 from vicinal.models import Embedder
@@ -24,6 +24,7 @@ from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows import EmbeddingReader, embed_on_ray, embed_shard
+from vicinal.workflows.embed_processes import _embed_part
 
 DEVICE = ["--data.decoding=device", "--data.cache=false", "--data.num_workers=0"]
 
@@ -94,7 +95,8 @@ def test_a_run_and_what_follows_it_remember_where_images_are_decoded(
     jpegs: Path, run: Path, decoder: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "  decoding: device\n" in (run / "recipe.yaml").read_text()
-    assert decoder
+    val = load_table(str(run / "table.parquet")).subset("val")
+    assert {8, len(val)} <= set(decoder)  # batches for training, and validation
     decoder.clear()
     index = tmp_path / "index"
     output(capsys, "index", index, "--source", jpegs, "--model", run)
@@ -157,6 +159,17 @@ def test_embeddings_are_nearly_those_of_workers(
     np.testing.assert_allclose(vectors[2], vectors[3], atol=1e-6)
     assert (vectors[0] * vectors[2]).sum(axis=1).min() > 0.999
     assert decoder == [23, 23]
+
+
+def test_processes_that_divide_images_decode_them_as_one(
+    jpegs: Path, run: Path, decoder: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    decoder.clear()
+    for decoding, expected in ((None, [5]), ("workers", [5])):
+        reader = EmbeddingReader(model=str(run), device="cpu", decoding=decoding)  # type: ignore[arg-type]
+        _embed_part(reader, load_table(str(jpegs)), range(2, 7), 1)
+        assert decoder == expected
 
 
 def test_a_head_on_frozen_features_of_a_device(jpegs: Path, decoder: list[int], tmp_path: Path) -> None:
