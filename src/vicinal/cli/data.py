@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
 from vicinal.cli.inputs import IMAGES, add_json, check_files, check_source
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from vicinal.data import Table
+    from vicinal.data.settings import DataSettings
 
 OF_READING = ("num_workers", "augmentation", "decoding", "on_error")
 
@@ -46,23 +51,11 @@ def data(arguments: Arguments) -> None:
     check_files(settings.root, arguments.apply)
     if arguments.apply and arguments.out and os.path.realpath(arguments.apply) == os.path.realpath(arguments.out):
         raise InputError(f"--out {arguments.out}: holds the decisions to apply, which would be lost; name another file")
-    from vicinal.data import add_noise, load_table, split_fingerprint
-    from vicinal.data.columns import column_aliases
+    from vicinal.data import add_noise, split_fingerprint
     from vicinal.data.dataset import divide
     from vicinal.data.image_files import check_image_files
 
-    label_column = getattr(arguments, "label_column", None)  # labels are optional unless their column is named
-    table = load_table(arguments.source, settings.root, settings.path_column, label_column)
-    other_files = dict(table.other_files)
-    if arguments.apply is not None:
-        from vicinal.data.cleaning_decisions import apply_decisions
-
-        table = apply_decisions(table, arguments.apply)
-    if arguments.where is not None:
-        columns = {"path_column": settings.path_column, "label_column": label_column}
-        table = table.where(arguments.where, column_aliases(columns))
-        if not len(table):
-            raise InputError(f"{arguments.source}: no row fulfills {arguments.where}")
+    table, other_files = _load(arguments, settings)
     table = add_noise(divide(table, settings, arguments.seed), settings.noise, arguments.seed)
     if arguments.out:
         table.save(arguments.out)
@@ -77,3 +70,23 @@ def data(arguments: Arguments) -> None:
     else:
         parts = (str(statistics), fingerprint and f"split fingerprint: {fingerprint}", str(problems or ""))
         print_result("\n\n".join(filter(None, parts)))
+
+
+def _load(arguments: Arguments, settings: DataSettings) -> tuple[Table, dict[str, int]]:
+    """The selected rows of the table, with the decisions applied, and the number of other files by suffix."""
+    from vicinal.data import load_table
+    from vicinal.data.columns import column_aliases
+
+    label_column = getattr(arguments, "label_column", None)  # labels are optional unless their column is named
+    table = load_table(arguments.source, settings.root, settings.path_column, label_column)
+    other_files = dict(table.other_files)
+    if arguments.apply is not None:
+        from vicinal.data.cleaning_decisions import apply_decisions
+
+        table = apply_decisions(table, arguments.apply)
+    if arguments.where is not None:
+        columns = {"path_column": settings.path_column, "label_column": label_column}
+        table = table.where(arguments.where, column_aliases(columns))
+        if not len(table):
+            raise InputError(f"{arguments.source}: no row fulfills {arguments.where}")
+    return table, other_files

@@ -63,16 +63,7 @@ def serve(arguments: Arguments) -> None:
     from vicinal.serving.limits import Limits
     from vicinal.utils.extras import import_extra
 
-    is_remote = is_url(arguments.index)
-    if is_remote and arguments.refiner is not None:
-        raise InputError("an index of refined embeddings is kept in a folder, not in a database; leave out --refiner")
-    check_index(arguments.index)
-    check_files(arguments.token_file, arguments.onnx)
-    if arguments.onnx is not None:
-        if getattr(arguments, "model", None) is not None:
-            raise InputError("--onnx is a model in place of --model; give one of them")
-        arguments.model = arguments.onnx
-    check_embedding(arguments)
+    _check_flags(arguments)
     limits = read_settings(Limits, arguments)
     for module in MODULES + ("httpx",) * bool(arguments.allow_url):
         import_extra(module, "serve", "vicinal serve")
@@ -88,6 +79,7 @@ def serve(arguments: Arguments) -> None:
     if "model" in {*vars(arguments), *index.made_with}:
         start_early()
     embedder = _embedder(arguments, index)
+    is_remote = is_url(arguments.index)
     if is_remote:  # the service connects by itself
         index.close()  # type: ignore[attr-defined]
     service = Service(
@@ -95,6 +87,19 @@ def serve(arguments: Arguments) -> None:
         None if is_remote else index,
     )  # fmt: skip
     run(service, arguments.host, arguments.port, access, not arguments.no_access_log)
+
+
+def _check_flags(arguments: Arguments) -> None:
+    """Raise InputError for flags that exclude each other, or name what is not there; --onnx becomes --model."""
+    if is_url(arguments.index) and arguments.refiner is not None:
+        raise InputError("an index of refined embeddings is kept in a folder, not in a database; leave out --refiner")
+    check_index(arguments.index)
+    check_files(arguments.token_file, arguments.onnx)
+    if arguments.onnx is not None:
+        if getattr(arguments, "model", None) is not None:
+            raise InputError("--onnx is a model in place of --model; give one of them")
+        arguments.model = arguments.onnx
+    check_embedding(arguments)
 
 
 def _port(text: str) -> int:
