@@ -26,10 +26,11 @@ STILL = [
 ]
 
 
-def train_with_two_processes(settings: list[str], out: Path) -> subprocess.CompletedProcess[str]:
+def train_with_two_processes(settings: list[str], out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     # The launcher starts the second process with the command line of the first.
     command = [sys.executable, "-m", "vicinal", "train", *settings, "--devices=2", "--out", str(out)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
 
 
 @pytest.mark.slow
@@ -91,4 +92,35 @@ def test_a_process_in_trouble_says_why(small: list[str], photos: Path, tmp_path:
     result = train_with_two_processes([*small, *more], tmp_path / "run")
     assert result.returncode != 0
     assert "class0/0.png" in result.stderr
+    assert result.stderr.count("error:") == 1, result.stderr
     assert "Traceback" not in result.stderr
+
+
+FAILING_LOSS = """
+from vicinal.losses import ContrastiveLoss
+from vicinal.utils import distributed
+from vicinal.utils.errors import InputError
+
+class FailingLoss(ContrastiveLoss):
+    def parts(self, source):
+        if distributed.rank() == 1:
+            raise {error}("of rank 1")
+        return super().parts(source)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("error", "status", "message"), [("InputError", 2, ""), ("KeyError", 1, "rank 1: KeyError: ")])
+def test_the_error_of_another_process_is_the_one_that_is_printed(
+    small: list[str], tmp_path: Path, error: str, status: int, message: str
+) -> None:
+    """Not that a collective operation has failed, or that a process has ended."""
+    (tmp_path / "failing.py").write_text(FAILING_LOSS.format(error=error))
+    more = ["--allow_import=failing", "--loss=failing.FailingLoss"]
+    result = train_with_two_processes(
+        [*small, *more], tmp_path / "run", PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    )
+    assert result.returncode == status
+    lines = [line for line in result.stderr.splitlines() if "error:" in line]
+    assert [line.replace("'", "") for line in lines] == [f"vicinal: error: {message}of rank 1"]
+    assert ("Traceback" in result.stderr) == (error == "KeyError")

@@ -26,7 +26,7 @@ from vicinal.cli.serve import add_serve, serve
 from vicinal.cli.train import add_recipe, refine, train
 from vicinal.cli.tune import add_sweep, add_tune, sweep, tune
 from vicinal.utils.console import is_main_process, log
-from vicinal.utils.errors import InputError, TrainingStoppedError
+from vicinal.utils.errors import InputError, explained, one_line
 
 # Threads that spin while they wait for a core that another process uses can slow training thirtyfold. OpenMP reads
 # this when torch is imported.
@@ -113,20 +113,16 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
             warnings.filterwarnings("ignore", message="Image size .* exceeds limit")  # of Pillow; Vicinal has its own
             warnings.showwarning = lambda message, *_, **__: log(f"{name}: warning: {message}")
             arguments.verb(arguments)
-    except InputError as error:
-        return fail(name, str(error), 2)
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        return fail(name, f"{error.filename or 'a file'}: {error.strerror or error}", 1)
-    except TrainingStoppedError as error:
-        return fail(name, str(error), error.exit_status)
     except KeyboardInterrupt:
         return fail(name, "interrupted", 130) if is_main_process() else 130
-    except RuntimeError as error:
+    except (InputError, OSError, RuntimeError) as error:
+        if (known := explained(error)) is not None:
+            return fail(name, *known)
         from vicinal.utils import distributed
 
-        if distributed.world_size() == 1:
+        if not distributed.is_lost_connection(error):
             raise
-        return fail(name, f"another process of the run failed ({str(error).splitlines()[0]})", 1)
+        return fail(name, f"the connection to another process of the run was lost ({one_line(error)})", 1)
     return 0

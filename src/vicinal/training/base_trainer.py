@@ -285,6 +285,7 @@ class BaseTrainer(ABC):
         # One process need not tell others, and stops even if it was asked to after the message of its step.
         if self.message.is_stopping or (distributed.world_size() == 1 and self.stop.requested):
             self.save()
+            distributed.barrier()  # an error of one process ends the others, which may be the one that writes
             raise InterruptedRunError(
                 f"stopped after step {self.progress.step} and saved the state; {self.resume_hint}"
             )

@@ -1,7 +1,8 @@
 """When one process of a run dies, all end: within seconds, on every node, and with any backend.
 
 A process that waits for a dead one in a collective operation of NCCL waits for minutes. But the system closes the
-connections of a process whenever it ends, so each process holds one to that of rank 0.
+connections of a process whenever it ends, so each process holds one to that of rank 0. Over it goes an error too: the
+process of rank 0 prints it, and not that a collective operation has failed.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import socket
 import sys
 import threading
 import time
+import traceback
+from types import TracebackType
 from typing import Any
 
 from vicinal.utils import distributed
 from vicinal.utils.console import printable
-from vicinal.utils.errors import TrainingStoppedError
+from vicinal.utils.errors import TrainingStoppedError, explained, one_line
 
-GRACE_SECONDS = 30.0  # in which all must end after one has ended by an error, which is most often an error of all
+GRACE_SECONDS = 1.0  # in which all must end after an error of one, which is most often an error of all
+ANSWER_SECONDS = 60.0  # for the process of rank 0 to answer an error; it does so after that, if it has a core
 END_SECONDS = 5.0  # for rank 0 to end before the others: Fabric kills it when a process that it started has failed
 CONNECT_SECONDS = 120.0
 TOKEN_BYTES = 16
@@ -32,7 +36,9 @@ KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # a node 
 class Lifeline:
     """Ends this process when another one of the run has died.
 
-    Every process constructs it after the process group. It is a context, at the end of which the run has ended.
+    Every process constructs it after the process group. It is a context, at the end of which the run has ended. An
+    error that leaves the context on another rank than 0 is printed by the process of rank 0, unless this ends by an
+    error of its own; then `SystemExit` takes its place.
 
     Args:
         address: the host of the process of rank 0, as other nodes know it; None: there is one node.
@@ -51,7 +57,7 @@ class Lifeline:
         else:
             self._connect(address)
         self.deadline: float | None = None  # once a process has ended by an error
-        self.error: tuple[int, str] | None = None  # what it says to rank 0 of this: exit status and error
+        self.exit_status, self.error = 1, ""  # with which this one ends then, and what that of rank 0 prints
         self._has_heard = threading.Event()  # from another process
         atexit.register(self.finish, FAILED)
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
@@ -114,9 +120,11 @@ class Lifeline:
         self.selector.unregister(connection)
         name = self.others[connection] if said == FAILED else self.others.pop(connection)  # one that failed may wait
         if said == FAILED and self.deadline is None:
-            self.deadline = time.monotonic() + GRACE_SECONDS
+            self.deadline = time.monotonic() + (GRACE_SECONDS if self.rank == 0 else END_SECONDS)
             text = _receive(connection, MAX_ERROR_BYTES).decode(errors="replace")
-            self.error = (int(text[0]), text[1:]) if text[:1].isdecimal() else None
+            if self.rank == 0:
+                text = text or f"  1the process of rank {name} has ended by an error, so the run has ended"
+                self.exit_status, self.error = int(text[:3]), text[3:]
         elif not said and not self.is_finished:
             self._end(f"the process of rank {name} was killed")
         self._has_heard.set()
@@ -127,21 +135,19 @@ class Lifeline:
         Returns:
             Whether it has ended by an error; if not, this process must print its own.
         """
-        self._say(FAILED + f"{exit_status}{error}".encode()[:MAX_ERROR_BYTES])
-        if not self._has_heard.wait(2 * GRACE_SECONDS) or self.deadline is None:
+        self.exit_status = exit_status
+        self._say(FAILED + f"{exit_status:3}{error}".encode()[:MAX_ERROR_BYTES])
+        if not self._has_heard.wait(ANSWER_SECONDS) or self.deadline is None:
             return False
         time.sleep(END_SECONDS)
         return True
 
     def _end_after_error(self) -> None:
-        """End this process since another one has ended by an error, and print that if it was left to this one."""
-        if self.error is None:
-            self._end("another process has ended by an error")
-        else:
-            exit_status, text = self.error
-            print(f"vicinal: error: {printable(text)}", file=sys.stderr, flush=True)
-            self._say(FAILED)
-            os._exit(exit_status)
+        """End this process since another one has failed; that of rank 0 says which error that was."""
+        if self.rank == 0:
+            print(f"vicinal: error: {printable(self.error)}", file=sys.stderr, flush=True)
+        self._say(FAILED)
+        os._exit(self.exit_status)
 
     def _end(self, reason: str) -> None:
         """End this process at once; its connections are closed, and so the others end."""
@@ -153,8 +159,26 @@ class Lifeline:
     def __enter__(self) -> Lifeline:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.finish(FINISHED if kind is None else FAILED)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and self.rank > 0:
+            text, exit_status = self._explain(error)
+            if self.leave_error(text, exit_status):
+                raise SystemExit(exit_status) from None
+        elif error is not None and distributed.is_lost_connection(error):
+            time.sleep(GRACE_SECONDS)  # in which this process is ended by the cause, if another one has been killed
+        self.finish(FINISHED if error is None else FAILED)
+
+    def _explain(self, error: Exception) -> tuple[str, int]:
+        """The line and the exit status for an error of this process; of a mistake in the program it prints the rest."""
+        if distributed.is_lost_connection(error):
+            return f"rank {self.rank} has lost its connection to another process ({one_line(error)})", 1
+        known = explained(error)
+        if known is not None:
+            return known
+        traceback.print_exception(error)
+        return f"rank {self.rank}: {type(error).__name__}: {one_line(error)}", 1
 
     def finish(self, last_word: bytes = FINISHED) -> None:
         """Let go: from now on each process may end by itself; the others too, unless this one has failed."""

@@ -234,6 +234,18 @@ def barrier() -> None:
         dist.barrier()
 
 
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether a collective operation has failed, most often because another process has ended.
+
+    Example:
+        >>> is_lost_connection(RuntimeError("the sizes of tensors must match"))
+        False
+    """
+    if not isinstance(error, RuntimeError) or not dist.is_available():
+        return False
+    return isinstance(error, dist.DistError) or "gloo" in str(error)  # which raises plain RuntimeErrors
+
+
 def _on_device_of_group(tensor: Tensor) -> Tensor:
     """The tensor on a device that the process group can send from; NCCL, for one, takes no tensors of the CPU."""
     devices = [each.partition(":")[0] for each in dist.get_backend_config().split(",")]  # of "cpu:gloo,cuda:nccl"

@@ -34,6 +34,22 @@ class InterruptedRunError(TrainingStoppedError):
     exit_status = 130
 
 
+def explained(error: BaseException) -> tuple[str, int] | None:
+    """The message and the exit status of an error that a user can cause; None for any other.
+
+    Example:
+        >>> explained(InputError("photos: no such folder")), explained(KeyError("label"))
+        (('photos: no such folder', 2), None)
+    """
+    if isinstance(error, InputError):
+        return str(error), 2
+    if isinstance(error, OSError):
+        return f"{error.filename or 'a file'}: {error.strerror or error}", 1
+    if isinstance(error, TrainingStoppedError):
+        return str(error), error.exit_status
+    return None
+
+
 def one_line(error: BaseException | str, max_length: int = 400) -> str:
     """The message of another library's error on one line of limited length; the type's name if there is no message."""
     text = " ".join(str(error).split()) or type(error).__name__

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from vicinal.utils.console import is_main_process
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.errors import InputError
 from vicinal.utils.launch import Launch, check_launch
 
 MAX_DIFFERENCE = timedelta(days=7)  # after which the first process no longer waits for the last; the dead are noticed
@@ -50,11 +49,5 @@ def dividing_processes(devices: int | None) -> Iterator[bool]:
         plugins=[cluster_environment(launch)],
     )
     launch_processes(fabric)
-    with Lifeline(os.environ.get("MASTER_ADDR") if launch.num_nodes > 1 else None) as lifeline:
-        try:
-            yield True
-        except (InputError, OSError, RuntimeError) as error:  # most often the same on all, which one process prints
-            exit_status = 2 if isinstance(error, InputError) else 1
-            if is_main_process() or not lifeline.leave_error(one_line(error), exit_status):
-                raise
-            raise SystemExit(exit_status) from None
+    with Lifeline(os.environ.get("MASTER_ADDR") if launch.num_nodes > 1 else None):
+        yield True
