@@ -124,11 +124,12 @@ def _compare_products(n: int, device: torch.device) -> Numbers:
 
 
 def _compare_tiles(n: int, device: torch.device) -> Numbers:
-    """A score has the same bits in a tile of few queries, in which positives are scored, as in one of many."""
+    """A score has the same bits in a small tile, in which positives are scored, as in a large one."""
     vectors = torch.nn.functional.normalize(torch.randn(n, DIM, generator=torch.Generator().manual_seed(0)).to(device))
     rows = min(n, 4096)
     many = ScoreBuffer(rows, n, device).product(vectors[:rows], vectors)[:64]
-    few = [ScoreBuffer(64, count, device).product(vectors[:64], vectors[:count]) for count in (100, rows)]
+    sizes = (64, 100), (64, rows), (rows // 2, rows // 2)
+    few = [ScoreBuffer(*size, device).product(vectors[: size[0]], vectors[: size[1]])[:64] for size in sizes]
     largest = max(float((scores - many[:, : scores.shape[1]]).abs().max()) for scores in few)
     return {"passed": largest == 0, "difference": largest}
 

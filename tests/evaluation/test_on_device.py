@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import product
+
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 from tests.pretend_device import on_device, pretend_device
 from vicinal import Table
-from vicinal.evaluation import evaluate
+from vicinal.evaluation import evaluate, positives
+from vicinal.evaluation.positives import Positives, ranked_positives
+from vicinal.evaluation.relevance import Relevance
+from vicinal.retrieval.scores import UnitVectors
 
 NUM_VECTORS = 30
 
@@ -37,5 +43,44 @@ def test_metrics_are_those_of_the_cpu(columns: dict[str, object]) -> None:
     with pretend_device() as device:
         found = evaluate(on_device(vectors), table(**columns)).metrics
     assert found == expected
-    assert device.waits.total() <= 25, device.waits
-    assert device.launches <= 210
+    assert device.waits.total() <= 20, device.waits
+    assert device.launches <= 160
+
+
+def used(found: Positives) -> list[np.ndarray]:
+    """What is found, without the slots that are not used."""
+    slots = np.concatenate([np.arange(count) + first for first, count in zip(found.first, found.counts, strict=False)])
+    return [found.scores[slots], found.rows[slots], found.first, found.counts]
+
+
+@pytest.mark.parametrize("classes", [1, 3, 40, 500])
+def test_positives_are_those_of_the_cpu(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(classes)
+    array = torch.from_numpy(rng.standard_normal((300, 9), dtype=np.float32))
+    labels, groups = rng.integers(-1, classes, 300), rng.integers(-1, 3, 300)
+    relevance = Relevance(labels[:170], labels, np.arange(170), groups[:170], groups)
+    given, unlike = (relevance, 20, 160), Relevance(labels, labels + 1000)
+    expected = ranked_positives(UnitVectors(array[:170], "query"), UnitVectors(array, "gallery vector"), *given)
+    for max_scores, block in product((2**22, 5000, 50), (4096, 17)):
+        monkeypatch.setattr(positives, "GPU_SCORES", max_scores)
+        monkeypatch.setattr(positives, "BLOCK_ROWS", block)
+        with pretend_device():
+            vectors = on_device(array)
+            none = ranked_positives(UnitVectors(vectors, "query"), UnitVectors(vectors, "x"), unlike, 0, 300)
+            found = ranked_positives(
+                UnitVectors(vectors[:170], "query"), UnitVectors(vectors, "gallery vector"), *given
+            )
+        assert not none.counts.any()
+        for one, other in zip(used(expected), used(found), strict=True):
+            np.testing.assert_array_equal(one, other, f"{max_scores} {block}")
+
+
+def test_positives_of_many_queries_take_few_launches_and_one_wait() -> None:
+    labels = np.random.default_rng(0).permutation(6000) // 5
+    vectors = torch.randn(6000, 4, generator=torch.Generator().manual_seed(0))
+    with pretend_device() as device:
+        on_gpu = UnitVectors(on_device(vectors), "embedding").kept()
+        launches, waits = device.launches, device.waits.total()
+        ranked_positives(on_gpu, on_gpu, Relevance(labels, labels), start=0, stop=6000)
+    assert device.waits.total() - waits == 1, device.waits
+    assert device.launches - launches <= 40

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vicinal.evaluation.relevance import Relevance
 from vicinal.retrieval.reranking.base import RerankedScores, ScoreIncrements
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from vicinal.evaluation.positive_kernels import LabelPairs
 
 MAX_PAIRS = 2**20  # pairs of a query and a gallery row with its label that are processed at a time
+GPU_SCORES = 2**22  # of several labels in one product on a GPU, or pairs of one label: launching takes about as long
 
 IncrementScores = Callable[[Integers, Integers, Floats], Floats]
 """Adds increments to the scores of pairs: takes queries, gallery rows and scores, each [pairs]."""
@@ -71,8 +73,7 @@ def ranked_positives(
     # Memory of PyTorch has ordinary pages. NumPy asks for huge ones, whose first touch costs several times as much in a
     # virtual machine that hands back what is free.
     scores, rows = (torch.empty(int(first[-1]), dtype=dtype).numpy() for dtype in (torch.float32, torch.int32))
-    for pairs in _pairs(relevance, start, stop):
-        pair_scores = _pair_scores(queries, gallery, pairs)
+    for pairs, pair_scores in _scored_pairs(queries, gallery, relevance, start, stop):
         if increment_scores is not None:
             pair_scores = increment_scores(*_queries_and_rows(pairs), pair_scores)
         keys, some = np.empty(len(pair_scores), dtype=np.int64), pairs.queries - start
@@ -109,15 +110,35 @@ def increment_function(reranked: RerankedScores, increments: ScoreIncrements, st
     return increment_scores
 
 
-def _pairs(relevance: Relevance, start: int, stop: int) -> Iterator[LabelPairs]:
+def _scored_pairs(
+    queries: UnitVectors, gallery: UnitVectors, relevance: Relevance, start: int, stop: int
+) -> Iterator[tuple[LabelPairs, Floats]]:
+    """All queries whose label is in the gallery, a few at a time, with the scores of their pairs, float32 [pairs]."""
+    if queries.device.type == "cpu":
+        for pairs in _pairs(relevance, start, stop, MAX_PAIRS, max_scores=0):
+            scores = torch.empty(int(pairs.starts[-1]))
+            _score(queries, gallery, pairs, scores)
+            yield pairs, scores.numpy()
+        return
+    groups = list(_pairs(relevance, start, stop, GPU_SCORES, GPU_SCORES))
+    sizes = [int(pairs.starts[-1]) for pairs in groups]
+    scores = torch.empty(sum(sizes), device=queries.device)
+    for pairs, own in zip(groups, scores.split(sizes), strict=True):
+        _score(queries, gallery, pairs, own)
+    on_host = scores.cpu().split(sizes)  # the host waits once
+    yield from ((pairs, own.numpy()) for pairs, own in zip(groups, on_host, strict=True))
+
+
+def _pairs(relevance: Relevance, start: int, stop: int, max_pairs: int, max_scores: int) -> Iterator[LabelPairs]:
     """All queries whose label is in the gallery: a few labels at a time, or some of the queries of one label."""
     from vicinal.evaluation.positive_kernels import LabelPairs
 
     begin, end = relevance.label_ranges(start, stop)
-    for some in _query_groups(begin, end):
+    lengths = end - begin
+    for some in _query_groups(begin, lengths, max_pairs, max_scores):
         labels, label_positions = np.unique(begin[some], return_inverse=True)
         widths = np.zeros(len(labels), dtype=np.int64)
-        widths[label_positions] = (end - begin)[some]
+        widths[label_positions] = lengths[some]
         yield LabelPairs(
             queries=some + start,
             gallery=relevance.rows_by_label[_ranges(labels, widths)],
@@ -126,19 +147,32 @@ def _pairs(relevance: Relevance, start: int, stop: int) -> Iterator[LabelPairs]:
         )
 
 
-def _query_groups(begin: Integers, end: Integers) -> Iterator[Integers]:
-    """The queries, ordered by label: many of one label, or as many of several labels as one tile has rows."""
-    known = np.flatnonzero(end > begin)
+def _query_groups(begin: Integers, lengths: Integers, max_pairs: int, max_scores: int) -> Iterator[Integers]:
+    """The queries, ordered by label: many of one label, or several labels.
+
+    Args:
+        begin: int64 [queries], where the gallery rows with the label of each query begin.
+        lengths: int64 [queries], how many these are.
+        max_pairs: the number of pairs of many queries of one label.
+        max_scores: the number of scores of the queries of several labels with the gallery rows of these, if there are
+            more queries than one tile has rows.
+    """
+    known = np.flatnonzero(lengths)
     known = known[np.argsort(begin[known], kind="stable")]
     pending: list[Integers] = []
+    num_queries = num_rows = 0
     for same in np.split(known, np.flatnonzero(np.diff(begin[known])) + 1) if len(known) else []:
-        max_queries = int(max(1, min(BLOCK_ROWS, MAX_PAIRS // (end - begin)[same[0]])))
-        is_large = len(same) > min(max_queries, TILE_ROWS)
-        if is_large or sum(map(len, pending)) + len(same) > TILE_ROWS:
+        width = int(lengths[same[0]])
+        max_queries = max(1, min(BLOCK_ROWS, max_pairs // width))
+        is_large = len(same) > min(max_queries, max(TILE_ROWS, max_scores // width))
+        num_queries, num_rows = num_queries + len(same), num_rows + width
+        is_full = num_queries > BLOCK_ROWS or num_queries * num_rows > max_scores
+        if is_large or (is_full and num_queries > TILE_ROWS):
             yield from [np.concatenate(pending)] if pending else []
-            pending = []
+            pending, num_queries, num_rows = [], len(same), width
         if is_large:
             yield from np.split(same, range(max_queries, len(same), max_queries))
+            num_queries = num_rows = 0
         else:
             pending.append(same)
     yield from [np.concatenate(pending)] if pending else []
@@ -150,16 +184,35 @@ def _ranges(starts: Integers, lengths: Integers) -> Integers:
     return np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
 
 
-def _pair_scores(queries: UnitVectors, gallery: UnitVectors, pairs: LabelPairs) -> Floats:
+def _score(queries: UnitVectors, gallery: UnitVectors, pairs: LabelPairs, scores: Tensor) -> None:
+    """Write the scores of pairs, float32 [pairs], which lie on the device of the queries."""
     from vicinal.evaluation.positive_kernels import gather_scores
 
-    scores = np.empty(pairs.starts[-1], dtype=np.float32)
     vectors = queries.take(pairs.queries)
     block = ScoreBuffer(len(vectors), min(BLOCK_ROWS, len(pairs.gallery)), queries.device)
-    for start in range(0, len(pairs.gallery), BLOCK_ROWS):
-        tile = block.product(vectors, gallery.take(pairs.gallery[start : start + BLOCK_ROWS]))
-        gather_scores(tile.cpu().numpy(), start, pairs, scores)
-    return scores
+    for left in range(0, len(pairs.gallery), BLOCK_ROWS):
+        tile = block.product(vectors, gallery.take(pairs.gallery[left : left + BLOCK_ROWS]))
+        if tile.device.type == "cpu":
+            gather_scores(tile.numpy(), left, pairs, scores.numpy())
+        else:
+            _gather_on_device(tile, left, pairs, scores)
+
+
+def _gather_on_device(tile: Tensor, left: int, pairs: LabelPairs, scores: Tensor) -> None:
+    """What the kernel `gather_scores` does on a CPU; the host does not wait."""
+    first = np.maximum(pairs.offsets, left)
+    counts = np.minimum(pairs.offsets + np.diff(pairs.starts), left + tile.shape[1]) - first
+    some = np.flatnonzero(counts > 0)
+    first, counts = first[some], counts[some]
+    before = np.cumsum(counts) - counts
+    sources = some * tile.stride(0) + first - left - before  # where the pairs of a query are in the tile,
+    targets = pairs.starts[some] + first - pairs.offsets[some] - before  # and among the scores, less their own numbers
+    given = torch.from_numpy(np.stack([counts, sources, targets])).to(tile.device, non_blocking=True)
+    number = int(counts.sum())
+    places = given[1:].repeat_interleave(given[0], dim=1, output_size=number)
+    places += torch.arange(number, device=tile.device)
+    flat = tile.as_strided(((len(tile) - 1) * tile.stride(0) + tile.shape[1],), (1,))
+    scores.index_copy_(0, places[1], flat[places[0]])
 
 
 def _queries_and_rows(pairs: LabelPairs) -> tuple[Integers, Integers]:

@@ -105,12 +105,14 @@ class UnitVectors:
         return F.normalize(_scaled(rows.to(self.device, torch.float32)), dim=1)
 
     def _check_finite(self, name: str) -> None:
-        for start in range(0, len(self), BLOCK_ROWS):
-            broken = self.block(start, start + BLOCK_ROWS).sum(dim=1).isnan()  # infinity over infinity is NaN too
-            if broken.any():
-                row = start + int(broken.nonzero()[0])
-                source = row if self._rows is None else int(self._rows[row])
-                raise InputError(f"{name} {source} holds NaN or infinity; every embedding must be finite")
+        starts = range(0, len(self), BLOCK_ROWS)
+        # Infinity over infinity is NaN too. The host waits for a GPU once.
+        sums = [self.block(start, start + BLOCK_ROWS).sum() for start in starts]
+        if starts and torch.stack(sums).isnan().any():
+            start = starts[int(torch.stack(sums).isnan().nonzero()[0])]
+            row = start + int(self.block(start, start + BLOCK_ROWS).sum(dim=1).isnan().nonzero()[0])
+            source = row if self._rows is None else int(self._rows[row])
+            raise InputError(f"{name} {source} holds NaN or infinity; every embedding must be finite")
 
 
 def _scaled(vectors: Tensor) -> Tensor:
