@@ -36,24 +36,22 @@ class Crop(NamedTuple):
 
 
 class FastCrop(nn.Module):
-    """Image -> uint8 `[channels, size, size]`. Subclasses say which part of it."""
+    """Image -> uint8 `[channels, size, size]`. Subclasses say which part of it, or leave an image to `thin`."""
 
-    def __init__(self, size: int, interpolation: str) -> None:
+    def __init__(self, size: int, interpolation: str, thin: nn.Module | None = None) -> None:
         super().__init__()
-        self.size, self.interpolation = size, interpolation
+        self.size, self.interpolation, self.thin = size, interpolation, thin
 
     def plan(self, width: int, height: int) -> Crop | None:
         """The crop of an image of this size, by torch's generator if it is random; None: it is left to `thin`."""
         raise NotImplementedError
 
-    def thin(self, image: Source) -> torch.Tensor:
-        """The result for an image that is not resized by torch."""
-        raise NotImplementedError
-
     def cut(self, image: Source, crop: Crop | None) -> torch.Tensor:
         """The result for an image and its crop."""
-        if crop is None:
-            return self.thin(image)
+        if crop is None and self.thin is not None:
+            pixels: torch.Tensor = self.thin(image)
+            return pixels
+        assert crop is not None
         left, top = crop.corner
         resized = resized_crop(image, crop.box, crop.size, self.interpolation)
         return resized[:, top : top + self.size, left : left + self.size]
@@ -84,8 +82,8 @@ class FastResizeCenterCrop(FastCrop):
     """
 
     def __init__(self, resize: int, size: int, interpolation: str, max_aspect_ratio: float, thin: nn.Module) -> None:
-        super().__init__(size, interpolation)
-        self.resize, self.max_aspect_ratio, self.thin_crop = resize, max_aspect_ratio, thin
+        super().__init__(size, interpolation, thin)
+        self.resize, self.max_aspect_ratio = resize, max_aspect_ratio
 
     def plan(self, width: int, height: int) -> Crop | None:
         shorter = min(width, height)
@@ -94,10 +92,6 @@ class FastResizeCenterCrop(FastCrop):
         size = (self.resize * width // shorter, self.resize * height // shorter)
         left, top = (round((side - self.size) / 2) for side in size)  # as torchvision's CenterCrop
         return Crop((0, 0, width, height), size, (left, top))
-
-    def thin(self, image: Source) -> torch.Tensor:
-        pixels: torch.Tensor = self.thin_crop(image)
-        return pixels
 
 
 def resized_crop(
