@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -74,3 +75,19 @@ def test_settings_that_round_nothing_are_left_alone(monkeypatch: pytest.MonkeyPa
     for device in (CPU, GPU):
         with ieee_products(device):
             pass
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_blocks_of_several_threads_may_end_in_any_order(first_out: int) -> None:
+    older("medium")()
+    before = state()
+    blocks = [ieee_products(CPU), ieee_products(GPU)]
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        threads = [one, other]
+        for thread, block in zip(threads, blocks, strict=True):
+            thread.submit(block.__enter__).result()
+            assert state() == ["ieee", "ieee", "highest"]
+        for number in (first_out, 1 - first_out):
+            assert state() == ["ieee", "ieee", "highest"]  # also after the first one has left
+            threads[number].submit(blocks[number].__exit__, None, None, None).result()
+    assert state() == before
