@@ -123,9 +123,9 @@ def _scored_pairs(
     groups = list(_pairs(relevance, start, stop, GPU_SCORES, GPU_SCORES))
     sizes = [int(pairs.starts[-1]) for pairs in groups]
     scores = torch.empty(sum(sizes), device=queries.device)
-    for pairs, own in zip(groups, scores.split(sizes), strict=True):
+    for pairs, own in zip(groups, torch.split(scores, sizes), strict=True):
         _score(queries, gallery, pairs, own)
-    on_host = scores.cpu().split(sizes)  # the host waits once
+    on_host = torch.split(scores.cpu(), sizes)  # the host waits once
     yield from ((pairs, own.numpy()) for pairs, own in zip(groups, on_host, strict=True))
 
 
