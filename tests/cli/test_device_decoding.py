@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +43,8 @@ def jpegs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def decoder(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+@contextmanager
+def libjpeg() -> Iterator[list[int]]:
     """The CPU decodes as a GPU does; how many images it decoded, batch by batch."""
     counts: list[int] = []
     decode = DeviceDecoder.__call__
@@ -51,17 +53,31 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(images.plans))  # type: ignore[attr-defined]
         return decode(self, images)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(DeviceDecoder, "__call__", counted)
-    for module in ("vicinal.data.nvjpeg", "vicinal.workflows.sources"):
-        monkeypatch.setattr(f"{module}.check_nvjpeg", lambda _: None)
-    return counts
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeviceDecoder, "__call__", counted)
+        for module in ("vicinal.data.nvjpeg", "vicinal.workflows.sources"):
+            patch.setattr(f"{module}.check_nvjpeg", lambda _: None)
+        yield counts
 
 
 @pytest.fixture
-def run(jpegs: Path, decoder: list[int], tmp_path: Path) -> Path:
-    """A finished run whose images a device decoded."""
-    assert main(["train", "--data.source", str(jpegs), *SMALL, *DEVICE, "--out", str(tmp_path / "run")]) == 0
-    return tmp_path / "run"
+def decoder() -> Iterator[list[int]]:
+    with libjpeg() as counts:
+        yield counts
+
+
+@pytest.fixture(scope="module")
+def finished(jpegs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    """A finished run whose images a device decoded, and how many at a time."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    with libjpeg() as counts:
+        assert main(["train", "--data.source", str(jpegs), *SMALL, *DEVICE, "--out", str(out)]) == 0
+    return out, counts
+
+
+@pytest.fixture
+def run(finished: tuple[Path, list[int]], decoder: list[int]) -> Path:
+    return finished[0]
 
 
 def trainer(jpegs: Path, out: Path, *more: str) -> Trainer:
@@ -92,12 +108,16 @@ def test_the_batches_of_a_run_are_those_of_workers(
 
 
 def test_a_run_and_what_follows_it_remember_where_images_are_decoded(
-    jpegs: Path, run: Path, decoder: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    jpegs: Path,
+    finished: tuple[Path, list[int]],
+    decoder: list[int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    run, counts = finished
     assert "  decoding: device\n" in (run / "recipe.yaml").read_text()
     val = load_table(str(run / "table.parquet")).subset("val")
-    assert {8, len(val)} <= set(decoder)  # batches for training, and validation
-    decoder.clear()
+    assert {8, len(val)} <= set(counts)  # batches for training, and validation
     index = tmp_path / "index"
     output(capsys, "index", index, "--source", jpegs, "--model", run)
     assert decoder == [24]
@@ -165,7 +185,6 @@ def test_processes_that_divide_images_decode_them_as_one(
     jpegs: Path, run: Path, decoder: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    decoder.clear()
     for decoding, expected in ((None, [5]), ("workers", [5])):
         reader = EmbeddingReader(model=str(run), device="cpu", decoding=decoding)  # type: ignore[arg-type]
         _embed_part(reader, load_table(str(jpegs)), range(2, 7), 1)
@@ -182,7 +201,7 @@ def test_a_head_on_frozen_features_of_a_device(jpegs: Path, decoder: list[int], 
 
 def test_a_run_goes_on_as_it_began(jpegs: Path, run: Path) -> None:
     recipe = Recipe.load(overrides=[f"--data.source={jpegs}", *SMALL, *DEVICE, "--data.decoding=workers", "--epochs=3"])
-    with pytest.raises(InputError, match="decoding"):
+    with pytest.raises(InputError, match=r"data\.decoding"):
         resume(run, recipe)
 
 
