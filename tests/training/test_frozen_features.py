@@ -96,12 +96,12 @@ def test_it_is_the_same_as_training_with_a_frozen_backbone(
     ours, expected = (load_checkpoint(run.last)["module"] for run in (frozen, whole))
     assert {name for name in expected if "backbone" not in name and "pooling" not in name} == ours.keys()
     weights = [name for name, value in ours.items() if isinstance(value, Tensor)]
-    for name in weights:
-        torch.testing.assert_close(ours[name], expected[name], rtol=1e-6, atol=1e-6, msg=f"{name} differs")
+    for name in weights:  # AdamW magnifies what rounding makes of a gradient near 0: 1.3e-6 was seen
+        torch.testing.assert_close(ours[name], expected[name], rtol=1e-5, atol=1e-5, msg=f"{name} differs")
     begun = load_checkpoint(frozen.best)["module"]  # the first evaluation is perfect already
     assert not any(torch.equal(begun[name], ours[name]) for name in weights if name.startswith("embedder.head"))
     for name, tensor in tensors(whole).items():
-        torch.testing.assert_close(tensors(frozen)[name], tensor, rtol=1e-6, atol=1e-6, msg=f"{name} differs")
+        torch.testing.assert_close(tensors(frozen)[name], tensor, rtol=1e-5, atol=1e-5, msg=f"{name} differs")
 
 
 def test_the_model_is_a_whole_one(settings: list[str], tmp_path: Path) -> None:
