@@ -24,8 +24,9 @@ from tests.losses.test_contextual import (
 )
 from vicinal.losses import ContextualLoss, ContrastiveLoss
 from vicinal.losses.contextual import loss as contextual_loss
-from vicinal.losses.contextual import tiled
-from vicinal.losses.contextual.tiled import BitMatrix, SymmetricMatrix, tiled_loss
+from vicinal.losses.contextual import packed_matrices, tiled
+from vicinal.losses.contextual.packed_matrices import BitMatrix, SymmetricMatrix, count_type
+from vicinal.losses.contextual.tiled import tiled_loss
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def tiled_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("tile", [8, 256])
 def test_value_and_gradient(tile: int, tiled_calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiled, "TILE", tile)
+    monkeypatch.setattr(packed_matrices, "TILE", tile)
     for name, sample in SAMPLES.items():
         for epsilon in EPSILONS:
             got = ours(sample, epsilon=epsilon)
@@ -56,7 +57,7 @@ def test_value_and_gradient(tile: int, tiled_calls: list[int], monkeypatch: pyte
 @pytest.mark.parametrize("near", [0.0, 0.16, 0.4, 3.0])
 def test_neighborhoods_of_any_size(near: float, tiled_calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """From the whole batch to a few samples."""
-    monkeypatch.setattr(tiled, "TILE", 64)
+    monkeypatch.setattr(packed_matrices, "TILE", 64)
     noise = torch.randn(203, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     sample = Sample(1 + near * noise, torch.arange(203) % 50, 4)
     assert_near(ours(sample), by_hand(sample), 1e-8)
@@ -64,7 +65,7 @@ def test_neighborhoods_of_any_size(near: float, tiled_calls: list[int], monkeypa
 
 
 def test_float32(tiled_calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiled, "TILE", 64)
+    monkeypatch.setattr(packed_matrices, "TILE", 64)
     sample = clusters(60, 5, 16, 0.8)
     assert clearness(sample.x, 5, 0.05) > 1e-6
     got = ours(sample._replace(x=sample.x.float()))
@@ -73,14 +74,9 @@ def test_float32(tiled_calls: list[int], monkeypatch: pytest.MonkeyPatch) -> Non
     assert tiled_calls == [300]
 
 
-def test_counts_that_need_more_than_two_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample = SAMPLES["corners, more than once"]
-    x = F.normalize(sample.x)
-    for most, dtype in ((32, torch.int16), (31, torch.int32)):
-        monkeypatch.setattr(tiled, "MAX_INT16", most)
-        assert tiled._ContextualTiles(x, sample.k, 0.5).common[0, 0].dtype == dtype
-        got = value_and_gradient(lambda x: tiled_loss(F.normalize(x), sample.labels, 8, ContextualLoss().variant), x)
-        assert_near(got, by_hand(sample._replace(x=x)))
+def test_counts_that_need_more_than_two_bytes() -> None:
+    assert torch.tensor(32767, dtype=count_type(32767)) == 32767
+    assert torch.tensor(32768, dtype=count_type(32768)) == 32768
 
 
 def test_which_batches_are_tiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +120,7 @@ def test_which_batches_are_tiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little more than half a matrix for E and a quarter for P, and no larger piece."""
-    monkeypatch.setattr(tiled, "TILE", 128)
+    monkeypatch.setattr(packed_matrices, "TILE", 128)
     monkeypatch.setattr(tiled, "default_tile_rows", lambda *_: 128)
     n, d = 1024, 16
     x = F.normalize(1 + 0.3 * torch.randn(n, d)).requires_grad_()
@@ -149,7 +145,7 @@ def test_a_bit_matrix() -> None:
 
 
 def test_a_symmetric_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiled, "TILE", 8)
+    monkeypatch.setattr(packed_matrices, "TILE", 8)
     matrix = SymmetricMatrix(19, torch.float64)
     for place in matrix.places:
         matrix[place].normal_()
@@ -158,3 +154,11 @@ def test_a_symmetric_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = torch.cat([torch.cat([matrix[i, j] for j in range(3)], dim=1) for i in range(3)])
     torch.testing.assert_close(whole, whole.T)
     torch.testing.assert_close(matrix.sum_of_squares(), whole.square().sum())
+
+
+def test_the_sum_of_many_squares_has_the_precision_of_float32() -> None:
+    matrix = SymmetricMatrix(1024, torch.float32)
+    for place in matrix.places:
+        matrix[place].fill_(0.1)
+    expected = torch.tensor(0.1).double() ** 2 * 1024**2
+    torch.testing.assert_close(matrix.sum_of_squares().double(), expected, rtol=1e-6, atol=0)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from vicinal.losses.base import Loss, Walk, zero_loss
 from vicinal.losses.contextual.dense import dense_loss
@@ -18,6 +16,7 @@ from vicinal.losses.contextual.row_blocks import row_block_loss
 from vicinal.losses.contextual.sparse import NeighborSearch, find_neighborhoods, neighborhoods_of, sparse_loss
 from vicinal.losses.contextual.tiled import tiled_loss
 from vicinal.losses.contextual.variants import Variant
+from vicinal.losses.contextual.with_gradient import with_gradient
 from vicinal.similarity.checks import can_read_values
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.pairs import MaskedPairs
@@ -190,7 +189,14 @@ class ContextualLoss(Loss):
             similarity = source.with_anchors(anchors).similarity(rows)
             return dense_loss(similarity, positive, known, k, self.variant, rows.start)
 
-        return loss(source.anchors) if torch.compiler.is_compiling() else _WithGradient.apply(loss, source.anchors)
+        def loss_with_gradient(anchors: Tensor, needs_gradient: bool) -> tuple[Tensor, Tensor | None]:
+            with torch.set_grad_enabled(needs_gradient):
+                value = loss(anchors.requires_grad_(needs_gradient))
+            return value.detach(), torch.autograd.grad(value, anchors)[0] if needs_gradient else None
+
+        if torch.compiler.is_compiling():
+            return loss(source.anchors)
+        return with_gradient(loss_with_gradient, source.anchors)
 
     def _may_be_sparse(self, source: PairSource) -> bool:
         # On a GPU products of dense matrices are fast, and the search for neighbors would synchronize with it.
@@ -199,26 +205,6 @@ class ContextualLoss(Loss):
         if len(source) <= MIN_SPARSE_SAMPLES:
             return False
         return float(_class_sizes(source).square().sum()) <= MAX_DENSITY * len(source) ** 2
-
-
-class _WithGradient(torch.autograd.Function):
-    """Computes the gradient of a function with its value, so that autocast in the backward pass does not change it."""
-
-    @staticmethod
-    def forward(ctx: Any, function: Callable[[Tensor], Tensor], vectors: Tensor) -> Tensor:
-        needs_grad = ctx.needs_input_grad[1]
-        with torch.set_grad_enabled(needs_grad):
-            leaf = vectors.detach().requires_grad_(needs_grad)
-            value = function(leaf)
-        if needs_grad:
-            ctx.save_for_backward(*torch.autograd.grad(value, leaf))
-        return value.detach()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[None, Tensor]:
-        (gradient,) = ctx.saved_tensors
-        return None, gradient * upstream
 
 
 def _is_plain(source: PairSource) -> bool:

@@ -8,11 +8,9 @@ limited size; neighborhoods, which are ones and zeros, come as bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from typing_extensions import Self
 
 from vicinal.losses.contextual.dense import error_of, gradient_of
@@ -20,6 +18,7 @@ from vicinal.losses.contextual.matrices import DenseMatrix
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
 from vicinal.losses.contextual.products import product, split, transpose
 from vicinal.losses.contextual.variants import Variant, are_neighbors
+from vicinal.losses.contextual.with_gradient import with_gradient
 from vicinal.utils import distributed
 
 MAX_GATHERED = 2**26
@@ -119,36 +118,26 @@ def row_block_loss(vectors: Tensor, positive: Tensor, known: Tensor | None, k: i
         k: number of neighbors of a sample, including itself.
         variant: definition of contextual similarity, with steps and products.
     """
-    return _RowBlockLoss.apply(vectors, positive, known, k, variant)
 
-
-class _RowBlockLoss(torch.autograd.Function):
-    """Computes the gradient with the value, from the same matrices."""
-
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant) -> Tensor:
-        n, span = len(vectors), distributed.own_rows(len(vectors))
+    def loss(vectors: Tensor, needs_gradient: bool) -> tuple[Tensor, Tensor | None]:
+        span = distributed.own_rows(len(vectors))
         contextual = ContextualSimilarity(_neighborhoods(vectors, span, k, variant.epsilon), variant)
-        matrix = RowBlocks(error_of(contextual.w().values, positive, known, span.start))
-        value = matrix.sum_of_squares() / n**2
-        if ctx.needs_input_grad[0]:
-            grad_w = (matrix + matrix.T).half() if variant.expansion and known is not None else matrix
-            gradient = gradient_of(contextual, grad_w).values
-            gradient.diagonal(span.start).zero_()  # of similarities to oneself, which are 1
-            if variant.correct_gradient:
-                negative = ~positive if known is None else known & ~positive
-                gradient.masked_fill_((positive & (gradient > 0)) | (negative & (gradient < 0)), 0.0)
-            gradient *= 4 * variant.alpha / n**2 * distributed.world_size()
-            total = gradient.T @ vectors[span]
-            total[span] += gradient @ vectors
-            ctx.save_for_backward(total)
-        return value
+        error = RowBlocks(error_of(contextual.w().values, positive, known, span.start))
+        value = error.sum_of_squares() / len(vectors) ** 2
+        if not needs_gradient:
+            return value, None
+        grad_w = (error + error.T).half() if variant.expansion and known is not None else error
+        gradient = gradient_of(contextual, grad_w).values
+        gradient.diagonal(span.start).zero_()  # of similarities to oneself, which are 1
+        if variant.correct_gradient:
+            negative = ~positive if known is None else known & ~positive
+            gradient.masked_fill_((positive & (gradient > 0)) | (negative & (gradient < 0)), 0.0)
+        gradient *= 4 * variant.alpha / len(vectors) ** 2 * distributed.world_size()
+        total = gradient.T @ vectors[span]
+        total[span] += gradient @ vectors
+        return value, total
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * upstream, None, None, None, None
+    return with_gradient(loss, vectors)
 
 
 def _neighborhoods(vectors: Tensor, span: slice, k: int, epsilon: float) -> Neighborhoods[RowBlocks]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from vicinal.losses.contextual.matrices import SparseMatrix
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
 from vicinal.losses.contextual.variants import Variant, similarity_of_kth, slack
+from vicinal.losses.contextual.with_gradient import with_gradient
 from vicinal.similarity.tiles import default_tile_rows
 from vicinal.utils import distributed
 
@@ -96,28 +94,16 @@ def sparse_loss(
     vectors: Tensor, labels: Tensor, neighborhoods: Neighborhoods[SparseMatrix], variant: Variant
 ) -> Tensor:
     """Eq. (5), the mean over all n^2 pairs of `(y - w)^2`; differentiable once with respect to unit vectors [n, d]."""
-    return _SparseLoss.apply(vectors, labels, neighborhoods, variant)
 
-
-class _SparseLoss(torch.autograd.Function):
-    """Computes the gradient with the value, from the same matrices."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, vectors: Tensor, labels: Tensor, neighborhoods: Neighborhoods[SparseMatrix], variant: Variant
-    ) -> Tensor:
+    def loss(vectors: Tensor, needs_gradient: bool) -> tuple[Tensor, Tensor | None]:
         contextual = ContextualSimilarity(neighborhoods, variant)
         error = (contextual.w() - SparseMatrix.from_labels(labels, vectors.dtype)).without_diagonal()
-        if ctx.needs_input_grad[0]:
-            gradient = _gradient(contextual, error, vectors.detach())
-            ctx.save_for_backward(gradient.mul_(4 * variant.alpha / len(labels) ** 2))
-        return error.sum_of_squares() / len(labels) ** 2
+        value = error.sum_of_squares() / len(labels) ** 2
+        if not needs_gradient:
+            return value, None
+        return value, _gradient(contextual, error, vectors).mul_(4 * variant.alpha / len(labels) ** 2)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * upstream, None, None, None
+    return with_gradient(loss, vectors)
 
 
 def _gradient(contextual: ContextualSimilarity[SparseMatrix], grad_w: SparseMatrix, vectors: Tensor) -> Tensor:

@@ -11,19 +11,14 @@ sums of B + B^T and g those of R * T / r, and but for a factor,
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from vicinal.losses.contextual.packed_matrices import BitMatrix, SymmetricMatrix, count_type, length, spans_of
 from vicinal.losses.contextual.variants import Variant, are_neighbors
+from vicinal.losses.contextual.with_gradient import with_gradient
 from vicinal.similarity.tiles import default_tile_rows
-
-TILE = 512
-"""Number of rows and of columns of a tile; a multiple of 8. Larger ones are a little faster, and take more memory."""
-MAX_INT16 = 2**15 - 1
 
 
 def tiled_loss(vectors: Tensor, labels: Tensor, k: int, variant: Variant) -> Tensor:
@@ -35,101 +30,19 @@ def tiled_loss(vectors: Tensor, labels: Tensor, k: int, variant: Variant) -> Ten
         k: number of neighbors of a sample, including itself.
         variant: the paper's definition; epsilon and alpha may be any.
     """
-    return _TiledLoss.apply(vectors, labels, k, variant)
 
-
-class _TiledLoss(torch.autograd.Function):
-    """Computes the gradient with the value, from the same matrices."""
-
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor, labels: Tensor, k: int, variant: Variant) -> Tensor:
-        tiles = _ContextualTiles(vectors.detach(), k, variant.epsilon)
+    def loss(vectors: Tensor, needs_gradient: bool) -> tuple[Tensor, Tensor | None]:
+        tiles = ContextualTiles(vectors, k, variant.epsilon)
         error = tiles.error(labels)
-        if ctx.needs_input_grad[0]:
-            ctx.save_for_backward(tiles.gradient(error).mul_(4 * variant.alpha / len(labels) ** 2))
-        return error.sum_of_squares() / len(labels) ** 2
+        value = error.sum_of_squares() / len(labels) ** 2
+        if not needs_gradient:
+            return value, None
+        return value, TiledGradient(tiles, error).of_vectors().mul_(4 * variant.alpha / len(labels) ** 2)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * upstream, None, None, None
+    return with_gradient(loss, vectors)
 
 
-class BitMatrix:
-    """A matrix [n, n] of zeros and ones, of one bit each.
-
-    Example:
-        >>> matrix = BitMatrix(9)
-        >>> matrix.set(slice(0, 9), slice(0, 9), torch.eye(9) > 0)
-        >>> matrix.tile(slice(7, 9), slice(8, 9), torch.float32)
-        tensor([[0.],
-                [1.]])
-    """
-
-    def __init__(self, n: int) -> None:
-        self.packed = np.zeros((n, -(-n // 8)), dtype=np.uint8)
-
-    def set(self, rows: slice, columns: slice, values: Tensor) -> None:
-        """Set some rows and columns, bool [rows, columns]; the first column is a multiple of 8."""
-        self.packed[rows, _bytes(columns)] = np.packbits(values.numpy(), axis=1)
-
-    def tile(self, rows: slice, columns: slice, dtype: torch.dtype) -> Tensor:
-        """Some rows and columns; the first column is a multiple of 8."""
-        values = np.unpackbits(self.packed[rows, _bytes(columns)], axis=1, count=columns.stop - columns.start)
-        return torch.from_numpy(values).to(dtype)
-
-    def read_rows(self, rows: slice, out: Tensor) -> Tensor:
-        """Some rows, written into `out`, [rows, n]."""
-        return out.copy_(torch.from_numpy(np.unpackbits(self.packed[rows], axis=1, count=len(self.packed))))
-
-    def row_sums(self, dtype: torch.dtype) -> Tensor:
-        """The number of ones of each row, [n]."""
-        sums = [np.unpackbits(self.packed[rows], axis=1).sum(axis=1) for rows in spans_of(len(self.packed))]
-        return torch.from_numpy(np.concatenate(sums).astype(np.int64)).to(dtype)
-
-
-def _bytes(columns: slice) -> slice:
-    return slice(columns.start // 8, -(-columns.stop // 8))
-
-
-class SymmetricMatrix:
-    """A symmetric matrix [n, n], of which the tiles on and above the diagonal are held.
-
-    Args:
-        n: number of rows and of columns.
-        dtype: of its entries, which are 0 at first.
-    """
-
-    def __init__(self, n: int, dtype: torch.dtype) -> None:
-        self.spans = spans_of(n)
-        self.places = [(i, j) for i in range(len(self.spans)) for j in range(i, len(self.spans))]
-        # In one piece, because small ones that come and go with others leave holes in the memory of a process.
-        storage = torch.zeros(len(self.places), TILE, TILE, dtype=dtype)
-        self._tiles = dict(zip(self.places, storage, strict=True))
-
-    def __getitem__(self, place: tuple[int, int]) -> Tensor:
-        """A tile, by its number in both directions; what is written into it is written into its mirror image."""
-        i, j = place
-        if i > j:
-            return self[j, i].T
-        rows, columns = self.spans[i], self.spans[j]
-        return self._tiles[place][: rows.stop - rows.start, : columns.stop - columns.start]
-
-    def sum_of_squares(self) -> Tensor:
-        """The sum of the squares of all n^2 entries."""
-        # Tile by tile: the sum of millions of squares in one go loses digits of float32.
-        norms = torch.stack([torch.linalg.vector_norm(self[place]) for place in self.places])
-        times = torch.tensor([1.0 if i == j else 2.0 for i, j in self.places], dtype=norms.dtype)
-        return norms.square() @ times
-
-
-def spans_of(n: int) -> list[slice]:
-    """The rows, and so the columns, of each tile."""
-    return [slice(start, min(start + TILE, n)) for start in range(0, n, TILE)]
-
-
-class _ContextualTiles:
+class ContextualTiles:
     """Contextual similarity and its gradient; the names are those of the formulas above and of `matrix_form`."""
 
     def __init__(self, vectors: Tensor, k: int, epsilon: float) -> None:
@@ -146,11 +59,11 @@ class _ContextualTiles:
 
     def error(self, labels: Tensor) -> SymmetricMatrix:
         """The matrix E: w - y, and 0 on the diagonal."""
-        total, panel = SymmetricMatrix(self.n, self.dtype), self._panel()
+        total, panel = SymmetricMatrix(self.n, self.dtype), self.panel()
         for k, span in enumerate(self.spans):
-            weights = self._weights(span, panel)
+            weights = self.weights(span, panel)
             for j in range(len(self.spans)):
-                w1 = self._w1(k, j)
+                w1 = self.w1(k, j)
                 for i, rows in enumerate(self.spans):  # W2 + W2^T
                     if i <= j:
                         total[i, j].addmm_(weights[:, rows].T, w1)
@@ -162,48 +75,6 @@ class _ContextualTiles:
             if i == j:
                 total[i, j].fill_diagonal_(0.0)
         return total
-
-    def gradient(self, error: SymmetricMatrix) -> Tensor:
-        """dL/dV without its factor, float [n, d]."""
-        vectors, panels = self.vectors, (self._panel(), self._panel())
-        near_vectors, total = torch.empty_like(vectors), torch.zeros_like(vectors)
-        common_vectors = torch.zeros_like(vectors)  # C V
-        for rows in self.spans:
-            near_vectors[rows] = self.near.read_rows(rows, panels[0][: _length(rows)]) @ vectors
-        grad_size, grad_rows = torch.zeros_like(self.sizes), torch.zeros_like(self.sizes)
-        weight_of_common, weight_of_far = (1 / self.sizes + 1 / self.num_far) / 2, 0.5 / self.num_far
-        for k, columns in enumerate(self.spans):
-            w1 = panels[0][: _length(columns)]
-            for j, span in enumerate(self.spans):
-                w1[:, span] = self._w1(k, j)
-            for i, rows in enumerate(self.spans):
-                weights = self._weights(rows, panels[1])
-                grad_w1, grad_close = vectors.new_zeros(2, _length(rows), _length(columns))  # Q, T
-                for j, span in enumerate(self.spans):
-                    grad_w1.addmm_(weights[:, span], error[j, k])
-                    grad_close.addmm_(error[i, j], w1[:, span].T)
-                grad_close /= self.num_reciprocal[rows, None]
-                reciprocal = self.reciprocal.tile(rows, columns, self.dtype)
-                grad_size[rows] += (reciprocal * grad_close).sum(dim=1)
-                directions = reciprocal.add_(self.either.tile(rows, columns, self.dtype))  # X
-                agreement = self.common[i, k] * weight_of_common[rows, None]
-                agreement += weight_of_far[rows, None] * (self.far[rows, None] - self.sizes[columns])
-                entries = agreement.mul_(grad_w1).addcmul_(directions, grad_close)  # M
-                grad_agreement = grad_w1.mul_(self.near.tile(rows, columns, self.dtype))
-                grad_rows[rows] -= grad_agreement.sum(dim=1) * weight_of_far[rows]
-                grad_rows[columns] -= weight_of_far[rows] @ grad_agreement
-                grad_common = grad_agreement.mul_(weight_of_common[rows, None])  # half of C
-                _add_symmetric(total, entries, vectors, rows, columns)
-                _add_symmetric(total, grad_common, near_vectors, rows, columns)
-                _add_symmetric(common_vectors, grad_common, vectors, rows, columns)
-        grad_size /= self.num_reciprocal
-        for rows in self.spans:
-            near, directions = (panel[: _length(rows)] for panel in panels)
-            total.addmm_(self.near.read_rows(rows, near).T, common_vectors[rows])
-            self.reciprocal.read_rows(rows, directions).add_(self.either.read_rows(rows, near))
-            total[rows] -= grad_size[rows, None] * (directions @ vectors)
-            total[rows] -= directions.mul_(grad_size) @ vectors
-        return total.addr_(grad_rows, vectors.sum(dim=0)).add_(grad_rows @ vectors)
 
     def _search(self, k: int, epsilon: float) -> tuple[BitMatrix, BitMatrix]:
         """N and N'."""
@@ -227,15 +98,15 @@ class _ContextualTiles:
 
     def _count_common(self) -> SymmetricMatrix:
         """P."""
-        common = SymmetricMatrix(self.n, torch.int16 if self.n <= MAX_INT16 else torch.int32)
-        panels = self._panel(), self._panel()
+        common = SymmetricMatrix(self.n, count_type(self.n))
+        panels = self.panel(), self.panel()
         for i, rows in enumerate(self.spans):
-            near = self.near.read_rows(rows, panels[0][: _length(rows)])
+            near = self.near.read_rows(rows, panels[0][: length(rows)])
             for j, columns in enumerate(self.spans[i:], i):
-                common[i, j].copy_(near @ self.near.read_rows(columns, panels[1][: _length(columns)]).T)
+                common[i, j].copy_(near @ self.near.read_rows(columns, panels[1][: length(columns)]).T)
         return common
 
-    def _w1(self, i: int, j: int) -> Tensor:
+    def w1(self, i: int, j: int) -> Tensor:
         """A tile of N * A, with quotients of integers, so that it is exactly 1 where all are in common."""
         rows, columns = self.spans[i], self.spans[j]
         common = self.common[i, j].to(self.dtype)
@@ -243,17 +114,87 @@ class _ContextualTiles:
         fraction_far = common.add_(self.far[rows, None] - self.sizes[columns]).div_(self.num_far[rows, None])
         return fraction.add_(fraction_far).mul_(0.5).mul_(self.near.tile(rows, columns, self.dtype))
 
-    def _weights(self, rows: slice, panel: Tensor) -> Tensor:
+    def weights(self, rows: slice, panel: Tensor) -> Tensor:
         """Some rows of `R / r`, where r divides columns: of its transpose, as R is symmetric; held in a panel."""
-        return self.reciprocal.read_rows(rows, panel[: _length(rows)]).div_(self.num_reciprocal)
+        return self.reciprocal.read_rows(rows, panel[: length(rows)]).div_(self.num_reciprocal)
 
-    def _panel(self) -> Tensor:
+    def panel(self) -> Tensor:
         """Some rows of a matrix, in memory that is used again: the allocator leaves holes of that size."""
-        return self.vectors.new_empty(TILE, self.n)
+        return self.vectors.new_empty(length(self.spans[0]), self.n)
 
 
-def _length(span: slice) -> int:
-    return int(span.stop - span.start)
+class TiledGradient:
+    """The gradient with respect to the vectors, of `error`, the matrix E; see the formula above."""
+
+    def __init__(self, tiles: ContextualTiles, error: SymmetricMatrix) -> None:
+        self.tiles, self.error, self.vectors = tiles, error, tiles.vectors
+        self.panels = tiles.panel(), tiles.panel()
+        self.total, self.common_vectors = torch.zeros_like(self.vectors), torch.zeros_like(self.vectors)  # dL/dV, C V
+        self.grad_size, self.grad_rows = torch.zeros_like(tiles.sizes), torch.zeros_like(tiles.sizes)  # g, -b
+        self.weight_of_common, self.weight_of_far = (1 / tiles.sizes + 1 / tiles.num_far) / 2, 0.5 / tiles.num_far
+
+    def of_vectors(self) -> Tensor:
+        """dL/dV without its factor, float [n, d]; can be called once."""
+        tiles, total = self.tiles, self.total
+        self._add_tiles()
+        self.grad_size /= tiles.num_reciprocal
+        for rows in tiles.spans:
+            near, directions = (panel[: length(rows)] for panel in self.panels)
+            total.addmm_(tiles.near.read_rows(rows, near).T, self.common_vectors[rows])
+            tiles.reciprocal.read_rows(rows, directions).add_(tiles.either.read_rows(rows, near))
+            total[rows] -= self.grad_size[rows, None] * (directions @ self.vectors)
+            total[rows] -= directions.mul_(self.grad_size) @ self.vectors
+        return total.addr_(self.grad_rows, self.vectors.sum(dim=0)).add_(self.grad_rows @ self.vectors)
+
+    def _add_tiles(self) -> None:
+        """Add what is known of a tile without the others."""
+        tiles, near_vectors = self.tiles, self._near_vectors()
+        for k, columns in enumerate(tiles.spans):
+            w1 = self.panels[0][: length(columns)]
+            for j, span in enumerate(tiles.spans):
+                w1[:, span] = tiles.w1(k, j)
+            for i, rows in enumerate(tiles.spans):
+                grad_w1, grad_close = self._products(i, k, w1)
+                entries = self._entries(i, k, grad_w1, grad_close)
+                grad_common = self._grad_common(i, k, grad_w1)
+                _add_symmetric(self.total, entries, self.vectors, rows, columns)
+                _add_symmetric(self.total, grad_common, near_vectors, rows, columns)
+                _add_symmetric(self.common_vectors, grad_common, self.vectors, rows, columns)
+
+    def _near_vectors(self) -> Tensor:
+        """N V."""
+        result = torch.empty_like(self.vectors)
+        for rows in self.tiles.spans:
+            result[rows] = self.tiles.near.read_rows(rows, self.panels[0][: length(rows)]) @ self.vectors
+        return result
+
+    def _products(self, i: int, k: int, w1: Tensor) -> tuple[Tensor, Tensor]:
+        """A tile of Q and of T; `w1` are the rows of W1 with the numbers of its columns."""
+        rows = self.tiles.spans[i]
+        weights = self.tiles.weights(rows, self.panels[1])
+        grad_w1, grad_close = w1.new_zeros(2, length(rows), len(w1))
+        for j, span in enumerate(self.tiles.spans):
+            grad_w1.addmm_(weights[:, span], self.error[j, k])
+            grad_close.addmm_(self.error[i, j], w1[:, span].T)
+        return grad_w1, grad_close.div_(self.tiles.num_reciprocal[rows, None])
+
+    def _entries(self, i: int, k: int, grad_w1: Tensor, grad_close: Tensor) -> Tensor:
+        """A tile of M; what it adds to g is added."""
+        tiles, rows, columns = self.tiles, self.tiles.spans[i], self.tiles.spans[k]
+        reciprocal = tiles.reciprocal.tile(rows, columns, tiles.dtype)
+        self.grad_size[rows] += (reciprocal * grad_close).sum(dim=1)
+        directions = reciprocal.add_(tiles.either.tile(rows, columns, tiles.dtype))  # X
+        agreement = tiles.common[i, k] * self.weight_of_common[rows, None]  # A
+        agreement += self.weight_of_far[rows, None] * (tiles.far[rows, None] - tiles.sizes[columns])
+        return agreement.mul_(grad_w1).addcmul_(directions, grad_close)
+
+    def _grad_common(self, i: int, k: int, grad_w1: Tensor) -> Tensor:
+        """A tile of the matrix that with its transpose is C, in place of that of Q; what it takes from -b is taken."""
+        rows, columns = self.tiles.spans[i], self.tiles.spans[k]
+        grad_agreement = grad_w1.mul_(self.tiles.near.tile(rows, columns, grad_w1.dtype))
+        self.grad_rows[rows] -= grad_agreement.sum(dim=1) * self.weight_of_far[rows]
+        self.grad_rows[columns] -= self.weight_of_far[rows] @ grad_agreement
+        return grad_agreement.mul_(self.weight_of_common[rows, None])
 
 
 def _add_symmetric(total: Tensor, tile: Tensor, vectors: Tensor, rows: slice, columns: slice) -> None:
