@@ -250,6 +250,14 @@ def test_no_batch_of_unreadable_images_and_none_without_jpegs(tmp_path: Path) ->
     assert torch.equal(one, batches_of(dataset, "workers", size=1)[1][0])
 
 
+def test_no_image_of_a_batch_is_on_the_device_too(tmp_path: Path) -> None:
+    """Which stream uses a tensor can be said of those on a GPU only: torch raises an error for one of the CPU."""
+    dataset = ImageDataset(Table(pd.DataFrame({"path": ["lost.jpg"]}), root=tmp_path), TRANSFORM)
+    images, _ = PixelBatches(dataset, [range(1)], "device")[0]
+    pixels, errors = DeviceDecoder(dataset, "meta")(images)  # type: ignore[arg-type]
+    assert (len(pixels), pixels.device.type, errors) == (0, "meta", {})
+
+
 class Recorder:
     """A stream that records what is asked of it, and by whom a tensor is used."""
 

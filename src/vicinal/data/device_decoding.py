@@ -66,9 +66,10 @@ class DeviceDecoder:
         errors = {plan.row: str(each) for plan, each in zip(jpegs, made, strict=True) if isinstance(each, InputError)}
         squares = [each for each in made if isinstance(each, Tensor)]
         rounded = iter(torch.stack(squares).to(torch.uint8) if squares else ())
-        others = iter(images.pixels.to(self._device, non_blocking=True))
+        pixels = images.pixels.to(self._device, non_blocking=True)
+        others = iter(pixels)
         read = [next(rounded if plan.num_bytes else others) for plan in plans if plan.row not in errors]
-        return torch.stack(read) if read else images.pixels, errors
+        return torch.stack(read) if read else pixels, errors
 
     def _squares(self, files: Sequence[Tensor], plans: Sequence[DevicePlan]) -> Iterator[Tensor | InputError]:
         """The squares that are cut out of resized images, float32 `[channels, size, size]`, or why there is none."""
