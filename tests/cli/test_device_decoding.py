@@ -18,6 +18,7 @@ from vicinal.cli.serve import _embedder
 from vicinal.data import load_embeddings, load_table, nvjpeg, read_fingerprint
 from vicinal.data import train_batches as batches_module
 from vicinal.data.device_decoding import DeviceDecoder
+from vicinal.export import ExportSettings
 from vicinal.models import Embedder
 from vicinal.retrieval import Index
 from vicinal.training import Recipe, Trainer, resume
@@ -27,6 +28,7 @@ from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows import EmbeddingReader, embed_on_ray, embed_shard
 from vicinal.workflows.embed_processes import _embed_part
+from vicinal.workflows.export import export_source
 
 DEVICE = ["--data.decoding=device", "--data.cache=false", "--data.num_workers=0"]
 
@@ -154,6 +156,16 @@ def test_a_service_of_a_model_that_was_trained_so_is_refused(run: Path, jpegs: P
     assert main(["index", str(index), "--source", str(jpegs), "--model", str(run), "--decoding", "workers",
                  "--overwrite"]) == 0  # fmt: skip
     assert _embedder(Namespace(index=str(index)), Index.load(index)).dim == 16
+
+
+def test_the_gallery_of_an_exported_model_is_decoded_on_the_cpu(
+    jpegs: Path, run: Path, decoder: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its images are, whatever decoded those of the training."""
+    given: dict[str, np.ndarray] = {}
+    monkeypatch.setattr("vicinal.export.exporter.export_model", lambda *_, **options: given.update(options))
+    export_source(str(run), tmp_path / "m.onnx", ExportSettings(), gallery=str(jpegs))
+    assert (given["gallery"].shape, decoder) == ((24, 16), [])
 
 
 def test_embeddings_are_nearly_those_of_workers(
