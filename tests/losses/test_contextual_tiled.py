@@ -74,6 +74,18 @@ def test_float32(tiled_calls: list[int], monkeypatch: pytest.MonkeyPatch) -> Non
     assert tiled_calls == [300]
 
 
+def test_float32_of_similar_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient does not lose the digits in which embeddings of an untrained model differ."""
+    monkeypatch.setattr(packed_matrices, "TILE", 64)
+    x = 1 + 0.01 * torch.randn(203, 32, generator=torch.Generator().manual_seed(0))
+    labels, variant = torch.arange(203) // 4, ContextualLoss(4).variant
+    single, double = (
+        value_and_gradient(lambda x: tiled_loss(F.normalize(x), labels, 4, variant), x.to(dtype))
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert_near((single[0].double(), single[1].double()), double, 5e-4)
+
+
 def test_counts_that_need_more_than_two_bytes() -> None:
     assert torch.tensor(32767, dtype=count_type(32767)) == 32767
     assert torch.tensor(32768, dtype=count_type(32768)) == 32768

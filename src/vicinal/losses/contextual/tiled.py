@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vicinal.losses.contextual.packed_matrices import BitMatrix, SymmetricMatrix, count_type, length, spans_of
@@ -127,7 +128,10 @@ class TiledGradient:
     """The gradient with respect to the vectors, of `error`, the matrix E; see the formula above."""
 
     def __init__(self, tiles: ContextualTiles, error: SymmetricMatrix) -> None:
-        self.tiles, self.error, self.vectors = tiles, error, tiles.vectors
+        self.tiles, self.error, self.mean = tiles, error, tiles.vectors.mean(dim=0)
+        # Vectors of an untrained model are almost the same. Products with their differences from the mean, and with
+        # ones for the mean, keep the digits that are left when the gradient along each vector is taken out.
+        self.vectors = F.pad(tiles.vectors - self.mean, (0, 1), value=1.0)
         self.panels = tiles.panel(), tiles.panel()
         self.total, self.common_vectors = torch.zeros_like(self.vectors), torch.zeros_like(self.vectors)  # dL/dV, C V
         self.grad_size, self.grad_rows = torch.zeros_like(tiles.sizes), torch.zeros_like(tiles.sizes)  # g, -b
@@ -144,7 +148,8 @@ class TiledGradient:
             tiles.reciprocal.read_rows(rows, directions).add_(tiles.either.read_rows(rows, near))
             total[rows] -= self.grad_size[rows, None] * (directions @ self.vectors)
             total[rows] -= directions.mul_(self.grad_size) @ self.vectors
-        return total.addr_(self.grad_rows, self.vectors.sum(dim=0)).add_(self.grad_rows @ self.vectors)
+        total.addr_(self.grad_rows, self.vectors.sum(dim=0)).add_(self.grad_rows @ self.vectors)
+        return total[:, :-1].addr(total[:, -1], self.mean)
 
     def _add_tiles(self) -> None:
         """Add what is known of a tile without the others."""
