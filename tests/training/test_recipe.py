@@ -109,6 +109,7 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("epochs: 3\noptimzer:\n  lr: 1\n", "recipe.yaml:2: unknown key optimzer; did you mean optimizer?"),
+        ("init_args: {lr: 1}\n", "recipe.yaml: unknown key init_args"),
         ("optimizer:\n  name: sgd\n  lrr: 1\n", "recipe.yaml:3: unknown key optimizer.lrr; did you mean optimizer.lr"),
         ("epochs: many\n", "recipe.yaml:1: epochs = many must be an integer"),
         ("batch_size: 8\nepochs: 0\n", "recipe.yaml:2: epochs = 0 must be at least 1"),
@@ -224,6 +225,8 @@ def test_a_bad_recipe_is_one_line_with_file_line_and_key(tmp_path: Path, text: s
     ("override", "message"),
     [
         ("--optimizer.lrr=1", "unknown key optimizer.lrr; did you mean optimizer.lr"),
+        ("--init_args=1", "unknown key init_args"),
+        ("--init_args+=[1]", "unknown key init_args"),
         ("--epochs=many", "epochs = many must be an integer"),
         ("--loss.gamma=1", "unknown key loss.gamma"),
         ("more.yaml", "unknown argument more.yaml; a recipe comes first"),

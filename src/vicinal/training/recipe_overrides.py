@@ -46,7 +46,8 @@ def _parsed(key: str, text: str) -> Any:
 
 def put_setting(given: dict[str, Any], key: str, value: Any) -> None:
     """Put a value into nested settings; the name of a class stands for its `class_path`."""
-    *groups, name = [part for part in key.removesuffix("+").split(".") if part != "init_args"]
+    key_alone = key.removesuffix("+")
+    *groups, name = [part for part in key_alone.split(".") if part != "init_args"] or [key_alone]
     for group in groups:
         given = _arguments(given)
         inner = given.get(group)
