@@ -225,6 +225,7 @@ def test_a_bad_recipe_is_one_line_with_file_line_and_key(tmp_path: Path, text: s
     ("override", "message"),
     [
         ("--optimizer.lrr=1", "unknown key optimizer.lrr; did you mean optimizer.lr"),
+        ("--data.on_error=", "data.on_error = '' must be raise or skip"),
         ("--init_args=1", "unknown key init_args"),
         ("--init_args+=[1]", "unknown key init_args"),
         ("--epochs=many", "epochs = many must be an integer"),

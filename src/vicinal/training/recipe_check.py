@@ -239,9 +239,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def as_yaml(value: Any) -> str:
-    """A value in the spelling of YAML: true, false and null."""
+    """A value in the spelling of YAML: true, false, null, and '' for no text."""
     words = {"None": "null", "True": "true", "False": "false"}
-    return words[str(value)] if value is None or isinstance(value, bool) else str(value)
+    return words[str(value)] if value is None or isinstance(value, bool) else str(value) or "''"
 
 
 def _path_of(function: Any) -> str:
