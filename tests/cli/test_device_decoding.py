@@ -239,6 +239,14 @@ def test_without_a_gpu_nothing_is_begun(
         Embedder.from_pretrained(model).embed([str(jpegs / "lost.jpg")], decoding="device")
 
 
+def test_a_refiner_without_a_gpu_is_told_of_embeddings(
+    finished: tuple[Path, list[int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["refine", "--run", str(finished[0]), "--accelerator=cpu", "--out", str(tmp_path / "refiner")]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"give embeddings of vicinal embed {finished[0]} --decoding workers" in error
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -12,6 +12,7 @@ import numpy as np
 from vicinal.data import Table, check_trainable, load_embeddings, read_fingerprint, save_embeddings
 from vicinal.data.images import ImageDataset
 from vicinal.data.loading import load_run_table
+from vicinal.data.nvjpeg import check_device_decoding
 from vicinal.data.splits import shared_classes, splits_by_fraction
 from vicinal.training import Recipe, RefinerRecipe, RefinerTrainer, Trainer
 from vicinal.training.refiner_settings import RefinerSettings
@@ -134,6 +135,7 @@ def _embed(run: RunFolder, table: Table, recipe: RefinerRecipe) -> LabeledEmbedd
     on_error = Recipe.load(run.recipe, allow_imports=recipe.allow_imports).settings.data.on_error
     device = DEVICES[recipe.settings.accelerator]
     reader = EmbeddingReader(model=str(run.path), on_error=on_error, device=device)
+    _check_decoding(reader, run)
     if recipe.settings.devices in (None, 1):
         embedded = reader.embed_table(table)
         return LabeledEmbeddings(embedded.vectors, embedded.table, embedded.fingerprint)
@@ -141,6 +143,19 @@ def _embed(run: RunFolder, table: Table, recipe: RefinerRecipe) -> LabeledEmbedd
     return LabeledEmbeddings(
         embed_in_processes(reader, images, recipe.settings.devices), images.table, reader.fingerprint
     )
+
+
+def _check_decoding(reader: EmbeddingReader, run: RunFolder) -> None:
+    """Raise InputError if a GPU decoded the images of the run, and none is here; refining has no flag for that."""
+    model = reader.loaded_model
+    if reader.decoding_for(model) == "device":
+        try:
+            check_device_decoding(model.transform, usable_device(reader.device))
+        except InputError:
+            raise InputError(
+                f"run = {run.path} was trained with data.decoding = device, which needs a CUDA GPU with nvJPEG; "
+                f"without one give embeddings of vicinal embed {shlex.quote(str(run.path))} --decoding workers"
+            ) from None
 
 
 def _embeddings_by_new_embedder(
