@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.processes import PRELOADED
 from tests.training.interruption import die_in_a_write, interrupt_in_step
 from tests.training.runs import trainer, weights
 from vicinal.data import Table, load_table
@@ -115,6 +116,7 @@ def test_hierarchical_batches_and_noise_are_resumed_as_if_never_stopped(
 
 
 def _train_or_resume(settings: list[str], out: Path) -> None:
+    torch.set_num_threads(1)
     resume(out, Recipe.load(overrides=settings))
 
 
@@ -125,7 +127,9 @@ def _train_and_die_in_a_write(settings: list[str], out: Path, which: int) -> Non
 
 
 def _child(target, *arguments) -> multiprocessing.process.BaseProcess:
-    process = multiprocessing.get_context("fork").Process(target=target, args=arguments)
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    # Of a process without autograd's threads, of tests before, which do not survive a fork.
+    process = multiprocessing.get_context("forkserver").Process(target=target, args=arguments)
     process.start()
     return process
 
@@ -135,7 +139,7 @@ def _child(target, *arguments) -> multiprocessing.process.BaseProcess:
 @pytest.mark.parametrize("every_step", [False, True])
 def test_killed_at_any_moment_it_ends_with_the_same_weights(small: list[str], tmp_path: Path, every_step: bool) -> None:
     settings = [*small, "--epochs=4", "--model.dropout=0.2", f"--checkpoint_minutes={0 if every_step else 10}"]
-    torch.set_num_threads(1)  # threads do not survive a fork
+    torch.set_num_threads(1)  # as the children
     started = time.monotonic()
     straight = train(Recipe.load(overrides=settings), tmp_path / "straight")
     longest = time.monotonic() - started
