@@ -1,4 +1,4 @@
-"""Losses of pairs, computed tile by tile.
+"""Pair-based losses, computed tile by tile.
 
 :class:`PairLoss` has a miner. :class:`RowLoss` is a sum or mean over anchors of a function of one row of similarities,
 so a new loss is one short method.

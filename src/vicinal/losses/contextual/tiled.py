@@ -44,7 +44,7 @@ def tiled_loss(vectors: Tensor, labels: Tensor, k: int, variant: Variant) -> Ten
 
 
 class ContextualTiles:
-    """Contextual similarity and its gradient; the names are those of the formulas above and of `matrix_form`."""
+    """Neighborhoods, and contextual similarity less y; the names are those above and of `matrix_form`."""
 
     def __init__(self, vectors: Tensor, k: int, epsilon: float) -> None:
         self.vectors, self.n, self.dtype = vectors, len(vectors), vectors.dtype
