@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -21,7 +23,7 @@ from vicinal.data.device_decoding import DeviceDecoder
 from vicinal.export import ExportSettings
 from vicinal.models import Embedder
 from vicinal.retrieval import Index
-from vicinal.training import Recipe, Trainer, resume
+from vicinal.training import Recipe, Trainer, train
 from vicinal.training.runs import create_trainer
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError
@@ -58,7 +60,7 @@ def libjpeg() -> Iterator[list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceDecoder, "__call__", counted)
         for module in ("vicinal.data.nvjpeg", "vicinal.workflows.sources"):
-            patch.setattr(f"{module}.check_nvjpeg", lambda _: None)
+            patch.setattr(f"{module}.check_nvjpeg", lambda *_: None)
         yield counts
 
 
@@ -211,10 +213,29 @@ def test_a_head_on_frozen_features_of_a_device(jpegs: Path, decoder: list[int], 
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
-def test_a_run_goes_on_as_it_began(jpegs: Path, run: Path) -> None:
-    recipe = Recipe.load(overrides=[f"--data.source={jpegs}", *SMALL, *DEVICE, "--data.decoding=workers", "--epochs=3"])
-    with pytest.raises(InputError, match=r"data\.decoding"):
-        resume(run, recipe)
+@pytest.mark.parametrize("features", ["trained", "frozen"])
+def test_a_run_goes_on_without_a_gpu_as_its_error_says(
+    jpegs: Path, tmp_path: Path, features: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    flags = [f"--features={features}", f"--feature_cache={tmp_path / 'cache'}"] if features == "frozen" else []
+    with libjpeg():
+        train(Recipe.load(overrides=[f"--data.source={jpegs}", *SMALL, *DEVICE, *flags, "--epochs=1"]), run.path)
+    command = ["train", "--out", str(run.path), "--resume"]
+    assert main(command) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "data.decoding = device decodes JPEGs by nvJPEG, which needs a CUDA GPU, not cpu; give --data." in error
+    assert main([*command, "--epochs=2", *flag_of(error)]) == 0
+    assert "resuming with epochs = 2, data.decoding = workers\n" in capsys.readouterr().err
+    assert pd.read_csv(run.metrics)["epoch"].tolist() == [0, 1, 2]
+    assert Embedder.from_pretrained(run.model).recipe["data"]["decoding"] == "workers"
+
+
+def flag_of(error: str) -> list[str]:
+    """The flag that an error says to give."""
+    match = re.search(r"give (--\S+) (\w+)", error)
+    assert match is not None, error
+    return [match[1], match[2]]
 
 
 def test_without_a_gpu_nothing_is_begun(
@@ -233,7 +254,9 @@ def test_without_a_gpu_nothing_is_begun(
     for command in commands:
         assert main([str(word) for word in command]) == 2, command
         error = capsys.readouterr().err.strip().splitlines()[-1]
-        assert "decodes JPEGs by nvJPEG, which needs a CUDA GPU, not cpu; take workers (--decoding" in error, command
+        flag = "--data.decoding" if command[0] == "train" else "--decoding"
+        advice = f"decodes JPEGs by nvJPEG, which needs a CUDA GPU, not cpu; give {flag} workers, which"
+        assert advice in error, command
     assert not any(path.exists() for path in (out, shards, tmp_path / "index"))
     with pytest.raises(InputError, match="which needs a CUDA GPU"):
         Embedder.from_pretrained(model).embed([str(jpegs / "lost.jpg")], decoding="device")

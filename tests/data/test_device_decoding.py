@@ -64,7 +64,7 @@ OTHERS: dict[str, tuple[Image.Image, dict[str, Any]]] = {
 @pytest.fixture(autouse=True)
 def libjpeg(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU decodes as a GPU does, which it may not do otherwise."""
-    monkeypatch.setattr(nvjpeg, "check_nvjpeg", lambda _: None)
+    monkeypatch.setattr(nvjpeg, "check_nvjpeg", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -290,11 +290,11 @@ def test_on_a_gpu_no_memory_is_written_that_a_kernel_still_reads(
 @pytest.mark.parametrize(
     ("transform", "device", "message"),
     [
-        (TRANSFORM, "cpu", r"which needs a CUDA GPU, not cpu; take workers \(--decoding"),
+        (TRANSFORM, "cpu", r"which needs a CUDA GPU, not cpu; give --decoding workers"),
         (replace(TRANSFORM, fast=False), "cuda", "resizes by torch: transform.fast must be true"),
         (ImageTransform(longest=64), "cuda", r"transform.longest \(--max_size\) null"),
         (replace(TRANSFORM, interpolation="nearest"), "cuda", "bicubic or bilinear"),
-        (TRANSFORM, "cuda", r"which fails here \(not compiled with nvJPEG support\); take workers"),
+        (TRANSFORM, "cuda", r"which fails here \(not compiled with nvJPEG support\); give --decoding workers"),
     ],
 )
 def test_what_cannot_be_decoded_is_said_in_one_line(

@@ -19,11 +19,9 @@ SAMPLINGS = {(1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (4, 2)}
 """How many pixels, across and down, may share their color: 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1 and 4:1:0."""
 RGB_NAMES = tuple(b"RGB")  # of the components of files that hold RGB, where no marker says so
 END, NUM_END_BYTES = b"\xff\xd9", 32
-NEEDS_GPU = "data.decoding = device (--decoding device) decodes JPEGs by nvJPEG"
 NEEDS_TORCH = (
     "transform.fast must be true, transform.longest (--max_size) null and transform.interpolation bicubic or bilinear"
 )
-INSTEAD = "take workers (--decoding workers), which decode on the CPU, with slightly other pixels"
 
 
 def is_supported(image: Any) -> bool:
@@ -75,23 +73,28 @@ def decode_jpegs(files: Sequence[Tensor], channels: int, device: torch.device) -
     return images
 
 
-def check_device_decoding(transform: ImageTransform, device: str | torch.device) -> None:
+def check_device_decoding(transform: ImageTransform, device: str | torch.device, setting: str = "decoding") -> None:
     """Check that JPEGs can be decoded on a device, for a transform of images.
+
+    Args:
+        transform: The transform.
+        device: The device.
+        setting: The name of the setting that asks for it, for the message: `data.decoding` in a recipe.
 
     Raises:
         InputError: It is no CUDA device, torchvision was built without nvJPEG, or images are resized by Pillow.
     """
-    check_resized_by_torch(transform)
-    check_nvjpeg(device)
+    check_resized_by_torch(transform, setting)
+    check_nvjpeg(device, setting)
 
 
-def check_resized_by_torch(transform: ImageTransform) -> None:
+def check_resized_by_torch(transform: ImageTransform, setting: str = "decoding") -> None:
     """Raise InputError if images are resized by Pillow, which no device does."""
     if not transform.resizes_by_torch:
-        raise InputError(f"{NEEDS_GPU} and resizes by torch: {NEEDS_TORCH}; {INSTEAD}")
+        raise _error(setting, f" and resizes by torch: {NEEDS_TORCH}")
 
 
-def check_nvjpeg(device: str | torch.device) -> None:
+def check_nvjpeg(device: str | torch.device, setting: str = "decoding") -> None:
     """Check that a device decodes JPEGs, by one of a few pixels.
 
     Raises:
@@ -101,10 +104,16 @@ def check_nvjpeg(device: str | torch.device) -> None:
     from PIL import Image
 
     if torch.device(device).type != "cuda":
-        raise InputError(f"{NEEDS_GPU}, which needs a CUDA GPU, not {device}; {INSTEAD}")
+        raise _error(setting, f", which needs a CUDA GPU, not {device}")
     buffer = io.BytesIO()
     Image.new("RGB", (16, 16)).save(buffer, "JPEG")
     try:
         decode_jpegs([torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)], 3, torch.device(device))
     except (RuntimeError, AttributeError, ImportError) as error:
-        raise InputError(f"{NEEDS_GPU}, which fails here ({one_line(error, 120)}); {INSTEAD}") from None
+        raise _error(setting, f", which fails here ({one_line(error, 120)})") from None
+
+
+def _error(setting: str, problem: str) -> InputError:
+    """The error that a device cannot decode JPEGs here, and what to do."""
+    instead = f"give --{setting} workers, which decode on the CPU, with slightly other pixels"
+    return InputError(f"{setting} = device decodes JPEGs by nvJPEG{problem}; {instead}")

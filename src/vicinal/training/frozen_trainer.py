@@ -16,9 +16,9 @@ from vicinal.data import Table
 from vicinal.data.benchmarks.cache import cache_folder
 from vicinal.models import Embedder
 from vicinal.models.modes import eval_mode
-from vicinal.models.precision import Precision
+from vicinal.models.precision import Precision, UsedPrecision
 from vicinal.training.base_trainer import Batch
-from vicinal.training.feature_cache import CachedFeatures, FeatureDataset, cached_features
+from vicinal.training.feature_cache import CachedFeatures, FeatureDataset, cached_features, feature_fingerprint
 from vicinal.training.frozen_checks import check_frozen_model
 from vicinal.training.recipe import Recipe
 from vicinal.training.trainer import Trainer
@@ -86,6 +86,12 @@ class FrozenTrainer(Trainer):
         self.backbone.cpu(), self.pooling.cpu()
         return features
 
+    @cached_property
+    def _feature_model(self) -> str:
+        """The fingerprint of what makes the features, whatever decodes the images: a run may go on without its GPU."""
+        with self._whole_embedder() as embedder:
+            return feature_fingerprint(embedder, cast(UsedPrecision, self.settings.precision.removesuffix("-mixed")))
+
     def _dataset(self, table: Table) -> FeatureDataset:
         return FeatureDataset(table, self.settings.transform, self.features)
 
@@ -108,11 +114,11 @@ class FrozenTrainer(Trainer):
         return FEATURES_PER_PASS
 
     def _extra_state(self) -> dict[str, Any]:
-        return {**super()._extra_state(), "features": self.features.key.model}
+        return {**super()._extra_state(), "features": self._feature_model}
 
     def _load_extra_state(self, state: dict[str, Any]) -> None:
         super()._load_extra_state(state)
-        own, model = state["features"], self.features.key.model
+        own, model = state["features"], self._feature_model
         if own != model:
             found = f"was trained on features of the model {own}"
             raise InputError(f"{self.run.path}: {found}, and the recipe's is {model}")

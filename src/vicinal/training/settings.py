@@ -228,7 +228,7 @@ class TrainingSettings(BaseSettings):
 
     def _check_decoding(self) -> None:
         if self.data.decoding == "device":
-            check_resized_by_torch(self.transform)
+            check_resized_by_torch(self.transform, "data.decoding")
             expected = "0 with data.decoding = device, as Pillow rotates images"
             require(self.transform.rotation == 0, "transform.rotation", self.transform.rotation, expected)
 

@@ -52,7 +52,7 @@ class Trainer(BaseTrainer):
         self.recipe, self.table = recipe, table
         super().__init__(recipe.settings, run, find_unused_parameters=recipe.settings.freeze_backbone_epochs > 0)
         if self.settings.data.decoding == "device":
-            check_device_decoding(self.settings.transform, self.engine.fabric.device)
+            check_device_decoding(self.settings.transform, self.engine.fabric.device, "data.decoding")
         training = self.table.subset("train")
         self._fit_batches(training)  # finds mistakes before weights are downloaded,
         self._create_module(training)  # and this before images are read
