@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pandas as pd
@@ -75,7 +76,8 @@ def finished(jpegs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     """A finished run whose images a device decoded, and how many at a time."""
     out = tmp_path_factory.mktemp("runs") / "run"
     with libjpeg() as counts:
-        assert main(["train", "--data.source", str(jpegs), *SMALL, *DEVICE, "--out", str(out)]) == 0
+        division = "--data.fractions={train: 0.75, val: 0.25}"
+        assert main(["train", "--data.source", str(jpegs), *SMALL, *DEVICE, division, "--out", str(out)]) == 0
     return out, counts
 
 
@@ -262,12 +264,69 @@ def test_without_a_gpu_nothing_is_begun(
         Embedder.from_pretrained(model).embed([str(jpegs / "lost.jpg")], decoding="device")
 
 
+TINY_REFINER = ["--accelerator=cpu", "--refiner.depth=1", "--refiner.neighbors=2", "--epochs=1", "--keep=last",
+                "--batch_size=4", "--samples_per_class=2", "--augmentation.noise=0"]  # fmt: skip
+
+
 def test_a_refiner_without_a_gpu_is_told_of_embeddings(
     finished: tuple[Path, list[int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["refine", "--run", str(finished[0]), "--accelerator=cpu", "--out", str(tmp_path / "refiner")]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert f"give embeddings of vicinal embed {finished[0]} --decoding workers" in error
+
+
+@pytest.mark.slow
+def test_a_refiner_with_an_embedder_of_its_own_is_trained_without_a_gpu_as_its_errors_say(
+    finished: tuple[Path, list[int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = copytree(finished[0], tmp_path / "run"), tmp_path / "refiner"
+    command = ["refine", "--run", str(run), *TINY_REFINER, "--embedder_fraction=0.67", "--out", str(out)]
+    assert main(command) == 2
+    remedy = f"train --out {run} --resume --data.decoding workers"
+    assert f"begin with vicinal {remedy}\n" in capsys.readouterr().err
+    with libjpeg():
+        assert main(command) == 0
+    (out / "embeddings.parquet").unlink()  # as if it had been stopped between its two trainings
+    assert main(["refine", "--out", str(out), "--resume"]) == 2
+    of_embedder = remedy.replace(str(run), f"{out}/embedder")
+    assert f"begin with vicinal {of_embedder}\n" in capsys.readouterr().err
+    assert main(of_embedder.split()) == main(["refine", "--out", str(out), "--resume"]) == 0
+    assert main(remedy.split()) == main([*command[:-1], str(tmp_path / "other")]) == 0
+
+
+def test_a_refiner_is_exported_after_a_gpu_decoded_for_it_as_its_errors_say(
+    finished: tuple[Path, list[int]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("vicinal.export.exporter.export_model", lambda *_, **__: pytest.fail("exported"))
+    run = finished[0]
+    with libjpeg():
+        ours, ours_refined = embed_and_refine(run, tmp_path / "device")
+    theirs, refined = embed_and_refine(run, tmp_path / "workers", "--decoding", "workers")
+    capsys.readouterr()
+    for refiner, gallery in ((ours_refined, theirs), (refined, ours)):
+        command = ["export", run, "--out", tmp_path / "m.onnx", "--refiner", refiner, "--gallery", gallery]
+        assert main([str(word) for word in command]) == 2
+        advice = (
+            "a GPU decoded for one of them: make both by vicinal embed --decoding workers, and train a refiner on these"
+        )
+        assert capsys.readouterr().err.strip().endswith(advice)
+    given: dict[str, np.ndarray] = {}
+    monkeypatch.setattr("vicinal.export.exporter.export_model", lambda *_, **options: given.update(options))
+    output(capsys, "export", run, "--out", tmp_path / "m.onnx", "--refiner", refined, "--gallery", theirs)
+    assert given["gallery"].shape == (24, 16)
+
+
+def embed_and_refine(run: Path, out: Path, *flags: str) -> tuple[Path, Path]:
+    """The embeddings of a run, and a refiner trained on them."""
+    out.mkdir()
+    embeddings = out / "e.parquet"
+    assert main(["embed", str(run), *flags, "--out", str(embeddings)]) == 0
+    assert main(["refine", "--embeddings", str(embeddings), *TINY_REFINER, "--out", str(out / "refiner")]) == 0
+    return embeddings, out / "refiner"
 
 
 @pytest.mark.parametrize(

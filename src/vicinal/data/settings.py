@@ -10,6 +10,8 @@ from vicinal.utils.errors import InputError
 
 Decoding = Literal["workers", "device"]
 """Where JPEGs are decoded: by the processes that read them, or by a GPU."""
+DEVICE_STEP = "decoding device"
+"""What a fingerprint of embeddings has after that of the model, where a GPU decoded their images."""
 
 
 @dataclass(frozen=True)

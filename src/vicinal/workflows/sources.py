@@ -15,7 +15,7 @@ from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.columns import COLUMN_FLAGS, named_columns
 from vicinal.data.embeddings import load_labels, load_vectors
 from vicinal.data.nvjpeg import check_device_decoding, check_nvjpeg
-from vicinal.data.settings import Decoding
+from vicinal.data.settings import DEVICE_STEP, Decoding
 from vicinal.data.table import Table
 from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported
 from vicinal.models.precision import UsedPrecision, used_precision
@@ -324,7 +324,7 @@ class EmbeddingReader(EmbeddingOptions):
         Different ways have different names.
         """
         if self.decoding_for(model) == "device":
-            return ("decoding device",)
+            return (DEVICE_STEP,)
         if self.scales is None:
             return ()
         return (f"scales {' '.join(f'{scale:g}' for scale in self.scales)}, max_size {self.max_size}",)
