@@ -101,26 +101,62 @@ from vicinal.losses import ContrastiveLoss
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
 
+def fail():
+    rank = distributed.rank()
+    {statement}
+
 class FailingLoss(ContrastiveLoss):
-    def parts(self, source):
-        if distributed.rank() == 1:
-            raise {error}("of rank 1")
-        return super().parts(source)
+    def {place}(self, *arguments, **more):
+        fail()
+        return super().{place}(*arguments, **more)
 """
 
 
+def train_with_failing_loss(
+    settings: list[str], folder: Path, statement: str, place: str = "parts"
+) -> tuple[int, list[str], int]:
+    """The exit status, the lines that tell of errors, and the number of tracebacks."""
+    (folder / "failing.py").write_text(FAILING_LOSS.format(statement=statement, place=place))
+    more = ["--allow_import=failing", "--loss=failing.FailingLoss"]
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    result = train_with_two_processes([*settings, *more], folder / "run", PYTHONPATH=path)
+    lines = [line.replace("'", "").strip() for line in result.stderr.splitlines() if "rror: " in line]
+    return result.returncode, lines, result.stderr.count("Traceback")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("error", "status", "message"), [("InputError", 2, ""), ("KeyError", 1, "rank 1: KeyError: ")])
+@pytest.mark.parametrize(
+    ("error", "status", "lines", "num_traces"),
+    [
+        ("InputError", 2, ["vicinal: error: of rank 1"], 0),
+        ("KeyError", 1, ["[rank1]: KeyError: of rank 1", "vicinal: error: rank 1: KeyError: of rank 1"], 1),
+        ("KeyboardInterrupt", 130, ["vicinal: error: interrupted"], 0),
+    ],
+)
 def test_the_error_of_another_process_is_the_one_that_is_printed(
-    small: list[str], tmp_path: Path, error: str, status: int, message: str
+    small: list[str], tmp_path: Path, error: str, status: int, lines: list[str], num_traces: int
 ) -> None:
     """Not that a collective operation has failed, or that a process has ended."""
-    (tmp_path / "failing.py").write_text(FAILING_LOSS.format(error=error))
-    more = ["--allow_import=failing", "--loss=failing.FailingLoss"]
-    result = train_with_two_processes(
-        [*small, *more], tmp_path / "run", PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    )
-    assert result.returncode == status
-    lines = [line for line in result.stderr.splitlines() if "error:" in line]
-    assert [line.replace("'", "") for line in lines] == [f"vicinal: error: {message}of rank 1"]
-    assert ("Traceback" in result.stderr) == (error == "KeyError")
+    statement = f"if rank == 1: raise {error}('of rank 1')"
+    assert train_with_failing_loss(small, tmp_path, statement) == (status, lines, num_traces)
+
+
+@pytest.mark.slow
+def test_an_error_of_all_processes_is_printed_once_and_different_ones_are_all(small: list[str], tmp_path: Path) -> None:
+    same = train_with_failing_loss(small, tmp_path, "raise RuntimeError('of all')")
+    assert same == (1, ["[rank0]: RuntimeError: of all"], 1)
+    shutil.rmtree(tmp_path / "run")
+    status, lines, num_traces = train_with_failing_loss(small, tmp_path, "raise RuntimeError(f'of rank {rank}')")
+    expected = [f"[rank{rank}]: RuntimeError: of rank {rank}" for rank in range(2)]
+    assert (status, sorted(lines), num_traces) == (1, expected, 2)
+
+
+@pytest.mark.slow
+def test_an_error_before_the_run_is_printed_once(small: list[str], tmp_path: Path) -> None:
+    statement = "if distributed.world_size() > 1: raise {}('in the constructor')"
+    for error, status, line in (
+        ("InputError", 2, "vicinal train: error: in the constructor"),
+        ("RuntimeError", 1, "[rank0]: RuntimeError: in the constructor"),
+    ):
+        found = train_with_failing_loss(small, tmp_path, statement.format(error), "__init__")
+        assert found == (status, [line], int(error == "RuntimeError"))

@@ -115,11 +115,10 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
             arguments.verb(arguments)
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        return fail(name, "interrupted", 130) if is_main_process() else 130
-    except (InputError, OSError, RuntimeError) as error:
+    except (KeyboardInterrupt, InputError, OSError, RuntimeError) as error:
         if (known := explained(error)) is not None:
-            return fail(name, *known)
+            is_said = is_main_process() or not isinstance(error, KeyboardInterrupt)  # which reaches all processes
+            return fail(name, *known) if is_said else known[1]
         from vicinal.utils import distributed
 
         if not distributed.is_lost_connection(error):

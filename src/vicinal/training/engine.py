@@ -64,11 +64,15 @@ class Engine:
         self.precision = create_precision(settings)
         self.fabric = create_fabric(settings, self.precision, find_unused_parameters)
         launch_processes(self.fabric)
-        # A context at the end of which the run has ended; until then all processes end when one of them dies.
+        # Contexts: at the end of the first the run has ended; until then all processes end when one of them dies, and
+        # an error of another one is left to the first. The second is for an error before the first.
         self.lifeline: AbstractContextManager[object] = nullcontext()
+        self.reporting: AbstractContextManager[object] = nullcontext()
         if distributed.world_size() > 1:
             log(f"training with {distributed.world_size()} processes")
-            self.lifeline = Lifeline(os.environ.get("MASTER_ADDR") if self.launch.num_nodes > 1 else None, hint)
+            address = os.environ.get("MASTER_ADDR") if self.launch.num_nodes > 1 else None
+            self.lifeline = lifeline = Lifeline(address, hint)
+            self.reporting = lifeline.reporting()
 
     def setup(
         self,

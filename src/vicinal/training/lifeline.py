@@ -2,22 +2,26 @@
 
 A process that waits for a dead one in a collective operation of NCCL waits for minutes. But the system closes the
 connections of a process whenever it ends, so each process holds one to that of rank 0. Over it goes an error too: the
-process of rank 0 prints it, and not that a collective operation has failed.
+process of rank 0 prints it, once if all have the same, and not that a collective operation has failed.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import secrets
 import selectors
 import socket
 import sys
+import textwrap
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from vicinal.utils import distributed
 from vicinal.utils.console import printable
@@ -28,17 +32,60 @@ ANSWER_SECONDS = 60.0  # for the process of rank 0 to answer an error; it does s
 END_SECONDS = 5.0  # for rank 0 to end before the others: Fabric kills it when a process that it started has failed
 CONNECT_SECONDS = 120.0
 TOKEN_BYTES = 16
-FINISHED, FAILED = b".", b"!"  # what a process says before it ends; an exit status and an error may follow FAILED
-MAX_ERROR_BYTES = 4096
+FINISHED, FAILED = b".", b"!"  # what a process says before it ends; a report may follow FAILED
+MAX_LINE, MAX_TRACE, MAX_REPORT_BYTES = 4096, 16384, 2**20  # characters; in JSON each has six bytes at most
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # a node without power closes no connection
+
+
+class Report(NamedTuple):
+    """The error of a process.
+
+    Attributes:
+        exit_status: with which the process ends.
+        line: what is said of the error.
+        trace: the traceback of a mistake in the program; empty for an error that a user can cause.
+    """
+
+    exit_status: int
+    line: str
+    trace: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Report:
+        """Report an error.
+
+        Example:
+            >>> Report.of(KeyboardInterrupt())
+            Report(exit_status=130, line='interrupted', trace='')
+        """
+        if distributed.is_lost_connection(error):
+            return cls(1, f"lost the connection to another process ({one_line(error)})")
+        known = explained(error)
+        if known is not None:
+            return cls(known[1], known[0][:MAX_LINE])
+        trace = "".join(traceback.format_exception(error))
+        return cls(1, f"{type(error).__name__}: {one_line(error)}", trace[-MAX_TRACE:])
+
+    @classmethod
+    def read(cls, content: bytes, name: str) -> Report:
+        """Read what the process of this name has sent; a process that leaves without a word sends nothing."""
+        try:
+            return cls(*json.loads(content))
+        except (TypeError, ValueError):
+            return cls(1, f"the process of rank {name} has ended by an error, so the run has ended")
+
+    def content(self) -> bytes:
+        """What is sent to the process of rank 0."""
+        return json.dumps(self).encode()
 
 
 class Lifeline:
     """Ends this process when another one of the run has died.
 
-    Every process constructs it after the process group. It is a context, at the end of which the run has ended. An
-    error that leaves the context on another rank than 0 is printed by the process of rank 0, unless this ends by an
-    error of its own; then `SystemExit` takes its place.
+    Every process constructs it after the process group. It is a context, at the end of which the run has ended, and
+    :meth:`reporting` is one before it. An error that leaves them on another rank than 0 is left to the process of rank
+    0, and `SystemExit` takes its place. That process prints the first error, its own if it has one, and the tracebacks
+    of all mistakes in the program that differ.
 
     Args:
         address: the host of the process of rank 0, as other nodes know it; None: there is one node.
@@ -57,7 +104,10 @@ class Lifeline:
         else:
             self._connect(address)
         self.deadline: float | None = None  # once a process has ended by an error
-        self.exit_status, self.error = 1, ""  # with which this one ends then, and what that of rank 0 prints
+        self.exit_status = 1  # with which this one ends then
+        self.reports: dict[str, Report] = {}  # of the others that have ended by an error, on rank 0
+        self._num_others = len(self.others)
+        self._ending = threading.Lock()  # whoever holds it ends this process
         self._has_heard = threading.Event()  # from another process
         atexit.register(self.finish, FAILED)
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
@@ -119,24 +169,22 @@ class Lifeline:
             said = b""
         self.selector.unregister(connection)
         name = self.others[connection] if said == FAILED else self.others.pop(connection)  # one that failed may wait
-        if said == FAILED and self.deadline is None:
-            self.deadline = time.monotonic() + (GRACE_SECONDS if self.rank == 0 else END_SECONDS)
-            text = _receive(connection, MAX_ERROR_BYTES).decode(errors="replace")
-            if self.rank == 0:
-                text = text or f"  1the process of rank {name} has ended by an error, so the run has ended"
-                self.exit_status, self.error = int(text[:3]), text[3:]
+        if said == FAILED:
+            self.reports[name] = Report.read(_receive(connection, MAX_REPORT_BYTES), name)
+            if self.deadline is None:
+                self.deadline = time.monotonic() + (GRACE_SECONDS if self.rank == 0 else END_SECONDS)
         elif not said and not self.is_finished:
             self._end(f"the process of rank {name} was killed")
         self._has_heard.set()
 
-    def leave_error(self, error: str, exit_status: int) -> bool:
-        """Leave an error to the process of rank 0, which prints it if it does not end by an error of its own.
+    def leave_error(self, report: Report) -> bool:
+        """Leave an error to the process of rank 0, which prints it if it does not end by the same one.
 
         Returns:
             Whether it has ended by an error; if not, this process must print its own.
         """
-        self.exit_status = exit_status
-        self._say(FAILED + f"{exit_status:3}{error}".encode()[:MAX_ERROR_BYTES])
+        self.exit_status = report.exit_status
+        self._say(FAILED + report.content())
         if not self._has_heard.wait(ANSWER_SECONDS) or self.deadline is None:
             return False
         time.sleep(END_SECONDS)
@@ -144,17 +192,44 @@ class Lifeline:
 
     def _end_after_error(self) -> None:
         """End this process since another one has failed; that of rank 0 says which error that was."""
+        if not self._ending.acquire(blocking=False):  # it ends by its own error
+            self.deadline = None
+            return
         if self.rank == 0:
-            print(f"vicinal: error: {printable(self.error)}", file=sys.stderr, flush=True)
+            name, report = next(iter(self.reports.items()))
+            self.exit_status = report.exit_status
+            self._print_traces()
+            line = f"rank {name.split()[0]}: {report.line}" if report.trace else report.line
+            print(f"vicinal: error: {printable(line)}", file=sys.stderr, flush=True)
         self._say(FAILED)
         os._exit(self.exit_status)
 
+    def _print_traces(self, known: str = "") -> None:
+        """Print the tracebacks of the other processes, each of several equal errors once, and not the known one."""
+        shown = {known}
+        for name, report in list(self.reports.items()):
+            if report.trace and report.line not in shown:
+                shown.add(report.line)
+                lines = textwrap.indent(printable(report.trace), f"[rank{name.split()[0]}]: ")  # as torch has them
+                print(lines, end="", file=sys.stderr, flush=True)
+
     def _end(self, reason: str) -> None:
         """End this process at once; its connections are closed, and so the others end."""
+        if not self._ending.acquire(blocking=False):
+            return
         if self.rank <= 1:  # one of these lives, if not both
             hint = f"; {self.hint}" if self.hint else ""
             print(f"vicinal: error: {reason}, so the run has ended{hint}", file=sys.stderr, flush=True)
         os._exit(1)
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """A context that ends the run by an error as the other one does, and after which it goes on."""
+        try:
+            yield
+        except BaseException as error:
+            self._leave(error)
+            raise
 
     def __enter__(self) -> Lifeline:
         return self
@@ -162,23 +237,32 @@ class Lifeline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception) and self.rank > 0:
-            text, exit_status = self._explain(error)
-            if self.leave_error(text, exit_status):
-                raise SystemExit(exit_status) from None
-        elif error is not None and distributed.is_lost_connection(error):
-            time.sleep(GRACE_SECONDS)  # in which this process is ended by the cause, if another one has been killed
-        self.finish(FINISHED if error is None else FAILED)
+        if error is None:
+            self.finish()
+        else:
+            self._leave(error)
 
-    def _explain(self, error: Exception) -> tuple[str, int]:
-        """The line and the exit status for an error of this process; of a mistake in the program it prints the rest."""
-        if distributed.is_lost_connection(error):
-            return f"rank {self.rank} has lost its connection to another process ({one_line(error)})", 1
-        known = explained(error)
-        if known is not None:
-            return known
-        traceback.print_exception(error)
-        return f"rank {self.rank}: {type(error).__name__}: {one_line(error)}", 1
+    def _leave(self, error: BaseException) -> None:
+        """End the run by an error of this process, which is raised again, or left to the process of rank 0."""
+        if self.is_finished:  # the error has passed here before
+            return
+        if isinstance(error, Exception | KeyboardInterrupt):
+            report = Report.of(error)
+            if self.rank > 0 and self.leave_error(report):
+                raise SystemExit(report.exit_status) from None
+            if self.rank == 0 and distributed.is_lost_connection(error):
+                time.sleep(GRACE_SECONDS)  # in which this process is ended by the cause, if there is another one
+            elif self.rank == 0:
+                self._await_reports()
+                self._print_traces(known=report.line)
+        self.finish(FAILED)
+
+    def _await_reports(self) -> None:
+        """Wait a moment for the errors of the others, which most often have the same; from now on this one counts."""
+        self._ending.acquire()
+        deadline = time.monotonic() + GRACE_SECONDS
+        while len(self.reports) < self._num_others and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def finish(self, last_word: bytes = FINISHED) -> None:
         """Let go: from now on each process may end by itself; the others too, unless this one has failed."""

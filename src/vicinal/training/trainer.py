@@ -51,6 +51,11 @@ class Trainer(BaseTrainer):
     def __init__(self, recipe: Recipe, table: Table, run: RunFolder) -> None:
         self.recipe, self.table = recipe, table
         super().__init__(recipe.settings, run, find_unused_parameters=recipe.settings.freeze_backbone_epochs > 0)
+        with self.engine.reporting:
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """Check the settings against data and machine, create the module, and find the images."""
         if self.settings.data.decoding == "device":
             check_device_decoding(self.settings.transform, self.engine.fabric.device, "data.decoding")
         training = self.table.subset("train")
@@ -62,7 +67,7 @@ class Trainer(BaseTrainer):
             self._fit_batches(self.images.table)
         if self.images.table.classes != training.classes:  # none of a class's images can be read
             self._create_module(self.images.table)
-        self.val_images = self._dataset(table.subset("val")) if "val" in table.splits else None
+        self.val_images = self._dataset(self.table.subset("val")) if "val" in self.table.splits else None
         self.train_sample = self._train_sample()
         noisy = known_noisy(self.images.table)
         self.step_selection, self.epoch_selection = SelectionReport(noisy), SelectionReport(noisy)

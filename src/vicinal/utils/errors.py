@@ -47,7 +47,7 @@ def explained(error: BaseException) -> tuple[str, int] | None:
         return f"{error.filename or 'a file'}: {error.strerror or error}", 1
     if isinstance(error, TrainingStoppedError):
         return str(error), error.exit_status
-    return None
+    return ("interrupted", 130) if isinstance(error, KeyboardInterrupt) else None
 
 
 def one_line(error: BaseException | str, max_length: int = 400) -> str:
