@@ -8,7 +8,6 @@ process of rank 0 prints it, once if all have the same, and not that a collectiv
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import secrets
 import selectors
@@ -17,15 +16,15 @@ import sys
 import textwrap
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
+from vicinal.training.error_report import MAX_BYTES, ErrorReport
 from vicinal.utils import distributed
 from vicinal.utils.console import printable
-from vicinal.utils.errors import TrainingStoppedError, explained, one_line
+from vicinal.utils.errors import TrainingStoppedError
 
 GRACE_SECONDS = 1.0  # in which all must end after an error of one, which is most often an error of all
 ANSWER_SECONDS = 60.0  # for the process of rank 0 to answer an error; it does so after that, if it has a core
@@ -33,50 +32,7 @@ END_SECONDS = 5.0  # for rank 0 to end before the others: Fabric kills it when a
 CONNECT_SECONDS = 120.0
 TOKEN_BYTES = 16
 FINISHED, FAILED = b".", b"!"  # what a process says before it ends; a report may follow FAILED
-MAX_LINE, MAX_TRACE, MAX_REPORT_BYTES = 4096, 16384, 2**20  # characters; in JSON each has six bytes at most
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # a node without power closes no connection
-
-
-class Report(NamedTuple):
-    """The error of a process.
-
-    Attributes:
-        exit_status: with which the process ends.
-        line: what is said of the error.
-        trace: the traceback of a mistake in the program; empty for an error that a user can cause.
-    """
-
-    exit_status: int
-    line: str
-    trace: str = ""
-
-    @classmethod
-    def of(cls, error: BaseException) -> Report:
-        """Report an error.
-
-        Example:
-            >>> Report.of(KeyboardInterrupt())
-            Report(exit_status=130, line='interrupted', trace='')
-        """
-        if distributed.is_lost_connection(error):
-            return cls(1, f"lost the connection to another process ({one_line(error)})")
-        known = explained(error)
-        if known is not None:
-            return cls(known[1], known[0][:MAX_LINE])
-        trace = "".join(traceback.format_exception(error))
-        return cls(1, f"{type(error).__name__}: {one_line(error)}", trace[-MAX_TRACE:])
-
-    @classmethod
-    def read(cls, content: bytes, name: str) -> Report:
-        """Read what the process of this name has sent; a process that leaves without a word sends nothing."""
-        try:
-            return cls(*json.loads(content))
-        except (TypeError, ValueError):
-            return cls(1, f"the process of rank {name} has ended by an error, so the run has ended")
-
-    def content(self) -> bytes:
-        """What is sent to the process of rank 0."""
-        return json.dumps(self).encode()
 
 
 class Lifeline:
@@ -105,7 +61,7 @@ class Lifeline:
             self._connect(address)
         self.deadline: float | None = None  # once a process has ended by an error
         self.exit_status = 1  # with which this one ends then
-        self.reports: dict[str, Report] = {}  # of the others that have ended by an error, on rank 0
+        self.reports: dict[str, ErrorReport] = {}  # of the others that have ended by an error, on rank 0
         self._num_others = len(self.others)
         self._ending = threading.Lock()  # whoever holds it ends this process
         self._has_heard = threading.Event()  # from another process
@@ -170,14 +126,14 @@ class Lifeline:
         self.selector.unregister(connection)
         name = self.others[connection] if said == FAILED else self.others.pop(connection)  # one that failed may wait
         if said == FAILED:
-            self.reports[name] = Report.read(_receive(connection, MAX_REPORT_BYTES), name)
+            self.reports[name] = ErrorReport.read(_receive(connection, MAX_BYTES), name)
             if self.deadline is None:
                 self.deadline = time.monotonic() + (GRACE_SECONDS if self.rank == 0 else END_SECONDS)
         elif not said and not self.is_finished:
             self._end(f"the process of rank {name} was killed")
         self._has_heard.set()
 
-    def leave_error(self, report: Report) -> bool:
+    def leave_error(self, report: ErrorReport) -> bool:
         """Leave an error to the process of rank 0, which prints it if it does not end by the same one.
 
         Returns:
@@ -247,7 +203,7 @@ class Lifeline:
         if self.is_finished:  # the error has passed here before
             return
         if isinstance(error, Exception | KeyboardInterrupt):
-            report = Report.of(error)
+            report = ErrorReport.of(error)
             if self.rank > 0 and self.leave_error(report):
                 raise SystemExit(report.exit_status) from None
             if self.rank == 0 and distributed.is_lost_connection(error):
