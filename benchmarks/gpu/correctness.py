@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from benchmarks import steps
 from benchmarks.gpu import kernels
 from benchmarks.gpu.device_jpegs import compare_pixels
+from benchmarks.gpu.evaluation import in_half_precision
 from benchmarks.gpu.losses import all_losses, step
 from benchmarks.gpu.rows import Key, Measurement, Numbers
 from benchmarks.gpu.timing import Settings
@@ -56,6 +57,8 @@ def measurements(settings: Settings) -> Iterator[Measurement]:
     for name, who, vectors, run in (
         ("ranks, exact scores with ties", "device = CPU", f"{n:,} vectors", _compare_exact_ranks),
         ("ranks, random vectors", "device = CPU", f"{n:,} vectors", _compare_random_ranks),
+        ("ranks in half precision, exact scores", "half = float32", f"{n:,} vectors", _compare_half_precision),
+        ("ranks in half precision, random vectors", "tiles of any size", f"{n:,} vectors", _compare_half_tiles),
         ("scores of few and of many queries", "tiles of any size", f"{n:,} vectors", _compare_tiles),
         ("two-stage backpropagation", "two stages = one", "", _compare_two_stage),
         ("products in bfloat16 parts", "device = float64", "", _compare_products),
@@ -147,28 +150,61 @@ def _compare_augmentation(_: int, device: torch.device) -> Numbers:
 
 
 def _compare_exact_ranks(n: int, device: torch.device) -> Numbers:
-    """Of vectors of 64 signs, whose similarities are exact in any order of summation: all ranks and ties are equal."""
-    rng = np.random.default_rng(0)
-    centers = rng.choice([-1.0, 1.0], (n // 5, 64))
-    labels = rng.integers(0, len(centers), n)
-    vectors = (centers[labels] * rng.choice([-1.0, 1.0], (n, 64), p=[0.3, 0.7])).astype(np.float32)
+    """All ranks and ties are equal."""
+    vectors, labels = _signs(n)
     (one, ties), (other, other_ties) = (_ranks(vectors, labels, each) for each in (device, torch.device("cpu")))
     different = int((one != other).sum()) + abs(ties - other_ties)
     return {"passed": different == 0, "difference": float(different)}
 
 
-def _compare_random_ranks(n: int, device: torch.device) -> Numbers:
-    """Of vectors whose similarities are rounded otherwise, so that a few neighbors in rank change their order."""
+def _signs(n: int) -> tuple[Any, Any]:
+    """Vectors of 64 signs, whose similarities are exact in any order of additions, and their labels."""
     rng = np.random.default_rng(0)
-    labels = rng.integers(0, n // 5, n)
-    vectors = rng.standard_normal((n // 5, DIM), dtype=np.float32)[labels]
-    vectors += 2 * rng.standard_normal((n, DIM), dtype=np.float32)
+    centers = rng.choice([-1.0, 1.0], (n // 5, 64))
+    labels = rng.integers(0, len(centers), n)
+    return (centers[labels] * rng.choice([-1.0, 1.0], (n, 64), p=[0.3, 0.7])).astype(np.float32), labels
+
+
+def _compare_half_precision(n: int, device: torch.device) -> Numbers:
+    """All ranks and ties are equal."""
+    vectors, labels = _signs(_few_on_a_cpu(n, device))
+    with in_half_precision(False):
+        expected, ties = _ranks(vectors, labels, device)
+    with in_half_precision(True):
+        found, other_ties = _ranks(vectors, labels, device)
+    different = int((found != expected).sum()) + abs(ties - other_ties)
+    return {"passed": different == 0, "difference": float(different)}
+
+
+def _compare_half_tiles(n: int, device: torch.device) -> Numbers:
+    """All ranks are equal, since an exact score is that of the two vectors alone."""
+    vectors, labels = _random(_few_on_a_cpu(n, device))
+    with in_half_precision(True):
+        one, other = (_ranks(vectors, labels, device, chunk_size)[0] for chunk_size in (None, max(7, n // 30)))
+    different = int((one != other).sum())
+    return {"passed": different == 0, "difference": float(different)}
+
+
+def _few_on_a_cpu(n: int, device: torch.device) -> int:
+    return 15 if device.type == "cpu" else n  # where Triton's interpreter runs the kernels
+
+
+def _compare_random_ranks(n: int, device: torch.device) -> Numbers:
+    """Of similarities that are rounded otherwise, so that a few neighbors in rank change their order."""
+    vectors, labels = _random(n)
     one, other = (_ranks(vectors, labels, each)[0] for each in (device, torch.device("cpu")))
     largest = float((np.abs(one - other) / other).mean())
     return {"passed": largest < 1e-3, "difference": largest}
 
 
-def _ranks(vectors: Any, labels: Any, device: torch.device) -> tuple[Any, int]:
+def _random(n: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, n // 5, n)
+    vectors = rng.standard_normal((n // 5, DIM), dtype=np.float32)[labels]
+    return vectors + 2 * rng.standard_normal((n, DIM), dtype=np.float32), labels
+
+
+def _ranks(vectors: Any, labels: Any, device: torch.device, chunk_size: int | None = None) -> tuple[Any, int]:
     unit = UnitVectors(torch.from_numpy(vectors).to(device), "embedding")
-    blocks = list(positive_ranks(unit, unit, Relevance(labels, labels, np.arange(len(labels)))))
+    blocks = list(positive_ranks(unit, unit, Relevance(labels, labels, np.arange(len(labels))), chunk_size))
     return np.concatenate([block.ranks for block in blocks]), sum(block.num_ties for block in blocks)

@@ -51,6 +51,8 @@ PARTS = {
     "counting_kernels",
     "device_counting",
     "device_kernel",
+    "half_precision",
+    "half_precision_kernels",
     "metrics",
     "positives",
     "ranking",

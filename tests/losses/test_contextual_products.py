@@ -17,6 +17,7 @@ from vicinal.losses.contextual import loss as contextual_loss
 from vicinal.losses.contextual import products
 from vicinal.losses.contextual.products import Parts, product, split, uses_bfloat16
 from vicinal.losses.contextual.row_blocks import row_block_loss
+from vicinal.utils import tensor_cores
 
 UNIT = 2.0**-24
 """What a float32 number loses at most by rounding, relative to it."""
@@ -198,7 +199,7 @@ H100 = {"capability": (9, 0), "torch": (2, 15), "hip": None, "dtype": torch.floa
 def test_a_gpu_uses_them_if_it_is_fast(other: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = H100 | other
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: gpu["capability"])
-    monkeypatch.setattr(products, "_torch_version", lambda: gpu["torch"])
+    monkeypatch.setattr(tensor_cores, "_torch_version", lambda: gpu["torch"])
     monkeypatch.setattr(torch.version, "hip", gpu["hip"])
     with FakeTensorMode():
         matrix = torch.empty(gpu["size"], gpu["size"], dtype=gpu["dtype"], device="cuda")
@@ -210,7 +211,7 @@ def test_a_cpu_does_not() -> None:
 
 
 def needs_torch(run: Callable[..., None]) -> Callable[..., None]:
-    is_old = products._torch_version() < products.MIN_TORCH
+    is_old = tensor_cores._torch_version() < tensor_cores.MIN_TORCH
     return pytest.mark.skipif(is_old, reason="this version of torch lacks the products")(run)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +12,9 @@ from vicinal.evaluation.positives import Positives, ranking_keys
 from vicinal.evaluation.relevance import Relevance
 from vicinal.utils.arrays import Booleans, ShortIntegers
 from vicinal.utils.kernels import has_kernels
+
+if TYPE_CHECKING:
+    from vicinal.evaluation.half_precision import HalfScores
 
 MAX_SCORES = 2**22  # compared at a time; each takes some 60 bytes of device memory
 MAX_KERNEL_POSITIVES = 256  # of a query, up to which comparing all is faster than a binary search
@@ -23,6 +28,7 @@ class DeviceCounter:
         relevance: the relevance they come from.
         start: the first of the queries.
         device: the device of the scores.
+        half: the vectors whose products in half precision the tiles are; None if the tiles are scores.
 
     Example:
         >>> relevance = Relevance(np.array([1]), np.array([0, 1, 0, 0]))
@@ -33,8 +39,16 @@ class DeviceCounter:
         (array([2, 1], dtype=int32), array([ True]))
     """
 
-    def __init__(self, positives: Positives, relevance: Relevance, start: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        positives: Positives,
+        relevance: Relevance,
+        start: int,
+        device: torch.device,
+        half: HalfScores | None = None,
+    ) -> None:
         queries = len(positives.counts)
+        self._half = None if half is None else half.part(start, start + queries)
         self._keys = torch.from_numpy(ranking_keys(positives.scores, positives.rows.astype(np.int64))).to(device)
         self._first = torch.from_numpy(positives.first[:-1]).to(device)
         self._counts = torch.from_numpy(positives.counts).to(device)
@@ -61,7 +75,7 @@ class DeviceCounter:
 
     def count(self, scores: Tensor, start: int, first_row: int) -> None:
         """Count in a tile: rows are queries from `start` on, columns are gallery rows from `first_row` on."""
-        if self._max_count <= MAX_KERNEL_POSITIVES and has_kernels(scores):
+        if self._half is not None or (self._max_count <= MAX_KERNEL_POSITIVES and has_kernels(scores)):
             self._count_by_kernel(scores, start, first_row)
             return
         rows = max(1, MAX_SCORES // scores.shape[1])
@@ -73,11 +87,17 @@ class DeviceCounter:
         self.count(scores.T, start, first_row)
 
     def _count_by_kernel(self, scores: Tensor, start: int, first_row: int) -> None:
-        from vicinal.evaluation import device_kernel  # imports Triton
-
         slots, labels = (self._first, self._counts), (self._query_labels, self._gallery_labels)
         counts = self._num_before, self._is_tied
-        device_kernel.count(scores, self._keys, slots, labels, counts, start, first_row, self._max_count)
+        arguments = self._keys, slots, labels, counts, start, first_row, self._max_count
+        if self._half is not None:
+            from vicinal.evaluation import half_precision_kernels  # imports Triton
+
+            half_precision_kernels.count(scores, self._half, *arguments)
+        else:
+            from vicinal.evaluation import device_kernel
+
+            device_kernel.count(scores, *arguments)
 
     def _count(self, scores: Tensor, start: int, first_row: int) -> None:
         queries = torch.arange(start, start + len(scores), device=scores.device)

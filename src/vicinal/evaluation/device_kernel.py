@@ -60,41 +60,49 @@ def _count(
     last = 0  # what ranks before the last slot of the part before
     for part in range(0, number, block_p):
         slot = part + step
-        is_slot = slot < number
-        threshold, own_column = _decode(tl.load(keys + first + slot, mask=is_slot, other=0), first_row)
-        threshold = tl.where(is_slot, threshold, float("inf"))
+        threshold, own_column = decode(keys + first, slot, number, first_row)
         # Compared and added as floats, a pair takes four instructions; a counter has far less than 2^24 columns.
         above = tl.zeros([block_p, block_q], tl.float32)
         not_below = tl.zeros([block_p, block_q], tl.float32)
         for left in range(0, columns, block_q):
-            _, score = _load_counted(row, column_stride, labels, label, columns, left, block_q)
+            _, score = load_counted(row, column_stride, labels, label, columns, left, block_q)
             above += tl.where(score[None, :] > threshold[:, None], 1.0, 0.0)
             not_below += tl.where(score[None, :] >= threshold[:, None], 1.0, 0.0)
         before = tl.sum(above.to(tl.int32), 1)
         ties = tl.sum(not_below.to(tl.int32), 1) - before
         if tl.max(ties, 0) > 0:  # which are rare, and rank in the order of the gallery
             for left in range(0, columns, block_q):
-                column, score = _load_counted(row, column_stride, labels, label, columns, left, block_q)
+                column, score = load_counted(row, column_stride, labels, label, columns, left, block_q)
                 is_ahead = (score[None, :] == threshold[:, None]) & (column[None, :] < own_column[:, None])
                 before += tl.sum(is_ahead.to(tl.int32), 1)
-        previous = tl.sum(tl.where(step[None, :] + 1 == step[:, None], before[None, :], 0), 1)
-        previous = tl.where(step == 0, last, previous)
+        where = num_before + first + query
+        add_counts(where, is_tied + first, slot, number, before, ties, last, step)
         last = tl.max(before, 0)
-        where = num_before + first + query + slot
-        tl.store(where, tl.load(where, mask=is_slot, other=0) + before - previous, mask=is_slot)
-        tl.store(is_tied + first + slot, tl.full([block_p], 1, tl.uint8), mask=is_slot & (ties > 0))
 
 
 @triton.jit
-def _decode(key, first_row):
-    """The score of a ranking key, and its column in the tile."""
+def decode(keys, slot, number, first_row):
+    """The scores of the ranking keys of some slots, infinite for those that are none, and their columns in the tile."""
+    is_slot = slot < number
+    key = tl.load(keys + slot, mask=is_slot, other=0)
     high = (key >> 32).to(tl.int32)
     score = 0.0 - (high ^ ((high >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    return score, (key & 0xFFFFFFFF).to(tl.int32) - first_row
+    return tl.where(is_slot, score, float("inf")), (key & 0xFFFFFFFF).to(tl.int32) - first_row
 
 
 @triton.jit
-def _load_counted(row, column_stride, labels, label, columns, left, block_q: tl.constexpr):
+def add_counts(num_before, is_tied, slot, number, before, ties, last, step):
+    """Add what ranks before each of some slots, but not before the slot ahead of it, which for the first is `last`."""
+    is_slot = slot < number
+    previous = tl.sum(tl.where(step[None, :] + 1 == step[:, None], before[None, :], 0), 1)
+    previous = tl.where(step == 0, last, previous)
+    counts = tl.load(num_before + slot, mask=is_slot, other=0)
+    tl.store(num_before + slot, counts + before - previous, mask=is_slot)
+    tl.store(is_tied + slot, (ties > 0).to(tl.uint8), mask=is_slot & (ties > 0))
+
+
+@triton.jit
+def load_counted(row, column_stride, labels, label, columns, left, block_q: tl.constexpr):
     """Some columns and their scores; those that are not counted are NaN, which is neither above nor below a score."""
     column = left + tl.arange(0, block_q)
     inside = column < columns

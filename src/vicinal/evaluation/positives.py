@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,8 @@ GPU_SCORES = 2**22  # of several labels in one product on a GPU, or pairs of one
 
 IncrementScores = Callable[[Integers, Integers, Floats], Floats]
 """Adds increments to the scores of pairs: takes queries, gallery rows and scores, each [pairs]."""
+PairScorer = Callable[["LabelPairs", Tensor], None]
+"""Writes the scores of pairs, float32 [pairs] on the device of the vectors."""
 
 
 class Positives(NamedTuple):
@@ -48,6 +51,7 @@ def ranked_positives(
     start: int,
     stop: int,
     increment_scores: IncrementScores | None = None,
+    score_pairs: PairScorer | None = None,
 ) -> Positives:
     """Score the positives of queries `start` to `stop`, label by label, bit for bit as in the product of all vectors.
 
@@ -58,6 +62,7 @@ def ranked_positives(
         start: the first query.
         stop: the end of the queries, exclusive.
         increment_scores: adds the increments of a re-ranking to scores.
+        score_pairs: what computes the scores instead of the product.
 
     Example:
         >>> vectors = UnitVectors(np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), "embedding")
@@ -73,7 +78,8 @@ def ranked_positives(
     # Memory of PyTorch has ordinary pages. NumPy asks for huge ones, whose first touch costs several times as much in a
     # virtual machine that hands back what is free.
     scores, rows = (torch.empty(int(first[-1]), dtype=dtype).numpy() for dtype in (torch.float32, torch.int32))
-    for pairs, pair_scores in _scored_pairs(queries, gallery, relevance, start, stop):
+    score_pairs = score_pairs or partial(_score, queries, gallery)
+    for pairs, pair_scores in _scored_pairs(score_pairs, queries.device, relevance, start, stop):
         if increment_scores is not None:
             pair_scores = increment_scores(*_queries_and_rows(pairs), pair_scores)
         keys, some = np.empty(len(pair_scores), dtype=np.int64), pairs.queries - start
@@ -111,20 +117,20 @@ def increment_function(reranked: RerankedScores, increments: ScoreIncrements, st
 
 
 def _scored_pairs(
-    queries: UnitVectors, gallery: UnitVectors, relevance: Relevance, start: int, stop: int
+    score_pairs: PairScorer, device: torch.device, relevance: Relevance, start: int, stop: int
 ) -> Iterator[tuple[LabelPairs, Floats]]:
     """All queries whose label is in the gallery, a few at a time, with the scores of their pairs, float32 [pairs]."""
-    if queries.device.type == "cpu":
+    if device.type == "cpu":
         for pairs in _pairs(relevance, start, stop, MAX_PAIRS, max_scores=0):
             scores = torch.empty(int(pairs.starts[-1]))
-            _score(queries, gallery, pairs, scores)
+            score_pairs(pairs, scores)
             yield pairs, scores.numpy()
         return
     groups = list(_pairs(relevance, start, stop, GPU_SCORES, GPU_SCORES))
     sizes = [int(pairs.starts[-1]) for pairs in groups]
-    scores = torch.empty(sum(sizes), device=queries.device)
+    scores = torch.empty(sum(sizes), device=device)
     for pairs, own in zip(groups, torch.split(scores, sizes), strict=True):
-        _score(queries, gallery, pairs, own)
+        score_pairs(pairs, own)
     on_host = torch.split(scores.cpu(), sizes)  # the host waits once
     yield from ((pairs, own.numpy()) for pairs, own in zip(groups, on_host, strict=True))
 
@@ -185,7 +191,7 @@ def _ranges(starts: Integers, lengths: Integers) -> Integers:
 
 
 def _score(queries: UnitVectors, gallery: UnitVectors, pairs: LabelPairs, scores: Tensor) -> None:
-    """Write the scores of pairs, float32 [pairs], which lie on the device of the queries."""
+    """Write the scores of pairs, which the products of blocks of vectors contain."""
     from vicinal.evaluation.positive_kernels import gather_scores
 
     vectors = queries.take(pairs.queries)

@@ -21,6 +21,7 @@ from vicinal.evaluation.checkpoint import CountCheckpoint
 from vicinal.evaluation.counting import MASKED, Counter
 from vicinal.evaluation.device_counting import DeviceCounter
 from vicinal.evaluation.division import Division, TotalCounts
+from vicinal.evaluation.half_precision import HalfScores, HalfVectors, half_precision_helps
 from vicinal.evaluation.positives import Positives, increment_function, ranked_positives
 from vicinal.evaluation.ranks import Ranks
 from vicinal.evaluation.relevance import Relevance
@@ -39,6 +40,7 @@ MAX_UNIT_TILES = 16  # the same on a GPU: as much as so many tiles, which is 1/1
 LONG_PAIRS = 2**34  # from which on a ranking shows its progress on a terminal: half a minute on some cores
 
 AnyCounter = Counter | DeviceCounter
+_Factors = tuple[UnitVectors, UnitVectors] | tuple[HalfVectors, HalfVectors]
 
 
 def positive_ranks(
@@ -167,9 +169,14 @@ class _TiledCounting:
         self._division = Division.of_group() if divided else Division()
         self._rows, self._columns = _tile_size(len(queries), len(gallery), chunk_size, queries.device)
         self._rows = self._division.tile_rows(self._rows, len(queries))
-        self._block = ScoreBuffer(self._rows, self._columns, queries.device)
         self._excluded = _excluded_other_labels(levels)
         self._is_symmetric = queries is gallery and reranked is None and not len(self._excluded[0])
+        vectors, tile = (self._queries, self._gallery), (self._rows, self._columns)
+        is_half = reranked is None and half_precision_helps(*vectors, levels)
+        self._half = HalfScores(*vectors, *tile) if is_half else None
+        # What is multiplied, and how: unit vectors, or their halves.
+        self._factors: _Factors = (self._half.queries, self._half.gallery) if self._half else vectors
+        self._product = self._half.product if self._half else ScoreBuffer(*tile, queries.device).product
         self._checkpoint = checkpoint
         self._inputs_digest = "" if checkpoint is None else self._digest_inputs()
 
@@ -177,7 +184,7 @@ class _TiledCounting:
         """Count for queries `start` to `stop`, and return what was counted at each level."""
         panel = self._panel(start, stop)
         for top in self._uncounted(panel):
-            vectors = self._queries.block(top, min(top + self._rows, stop))
+            vectors = self._factors[0].block(top, min(top + self._rows, stop))
             if self._is_symmetric:
                 self._count_rows(panel, top, vectors, range(0, start))
                 self._count_rows(panel, top, vectors, range(stop, len(self._gallery)))
@@ -194,7 +201,7 @@ class _TiledCounting:
         if self._checkpoint is None:
             yield from shown
             return
-        facts = self._inputs_digest, self._division, self._is_symmetric, tops
+        facts = self._inputs_digest, self._division, self._is_symmetric, tops, self._half is not None
         fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()
         rank = self._division.rank
         checkpoint = CountCheckpoint(self._checkpoint, panel.start, rank, fingerprint, panel.counters)
@@ -216,13 +223,20 @@ class _TiledCounting:
         if self._reranked is not None:
             increments = self._reranked.increments(start, stop)
             increment_scores = increment_function(self._reranked, increments, start)
-        find = partial(ranked_positives, self._queries, self._gallery, increment_scores=increment_scores)
+        score_pairs = self._half.score_pairs if self._half else None
+        find = partial(
+            ranked_positives,
+            self._queries,
+            self._gallery,
+            increment_scores=increment_scores,
+            score_pairs=score_pairs,
+        )
         positives = [
             self._division.positives(partial(find, each), each.label_counts()[start:stop], start)
             for each in self._levels
         ]
         counters = [
-            _counter(found, relevance, start, self._queries.device)
+            _counter(found, relevance, start, self._queries.device, self._half)
             for found, relevance in zip(positives, self._levels, strict=True)
         ]
         return _Panel(start, stop, positives, counters, increments)
@@ -230,7 +244,7 @@ class _TiledCounting:
     def _count_rows(self, panel: _Panel, top: int, vectors: Tensor, gallery: range) -> None:
         """Count for the queries from `top` on, which have these vectors, in a range of the gallery."""
         for left, right in self._tiles(gallery):
-            scores = self._block.product(vectors, self._gallery.block(left, right))
+            scores = self._product(vectors, self._factors[1].block(left, right))
             self._increment(panel, scores, top, left)
             self._mask(scores, top, left)
             for counter in panel.counters:
@@ -239,14 +253,14 @@ class _TiledCounting:
     def _count_symmetric(self, panel: _Panel, top: int, vectors: Tensor) -> None:
         """Count for the queries from `top` on and for those of the panel before them, which search each other."""
         for left, right in self._tiles(range(panel.start, top)):
-            scores = self._block.product(vectors, self._gallery.block(left, right))
+            scores = self._product(vectors, self._factors[1].block(left, right))
             for counter in panel.counters:
                 counter.count(scores, top - panel.start, left)
                 counter.count_transposed(scores, left - panel.start, top)
         for first in range(0, len(vectors), STRIP_ROWS):
             strip = vectors[first : first + STRIP_ROWS]
             for left, right in self._tiles(range(first + len(strip))):
-                scores = self._block.product(strip, vectors[left:right])
+                scores = self._product(strip, vectors[left:right])
                 below_diagonal = scores[:, : max(0, min(right, first) - left)]
                 for counter in panel.counters:
                     counter.count(scores, top + first - panel.start, top + left)
@@ -297,10 +311,12 @@ def _excluded_other_labels(levels: Sequence[Relevance]) -> tuple[Integers, Integ
     return queries, rows
 
 
-def _counter(positives: Positives, relevance: Relevance, start: int, device: torch.device) -> AnyCounter:
-    if device.type == "cpu":
+def _counter(
+    positives: Positives, relevance: Relevance, start: int, device: torch.device, half: HalfScores | None
+) -> AnyCounter:
+    if device.type == "cpu" and half is None:
         return Counter(positives, relevance, start)
-    return DeviceCounter(positives, relevance, start, device)
+    return DeviceCounter(positives, relevance, start, device, half)
 
 
 def _ranks(positives: Positives, totals: TotalCounts, first: int, last: int) -> Ranks:

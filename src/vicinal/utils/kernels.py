@@ -30,10 +30,10 @@ def block_sizes(num_positives: int, num_columns: int) -> dict[str, int]:
         >>> block_sizes(3, 60_000)
         {'block_p': 4, 'block_q': 512}
     """
-    positives = min(_power_of_two(num_positives), MAX_POSITIVES)
-    return {"block_p": positives, "block_q": min(_power_of_two(num_columns), MAX_PAIRS // positives)}
+    positives = min(power_of_two(num_positives), MAX_POSITIVES)
+    return {"block_p": positives, "block_q": min(power_of_two(num_columns), MAX_PAIRS // positives)}
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
     """The smallest power of two that is not below a number."""
     return 1 << max(number - 1, 0).bit_length()

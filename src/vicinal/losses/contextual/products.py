@@ -18,12 +18,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vicinal.utils import tensor_cores
+
 MIN_SIZE = 1536
 """Number of columns from which on splitting costs less than it saves; computed for an H100, not measured."""
 FAST_CAPABILITIES = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """GPUs that multiply in bfloat16 at least 12 times as fast as in float32 (A100, H100, B200, B300), not 2 to 4 times."""
-MIN_TORCH = (2, 10)
-"""Adds products of bfloat16 to a float32 matrix."""
 
 Parts = list[Tensor]
 
@@ -83,20 +83,10 @@ def uses_bfloat16(matrix: Tensor) -> bool:
 
 def has_fast_bfloat16(device: torch.device) -> bool:
     """Whether six products in bfloat16 take less time on a device than one in float32."""
-    if device.type != "cuda" or torch.version.hip or _torch_version() < MIN_TORCH:
-        return False
-    return torch.cuda.get_device_capability(device) in FAST_CAPABILITIES
-
-
-def _torch_version() -> tuple[int, ...]:
-    return tuple(int(number) for number in torch.__version__.split(".")[:2])
+    return tensor_cores.capability(device) in FAST_CAPABILITIES
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    if a.dtype == torch.bfloat16 and a.device.type != "cpu":
-        if total is None:
-            return torch.mm(a, b, out_dtype=torch.float32)
-        return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
-    if a.dtype == torch.bfloat16:  # on a CPU the same numbers: products of two are exact in float32
-        a, b = a.float(), b.float()
+    if a.dtype == torch.bfloat16:
+        return tensor_cores.product(a, b, total)
     return a @ b if total is None else total.addmm_(a, b)
