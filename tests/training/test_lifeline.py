@@ -5,18 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
 from tests.processes import PRELOADED
 from vicinal.training import lifeline
-from vicinal.training.engine import launch_processes
 from vicinal.training.lifeline import Lifeline
 from vicinal.utils.errors import InputError
 
@@ -91,14 +87,3 @@ def test_all_end_with_one(ending: int, how: str, tmp_path: Path) -> None:
     elif how == "error" and ending:
         expected[0] = 2  # with the error of the other one
     assert codes == expected
-
-
-def test_an_interrupted_launch_leaves_no_process() -> None:
-    def launch() -> None:
-        raise KeyboardInterrupt
-
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
-        fabric = SimpleNamespace(launch=launch, strategy=SimpleNamespace(launcher=SimpleNamespace(procs=[process])))
-        with pytest.raises(KeyboardInterrupt):
-            launch_processes(fabric)
-        assert process.wait(SECONDS) == -signal.SIGKILL

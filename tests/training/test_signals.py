@@ -160,6 +160,22 @@ def test_a_signal_while_workers_read_images(small: list[str], tmp_path: Path, nu
         assert run.last.exists()
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes from /proc")
+def test_ctrl_c_while_the_first_process_waits_for_the_others(small: list[str], tmp_path: Path) -> None:
+    """Not even an idle machine starts the second one in the time that the first waits."""
+    process = start(command(tmp_path / "run", [*small, *SETUPS["two processes"]]))
+    while len(members(process.pid)) < 2:
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[-1].endswith("error: interrupted")
+    assert not members(process.pid)
+
+
 PROCESS = """
 import os, subprocess, sys, time
 from vicinal.training.interrupt import ending_with_main_process

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -24,6 +24,7 @@ from torch.nn.utils import get_total_norm
 from vicinal.training.base_settings import BaseSettings, OptimizerSettings
 from vicinal.training.interrupt import ending_with_main_process
 from vicinal.training.lifeline import Lifeline
+from vicinal.training.local_processes import LocalProcesses
 from vicinal.training.sharded_centers import (
     exclude_from_ddp,
     gather_optimizer_state,
@@ -63,16 +64,16 @@ class Engine:
         self.settings, self.launch = settings, settings.launch
         self.precision = create_precision(settings)
         self.fabric = create_fabric(settings, self.precision, find_unused_parameters)
-        launch_processes(self.fabric)
         # Contexts: at the end of the first the run has ended; until then all processes end when one of them dies, and
         # an error of another one is left to the first. The second is for an error before the first.
         self.lifeline: AbstractContextManager[object] = nullcontext()
         self.reporting: AbstractContextManager[object] = nullcontext()
-        if distributed.world_size() > 1:
-            log(f"training with {distributed.world_size()} processes")
-            address = os.environ.get("MASTER_ADDR") if self.launch.num_nodes > 1 else None
-            self.lifeline = lifeline = Lifeline(address, hint)
-            self.reporting = lifeline.reporting()
+        with launching(self.fabric, settings.num_processes if self.launch.launcher is None else 1):
+            if distributed.world_size() > 1:
+                log(f"training with {distributed.world_size()} processes")
+                address = os.environ.get("MASTER_ADDR") if self.launch.num_nodes > 1 else None
+                self.lifeline = lifeline = Lifeline(address, hint)
+                self.reporting = lifeline.reporting()
 
     def setup(
         self,
@@ -265,23 +266,26 @@ def create_fabric(settings: BaseSettings, precision: Precision, find_unused_para
         raise InputError(f"accelerator = {settings.accelerator}, devices = {devices}: {reason}") from None
 
 
-def launch_processes(fabric: Fabric) -> None:
-    """Start the other processes and join them; none outlives this one. Lightning's messages about that are left out."""
+@contextmanager
+def launching(fabric: Fabric, number: int) -> Iterator[None]:
+    """Start the other processes and join them, for a block in which they meet; none outlives this one.
+
+    Args:
+        fabric: the devices.
+        number: of processes that the command starts itself, with this one.
+    """
     before = logging.root.manager.disable
-    logging.disable(logging.INFO)
-    try:
-        with ending_with_main_process():
+    with ending_with_main_process(), LocalProcesses(number):
+        logging.disable(logging.INFO)  # leaves out what Lightning says of it
+        try:
             fabric.launch()
-    except BaseException:  # such as Ctrl-C; before they meet closed connections, of which they would print pages
-        for process in getattr(fabric.strategy.launcher, "procs", ()):
-            process.kill()
-        raise
-    finally:
-        logging.disable(before)
+        finally:
+            logging.disable(before)
+        yield
 
 
 def cluster_environment(launch: Launch) -> ClusterEnvironment:
-    """What Fabric learns of ranks and addresses; without launcher the first process starts the others."""
+    """What Fabric learns of ranks and addresses; without launcher `LocalProcesses` starts the others."""
     if launch.launcher == "torchrun":
         return TorchElasticEnvironment()
     if launch.launcher == "SLURM":

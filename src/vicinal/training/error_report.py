@@ -27,7 +27,7 @@ class ErrorReport(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorReport:
-        """ErrorReport an error.
+        """Describe an error.
 
         Example:
             >>> ErrorReport.of(KeyboardInterrupt())

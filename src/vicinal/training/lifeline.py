@@ -28,7 +28,7 @@ from vicinal.utils.errors import TrainingStoppedError
 
 GRACE_SECONDS = 1.0  # in which all must end after an error of one, which is most often an error of all
 ANSWER_SECONDS = 60.0  # for the process of rank 0 to answer an error; it does so after that, if it has a core
-END_SECONDS = 5.0  # for rank 0 to end before the others: Fabric kills it when a process that it started has failed
+END_SECONDS = 5.0  # for rank 0 to end before the others: torchrun ends it when another process has failed
 CONNECT_SECONDS = 120.0
 TOKEN_BYTES = 16
 FINISHED, FAILED = b".", b"!"  # what a process says before it ends; a report may follow FAILED
