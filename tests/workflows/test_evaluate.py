@@ -199,7 +199,7 @@ def test_embeddings_and_labels_from_two_files(files: Path, capsys) -> None:
     found = json.loads(output(capsys, "evaluate", "--embeddings", "good.parquet", "--labels", "y.csv", "--json"))
     assert metrics_in(found) == expected
     Path("x.csv").unlink()
-    assert "x.npy has no labels; give them with --embeddings x.npy --labels FILE" in refused(
+    assert "x.npy has no labels; give them with --labels FILE, or in x.table.csv" in refused(
         capsys, "evaluate", "x.npy"
     )
     np.save("few.npy", np.arange(71))
@@ -207,10 +207,49 @@ def test_embeddings_and_labels_from_two_files(files: Path, capsys) -> None:
     given = ["evaluate", "--embeddings", "x.npy"]
     assert "few.npy has 71 rows, x.npy 72 embeddings" in refused(capsys, *given, "--labels", "few.npy")
     assert "real.npy: float64 [72, 2]; labels are" in refused(capsys, *given, "--labels", "real.npy")
-    assert "--embeddings and --labels belong together" in refused(capsys, *given)
+    assert "--embeddings is a file of vectors; give their labels" in refused(capsys, *given)
     assert "leave out the source" in refused(capsys, *given, "--labels", "y.csv", "good.parquet")
     assert "no source: name one" in refused(capsys, "evaluate")
     assert "good.parquet is named twice" in refused(capsys, "evaluate", "good.parquet", "good.parquet")
+
+
+def test_one_file_of_labels_for_several_files_of_embeddings(files: Path, capsys) -> None:
+    vectors, table = load_embeddings("good.parquet")
+    np.save("old.npy", vectors[:, :1])
+    np.save("new.npy", vectors)
+    pd.DataFrame({"label": table.frame["label"]}).to_csv("y.csv", index=False)
+    found = json.loads(output(capsys, "evaluate", "old.npy", "new.npy", "--labels", "y.csv", "--compare", "--json"))
+    assert {row["model"] for row in found["results"]} == {"old.npy", "new.npy"}
+    assert metrics_in(json.loads(output(capsys, "evaluate", "new.npy", "--labels", "y.csv", "--json"))) == (
+        evaluate(vectors, table).metrics
+    )
+    output(capsys, "report", "old.npy", "new.npy", "--labels", "y.csv", "--out", "page.html", "--num_resamples", "20")
+    assert Path("page.html").is_file()
+    assert "y.csv is none" in refused(capsys, "evaluate", "y.csv", "--labels", "y.csv")
+    assert "missing.csv: no such file" in refused(capsys, "evaluate", "new.npy", "--labels", "missing.csv")
+
+
+def test_labels_of_stored_embeddings_in_a_column_of_another_name(files: Path, capsys) -> None:
+    vectors, table = load_embeddings("good.parquet")
+    np.save("x.npy", vectors)
+    pd.DataFrame({"class": table.frame["label"], "label": 0}).to_csv("y.csv", index=False)
+    expected = evaluate(vectors, table).metrics
+    for given in (["--embeddings", "x.npy", "--labels", "y.csv"], ["x.npy", "--labels", "y.csv"]):
+        found = json.loads(output(capsys, "evaluate", *given, "--label_column", "class", "--json"))
+        assert metrics_in(found) == expected, given
+    Path("y.csv").rename("x.table.csv")
+    assert metrics_in(json.loads(output(capsys, "evaluate", "x.npy", "--label_column", "class", "--json"))) == expected
+    assert metrics_in(json.loads(output(capsys, "evaluate", "good.parquet", "--label_column", "class", "--json"))) == (
+        expected  # what was stored under another name is called label
+    )
+    pd.DataFrame({"kind": table.frame["label"]}).to_csv("x.table.csv", index=False)
+    assert "x.npy: no column 'class'; the columns are kind" in refused(
+        capsys, "evaluate", "x.npy", "--label_column", "class"
+    )
+    np.save("y.npy", np.arange(72))
+    assert "has no columns; leave out" in refused(
+        capsys, "evaluate", "x.npy", "--labels", "y.npy", "--label_column", "class"
+    )
 
 
 def test_an_index_is_measured_without_what_was_deleted(files: Path, capsys) -> None:

@@ -121,15 +121,17 @@ def _read_column(path: Path, mapped: bool) -> npt.NDArray[np.floating]:
     return map_embedding_column(path) if mapped else read_embedding_column(path)
 
 
-def load_labels(path: str | Path) -> Table:
+def load_labels(path: str | Path, path_column: str | None = None, label_column: str = "label") -> Table:
     """Read the labels of embeddings from a file of their own.
 
     Args:
         path: A .csv or .parquet table with a column `label` and any others; or a .npy file with one integer or text
             per row.
+        path_column: The column of image paths in a table; None if it needs none.
+        label_column: The column of labels in a table.
 
     Raises:
-        InputError: The file does not exist, is of another type or holds no labels.
+        InputError: The file does not exist, is of another type or holds no labels, or a column does not exist.
 
     Example:
         >>> import tempfile
@@ -141,11 +143,13 @@ def load_labels(path: str | Path) -> Table:
     path = Path(path)
     check_regular_file(path)
     if path.suffix.lower() == ".csv":
-        return Table.from_csv(path, path_column=None)
+        return Table.from_csv(path, path_column=path_column, label_column=label_column)
     if path.suffix.lower() == ".parquet":
-        return Table.from_parquet(path, path_column=None)
+        return Table.from_parquet(path, path_column=path_column, label_column=label_column)
     if path.suffix.lower() != ".npy":
         raise InputError(f"{path}: labels are read from a file ending in .csv, .parquet or .npy")
+    if path_column is not None or label_column != "label":
+        raise InputError(f"{path}: a .npy file of labels has no columns; leave out path_column and label_column")
     return _table(path, pd.DataFrame({"label": read_npy_labels(path)}))
 
 

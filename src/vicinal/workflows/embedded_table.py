@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
 
+from vicinal.data.columns import COLUMN_FLAGS
 from vicinal.data.embeddings import load_embeddings, read_fingerprint
 from vicinal.data.table import Table
 from vicinal.retrieval.scores import BLOCK_ROWS
 from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.errors import InputError
 from vicinal.utils.temporary_maps import temporary_map
 
 if TYPE_CHECKING:
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from vicinal.export.exported_embedder import ExportedEmbedder
     from vicinal.models import Embedder
     from vicinal.retrieval import ImageIndex
+
+_UNNAMED: dict[str, str | None] = dict.fromkeys(COLUMN_FLAGS)
 
 
 @dataclass(frozen=True)
@@ -55,10 +61,13 @@ class EmbeddedTable:
         return None if model is None else "+".join([model, *self.postprocessing])
 
 
-def load_stored(source: str, is_index: bool, mapped: bool) -> tuple[EmbeddedTable, dict[str, str]]:
-    """Stored embeddings, and what an index was made with."""
+def load_stored(
+    source: str, is_index: bool, mapped: bool, columns: Mapping[str, str]
+) -> tuple[EmbeddedTable, dict[str, str]]:
+    """Stored embeddings, whose `columns` of paths and labels are named so, and what an index was made with."""
     if not is_index:
-        return EmbeddedTable(*load_embeddings(source, mapped), source), {}
+        vectors, table = load_embeddings(source, mapped)
+        return EmbeddedTable(vectors, with_named_columns(table, source, columns), source), {}
     from vicinal.retrieval import Index
 
     index: ImageIndex = Index.load(source)
@@ -68,6 +77,28 @@ def load_stored(source: str, is_index: bool, mapped: bool) -> tuple[EmbeddedTabl
     else:
         vectors, frame = index.contents()
     return EmbeddedTable(vectors, Table(frame), index), index.made_with
+
+
+def with_named_columns(table: Table, source: str, columns: Mapping[str, str]) -> Table:
+    """The table of stored embeddings, in which the named columns of paths and labels are `path` and `label`.
+
+    What Vicinal stored has them already, and may be asked for by the names that they had before.
+
+    Args:
+        table: as it was read.
+        source: the file or folder that it was read from.
+        columns: the names, by flag.
+
+    Raises:
+        InputError: the table has neither a column of the name nor a usual one.
+    """
+    for flag, name in columns.items():
+        usual, known = COLUMN_FLAGS[flag], list(table.frame.columns)
+        if name in known:
+            table = Table.from_frame(table.frame, Path(source).parent, **{**_UNNAMED, flag: name})
+        elif usual not in known:
+            raise InputError(f"{source}: no column {name!r}; the columns are {', '.join(known) or 'none'}")
+    return table
 
 
 def map_rows(vectors: Floats, rows: Integers, source: str) -> Floats:

@@ -102,7 +102,8 @@ class EmbeddingReader(EmbeddingOptions):
         kind = source_kind(source)
         if kind in ("embeddings", "index"):
             self._refuse_image_options(source)
-            stored, columns = load_stored(source, is_index=kind == "index", mapped=self.mapped)
+            named = named_columns(vars(self))
+            stored, columns = load_stored(source, kind == "index", self.mapped, named)
             selected = self._select(stored, split, source, columns)
             return with_cost(selected, kind) if self.measure else selected
         if kind == "embedder":
@@ -158,21 +159,23 @@ class EmbeddingReader(EmbeddingOptions):
         """Return embeddings from one file with labels from another.
 
         Args:
-            embeddings: a .npy or .parquet file of embeddings; its own table is not used.
-            labels: a .csv or .parquet table with a column `label` and any others, or a .npy file of labels: one row per
-                embedding.
+            embeddings: a .npy or .parquet file of embeddings, or a folder of shards; its own table is not used.
+            labels: a .csv or .parquet table with a column `label`, or `label_column` of the options, and any others, or
+                a .npy file of labels: one row per embedding.
             split: use only the rows of this split.
 
         Raises:
             InputError: one of the files cannot be read, they have different numbers of rows, or the split is empty.
         """
         self._refuse_image_options(embeddings)
-        vectors, table = load_vectors(embeddings, self.mapped), load_labels(labels)
+        named = named_columns(vars(self))
+        vectors, table = load_vectors(embeddings, self.mapped), load_labels(labels, **named)
         if len(table) != len(vectors):
             raise InputError(
                 f"{labels} has {len(table)} rows, {embeddings} {len(vectors)} embeddings; there must be one row each"
             )
-        return self._select(EmbeddedTable(vectors, table, embeddings), split, labels)
+        selected = self._select(EmbeddedTable(vectors, table, embeddings), split, labels)
+        return with_cost(selected, "embeddings") if self.measure else selected
 
     def check_model(self, source: str) -> None:
         """Load the model that will embed a source, if there is one, and let it go.
