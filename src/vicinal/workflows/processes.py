@@ -38,7 +38,7 @@ def dividing_processes(devices: int | None) -> Iterator[bool]:
     from lightning.fabric import Fabric
     from lightning.fabric.strategies.ddp import DDPStrategy
 
-    from vicinal.training.engine import cluster_environment, launch_processes
+    from vicinal.training.engine import cluster_environment, launching
     from vicinal.training.lifeline import Lifeline
 
     fabric = Fabric(
@@ -48,6 +48,7 @@ def dividing_processes(devices: int | None) -> Iterator[bool]:
         strategy=DDPStrategy(timeout=MAX_DIFFERENCE),
         plugins=[cluster_environment(launch)],
     )
-    launch_processes(fabric)
-    with Lifeline(os.environ.get("MASTER_ADDR") if launch.num_nodes > 1 else None):
+    with launching(fabric, (on_each or 1) if launch.launcher is None else 1):
+        lifeline = Lifeline(os.environ.get("MASTER_ADDR") if launch.num_nodes > 1 else None)
+    with lifeline:
         yield True
