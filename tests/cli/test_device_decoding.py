@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import copytree
@@ -20,6 +20,7 @@ from vicinal.cli.main import main
 from vicinal.cli.serve import _embedder
 from vicinal.data import load_embeddings, load_table, nvjpeg, read_fingerprint
 from vicinal.data import train_batches as batches_module
+from vicinal.data.decoding import EncodedJpeg
 from vicinal.data.device_decoding import DeviceDecoder
 from vicinal.export import ExportSettings
 from vicinal.models import Embedder
@@ -195,6 +196,55 @@ def test_embeddings_are_nearly_those_of_workers(
     np.testing.assert_allclose(vectors[2], vectors[3], atol=1e-6)
     assert (vectors[0] * vectors[2]).sum(axis=1).min() > 0.999
     assert decoder == [23, 23]
+
+
+def test_a_folder_leaves_out_what_workers_do_and_the_cpu_decodes_nothing_else(
+    jpegs: Path, decoder: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Embedder("test_resnet", dim=4, pretrained=False).save_pretrained(tmp_path / "model")
+    folder = Path(copytree(jpegs, tmp_path / "jpegs"))
+    content = (folder / "b" / "0.jpg").read_bytes()
+    scan = content.index(b"\xff\xda")
+    broken = {
+        "a/0": b"",
+        "a/1": content[:-90],  # cut off
+        "b/0": content[: scan + 14] + b"\xff\xd9",  # an end without an image
+        "b/1": content[:2] + b"\xff\xd9",
+        "c/0": content[:scan].replace(b"\xff\xc4", b"\xff\xfe") + content[scan:],  # without Huffman tables
+    }
+    for name, bad in broken.items():
+        (folder / f"{name}.jpg").write_bytes(bad)
+    decoded: list[str] = []
+    said, frames = [], []
+    for decoding in ("workers", "device"):
+        if decoding == "device":
+            for name in ("decode", "pixels"):
+                monkeypatch.setattr(EncodedJpeg, name, recorded(getattr(EncodedJpeg, name), decoded))
+        flags = ["--model", str(tmp_path / "model"), "--decoding", decoding, "--out", str(tmp_path / "e.parquet")]
+        assert main(["embed", str(folder), *flags]) == 0
+        said.append(capsys.readouterr().err)
+        frames.append(load_embeddings(tmp_path / "e.parquet")[1].frame)
+    assert frames[0].equals(frames[1])
+    assert said[0] == said[1]
+    assert "left out 3 of 24 images" in said[0]
+    assert {Path(path).name for path in decoded} == {"1.jpg"}
+
+
+def recorded(decode: Callable[..., object], paths: list[str]) -> Callable[..., object]:
+    def decode_and_record(jpeg: EncodedJpeg, *more: float) -> object:
+        paths.append(str(jpeg._path))
+        return decode(jpeg, *more)
+
+    return decode_and_record
+
+
+def test_a_folder_without_a_readable_image_is_said_to_be_so(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_bytes(b"")
+    assert main(["embed", str(tmp_path / "photos"), "--model", str(run), "--out", str(tmp_path / "e.parquet")]) == 2
+    assert "error: none of the 1 images can be read; row 0: " in capsys.readouterr().err
 
 
 def test_processes_that_divide_images_decode_them_as_one(

@@ -136,11 +136,16 @@ class ImageDataset:
                 if isinstance(result, InputError) and not skip:
                     raise result
                 results.append(result)
-        self._skip({row: result for row, result in enumerate(results) if isinstance(result, InputError)})
+        self.leave_out({row: result for row, result in enumerate(results) if isinstance(result, InputError)})
         if keep:
             self._images = [result for result in results if isinstance(result, Image.Image)]
 
-    def _skip(self, errors: dict[int, InputError]) -> None:
+    def leave_out(self, errors: dict[int, InputError]) -> None:
+        """Leave out the rows that cannot be read, which are logged with their errors.
+
+        Raises:
+            NoReadableImageError: No other row is left.
+        """
         if not errors:
             return
         if len(errors) == len(self):

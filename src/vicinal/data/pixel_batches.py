@@ -125,3 +125,17 @@ def all_readable(batch: Pixels) -> Tensor:
     for row, error in errors.items():
         raise UnreadableImageError(f"row {row}: {error}")
     return pixels
+
+
+def without_unreadable(dataset: ImageDataset, batches: Iterable[Pixels]) -> Iterator[Tensor]:
+    """The pixels of the readable images of all batches; at the end the dataset leaves out the others.
+
+    Raises:
+        NoReadableImageError: None of the images can be read.
+    """
+    errors: dict[int, InputError] = {}
+    for pixels, of_batch in batches:
+        errors |= {row: UnreadableImageError(f"row {row}: {error}") for row, error in of_batch.items()}
+        if len(pixels):
+            yield pixels
+    dataset.leave_out(errors)

@@ -15,7 +15,7 @@ from vicinal.data.decoding import convert_image
 from vicinal.data.image_ops import without_normalization
 from vicinal.data.images import ImageDataset
 from vicinal.data.nvjpeg import check_device_decoding
-from vicinal.data.pixel_batches import PixelBatches, all_readable, load_pixels, row_batches
+from vicinal.data.pixel_batches import PixelBatches, all_readable, load_pixels, row_batches, without_unreadable
 from vicinal.data.settings import Decoding
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
@@ -44,7 +44,8 @@ def image_batches(
         transform: The transform, whose version for testing is applied to everything but tensors.
         batch_size: Images per batch; whole images, which differ in size, are batches of one.
         num_workers: Processes that read files.
-        on_error: Raise an error at a file that cannot be read, or skip it.
+        on_error: Raise an error at a file that cannot be read, or skip it. They are found before, unless a GPU decodes:
+            then when it does, and an image dataset leaves them out at the end.
         device: Where the batches are needed; for a GPU, images are read into page-locked memory.
         decoding: Where JPEGs of files are decoded: by these processes (workers), or by that GPU (device).
 
@@ -73,9 +74,11 @@ def image_batches(
         return _transform_batches(given, transform, batch_size), -(-len(given) // batch_size)
     if decoding == "device":
         check_device_decoding(transform, device)
-    dataset = _dataset(given, transform, on_error)
+    is_skipping = decoding == "device" and on_error == "skip"  # not before: the CPU would decode all images for that
+    dataset = _dataset(given, transform, "raise" if is_skipping else on_error)
     batches = PixelBatches(dataset, row_batches(dataset, range(len(dataset)), batch_size), decoding)
-    return map(all_readable, load_pixels(batches, device, num_workers)), len(batches)
+    pixels = load_pixels(batches, device, num_workers)
+    return without_unreadable(dataset, pixels) if is_skipping else map(all_readable, pixels), len(batches)
 
 
 def _all_are(source: Any, kind: type) -> bool:

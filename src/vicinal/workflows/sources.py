@@ -252,11 +252,13 @@ class EmbeddingReader(EmbeddingOptions):
         """Embed the images of a table. What the model costs is measured only if `loaded_from` says where it is from."""
         from vicinal.data.images import ImageDataset
 
+        is_measured, on_error = self.measure and loaded_from is not None, self.on_error or on_error
+        is_skipping = False
         if self.decoding_for(model) == "device":
             check_device_decoding(model.transform, usable_device(self.device))
-        images = ImageDataset(table, model.transform, on_error=self.on_error or on_error)
-        is_measured = self.measure and loaded_from is not None
-        vectors, seconds = self._vectors_of(images, model, is_measured)
+            is_skipping = on_error == "skip" and not is_measured  # where the GPU decodes, see `image_batches`
+        images = ImageDataset(table, model.transform, on_error="raise" if is_skipping else on_error)
+        vectors, seconds = self._vectors_of(images, model, is_measured, "skip" if is_skipping else "raise")
         embedded = self.postprocessing.apply_to(
             EmbeddedTable(
                 vectors,
@@ -276,9 +278,9 @@ class EmbeddingReader(EmbeddingOptions):
         return replace(embedded, cost=model_cost(model, loaded_from, embedded.vectors.shape[1], speed))
 
     def _vectors_of(
-        self, images: ImageDataset, model: Embedder | ExportedEmbedder, is_measured: bool
+        self, images: ImageDataset, model: Embedder | ExportedEmbedder, is_measured: bool, on_error: OnError
     ) -> tuple[Floats, float | None]:
-        """Embed images, and measure the seconds if that is asked for."""
+        """Embed images, and measure the seconds if that is asked for; skipping is for decoding on a device."""
         from vicinal.data.images import UnreadableImageError
         from vicinal.models import embed_multi_scale
 
@@ -286,7 +288,7 @@ class EmbeddingReader(EmbeddingOptions):
         if self.scales is not None and not isinstance(model, ExportedEmbedder):
             embed = partial(embed_multi_scale, model, scales=self.scales, max_size=self.max_size)
         elif self.decoding_for(model) == "device":
-            embed = partial(embed, decoding="device")
+            embed = partial(embed, decoding="device", on_error=on_error)
         self.postprocessing.check_model(model)
         if self.precision != self.used_precision != "32":
             log(f"precision = {self.used_precision}: embedding in bfloat16 on this GPU; --precision 32 takes float32")
