@@ -33,7 +33,7 @@ def test_what_cannot_be_trained_on(labels: tuple[str, ...], message: str) -> Non
 
 
 def test_classes_of_one_image_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match="class 'cat' has one image, and so have 1 other classes"):
+    with pytest.warns(UserWarning, match="class 'cat' has one image, and so have 1 other class:"):
         check_trainable(table("dog", "dog", "cat", "owl"))
 
 

@@ -206,7 +206,7 @@ def test_small_classes_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 classes with fewer than 2 images are left out: ant, owl" in capsys.readouterr().err
     sampler = ClassBalancedBatchSampler([3, 1, 1], 4, 2, small_classes="replace", class_names=["cat", "dog"])
     assert (sampler.dropped_classes, sampler.replaced_classes) == ([], ["dog"])
-    assert "1 classes with fewer than 2 images are drawn with replacement: dog" in capsys.readouterr().err
+    assert "1 class with fewer than 2 images is drawn with replacement: dog" in capsys.readouterr().err
     ClassBalancedBatchSampler(labels * 2, 4, 2)
     ClassBalancedBatchSampler(labels, 4, 2, rank=1, world_size=2)
     assert capsys.readouterr().err == ""

@@ -42,6 +42,16 @@ def test_more_patience_continues_a_run_that_stopped_early(
     assert load_checkpoint(run.best)["epoch"] == 3
 
 
+def test_a_model_that_training_did_not_improve_is_told(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "no epoch had a higher mAP@R than before training: the model is the untrained one"
+    scripted_validation(monkeypatch, iter([0.5, 0.4, 0.4, 0.5]))
+    for name in ("worse", "better"):
+        train(Recipe.load(overrides=[*small, "--epochs=1"]), tmp_path / name)
+        assert (told in capsys.readouterr().err) == (name == "worse"), name
+
+
 def test_settings_of_the_machine_may_change(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ from tests.workflows.studies import MadeUp
 from vicinal.data import Table
 from vicinal.utils.errors import InputError
 from vicinal.workflows import SweepSettings, sweep
-from vicinal.workflows.tuning.sweep_result import SweepResult
+from vicinal.workflows.tuning.sweep_result import SweepCell, SweepResult
 
 pytestmark = pytest.mark.usefixtures("quick_recipes")
 GRID = ("--grid.optimizer.lr=[0.01, 0.11]", "--grid.model.dim=[8, 16, 32]")
@@ -77,6 +77,9 @@ def test_a_cell_that_fails_fails_alone_and_is_tried_again_by_the_next_command(st
     assert result.failures == ["lack of memory", "lack of memory"]
     assert result.to_frame()["recall@1"].isna().tolist() == [False, True, False] * 2
     assert str(result).splitlines()[3] == "0.01           16          –          failed: lack of memory"
+    cells = [SweepCell({"lr": 0.1 * number}, ({"mAP": 0.5},) * number) for number in (1, 2)]
+    one = SweepResult(("lr",), tuple(cells), "mAP")
+    assert str(one).splitlines()[2].endswith("1 seed")
     assert result.to_dict()["cells"][1]["mean"] == {"recall@1": None}
     start = MadeUp(scores)
     assert not run(study_recipe, start).failures

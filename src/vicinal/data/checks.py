@@ -49,7 +49,8 @@ def check_trainable(table: Table) -> None:
             "training on pairs needs classes with two"
         )
     if single:
-        others = f", and so have {len(single) - 1} other classes" if len(single) > 1 else ""
+        num_others = len(single) - 1
+        others = f", and so have {num_others} other {'class' if num_others == 1 else 'classes'}" if num_others else ""
         warnings.warn(f"class {single[0]!r} has one image{others}: it can give no positive pair", stacklevel=2)
 
 

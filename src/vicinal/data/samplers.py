@@ -199,7 +199,9 @@ class ClassBalancedBatchSampler(EpochBatchSampler):
         if small and self.rank == 0:
             action = "left out" if self.dropped_classes else "drawn with replacement"
             first = ", ".join(map(str, small[:8])) + (", ..." if len(small) > 8 else "")
-            log(f"{len(small)} classes with fewer than {self.samples_per_class} images are {action}: {first}")
+            classes = "1 class with fewer" if len(small) == 1 else f"{len(small)} classes with fewer"
+            verb = "is" if len(small) == 1 else "are"
+            log(f"{classes} than {self.samples_per_class} images {verb} {action}: {first}")
 
     def _check_number_of_classes(self) -> None:
         if len(self.members) < self.classes_per_batch:

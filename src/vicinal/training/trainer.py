@@ -243,6 +243,9 @@ class Trainer(BaseTrainer):
         )
 
     def _write_model(self, metrics: Mapping[str, float]) -> None:
+        if metrics and self.progress.best_epoch == 0:
+            metric = self.settings.validation.metric
+            log(f"no epoch had a higher {metric} than before training: the model is the untrained one")
         save_centers(self.run.centers, self.loss, self.images.table.classes)
         put_together(self.embedder)
         if self.is_main_process:

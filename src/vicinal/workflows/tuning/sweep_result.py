@@ -136,7 +136,8 @@ def _percent(cell: SweepCell, name: str) -> str:
 
 def _remark(cell: SweepCell, most: int) -> list[str]:
     """What is missing in a cell."""
-    remarks = [f"{len(cell.metrics)} seeds"] if 0 < len(cell.metrics) < most else []
+    number = len(cell.metrics)
+    remarks = [f"{number} seed{'' if number == 1 else 's'}"] if 0 < number < most else []
     return [*remarks, *(f"failed: {failure}" for failure in cell.failures[:1])]
 
 
