@@ -369,4 +369,7 @@ def test_the_cost_is_said_before_the_start(study_recipe: Path, capsys: pytest.Ca
         "replay: 1 run x 3 epochs x 24 images = 72 images",
     ]
     # Each of the 4 + 3 runs trains on 36 images and validates on 12 images 3 times: 7 * (36 + 12) + 72 = 408.
-    assert lines[3] == "about 4 s for one process at 100 images/s, validation included"
+    assert (
+        lines[3]
+        == "about 4 s for one process at 100 images/s, validation included, and some seconds more per run to start"
+    )

@@ -87,12 +87,12 @@ def cost_lines(parts: Sequence[Part], images_per_second: float | None) -> list[s
         >>> for line in cost_lines([trials], images_per_second=100):
         ...     print(line)
         search: 20 trials x 30 epochs x 1,000 images = 600,000 images
-        about 1 h 56 min for one process at 100 images/s, validation included
+        about 1 h 56 min for one process at 100 images/s, validation included, and some seconds more per run to start
     """
     lines = [str(part) for part in parts if part.num_runs]
     if images_per_second:
         seconds = sum(part.num_runs * part.cost.work for part in parts) / images_per_second
-        end = f"at {images_per_second:,.0f} images/s, validation included"
+        end = f"at {images_per_second:,.0f} images/s, validation included, and some seconds more per run to start"
         lines.append(f"about {duration(seconds)} for one process {end}")
     return lines
 
