@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from vicinal.evaluation.ranks import Ranks
 from vicinal.evaluation.relevance import Relevance
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils import kernels, tensor_cores
+from vicinal.utils.errors import InputError
 
 half_precision_kernels = pytest.importorskip(
     "vicinal.evaluation.half_precision_kernels", reason="needs Triton, which some builds of torch lack"
@@ -109,7 +112,7 @@ def test_ranks_of_a_set_that_searches_itself(kind: str) -> None:
     labels = np.random.default_rng(1).integers(0, 5, 26)
     relevance = Relevance(labels, labels, np.arange(26))
     blocks = list(positive_ranks(vectors, vectors, relevance, chunk_size=7))
-    assert summed_up(blocks)[0] == sorted_ranks(vectors, vectors, relevance)[0]
+    assert summed_up(blocks) == sorted_ranks(vectors, vectors, relevance)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,10 +122,36 @@ def test_ranks_and_ties_of_queries_in_a_gallery_with_groups(kind: str) -> None:
     labels, groups = rng.integers(0, 3, 24), rng.integers(-1, 3, 24)
     exclude_self = np.maximum(np.arange(6) - 3, -1)
     relevance = Relevance(labels[:6], labels[3:], exclude_self, groups[:6], groups[3:])
-    ranks, ties = summed_up(list(positive_ranks(queries, gallery, relevance)))
-    expected = sorted_ranks(queries, gallery, relevance)
-    assert ranks == expected[0]
-    assert (ties > 0) == (expected[1] > 0)
+    assert summed_up(list(positive_ranks(queries, gallery, relevance))) == sorted_ranks(queries, gallery, relevance)
+
+
+def test_excluded_images_with_other_labels_are_not_counted() -> None:
+    vectors = UnitVectors(np.ones((12, 4), np.float32), "embedding")  # whose radii are 0
+    labels = np.arange(12) % 3
+    relevance = Relevance(labels.copy(), labels, exclude_self=np.roll(np.arange(12), 1))
+    assert len(relevance.excluded_other_labels()[0]) == 12
+    assert summed_up(list(positive_ranks(vectors, vectors, relevance))) == sorted_ranks(vectors, vectors, relevance)
+
+
+def test_tensors_whose_columns_lie_in_memory_one_after_the_other() -> None:
+    by_rows = torch.from_numpy(clusters(10, 3)[0])
+    vectors = UnitVectors(by_rows.T.contiguous().T, "embedding")
+    labels = np.arange(10) % 3
+    relevance = Relevance(labels, labels, np.arange(10))
+    assert vectors.kept().block(0, 10).stride() == (1, 10)
+    assert summed_up(list(positive_ranks(vectors, vectors, relevance))) == sorted_ranks(vectors, vectors, relevance)
+
+
+def test_counts_of_a_checkpoint_are_of_one_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = UnitVectors(clusters(10, 3)[0], "embedding")
+    labels = np.arange(10) % 3
+    relevance = Relevance(labels, labels, np.arange(10))
+    expected, found = (summed_up([each[0] for each in level_ranks(vectors, vectors, [relevance], checkpoint=tmp_path)])
+                       for _ in range(2))  # fmt: skip
+    assert found == expected == sorted_ranks(vectors, vectors, relevance)
+    monkeypatch.setattr(ranking, "half_precision_helps", lambda *_: False)
+    with pytest.raises(InputError, match="another evaluation"):
+        list(level_ranks(vectors, vectors, [relevance], checkpoint=tmp_path))
 
 
 def test_coarse_labels_and_parts_of_the_queries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,26 +190,71 @@ def test_the_error_is_small_where_embeddings_are_close_to_each_other() -> None:
         assert error < 0.02 * spread, kind
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{}, {"capability": (6, 1)}, {"torch": (2, 9)}, {"hip": "6.4"}, {"pairs": 2**20}, {"positives": 300}, {"dim": 16}],
-    ids=str,
-)
-def test_a_gpu_uses_it_for_many_vectors_with_few_positives(other: dict[str, object], monkeypatch) -> None:
-    gpu: dict = {"capability": (8, 6), "torch": (2, 10), "hip": None, "pairs": 1, "positives": 2, "dim": 8192} | other
+USED = {
+    "capability": (8, 6),
+    "torch": (2, 10),
+    "hip": None,
+    "fp16_accumulation": False,
+    "pairs": 1,
+    "positives": 2,
+    "dim": 8192,
+}
+
+
+def pretend_gpu(gpu: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = SimpleNamespace(allow_fp16_accumulation=gpu["fp16_accumulation"])
+    monkeypatch.setattr(torch.backends.cuda, "matmul", setting)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: gpu["capability"])
     monkeypatch.setattr(tensor_cores, "_torch_version", lambda: gpu["torch"])
     monkeypatch.setattr(torch.version, "hip", gpu["hip"])
     monkeypatch.setattr(half_precision, "MIN_PAIRS", gpu["pairs"])
     monkeypatch.setattr(half_precision, "has_kernels", lambda _: True)
-    vectors = UnitVectors(np.ones((600, gpu["dim"]), np.float32), "embedding").kept()
+
+
+def on_gpu(vectors: UnitVectors) -> UnitVectors:
     vectors.device = torch.device("cuda")
+    return vectors
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {"capability": (6, 1)},
+        {"torch": (2, 9)},
+        {"hip": "6.4"},
+        {"fp16_accumulation": True},
+        {"pairs": 2**20},
+        {"positives": 300},
+        {"dim": 16},
+    ],
+    ids=str,
+)
+def test_a_gpu_uses_it_for_many_vectors_with_few_positives(other: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = USED | other
+    pretend_gpu(gpu, monkeypatch)
+    vectors = on_gpu(UnitVectors(np.ones((600, gpu["dim"]), np.float32), "embedding").kept())
     labels = np.arange(600) // gpu["positives"]
     assert half_precision_helps(vectors, vectors, [Relevance(labels, labels)]) == (other == {})
-    assert not half_precision_helps(vectors, UnitVectors(np.ones((600, 8192)), "x"), [Relevance(labels, labels)])
+
+
+def test_a_gpu_uses_it_for_unit_vectors_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(USED, monkeypatch)
+    vectors, labels = UnitVectors(np.ones((10, 32), np.float32), "embedding"), np.arange(10)
+    kept, other = on_gpu(vectors.kept()), on_gpu(vectors)
+    assert half_precision_helps(kept, kept, [Relevance(labels, labels)])
+    assert not half_precision_helps(kept, other, [Relevance(labels, labels)])
+    assert not half_precision_helps(other, kept, [Relevance(labels, labels)])
+
+
+def test_a_gpu_does_not_without_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(USED, monkeypatch)
+    gallery, labels = UnitVectors(np.ones((10, 32), np.float32), "embedding"), np.arange(10)
+    queries = on_gpu(gallery.subset(np.arange(0)).kept())
+    assert not half_precision_helps(queries, on_gpu(gallery.kept()), [Relevance(labels[:0], labels)])
 
 
 def test_a_cpu_does_not() -> None:
-    vectors = UnitVectors(np.ones((10_000, 1), np.float32), "embedding").kept()
+    vectors = UnitVectors(np.ones((10_000, 16), np.float32), "embedding").kept()
     labels = np.arange(10_000)
     assert not half_precision_helps(vectors, vectors, [Relevance(labels, labels)])

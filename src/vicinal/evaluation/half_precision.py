@@ -43,7 +43,9 @@ MIN_CAPABILITY = (7, 0)  # of GPUs with tensor cores
 MIN_RADIUS = 2.0**-12
 """Below it a difference is divided by this number, so that masked scores stay low."""
 ABSOLUTE_ERROR = 2.0**-19
-"""Of offsets, of their sum, and of rounding the exact score to float32; each is 2^-24 or a little more."""
+"""Of offsets, of their sum and of its bounds, and of rounding entries to 2^-30 and the exact score to float32.
+
+Each is 2^-24 or a little more; of entries it is 2^-22 or less, up to 16,384 dimensions."""
 
 
 def relative_error(dim: int) -> float:
@@ -78,6 +80,7 @@ class HalfVectors:
     @classmethod
     def around(cls, mean: Tensor, units: Tensor) -> HalfVectors:
         """Compute them for a mean vector, float32 [dim]."""
+        units = units.contiguous()  # kernels go along their rows
         made = cls(units, torch.empty_like(units, dtype=torch.float16), *units.new_empty(2, len(units)))
         exact = mean.double()
         for start in range(0, len(units), BLOCK_ROWS):
@@ -136,10 +139,16 @@ class HalfScores:
 
 def half_precision_helps(queries: UnitVectors, gallery: UnitVectors, levels: Sequence[Relevance]) -> bool:
     """Whether ranks are found faster with :class:`HalfScores`, on this device and for so many vectors and positives."""
-    has_tensor_cores = tensor_cores.capability(gallery.device) >= MIN_CAPABILITY
-    if not (has_tensor_cores and queries.is_kept and gallery.is_kept and has_kernels(gallery.block(0, 1))):
+    is_large = len(queries) * len(gallery) >= MIN_PAIRS
+    are_kept = queries.is_kept and gallery.is_kept
+    if not (is_large and are_kept and _has_products(gallery.device) and has_kernels(gallery.block(0, 1))):
         return False
     positives = np.stack([relevance.label_counts() for relevance in levels])
-    is_large = len(queries) * len(gallery) >= MIN_PAIRS
     are_few = positives.max() <= MAX_KERNEL_POSITIVES
-    return is_large and are_few and gallery.dim >= MIN_DIMS_PER_POSITIVE * positives.sum() / len(queries)
+    return are_few and gallery.dim >= MIN_DIMS_PER_POSITIVE * positives.sum() / len(queries)
+
+
+def _has_products(device: torch.device) -> bool:
+    """Whether a device adds up products in half precision in float32; torch can be set to add up in half precision."""
+    has_tensor_cores = tensor_cores.capability(device) >= MIN_CAPABILITY
+    return has_tensor_cores and not torch.backends.cuda.matmul.allow_fp16_accumulation
