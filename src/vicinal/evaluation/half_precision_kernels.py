@@ -123,7 +123,7 @@ def _count(
         not_below = tl.zeros([block_p, block_q], tl.float32)
         rescored = tl.zeros([block_p], tl.int32)
         ties = tl.zeros([block_p], tl.int32)
-        num_open = 0.0
+        num_open = 0
         for chunk in range(0, columns, BLOCKS * block_q):
             end = min(chunk + BLOCKS * block_q, columns)
             for left in range(chunk, end, block_q):
@@ -133,7 +133,7 @@ def _count(
                 )  # fmt: skip
                 above += tl.where(lowest[None, :] > threshold[:, None], 1.0, 0.0)
                 not_below += tl.where(highest[None, :] >= threshold[:, None], 1.0, 0.0)
-            total = tl.sum(tl.sum(not_below - above, 1), 0)
+            total = tl.sum(tl.sum(not_below - above, 1).to(tl.int32), 0)
             if total > num_open:  # some pairs of the chunk are open, which are found once more, and scored
                 for left in range(chunk, end, block_q):
                     column, lowest, highest = _score_bounds(

@@ -42,9 +42,7 @@ def product(a: Tensor, b: Tensor, total: Tensor | None = None, out: Tensor | Non
         return torch.mm(a, b, out=out) if total is None else total.addmm_(a, b)
     if total is not None:
         return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
-    if out is not None:
-        return torch.mm(a, b, out_dtype=torch.float32, out=out)
-    return torch.mm(a, b, out_dtype=torch.float32)
+    return torch.mm(a, b, out_dtype=torch.float32, out=out)
 
 
 def _torch_version() -> tuple[int, ...]:
