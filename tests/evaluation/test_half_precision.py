@@ -225,8 +225,8 @@ def on_gpu(vectors: UnitVectors) -> UnitVectors:
         {"hip": "6.4"},
         {"fp16_accumulation": True},
         {"pairs": 2**20},
-        {"positives": 300},
-        {"dim": 16},
+        {"positives": 257},
+        {"dim": 48},
     ],
     ids=str,
 )
@@ -255,6 +255,6 @@ def test_a_gpu_does_not_without_queries(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_cpu_does_not() -> None:
-    vectors = UnitVectors(np.ones((10_000, 16), np.float32), "embedding").kept()
+    vectors = UnitVectors(np.ones((10_000, 32), np.float32), "embedding").kept()
     labels = np.arange(10_000)
     assert not half_precision_helps(vectors, vectors, [Relevance(labels, labels)])

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 MIN_PAIRS = 2**26
 """Of queries and gallery vectors, from which on it is worth while; computed for an H100, not measured."""
-MIN_DIMS_PER_POSITIVE = 16
+MIN_DIMS_PER_POSITIVE = 32
 """Products are faster, and comparisons with positives slower: twice as many as where these cancel out, as computed."""
 MIN_CAPABILITY = (7, 0)  # of GPUs with tensor cores
 MIN_RADIUS = 2.0**-12
