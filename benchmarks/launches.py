@@ -26,7 +26,8 @@ from benchmarks.table import print_machine
 from tests.pretend_device import PretendDevice, module_on_device, on_device, pretend_device
 from vicinal import Table, losses
 from vicinal.data import ImageTransform
-from vicinal.evaluation import device_counting, evaluate
+from vicinal.evaluation import evaluate
+from vicinal.evaluation.counting import device_counter
 from vicinal.losses.contextual import products
 from vicinal.mixing import SiMix
 from vicinal.models import ContextRefiner, Embedder
@@ -77,8 +78,8 @@ def evaluation(device: PretendDevice) -> Callable[[], object]:
 
     def run() -> None:
         with (
-            patch.object(device_counting, "has_kernels", lambda _: True),
-            patch.object(device_counting.DeviceCounter, "_count_by_kernel", count_kernel),
+            patch.object(device_counter, "has_kernels", lambda _: True),
+            patch.object(device_counter.DeviceCounter, "_count_by_kernel", count_kernel),
         ):
             evaluate(vectors, table)
 

@@ -17,9 +17,10 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.gpu.rows import Key, Measurement, Numbers
 from benchmarks.gpu.timing import Settings, measured
-from vicinal.evaluation import Relevance, device_counting
-from vicinal.evaluation.device_counting import MAX_KERNEL_POSITIVES, DeviceCounter
-from vicinal.evaluation.positives import Positives
+from vicinal.evaluation import Relevance
+from vicinal.evaluation.counting import device_counter
+from vicinal.evaluation.counting.device_counter import MAX_KERNEL_POSITIVES, DeviceCounter
+from vicinal.evaluation.counting.positives import Positives
 from vicinal.losses import soft_ranks, triplets
 
 KERNEL, TWIN = "kernel", "PyTorch"
@@ -59,7 +60,7 @@ def describe(size: tuple[int, int, int]) -> str:
 def with_kernels(used: bool) -> AbstractContextManager[object]:
     """The operations take their kernels, or do not, whatever the device."""
     stack = ExitStack()
-    for module in (soft_ranks, triplets, device_counting):
+    for module in (soft_ranks, triplets, device_counter):
         stack.enter_context(patch.object(module, "has_kernels", lambda _: used))
     return stack
 

@@ -14,9 +14,10 @@ import pytest
 
 from tests.evaluation.test_division import photos
 from vicinal import Table
-from vicinal.evaluation import Evaluation, checkpoint, evaluate, ranking
-from vicinal.evaluation.checkpoint import CountCheckpoint, holding_checkpoint
-from vicinal.evaluation.device_counting import DeviceCounter
+from vicinal.evaluation import Evaluation, evaluate, ranking
+from vicinal.evaluation.counting import checkpoint
+from vicinal.evaluation.counting.checkpoint import CountCheckpoint, holding_checkpoint
+from vicinal.evaluation.counting.device_counter import DeviceCounter
 from vicinal.retrieval import ReciprocalReranking
 from vicinal.utils.errors import InputError
 

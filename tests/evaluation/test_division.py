@@ -16,7 +16,7 @@ import pytest
 from tests.processes import Results, run_groups
 from vicinal import Table
 from vicinal.evaluation import evaluate, holding_checkpoint, ranking
-from vicinal.evaluation.division import Division
+from vicinal.evaluation.counting.division import Division
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
 from vicinal.utils.temporary_maps import temporary_map

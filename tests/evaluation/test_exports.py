@@ -48,13 +48,7 @@ INNER = {
 # Single steps, behind the functions that are exported.
 PARTS = {
     "counting",
-    "counting_kernels",
-    "device_counting",
-    "device_kernel",
-    "half_precision",
-    "half_precision_kernels",
     "metrics",
-    "positives",
     "ranking",
     "relevance",
     "thresholds",

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from tests.evaluation.cases import clusters, lattice
-from vicinal.evaluation import half_precision, positive_ranks, ranking
-from vicinal.evaluation.half_precision import HalfScores, half_precision_helps
+from vicinal.evaluation import positive_ranks, ranking
+from vicinal.evaluation.counting import half_precision
+from vicinal.evaluation.counting.half_precision import HalfScores, half_precision_helps
 from vicinal.evaluation.ranking import level_ranks
 from vicinal.evaluation.ranks import Ranks
 from vicinal.evaluation.relevance import Relevance
@@ -21,7 +22,7 @@ from vicinal.utils import kernels, tensor_cores
 from vicinal.utils.errors import InputError
 
 half_precision_kernels = pytest.importorskip(
-    "vicinal.evaluation.half_precision_kernels", reason="needs Triton, which some builds of torch lack"
+    "vicinal.evaluation.counting.half_precision_kernels", reason="needs Triton, which some builds of torch lack"
 )
 Vectors = np.ndarray
 

@@ -11,8 +11,9 @@ import torch
 
 from tests.pretend_device import on_device, pretend_device
 from vicinal import Table
-from vicinal.evaluation import evaluate, positives
-from vicinal.evaluation.positives import Positives, ranked_positives
+from vicinal.evaluation import evaluate
+from vicinal.evaluation.counting import positives
+from vicinal.evaluation.counting.positives import Positives, ranked_positives
 from vicinal.evaluation.relevance import Relevance
 from vicinal.retrieval.scores import UnitVectors
 

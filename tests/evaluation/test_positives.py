@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.evaluation.cases import key_scores
-from vicinal.evaluation import positives as module
-from vicinal.evaluation.positives import ranked_positives, ranking_keys
+from vicinal.evaluation.counting import positives as module
+from vicinal.evaluation.counting.positives import ranked_positives, ranking_keys
 from vicinal.evaluation.relevance import Relevance
 from vicinal.retrieval.scores import ScoreBuffer, UnitVectors
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vicinal.evaluation import ranking
-from vicinal.evaluation.device_counting import DeviceCounter
+from vicinal.evaluation.counting.device_counter import DeviceCounter
 from vicinal.evaluation.ranking import level_ranks, positive_ranks
 from vicinal.evaluation.ranks import Ranks
 from vicinal.evaluation.relevance import Relevance

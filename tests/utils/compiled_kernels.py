@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vicinal.evaluation import device_kernel, half_precision_kernels
+from vicinal.evaluation.counting import device_kernel, half_precision_kernels
 from vicinal.losses import rank_kernels
 
 H100 = GPUTarget("cuda", 90, 32)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 REASON = "needs Triton, which some builds of torch lack"
-device_kernel = pytest.importorskip("vicinal.evaluation.device_kernel", reason=REASON)
+device_kernel = pytest.importorskip("vicinal.evaluation.counting.device_kernel", reason=REASON)
 rank_kernels = pytest.importorskip("vicinal.losses.rank_kernels", reason=REASON)
 
 PROGRAM = Path(__file__).with_name("compiled_kernels.py")

@@ -161,7 +161,8 @@ def test_a_command_that_was_interrupted_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vicinal.cli.main import main
-    from vicinal.evaluation import checkpoint, ranking
+    from vicinal.evaluation import ranking
+    from vicinal.evaluation.counting import checkpoint
 
     rng = np.random.default_rng(0)
     save_embeddings(tmp_path / "x.parquet", rng.standard_normal((300, 8)), table(300, queries=200))

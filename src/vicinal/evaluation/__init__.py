@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from vicinal.evaluation.bootstrap import confidence_intervals
     from vicinal.evaluation.breakdown import metrics_by
     from vicinal.evaluation.calibration import calibrate
-    from vicinal.evaluation.checkpoint import holding_checkpoint
     from vicinal.evaluation.clustering import Clustering, cluster, cluster_metrics
     from vicinal.evaluation.comparison import compare_models, compare_reranking, tabulate
+    from vicinal.evaluation.counting.checkpoint import holding_checkpoint
     from vicinal.evaluation.hierarchy import coarse_columns
     from vicinal.evaluation.listed_positives import evaluate_listed_positives
     from vicinal.evaluation.met import evaluate_met

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vicinal.evaluation.checkpoint import CountCheckpoint
-from vicinal.evaluation.counting import MASKED, Counter
-from vicinal.evaluation.device_counting import DeviceCounter
-from vicinal.evaluation.division import Division, TotalCounts
-from vicinal.evaluation.half_precision import HalfScores, HalfVectors, half_precision_helps
-from vicinal.evaluation.positives import Positives, increment_function, ranked_positives
+from vicinal.evaluation.counting.checkpoint import CountCheckpoint
+from vicinal.evaluation.counting.counter import MASKED, Counter
+from vicinal.evaluation.counting.device_counter import DeviceCounter
+from vicinal.evaluation.counting.division import Division, TotalCounts
+from vicinal.evaluation.counting.half_precision import HalfScores, HalfVectors, half_precision_helps
+from vicinal.evaluation.counting.positives import Positives, increment_function, ranked_positives
 from vicinal.evaluation.ranks import Ranks
 from vicinal.evaluation.relevance import Relevance
 from vicinal.retrieval.reranking.base import RerankedScores, ScoreIncrements
@@ -321,7 +321,7 @@ def _counter(
 
 def _ranks(positives: Positives, totals: TotalCounts, first: int, last: int) -> Ranks:
     """The ranks of the positives of queries `first` to `last`, summed up from what ranks between them."""
-    from vicinal.evaluation.positive_kernels import sum_up  # imports numba
+    from vicinal.evaluation.counting.positive_kernels import sum_up  # imports numba
 
     counts = positives.counts[first:last]
     ranks = np.empty(counts.sum(), dtype=np.int64)

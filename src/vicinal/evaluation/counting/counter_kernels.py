@@ -4,7 +4,7 @@ The range of the scores of a query's positives is divided into intervals. Scores
 branch, so that the time depends neither on the number of positives nor on their ranks; only scores in an interval that
 holds a positive are compared with it. The kernels release the interpreter lock, so that plain threads divide the rows.
 
-Importing this module imports numba. :mod:`~vicinal.evaluation.counting` imports it when counting begins.
+Importing this module imports numba. :mod:`~vicinal.evaluation.counting.counter` imports it when counting begins.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vicinal.evaluation.counting import LANES, MASKED, RankCounts, Tile
+from vicinal.evaluation.counting.counter import LANES, MASKED, RankCounts, Tile
 from vicinal.utils.arrays import Booleans, Floats, Integers, ShortIntegers
 from vicinal.utils.compiled import compiled
 
@@ -49,7 +49,7 @@ class Workspace(NamedTuple):
 
 
 class QueryCounts(NamedTuple):
-    """The slots of one query in :class:`~vicinal.evaluation.counting.RankCounts`."""
+    """The slots of one query in :class:`~vicinal.evaluation.counting.counter.RankCounts`."""
 
     scores: Floats
     rows: ShortIntegers

@@ -26,14 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vicinal.evaluation.device_counting import MAX_KERNEL_POSITIVES
+from vicinal.evaluation.counting.device_counter import MAX_KERNEL_POSITIVES
 from vicinal.evaluation.relevance import Relevance
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils import tensor_cores
 from vicinal.utils.kernels import has_kernels
 
 if TYPE_CHECKING:
-    from vicinal.evaluation.positive_kernels import LabelPairs
+    from vicinal.evaluation.counting.positive_kernels import LabelPairs
 
 MIN_PAIRS = 2**26
 """Of queries and gallery vectors, from which on it is worth while; computed for an H100, not measured."""
@@ -132,7 +132,7 @@ class HalfScores:
 
     def score_pairs(self, pairs: LabelPairs, scores: Tensor) -> None:
         """Write the exact scores of pairs, float32 [pairs]."""
-        from vicinal.evaluation import half_precision_kernels  # imports Triton
+        from vicinal.evaluation.counting import half_precision_kernels  # imports Triton
 
         half_precision_kernels.score_pairs(self.queries.units, self.gallery.units, pairs, scores)
 

@@ -1,6 +1,6 @@
 """Triton kernels that count by scores in half precision, and compute exact scores where these do not decide.
 
-See :mod:`~vicinal.evaluation.half_precision`. Importing this module imports Triton.
+See :mod:`~vicinal.evaluation.counting.half_precision`. Importing this module imports Triton.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vicinal.evaluation.device_kernel import add_counts, decode, load_counted
+from vicinal.evaluation.counting.device_kernel import add_counts, decode, load_counted
 from vicinal.utils.kernels import block_sizes, power_of_two
 
 if TYPE_CHECKING:
-    from vicinal.evaluation.half_precision import HalfScores
-    from vicinal.evaluation.positive_kernels import LabelPairs
+    from vicinal.evaluation.counting.half_precision import HalfScores
+    from vicinal.evaluation.counting.positive_kernels import LabelPairs
 
 MAX_DIMS = 1024
 """Dimensions that a program multiplies at a time."""
@@ -62,7 +62,7 @@ def count(
     Args:
         products: float32 [queries, columns], of any strides: products of vectors in half precision.
         half: the queries that have slots, and the gallery.
-        keys: this and the others as in :func:`vicinal.evaluation.device_kernel.count`.
+        keys: this and the others as in :func:`vicinal.evaluation.counting.device_kernel.count`.
         slots: those of the queries.
         labels: of the queries, and of the gallery.
         counts: what is added to.

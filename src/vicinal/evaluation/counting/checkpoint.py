@@ -28,7 +28,7 @@ TEMPORARY_COUNTS = re.compile(r"\.counts-\d+-\d+\.npz\.[0-9a-f]{8}\.tmp")
 
 
 class Counting(Protocol):
-    """What counts the positives of some queries at one level; see :class:`~vicinal.evaluation.counting.Counter`."""
+    """What counts for some queries at one level; see :class:`~vicinal.evaluation.counting.counter.Counter`."""
 
     @property
     def num_before(self) -> ShortIntegers: ...

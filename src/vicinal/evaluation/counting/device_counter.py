@@ -1,4 +1,4 @@
-"""The counting of :mod:`~vicinal.evaluation.counting` in PyTorch operations, for scores on a GPU."""
+"""The counting of :mod:`~vicinal.evaluation.counting.counter` in PyTorch operations, for scores on a GPU."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vicinal.evaluation.positives import Positives, ranking_keys
+from vicinal.evaluation.counting.positives import Positives, ranking_keys
 from vicinal.evaluation.relevance import Relevance
 from vicinal.utils.arrays import Booleans, ShortIntegers
 from vicinal.utils.kernels import has_kernels
 
 if TYPE_CHECKING:
-    from vicinal.evaluation.half_precision import HalfScores
+    from vicinal.evaluation.counting.half_precision import HalfScores
 
 MAX_SCORES = 2**22  # compared at a time; each takes some 60 bytes of device memory
 MAX_KERNEL_POSITIVES = 256  # of a query, up to which comparing all is faster than a binary search
@@ -60,12 +60,12 @@ class DeviceCounter:
 
     @property
     def num_before(self) -> ShortIntegers:
-        """See :class:`~vicinal.evaluation.counting.RankCounts`."""
+        """See :class:`~vicinal.evaluation.counting.counter.RankCounts`."""
         return self._num_before.cpu().numpy()
 
     @property
     def is_tied(self) -> Booleans:
-        """See :class:`~vicinal.evaluation.counting.RankCounts`."""
+        """See :class:`~vicinal.evaluation.counting.counter.RankCounts`."""
         return self._is_tied.cpu().numpy()
 
     def restore(self, num_before: ShortIntegers, is_tied: Booleans) -> None:
@@ -91,11 +91,11 @@ class DeviceCounter:
         counts = self._num_before, self._is_tied
         arguments = self._keys, slots, labels, counts, start, first_row, self._max_count
         if self._half is not None:
-            from vicinal.evaluation import half_precision_kernels  # imports Triton
+            from vicinal.evaluation.counting import half_precision_kernels  # imports Triton
 
             half_precision_kernels.count(scores, self._half, *arguments)
         else:
-            from vicinal.evaluation import device_kernel
+            from vicinal.evaluation.counting import device_kernel
 
             device_kernel.count(scores, *arguments)
 
@@ -125,7 +125,7 @@ class DeviceCounter:
 
 
 def _keys(scores: Tensor, rows: Tensor) -> Tensor:
-    """The same as :func:`~vicinal.evaluation.positives.ranking_keys`."""
+    """The same as :func:`~vicinal.evaluation.counting.positives.ranking_keys`."""
     bits = (0 - scores).view(torch.int32).long()
     bits = bits ^ ((bits >> 63) & 0x7FFFFFFF)
     return (bits << 32) | rows

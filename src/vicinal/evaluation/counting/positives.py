@@ -17,7 +17,7 @@ from vicinal.retrieval.scores import BLOCK_ROWS, TILE_ROWS, ScoreBuffer, UnitVec
 from vicinal.utils.arrays import Floats, Integers, ShortIntegers
 
 if TYPE_CHECKING:
-    from vicinal.evaluation.positive_kernels import LabelPairs
+    from vicinal.evaluation.counting.positive_kernels import LabelPairs
 
 MAX_PAIRS = 2**20  # pairs of a query and a gallery row with its label that are processed at a time
 GPU_SCORES = 2**22  # of several labels in one product on a GPU, or pairs of one label: launching takes about as long
@@ -71,7 +71,10 @@ def ranked_positives(
         >>> found.rows[: found.counts[0]], found.scores[: found.counts[0]]
         (array([1, 2], dtype=int32), array([0.8, 0. ], dtype=float32))
     """
-    from vicinal.evaluation.positive_kernels import read_keys, write_keys  # imports numba, which takes half a second
+    from vicinal.evaluation.counting.positive_kernels import (  # imports numba, which takes half a second
+        read_keys,
+        write_keys,
+    )
 
     first = np.concatenate([[0], np.cumsum(relevance.label_counts()[start:stop])])
     counts = np.zeros(stop - start, dtype=np.int64)
@@ -137,7 +140,7 @@ def _scored_pairs(
 
 def _pairs(relevance: Relevance, start: int, stop: int, max_pairs: int, max_scores: int) -> Iterator[LabelPairs]:
     """All queries whose label is in the gallery: a few labels at a time, or some of the queries of one label."""
-    from vicinal.evaluation.positive_kernels import LabelPairs
+    from vicinal.evaluation.counting.positive_kernels import LabelPairs
 
     begin, end = relevance.label_ranges(start, stop)
     lengths = end - begin
@@ -192,7 +195,7 @@ def _ranges(starts: Integers, lengths: Integers) -> Integers:
 
 def _score(queries: UnitVectors, gallery: UnitVectors, pairs: LabelPairs, scores: Tensor) -> None:
     """Write the scores of pairs, which the products of blocks of vectors contain."""
-    from vicinal.evaluation.positive_kernels import gather_scores
+    from vicinal.evaluation.counting.positive_kernels import gather_scores
 
     vectors = queries.take(pairs.queries)
     block = ScoreBuffer(len(vectors), min(BLOCK_ROWS, len(pairs.gallery)), queries.device)

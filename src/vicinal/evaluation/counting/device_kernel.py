@@ -1,4 +1,4 @@
-"""The counting of :mod:`~vicinal.evaluation.device_counting` as a Triton kernel, which reads each score once.
+"""The counting of :mod:`~vicinal.evaluation.counting.device_counter` as a Triton kernel, which reads each score once.
 
 Importing this module imports Triton.
 """
@@ -29,11 +29,11 @@ def count(
 
     Args:
         scores: float32 [queries, columns], of any strides.
-        keys: int64 [slots], those of the positives, see :func:`~vicinal.evaluation.positives.ranking_keys`.
+        keys: int64 [slots], those of the positives, see :func:`~vicinal.evaluation.counting.positives.ranking_keys`.
         slots: int64 [q] each, the first slot of each query and the number of its positives.
         labels: int64 [q] of the queries, and int64 [g] of the gallery.
         counts: int32 [slots + q] and bool [slots], what is added to: `num_before` and `is_tied` of
-            :class:`~vicinal.evaluation.counting.RankCounts`.
+            :class:`~vicinal.evaluation.counting.counter.RankCounts`.
         start: the query of the first row.
         first_row: the gallery row of the first column.
         max_count: the largest number of positives.

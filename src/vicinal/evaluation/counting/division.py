@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vicinal.evaluation.positives import Positives
+from vicinal.evaluation.counting.positives import Positives
 from vicinal.retrieval.scores import TILE_ROWS, round_up
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Booleans, Integers, ShortIntegers
@@ -22,7 +22,7 @@ TILES_PER_PROCESS = 8  # rows of tiles, at least, so that all processes have abo
 
 
 class TotalCounts(NamedTuple):
-    """What all processes have counted together; see :class:`~vicinal.evaluation.counting.RankCounts`."""
+    """What all processes have counted together; see :class:`~vicinal.evaluation.counting.counter.RankCounts`."""
 
     num_before: ShortIntegers
     is_tied: Booleans
