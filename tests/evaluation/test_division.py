@@ -68,6 +68,14 @@ def together(rank: int, world: int) -> dict[str, Any]:
     ranking.MAX_COUNTED, before = 9000, ranking.MAX_COUNTED  # several panels
     result["panels"] = scores(photos()[1]["leave one out"], divided=True)
     ranking.MAX_COUNTED = before
+    seen: list[bool] = []
+    with (
+        patch.object(ranking, "_tile_size", lambda *_: (32 + 16 * rank, 100)),
+        patch.object(ranking, "half_precision_helps", lambda *_: rank == 0),
+        patch.object(ranking, "HalfScores", lambda *_: seen.append(True)),
+    ):
+        result["GPUs that differ"] = scores(photos()[1]["leave one out"], divided=True)
+    assert not seen
     distant = {"label": np.arange(700)}
     with pytest.raises(InputError, match="none of the 700 queries"):
         evaluate(photos()[0], Table(pd.DataFrame(distant)), divided=True)
@@ -85,9 +93,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return run_groups(together, WORLDS, tmp_path_factory.mktemp("processes"))
 
 
-@pytest.mark.parametrize("name", ["leave one out", "groups", "queries and gallery", "panels"])
+@pytest.mark.parametrize("name", ["leave one out", "groups", "queries and gallery", "panels", "GPUs that differ"])
 def test_the_scores_are_those_of_one_process(name: str, results: Results) -> None:
-    expected = scores(photos()[1]["leave one out" if name == "panels" else name], divided=False)
+    expected = scores(photos()[1].get(name, photos()[1]["leave one out"]), divided=False)
     assert expected["ties"] > 0
     for world in WORLDS:
         for found in results[world]:

@@ -168,12 +168,12 @@ class _TiledCounting:
         self._levels, self._reranked = levels, reranked
         self._division = Division.of_group() if divided else Division()
         self._rows, self._columns = _tile_size(len(queries), len(gallery), chunk_size, queries.device)
-        self._rows = self._division.tile_rows(self._rows, len(queries))
+        self._rows = self._division.tile_rows(self._division.smallest(self._rows), len(queries))
         self._excluded = _excluded_other_labels(levels)
         self._is_symmetric = queries is gallery and reranked is None and not len(self._excluded[0])
         vectors, tile = (self._queries, self._gallery), (self._rows, self._columns)
         is_half = reranked is None and half_precision_helps(*vectors, levels)
-        self._half = HalfScores(*vectors, *tile) if is_half else None
+        self._half = HalfScores(*vectors, *tile) if self._division.smallest(is_half) else None
         # What is multiplied, and how: unit vectors, or their halves.
         self._factors: _Factors = (self._half.queries, self._half.gallery) if self._half else vectors
         self._product = self._half.product if self._half else ScoreBuffer(*tile, queries.device).product

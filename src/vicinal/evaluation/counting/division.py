@@ -53,6 +53,10 @@ class Division:
         """The rows of tiles in which this process counts; where tiles grow with the row, all have about as many."""
         return tops[self.rank :: self.world_size]
 
+    def smallest(self, number: int) -> int:
+        """The smallest number that a process has, for what all must do alike although their GPUs differ."""
+        return number if self.world_size == 1 else min(distributed.all_gather_objects(number))
+
     def tile_rows(self, max_rows: int, queries: int) -> int:
         """The number of queries in a tile, at most `max_rows`."""
         if self.world_size == 1:
