@@ -53,7 +53,7 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
     values, numbers = torch.rand(1, 3), torch.zeros(1, dtype=torch.int64)
     rank_kernels.count_above(values[:, :1], values, 0.0, math.inf, 0.0)
-    counts = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.bool)
-    labels = numbers, torch.tensor([0, 1, 1])
-    device_kernel.count(values, numbers, (numbers, numbers + 1), labels, counts, 0, 0, 1)
+    counts = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.uint8)
+    slots = device_kernel.Slots(numbers, numbers, numbers + 1, numbers, torch.tensor([0, 1, 1]), *counts)
+    device_kernel.count(values, slots, 0, 0, 1)
     assert [each.data_ptr() for each in seen] == 2 * [values.data_ptr()]

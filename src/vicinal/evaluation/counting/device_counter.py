@@ -87,17 +87,14 @@ class DeviceCounter:
         self.count(scores.T, start, first_row)
 
     def _count_by_kernel(self, scores: Tensor, start: int, first_row: int) -> None:
-        slots, labels = (self._first, self._counts), (self._query_labels, self._gallery_labels)
-        counts = self._num_before, self._is_tied
-        arguments = self._keys, slots, labels, counts, start, first_row, self._max_count
-        if self._half is not None:
-            from vicinal.evaluation.counting import half_precision_kernels  # imports Triton
+        from vicinal.evaluation.counting import device_kernel, half_precision_kernels  # imports Triton
 
-            half_precision_kernels.count(scores, self._half, *arguments)
+        labels, is_tied = (self._query_labels, self._gallery_labels), self._is_tied.view(torch.uint8)
+        slots = device_kernel.Slots(self._keys, self._first, self._counts, *labels, self._num_before, is_tied)
+        if self._half is None:
+            device_kernel.count(scores, slots, start, first_row, self._max_count)
         else:
-            from vicinal.evaluation.counting import device_kernel
-
-            device_kernel.count(scores, *arguments)
+            half_precision_kernels.count(scores, self._half, slots, start, first_row, self._max_count)
 
     def _count(self, scores: Tensor, start: int, first_row: int) -> None:
         queries = torch.arange(start, start + len(scores), device=scores.device)

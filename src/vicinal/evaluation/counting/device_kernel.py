@@ -5,7 +5,7 @@ Importing this module imports Triton.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -15,34 +15,42 @@ from torch import Tensor
 from vicinal.utils.kernels import block_sizes
 
 
-def count(
-    scores: Tensor,
-    keys: Tensor,
-    slots: tuple[Tensor, Tensor],
-    labels: tuple[Tensor, Tensor],
-    counts: tuple[Tensor, Tensor],
-    start: int,
-    first_row: int,
-    max_count: int,
-) -> None:
+class Slots(NamedTuple):
+    """The positives of some queries on a device, and what is counted for them; arguments of kernels, in their order.
+
+    Attributes:
+        keys: int64 [slots], those of the positives, see :func:`~vicinal.evaluation.counting.positives.ranking_keys`.
+        first: int64 [q], the first slot of each query.
+        counts: int64 [q], the number of its positives.
+        query_labels: int64 [q].
+        gallery_labels: int64 [g].
+        num_before: int32 [slots + q], see :class:`~vicinal.evaluation.counting.counter.RankCounts`.
+        is_tied: uint8 [slots], likewise.
+    """
+
+    keys: Tensor
+    first: Tensor
+    counts: Tensor
+    query_labels: Tensor
+    gallery_labels: Tensor
+    num_before: Tensor
+    is_tied: Tensor
+
+
+def count(scores: Tensor, slots: Slots, start: int, first_row: int, max_count: int) -> None:
     """Add the counts of a tile; a program has one query.
 
     Args:
         scores: float32 [queries, columns], of any strides.
-        keys: int64 [slots], those of the positives, see :func:`~vicinal.evaluation.counting.positives.ranking_keys`.
-        slots: int64 [q] each, the first slot of each query and the number of its positives.
-        labels: int64 [q] of the queries, and int64 [g] of the gallery.
-        counts: int32 [slots + q] and bool [slots], what is added to: `num_before` and `is_tied` of
-            :class:`~vicinal.evaluation.counting.counter.RankCounts`.
+        slots: what is added to.
         start: the query of the first row.
         first_row: the gallery row of the first column.
         max_count: the largest number of positives.
     """
-    num_before, is_tied = counts[0], counts[1].view(torch.uint8)
     kernel: Any = _count
     with torch.cuda.device_of(scores):  # Triton takes the current one
         kernel[len(scores),](
-            scores, keys, *slots, *labels, num_before, is_tied, start, first_row, scores.shape[1], *scores.stride(),
+            scores, *slots, start, first_row, scores.shape[1], *scores.stride(),
             **block_sizes(max_count, scores.shape[1]),
         )  # fmt: skip
 

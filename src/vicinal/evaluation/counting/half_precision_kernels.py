@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vicinal.evaluation.counting.device_kernel import add_counts, decode, load_counted
+from vicinal.evaluation.counting.device_kernel import Slots, add_counts, decode, load_counted
 from vicinal.utils.kernels import block_sizes, power_of_two
 
 if TYPE_CHECKING:
@@ -46,38 +46,24 @@ def score_pairs(queries: Tensor, gallery: Tensor, pairs: LabelPairs, scores: Ten
         kernel[len(pairs.queries), programs](queries, gallery, *given, scores, dim, block_d=_block_d(dim))
 
 
-def count(
-    products: Tensor,
-    half: HalfScores,
-    keys: Tensor,
-    slots: tuple[Tensor, Tensor],
-    labels: tuple[Tensor, Tensor],
-    counts: tuple[Tensor, Tensor],
-    start: int,
-    first_row: int,
-    max_count: int,
-) -> None:
+def count(products: Tensor, half: HalfScores, slots: Slots, start: int, first_row: int, max_count: int) -> None:
     """Add the counts of a tile; a program has one query.
 
     Args:
         products: float32 [queries, columns], of any strides: products of vectors in half precision.
         half: the queries that have slots, and the gallery.
-        keys: this and the others as in :func:`vicinal.evaluation.counting.device_kernel.count`.
-        slots: those of the queries.
-        labels: of the queries, and of the gallery.
-        counts: what is added to.
+        slots: what is added to.
         start: the query of the first row.
         first_row: the gallery row of the first column.
         max_count: the largest number of positives.
     """
     sides = half.queries, half.gallery
     units, radii, offsets = zip(*((each.units, each.radii, each.offsets) for each in sides), strict=True)
-    num_before, is_tied = counts[0], counts[1].view(torch.uint8)
     dim = half.gallery.units.shape[1]
     kernel: Any = _count
     with torch.cuda.device_of(products):
         kernel[len(products),](
-            products, keys, *slots, *labels, num_before, is_tied, *units, *radii, *offsets, *half.errors,
+            products, *slots, *units, *radii, *offsets, *half.errors,
             start, first_row, products.shape[1], dim, *products.stride(),
             **block_sizes(max_count, products.shape[1]), block_d=_block_d(dim),
         )  # fmt: skip
