@@ -127,19 +127,34 @@ def _count(
                         relative_error, absolute_error, columns, left, block_q,
                     )  # fmt: skip
                     is_open = (highest[None, :] >= threshold[:, None]) & (lowest[None, :] <= threshold[:, None])
-                    open_columns = tl.max(is_open.to(tl.int32), 0)
-                    while tl.max(open_columns, 0) > 0:
-                        at = tl.min(tl.where(open_columns > 0, column, columns), 0)
-                        exact = _exact_score(query_units, gallery_units + at.to(tl.int64) * dim, dim, block_d)
-                        is_compared = tl.max((is_open & (column == at)[None, :]).to(tl.int32), 1)
-                        is_ahead = (exact > threshold) | ((exact == threshold) & (at < own_column))
-                        rescored += tl.where(is_ahead, is_compared, 0)
-                        ties += tl.where(exact == threshold, is_compared, 0)
-                        open_columns = tl.where(column == at, 0, open_columns)
+                    ahead, tied = _compare_exactly(
+                        is_open, column, threshold, own_column, columns, query_units, gallery_units, dim, block_d
+                    )
+                    rescored += ahead
+                    ties += tied
                 num_open = total
         before = tl.sum(above.to(tl.int32), 1) + rescored
         add_counts(num_before + first + query, is_tied + first, slot, number, before, ties, last, step)
         last = tl.max(before, 0)
+
+
+@triton.jit
+def _compare_exactly(
+    is_open, column, threshold, own_column, columns, query_units, gallery_units, dim, block_d: tl.constexpr
+):
+    """How many of the open pairs of some columns rank before each threshold, and how many are as high."""
+    ahead = tl.zeros_like(own_column)
+    tied = tl.zeros_like(own_column)
+    open_columns = tl.max(is_open.to(tl.int32), 0)
+    while tl.max(open_columns, 0) > 0:
+        at = tl.min(tl.where(open_columns > 0, column, columns), 0)
+        exact = _exact_score(query_units, gallery_units + at.to(tl.int64) * dim, dim, block_d)
+        is_compared = tl.max((is_open & (column == at)[None, :]).to(tl.int32), 1)
+        is_ahead = (exact > threshold) | ((exact == threshold) & (at < own_column))
+        ahead += tl.where(is_ahead, is_compared, 0)
+        tied += tl.where(exact == threshold, is_compared, 0)
+        open_columns = tl.where(column == at, 0, open_columns)
+    return ahead, tied
 
 
 @triton.jit
