@@ -144,7 +144,7 @@ class ImageDataset:
         """Leave out the rows that cannot be read, which are logged with their errors.
 
         Raises:
-            NoReadableImageError: No other row is left.
+            InputError: No other row is left.
         """
         if not errors:
             return
