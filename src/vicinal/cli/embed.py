@@ -125,7 +125,7 @@ def _embed_shard(arguments: Arguments) -> None:
         from vicinal.workflows.ray_cluster import check_reachable
 
         check_reachable(arguments.ray)
-    from vicinal.data.image_files import count
+    from vicinal.utils.wording import counted
     from vicinal.workflows.shard_job import PART_SIZE
 
     reader, (shard, num_shards) = read_embedding(arguments), arguments.shard or (1, 1)
@@ -138,8 +138,8 @@ def _embed_shard(arguments: Arguments) -> None:
         from vicinal.workflows.embed_on_ray import embed_on_ray
 
         done = embed_on_ray(*what, arguments.ray, shard, num_shards, arguments.split, part_size)
-    numbers = f"{count(done.num_embeddings, 'embedding')} in {count(len(done.parts), 'part')}"
-    log(f"shard {done.name}: {numbers}, {count(len(done.unreadable), 'image')} left out")
+    numbers = f"{counted(done.num_embeddings, 'embedding')} in {counted(len(done.parts), 'part')}"
+    log(f"shard {done.name}: {numbers}, {counted(len(done.unreadable), 'image')} left out")
     print_result(str(done.folder(arguments.out)))
 
 
@@ -148,13 +148,13 @@ def _merge(arguments: Arguments) -> None:
     folder = arguments.merge or arguments.verify
     check_files(folder)
     from vicinal.data import merge_shards, verify_shards
-    from vicinal.data.image_files import count, listed
+    from vicinal.utils.wording import counted, listed
 
     shards = verify_shards(folder) if arguments.merge is None else merge_shards(folder, arguments.out)
-    text = f"{count(len(shards.manifests), 'shard')}, {count(shards.num_parts, 'part')}, "
-    text += f"{count(shards.num_embeddings, 'embedding')} of {shards.dim} dimensions"
+    text = f"{counted(len(shards.manifests), 'shard')}, {counted(shards.num_parts, 'part')}, "
+    text += f"{counted(shards.num_embeddings, 'embedding')} of {shards.dim} dimensions"
     if shards.unreadable:
-        log(f"{count(len(shards.unreadable), 'image')} could not be read:")
+        log(f"{counted(len(shards.unreadable), 'image')} could not be read:")
         for line in listed(list(shards.unreadable.values())):
             log(line)
     if arguments.merge is None:

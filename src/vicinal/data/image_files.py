@@ -15,8 +15,8 @@ from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import file_digest
 from vicinal.utils.threads import thread_pool
+from vicinal.utils.wording import counted, listed
 
-MAX_LISTED = 20
 MISSING = "no such file"  # how errors about missing files end
 
 
@@ -51,34 +51,19 @@ class ImageFileProblems:
         if number:
             missing = sum(error.endswith(MISSING) for error in self.unreadable)
             found = f" ({missing:,} of them missing)" if missing else ""
-            lines += [f"{count(number, 'image')} cannot be read{found}:", *listed(self.unreadable)]
+            lines += [f"{counted(number, 'image')} cannot be read{found}:", *listed(self.unreadable)]
         if groups:
             ambiguous = f", {self.num_ambiguous:,} with different labels" if self.num_ambiguous else ""
             files = sum(map(len, self.duplicates))
-            lines.append(f"{files:,} images have the content of another ({count(groups, 'group')}{ambiguous}):")
+            lines.append(f"{files:,} images have the content of another ({counted(groups, 'group')}{ambiguous}):")
             lines += listed([", ".join(group) for group in self.duplicates])
         if self.boxes:
-            lines += [f"{count(len(self.boxes), 'bounding box', 'es')} beyond the image:", *listed(self.boxes)]
+            boxes = counted(len(self.boxes), "bounding box", "bounding boxes")
+            lines += [f"{boxes} beyond the image:", *listed(self.boxes)]
         if self.others:
             others = ", ".join(f"{number:,} {suffix or 'without suffix'}" for suffix, number in self.others.items())
-            lines.append(f"{count(sum(self.others.values()), 'other file')} left out: {others}")
+            lines.append(f"{counted(sum(self.others.values()), 'other file')} left out: {others}")
         return "\n".join(lines)
-
-
-def count(number: int, noun: str, plural: str = "s") -> str:
-    """A number with its noun.
-
-    Example:
-        >>> count(1, "image"), count(1200, "image")
-        ('1 image', '1,200 images')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else plural}"
-
-
-def listed(lines: Sequence[str]) -> list[str]:
-    """The first twenty lines, indented, and how many more there are."""
-    more = len(lines) - MAX_LISTED
-    return [f"  {line}" for line in lines[:MAX_LISTED]] + ([f"  and {more:,} more"] if more > 0 else [])
 
 
 def check_image_files(table: Table) -> ImageFileProblems:

@@ -15,7 +15,6 @@ from typing_extensions import Self
 
 from vicinal.data.boxes import crop_to_box, row_boxes
 from vicinal.data.decoding import REDUCTIONS, EncodedJpeg, decoded, open_image
-from vicinal.data.image_files import listed
 from vicinal.data.table import Table
 from vicinal.data.transforms import ImageTransform
 from vicinal.utils.arrays import Integers
@@ -23,6 +22,7 @@ from vicinal.utils.console import log, track
 from vicinal.utils.errors import InputError
 from vicinal.utils.seeds import derive_seed
 from vicinal.utils.threads import thread_pool
+from vicinal.utils.wording import listed
 
 Batch = dict[str, Any]
 """The tensors `images` and `rows` of a batch, and `labels` if the table has labels; whole images are a list."""

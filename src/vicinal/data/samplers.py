@@ -13,6 +13,7 @@ from vicinal.data.balanced_batches import DRAWS, ClassSampling, rows_by_class
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
+from vicinal.utils.wording import counted
 
 
 class EpochBatchSampler(ABC):
@@ -199,7 +200,7 @@ class ClassBalancedBatchSampler(EpochBatchSampler):
         if small and self.rank == 0:
             action = "left out" if self.dropped_classes else "drawn with replacement"
             first = ", ".join(map(str, small[:8])) + (", ..." if len(small) > 8 else "")
-            classes = "1 class with fewer" if len(small) == 1 else f"{len(small)} classes with fewer"
+            classes = counted(len(small), "class with fewer", "classes with fewer")
             verb = "is" if len(small) == 1 else "are"
             log(f"{classes} than {self.samples_per_class} images {verb} {action}: {first}")
 

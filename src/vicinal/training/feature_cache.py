@@ -23,7 +23,6 @@ from typing_extensions import Self
 from vicinal import __version__
 from vicinal.data import ImageDataset, Table
 from vicinal.data.columns import BOX_COLUMNS
-from vicinal.data.image_files import listed
 from vicinal.data.images import UnreadableImageError
 from vicinal.data.npy_files import open_npy
 from vicinal.data.settings import Decoding
@@ -37,6 +36,7 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, unreadable
 from vicinal.utils.files import write_bytes
 from vicinal.utils.locks import hold_lock
+from vicinal.utils.wording import listed
 
 FEATURES, PARTIAL, INFO, LOCK = "features.npy", "features.partial", "cache.json", ".lock"
 TRAINING_ONLY = ("scale", "ratio", "flip", "color_jitter", "rotation")  # do not change an image in tests

@@ -23,10 +23,11 @@ from vicinal.report.page.cleaning_sections import (
 from vicinal.report.page.document import document
 from vicinal.report.page.frames import ImageFrames
 from vicinal.report.page.header import header_line
-from vicinal.report.page.markup import Markup, Section, counted
+from vicinal.report.page.markup import Markup, Section
 from vicinal.report.page.paths import relative_paths, without_home
 from vicinal.report.page.thumbnails import Thumbnails
 from vicinal.utils.files import write_bytes
+from vicinal.utils.wording import counted
 
 
 class ReviewFrames(ImageFrames):

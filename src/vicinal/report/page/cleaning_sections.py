@@ -11,7 +11,8 @@ import pandas as pd
 from vicinal.analysis import Findings
 from vicinal.report.page.data import sizes_figure
 from vicinal.report.page.frames import ImageFrames, entry, entry_list, frame_list
-from vicinal.report.page.markup import Markup, Section, counted, element, percent, section, table, tall
+from vicinal.report.page.markup import Markup, Section, element, percent, section, table, tall
+from vicinal.utils.wording import counted
 
 MAX_ENTRIES = 40  # of a section
 MAX_IMAGES = 60  # of a section that is one gallery

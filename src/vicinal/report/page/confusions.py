@@ -8,7 +8,8 @@ import pandas as pd
 
 from vicinal.analysis import QueryNeighbors, confusion_matrix, confusions
 from vicinal.report.page.frames import ImageFrames, entry, entry_list, frame_list
-from vicinal.report.page.markup import Markup, Section, breakable, counted, element, percent, section, table, tall
+from vicinal.report.page.markup import Markup, Section, breakable, element, percent, section, table, tall
+from vicinal.utils.wording import counted
 
 MAX_CONFUSIONS, MAX_EXAMPLES = 30, 12
 MAX_CLASSES = 16  # of a matrix

@@ -9,9 +9,10 @@ from vicinal.data.table import Table
 from vicinal.evaluation.protocol import query_gallery_rows
 from vicinal.evaluation.result import Evaluation
 from vicinal.report.page.charts import bins_table, histogram_chart
-from vicinal.report.page.markup import Markup, Section, counted, facts, figure, percent, section, table
+from vicinal.report.page.markup import Markup, Section, facts, figure, percent, section, table
 from vicinal.report.page.run import Run
 from vicinal.utils.arrays import Integers
+from vicinal.utils.wording import counted
 
 MAX_BINS = 40  # of class sizes
 

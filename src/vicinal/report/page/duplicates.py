@@ -5,7 +5,8 @@ from __future__ import annotations
 from vicinal.analysis import QueryNeighbors, near_duplicates
 from vicinal.analysis.duplicates import DUPLICATE_SIMILARITY
 from vicinal.report.page.frames import ImageFrames, entry, entry_list, frame_list
-from vicinal.report.page.markup import Markup, Section, counted, section
+from vicinal.report.page.markup import Markup, Section, section
+from vicinal.utils.wording import counted
 
 MAX_PAIRS = 24
 

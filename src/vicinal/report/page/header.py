@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vicinal.data.table import Table
-from vicinal.report.page.markup import counted
+from vicinal.utils.wording import counted
 
 
 def header_line(*parts: str | None) -> str:

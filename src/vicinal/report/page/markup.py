@@ -13,7 +13,6 @@ __all__ = [
     "Markup",
     "Section",
     "breakable",
-    "counted",
     "element",
     "facts",
     "figure",
@@ -161,16 +160,6 @@ def percent(fraction: float) -> str:
         50.00 % –
     """
     return "–" if fraction != fraction else f"{100 * fraction:.2f}\N{NO-BREAK SPACE}%"
-
-
-def counted(number: int, singular: str, plural: str | None = None) -> str:
-    """A number with its noun.
-
-    Example:
-        >>> counted(1, "query", "queries"), counted(1200, "image")
-        ('1 query', '1,200 images')
-    """
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def _cell(content: object, class_: str | None) -> Markup:

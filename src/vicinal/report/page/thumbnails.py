@@ -13,9 +13,9 @@ from PIL import Image
 from vicinal.data.boxes import Box, row_boxes
 from vicinal.data.table import Table
 from vicinal.data.thumbnails import thumbnail
-from vicinal.report.page.markup import counted
 from vicinal.report.page.paths import relative_paths
 from vicinal.utils.errors import InputError
+from vicinal.utils.wording import counted
 
 LARGE, SMALL = 320, 96  # longer side in pixels: of images that can be enlarged, and of images on the map only
 MAX_BYTES = 11 * 2**20  # of all thumbnails in base 64, so that a page stays below 15 MB

@@ -17,11 +17,12 @@ from vicinal.report.page.frames import ImageFrames, entry, entry_list
 from vicinal.report.page.header import header_line, left_out_text, model_text, splits_text
 from vicinal.report.page.hubs import hubs_section
 from vicinal.report.page.map import map_section
-from vicinal.report.page.markup import Section, counted, section
+from vicinal.report.page.markup import Section, section
 from vicinal.report.page.paths import without_home
 from vicinal.report.page.thumbnails import Thumbnails
 from vicinal.retrieval.scores import Array
 from vicinal.utils.files import write_bytes
+from vicinal.utils.wording import counted
 
 NUM_QUERIES = 24
 

@@ -13,6 +13,7 @@ from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
 from vicinal.utils.run_folder import RunFolder
 from vicinal.utils.run_log import read_log
+from vicinal.utils.wording import counted
 from vicinal.workflows.tuning.divisions import epoch_of, with_table
 from vicinal.workflows.tuning.jobs import Runner
 from vicinal.workflows.tuning.processes import Task
@@ -68,7 +69,7 @@ class Part(NamedTuple):
         return product
 
     def __str__(self) -> str:
-        runs = " x ".join(f"{number:,} {noun}{'' if number == 1 else 's'}" for number, noun in self.number)
+        runs = " x ".join(counted(number, noun) for number, noun in self.number)
         epochs, images = self.cost.epochs, self.cost.images
         total = self.num_runs * epochs * images
         noun = "epoch" if epochs == 1 else "epochs"

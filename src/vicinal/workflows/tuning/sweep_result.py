@@ -13,6 +13,7 @@ import pandas as pd
 
 from vicinal.report.study_trial import shown_value
 from vicinal.utils.console import log
+from vicinal.utils.wording import counted
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _percent(cell: SweepCell, name: str) -> str:
 def _remark(cell: SweepCell, most: int) -> list[str]:
     """What is missing in a cell."""
     number = len(cell.metrics)
-    remarks = [f"{number} seed{'' if number == 1 else 's'}"] if 0 < number < most else []
+    remarks = [counted(number, "seed")] if 0 < number < most else []
     return [*remarks, *(f"failed: {failure}" for failure in cell.failures[:1])]
 
 
