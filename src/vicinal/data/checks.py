@@ -13,6 +13,7 @@ from vicinal.data.table import Table
 from vicinal.utils.arrays import Floats, Integers, check_not_masked
 from vicinal.utils.errors import InputError
 from vicinal.utils.memory import check_memory
+from vicinal.utils.wording import counted
 
 BLOCK_NUMBERS = 2**20  # that are checked at a time
 ROW_BYTES = 64  # that each row takes at least, where its embedding is not in memory: labels, checks and results
@@ -34,6 +35,20 @@ def check_trainable(table: Table) -> None:
             ...
         vicinal.utils.errors.InputError: only one class ('cat', 2 images); training needs images of two classes or more
     """
+    check_classes(table)
+    single = [str(name) for name, count in zip(table.classes, table.class_counts, strict=True) if count == 1]
+    if single:
+        others = counted(len(single) - 1, "other class", "other classes")
+        others = f", and so have {others}" if len(single) > 1 else ""
+        warnings.warn(f"class {single[0]!r} has one image{others}: it can give no positive pair", stacklevel=2)
+
+
+def check_classes(table: Table) -> None:
+    """Check that a table has classes to learn embeddings from.
+
+    Raises:
+        InputError: as :func:`check_trainable`.
+    """
     counts = table.class_counts
     if len(counts) == 0:
         raise InputError("no images; training needs images of two classes or more")
@@ -42,16 +57,11 @@ def check_trainable(table: Table) -> None:
             f"only one class ({str(table.classes[0])!r}, {counts[0]} images); "
             "training needs images of two classes or more"
         )
-    single = [str(name) for name, count in zip(table.classes, counts, strict=True) if count == 1]
-    if len(single) == len(counts):
+    if counts.max() == 1:
         raise InputError(
-            f"all {len(single)} classes have one image ({single[0]!r} and so on); "
+            f"all {len(counts)} classes have one image ({str(table.classes[0])!r} and so on); "
             "training on pairs needs classes with two"
         )
-    if single:
-        num_others = len(single) - 1
-        others = f", and so have {num_others} other {'class' if num_others == 1 else 'classes'}" if num_others else ""
-        warnings.warn(f"class {single[0]!r} has one image{others}: it can give no positive pair", stacklevel=2)
 
 
 def check_embeddings(vectors: npt.NDArray[np.floating], num_rows: int, source: str, mapped: bool = False) -> Floats:

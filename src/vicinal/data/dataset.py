@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
-from vicinal.data.checks import check_trainable
+from vicinal.data.checks import check_classes
 from vicinal.data.division import hold_out_images
 from vicinal.data.loading import load_table
 from vicinal.data.noise import add_noise
@@ -96,6 +96,4 @@ def _check_labeled(table: Table, source: str) -> None:
             f"{source} has no labels; training needs a folder for each class, all at the same depth, or a column with "
             "labels"
         )
-    with warnings.catch_warnings():  # what is wrong with some classes is said of the split that is trained on
-        warnings.filterwarnings("ignore", message="class .* has one image")
-        check_trainable(table)
+    check_classes(table)
