@@ -8,7 +8,7 @@ unit vectors from it, and their lengths, the radii,
 of which only the first product, of r / radius, is computed in half precision; the others are offsets, a number per
 vector. So the error is small where embeddings are close to each other, as those of an untrained model are:
 
-    |score - exact score| <= RELATIVE_ERROR * radius_x * radius_y + ABSOLUTE_ERROR
+    |score - exact score| <= relative_error(dim) * radius_x * radius_y + ABSOLUTE_ERROR
 
 A pair whose score is further than that from the score of a positive is on a known side of it. Every other pair, one in
 some ten thousand, gets its exact score, as positives do: the product of the vectors as integers, in units of
