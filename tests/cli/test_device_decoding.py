@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from shutil import copytree
 
@@ -18,21 +20,22 @@ from PIL import Image
 from tests.conftest import SMALL, output
 from vicinal.cli.main import main
 from vicinal.cli.serve import _embedder
-from vicinal.data import load_embeddings, load_table, nvjpeg, read_fingerprint
+from vicinal.data import ImageTransform, Table, load_embeddings, load_table, nvjpeg, read_fingerprint
 from vicinal.data import train_batches as batches_module
 from vicinal.data.decoding import EncodedJpeg
 from vicinal.data.device_decoding import DeviceDecoder
 from vicinal.export import ExportSettings
 from vicinal.models import Embedder
 from vicinal.retrieval import Index
-from vicinal.training import Recipe, Trainer, train
+from vicinal.training import Recipe, RefinerRecipe, Trainer, train
 from vicinal.training.runs import create_trainer
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
-from vicinal.workflows import EmbeddingReader, embed_on_ray, embed_shard
+from vicinal.workflows import EmbeddingReader, embed_on_ray, embed_shard, refine
 from vicinal.workflows.embed_processes import _embed_part
 from vicinal.workflows.export import export_source
+from vicinal.workflows.several_sources import embed_several
 
 DEVICE = ["--data.decoding=device", "--data.cache=false", "--data.num_workers=0"]
 
@@ -198,44 +201,127 @@ def test_embeddings_are_nearly_those_of_workers(
     assert decoder == [23, 23]
 
 
-def test_a_folder_leaves_out_what_workers_do_and_the_cpu_decodes_nothing_else(
-    jpegs: Path, decoder: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Embedder("test_resnet", dim=4, pretrained=False).save_pretrained(tmp_path / "model")
+@pytest.fixture
+def broken(jpegs: Path, tmp_path: Path) -> Path:
+    """The images, three of which cannot be read; the CPU has to try one of them, which is cut off."""
     folder = Path(copytree(jpegs, tmp_path / "jpegs"))
     content = (folder / "b" / "0.jpg").read_bytes()
     scan = content.index(b"\xff\xda")
-    broken = {
+    contents = {
         "a/0": b"",
         "a/1": content[:-90],  # cut off
         "b/0": content[: scan + 14] + b"\xff\xd9",  # an end without an image
         "b/1": content[:2] + b"\xff\xd9",
         "c/0": content[:scan].replace(b"\xff\xc4", b"\xff\xfe") + content[scan:],  # without Huffman tables
     }
-    for name, bad in broken.items():
-        (folder / f"{name}.jpg").write_bytes(bad)
-    decoded: list[str] = []
+    for name, content in contents.items():
+        (folder / f"{name}.jpg").write_bytes(content)
+    return folder
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the JPEGs that the CPU decodes."""
+    paths: list[str] = []
+
+    def recorded(decode: Callable[..., object]) -> Callable[..., object]:
+        def decode_and_record(jpeg: EncodedJpeg, *more: float) -> object:
+            paths.append(Path(jpeg._path).name)
+            return decode(jpeg, *more)
+
+        return decode_and_record
+
+    for name in ("decode", "pixels"):
+        monkeypatch.setattr(EncodedJpeg, name, recorded(getattr(EncodedJpeg, name)))
+    return paths
+
+
+def test_a_folder_leaves_out_what_workers_do_and_the_cpu_decodes_nothing_else(
+    broken: Path, decoder: list[int], decoded: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Embedder("test_resnet", dim=4, pretrained=False).save_pretrained(tmp_path / "model")
     said, frames = [], []
     for decoding in ("workers", "device"):
-        if decoding == "device":
-            for name in ("decode", "pixels"):
-                monkeypatch.setattr(EncodedJpeg, name, recorded(getattr(EncodedJpeg, name), decoded))
+        decoded.clear()
         flags = ["--model", str(tmp_path / "model"), "--decoding", decoding, "--out", str(tmp_path / "e.parquet")]
-        assert main(["embed", str(folder), *flags]) == 0
+        assert main(["embed", str(broken), *flags]) == 0
         said.append(capsys.readouterr().err)
         frames.append(load_embeddings(tmp_path / "e.parquet")[1].frame)
     assert frames[0].equals(frames[1])
     assert said[0] == said[1]
     assert "left out 3 of 24 images" in said[0]
-    assert {Path(path).name for path in decoded} == {"1.jpg"}
+    assert {*decoded} == {"1.jpg"}
 
 
-def recorded(decode: Callable[..., object], paths: list[str]) -> Callable[..., object]:
-    def decode_and_record(jpeg: EncodedJpeg, *more: float) -> object:
-        paths.append(str(jpeg._path))
-        return decode(jpeg, *more)
+def test_models_that_are_compared_decode_each_image_once_and_none_on_the_cpu(
+    broken: Path, decoder: list[int], decoded: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Although their speed is measured, and none of the first batch can be read."""
+    models = [str(tmp_path / "one"), str(tmp_path / "other")]
+    for model in models:
+        Embedder("test_resnet", dim=4, pretrained=False, transform=ImageTransform(size=32)).save_pretrained(model)
+    reader = EmbeddingReader(measure=True, batch_size=1, on_error="skip", decoding="device")
+    embedded = dict(embed_several(reader, models, images=str(broken)))
+    assert [len(each.table) for each in embedded.values()] == [21, 21]
+    assert all(each.cost is not None and each.cost.images_per_second for each in embedded.values())
+    assert capsys.readouterr().err.count("left out 3 of 24 images that cannot be read:\n  row 0: ") == 2
+    assert sum(decoder) == 2 * 21
+    assert {*decoded} == {"1.jpg"}
 
-    return decode_and_record
+
+def test_a_training_finds_unreadable_images_where_it_decodes_them(
+    broken: Path, decoder: list[int], decoded: list[str], tmp_path: Path
+) -> None:
+    flags = ["--batch_size=4", "--data.cache=false", "--data.num_workers=0", "--data.on_error=skip"]
+    flags += ["--data.fractions={train: 0.5, val: 0.5}", "--data.order=in_order"]
+    by_workers = trainer(broken, tmp_path / "workers", *flags)
+    decoded.clear()
+    by_device = trainer(broken, tmp_path / "device", *flags, "--data.decoding=device")
+    assert {*decoded} == {"1.jpg"}
+    assert decoder == [9, 12]  # for training and for validation
+    assert by_device.images.skipped == by_workers.images.skipped == [0, 1, 4]
+    assert by_device.images.table.frame.equals(by_workers.images.table.frame)
+    assert by_device.val_images is not None
+    assert len(by_device.val_images) == 12
+
+
+class OneProcess:
+    """Does what a pool of processes would do, in this one."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.shutdown = self.__init__
+
+    def submit(self, function: Callable[..., object], *arguments: object) -> Future[object]:
+        future: Future[object] = Future()
+        future.set_result(function(*arguments))
+        return future
+
+
+def test_processes_of_a_refiner_decode_images_once_and_leave_out_those_that_cannot_be_read(
+    broken: Path,
+    run: Path,
+    decoder: list[int],
+    decoded: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("vicinal.workflows.embed_processes.ProcessPoolExecutor", OneProcess)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(refine, "EmbeddingReader", partial(EmbeddingReader, batch_size=3))
+    source = RunFolder(Path(copytree(run, tmp_path / "run")))
+    source.recipe.write_text(source.recipe.read_text().replace("on_error: raise", "on_error: skip"))
+    table, found, said = Table(load_table(str(broken)).frame.assign(split="train")), [], []
+    for devices in (1, 2):
+        recipe = RefinerRecipe.load(overrides=[f"--run={run}", "--accelerator=cpu", f"--devices={devices}"])
+        found.append(refine._embed(source, table, recipe))
+        said.append(capsys.readouterr().err)
+    assert found[0].table.frame.equals(found[1].table.frame)
+    np.testing.assert_array_equal(found[0].vectors, found[1].vectors)
+    assert "left out 3 of 24 images that cannot be read:\n  row 0: " in said[0]
+    assert said[1] == "embedding 24 images in 2 processes\n" + said[0]
+    assert sum(decoder) == 2 * 21
+    assert {*decoded} == {"1.jpg"}
 
 
 def test_a_folder_without_a_readable_image_is_said_to_be_so(

@@ -72,6 +72,14 @@ def test_broken_images_are_left_out_and_counted(table: Table, cache: bool, capsy
     ]
 
 
+def test_rows_that_are_left_out_later_are_those_of_the_original_table(table: Table) -> None:
+    break_image(table, 1)
+    dataset = ImageDataset(table, TRANSFORM, on_error="skip")
+    dataset.leave_out({row: InputError("gone") for row in (0, 3)})
+    assert dataset.skipped == [0, 1, 4]
+    assert dataset.table.paths == [table.paths[row] for row in (2, 3, 5, 6)]
+
+
 def test_at_most_twenty_broken_images_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Image.new("L", (9, 9)).save(tmp_path / "a.png")
     paths = ["a.png", *(f"lost{number}.png" for number in range(23))]

@@ -5,6 +5,7 @@ import torch
 from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from vicinal.data.decoding import open_image
 from vicinal.data.image_ops import normalized
 from vicinal.data.images import ImageDataset
 from vicinal.data.table import Table
@@ -59,11 +60,22 @@ def test_turned_pictures_are_turned_back(paths, tmp_path):
     assert not torch.equal(together([turned]), together(paths[:1]))
 
 
-def test_broken_files(paths):
+def test_broken_files(paths, monkeypatch):
     paths[3].write_bytes(b"nothing")
     with pytest.raises(InputError, match=r"row 3: .*3\.png"):
         together(paths)
     assert len(together(paths, on_error="skip")) == 4
+    dataset = ImageDataset(Table(pd.DataFrame({"path": [str(path) for path in paths]})), TRANSFORM)
+    opened = []
+
+    def recorded(path, channels):
+        opened.append(path)
+        return open_image(path, channels)
+
+    monkeypatch.setattr("vicinal.data.images.open_image", recorded)
+    assert len(together(dataset, on_error="skip")) == 4
+    assert opened == [str(path) for path in paths]  # once each: what cannot be read is found on the way
+    assert dataset.skipped == [3]
     truncated = paths[2].read_bytes()[:300]
     paths[2].write_bytes(truncated)
     with pytest.raises(InputError, match="image 1: broken"):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.processes import CollectiveCounter, Results, run_groups
-from vicinal.data import Table
+from vicinal.data import ImageDataset, ImageTransform, Table
+from vicinal.data.images import UnreadableImageError
 from vicinal.evaluation import evaluate
 from vicinal.losses import (
     ContextualLoss,
@@ -29,7 +30,7 @@ from vicinal.losses.contextual import loss as contextual
 from vicinal.losses.contextual import row_blocks
 from vicinal.memory import CrossBatchMemory
 from vicinal.similarity.pair_source import PairSource
-from vicinal.training.divided_work import divided_rows, embed_divided
+from vicinal.training.divided_work import divided_rows, embed_divided, find_unreadable
 from vicinal.training.step_message import StepMessage
 from vicinal.utils import distributed
 
@@ -126,6 +127,19 @@ def photos_of_classes() -> tuple[np.ndarray, dict[str, Table]]:
     return vectors, {"all": Table(frame), "queries and gallery": Table(split)}
 
 
+class SomeLost(ImageDataset):
+    """Images of which every hundredth cannot be read."""
+
+    def __init__(self, paths: list[str]) -> None:
+        super().__init__(Table(pd.DataFrame({"path": paths})), ImageTransform(size=8))
+        self.looked_at: list[int] = []
+
+    def load(self, row: int, transform: object) -> Any:
+        self.looked_at.append(row)
+        if row % 100 == 0:
+            raise UnreadableImageError(f"row {row}: lost")
+
+
 def together(rank: int, world: int) -> dict[str, Any]:
     """All that a process of a group does for the tests below."""
     result: dict[str, Any] = {}
@@ -156,6 +170,9 @@ def together(rank: int, world: int) -> dict[str, Any]:
     result["embedded"] = embed_divided(len(vectors), 2, embed)
     result["batches"] = sum(batches)
     result["unequal"] = distributed.all_gather_parts(torch.full((rank, 2), rank), list(range(world)))
+    images = SomeLost(["lost"] * 1000)
+    errors = find_unreadable(images, num_workers=0, device=torch.device("cpu"))
+    result["unreadable"], result["looked at"] = {row: str(error) for row, error in errors.items()}, images.looked_at
     tensors = [torch.full((2,), float(rank)), torch.tensor(rank), torch.full((1, 1), float(rank))]
     distributed.broadcast_tensors(tensors)
     result["broadcast"] = torch.cat([each.reshape(-1) for each in tensors]).tolist()
@@ -203,6 +220,14 @@ def test_validation_is_divided(results: Results) -> None:
             assert result["batches"] == -(-7 // world)  # sharded weights need as many on each
             assert result["unequal"].tolist() == [[rank, rank] for rank in range(world) for _ in range(rank)]
             assert result["broadcast"] == [0.0, 0.0, 0.0, 0.0]
+
+
+def test_images_are_looked_at_by_one_process_and_all_know_which_cannot_be_read(results: Results) -> None:
+    expected = {row: f"row {row}: lost" for row in range(0, 1000, 100)}
+    for world in WORLDS:
+        assert all(list(result["unreadable"].items()) == list(expected.items()) for result in results[world])
+        looked_at = [row for result in results[world] for row in result["looked at"]]
+        assert sorted(looked_at) == list(range(1000))
 
 
 def test_parts_are_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,17 +134,18 @@ def test_a_model_that_cannot_be_loaded_is_reported_before_images_are_read(
     assert len(error.splitlines()) == 1
 
 
-def test_the_first_batch_is_not_timed_and_all_images_are(photos: Path) -> None:
-    images = ImageDataset(Table.from_folder(photos), ImageTransform(size=16))
-    calls: list[tuple[int, int]] = []
+@pytest.mark.parametrize(("longest", "number"), [(None, 10), (64, 1)])
+def test_images_of_a_first_batch_are_not_files_and_not_timed(photos: Path, longest: int | None, number: int) -> None:
+    images = ImageDataset(Table.from_folder(photos), ImageTransform(size=16, longest=longest))
+    calls: list[tuple[int, bool]] = []
 
-    def embed(source: ImageDataset, batch_size: int, num_workers: int, progress: bool = True) -> np.ndarray:
-        calls.append((len(source), num_workers))
+    def embed(source: Any, batch_size: int, progress: bool = True) -> np.ndarray:
+        calls.append((len(source), isinstance(source, ImageDataset)))
         time.sleep(0.5 if len(calls) == 1 else 0.05)
         return np.zeros((len(source), 2), np.float32)
 
-    vectors, seconds = timed(embed, images, batch_size=10, num_workers=3)
-    assert calls == [(10, 0), (48, 3)]
+    vectors, seconds = timed(embed, images, batch_size=10)
+    assert calls == [(number, False), (48, True)]
     assert len(vectors) == 48
     assert 0.05 <= seconds < 0.4
 

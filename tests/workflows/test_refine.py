@@ -257,7 +257,7 @@ def test_several_processes_embed_what_one_does(
         script_validation(monkeypatch, RISING)
         run = train_refiner(from_run(source, f"--devices={devices}"), tmp_path / f"{devices}")
         embedded.append(load_embeddings(run.embeddings))
-    assert "embedding 41 images in 2 processes" in capsys.readouterr().err
+    assert "embedding 42 images in 2 processes" in capsys.readouterr().err
     np.testing.assert_array_equal(embedded[0][0], embedded[1][0])
     pd.testing.assert_frame_equal(embedded[0][1].frame, embedded[1][1].frame)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,21 @@ def test_several_sources_keep_labels_and_order(model: Path, photos: Path) -> Non
     assert [part.table.has("label") for part in parts] == [False, True, False]
     np.testing.assert_allclose(parts[0].vectors[0], parts[2].vectors[0], rtol=1e-5, atol=1e-6)
     assert len({part.fingerprint for part in parts}) == 1
+
+
+@pytest.mark.parametrize("max_size", [None, 20])
+def test_what_cannot_be_read_in_a_folder_is_left_out_at_any_scale(
+    model: Path, photos: Path, tmp_path: Path, max_size: int | None
+) -> None:
+    shutil.copytree(photos / "class1", tmp_path / "photos")
+    (tmp_path / "photos" / "1.png").write_bytes(b"")
+    reader = EmbeddingReader(model=str(model), scales=(1.0,), max_size=max_size)
+    embedded = reader.embed(str(tmp_path / "photos"))
+    paths = [path for path in load_image_table(str(tmp_path / "photos")).paths if Path(path).name != "1.png"]
+    assert embedded.table.paths == paths
+    assert embedded.num_left_out == 1
+    alone = reader.embed(paths[-1])
+    np.testing.assert_allclose(embedded.vectors[-1], alone.vectors[0], rtol=1e-5, atol=1e-6)
 
 
 def test_split_of_embeddings(model: Path, photos: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
@@ -51,7 +52,7 @@ class ImageDataset:
         cache: Decode all images now, in full size, and keep them in memory, with one byte per pixel for grayscale and
             four for RGB. Large JPEGs then differ slightly from those of files that `transform.fast` reduces.
         on_error: What to do with an image that cannot be read: `raise` an error; or `skip` it, for which all images are
-            read now.
+            read now. What embeds images skips them too, and then reads each once.
 
     Raises:
         InputError: An image cannot be read, with its row and path; or none can.
@@ -85,8 +86,10 @@ class ImageDataset:
         self.skipped: list[int] = []
         self._paths, self._boxes = table.paths, row_boxes(table.frame)
         self._images: list[Image.Image] | None = None
-        if cache or on_error == "skip":
-            self._read_all(keep=cache, skip=on_error == "skip")
+        if cache:
+            self._keep_all(skip=on_error == "skip")
+        elif on_error == "skip":
+            self.leave_out(self.unreadable(range(len(self))))
 
     def __len__(self) -> int:
         return len(self.table)
@@ -122,23 +125,31 @@ class ImageDataset:
         except InputError as error:
             raise UnreadableImageError(f"row {row}: {error}") from None
 
-    def _read_all(self, keep: bool, skip: bool) -> None:
-        def attempt(row: int) -> Image.Image | InputError | None:
+    def unreadable(self, rows: range) -> dict[int, InputError]:
+        """Decode some images on the CPU, at a reduced size: the errors of those that cannot be read, by their rows."""
+
+        def attempt(row: int) -> InputError | None:
             try:
-                image = self.read(row) if keep else self.load(row, partial(decoded, max_reduction=REDUCTIONS[0]))
+                self.load(row, partial(decoded, max_reduction=REDUCTIONS[0]))
             except InputError as error:
                 return error
-            return image if keep else None
+            return None
 
-        results: list[Image.Image | InputError | None] = []
-        with thread_pool() as pool:
-            for result in track(pool.map(attempt, range(len(self))), "reading images", total=len(self)):
-                if isinstance(result, InputError) and not skip:
-                    raise result
-                results.append(result)
+        results = zip(rows, _in_threads(attempt, rows), strict=True)
+        return {row: error for row, error in results if error is not None}
+
+    def _keep_all(self, skip: bool) -> None:
+        def attempt(row: int) -> Image.Image | InputError:
+            try:
+                return self.read(row)
+            except InputError as error:
+                if not skip:
+                    raise
+                return error
+
+        results = list(_in_threads(attempt, range(len(self))))
         self.leave_out({row: result for row, result in enumerate(results) if isinstance(result, InputError)})
-        if keep:
-            self._images = [result for result in results if isinstance(result, Image.Image)]
+        self._images = [result for result in results if isinstance(result, Image.Image)]
 
     def leave_out(self, errors: dict[int, InputError]) -> None:
         """Leave out the rows that cannot be read, which are logged with their errors.
@@ -153,9 +164,16 @@ class ImageDataset:
         log(f"left out {len(errors):,} of {len(self):,} images that cannot be read:")
         for line in listed([str(error) for error in errors.values()]):
             log(line)
-        self.skipped = list(errors)
+        original = np.delete(np.arange(len(self) + len(self.skipped)), self.skipped)
+        self.skipped = sorted([*self.skipped, *original[[*errors]].tolist()])
         self.table = self.table.take([row for row in range(len(self)) if row not in errors])
         self._paths, self._boxes = self.table.paths, row_boxes(self.table.frame)
+
+
+def _in_threads(function: Callable[[int], Loaded], rows: range) -> Iterator[Loaded]:
+    """What a function that reads an image returns for each row."""
+    with thread_pool() as pool:
+        yield from track(pool.map(function, rows), "reading images", total=len(rows))
 
 
 @contextmanager

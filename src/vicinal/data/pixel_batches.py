@@ -127,6 +127,14 @@ def all_readable(batch: Pixels) -> Tensor:
     return pixels
 
 
+def skip_unreadable(batches: Iterable[Pixels], errors: dict[int, InputError]) -> Iterator[Tensor]:
+    """The pixels of the readable images of all batches; `errors` gets the errors of the others by their rows."""
+    for pixels, of_batch in batches:
+        errors.update({row: UnreadableImageError(f"row {row}: {error}") for row, error in of_batch.items()})
+        if len(pixels):
+            yield pixels
+
+
 def without_unreadable(dataset: ImageDataset, batches: Iterable[Pixels]) -> Iterator[Tensor]:
     """The pixels of the readable images of all batches; at the end the dataset leaves out the others.
 
@@ -134,8 +142,5 @@ def without_unreadable(dataset: ImageDataset, batches: Iterable[Pixels]) -> Iter
         NoReadableImageError: None of the images can be read.
     """
     errors: dict[int, InputError] = {}
-    for pixels, of_batch in batches:
-        errors |= {row: UnreadableImageError(f"row {row}: {error}") for row, error in of_batch.items()}
-        if len(pixels):
-            yield pixels
+    yield from skip_unreadable(batches, errors)
     dataset.leave_out(errors)

@@ -272,9 +272,8 @@ class Embedder(SavedModel):
                 bfloat16, else 32. The result is float32 in all cases.
             device: The device to which the model is moved first, such as cuda; None: do not move it.
             progress: Show a progress bar.
-            on_error: Raise an error at a file that cannot be read, or skip it. To know which rows are left, create an
-                `ImageDataset` with on_error="skip" and embed that; or, with decoding on a device, one without it,
-                which then leaves out the others while it is embedded.
+            on_error: Raise an error at a file that cannot be read, or skip it. To know which rows are left, embed an
+                `ImageDataset`, which then leaves out the others.
             dim: Return only the first dimensions, so many, normalized, as for a model that was trained with
                 :class:`~vicinal.matryoshka.Matryoshka`; None: all.
             decoding: Where JPEGs of files are decoded: by these processes (workers), or by nvJPEG on the CUDA GPU of

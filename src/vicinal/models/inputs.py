@@ -44,8 +44,7 @@ def image_batches(
         transform: The transform, whose version for testing is applied to everything but tensors.
         batch_size: Images per batch; whole images, which differ in size, are batches of one.
         num_workers: Processes that read files.
-        on_error: Raise an error at a file that cannot be read, or skip it. They are found before, unless a GPU decodes:
-            then when it does, and an image dataset leaves them out at the end.
+        on_error: Raise an error at a file that cannot be read, or skip it: at the end, an image dataset leaves it out.
         device: Where the batches are needed; for a GPU, images are read into page-locked memory.
         decoding: Where JPEGs of files are decoded: by these processes (workers), or by that GPU (device).
 
@@ -74,10 +73,10 @@ def image_batches(
         return _transform_batches(given, transform, batch_size), -(-len(given) // batch_size)
     if decoding == "device":
         check_device_decoding(transform, device)
-    is_skipping = decoding == "device" and on_error == "skip"  # not before: the CPU would decode all images for that
-    dataset = _dataset(given, transform, "raise" if is_skipping else on_error)
+    dataset = _dataset(given, transform)
     batches = PixelBatches(dataset, row_batches(dataset, range(len(dataset)), batch_size), decoding)
     pixels = load_pixels(batches, device, num_workers)
+    is_skipping = on_error == "skip"  # while images are embedded: to look for them before would decode all twice
     return without_unreadable(dataset, pixels) if is_skipping else map(all_readable, pixels), len(batches)
 
 
@@ -85,7 +84,7 @@ def _all_are(source: Any, kind: type) -> bool:
     return isinstance(source, (list, tuple)) and len(source) > 0 and all(isinstance(item, kind) for item in source)
 
 
-def _dataset(source: Any, transform: ImageTransform, on_error: Literal["raise", "skip"]) -> ImageDataset:
+def _dataset(source: Any, transform: ImageTransform) -> ImageDataset:
     if isinstance(source, ImageDataset):
         if source.transform != transform:
             raise InputError("the dataset's transform is not the model's; make it with transform=model.transform")
@@ -97,7 +96,7 @@ def _dataset(source: Any, transform: ImageTransform, on_error: Literal["raise", 
             )
         # As objects, since pandas' string type cannot hold a name that is not UTF-8, which the table reports.
         source = Table(pd.DataFrame({"path": [os.fspath(path) for path in source]}, dtype=object))
-    return ImageDataset(source, transform, on_error=on_error)
+    return ImageDataset(source, transform)
 
 
 def _transform_batches(images: Sequence[Image.Image], transform: ImageTransform, batch_size: int) -> Iterator[Tensor]:

@@ -59,7 +59,8 @@ def embed_multi_scale(
         precision: As in :meth:`Embedder.embed`.
         device: The device to which the model is moved first; None: do not move it.
         progress: Show a progress bar.
-        on_error: Raise an error at a file that cannot be read, or skip it.
+        on_error: Raise an error at a file that cannot be read, or skip it. With `max_size`, an `ImageDataset` leaves it
+            out if it has the transform of :func:`whole_image_transform`.
 
     Returns:
         float32 [n, dim], L2-normalized, in the order of `source`.
@@ -150,9 +151,9 @@ def _whole_images(
     """Batches of one whole image each, and their number."""
     if isinstance(source, Tensor) or (isinstance(source, (list, tuple)) and any(isinstance(s, Tensor) for s in source)):
         raise InputError("max_size is for images that are read and transformed; tensors already have their size")
-    if isinstance(source, ImageDataset):
-        source = source.table  # the transform of the dataset would crop the center
     transform = whole_image_transform(model.transform, max_size)
+    if isinstance(source, ImageDataset) and source.transform != transform:
+        source = source.table  # the transform of the dataset would crop the center
     return image_batches(source, transform, batch_size=1, num_workers=num_workers, on_error=on_error)
 
 

@@ -1,21 +1,25 @@
-"""Embedding images, which the processes of a run divide among themselves."""
+"""Embedding and checking images, which the processes of a run divide among themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import numpy as np
 import torch
 
 from vicinal.data import ImageDataset
-from vicinal.data.pixel_batches import PixelBatches, all_readable, load_pixels, row_batches
+from vicinal.data.pixel_batches import PixelBatches, Pixels, all_readable, load_pixels, row_batches, skip_unreadable
 from vicinal.data.settings import Decoding
+from vicinal.data.train_batches import PART_SIZE
 from vicinal.models import Embedder
 from vicinal.models.precision import Precision
 from vicinal.training.interrupt import start_worker
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats
+from vicinal.utils.console import track
+from vicinal.utils.errors import InputError
 
 
 def divided_rows(length: int, batch_size: int, num_processes: int | None = None) -> list[range]:
@@ -42,12 +46,42 @@ def embed_rows(
     num_workers: int,
     precision: Precision,
     decoding: Decoding = "workers",
+    errors: dict[int, InputError] | None = None,
 ) -> Floats:
-    """Embed some consecutive images without a progress bar, float32 [rows, dim]; arguments as `Embedder.embed`."""
+    """Embed some consecutive images without a progress bar, float32 [rows, dim]; arguments as `Embedder.embed`.
+
+    Images that cannot be read are skipped if there are `errors`, to which theirs are added by their rows.
+    """
     batches = PixelBatches(images, row_batches(images, rows, batch_size), decoding)
-    device, workers = next(embedder.parameters()).device, min(num_workers, len(batches)) if len(batches) > 1 else 0
-    loaded = map(all_readable, load_pixels(batches, device, workers, start_worker))
-    return embedder.embed_batches(loaded, precision, first_row=rows.start)
+    loaded = _load(batches, next(embedder.parameters()).device, num_workers)
+    pixels = map(all_readable, loaded) if errors is None else skip_unreadable(loaded, errors)
+    return embedder.embed_batches(pixels, precision, first_row=rows.start)
+
+
+def _load(batches: PixelBatches, device: torch.device, num_workers: int) -> Iterator[Pixels]:
+    """Load batches by processes, unless there is one batch only."""
+    workers = min(num_workers, len(batches)) if len(batches) > 1 else 0
+    return load_pixels(batches, device, workers, start_worker)
+
+
+def find_unreadable(
+    images: ImageDataset, *, num_workers: int, device: torch.device, decoding: Decoding = "workers"
+) -> dict[int, InputError]:
+    """Find the images that cannot be read, before it is decided which of them are a batch.
+
+    All are decoded once, a part of them by each process, where training decodes them: on the CPU or on the device.
+
+    Returns:
+        Their errors by their rows, the same on all processes.
+    """
+    rows, own = divided_rows(len(images), PART_SIZE)[distributed.rank()], dict[int, InputError]()
+    if decoding == "workers":
+        own = images.unreadable(rows)
+    else:
+        batches = PixelBatches(images, row_batches(images, rows, PART_SIZE), decoding)
+        loaded = track(_load(batches, device, num_workers), "reading images", len(batches))
+        deque(skip_unreadable(loaded, own), maxlen=0)
+    return {row: error for part in distributed.all_gather_objects(own) for row, error in part.items()}
 
 
 def embed_own_part(length: int, batch_size: int, embed: Callable[[range], Floats]) -> tuple[range, Floats]:

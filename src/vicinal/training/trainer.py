@@ -18,7 +18,7 @@ from vicinal.models.precision import Precision
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
 from vicinal.training.class_centers import copy_centers_from_run, save_centers, set_centers_to_class_means
 from vicinal.training.create_module import check_before_download, create_training_module
-from vicinal.training.divided_work import embed_divided, embed_own_part, embed_rows
+from vicinal.training.divided_work import embed_divided, embed_own_part, embed_rows, find_unreadable
 from vicinal.training.fine_tuning import layer_factors
 from vicinal.training.recipe import Recipe
 from vicinal.training.selection_report import SelectionReport, known_noisy
@@ -90,8 +90,12 @@ class Trainer(BaseTrainer):
         return sample
 
     def _dataset(self, table: Table) -> ImageDataset:
-        data = self.settings.data
-        return ImageDataset(table, self.settings.transform, cache=data.cache, on_error=data.on_error)
+        data, transform = self.settings.data, self.settings.transform
+        if data.cache or data.on_error == "raise":
+            return ImageDataset(table, transform, cache=data.cache, on_error=data.on_error)
+        images, device = ImageDataset(table, transform), self.engine.fabric.device
+        images.leave_out(find_unreadable(images, num_workers=num_workers(data), device=device, decoding=data.decoding))
+        return images
 
     def _create_module(self, training: Table) -> None:
         """Create model, loss and optimizer for the classes of the training images."""

@@ -14,7 +14,7 @@ from vicinal.data.nvjpeg import check_device_decoding
 from vicinal.data.settings import Decoding
 from vicinal.data.transforms import ImageTransform
 from vicinal.export.exported_embedder import ExportedEmbedder
-from vicinal.models.multi_scale import check_scales, embed_multi_scale, whole_image_transform
+from vicinal.models.multi_scale import check_scales, embed_multi_scale
 from vicinal.utils.arrays import Floats
 from vicinal.workflows.models import usable_device
 
@@ -57,8 +57,7 @@ class BatchEmbedder:
     @cached_property
     def transform(self) -> ImageTransform:
         """The transform of the images."""
-        own, max_size = self.model.transform, self.reader.max_size
-        return own if max_size is None else whole_image_transform(own, max_size)
+        return self.reader.transform_for(self.model)
 
     @property
     def decoding(self) -> Decoding:

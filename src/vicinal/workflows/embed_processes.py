@@ -31,7 +31,7 @@ def embed_in_processes(reader: EmbeddingReader, images: ImageDataset, num_proces
 
     Args:
         reader: its options are those of each process, but for the device.
-        images: all of them can be read.
+        images: those that cannot be read are left out of them if the reader skips such images.
         num_processes: how many processes.
 
     Returns:
@@ -59,11 +59,13 @@ def embed_in_processes(reader: EmbeddingReader, images: ImageDataset, num_proces
             pool.submit(int)  # wakes the thread that watches the processes, which may not know the last one yet
             for task in as_completed(tasks):  # an error of any of them ends all at once
                 task.result()
-            return np.concatenate([task.result() for task in tasks])
+            vectors, errors = zip(*(task.result() for task in tasks), strict=True)
         except BrokenProcessPool:
             raise TrainingStoppedError("a process that embeds images was killed; start the command again") from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+    images.leave_out({row: error for part in errors for row, error in part.items()})
+    return np.concatenate(vectors)
 
 
 def check_devices(device: str, num_processes: int) -> None:
@@ -74,17 +76,21 @@ def check_devices(device: str, num_processes: int) -> None:
         raise InputError(f"devices = {num_processes} must be at most {limit} on this machine")
 
 
-def _embed_part(options: EmbeddingReader, table: Table, rows: range, num_threads: int) -> Floats:
-    """Embed some rows, in a process of their own."""
+def _embed_part(
+    options: EmbeddingReader, table: Table, rows: range, num_threads: int
+) -> tuple[Floats, dict[int, InputError]]:
+    """Embed some rows, in a process of their own: the embeddings, and the errors of rows that are skipped."""
     torch.set_num_threads(num_threads)
     model = load_model(str(options.model), options.pooling, options.allow_import or ()).to(str(options.device))
-    images = ImageDataset(table, model.transform)
-    return embed_rows(
+    errors: dict[int, InputError] = {}
+    vectors = embed_rows(
         model,
-        images,
+        ImageDataset(table, model.transform),
         rows,
         batch_size=options.batch_size,
         num_workers=options.num_workers,
         precision=options.precision,
         decoding=options.decoding_for(model),
+        errors=errors if options.on_error == "skip" else None,
     )
+    return vectors, errors

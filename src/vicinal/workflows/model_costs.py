@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
+from PIL import Image
 
 from vicinal.data.images import ImageDataset
 from vicinal.evaluation.model_costs import Kind, ModelCost
@@ -24,8 +24,8 @@ METHODS = ("lora", "last_blocks", "biases_norms", "full")
 def timed(embed: Callable[..., Floats], images: ImageDataset, batch_size: int, **options: Any) -> tuple[Floats, float]:
     """Embed images, and measure the seconds from files to embeddings.
 
-    A first batch is embedded before that and does not count: at its first use a network allocates memory and chooses
-    its kernels. The start of `num_workers` processes counts.
+    A batch of black images is embedded before that and does not count: at its first use a network allocates memory and
+    chooses its kernels. The start of `num_workers` processes counts.
 
     Args:
         embed: such as :meth:`vicinal.Embedder.embed`.
@@ -33,8 +33,12 @@ def timed(embed: Callable[..., Floats], images: ImageDataset, batch_size: int, *
         batch_size: images per batch.
         options: more arguments of `embed`.
     """
-    first = ImageDataset(images.table.take(np.arange(min(batch_size, len(images)))), images.transform)
-    embed(first, batch_size=batch_size, **{**options, "num_workers": 0}, progress=False)
+    transform = images.transform
+    number, side = (
+        (min(batch_size, len(images)), transform.size) if transform.longest is None else (1, transform.longest)
+    )
+    black = Image.new("L" if transform.channels == 1 else "RGB", (side, side))
+    embed([black] * number, batch_size=batch_size, **options, progress=False)
     start = time.perf_counter()
     vectors = embed(images, batch_size=batch_size, **options)
     return vectors, time.perf_counter() - start

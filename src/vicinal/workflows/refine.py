@@ -142,10 +142,9 @@ def _embed(run: RunFolder, table: Table, recipe: RefinerRecipe) -> LabeledEmbedd
     if recipe.settings.devices in (None, 1):
         embedded = reader.embed_table(table)
         return LabeledEmbeddings(embedded.vectors, embedded.table, embedded.fingerprint)
-    images = ImageDataset(table, reader.loaded_model.transform, on_error=on_error)
-    return LabeledEmbeddings(
-        embed_in_processes(reader, images, recipe.settings.devices), images.table, reader.fingerprint
-    )
+    images = ImageDataset(table, model.transform)
+    vectors = embed_in_processes(reader, images, recipe.settings.devices)
+    return LabeledEmbeddings(vectors, images.table, reader.fingerprint)
 
 
 def _check_decoding(transform: ImageTransform, device: str | None, run: RunFolder, remedy: str) -> None:

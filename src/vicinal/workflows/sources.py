@@ -14,7 +14,7 @@ import pandas as pd
 from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.columns import COLUMN_FLAGS, named_columns
 from vicinal.data.embeddings import load_labels, load_vectors
-from vicinal.data.nvjpeg import check_device_decoding, check_nvjpeg
+from vicinal.data.nvjpeg import check_nvjpeg
 from vicinal.data.settings import DEVICE_STEP, Decoding
 from vicinal.data.table import Table
 from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported
@@ -36,6 +36,7 @@ from vicinal.workflows.source_kind import source_kind
 if TYPE_CHECKING:
     from vicinal.data.containers.listing import ListedImages
     from vicinal.data.images import ImageDataset
+    from vicinal.data.transforms import ImageTransform
     from vicinal.models import Embedder
     from vicinal.workflows.batch_embedder import BatchEmbedder
 
@@ -253,12 +254,8 @@ class EmbeddingReader(EmbeddingOptions):
         from vicinal.data.images import ImageDataset
 
         is_measured, on_error = self.measure and loaded_from is not None, self.on_error or on_error
-        is_skipping = False
-        if self.decoding_for(model) == "device":
-            check_device_decoding(model.transform, usable_device(self.device))
-            is_skipping = on_error == "skip" and not is_measured  # where the GPU decodes, see `image_batches`
-        images = ImageDataset(table, model.transform, on_error="raise" if is_skipping else on_error)
-        vectors, seconds = self._vectors_of(images, model, is_measured, "skip" if is_skipping else "raise")
+        images = ImageDataset(table, self.transform_for(model))
+        vectors, seconds = self._vectors_of(images, model, is_measured, on_error)
         embedded = self.postprocessing.apply_to(
             EmbeddedTable(
                 vectors,
@@ -280,7 +277,7 @@ class EmbeddingReader(EmbeddingOptions):
     def _vectors_of(
         self, images: ImageDataset, model: Embedder | ExportedEmbedder, is_measured: bool, on_error: OnError
     ) -> tuple[Floats, float | None]:
-        """Embed images, and measure the seconds if that is asked for; skipping is for decoding on a device."""
+        """Embed images, which leave out those to skip, and measure the seconds if that is asked for."""
         from vicinal.data.images import UnreadableImageError
         from vicinal.models import embed_multi_scale
 
@@ -288,7 +285,7 @@ class EmbeddingReader(EmbeddingOptions):
         if self.scales is not None and not isinstance(model, ExportedEmbedder):
             embed = partial(embed_multi_scale, model, scales=self.scales, max_size=self.max_size)
         elif self.decoding_for(model) == "device":
-            embed = partial(embed, decoding="device", on_error=on_error)
+            embed = partial(embed, decoding="device")
         self.postprocessing.check_model(model)
         if self.precision != self.used_precision != "32":
             log(f"precision = {self.used_precision}: embedding in bfloat16 on this GPU; --precision 32 takes float32")
@@ -297,6 +294,7 @@ class EmbeddingReader(EmbeddingOptions):
             "num_workers": self.num_workers,
             "precision": self.used_precision,
             "device": usable_device(self.device),
+            "on_error": on_error,
         }
         try:
             if not is_measured:
@@ -306,6 +304,12 @@ class EmbeddingReader(EmbeddingOptions):
             return timed(embed, images, **options)
         except UnreadableImageError as error:
             raise InputError(f"{error}; --on_error skip leaves out such images") from None
+
+    def transform_for(self, model: Embedder | ExportedEmbedder) -> ImageTransform:
+        """The transform of images for a model: its own, or that of whole images."""
+        from vicinal.models.multi_scale import whole_image_transform
+
+        return model.transform if self.max_size is None else whole_image_transform(model.transform, self.max_size)
 
     def decoding_for(self, model: Embedder | ExportedEmbedder) -> Decoding:
         """Where JPEGs are decoded for a model: as the options say, or else as in its training.
