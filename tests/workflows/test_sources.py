@@ -92,3 +92,17 @@ def test_conditions_know_the_columns_that_an_index_was_made_with(tmp_path: Path)
     Index.build(np.eye(2), table, made_with=made_with).save(tmp_path / "i")
     found = EmbeddingReader(where="kind == 'bowl' and 'b.png' in file").embed(str(tmp_path / "i"))
     assert found.table.frame["label"].tolist() == ["bowl"]
+
+
+def test_labels_in_a_file_of_their_own_are_for_files_of_embeddings(tmp_path: Path, photos: Path) -> None:
+    np.save(tmp_path / "v.npy", np.eye(3, dtype=np.float32))
+    rows = {"file": ["a.png", "b.png", "c.png"], "kind": ["cat", "dog", "dog"], "split": ["train", "train", "test"]}
+    pd.DataFrame(rows).to_csv(tmp_path / "y.csv", index=False)
+    columns = {"path_column": "file", "label_column": "kind"}
+    reader = EmbeddingReader(labels=str(tmp_path / "y.csv"), **columns)  # type: ignore[arg-type]
+    part = reader.embed(str(tmp_path / "v.npy"), "train")
+    assert part.table.frame["label"].tolist() == ["cat", "dog"]
+    assert part.table.paths[0] == str(tmp_path / "a.png")
+    for read in (reader.embed, reader.list_table, lambda source: list(reader.embed_sources([source]))):
+        with pytest.raises(InputError, match=r"--labels gives labels to files of embeddings; .* is none"):
+            read(str(photos / "class0" / "0.png"))

@@ -17,6 +17,7 @@ from vicinal.cli.inputs import (
     check_model,
     check_source,
     read_embedding,
+    require_labels,
 )
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
@@ -59,8 +60,7 @@ def calibrate(arguments: Arguments) -> None:
         arguments.model = model
     reader = read_embedding(arguments, query_gallery_only=True, folder_on_error="raise", default_split="val")
     embedded = reader.embed(source, arguments.split)
-    if not embedded.table.has("label"):
-        raise InputError(f"{source}: the images have no labels, which a calibration needs")
+    require_labels(source, embedded.table, "a calibration")
     gallery = None if arguments.gallery is None else _gallery(arguments.gallery, reader, model or source)
     out = None if arguments.out is None else Path(arguments.out)
     places = CalibrationPlaces(arguments.index, model_folder(model or source), out)
@@ -75,7 +75,7 @@ def _gallery(gallery: str, reader: EmbeddingReader, model: str) -> EmbeddedTable
     from vicinal.workflows.source_kind import source_kind
 
     kind = source_kind(gallery)
-    options: dict[str, Any] = {"where": None, "query_gallery_only": False, "model": model}
+    options: dict[str, Any] = {"where": None, "labels": None, "query_gallery_only": False, "model": model}
     if kind in ("embeddings", "index"):
         options |= {"model": None, "pooling": None, "decoding": None, "scales": None, "max_size": None}
     if kind == "index":

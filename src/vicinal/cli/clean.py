@@ -63,6 +63,8 @@ def clean(arguments: Arguments) -> None:
 def _check_files_to_write(arguments: Arguments) -> None:
     """Refuse, before anything is read, to write over the source, over decisions, or one file over another."""
     taken = {os.path.realpath(arguments.source): "the source"}
+    if hasattr(arguments, "labels"):
+        taken[os.path.realpath(arguments.labels)] = "--labels"
     for flag, suffixes in SUFFIXES.items():
         file = getattr(arguments, flag)
         if file is None:

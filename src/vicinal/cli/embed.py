@@ -111,6 +111,8 @@ def _check_combination(arguments: Arguments) -> None:
         message = "--part_size is about the parts of a shard; give --shard or --ray too"
     elif arguments.ray is not None and getattr(arguments, "num_workers", None):
         message = "--num_workers starts processes here; with --ray all CPUs of the cluster read images"
+    elif hasattr(arguments, "labels") and given != ["source"]:
+        message = "--labels is the table of one file of embeddings; merge the shards first, and give the file as source"
     elif arguments.refiner is not None and (in_parts or given != ["source"]):
         message = "--refiner needs all embeddings; embed the shards first, and refine their folder as a source"
     elif in_parts and Path(arguments.out).suffix.lower() in (".parquet", ".npy"):

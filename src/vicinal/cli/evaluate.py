@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
@@ -22,6 +21,7 @@ from vicinal.cli.inputs import (
     check_source,
     load_refiner,
     read_embedding,
+    require_labels,
 )
 from vicinal.cli.reranking_flags import add_reranking, read_reranking
 from vicinal.utils.console import is_main_process, log
@@ -115,7 +115,8 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
     settings, make_reranking = _settings(arguments), _make_reranking(arguments)
     sources = _embedded(arguments, mapped=True)
     for name, embedded in sources.items():
-        _check_labels(name, embedded.table)
+        if not embedded.table.has("is_query"):  # whose matches may be listed in place of labels
+            require_labels(name, embedded.table, "evaluation")
     combine: Literal["compare", "average"] | None = (
         "compare" if arguments.compare else "average" if arguments.average else None
     )
@@ -151,10 +152,8 @@ def _add_sources(parser: Parser) -> None:
     parser.add_argument("--images", metavar="SOURCE", help=f"evaluate on these images: {IMAGES}. The sources are then "
                         "runs, model folders, models on the Hugging Face Hub, or untrained backbones, such as "
                         "timm/resnet50")  # fmt: skip
-    parser.add_argument("--embeddings", metavar="FILE", help="instead of a source: a .npy or .parquet file")
-    parser.add_argument("--labels", metavar="FILE", help="labels of these embeddings, or of sources that are "
-                        "embeddings, with one row per embedding: a .csv or .parquet table with a column label (and "
-                        "coarse, group, is_query, is_gallery, ...), or a .npy file")  # fmt: skip
+    parser.add_argument("--embeddings", metavar="FILE", help="instead of a source: a .npy or .parquet file, with "
+                        "--labels")  # fmt: skip
 
 
 def _add_refinement(parser: Parser) -> None:
@@ -222,20 +221,18 @@ def _check_combination(arguments: Arguments) -> None:
 def _check_sources(arguments: Arguments) -> None:
     """Raise InputError if the sources of the flags contradict each other or do not exist."""
     check_embedding(arguments)
-    sources, model = arguments.sources, getattr(arguments, "model", None)
+    sources, model, labels = arguments.sources, getattr(arguments, "model", None), getattr(arguments, "labels", None)
     if arguments.embeddings:
-        if not arguments.labels:
+        if not labels:
             raise InputError("--embeddings is a file of vectors; give their labels with --labels")
         if sources or arguments.images:
             raise InputError("--embeddings and --labels replace a source; leave out the source")
-        return check_files(arguments.embeddings, arguments.labels)
+        return check_files(arguments.embeddings)
     if not sources:
         raise InputError("no source: name one (before flags that take several values), or give --embeddings, --labels")
     for name in sources:
         if sources.count(name) > 1:
             raise InputError(f"{name} is named twice; name every source once")
-    if arguments.labels:
-        return _check_labeled(arguments)
     if arguments.images is None:
         for name in sources:
             check_source(name)
@@ -245,17 +242,6 @@ def _check_sources(arguments: Arguments) -> None:
         for name in sources:
             check_model(name)
     check_source(arguments.images)
-
-
-def _check_labeled(arguments: Arguments) -> None:
-    """Raise InputError if the sources are no files of embeddings, to which --labels gives the labels."""
-    from vicinal.workflows.source_kind import source_kind
-
-    check_files(arguments.labels)
-    for name in arguments.sources:
-        check_source(name)
-        if arguments.images is not None or source_kind(name) != "embeddings":
-            raise InputError(f"--labels gives labels to files of embeddings; {name} is none: leave out --labels")
 
 
 def _check_division(arguments: Arguments) -> None:
@@ -281,34 +267,16 @@ def _embedded(arguments: Arguments, mapped: bool = False) -> dict[str, EmbeddedT
     given = vars(arguments)
     measure = len(arguments.sources) > 1 and not given.get("average")
     reader = read_embedding(arguments, query_gallery_only=True, folder_on_error="raise", measure=measure, mapped=mapped)
-    split = arguments.split
-    if arguments.labels:
-        names = [arguments.embeddings] if arguments.embeddings else arguments.sources
-        sources = {name: reader.embed_with_labels(name, arguments.labels, split) for name in names}
-    elif arguments.images is not None and source_kind(arguments.images) == "embeddings":
+    if arguments.images is not None and source_kind(arguments.images) == "embeddings":
         raise InputError(f"{arguments.images} holds embeddings, not images; name it as a source")
-    else:
-        keep = given.get("refiner") is not None
-        sources = dict(embed_several(reader, arguments.sources, split, images=arguments.images, keep_models=keep))
+    names, keep = (
+        [arguments.embeddings] if arguments.embeddings else arguments.sources,
+        given.get("refiner") is not None,
+    )
+    sources = dict(embed_several(reader, names, arguments.split, images=arguments.images, keep_models=keep))
     for name, embedded in sources.items():
         _log_warnings(name, embedded.table)
     return sources
-
-
-def _check_labels(name: str, table: Table) -> None:
-    """Raise InputError for embeddings without labels."""
-    from vicinal.data.embeddings import TABLE_SUFFIX
-    from vicinal.workflows.source_kind import source_kind
-
-    if table.has("label") or table.has("is_query"):
-        return
-    if source_kind(name) == "embeddings":
-        beside = f", or in {Path(name).with_suffix(TABLE_SUFFIX)}" if name.lower().endswith(".npy") else ""
-        raise InputError(f"{name} has no labels; give them with --labels FILE{beside}")
-    raise InputError(
-        f"{name}: the images have no labels, which evaluation needs: a folder for each class, all at the same depth, "
-        "or a table with a column label"
-    )
 
 
 def _log_warnings(name: str, table: Table) -> None:

@@ -76,6 +76,10 @@ def _wrong_selections(arguments: Arguments) -> list[tuple[bool, str]]:
             "--split selects images of a source; give --source, --add or --sync too",
         ),
         (
+            hasattr(arguments, "labels") and len(sources) != 1,
+            "--labels is the table of one file of embeddings; give it as --source or --add",
+        ),
+        (
             bool(arguments.refiner) and not sources,
             "--refiner refines images that are added; give --source, --add or --sync too",
         ),

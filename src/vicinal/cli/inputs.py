@@ -12,6 +12,7 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, no_such_source
 
 if TYPE_CHECKING:
+    from vicinal.data import Table
     from vicinal.models import ContextRefiner
     from vicinal.workflows.embedded_table import EmbeddedTable
     from vicinal.workflows.sources import EmbeddingReader
@@ -86,7 +87,7 @@ def check_embedding(arguments: Arguments) -> None:
     given = vars(arguments)
     check_model(given.get("model"))
     check_folder(given.get("refiner"))
-    check_files(given.get("whitening"), given.get("root"))
+    check_files(given.get("whitening"), given.get("root"), given.get("labels"))
 
 
 def add_json(flags: Flags) -> None:
@@ -119,6 +120,22 @@ def read_embedding(arguments: Arguments, **options: Any) -> EmbeddingReader:
     from vicinal.workflows.sources import EmbeddingReader
 
     return read_settings(EmbeddingReader, arguments, **options)
+
+
+def require_labels(source: str, table: Table, purpose: str) -> None:
+    """Raise InputError if the images of a source have no labels, which `purpose` needs."""
+    if table.has("label"):
+        return
+    from vicinal.data.embeddings import TABLE_SUFFIX
+    from vicinal.workflows.source_kind import source_kind
+
+    if source_kind(source) == "embeddings":
+        beside = f", or in {Path(source).with_suffix(TABLE_SUFFIX)}" if source.lower().endswith(".npy") else ""
+        raise InputError(f"{source} has no labels; give them with --labels FILE{beside}")
+    raise InputError(
+        f"{source}: the images have no labels, which {purpose} needs: a folder for each class, all at the same depth, "
+        "or a table with a column label"
+    )
 
 
 def load_refiner(arguments: Arguments) -> ContextRefiner | None:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from vicinal.retrieval import Index
 
 MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
-NOT_ABOUT_MODELS = ("root", "path_column", "label_column", "where", "batch_size", "num_workers", "on_error")
+NOT_ABOUT_MODELS = (
+    "root", "path_column", "label_column", "labels", "where", "batch_size", "num_workers", "on_error"
+)  # fmt: skip
 MAX_PORT = 65_535
 DECODES_ON_CPU = (
     "embeds with --decoding device, but a service decodes images on the CPU; build the index and serve it with "

@@ -62,6 +62,7 @@ TRAIN_HELP = Help(
 REFINE_HELP = Help(
     {
         "embeddings": ("", "file of embeddings of labeled images, as `vicinal embed` writes it"),
+        "labels": ("", "with embeddings: file of their labels (default: those in the file or beside it)"),
         "run": ("", "instead of embeddings: folder of a training run, whose images are embedded"),
         "devices": ("", "with run: number of GPUs or processes that embed its images (default: 1)"),
         "val_fraction": ("0.2", "fraction of the classes for validation, if there is no split val"),
@@ -140,7 +141,7 @@ def refine(arguments: Arguments) -> None:
     given = _check_settings(arguments, RefinerSettings, "refiner")
     _check_out(arguments)
     if not arguments.resume:
-        check_files(given.get("embeddings"), given.get("run"))
+        check_files(*map(given.get, ("embeddings", "labels", "run")))
     from vicinal.training.refiner_recipe import RefinerRecipe
 
     recipe, out = _load_recipe(arguments, RefinerRecipe), arguments.out
@@ -229,7 +230,7 @@ def _check_out(arguments: Arguments) -> None:
 def recipe_and_overrides(arguments: Arguments) -> tuple[str | None, list[str]]:
     """The path of the recipe, None without one, and the settings on the command line."""
     words: list[str] = arguments.rest
-    if arguments.verb.__name__ != "refine":  # whose recipe has no tables
+    if arguments.verb.__name__ != "refine":  # whose settings of columns are in no group
         words = [COLUMN_FLAG.sub("--data.", word) for word in words]
     return (None, words) if not words or words[0].startswith("-") else (words[0], words[1:])
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vicinal.data.columns import COLUMN_FLAGS
 from vicinal.training.base_settings import (
     EPOCHS,
     BaseSettings,
@@ -113,6 +114,10 @@ class RefinerSettings(BaseSettings):
     Args:
         embeddings: file of embeddings of labeled images, .parquet or .npy with its table, as `vicinal embed` writes
             it. All rows are used, or those of the splits train and val.
+        labels: file of the labels of `embeddings`, .csv, .parquet or .npy, with one row per embedding. null: those in
+            the file of embeddings or beside it.
+        path_column: name of the column with the image paths in the table of `embeddings`; null: path.
+        label_column: name of the column with the labels; null: label.
         run: folder of a training run, instead of `embeddings`: its model embeds its training and validation images.
         embedder_fraction: fraction of the run's training classes on which a new embedder is trained by the run's
             recipe; the refiner is trained on that embedder's embeddings of the other classes, which it never saw. 0:
@@ -139,6 +144,9 @@ class RefinerSettings(BaseSettings):
     """
 
     embeddings: str | None = None
+    labels: str | None = None
+    path_column: str | None = None
+    label_column: str | None = None
     run: str | None = None
     embedder_fraction: float = 0.0
     val_fraction: float = 0.2
@@ -160,6 +168,9 @@ class RefinerSettings(BaseSettings):
         require(not neither, "embeddings", self.embeddings, "a file of embeddings, unless run is given")
         both = self.embeddings is not None and self.run is not None
         require(not both, "run", self.run, f"left out where embeddings = {self.embeddings} is given")
+        for name in ("labels", *COLUMN_FLAGS):
+            is_used = getattr(self, name) is None or self.embeddings is not None
+            require(is_used, name, getattr(self, name), "left out where no file of embeddings is given")
         require(self.devices is None or self.devices >= 1, "devices", self.devices, "at least 1 or null")
         is_needed = self.devices in (None, 1) or self.run is not None
         require(is_needed, "devices", self.devices, "1 without run, whose images several processes embed")

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
 
 from vicinal.data.columns import COLUMN_FLAGS
-from vicinal.data.embeddings import load_embeddings, read_fingerprint
+from vicinal.data.embeddings import load_embeddings, load_labels, load_vectors, read_fingerprint
 from vicinal.data.table import Table
 from vicinal.retrieval.scores import BLOCK_ROWS
 from vicinal.utils.arrays import Floats, Integers
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from vicinal.retrieval import ImageIndex
 
 _UNNAMED: dict[str, str | None] = dict.fromkeys(COLUMN_FLAGS)
+_NONE_NAMED: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,11 @@ class EmbeddedTable:
 
 
 def load_stored(
-    source: str, is_index: bool, mapped: bool, columns: Mapping[str, str]
+    source: str, is_index: bool, mapped: bool, columns: Mapping[str, str], labels: str | None = None
 ) -> tuple[EmbeddedTable, dict[str, str]]:
     """Stored embeddings, whose `columns` of paths and labels are named so, and what an index was made with."""
     if not is_index:
-        vectors, table = load_embeddings(source, mapped)
-        return EmbeddedTable(vectors, with_named_columns(table, source, columns), source), {}
+        return load_file(source, mapped, columns, labels), {}
     from vicinal.retrieval import Index
 
     index: ImageIndex = Index.load(source)
@@ -77,6 +78,31 @@ def load_stored(
     else:
         vectors, frame = index.contents()
     return EmbeddedTable(vectors, Table(frame), index), index.made_with
+
+
+def load_file(
+    source: str, mapped: bool = False, columns: Mapping[str, str] = _NONE_NAMED, labels: str | None = None
+) -> EmbeddedTable:
+    """Embeddings of a file or a folder of shards, with their own table or that of a file of labels.
+
+    Args:
+        source: the file or folder.
+        mapped: whether embeddings are mapped into memory, see :func:`~vicinal.data.load_embeddings`.
+        columns: the names of the columns of paths and labels, by flag.
+        labels: a file of labels, see :func:`~vicinal.data.embeddings.load_labels`, instead of the table of the source.
+
+    Raises:
+        InputError: a file cannot be read, a column does not exist, or there is not one label per embedding.
+    """
+    if labels is None:
+        vectors, table = load_embeddings(source, mapped)
+        return EmbeddedTable(vectors, with_named_columns(table, source, columns), source)
+    vectors, table = load_vectors(source, mapped), load_labels(labels, **columns)
+    if len(table) != len(vectors):
+        raise InputError(
+            f"{labels} has {len(table)} rows, {source} {len(vectors)} embeddings; there must be one row each"
+        )
+    return EmbeddedTable(vectors, table, source)
 
 
 def with_named_columns(table: Table, source: str, columns: Mapping[str, str]) -> Table:

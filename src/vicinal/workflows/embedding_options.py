@@ -26,6 +26,9 @@ class EmbeddingOptions:
         path_column: name of the table's column with the image paths. None takes path, or else the name that the model's
             run or the index was made with.
         label_column: name of the table's column with the labels; None as for path_column.
+        labels: labels of a source that is a file of embeddings, with one row per embedding: a .csv or .parquet table
+            with a column label (and coarse, group, split, is_query, is_gallery, ...), or a .npy file. None takes the
+            table in the file of embeddings or beside it.
         where: use only the rows that fulfill this condition, such as "category == 'cup' and price < 20".
         batch_size: number of images embedded at a time.
         num_workers: number of processes that read images.
@@ -51,6 +54,7 @@ class EmbeddingOptions:
     root: str | None = None
     path_column: str | None = None
     label_column: str | None = None
+    labels: str | None = None
     where: str | None = None
     batch_size: int = 64
     num_workers: int = 0

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vicinal.data import Table, check_trainable, load_embeddings, read_fingerprint, save_embeddings
+from vicinal.data import Table, check_trainable, save_embeddings
+from vicinal.data.columns import named_columns
 from vicinal.data.images import ImageDataset
 from vicinal.data.loading import load_run_table
 from vicinal.data.nvjpeg import check_device_decoding
@@ -24,6 +25,7 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, InterruptedRunError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.embed_processes import check_devices, embed_in_processes
+from vicinal.workflows.embedded_table import EmbeddedTable, load_file
 from vicinal.workflows.models import usable_device
 from vicinal.workflows.sources import EmbeddingReader
 
@@ -97,7 +99,7 @@ def resume_refiner(
 def _create_trainer(recipe: RefinerRecipe, run: RunFolder) -> RefinerTrainer:
     assert recipe.settings.launch.launcher is None
     if run.recipe.is_file() and run.embeddings.is_file():
-        return RefinerTrainer(recipe, *_load(run.embeddings), run)
+        return RefinerTrainer(recipe, *_labeled(load_file(str(run.embeddings))), run)
     embedded = _split(_embeddings(recipe, run), recipe.settings)
     sizes = embedded.table.frame["split"].value_counts()
     validation = f"validating on {sizes['val']:,} of val" if "val" in sizes else "without validation"
@@ -110,7 +112,8 @@ def _create_trainer(recipe: RefinerRecipe, run: RunFolder) -> RefinerTrainer:
 def _embeddings(recipe: RefinerRecipe, run: RunFolder) -> LabeledEmbeddings:
     settings = recipe.settings
     if settings.embeddings is not None:
-        return _load(Path(settings.embeddings))
+        columns = named_columns(vars(settings))
+        return _labeled(load_file(settings.embeddings, columns=columns, labels=settings.labels))
     check_devices(usable_device(DEVICES[settings.accelerator]), settings.devices or 1)
     source = RunFolder(Path(str(settings.run)))
     if not source.recipe.is_file():
@@ -125,9 +128,8 @@ def _embeddings(recipe: RefinerRecipe, run: RunFolder) -> LabeledEmbeddings:
     return _embed(source, table, recipe)
 
 
-def _load(path: Path) -> LabeledEmbeddings:
-    vectors, table = load_embeddings(path)
-    return LabeledEmbeddings(vectors, table, read_fingerprint(path))
+def _labeled(embedded: EmbeddedTable) -> LabeledEmbeddings:
+    return LabeledEmbeddings(embedded.vectors, embedded.table, embedded.fingerprint)
 
 
 def _embed(run: RunFolder, table: Table, recipe: RefinerRecipe) -> LabeledEmbeddings:
@@ -140,8 +142,7 @@ def _embed(run: RunFolder, table: Table, recipe: RefinerRecipe) -> LabeledEmbedd
         remedy = _resumed_by_cpu if recipe.settings.embedder_fraction > 0 else _embedded_by_cpu
         _check_decoding(model.transform, reader.device, run, remedy(run))
     if recipe.settings.devices in (None, 1):
-        embedded = reader.embed_table(table)
-        return LabeledEmbeddings(embedded.vectors, embedded.table, embedded.fingerprint)
+        return _labeled(reader.embed_table(table))
     images = ImageDataset(table, model.transform)
     vectors = embed_in_processes(reader, images, recipe.settings.devices)
     return LabeledEmbeddings(vectors, images.table, reader.fingerprint)
@@ -236,7 +237,9 @@ def _split(embedded: LabeledEmbeddings, settings: RefinerSettings) -> LabeledEmb
     vectors, table, fingerprint = embedded
     table = Table(table.frame.drop(columns=["is_query", "is_gallery"], errors="ignore"))
     if not table.has("label"):
-        raise InputError("the embeddings have no column label; a refiner is trained with labels")
+        raise InputError(
+            "the embeddings have no column label; a refiner is trained with labels: give a file of them by --labels"
+        )
     if table.has("split"):
         if "train" not in table.splits:
             raise InputError(f"no embeddings are in the split train; the splits are {', '.join(table.splits)}")

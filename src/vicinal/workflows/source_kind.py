@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from vicinal.data.shard_manifest import holds_shards
+from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 
 SourceKind = Literal["run", "refiner run", "embeddings", "index", "embedder", "image", "images"]
@@ -39,6 +40,12 @@ def source_kind(path: str) -> SourceKind:
     from vicinal.data.folders import is_image_file
 
     return "image" if is_image_file(path) and Path(path).is_file() else "images"
+
+
+def check_labels_fit(source: str) -> None:
+    """Raise InputError unless a source is a file of embeddings, to which a file of labels gives its rows."""
+    if source_kind(source) != "embeddings":
+        raise InputError(f"--labels gives labels to files of embeddings; {source} is none: leave out --labels")
 
 
 def _has_embeddings(path: str) -> bool:

@@ -13,7 +13,6 @@ import pandas as pd
 
 from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.columns import COLUMN_FLAGS, named_columns
-from vicinal.data.embeddings import load_labels, load_vectors
 from vicinal.data.nvjpeg import check_nvjpeg
 from vicinal.data.settings import DEVICE_STEP, Decoding
 from vicinal.data.table import Table
@@ -31,7 +30,7 @@ from vicinal.workflows.image_tables import list_image_table, load_image_table
 from vicinal.workflows.models import load_model, usable_device
 from vicinal.workflows.postprocessing import Postprocessing
 from vicinal.workflows.selected_rows import selected_rows
-from vicinal.workflows.source_kind import source_kind
+from vicinal.workflows.source_kind import check_labels_fit, source_kind
 
 if TYPE_CHECKING:
     from vicinal.data.containers.listing import ListedImages
@@ -103,9 +102,10 @@ class EmbeddingReader(EmbeddingOptions):
         kind = source_kind(source)
         if kind in ("embeddings", "index"):
             self._refuse_image_options(source)
+            self._check_labels(source)
             named = named_columns(vars(self))
-            stored, columns = load_stored(source, kind == "index", self.mapped, named)
-            selected = self._select(stored, split, source, columns)
+            stored, columns = load_stored(source, kind == "index", self.mapped, named, self.labels)
+            selected = self._select(stored, split, self.labels or source, columns)
             return with_cost(selected, kind) if self.measure else selected
         if kind == "embedder":
             raise InputError(f"{source} is a model and holds no images: evaluate it with --images, else give --model")
@@ -131,6 +131,7 @@ class EmbeddingReader(EmbeddingOptions):
 
     def _columns(self, source: str) -> dict[str, str | None]:
         """The columns of paths and labels of a source of images."""
+        self._check_labels(source)
         remembered = self._columns_of_model
         return {flag: choose_column(source, flag, getattr(self, flag), remembered) for flag in COLUMN_FLAGS}
 
@@ -156,28 +157,6 @@ class EmbeddingReader(EmbeddingOptions):
         self.postprocessing.check_model(model)
         return BatchEmbedder(model, self)
 
-    def embed_with_labels(self, embeddings: str, labels: str, split: str | None = None) -> EmbeddedTable:
-        """Return embeddings from one file with labels from another.
-
-        Args:
-            embeddings: a .npy or .parquet file of embeddings, or a folder of shards; its own table is not used.
-            labels: a .csv or .parquet table with a column `label`, or `label_column` of the options, and any others, or
-                a .npy file of labels: one row per embedding.
-            split: use only the rows of this split.
-
-        Raises:
-            InputError: one of the files cannot be read, they have different numbers of rows, or the split is empty.
-        """
-        self._refuse_image_options(embeddings)
-        named = named_columns(vars(self))
-        vectors, table = load_vectors(embeddings, self.mapped), load_labels(labels, **named)
-        if len(table) != len(vectors):
-            raise InputError(
-                f"{labels} has {len(table)} rows, {embeddings} {len(vectors)} embeddings; there must be one row each"
-            )
-        selected = self._select(EmbeddedTable(vectors, table, embeddings), split, labels)
-        return with_cost(selected, "embeddings") if self.measure else selected
-
     def check_model(self, source: str) -> None:
         """Load the model that will embed a source, if there is one, and let it go.
 
@@ -201,6 +180,7 @@ class EmbeddingReader(EmbeddingOptions):
         for is_single, group in itertools.groupby(sources, lambda source: source_kind(source) == "image"):
             if is_single:
                 paths = list(group)
+                self._check_labels(paths[0])
                 yield self._embed(Table(pd.DataFrame({"path": paths})), self._model_of(paths[0]), "raise")
             else:
                 yield from map(self.embed, group)
@@ -343,6 +323,11 @@ class EmbeddingReader(EmbeddingOptions):
         for option in ("model", "pooling", "decoding", "scales"):
             if getattr(self, option) is not None:
                 raise InputError(f"{source} holds embeddings already; leave out --{option}, or name the images")
+
+    def _check_labels(self, source: str) -> None:
+        """Refuse labels for what has a table of its own."""
+        if self.labels is not None:
+            check_labels_fit(source)
 
     def _select(
         self, embedded: EmbeddedTable, split: str | None, source: str, columns: Mapping[str, str] | None = None

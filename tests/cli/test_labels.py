@@ -1,0 +1,86 @@
+"""`--labels`: the table of embeddings in a file of its own, for every verb that reads embeddings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.conftest import output
+from vicinal.cli.main import main
+from vicinal.data import load_embeddings
+from vicinal.retrieval import Index
+from vicinal.utils.errors import InputError
+from vicinal.workflows.refine import RefinerRecipe, train_refiner
+
+LABELS = ("--labels", "y.csv", "--label_column", "kind", "--path_column", "file")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rng, classes = np.random.default_rng(0), np.repeat(np.arange(6), 6)
+    np.save("x.npy", np.eye(6, 4)[classes] + 0.5 * rng.normal(size=(36, 4)))
+    split = np.where(classes < 3, "train", "test")
+    rows = {"file": [f"{row}.jpg" for row in range(36)], "kind": [f"k{label}" for label in classes], "split": split}
+    pd.DataFrame(rows).to_csv("y.csv", index=False)
+    return tmp_path
+
+
+def test_findings_are_told_by_them(folder: Path, capsys) -> None:
+    counts = json.loads(output(capsys, "clean", "x.npy", *LABELS, "--json", "--csv", "f.csv"))["findings"]
+    assert counts["label_error"] > 0
+    assert Path(pd.read_csv("f.csv")["path"][0]).parent == folder
+    assert main(["clean", "x.npy", "--labels", "y.csv", "--csv", "y.csv"]) == 2
+    assert "--csv y.csv: is --labels too" in capsys.readouterr().err
+
+
+def test_an_index_and_a_file_keep_them(folder: Path, capsys) -> None:
+    output(capsys, "index", "i", "--source", "x.npy", *LABELS)
+    assert Index.load("i").contents()[1]["label"][7] == "k1"
+    output(capsys, "embed", "x.npy", *LABELS, "--out", "z.parquet")
+    assert load_embeddings("z.parquet")[1].paths[7] == str(folder / "7.jpg")
+    found = json.loads(output(capsys, "search", "i", "x.npy", *LABELS, "-k", "1", "--exclude_self", "--json"))
+    assert all(each["matches"][0]["path"] != each["query"]["path"] for each in found)
+
+
+def test_whitening_is_learned_from_their_split_train(capsys) -> None:
+    assert main(["whiten", "x.npy", *LABELS, "--out", "w.safetensors"]) == 0
+    assert "learned from 18 embeddings: 18 of the split train" in capsys.readouterr().err
+
+
+def test_a_calibration_needs_them(capsys) -> None:
+    assert main(["calibrate", "x.npy"]) == 2
+    assert "x.npy has no labels; give them with --labels FILE, or in x.table.csv" in capsys.readouterr().err
+    assert json.loads(output(capsys, "calibrate", "x.npy", *LABELS, "--json"))["num_queries"] == 36
+
+
+def test_a_refiner_is_trained_with_them() -> None:
+    words = [word.replace(" ", "=") for word in ("--embeddings x.npy", "--labels y.csv", "--label_column kind")]
+    small = "--epochs=1 --keep=last --val_fraction=0 --augmentation.noise=0 --refiner.depth=1 --batch_size=8"
+    run = train_refiner(RefinerRecipe.load(None, [*words, *small.split()]), "refiner")
+    assert load_embeddings(run.embeddings)[1].classes == ["k0", "k1", "k2"]
+    with pytest.raises(InputError, match=r"labels = y\.csv must be left out where no file of embeddings is given"):
+        RefinerRecipe.load(None, ["--run=run", "--labels=y.csv"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "clean digits --labels y.csv --model timm/resnet50",
+            "--labels gives labels to files of embeddings; digits is none",
+        ),
+        ("index i --sync digits --labels y.csv --model timm/resnet50", "files of embeddings; digits is none"),
+        ("index i --labels y.csv", "--labels is the table of one file of embeddings; give it as --source or --add"),
+        ("embed --merge . --out z.npy --labels y.csv", "--labels is the table of one file of embeddings; merge"),
+        ("whiten x.npy --labels z.csv --out w.safetensors", "z.csv: no such file"),
+        ("refine --embeddings x.npy --labels z.csv --out r", "z.csv: no such file"),
+    ],
+)
+def test_what_they_cannot_be_given_to(words: str, message: str, capsys) -> None:
+    assert main(words.split()) == 2
+    assert message in capsys.readouterr().err
