@@ -30,8 +30,8 @@ from torchvision.datasets import ImageFolder
 
 from benchmarks.table import markdown_table, print_machine, print_table, take_turns
 from vicinal.data import ImageDataset, ImageTransform, Table, TestBatches, TrainBatches
-from vicinal.data.augmentation import augment
-from vicinal.data.image_ops import normalized
+from vicinal.data.images.augmentation import augment
+from vicinal.data.images.image_ops import normalized
 
 BATCH_SIZE, QUALITY = 10, 90
 SCALES = {4: 0.5, 16: 0.25, 64: 0.15, 256: 0.1}  # cells across the image: their part of the color

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vicinal import ContextRefiner, Embedder, Table, evaluate
 from vicinal.data import ClassBalancedBatchSampler, ImageDataset, TestBatches, TrainBatches
-from vicinal.data.image_ops import normalized
+from vicinal.data.images.image_ops import normalized
 from vicinal.losses import SmoothAPLoss
 from vicinal.models import train_last_blocks
 from vicinal.models.modes import eval_mode

@@ -39,7 +39,7 @@ from PIL import Image
 from benchmarks.http_load import Measurement, image_request, json_request, measure_load, serving
 from benchmarks.table import print_machine
 from vicinal import Embedder, Index, Table
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.images.transforms import ImageTransform
 
 DIM, NEIGHBORHOOD, BATCH_SIZE, K = 128, 20, 32, 10
 PHOTO = (500, 375)

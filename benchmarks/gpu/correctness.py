@@ -21,7 +21,7 @@ from benchmarks.gpu.losses import all_losses, step
 from benchmarks.gpu.rows import Key, Measurement, Numbers
 from benchmarks.gpu.timing import Settings
 from vicinal.data import ImageTransform
-from vicinal.data.augmentation import AugmentationSampler, augment
+from vicinal.data.images.augmentation import AugmentationSampler, augment
 from vicinal.evaluation import Relevance, positive_ranks
 from vicinal.losses import RecallAtKLoss
 from vicinal.losses.contextual.products import product, split

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.gpu.rows import Numbers
 from benchmarks.images import picture
 from vicinal.data import ImageDataset, ImageTransform, Table
-from vicinal.data.pixel_batches import PixelBatches, all_readable, load_pixels
+from vicinal.data.batches.pixel_batches import PixelBatches, all_readable, load_pixels
 from vicinal.data.settings import Decoding
 
 SIDES = ((96, 71), (80, 120), (203, 155))
@@ -29,7 +29,7 @@ def jpeg_decoder(device: torch.device) -> Iterator[None]:
     if device.type == "cuda":
         yield
         return
-    with patch("vicinal.data.nvjpeg.check_nvjpeg"):
+    with patch("vicinal.data.images.nvjpeg.check_nvjpeg"):
         yield
 
 

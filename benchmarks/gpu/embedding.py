@@ -27,9 +27,9 @@ from benchmarks.gpu.timing import Settings, measured, seconds_of, spread
 from benchmarks.gpu.two_stage import network
 from benchmarks.images import QUALITY, picture
 from vicinal.data import ImageDataset, ImageTransform, Table
-from vicinal.data.augmentation import AugmentationSampler, augment
-from vicinal.data.device_decoding import DeviceDecoder
-from vicinal.data.pixel_batches import PixelBatches
+from vicinal.data.batches.device_decoding import DeviceDecoder
+from vicinal.data.batches.pixel_batches import PixelBatches
+from vicinal.data.images.augmentation import AugmentationSampler, augment
 from vicinal.data.settings import Decoding
 from vicinal.models import Embedder
 from vicinal.models.inputs import image_batches

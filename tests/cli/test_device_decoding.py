@@ -20,10 +20,11 @@ from PIL import Image
 from tests.conftest import SMALL, output
 from vicinal.cli.main import main
 from vicinal.cli.serve import _embedder
-from vicinal.data import ImageTransform, Table, load_embeddings, load_table, nvjpeg, read_fingerprint
-from vicinal.data import train_batches as batches_module
-from vicinal.data.decoding import EncodedJpeg
-from vicinal.data.device_decoding import DeviceDecoder
+from vicinal.data import ImageTransform, Table, load_embeddings, load_table, read_fingerprint
+from vicinal.data.batches import train_batches as batches_module
+from vicinal.data.batches.device_decoding import DeviceDecoder
+from vicinal.data.images import nvjpeg
+from vicinal.data.images.decoding import EncodedJpeg
 from vicinal.export import ExportSettings
 from vicinal.models import Embedder
 from vicinal.retrieval import Index
@@ -64,7 +65,7 @@ def libjpeg() -> Iterator[list[int]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceDecoder, "__call__", counted)
-        for module in ("vicinal.data.nvjpeg", "vicinal.workflows.sources"):
+        for module in ("vicinal.data.images.nvjpeg", "vicinal.workflows.sources"):
             patch.setattr(f"{module}.check_nvjpeg", lambda *_: None)
         yield counts
 
@@ -381,7 +382,7 @@ def test_without_a_gpu_nothing_is_begun(
 ) -> None:
     model, out = tmp_path / "model", tmp_path / "out.parquet"
     Embedder("test_resnet", dim=4, pretrained=False).save_pretrained(model)
-    monkeypatch.setattr("vicinal.data.images.open_image", lambda *_: pytest.fail("an image is read"))
+    monkeypatch.setattr("vicinal.data.batches.image_dataset.open_image", lambda *_: pytest.fail("an image is read"))
     shards, flags = tmp_path / "shards", ["--model", model, "--decoding", "device", "--device", "cpu"]
     commands = [
         ["train", "--data.source", jpegs, *SMALL, *DEVICE, "--out", tmp_path / "run"],

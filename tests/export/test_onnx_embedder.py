@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.export.pictures import save_pictures
 from vicinal.data import ImageTransform, Table
-from vicinal.data.decoding import open_image
+from vicinal.data.images.decoding import open_image
 from vicinal.export import OnnxEmbedder, onnx_embedder
 from vicinal.models import Embedder
 from vicinal.models.inputs import _convert

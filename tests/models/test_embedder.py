@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder
 from vicinal.utils.errors import InputError
 

@@ -5,11 +5,11 @@ import torch
 from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from vicinal.data.decoding import open_image
-from vicinal.data.image_ops import normalized
-from vicinal.data.images import ImageDataset
+from vicinal.data.batches.image_dataset import ImageDataset
+from vicinal.data.images.decoding import open_image
+from vicinal.data.images.image_ops import normalized
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.table import Table
-from vicinal.data.transforms import ImageTransform
 from vicinal.models.inputs import image_batches
 from vicinal.utils.errors import InputError
 
@@ -72,7 +72,7 @@ def test_broken_files(paths, monkeypatch):
         opened.append(path)
         return open_image(path, channels)
 
-    monkeypatch.setattr("vicinal.data.images.open_image", recorded)
+    monkeypatch.setattr("vicinal.data.batches.image_dataset.open_image", recorded)
     assert len(together(dataset, on_error="skip")) == 4
     assert opened == [str(path) for path in paths]  # once each: what cannot be read is found on the way
     assert dataset.skipped == [3]

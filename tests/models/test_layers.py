@@ -7,7 +7,7 @@ import timm
 import torch
 from timm.optim import param_groups_layer_decay
 
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder, train_biases_and_norms, train_last_blocks
 from vicinal.models.layers import layer_depths
 from vicinal.utils.errors import InputError

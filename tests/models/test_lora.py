@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder
 from vicinal.models.lora import add_lora
 from vicinal.utils.errors import InputError

@@ -15,7 +15,7 @@ import yaml
 
 from tests.models import folders
 from tests.models.folders import change, rewrite
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder, model_folder
 from vicinal.utils.errors import InputError
 

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from vicinal.data.images import ImageDataset
+from vicinal.data.batches.image_dataset import ImageDataset
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.table import Table
-from vicinal.data.transforms import ImageTransform
 from vicinal.models import Embedder, embed_multi_scale
 from vicinal.models.multi_scale import SCALES, normalized_mean
 from vicinal.utils.errors import InputError

@@ -11,7 +11,7 @@ import yaml
 from tests.models import folders
 from tests.models.folders import change, rewrite
 from tests.models.refiner_reference import PAPER
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.utils.errors import InputError
 

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from tests.serving.service import DIM, client_of, noise
 from vicinal import Embedder, Index, Table
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.images.transforms import ImageTransform
 
 
 @pytest.fixture(scope="session")

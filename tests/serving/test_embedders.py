@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.serving.service import noise, random_vectors
 from vicinal import Embedder
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.export.exported_embedder import ExportedEmbedder
 from vicinal.models.multi_scale import embed_multi_scale
 from vicinal.models.shortened import shortened

@@ -14,7 +14,7 @@ from tests.training.interruption import interrupt_in_step
 from tests.training.runs import trainer
 from tests.training.test_on_device import LABELS, MODULES, co_teaching, gradients, plain, prism, step
 from vicinal.data import ImageTransform
-from vicinal.data.augmentation import AugmentationSampler, augment
+from vicinal.data.images.augmentation import AugmentationSampler, augment
 from vicinal.training import Recipe, resume
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.utils.errors import InterruptedRunError

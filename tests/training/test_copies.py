@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.training.runs import trainer
 from tests.training.test_fine_tuning import gradients
-from vicinal.data import pixel_batches
+from vicinal.data.batches import pixel_batches
 from vicinal.models import Embedder
 from vicinal.training import Trainer, feature_pass, train_loader
 

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from vicinal.data import ImageDataset, Table, load_table
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder
 from vicinal.models.modes import eval_mode
 from vicinal.training import Recipe, resume, train

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.processes import CollectiveCounter, Results, run_groups
 from vicinal.data import ImageDataset, ImageTransform, Table
-from vicinal.data.images import UnreadableImageError
+from vicinal.data.batches.image_dataset import UnreadableImageError
 from vicinal.evaluation import evaluate
 from vicinal.losses import (
     ContextualLoss,

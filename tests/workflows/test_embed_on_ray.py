@@ -20,7 +20,7 @@ import torch
 from tests.conftest import draw_photos, free_port
 from vicinal.cli.main import main
 from vicinal.data import verify_shards
-from vicinal.data.shard_manifest import ShardManifest
+from vicinal.data.embeddings.shard_manifest import ShardManifest
 from vicinal.models import Embedder
 from vicinal.utils.errors import InputError
 from vicinal.workflows import EmbeddingReader, embed_on_ray, embed_shard
@@ -35,7 +35,7 @@ def deadly_hook(orders: Path) -> Callable[[], None]:
     """What is called in each worker: some images, and orders that are files in a folder, kill the process."""
 
     def patch() -> None:  # pickled by its value, as a function of this module would make each worker import the tests
-        from vicinal.data.images import ImageDataset
+        from vicinal.data.batches.image_dataset import ImageDataset
         from vicinal.workflows.ray_stages import EmbedBlock
 
         def die() -> None:

@@ -21,8 +21,8 @@ import pytest
 from tests.conftest import draw_photos, output
 from vicinal.cli.main import main
 from vicinal.data import EmbeddingShards, load_embeddings, load_vectors, merge_shards, read_fingerprint, verify_shards
-from vicinal.data.images import ImageDataset
-from vicinal.data.shard_manifest import ShardManifest
+from vicinal.data.batches.image_dataset import ImageDataset
+from vicinal.data.embeddings.shard_manifest import ShardManifest
 from vicinal.models import Embedder
 from vicinal.utils.errors import InputError
 from vicinal.utils.locks import hold_lock

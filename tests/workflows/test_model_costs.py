@@ -18,7 +18,7 @@ import torch
 from tests.conftest import metrics_in, output
 from vicinal.cli.main import main
 from vicinal.data import ImageDataset, Table, load_embeddings
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder, embedder
 from vicinal.utils.training_cost import TrainingCost
 from vicinal.workflows import sources

@@ -21,7 +21,7 @@ from tests.conftest import SMALL
 from tests.training.refiner_runs import RISING, TINY, save_clusters, script_validation
 from vicinal.cli.main import main
 from vicinal.data import Table, load_embeddings, read_fingerprint, save_embeddings
-from vicinal.data.images import ImageDataset
+from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.training import Recipe, RefinerRecipe, Trainer, train
 from vicinal.training.checkpoint import load_checkpoint

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from vicinal.data import Table
-from vicinal.data.images import NoReadableImageError
+from vicinal.data.batches.image_dataset import NoReadableImageError
 from vicinal.retrieval import Index
 from vicinal.workflows import sync as module
 from vicinal.workflows.embedded_table import EmbeddedTable

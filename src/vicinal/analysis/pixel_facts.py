@@ -11,7 +11,7 @@ from PIL import Image
 from scipy.ndimage import laplace
 
 from vicinal.data.boxes import Box, crop_to_box, row_boxes
-from vicinal.data.decoding import decoded, open_image
+from vicinal.data.images.decoding import decoded, open_image
 from vicinal.data.table import Table
 from vicinal.utils.arrays import Doubles, Floats
 from vicinal.utils.console import track

@@ -14,7 +14,7 @@ from vicinal.utils.errors import InputError
 if TYPE_CHECKING:
     from PIL import Image
 
-    from vicinal.data.decoding import EncodedJpeg
+    from vicinal.data.images.decoding import EncodedJpeg
 
     AnyImage = TypeVar("AnyImage", Image.Image, Image.Image | EncodedJpeg)
 

@@ -6,12 +6,12 @@ import warnings
 from dataclasses import replace
 
 from vicinal.data.checks import check_classes
-from vicinal.data.division import hold_out_images
 from vicinal.data.loading import load_table
-from vicinal.data.noise import add_noise
+from vicinal.data.noise.add_noise import add_noise
 from vicinal.data.settings import DataSettings
+from vicinal.data.splits.division import hold_out_images
+from vicinal.data.splits.train_lists import use_train_list
 from vicinal.data.table import Table
-from vicinal.data.train_lists import use_train_list
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 

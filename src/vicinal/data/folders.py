@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 import pandas as pd
 
 from vicinal.data.columns import SPLITS, check_utf8
-from vicinal.data.heif import HEIF_NEEDS, HEIF_SUFFIXES, reads_heif
+from vicinal.data.images.heif import HEIF_NEEDS, HEIF_SUFFIXES, reads_heif
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 

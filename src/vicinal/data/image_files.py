@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vicinal.data.columns import BOX_COLUMNS
-from vicinal.data.decoding import read_image
+from vicinal.data.images.decoding import read_image
 from vicinal.data.table import Table
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.export.onnx_embedder import OnnxEmbedder
 from vicinal.export.settings import SUFFIXES
 from vicinal.utils.console import track

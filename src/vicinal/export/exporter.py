@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vicinal.data.image_ops import normalized
-from vicinal.data.images import ImageDataset
+from vicinal.data.batches.image_dataset import ImageDataset
+from vicinal.data.images.image_ops import normalized
 from vicinal.data.table import Table
 from vicinal.export.exported_embedder import ExportedEmbedder, open_exported
 from vicinal.export.graph import ExportGraph, GalleryRefiner, exportable, other_size, resized_transform

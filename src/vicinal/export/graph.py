@@ -11,7 +11,7 @@ from timm.layers import set_exportable
 from timm.utils.model import reparameterize_model
 from torch import Tensor, nn
 
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.export.settings import ExportSettings
 from vicinal.models.embedder import Embedder
 from vicinal.models.image_sizes import check_patches, patch_size, takes_one_size

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vicinal.data.image_ops import normalized
+from vicinal.data.images.image_ops import normalized
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.settings import Decoding
-from vicinal.data.transforms import ImageTransform
 from vicinal.models.backbones import has_class_token, num_features, num_prefix_tokens, to_channels_last
 from vicinal.models.devices import check_device
 from vicinal.models.downloads import is_downloaded

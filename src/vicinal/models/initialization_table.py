@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vicinal.data.transforms import IMAGENET_MEAN, IMAGENET_STD, ImageTransform
+from vicinal.data.images.transforms import IMAGENET_MEAN, IMAGENET_STD, ImageTransform
 from vicinal.models.pooling import PoolingName
 
 Channels = tuple[float, float, float]

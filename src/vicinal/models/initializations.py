@@ -15,7 +15,7 @@ import torch
 from timm.models import get_pretrained_cfg
 from torch import nn
 
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import inception  # noqa: F401 - adds its networks to those of timm
 from vicinal.models.downloads import announce_download, download_error, published_url
 from vicinal.models.image_embedding import projection_dim

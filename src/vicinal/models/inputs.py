@@ -11,14 +11,14 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from vicinal.data.decoding import convert_image
-from vicinal.data.image_ops import without_normalization
-from vicinal.data.images import ImageDataset
-from vicinal.data.nvjpeg import check_device_decoding
-from vicinal.data.pixel_batches import PixelBatches, all_readable, load_pixels, row_batches, without_unreadable
+from vicinal.data.batches.image_dataset import ImageDataset
+from vicinal.data.batches.pixel_batches import PixelBatches, all_readable, load_pixels, row_batches, without_unreadable
+from vicinal.data.images.decoding import convert_image
+from vicinal.data.images.image_ops import without_normalization
+from vicinal.data.images.nvjpeg import check_device_decoding
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.settings import Decoding
 from vicinal.data.table import Table
-from vicinal.data.transforms import ImageTransform
 from vicinal.utils.arguments import is_integer, shown
 from vicinal.utils.errors import InputError
 

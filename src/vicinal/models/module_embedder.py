@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.models.embedder import Embedder
 from vicinal.models.lora import merged_state_dict
 from vicinal.models.model_card import IMPORT

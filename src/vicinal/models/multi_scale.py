@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vicinal.data.image_ops import normalized
-from vicinal.data.images import ImageDataset
-from vicinal.data.transforms import MAX_LONGEST, MAX_SIZE, ImageTransform
+from vicinal.data.batches.image_dataset import ImageDataset
+from vicinal.data.images.image_ops import normalized
+from vicinal.data.images.transforms import MAX_LONGEST, MAX_SIZE, ImageTransform
 from vicinal.models.embedder import Embedder
 from vicinal.models.image_sizes import patch_size, takes_one_size
 from vicinal.models.inputs import Images, image_batches

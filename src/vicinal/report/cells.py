@@ -13,7 +13,7 @@ from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 
 from vicinal.data.boxes import Box, crop_to_box
-from vicinal.data.decoding import read_image
+from vicinal.data.images.decoding import read_image
 from vicinal.report.drawing import DPI, EMPTY, INK, PALE, RIGHT, UNKNOWN, WRONG
 from vicinal.report.labels import shorten
 

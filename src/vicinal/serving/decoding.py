@@ -18,8 +18,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from vicinal.data.boxes import Box, crop_to_box
-from vicinal.data.decoding import EncodedJpeg, decoded, open_image
-from vicinal.data.thumbnails import thumbnail
+from vicinal.data.images.decoding import EncodedJpeg, decoded, open_image
+from vicinal.data.images.thumbnails import thumbnail
 from vicinal.utils.errors import InputError
 
 JPEG_QUALITY = 85
@@ -196,7 +196,7 @@ class TorchPreparation:
     """Makes the transform of a model for testing, without the normalization, which is faster for a whole batch.
 
     Attributes:
-        transform: an :class:`~vicinal.data.transforms.ImageTransform`.
+        transform: an :class:`~vicinal.data.images.transforms.ImageTransform`.
     """
 
     transform: Any

@@ -59,7 +59,7 @@ class TorchEmbedder:
         device: such as cpu or cuda.
 
     Example:
-        >>> from vicinal.data.transforms import ImageTransform
+        >>> from vicinal.data.images.transforms import ImageTransform
         >>> from vicinal.models import Embedder
         >>> model = Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=32))
         >>> TorchEmbedder(model, "test").embed([np.zeros((3, 32, 32), np.uint8)]).shape
@@ -80,8 +80,8 @@ class TorchEmbedder:
     ) -> None:
         from dataclasses import replace
 
-        from vicinal.data.image_ops import Normalize
-        from vicinal.data.transforms import ImageTransform
+        from vicinal.data.images.image_ops import Normalize
+        from vicinal.data.images.transforms import ImageTransform
 
         self.model, self.name, self.scales = model, name, scales
         self.whitening, self.keep_dim = whitening, keep_dim

@@ -156,5 +156,5 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vicinal.serving.decoding", "vicinal.data.image_ops"])
+    context.set_forkserver_preload(["vicinal.serving.decoding", "vicinal.data.images.image_ops"])
     return context

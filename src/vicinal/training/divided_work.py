@@ -10,9 +10,16 @@ import numpy as np
 import torch
 
 from vicinal.data import ImageDataset
-from vicinal.data.pixel_batches import PixelBatches, Pixels, all_readable, load_pixels, row_batches, skip_unreadable
+from vicinal.data.batches.pixel_batches import (
+    PixelBatches,
+    Pixels,
+    all_readable,
+    load_pixels,
+    row_batches,
+    skip_unreadable,
+)
+from vicinal.data.batches.train_batches import PART_SIZE
 from vicinal.data.settings import Decoding
-from vicinal.data.train_batches import PART_SIZE
 from vicinal.models import Embedder
 from vicinal.models.precision import Precision
 from vicinal.training.interrupt import start_worker

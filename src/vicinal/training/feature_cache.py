@@ -22,11 +22,11 @@ from typing_extensions import Self
 
 from vicinal import __version__
 from vicinal.data import ImageDataset, Table
+from vicinal.data.batches.image_dataset import UnreadableImageError
 from vicinal.data.columns import BOX_COLUMNS
-from vicinal.data.images import UnreadableImageError
-from vicinal.data.npy_files import open_npy
+from vicinal.data.embeddings.npy_files import open_npy
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.settings import Decoding
-from vicinal.data.transforms import ImageTransform
 from vicinal.models import Embedder
 from vicinal.models.precision import Precision, UsedPrecision, used_precision
 from vicinal.models.saving import hash_tensors

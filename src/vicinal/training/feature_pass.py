@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from vicinal.data import ImageDataset
-from vicinal.data.pixel_batches import PixelBatches, all_readable, load_pixels, row_batches
+from vicinal.data.batches.pixel_batches import PixelBatches, all_readable, load_pixels, row_batches
 from vicinal.data.settings import Decoding
 from vicinal.models import Embedder
 from vicinal.models.modes import eval_mode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.training.checks import require, require_left_out
 from vicinal.utils.errors import InputError
 

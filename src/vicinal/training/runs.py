@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vicinal.data.images import UnreadableImageError
+from vicinal.data.batches.image_dataset import UnreadableImageError
 from vicinal.data.loading import load_run_table
 from vicinal.data.table import Table
 from vicinal.training.frozen_trainer import FrozenTrainer

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vicinal.data.nvjpeg import check_resized_by_torch
+from vicinal.data.images.nvjpeg import check_resized_by_torch
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.settings import DataSettings
-from vicinal.data.transforms import ImageTransform
 from vicinal.training.base_settings import BaseSettings, OptimizerSettings, Validation, check_lr_factors
 from vicinal.training.checks import require, require_left_out
 from vicinal.training.fine_tuning import FineTuning, check_backbone_settings

@@ -9,10 +9,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from vicinal.data import ImageDataset
-from vicinal.data.images import Batch
-from vicinal.data.pixel_batches import all_readable
+from vicinal.data.batches.image_dataset import Batch
+from vicinal.data.batches.pixel_batches import all_readable
+from vicinal.data.batches.train_batches import LoadedImages, Part, TrainBatches, TrainImages
 from vicinal.data.settings import Decoding
-from vicinal.data.train_batches import LoadedImages, Part, TrainBatches, TrainImages
 from vicinal.training.interrupt import start_worker
 
 
@@ -65,7 +65,7 @@ class TrainLoader:
         """The parts of the epoch, decoded."""
         if self._decoding == "workers":
             return iter(self._loader)
-        from vicinal.data.device_decoding import DeviceDecoder
+        from vicinal.data.batches.device_decoding import DeviceDecoder
 
         decode = DeviceDecoder(self._images, self._device)
         return (each._replace(pixels=all_readable(decode(each.pixels))) for each in iter(self._loader))

@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 
 from vicinal.data import ImageDataset, Table
-from vicinal.data.nvjpeg import check_device_decoding
-from vicinal.data.whole_images import train_batches
+from vicinal.data.batches.whole_images import train_batches
+from vicinal.data.images.nvjpeg import check_device_decoding
 from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
 from vicinal.models.precision import Precision

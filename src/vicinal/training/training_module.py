@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vicinal.data.augmentation import augment
+from vicinal.data.images.augmentation import augment
 from vicinal.distillation import S2SD
 from vicinal.losses import Loss
 from vicinal.models import Embedder

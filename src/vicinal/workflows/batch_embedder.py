@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from vicinal.data.image_ops import Normalize
-from vicinal.data.nvjpeg import check_device_decoding
+from vicinal.data.images.image_ops import Normalize
+from vicinal.data.images.nvjpeg import check_device_decoding
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.settings import Decoding
-from vicinal.data.transforms import ImageTransform
 from vicinal.export.exported_embedder import ExportedEmbedder
 from vicinal.models.multi_scale import check_scales, embed_multi_scale
 from vicinal.utils.arrays import Floats
@@ -85,7 +85,7 @@ class BatchEmbedder:
         """Embed a batch.
 
         Args:
-            pixels: uint8 [b, channels, height, width], as of :class:`~vicinal.data.pixel_batches.PixelBatches`.
+            pixels: uint8 [b, channels, height, width], as of :class:`~vicinal.data.batches.pixel_batches.PixelBatches`.
 
         Returns:
             float32 [b, dim]; [0, 0] for an empty batch.

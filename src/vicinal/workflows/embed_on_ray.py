@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from vicinal.data.batches.pixel_batches import EmbeddedBatch
 from vicinal.data.columns import BOX_COLUMNS
-from vicinal.data.pixel_batches import EmbeddedBatch
-from vicinal.data.shard_manifest import ShardManifest
+from vicinal.data.embeddings.shard_manifest import ShardManifest
 from vicinal.data.table import Table
 from vicinal.utils.console import log, track
 from vicinal.utils.errors import InputError, one_line

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from vicinal.data.images import ImageDataset
+from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.table import Table
 from vicinal.training.divided_work import divided_rows, embed_rows
 from vicinal.training.engine import MIN_CPU_PROCESSES

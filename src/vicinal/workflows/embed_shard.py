@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from vicinal.data.images import ImageDataset
-from vicinal.data.pixel_batches import EmbeddedBatch, PixelBatches, load_pixels
-from vicinal.data.shard_manifest import ShardManifest
+from vicinal.data.batches.image_dataset import ImageDataset
+from vicinal.data.batches.pixel_batches import EmbeddedBatch, PixelBatches, load_pixels
+from vicinal.data.embeddings.shard_manifest import ShardManifest
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
 from vicinal.workflows.shard_job import PART_SIZE, ShardJob, shard_job

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.columns import COLUMN_FLAGS
-from vicinal.data.embeddings import load_embeddings, load_labels, load_vectors, read_fingerprint
+from vicinal.data.embeddings.embedding_files import load_embeddings, load_labels, load_vectors, read_fingerprint
 from vicinal.data.table import Table
 from vicinal.retrieval.scores import BLOCK_ROWS
 from vicinal.utils.arrays import Floats, Integers
@@ -89,7 +89,7 @@ def load_file(
         source: the file or folder.
         mapped: whether embeddings are mapped into memory, see :func:`~vicinal.data.load_embeddings`.
         columns: the names of the columns of paths and labels, by flag.
-        labels: a file of labels, see :func:`~vicinal.data.embeddings.load_labels`, instead of the table of the source.
+        labels: a file of labels, see :func:`~vicinal.data.embeddings.embedding_files.load_labels`, instead of the table of the source.
 
     Raises:
         InputError: a file cannot be read, a column does not exist, or there is not one label per embedding.

@@ -102,8 +102,8 @@ def _table(
     else:
         return None
     if reader.on_error == "skip":
-        from vicinal.data.images import ImageDataset
-        from vicinal.data.transforms import ImageTransform
+        from vicinal.data.batches.image_dataset import ImageDataset
+        from vicinal.data.images.transforms import ImageTransform
 
         table = ImageDataset(table, ImageTransform(), on_error="skip").table
     return table

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from PIL import Image
 
-from vicinal.data.images import ImageDataset
+from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.evaluation.model_costs import Kind, ModelCost
 from vicinal.export.exported_embedder import ExportedEmbedder
 from vicinal.models.embedder import Embedder

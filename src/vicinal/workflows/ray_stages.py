@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vicinal.data.images import ImageDataset
-from vicinal.data.pixel_batches import EmbeddedBatch, PixelBatches
+from vicinal.data.batches.image_dataset import ImageDataset
+from vicinal.data.batches.pixel_batches import EmbeddedBatch, PixelBatches
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.table import Table
-from vicinal.data.transforms import ImageTransform
 from vicinal.utils.errors import InputError, one_line
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from vicinal.data import Table, check_trainable, save_embeddings
+from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.columns import named_columns
-from vicinal.data.images import ImageDataset
+from vicinal.data.images.nvjpeg import check_device_decoding
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.loading import load_run_table
-from vicinal.data.nvjpeg import check_device_decoding
-from vicinal.data.splits import shared_classes, splits_by_fraction
-from vicinal.data.transforms import ImageTransform
+from vicinal.data.splits.class_splits import shared_classes, splits_by_fraction
 from vicinal.training import Recipe, RefinerRecipe, RefinerTrainer, Trainer
 from vicinal.training.refiner_settings import RefinerSettings
 from vicinal.training.runs import create_trainer

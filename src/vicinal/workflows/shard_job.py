@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vicinal.data.embedding_shards import check_together, read_part
-from vicinal.data.embeddings import save_embeddings
-from vicinal.data.pixel_batches import EmbeddedBatch
-from vicinal.data.shard_manifest import ShardManifest, ShardPart, read_manifests
+from vicinal.data.batches.pixel_batches import EmbeddedBatch
+from vicinal.data.embeddings.embedding_files import save_embeddings
+from vicinal.data.embeddings.embedding_shards import check_together, read_part
+from vicinal.data.embeddings.shard_manifest import ShardManifest, ShardPart, read_manifests
 from vicinal.data.table import Table
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError

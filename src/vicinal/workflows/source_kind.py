@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from vicinal.data.shard_manifest import holds_shards
+from vicinal.data.embeddings.shard_manifest import holds_shards
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 

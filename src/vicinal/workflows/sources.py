@@ -13,7 +13,7 @@ import pandas as pd
 
 from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.columns import COLUMN_FLAGS, named_columns
-from vicinal.data.nvjpeg import check_nvjpeg
+from vicinal.data.images.nvjpeg import check_nvjpeg
 from vicinal.data.settings import DEVICE_STEP, Decoding
 from vicinal.data.table import Table
 from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported
@@ -33,9 +33,9 @@ from vicinal.workflows.selected_rows import selected_rows
 from vicinal.workflows.source_kind import check_labels_fit, source_kind
 
 if TYPE_CHECKING:
+    from vicinal.data.batches.image_dataset import ImageDataset
     from vicinal.data.containers.listing import ListedImages
-    from vicinal.data.images import ImageDataset
-    from vicinal.data.transforms import ImageTransform
+    from vicinal.data.images.transforms import ImageTransform
     from vicinal.models import Embedder
     from vicinal.workflows.batch_embedder import BatchEmbedder
 
@@ -231,7 +231,7 @@ class EmbeddingReader(EmbeddingOptions):
         loaded_from: str | None = None,
     ) -> EmbeddedTable:
         """Embed the images of a table. What the model costs is measured only if `loaded_from` says where it is from."""
-        from vicinal.data.images import ImageDataset
+        from vicinal.data.batches.image_dataset import ImageDataset
 
         is_measured, on_error = self.measure and loaded_from is not None, self.on_error or on_error
         images = ImageDataset(table, self.transform_for(model))
@@ -258,7 +258,7 @@ class EmbeddingReader(EmbeddingOptions):
         self, images: ImageDataset, model: Embedder | ExportedEmbedder, is_measured: bool, on_error: OnError
     ) -> tuple[Floats, float | None]:
         """Embed images, which leave out those to skip, and measure the seconds if that is asked for."""
-        from vicinal.data.images import UnreadableImageError
+        from vicinal.data.batches.image_dataset import UnreadableImageError
         from vicinal.models import embed_multi_scale
 
         embed: Callable[..., Floats] = model.embed

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from vicinal.data.batches.image_dataset import NoReadableImageError
 from vicinal.data.boxes import row_boxes
-from vicinal.data.images import NoReadableImageError
 from vicinal.data.table import Table
 from vicinal.retrieval.index.engine_url import is_engine_url
 from vicinal.retrieval.index.index import TIMEOUT, Index

@@ -25,7 +25,7 @@ from vicinal.data.benchmarks.find import find_folder
 from vicinal.data.benchmarks.json_files import read_json
 from vicinal.data.benchmarks.lists import check_distinct, read_list
 from vicinal.data.benchmarks.plain_pickle import read_plain_pickle
-from vicinal.data.decoding import read_image
+from vicinal.data.images.decoding import read_image
 from vicinal.data.table import Table
 from vicinal.utils.arrays import Doubles, Integers
 from vicinal.utils.errors import InputError

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from vicinal.data.boxes import Box, row_boxes
+from vicinal.data.images.thumbnails import thumbnail
 from vicinal.data.table import Table
-from vicinal.data.thumbnails import thumbnail
 from vicinal.report.page.paths import relative_paths
 from vicinal.utils.errors import InputError
 from vicinal.utils.wording import counted

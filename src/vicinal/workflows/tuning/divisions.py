@@ -7,7 +7,7 @@ from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vicinal.data import Table, check_trainable, class_folds, load_dataset
-from vicinal.data.noise import check_foreign, load_foreign
+from vicinal.data.noise.add_noise import check_foreign, load_foreign
 from vicinal.data.settings import DataSettings, NoiseSettings
 from vicinal.utils.errors import InputError
 from vicinal.workflows.tuning.study_recipe import DATA

@@ -1,0 +1,1 @@
+"""Batches of images: which rows come together, and how they are read."""

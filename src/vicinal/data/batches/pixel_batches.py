@@ -1,0 +1,146 @@
+"""Batches of the pixels of images, and of their embeddings, in which an unreadable image costs nothing but itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vicinal.data.batches.encoded_images import EncodedImages, ImageEncoder
+from vicinal.data.batches.image_dataset import ImageDataset, UnreadableImageError
+from vicinal.data.images.fast_resize import FastCrop
+from vicinal.data.images.image_ops import without_normalization
+from vicinal.data.settings import Decoding
+from vicinal.utils.arrays import Floats
+from vicinal.utils.errors import InputError
+
+Pixels: TypeAlias = tuple[Tensor, dict[int, str]]
+"""The pixels of readable images, uint8 `[b, channels, height, width]`, and the errors of the others by their rows."""
+
+
+@dataclass(frozen=True)
+class EmbeddedBatch:
+    """The embeddings of consecutive rows of a table.
+
+    Args:
+        first_row: The first of these rows.
+        vectors: float32 `[b, dim]`, of the readable images.
+        errors: The errors of the others by their rows.
+    """
+
+    first_row: int
+    vectors: Floats
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+class PixelBatches(Dataset[Any]):
+    """The pixels of images with the transform for testing, before they are normalized.
+
+    Args:
+        dataset: The images.
+        batches: The rows of each batch; whole images differ in size, so that their batches must have one image.
+        decoding: Where JPEGs are decoded.
+
+    Item `i` is the batch `i`: the pixels of its readable images, and the errors of the others by their rows. With
+    decoding on a device it has an :class:`~vicinal.data.batches.encoded_images.EncodedImages` in the place of pixels.
+
+    Example:
+        >>> import pandas as pd, tempfile
+        >>> from PIL import Image
+        >>> from vicinal.data import ImageTransform, Table
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Image.new("L", (9, 9)).save(f"{folder}/a.png")
+        ...     table = Table(pd.DataFrame({"path": ["a.png", "lost.png"]}), root=folder)
+        ...     pixels, errors = PixelBatches(ImageDataset(table, ImageTransform(size=8)), [range(2)])[0]
+        >>> pixels.shape, list(errors)
+        (torch.Size([1, 3, 8, 8]), [1])
+    """
+
+    def __init__(self, dataset: ImageDataset, batches: Sequence[Iterable[int]], decoding: Decoding = "workers") -> None:
+        self.dataset, self.batches, self.decoding = dataset, batches, decoding
+        steps = without_normalization(dataset.transform.test())
+        self._transform: Callable[..., Any] = steps if decoding == "workers" else ImageEncoder(cast(FastCrop, steps[0]))
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> tuple[Tensor | EncodedImages, dict[int, str]]:
+        images, errors = {}, {}
+        for row in self.batches[index]:
+            try:
+                images[row] = self.dataset.load(row, self._transform)
+            except InputError as error:
+                errors[row] = str(error).removeprefix(f"row {row}: ")
+        if self.decoding == "device":
+            return EncodedImages.of([*images.values()], [*images]), errors
+        return torch.stack([*images.values()]) if images else torch.empty(0, 0, 0, 0, dtype=torch.uint8), errors
+
+
+def row_batches(dataset: ImageDataset, rows: range, batch_size: int) -> list[range]:
+    """Consecutive rows in batches; whole images, which differ in size, are batches of one."""
+    size = batch_size if dataset.transform.longest is None else 1
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def load_pixels(
+    batches: PixelBatches,
+    device: str | torch.device,
+    num_workers: int = 0,
+    worker_init_fn: Callable[[int], None] | None = None,
+) -> Iterator[Pixels]:
+    """Load batches, by other processes if there are any.
+
+    Args:
+        batches: The batches.
+        device: Where they are needed: for a GPU they are in page-locked memory, or on it if it decodes JPEGs.
+        num_workers: Processes that read files; 0: this one does.
+        worker_init_fn: Called in each process.
+    """
+    pin_memory = torch.device(device).type == "cuda" and batches.decoding == "workers"
+    loader: DataLoader[Any] = DataLoader(
+        batches, batch_size=None, num_workers=num_workers, pin_memory=pin_memory, worker_init_fn=worker_init_fn
+    )
+    if batches.decoding == "workers":
+        yield from loader
+        return
+    from vicinal.data.batches.device_decoding import DeviceDecoder
+
+    decode = DeviceDecoder(batches.dataset, device)
+    for encoded, errors in loader:
+        pixels, more = decode(encoded)
+        yield pixels, dict(sorted({**errors, **more}.items()))
+
+
+def all_readable(batch: Pixels) -> Tensor:
+    """The pixels of a batch.
+
+    Raises:
+        UnreadableImageError: One of its images cannot be read, with its row and path.
+    """
+    pixels, errors = batch
+    for row, error in errors.items():
+        raise UnreadableImageError(f"row {row}: {error}")
+    return pixels
+
+
+def skip_unreadable(batches: Iterable[Pixels], errors: dict[int, InputError]) -> Iterator[Tensor]:
+    """The pixels of the readable images of all batches; `errors` gets the errors of the others by their rows."""
+    for pixels, of_batch in batches:
+        errors.update({row: UnreadableImageError(f"row {row}: {error}") for row, error in of_batch.items()})
+        if len(pixels):
+            yield pixels
+
+
+def without_unreadable(dataset: ImageDataset, batches: Iterable[Pixels]) -> Iterator[Tensor]:
+    """The pixels of the readable images of all batches; at the end the dataset leaves out the others.
+
+    Raises:
+        NoReadableImageError: None of the images can be read.
+    """
+    errors: dict[int, InputError] = {}
+    yield from skip_unreadable(batches, errors)
+    dataset.leave_out(errors)

@@ -1,0 +1,160 @@
+"""The batches of an epoch of training, loaded in parts that any process may load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from vicinal.data.batches.encoded_images import EncodedImages, ImageEncoder
+from vicinal.data.batches.image_dataset import Batch, ImageDataset, seeded
+from vicinal.data.images.augmentation import create_sampler
+from vicinal.data.images.fast_resize import FastCrop
+from vicinal.data.images.image_ops import build_crop_transform, without_normalization
+from vicinal.data.settings import Decoding
+
+PART_SIZE = 128
+"""Images that a process loads at a time. All processes load a larger batch together, and what they read ahead does not
+grow with it."""
+
+
+class Part(NamedTuple):
+    """Images that a process loads together.
+
+    Attributes:
+        rows: Their rows.
+        seed: The seeds of their random transforms.
+    """
+
+    rows: Sequence[int]
+    seed: tuple[int, ...]
+
+
+class LoadedImages(NamedTuple):
+    """Images that a process has loaded.
+
+    Attributes:
+        pixels: uint8 `[n, channels, height, width]`; the embedder normalizes them. Images that are still to be decoded
+            on the device are an `EncodedImages`.
+        augmentation: float32 `[n, parameters]`, the random changes that are still to be made on the device, by
+            ``vicinal.data.images.augmentation.augment``; None: there are none.
+    """
+
+    pixels: Any
+    augmentation: Tensor | None
+
+
+class TrainImages(Dataset[LoadedImages]):
+    """Images with the transform for training. The item of a :class:`Part` depends on the part only.
+
+    Args:
+        dataset: The images.
+        augmentation: "workers": all random changes are made here; "device": flip and color jitter, if the transform
+            has them, are only drawn here.
+        decoding: "workers": JPEGs are decoded here; "device": they are only read, and all random changes are only drawn
+            here.
+    """
+
+    def __init__(
+        self,
+        dataset: ImageDataset,
+        augmentation: Literal["workers", "device"] = "workers",
+        decoding: Decoding = "workers",
+    ) -> None:
+        self.dataset, self.decoding = dataset, decoding
+        self.sampler = create_sampler(dataset.transform) if "device" in (augmentation, decoding) else None
+        on_device = self.sampler is not None or decoding == "device"
+        transform = dataset.transform
+        steps = build_crop_transform(transform) if on_device else without_normalization(transform.train())
+        self.transform: Callable[..., Any] = steps if decoding == "workers" else ImageEncoder(cast(FastCrop, steps[0]))
+
+    def __getitem__(self, part: Part) -> LoadedImages:
+        with seeded(*part.seed):
+            images, drawn = zip(*map(self._load, part.rows), strict=True)
+        pixels = torch.stack(images) if self.decoding == "workers" else EncodedImages.of(images, part.rows)
+        return LoadedImages(pixels, None if self.sampler is None else torch.stack(drawn))
+
+    def _load(self, row: int) -> tuple[Any, Tensor | None]:
+        return self.dataset.load(row, self.transform), None if self.sampler is None else self.sampler.draw()
+
+
+class TrainBatches(Dataset[Batch]):
+    """The batches of one epoch with the transform for training; item `i` is batch `i`.
+
+    An item depends on `seed` and `i` only, not on the process that loads it or on other items. So a run can be resumed
+    in the middle of an epoch, and any number of workers gives the same batches. The training loop has them loaded part
+    by part: `parts` are the items of a `TrainImages`, and `collate` makes batches of what was loaded.
+
+    Args:
+        dataset: The images, with labels.
+        batches: The rows of each batch, as a batch sampler yields them.
+        seed: The seeds of the random transforms, such as those of run, epoch and process.
+        augmentation: "workers" or "device", as for `TrainImages`.
+
+    An item is a dictionary of `images` uint8 `[b, channels, size, size]`, pixels that the embedder normalizes, `labels`
+    int64 `[b]`, `rows` int64 `[b]`, and `augmentation` float32 `[b, parameters]` if something is left to the device.
+    For whole images of differing sizes see ``vicinal.data.batches.whole_images``.
+    """
+
+    def __init__(
+        self,
+        dataset: ImageDataset,
+        batches: Sequence[Sequence[int]],
+        seed: tuple[int, ...],
+        augmentation: Literal["workers", "device"] = "workers",
+    ) -> None:
+        self.images, self.batches, self.seed = TrainImages(dataset, augmentation), batches, seed
+        self.labels = torch.from_numpy(dataset.table.labels)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> Batch:
+        number = range(len(self))[index]
+        return next(self.collate(map(self.images.__getitem__, self._parts_of(number)), number))
+
+    def parts(self, start: int = 0) -> list[Part]:
+        """The parts of the batches from number `start` on."""
+        return [part for number in range(start, len(self)) for part in self._parts_of(number)]
+
+    def collate(self, loaded: Iterator[LoadedImages], start: int = 0) -> Iterator[Batch]:
+        """The batches from number `start` on, made of their parts as they are loaded."""
+        for batch in self.batches[start:]:
+            rows, (images, augmentation) = torch.tensor(batch), self._joined(loaded, len(batch))
+            item = {"images": images, "labels": self.labels[rows], "rows": rows}
+            yield item if augmentation is None else {**item, "augmentation": augmentation}
+
+    def _parts_of(self, number: int) -> list[Part]:
+        batch = self.batches[number]
+        # The first part has the seed of the batch, which is that of all batches of one part.
+        return [
+            Part(batch[first : first + PART_SIZE], (*self.seed, number, *([first // PART_SIZE] if first else [])))
+            for first in range(0, len(batch), PART_SIZE)
+        ]
+
+    def _joined(self, loaded: Iterator[LoadedImages], number: int) -> tuple[Tensor | list[Tensor], Tensor | None]:
+        """The next images, so many, as one tensor, pinned if the parts are; the memory of each is free once copied."""
+        first = next(loaded)
+        if len(first.pixels) == number:
+            return first
+        pixels, augmentation = (None if each is None else _empty_like(each, number) for each in first)
+        assert pixels is not None
+        done = 0
+        for part in chain([first], loaded):
+            rows = slice(done, done + len(part.pixels))
+            pixels[rows] = part.pixels
+            if augmentation is not None and part.augmentation is not None:
+                augmentation[rows] = part.augmentation
+            done = rows.stop
+            if done == number:
+                break
+        return pixels, augmentation
+
+
+def _empty_like(part: Tensor, number: int) -> Tensor:
+    shape = (number, *part.shape[1:])
+    return torch.empty(shape, dtype=part.dtype, device=part.device, pin_memory=part.is_pinned())

@@ -1,0 +1,1 @@
+"""Files of embeddings and of what belongs to them: one file, or shards with a manifest."""

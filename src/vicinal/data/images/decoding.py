@@ -1,0 +1,336 @@
+"""Decoding image files of all kinds to upright 8-bit RGB or grayscale images."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
+
+from vicinal.data.boxes import Box, crop_to_box
+from vicinal.data.images.heif import HEIF_NEEDS, register_heif
+from vicinal.data.images.nvjpeg import is_complete, is_supported
+from vicinal.data.images.turbo_jpeg import decode_pixels
+from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.files import check_regular_file
+
+Values: TypeAlias = npt.NDArray[Any]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+ToBytes: TypeAlias = Callable[[Values], Bytes]
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
+"""The formats that are opened. Pillow knows others, some of which run programs, such as Ghostscript for EPS."""
+MAX_PIXELS = 128_000_000  # half a gigabyte; phones take up to 108 million in one picture
+STRIP_PIXELS = 2**20
+WHITE_UINT16 = 65535
+HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+REDUCTIONS = (8, 4, 2)  # what decoders of JPEG can divide the sides by
+TURNED = range(2, 9)  # orientations of EXIF other than upright
+SIDEWAYS = range(5, 9)  # those that swap width and height
+
+# Pillow warns above 89 million pixels; here MAX_PIXELS holds, which is an error.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+def read_image(path: str | Path, channels: int = 3, box: Box | None = None) -> Image.Image:
+    """Read an image file and rotate it upright according to its EXIF data.
+
+    The formats are JPEG, PNG, WebP, BMP, GIF, TIFF, PPM, TGA, JPEG 2000 and AVIF, whatever the name of the file says,
+    and HEIC if the package pillow-heif is installed (`pip install 'vicinal[heif]'`).
+    Images with palettes, with 1, 16 or 32 bits per channel, transparent images and CMYK images are converted as by
+    :func:`convert_image`; of an animation the first frame is read.
+
+    Args:
+        path: The file.
+        channels: 3 for RGB, 1 for grayscale.
+        box: The left, top, right and bottom edge of a bounding box to which the image is cropped, in pixels of the
+            upright image; None keeps all of it.
+
+    Returns:
+        A decoded image of mode RGB or L.
+
+    Raises:
+        InputError: The file does not exist, is not an image of these formats, is damaged, or has more than 128 million
+            pixels, which the header tells before memory is allocated; or the box lies outside of the image.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Image.new("1", (4, 2)).save(f"{folder}/black.png")
+        ...     image = read_image(f"{folder}/black.png")
+        >>> image.mode, image.size
+        ('RGB', (4, 2))
+    """
+    with open_image(path, channels) as image:
+        return crop_to_box(decoded(image), box, path)
+
+
+@contextmanager
+def open_image(path: str | Path, channels: int = 3) -> Iterator[Image.Image | EncodedJpeg]:
+    """Open an image file as :func:`read_image` reads it, but leave a JPEG to be decoded, perhaps at a smaller size.
+
+    Args:
+        path: The file.
+        channels: 3 for RGB, 1 for grayscale.
+
+    Returns:
+        A context manager of a :class:`EncodedJpeg`, or of a decoded image if the file has another format.
+
+    Raises:
+        InputError: As :func:`read_image`, here or when the JPEG is decoded.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Image.new("L", (640, 480)).save(f"{folder}/black.jpg")
+        ...     with open_image(f"{folder}/black.jpg") as jpeg:
+        ...         jpeg.size, jpeg.decode(max_reduction=5.0).size
+        ((640, 480), (160, 120))
+    """
+    check_regular_file(path)
+    with _one_line_errors(path):
+        image = Image.open(path, formats=_known_formats())
+    with image:
+        _check_size(path, image.width, image.height)
+        yield (EncodedJpeg if image.format in ("JPEG", "MPO") else _decode)(image, path, channels)
+
+
+class EncodedJpeg:
+    """A JPEG file that is open and not decoded yet; it can be decoded once.
+
+    Args:
+        image: The file as Pillow opened it.
+        path: Its name, for messages.
+        channels: 3 for RGB, 1 for grayscale.
+        box: The left, top, right and bottom edge of a part of it, in pixels, upright; None: all of it.
+
+    Attributes:
+        size: Width and height in pixels, upright; of the part, if it is one.
+        stored_size: Width and height in pixels as the file has them.
+        orientation: How the file is to be turned upright: 1, not at all, to 8, as EXIF has it.
+    """
+
+    def __init__(
+        self, image: ImageFile.ImageFile, path: str | Path, channels: int, box: tuple[int, int, int, int] | None = None
+    ) -> None:
+        self._image, self._path, self._channels, self.box = image, path, channels, box
+        self.orientation = _orientation(image)
+
+    @property
+    def stored_size(self) -> tuple[int, int]:
+        return self._image.size
+
+    @property
+    def size(self) -> tuple[int, int]:
+        if self.box is not None:
+            return self.box[2] - self.box[0], self.box[3] - self.box[1]
+        width, height = self._image.size
+        return (height, width) if self.orientation in SIDEWAYS else (width, height)
+
+    def crop(self, box: tuple[int, int, int, int]) -> EncodedJpeg:
+        """A part of the image, which is decoded in full size."""
+        return EncodedJpeg(self._image, self._path, self._channels, box)
+
+    def file_for_device(self) -> bytes | None:
+        """The content of the file, if ``vicinal.data.images.nvjpeg`` can decode it; else None."""
+        if not is_supported(self._image):
+            return None
+        content = Path(self._path).read_bytes()
+        return content if is_complete(content) else None
+
+    def decode(self, max_reduction: float = 1.0) -> Image.Image:
+        """Decode the file.
+
+        Args:
+            max_reduction: By how much the sides may be divided; they are by 8, 4, 2 or 1, rounded up. A decoder reduces
+                blocks of 8 x 8 pixels by leaving out their high frequencies, in a fraction of the time. In an image
+                that has to be turned or mirrored, what is rounded up would be at the left or at the top, so its sides
+                are multiples of the divisor.
+
+        Returns:
+            A decoded image of mode RGB or L, upright.
+
+        Raises:
+            InputError: The file is damaged.
+        """
+        image, reduction = self._image, self._reduction(max_reduction)
+        if reduction > 1:
+            image.draft(image.mode, (max(1, image.width // reduction), max(1, image.height // reduction)))
+        upright = _decode(image, self._path, self._channels)
+        return upright if self.box is None else upright.crop(self.box)
+
+    def pixels(self, max_reduction: float = 1.0) -> Bytes:
+        """Decode the file as :meth:`decode` does: the pixels of the image, uint8 `[height, width, channels]`."""
+        image = self._image
+        if self.orientation == 1 and self.box is None:
+            reduction = self._reduction(max_reduction)
+            pixels = decode_pixels(self._path, image.size, image.mode, self._channels, reduction)
+            if pixels is not None:
+                return pixels
+        pixels = np.array(self.decode(max_reduction))
+        return pixels.reshape(*pixels.shape[:2], self._channels)
+
+    def _reduction(self, max_reduction: float) -> int:
+        if self.box is not None:
+            return 1
+        width, height = self._image.size
+        is_turned = self.orientation != 1
+        fits = (each for each in REDUCTIONS if not (is_turned and (width % each or height % each)))
+        return next((each for each in fits if each <= max_reduction), 1)
+
+
+def decoded(image: Image.Image | EncodedJpeg, max_reduction: float = 1.0) -> Image.Image:
+    """An image of :func:`open_image` with its pixels; only a JPEG is reduced, as by :meth:`EncodedJpeg.decode`.
+
+    Example:
+        >>> decoded(Image.new("L", (640, 480)), max_reduction=4.0).size
+        (640, 480)
+    """
+    return image if isinstance(image, Image.Image) else image.decode(max_reduction)
+
+
+def _decode(image: Image.Image, path: str | Path, channels: int) -> Image.Image:
+    with _one_line_errors(path):
+        image.load()
+        return convert_image(_upright(image), channels)
+
+
+@contextmanager
+def _one_line_errors(path: str | Path) -> Iterator[None]:
+    """Make an InputError of whatever Pillow raises on a file."""
+    try:
+        yield
+    except UnidentifiedImageError:
+        raise InputError(f"{path}: {_unknown_format(path)}") from None
+    except Image.DecompressionBombError as error:
+        raise InputError(f"{path}: image too large ({error})") from None
+    except Exception as error:  # decoders raise many types of errors on damaged files
+        raise InputError(f"{path}: broken image ({one_line(error)})") from None
+
+
+@cache
+def _known_formats() -> list[str]:
+    """The formats of FORMATS that this Pillow can decode, and HEIC if its package is installed."""
+    Image.init()
+    return [name for name in (*FORMATS, *register_heif()) if name in Image.OPEN]
+
+
+def _check_size(path: str | Path, width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        size = f"{width:,} x {height:,} pixels are {width * height / 1e6:,.0f} million"
+        raise InputError(
+            f"{path}: image too large ({size}, at most {MAX_PIXELS / 1e6:.0f} million are read); reduce it"
+        )
+
+
+def _unknown_format(path: str | Path) -> str:
+    """Why a file is not read whose content is that of no format in FORMATS."""
+    with open(path, "rb") as file:
+        start = file.read(16)
+    if not start:
+        return "not an image: the file is empty"
+    if start[4:8] == b"ftyp" and start[8:12] in HEIC_BRANDS:
+        return HEIF_NEEDS
+    return f"not an image of a known format ({', '.join(FORMATS)})"
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # as _upright, which then leaves the image as it is
+        return 1
+    return int(orientation) if orientation in TURNED else 1  # type: ignore[arg-type]  # which is a number then
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        ImageOps.exif_transpose(image, in_place=True)
+    except Exception:  # the pixels are valid even if the EXIF data are not
+        return image
+    return image
+
+
+def convert_image(image: Image.Image, channels: int = 3) -> Image.Image:
+    """Convert a PIL image of any mode to RGB or grayscale.
+
+    Transparent images are put on a white background. White is 65,535 in 16-bit grayscale. Files do not state the range
+    of 32-bit grayscale, so white is the smallest value that no pixel exceeds among 65,535 and 2^31 - 1 for integers, or
+    among 1, 255, 65,535 and 2^32 - 1 for floating-point numbers.
+
+    Args:
+        image: An image of any mode that PIL can convert to RGB.
+        channels: 3 for RGB, 1 for grayscale.
+
+    Returns:
+        An image of mode RGB or L; the same object if nothing has to be converted.
+
+    Example:
+        >>> convert_image(Image.new("LA", (1, 1), (0, 0))).getpixel((0, 0))
+        (255, 255, 255)
+    """
+    mode = "L" if channels == 1 else "RGB"
+    if image.mode.startswith("I;16"):
+        image = _in_strips(image, _shades_of_16_bits(image))
+    elif image.mode == "I":
+        image = _in_strips(image, _scaling(image, (WHITE_UINT16, 2.0**31 - 1)))
+    elif image.mode == "F":
+        image = _in_strips(image, _scaling(image, (1.0, 255.0, WHITE_UINT16, 2.0**32 - 1)))
+    elif image.mode == "La":  # PIL can convert premultiplied alpha to LA only
+        image = _on_white(image.convert("LA"))
+    elif image.has_transparency_data:
+        image = _on_white(image)
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _shades_of_16_bits(image: Image.Image) -> ToBytes:
+    """The function from 16-bit values to 8 bits, by a table of all values."""
+    shades = np.rint(np.arange(WHITE_UINT16 + 1) * (255 / WHITE_UINT16)).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        shades[transparent : transparent + 1] = 255
+    return lambda values: shades[values]
+
+
+def _scaling(image: Image.Image, whites: tuple[float, ...]) -> ToBytes:
+    """The function from 32-bit values to 8 bits; white is the first of `whites` that no pixel exceeds."""
+    largest = max((_numbers(np.asarray(strip), whites).max() for _, strip in _strips(image)), default=0.0)
+    white = next((white for white in whites if largest <= white), largest)
+    transparent = image.info.get("transparency")
+
+    def scale(values: Values) -> Bytes:
+        numbers = _numbers(values, whites)
+        pixels = np.rint(numbers.clip(0, white) * (255 / white)).astype(np.uint8)
+        pixels[numbers == transparent] = 255
+        return pixels
+
+    return scale
+
+
+def _numbers(values: Values, whites: tuple[float, ...]) -> Values:
+    return np.nan_to_num(values.astype(np.float64), posinf=whites[-1])
+
+
+def _in_strips(image: Image.Image, to_bytes: ToBytes) -> Image.Image:
+    """An image in grayscale of 8 bits. Strips of rows are converted in turn, so that copies stay small."""
+    gray = Image.new("L", image.size)
+    for top, strip in _strips(image):
+        gray.paste(Image.fromarray(to_bytes(np.asarray(strip))), (0, top))
+    return gray
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """Parts of an image of its full width, each with the number of its first row."""
+    height = max(1, STRIP_PIXELS // max(1, image.width))
+    for top in range(0, image.height, height):
+        yield top, image.crop((0, top, image.width, min(top + height, image.height)))
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vicinal.data import convert_image, is_image_file, read_image
+from vicinal.data.images import decoding
+from vicinal.utils.errors import InputError
+
+
+def pixels(path: Path, channels: int = 3) -> np.ndarray:
+    image = read_image(path, channels)
+    assert image.mode == ("RGB" if channels == 3 else "L")
+    return np.asarray(image).astype(int)
+
+
+def saved(image: Image.Image, path: Path, **options: object) -> Path:
+    image.save(path, **options)
+    return path
+
+
+def ramp() -> np.ndarray:
+    return np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_honoured(tmp_path: Path, orientation: int) -> None:
+    upright = {
+        1: ramp(),
+        2: ramp()[:, ::-1],
+        3: ramp()[::-1, ::-1],
+        4: ramp()[::-1],
+        5: ramp().T,
+        6: np.rot90(ramp(), -1),
+        7: ramp()[::-1, ::-1].T,
+        8: np.rot90(ramp(), 1),
+    }
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = saved(Image.fromarray(ramp()), tmp_path / "a.png", exif=exif.tobytes())
+    assert np.array_equal(pixels(path, 1), upright[orientation])
+
+
+def test_broken_exif_does_not_cost_the_picture(tmp_path: Path) -> None:
+    path = saved(Image.fromarray(ramp()), tmp_path / "a.png", exif=b"Exif\0\0no such thing at all")
+    assert np.array_equal(pixels(path, 1), ramp())
+
+
+def test_palettes_with_and_without_transparency(tmp_path: Path) -> None:
+    image = Image.new("P", (3, 1))
+    image.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255])
+    image.putdata([0, 1, 2])
+    assert pixels(saved(image, tmp_path / "a.png")).tolist() == [[[255, 0, 0], [0, 255, 0], [0, 0, 255]]]
+    assert pixels(tmp_path / "a.png", 1).tolist() == [[76, 150, 29]]
+    see_through = saved(image, tmp_path / "b.png", transparency=1)
+    assert pixels(see_through).tolist() == [[[255, 0, 0], [255, 255, 255], [0, 0, 255]]]
+    graded = saved(image, tmp_path / "c.png", transparency=bytes([0, 255, 51]))
+    assert pixels(graded).tolist() == [[[255, 255, 255], [0, 255, 0], [204, 204, 255]]]
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
+def test_16_bit_gray_keeps_its_shades(tmp_path: Path, ending: str) -> None:
+    values = np.array([[0, 256, 257, 32768, 65535]], dtype=np.uint16)
+    path = saved(Image.fromarray(values), tmp_path / f"a.{ending}")
+    assert pixels(path, 1).tolist() == [[0, 1, 1, 128, 255]]
+    assert pixels(path, 3)[0, 3].tolist() == [128, 128, 128]
+
+
+def test_dark_16_bit_gray_stays_dark(tmp_path: Path) -> None:
+    path = saved(Image.fromarray(np.full((2, 2), 200, dtype=np.uint16)), tmp_path / "a.png")
+    assert pixels(path, 1).max() == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (np.array([[-5, 0, 32768, 65535]], dtype=np.int32), [0, 0, 128, 255]),
+        (np.array([[0, 2**30, 2**31 - 1]], dtype=np.int32), [0, 128, 255]),
+        (np.array([[-1.0, 0.0, 0.5, 1.0]], dtype=np.float32), [0, 0, 128, 255]),
+        (np.array([[0.0, 100.0, 255.0]], dtype=np.float32), [0, 100, 255]),
+        (np.array([[np.nan, 1e12]], dtype=np.float32), [0, 255]),
+    ],
+)
+def test_32_bit_gray_is_scaled(tmp_path: Path, values: np.ndarray, expected: list[int]) -> None:
+    path = saved(Image.fromarray(values), tmp_path / "a.tif")
+    assert pixels(path, 1)[0].tolist() == expected
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
+def test_strips_of_rows_give_the_same_pixels(tmp_path: Path, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).integers(0, 60_000, (23, 7)).astype(kind)
+    path = saved(Image.fromarray(values), tmp_path / "a.tif")
+    whole = pixels(path, 1)
+    monkeypatch.setattr(decoding, "STRIP_PIXELS", 20)
+    assert np.array_equal(pixels(path, 1), whole)
+    assert np.abs(whole - values / 65535 * 255).max() <= 0.5
+
+
+def test_1_bit(tmp_path: Path) -> None:
+    path = saved(Image.fromarray(np.array([[True, False]])), tmp_path / "a.png")
+    assert pixels(path, 1).tolist() == [[255, 0]]
+
+
+def test_transparent_images_lie_on_white(tmp_path: Path) -> None:
+    gray = Image.new("LA", (1, 1), (0, 51))
+    assert pixels(saved(gray, tmp_path / "la.png"), 1).tolist() == [[204]]
+    color = Image.new("RGBA", (1, 1), (255, 0, 0, 51))
+    assert pixels(saved(color, tmp_path / "rgba.png")).tolist() == [[[255, 204, 204]]]
+    assert pixels(saved(color, tmp_path / "rgba.webp", lossless=True)).tolist() == [[[255, 204, 204]]]
+    keyed = saved(Image.new("RGB", (1, 1), (1, 2, 3)), tmp_path / "key.png", transparency=(1, 2, 3))
+    assert pixels(keyed).tolist() == [[[255, 255, 255]]]
+    keyed = saved(Image.new("L", (1, 1), 7), tmp_path / "gray-key.png", transparency=7)
+    assert pixels(keyed, 1).tolist() == [[255]]
+    deep = Image.fromarray(np.array([[0, 257, 25700]], dtype=np.uint16))
+    assert pixels(saved(deep, tmp_path / "deep.png"), 1).tolist() == [[0, 1, 100]]
+    assert pixels(saved(deep, tmp_path / "deep-key.png", transparency=257), 1).tolist() == [[0, 255, 100]]
+
+
+@pytest.mark.parametrize("mode", ["La", "RGBa"])
+def test_premultiplied_transparency(mode: str) -> None:
+    full = mode.upper()
+    color = (128,) * (len(mode) - 1) + (51,)
+    image = Image.new(full, (1, 1), color).convert(mode)
+    expected = convert_image(image.convert(full))
+    assert convert_image(image).getpixel((0, 0)) == expected.getpixel((0, 0))
+    assert abs(expected.getpixel((0, 0))[0] - (255 - 0.2 * 127)) <= 2
+
+
+@pytest.mark.parametrize("ending", ["jpg", "tif"])
+def test_cmyk_is_not_inverted(tmp_path: Path, ending: str) -> None:
+    image = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
+    assert np.abs(pixels(saved(image, tmp_path / f"a.{ending}"))[8, 8] - [255, 0, 0]).max() <= 3
+
+
+def test_inverted_cmyk_of_adobe(tmp_path: Path) -> None:
+    """Adobe stores 255 - ink and says so in an APP14 segment, which Pillow puts into every CMYK JPEG."""
+    path = saved(Image.new("CMYK", (16, 16), (255, 0, 0, 0)), tmp_path / "a.jpg")
+    assert b"Adobe" in path.read_bytes()
+    assert np.abs(pixels(path)[8, 8] - [0, 255, 255]).max() <= 3
+
+
+@pytest.mark.parametrize("mode", ["YCbCr", "HSV"])
+def test_other_color_spaces(mode: str) -> None:
+    image = convert_image(Image.new("RGB", (1, 1), (200, 30, 60)).convert(mode))
+    assert np.abs(np.asarray(image).astype(int)[0, 0] - [200, 30, 60]).max() <= 3
+
+
+def test_what_needs_no_conversion_is_handed_back() -> None:
+    image = Image.new("RGB", (2, 2))
+    assert convert_image(image) is image
+
+
+def test_the_first_picture_of_an_animation(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (2, 2), color) for color in ("red", "blue")]
+    path = saved(frames[0], tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    assert pixels(path)[0, 0].tolist() == [255, 0, 0]
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        read_image(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    return message
+
+
+def test_files_that_are_no_images(tmp_path: Path) -> None:
+    assert "no such file" in refused(tmp_path / "lost.png")
+    (tmp_path / "text.png").write_text("hello")
+    assert "not an image of a known format" in refused(tmp_path / "text.png")
+    (tmp_path / "empty.jpg").touch()
+    assert "not an image: the file is empty" in refused(tmp_path / "empty.jpg")
+    (tmp_path / "folder.png").mkdir()
+    assert "is a folder; give a file" in refused(tmp_path / "folder.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    assert "pipe" in refused(tmp_path / "pipe.png")
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "gif", "tif", "bmp", "webp"])
+def test_truncated_images(tmp_path: Path, ending: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    path = saved(Image.fromarray(noise), tmp_path / f"a.{ending}")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    refused(path)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, about what it finds in the files
+def test_damaged_images_never_raise_anything_else(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    path = tmp_path / "a.bin"
+    for kind in ("png", "jpeg", "gif", "tiff", "bmp", "webp"):
+        whole = BytesIO()
+        Image.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(whole, kind)
+        for _ in range(40):
+            damaged = bytearray(whole.getvalue())
+            for position in rng.integers(0, min(len(damaged), 400), 4):
+                damaged[position] = rng.integers(256)
+            path.write_bytes(damaged)
+            with suppress(InputError):
+                read_image(path)
+
+
+def test_an_image_of_100_000_by_100_000_pixels_is_refused_before_decoding(tmp_path: Path) -> None:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    path = tmp_path / "huge.png"
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    )
+    assert "image too large" in refused(path)
+    assert "10000000000 pixels" in refused(path)
+
+
+def test_heic_is_read_with_its_package(tmp_path: Path) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif.from_pillow(Image.new("RGB", (64, 48), "red")).save(tmp_path / "phone.heic")
+    image = read_image(tmp_path / "phone.heic")
+    assert (image.mode, image.size) == ("RGB", (64, 48))
+    assert np.abs(np.asarray(image, dtype=int) - [255, 0, 0]).max() < 8
+    assert is_image_file("phone.HEIC")
