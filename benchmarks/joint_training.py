@@ -18,9 +18,9 @@ from vicinal.models import train_last_blocks
 from vicinal.models.modes import eval_mode
 from vicinal.retrieval import Refinement
 from vicinal.retrieval.scores import UnitVectors
-from vicinal.training.refiner_context import TrainingContext
-from vicinal.training.refiner_noise import matching_noise
-from vicinal.training.refiner_settings import ContextAugmentation, RefinerOptimizer
+from vicinal.training.recipes.refiner_settings import ContextAugmentation, RefinerOptimizer
+from vicinal.training.refiners.refiner_context import TrainingContext
+from vicinal.training.refiners.refiner_noise import matching_noise
 from vicinal.training.schedule import Schedule
 from vicinal.utils.seeds import derive_seed
 

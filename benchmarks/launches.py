@@ -32,7 +32,7 @@ from vicinal.losses.contextual import products
 from vicinal.mixing import SiMix
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.training.large_batch import embed_in_micro_batches
-from vicinal.training.refiner_trainer import RefinerModule
+from vicinal.training.refiners.refiner_trainer import RefinerModule
 from vicinal.utils import tile_size
 
 LAUNCH, BANDWIDTH = 5e-6, 3.35e12

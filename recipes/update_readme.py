@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from vicinal.training.recipe_file import RecipeFile
+from vicinal.training.recipes.recipe_file import RecipeFile
 
 FOLDER = Path(__file__).parent
 RATES = FOLDER / "images_per_second.csv"

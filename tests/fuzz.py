@@ -47,7 +47,7 @@ from vicinal.data.benchmarks import revisited_ground_truth
 from vicinal.models import ContextRefiner
 from vicinal.retrieval import PCAWhitening, refine
 from vicinal.training.checkpoint import load_checkpoint
-from vicinal.training.recipe_file import RecipeFile
+from vicinal.training.recipes.recipe_file import RecipeFile
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.utils.run_log import read_log

@@ -17,7 +17,7 @@ from tests.training.refiner_runs import save_clusters
 from vicinal.cli.main import main
 from vicinal.data import Table
 from vicinal.retrieval import PCAWhitening
-from vicinal.training.recipe_file import RecipeFile
+from vicinal.training.recipes.recipe_file import RecipeFile
 from vicinal.utils.plain_yaml import dump_yaml
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.conftest import ROOT
 from vicinal.training import Recipe, RefinerRecipe
-from vicinal.training.recipe_check import RecipeCheck
-from vicinal.training.recipe_file import RecipeFile
+from vicinal.training.recipes.recipe_check import RecipeCheck
+from vicinal.training.recipes.recipe_file import RecipeFile
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
 
 

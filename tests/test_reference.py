@@ -18,8 +18,8 @@ from vicinal.cli.main import VERBS
 from vicinal.losses import Loss
 from vicinal.memory import CrossBatchMemory
 from vicinal.mixing import Metrix, SiMix
-from vicinal.training.base_recipe import BaseRecipe
-from vicinal.training.recipe_schema import Schema, Setting
+from vicinal.training.recipes.base_recipe import BaseRecipe
+from vicinal.training.recipes.recipe_schema import Schema, Setting
 from vicinal.utils.errors import InputError
 
 REFERENCE = ROOT / "docs" / "reference"

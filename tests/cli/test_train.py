@@ -14,9 +14,9 @@ from tests.training.refiner_runs import TINY, save_clusters
 from vicinal.cli.main import main
 from vicinal.cli.train import REFINE_HELP, TRAIN_HELP, Help
 from vicinal.training import Recipe, RefinerRecipe
-from vicinal.training.base_recipe import BaseRecipe
-from vicinal.training.refiner_settings import RefinerSettings
-from vicinal.training.settings import TrainingSettings
+from vicinal.training.recipes.base_recipe import BaseRecipe
+from vicinal.training.recipes.refiner_settings import RefinerSettings
+from vicinal.training.recipes.settings import TrainingSettings
 
 
 def test_train_prints_the_model_and_resumes(run: Path, capsys) -> None:

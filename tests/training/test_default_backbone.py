@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import SMALL
 from vicinal.training import Recipe, resume, train
-from vicinal.training.recipe import SMALL_BACKBONE
+from vicinal.training.recipes.recipe import SMALL_BACKBONE
 from vicinal.utils.errors import InputError
 
 
@@ -37,7 +37,7 @@ def test_the_small_backbone_is_said_and_kept(
     run = train(Recipe.load(overrides=settings), tmp_path / "run")
     assert f"there is no GPU: model.backbone = {SMALL_BACKBONE}" in capsys.readouterr().err
     assert Recipe.load(run.recipe).model["backbone"] == SMALL_BACKBONE
-    monkeypatch.setattr("vicinal.training.recipe._has_gpu", lambda accelerator: True)
+    monkeypatch.setattr("vicinal.training.recipes.recipe._has_gpu", lambda accelerator: True)
     resume(run.path, Recipe.load(overrides=settings))  # on another machine
     with pytest.raises(InputError, match=r"model.backbone = resnet18 differs from the run's own"):
         resume(run.path, Recipe.load(overrides=[*settings, "--model.backbone=resnet18"]))

@@ -7,7 +7,7 @@ import pytest
 from vicinal.training import progress_display
 from vicinal.training.progress import Progress
 from vicinal.training.progress_display import ProgressDisplay
-from vicinal.training.run_length import RunLength
+from vicinal.training.recipes.run_length import RunLength
 
 
 @pytest.mark.parametrize(

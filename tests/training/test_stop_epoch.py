@@ -9,7 +9,7 @@ import pytest
 
 from vicinal.training import Recipe, resume, train
 from vicinal.training.progress import Progress
-from vicinal.training.run_length import RunLength
+from vicinal.training.recipes.run_length import RunLength
 from vicinal.utils.errors import InputError
 
 

@@ -126,7 +126,7 @@ def _reading(kind: Any) -> dict[str, Any]:
 
 
 def _read_yaml(kind: Any, text: str) -> Any:
-    from vicinal.training.recipe_schema import Setting
+    from vicinal.training.recipes.recipe_schema import Setting
 
     with suppress(yaml.YAMLError):
         value = yaml.safe_load(text)

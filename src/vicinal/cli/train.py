@@ -15,7 +15,7 @@ from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from vicinal.training.base_recipe import AnyRecipe
+    from vicinal.training.recipes.base_recipe import AnyRecipe
 
 
 COLUMN_FLAG = re.compile(r"^--(?=(path|label)_column(=|$))")  # other verbs have these flags without the group
@@ -112,14 +112,14 @@ def train(arguments: Arguments) -> None:
     """Train an embedding model on labeled images; the run folder holds the model, its recipe and its logs."""
     if _show_help(arguments, TRAIN_HELP, "Recipe"):
         return
-    from vicinal.training.settings import TrainingSettings
+    from vicinal.training.recipes.settings import TrainingSettings
 
     data = _check_settings(arguments, TrainingSettings, "model").get("data", {})
     _check_out(arguments)
     if not arguments.resume:  # a run keeps what it needs
         check_source(data.get("source"))
         check_files(data.get("root"))
-    from vicinal.training.recipe import Recipe
+    from vicinal.training.recipes.recipe import Recipe
 
     recipe = _load_recipe(arguments, Recipe)
     from vicinal.training import resume, train
@@ -136,13 +136,13 @@ def refine(arguments: Arguments) -> None:
     """Train a context refiner, which refines embeddings by their nearest neighbors, on finished embeddings."""
     if _show_help(arguments, REFINE_HELP, "RefinerRecipe"):
         return
-    from vicinal.training.refiner_settings import RefinerSettings
+    from vicinal.training.recipes.refiner_settings import RefinerSettings
 
     given = _check_settings(arguments, RefinerSettings, "refiner")
     _check_out(arguments)
     if not arguments.resume:
         check_files(*map(given.get, ("embeddings", "labels", "run")))
-    from vicinal.training.refiner_recipe import RefinerRecipe
+    from vicinal.training.recipes.refiner_recipe import RefinerRecipe
 
     recipe, out = _load_recipe(arguments, RefinerRecipe), arguments.out
     from vicinal.workflows.refine import resume_refiner, train_refiner
@@ -180,7 +180,7 @@ def _show_help(arguments: Arguments, shown: Help, recipe: str) -> bool:
 def _show_class_help(arguments: Arguments, recipe: str) -> None:
     """Print the arguments of a loss, for `--loss.help MarginLoss`, and exit."""
     from vicinal import training
-    from vicinal.training.recipe_classes import OfferedClasses, import_path
+    from vicinal.training.recipes.recipe_classes import OfferedClasses, import_path
 
     words = [part for word in arguments.rest for part in word.split("=", 1)]
     position = next(number for number, word in enumerate(words) if word.endswith(".help"))
@@ -201,10 +201,10 @@ def _check_settings(arguments: Arguments, settings: type, model: str) -> dict[st
         settings: the dataclass of the recipe's settings.
         model: the key of the model; the values of its settings are checked later, as the loss is.
     """
-    from vicinal.training.recipe_check import RecipeCheck
-    from vicinal.training.recipe_classes import constructor_arguments
-    from vicinal.training.recipe_file import RecipeFile
-    from vicinal.training.recipe_schema import UNCHECKED, settings_schema
+    from vicinal.training.recipes.recipe_check import RecipeCheck
+    from vicinal.training.recipes.recipe_classes import constructor_arguments
+    from vicinal.training.recipes.recipe_file import RecipeFile
+    from vicinal.training.recipes.recipe_schema import UNCHECKED, settings_schema
 
     path, overrides = recipe_and_overrides(arguments)
     file = None if path is None else RecipeFile.read(path)

@@ -118,8 +118,8 @@ def _read(arguments: Arguments, section: str, kind: type) -> tuple[str | None, l
 
 
 def _check(study: StudyRecipe, arguments: Arguments) -> None:
-    from vicinal.training.recipe_schema import UNCHECKED, settings_schema
-    from vicinal.training.settings import TrainingSettings
+    from vicinal.training.recipes.recipe_schema import UNCHECKED, settings_schema
+    from vicinal.training.recipes.settings import TrainingSettings
 
     schema = {**settings_schema(TrainingSettings), "model": UNCHECKED, "loss": UNCHECKED}
     _check_flags(arguments, schema)

@@ -14,12 +14,12 @@ from vicinal.losses.base import loss_terms
 from vicinal.models import Embedder
 from vicinal.models.downloads import is_downloaded
 from vicinal.training.class_centers import check_initial_centers, create_centers
-from vicinal.training.co_teaching import CoTeachingModule, CoTeachingPlusModule
 from vicinal.training.fine_tuning import layer_factors, set_up_backbone
-from vicinal.training.prism import PrismModule, PrismSelector
-from vicinal.training.recipe import Recipe
+from vicinal.training.recipes.recipe import Recipe
+from vicinal.training.robust.co_teaching import CoTeachingModule, CoTeachingPlusModule
+from vicinal.training.robust.prism import PrismModule, PrismSelector
+from vicinal.training.robust.transition import check_transition
 from vicinal.training.training_module import TrainingModule
-from vicinal.training.transition import check_transition
 from vicinal.utils.errors import InputError
 
 

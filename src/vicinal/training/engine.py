@@ -21,11 +21,10 @@ from lightning.fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from vicinal.training.base_settings import BaseSettings, OptimizerSettings
 from vicinal.training.interrupt import ending_with_main_process
-from vicinal.training.lifeline import Lifeline
-from vicinal.training.local_processes import LocalProcesses
-from vicinal.training.sharded_centers import (
+from vicinal.training.processes.lifeline import Lifeline
+from vicinal.training.processes.local_processes import LocalProcesses
+from vicinal.training.processes.sharded_centers import (
     exclude_from_ddp,
     gather_optimizer_state,
     global_grad_norm,
@@ -33,7 +32,8 @@ from vicinal.training.sharded_centers import (
     shard_squares,
     sharded_centers,
 )
-from vicinal.training.strategy import average_gradients, create_strategy, gathered, own_part, part_like, whole
+from vicinal.training.processes.strategy import average_gradients, create_strategy, gathered, own_part, part_like, whole
+from vicinal.training.recipes.base_settings import BaseSettings, OptimizerSettings
 from vicinal.utils import distributed
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError

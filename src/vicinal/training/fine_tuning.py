@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from vicinal.training.checks import require, require_left_out
+from vicinal.training.recipes.checks import require, require_left_out
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from vicinal.models import Embedder
-    from vicinal.training.settings import TrainingSettings
+    from vicinal.training.recipes.settings import TrainingSettings
 
 
 @dataclass(frozen=True)

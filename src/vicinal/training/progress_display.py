@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vicinal.training.progress import Progress
-from vicinal.training.run_length import RunLength
+from vicinal.training.recipes.run_length import RunLength
 from vicinal.utils.console import duration, log, progress_bar
 
 FIRST_STEPS = 20  # after so many steps of a process, the time that the run takes is said

@@ -21,9 +21,9 @@ from vicinal.data.class_samples import sample_classes
 from vicinal.data.settings import DataSettings
 from vicinal.evaluation.protocol import query_gallery_rows
 from vicinal.evaluation.relevance import class_group_codes
-from vicinal.training.base_settings import BaseSettings
-from vicinal.training.batch_size import fit_batches
-from vicinal.training.settings import TrainingSettings
+from vicinal.training.recipes.base_settings import BaseSettings
+from vicinal.training.recipes.batch_size import fit_batches
+from vicinal.training.recipes.settings import TrainingSettings
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError

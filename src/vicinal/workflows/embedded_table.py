@@ -89,7 +89,8 @@ def load_file(
         source: the file or folder.
         mapped: whether embeddings are mapped into memory, see :func:`~vicinal.data.load_embeddings`.
         columns: the names of the columns of paths and labels, by flag.
-        labels: a file of labels, see :func:`~vicinal.data.embeddings.embedding_files.load_labels`, instead of the table of the source.
+        labels: a file of labels, see :func:`~vicinal.data.load_labels`, instead of the table
+            of the source.
 
     Raises:
         InputError: a file cannot be read, a column does not exist, or there is not one label per embedding.

@@ -39,7 +39,7 @@ def dividing_processes(devices: int | None) -> Iterator[bool]:
     from lightning.fabric.strategies.ddp import DDPStrategy
 
     from vicinal.training.engine import cluster_environment, launching
-    from vicinal.training.lifeline import Lifeline
+    from vicinal.training.processes.lifeline import Lifeline
 
     fabric = Fabric(
         accelerator="cpu",

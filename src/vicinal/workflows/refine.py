@@ -17,7 +17,7 @@ from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.loading import load_run_table
 from vicinal.data.splits.class_splits import shared_classes, splits_by_fraction
 from vicinal.training import Recipe, RefinerRecipe, RefinerTrainer, Trainer
-from vicinal.training.refiner_settings import RefinerSettings
+from vicinal.training.recipes.refiner_settings import RefinerSettings
 from vicinal.training.runs import create_trainer
 from vicinal.training.training_data import create_flat_sampler, require_validatable
 from vicinal.utils.arrays import Booleans, Floats

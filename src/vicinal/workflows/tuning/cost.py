@@ -21,7 +21,7 @@ from vicinal.workflows.tuning.scheduler import run_task
 
 if TYPE_CHECKING:
     from vicinal.data.table import Table
-    from vicinal.training.recipe import Recipe
+    from vicinal.training.recipes.recipe import Recipe
 
 TIMING = "timing"  # the name of the run that is timed
 NUM_STEPS, SECONDS = 12, 120  # of that run; the first two steps are not counted

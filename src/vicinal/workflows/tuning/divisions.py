@@ -15,7 +15,7 @@ from vicinal.workflows.tuning.study_recipe import DATA
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vicinal.training.recipe import Recipe
+    from vicinal.training.recipes.recipe import Recipe
 
 ALL, FINAL = "all", "final"
 """The names of the tables of a grid, and of the training on all training classes."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vicinal.workflows.evaluation_settings import BENCHMARK_PROTOCOLS, VEHICLE_ID
 
 if TYPE_CHECKING:
-    from vicinal.training.recipe import Recipe
+    from vicinal.training.recipes.recipe import Recipe
     from vicinal.workflows.tuning.settings import SweepSettings, TuneSettings
 
 

@@ -21,7 +21,7 @@ from vicinal.workflows.tuning.scores import Curve, read_curve
 from vicinal.workflows.tuning.study_folder import StudyFolder
 
 if TYPE_CHECKING:
-    from vicinal.training.recipe import Recipe
+    from vicinal.training.recipes.recipe import Recipe
 
 IsOver = Callable[[Curve], bool]
 """Whether a run is to be ended, by its scores so far."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vicinal.data import load_table
-from vicinal.training.recipe_file import RecipeFile
+from vicinal.training.recipes.recipe_file import RecipeFile
 from vicinal.utils.console import log
 from vicinal.utils.errors import TrainingStoppedError
 from vicinal.utils.files import write_bytes
@@ -23,7 +23,7 @@ from vicinal.workflows.tuning.studies import JobQueue
 
 if TYPE_CHECKING:
     from vicinal.data.table import Table
-    from vicinal.training.recipe import Recipe
+    from vicinal.training.recipes.recipe import Recipe
 
 TEST = "test"  # the name of the look at the test split
 REPLAY = "replay"  # the name of the file with the trial that is replayed
@@ -53,7 +53,7 @@ def replay(search: Search, best: BestTrial) -> None:
     Raises:
         TrainingStoppedError: one of the two failed.
     """
-    from vicinal.training.recipe import Recipe
+    from vicinal.training.recipes.recipe import Recipe
 
     chosen = _choose(search, best)
     file = RecipeFile(search.runner.folder.file(REPLAY, ".json"), chosen["recipe"])

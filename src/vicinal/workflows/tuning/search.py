@@ -15,7 +15,7 @@ from vicinal.workflows.tuning.study_recipe import StudyRecipe
 from vicinal.workflows.tuning.trials import ClaimedTrial, Trials, trial_name
 
 if TYPE_CHECKING:
-    from vicinal.training.recipe import Recipe
+    from vicinal.training.recipes.recipe import Recipe
 
 MAX_FAILURES = 5  # of the first trials, after which the others would fail too
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
     from vicinal.data.table import Table
-    from vicinal.training.recipe import Recipe
+    from vicinal.training.recipes.recipe import Recipe
 
 MakeTables = Callable[[StudyRecipe], dict[str, "Table"]]
 
@@ -46,7 +46,7 @@ def open_study(
     Raises:
         InputError: the recipe is invalid, its data cannot be divided so, or the folder holds something else.
     """
-    from vicinal.training.recipe import Recipe
+    from vicinal.training.recipes.recipe import Recipe
 
     folder.check_verb(section)
     if given is None:

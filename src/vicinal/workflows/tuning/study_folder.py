@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vicinal.training.recipe_check import STUDY_SECTIONS
+from vicinal.training.recipes.recipe_check import STUDY_SECTIONS
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from vicinal.training.recipe_check import STUDY_SECTIONS, RecipeCheck
-from vicinal.training.recipe_file import RecipeFile
-from vicinal.training.recipe_schema import Schema
+from vicinal.training.recipes.recipe_check import STUDY_SECTIONS, RecipeCheck
+from vicinal.training.recipes.recipe_file import RecipeFile
+from vicinal.training.recipes.recipe_schema import Schema
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.plain_yaml import load_yaml, problem_of
 from vicinal.workflows.tuning.search_space import FORMS, SearchSpace, read_space
 
 if TYPE_CHECKING:
-    from vicinal.training.recipe import Recipe
+    from vicinal.training.recipes.recipe import Recipe
 
 DATA = (
     *("source", "root", "path_column", "label_column", "train_list"),
@@ -103,7 +103,7 @@ class StudyRecipe:
         Raises:
             InputError: an unknown key, or a value that a key cannot have.
         """
-        from vicinal.training.recipe_classes import OfferedClasses
+        from vicinal.training.recipes.recipe_classes import OfferedClasses
 
         classes = OfferedClasses(self.allow_imports)
         base = RecipeCheck(schema, verb, self.file, self.overrides, classes)
@@ -133,7 +133,7 @@ class StudyRecipe:
         Raises:
             InputError: as :meth:`vicinal.Recipe.load`.
         """
-        from vicinal.training.recipe import Recipe
+        from vicinal.training.recipes.recipe import Recipe
 
         varied = {**(values or {}), **({} if seed is None else {"seed": seed})}
         words = [*self.overrides, *(override(key, value) for key, value in varied.items())]
@@ -141,7 +141,7 @@ class StudyRecipe:
 
     def settings(self) -> dict[str, Any]:
         """The settings that were given, nested, without those that vary."""
-        from vicinal.training.recipe import Recipe
+        from vicinal.training.recipes.recipe import Recipe
 
         return self.check(Recipe.schema(), Recipe.verb).resolved()
 

@@ -24,7 +24,7 @@ from vicinal.workflows.tuning.sweep_result import SweepCell, SweepResult
 
 if TYPE_CHECKING:
     from vicinal.data.table import Table
-    from vicinal.training.recipe import Recipe
+    from vicinal.training.recipes.recipe import Recipe
 
 SECTION = "grid"
 FIXED = ("recall_at", "metrics", "hierarchy", "clusters")  # the metrics that are there for every cell

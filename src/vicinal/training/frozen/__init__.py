@@ -1,0 +1,1 @@
+"""Training of a head on frozen features, which are computed once."""

@@ -1,0 +1,1 @@
+"""The processes of a run: how they start, share the work and the weights, and end together."""

@@ -1,0 +1,95 @@
+"""The recipe of an embedder: every setting of its training."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import jsonargparse
+import torch
+
+from vicinal.losses import MultiSimilarityLoss
+from vicinal.models import Embedder, default_transform
+from vicinal.models.downloads import DownloadError
+from vicinal.models.precision import gpu_has_bfloat16
+from vicinal.training.recipes.base_recipe import BaseRecipe
+from vicinal.training.recipes.settings import TrainingSettings
+from vicinal.utils.console import condensed_retries
+from vicinal.utils.errors import InputError
+
+SMALL_BACKBONE = "mobilenetv4_conv_small"
+"""The default backbone without a GPU: on a CPU it trains about ten times as fast as ResNet-50."""
+
+_NETWORK = {"backbone", "backbone_args", "head_whitening"}  # settings that name a network or suit only one
+
+
+class Recipe(BaseRecipe):
+    """The recipe of a training run: data, transform, model, loss, optimizer, schedule and all other settings.
+
+    Where it names no backbone and there is no GPU, the backbone is a small one.
+
+    Attributes:
+        settings: all settings except those of the model and the loss.
+        model: arguments of :class:`~vicinal.models.Embedder`.
+        config: the recipe as plain nested values, with every default filled in.
+
+    Example:
+        >>> recipe = Recipe.load(overrides=["--data.source=digits", "--optimizer.lr=0.01", "--loss.alpha=4"])
+        >>> recipe.settings.optimizer.lr, recipe.create_loss().alpha
+        (0.01, 4.0)
+    """
+
+    verb = "train"
+    settings_class = TrainingSettings
+    first_settings = frozenset({"data", "transform"})
+    model_class, model_key = Embedder, "model"
+    fixed_arguments = frozenset({"transform"})
+    default_loss = MultiSimilarityLoss
+
+    settings: TrainingSettings
+
+    @classmethod
+    def _set_defaults(cls, parser: jsonargparse.ArgumentParser, values: dict[str, Any]) -> None:
+        """Set the defaults of the backbone, and of size, mean, std and interpolation to those of its weights."""
+        namespace = parser.parse_object(deepcopy(values))
+        if cls._may_be_small(namespace, values.get("model", {})):
+            parser.set_defaults({"model.backbone": SMALL_BACKBONE})
+            namespace.model.backbone = SMALL_BACKBONE
+        try:
+            default = default_transform(namespace.model.backbone)
+        except InputError as error:
+            raise InputError(f"model.{error}") from None
+        parser.set_defaults({"transform.size": default.size, "transform.interpolation": default.interpolation})
+        if namespace.transform.channels == len(default.mean):
+            parser.set_defaults({"transform.mean": default.mean, "transform.std": default.std})
+
+    @staticmethod
+    def _may_be_small(namespace: jsonargparse.Namespace, given: dict[str, Any]) -> bool:
+        """Whether the backbone is left to the machine, which has no GPU; weights of a file are those of ResNet-50."""
+        is_named = bool(_NETWORK & given.keys()) or not isinstance(namespace.model.pretrained, bool)
+        return not is_named and not _has_gpu(namespace.accelerator)
+
+    @staticmethod
+    def auto_precision(accelerator: str) -> str:
+        return "bf16-mixed" if accelerator != "cpu" and gpu_has_bfloat16() else "32"
+
+    @property
+    def has_small_backbone(self) -> bool:
+        """Whether the backbone is the default of a machine without a GPU."""
+        return "model.backbone" not in self.given and self.model["backbone"] == SMALL_BACKBONE
+
+    def create_embedder(self) -> Embedder:
+        """Create the model, with initial weights from the global random generator."""
+        try:
+            with condensed_retries():
+                return Embedder(**self.model, transform=self.settings.transform)
+        except DownloadError as error:
+            flags = "--model.pretrained path/to/model.safetensors, --model.pretrained false (random weights)"
+            raise InputError(f"model: {error.problem}; use {flags}, or {error.place}") from None
+        except InputError as error:
+            raise InputError(f"model: {str(error).replace('pretrained=false', 'model.pretrained: false')}") from None
+
+
+def _has_gpu(accelerator: str) -> bool:
+    """Whether a run trains on a GPU, as far as that is known before it starts."""
+    return accelerator != "cpu" and (torch.cuda.is_available() or torch.backends.mps.is_available())

@@ -1,0 +1,1 @@
+"""Training of context refiners, on embeddings."""

@@ -1,0 +1,1 @@
+"""Training with noisy labels: PRISM, co-teaching and forward correction."""

@@ -1,0 +1,126 @@
+"""Runs that end after a number of steps, and everything that depends on the number of steps."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.training.runs import trainer, weights
+from vicinal.training import Recipe, Trainer, resume, train
+from vicinal.training.checkpoint import load_checkpoint
+from vicinal.training.progress import Progress
+from vicinal.training.recipes.run_length import RunLength
+from vicinal.utils.errors import InterruptedRunError
+from vicinal.utils.run_folder import RunFolder
+
+FIVE_STEPS = ["--epochs=null", "--max_steps=5", "--steps_per_epoch=3"]
+
+
+def test_a_run_ends_after_its_epochs_or_its_steps() -> None:
+    epochs, steps, both = RunLength(3, None), RunLength(None, 25), RunLength(3, 25)
+    assert [length.num_steps(Progress(step=12, epoch=1, steps_in_epoch=2), 10) for length in (epochs, steps, both)] == [
+        30,
+        25,
+        25,
+    ]
+    assert [length.is_reached(Progress(step=25, epoch=2, steps_in_epoch=5)) for length in (steps, both)] == [False] * 2
+    assert [length.is_reached(Progress(step=25, epoch=3)) for length in (epochs, steps, both)] == [True] * 3
+    assert [length.is_reached(Progress(step=20, epoch=2)) for length in (epochs, steps, both)] == [False] * 3
+    assert both.steps_of_epoch(Progress(step=23, epoch=2, steps_in_epoch=3), 10) == 5
+    assert [length.fraction(Progress(step=20, epoch=2)) for length in (epochs, steps, both)] == [2 / 3, 0.8, 0.8]
+
+
+def test_epochs_of_other_numbers_of_steps_end_where_they_should() -> None:
+    """As with exhaustive sampling: 4, 6 and 5 steps."""
+    length, progress, found = RunLength(3, None), Progress(), []
+    for steps in (4, 6, 5):
+        for _ in range(steps):
+            found.append(progress.step / length.num_steps(progress, steps))
+            progress.count_step()
+        progress.count_epoch()
+    assert found == sorted(found)
+    assert found[-1] == 14 / 15
+
+
+def test_a_run_of_steps(small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(Recipe.load(overrides=[*small, *FIVE_STEPS]), tmp_path / "run")
+    log, metrics = pd.read_csv(run.log), pd.read_csv(run.metrics)
+    assert log["step"].tolist() == [1, 2, 3, 4, 5]
+    assert log["epoch"].tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1, 4 / 3], rel=1e-4)
+    cosine = [0.0005 * (1 + math.cos(math.pi * step / 5)) for step in range(5)]
+    assert log["lr backbone"].tolist() == pytest.approx(cosine, rel=1e-4)
+    assert metrics[["step", "epoch"]].to_numpy().tolist() == [[0, 0], [3, 1], [5, 2]]  # the last is cut short
+    lines = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines() if line.startswith("epoch ")]
+    assert lines == ["epoch 1, step 3/5", "epoch 2, step 5/5"]
+
+
+def test_epochs_that_end_before_the_steps_are_mentioned(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(Recipe.load(overrides=[*small, "--epochs=1", "--max_steps=50"]), tmp_path / "run")
+    assert len(pd.read_csv(run.log)) == 3
+    text = capsys.readouterr().err
+    assert "epochs = 1 ends the run at step 3, before max_steps = 50; epochs: null sets no such limit" in text
+    assert "\nepoch 1/1, step 3/50: loss" in text
+
+
+@pytest.mark.parametrize("sampling", ["by_size", "uniform", "exhaustive"])
+def test_steps_per_epoch_count_steps_of_the_optimizer(small: list[str], tmp_path: Path, sampling: str) -> None:
+    more = ["--accumulate_grad_batches=2", "--steps_per_epoch=4", f"--class_sampling={sampling}", "--epochs=1"]
+    one = trainer(small, tmp_path / "run", *more)
+    assert len(one._plan()) == 8
+    assert one.sampler.class_sampling == sampling
+    one.fit()
+    assert one.progress.step == 4
+    assert trainer(small, tmp_path / "all", *more[:2], "--samples_per_class=0").sampler.num_batches == 8
+
+
+ONE_CYCLE = ["--schedule.name=one_cycle", "--schedule.pct_start=0.6", "--schedule.momentum_range=[0.85,0.95]"]
+
+
+def test_a_run_of_steps_that_is_stopped_anywhere_is_resumed_as_if_never_stopped(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = [*FIVE_STEPS, *ONE_CYCLE, "--class_sampling=exhaustive", "--max_grad_value=0.01", "--max_grad_norm=0.05"]
+    more += ["--optimizer.eps=1", "--validation.train_images=10", "--validation.metric=recall@3"]
+    recipe = Recipe.load(overrides=[*small, *more])
+    straight = train(recipe, tmp_path / "straight")
+    step = Trainer.train_step
+
+    def interrupted_step(self: Trainer, *arguments, **more) -> None:
+        step(self, *arguments, **more)
+        if self.progress.step in (3, 4, 5):  # at the end of an epoch, within one, and at the end of the run
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Trainer, "train_step", interrupted_step)
+    run = RunFolder(tmp_path / "run")
+    for number in (3, 4, 5):
+        with pytest.raises(InterruptedRunError, match=f"stopped after step {number}"):
+            resume(run.path, recipe)
+    resume(run.path, recipe)
+    assert weights(run) == weights(straight)
+    assert pd.read_csv(run.metrics).equals(pd.read_csv(straight.metrics))
+    columns = ["step", "epoch", "loss", "lr head", "gradient norm"]
+    assert pd.read_csv(run.log)[columns].equals(pd.read_csv(straight.log)[columns])
+    assert load_checkpoint(run.last)["optimizer"]["param_groups"][0]["betas"] == (pytest.approx(0.95), 0.999)
+
+
+def test_one_cycle_changes_the_momentum_of_every_part(small: list[str], tmp_path: Path) -> None:
+    one = trainer(small, tmp_path / "run", *FIVE_STEPS, *ONE_CYCLE, "--optimizer.name=sgd")
+    found, step = [], one.engine.step
+
+    def recorded_step() -> None:
+        found.append({(group["lr"], group["momentum"]) for group in one.engine.optimizer.param_groups})
+        step()
+
+    one.engine.step = recorded_step
+    one.fit()
+    assert all(len(each) == 1 for each in found)  # no factors, so all parts are alike
+    rates, momenta = zip(*(each.pop() for each in found), strict=True)
+    assert rates == pytest.approx([0.001 / 25, 0.00052, 0.001, 0.0005, 0.001 / 25e4], abs=1e-8)
+    assert momenta == pytest.approx([0.95, 0.9, 0.85, 0.9, 0.95])
