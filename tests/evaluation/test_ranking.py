@@ -62,7 +62,7 @@ EMBEDDINGS = {
 }
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(list(EMBEDDINGS)),
     st.integers(1, 50),
@@ -90,7 +90,7 @@ def test_leave_one_out_equals_full_sorting(
     assert joined(found) == wanted
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(list(EMBEDDINGS)),
     st.integers(1, 20),

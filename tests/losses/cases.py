@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -269,3 +270,14 @@ PATHS: dict[str, Case] = DEFAULTS | {_name(case): case for case in _VARIANTS}
 
 CASES: dict[str, Case] = PATHS | {_name(case): case for case in _MINED}
 """These, and every loss with the pairs that miners leave it."""
+
+TURNS = pytest.mark.parametrize("turns", [pytest.param(1, marks=pytest.mark.slow), 3])
+"""Every batch for each case, or quickly: a third of them."""
+
+
+def in_turn(batches: dict[str, Batch], case: str, turns: int) -> dict[str, Batch]:
+    """All batches for a loss with its default arguments; for other cases one of so many, beginning with another."""
+    if case in DEFAULTS:
+        return batches
+    first = list(CASES).index(case) % turns
+    return {name: batches[name] for name in list(batches)[first::turns]}

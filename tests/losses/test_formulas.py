@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.losses.batches import LOOSE_DISTANCES, nasty_batches
-from tests.losses.cases import CASES, DEFAULTS
+from tests.losses.cases import CASES, DEFAULTS, TURNS, in_turn
 from vicinal.losses import BlackboxAPLoss, CircleLoss, MarginLoss
 
 BATCHES = nasty_batches()
@@ -15,10 +15,11 @@ OTHER_GRADIENT = CircleLoss, BlackboxAPLoss
 """By definition: the weights of the one carry no gradient, and the value of the other is piecewise constant."""
 
 
+@TURNS
 @pytest.mark.parametrize("case", CASES)
-def test_value_and_gradients_are_the_formulas(case: str) -> None:
+def test_value_and_gradients_are_the_formulas(case: str, turns: int) -> None:
     """On every batch; those of many classes are left to the losses with their default arguments."""
-    for name, batch in BATCHES.items():
+    for name, batch in in_turn(BATCHES, case, turns).items():
         if name == "many classes" and case not in DEFAULTS:
             continue
         loose = CASES[case].kind is MarginLoss and name in LOOSE_DISTANCES

@@ -10,15 +10,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.losses.batches import LOOSE_DISTANCES, nasty_batches
-from tests.losses.cases import CASES, DEFAULTS, MINERS
+from tests.losses.cases import CASES, DEFAULTS, MINERS, TURNS, in_turn
 from vicinal.losses import ContrastiveLoss, MarginLoss
 
 BATCHES = nasty_batches()
 
 
+@TURNS
 @pytest.mark.parametrize("case", CASES)
-def test_value_and_gradients_are_those_of_the_whole(case: str) -> None:
-    for name, batch in BATCHES.items():
+def test_value_and_gradients_are_those_of_the_whole(case: str, turns: int) -> None:
+    for name, batch in in_turn(BATCHES, case, turns).items():
         if len(batch.labels) > 12 and case not in DEFAULTS:
             continue
         loose = CASES[case].kind is MarginLoss and name in LOOSE_DISTANCES

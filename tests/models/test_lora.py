@@ -67,6 +67,7 @@ def test_merged_models_have_the_same_outputs(
     assert loaded.fingerprint() == model.fingerprint() != fingerprint
 
 
+@pytest.mark.slow
 def test_a_saved_model_loads_without_peft(tmp_path: Path) -> None:
     model = embedder()
     add_lora(model)

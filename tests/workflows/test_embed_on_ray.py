@@ -111,6 +111,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("[!.]*.*")}
 
 
+@pytest.mark.slow
 def test_the_files_are_those_of_a_shard(model: str, images: Path, quick_cluster: None, tmp_path: Path) -> None:
     for shard in (1, 2):
         embed_shard(reader_of(model), str(images), tmp_path / "here", shard, 2, part_size=3)
