@@ -8,6 +8,7 @@ from typing import Literal
 
 from vicinal.data.embeddings.shard_manifest import holds_shards
 from vicinal.utils.errors import InputError
+from vicinal.utils.files import check_regular_file
 from vicinal.utils.run_folder import RunFolder
 
 SourceKind = Literal["run", "refiner run", "embeddings", "index", "embedder", "image", "images"]
@@ -45,6 +46,8 @@ def source_kind(path: str) -> SourceKind:
 def check_labels_fit(source: str) -> None:
     """Raise InputError unless a source is a file of embeddings, to which a file of labels gives its rows."""
     if source_kind(source) != "embeddings":
+        if source.endswith(".parquet"):
+            check_regular_file(source)  # nobody has looked into a pipe
         raise InputError(f"--labels gives labels to files of embeddings; {source} is none: leave out --labels")
 
 

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vicinal.data.columns import COLUMN_FLAGS
 from vicinal.training.recipes.base_settings import (
     EPOCHS,
     BaseSettings,
@@ -168,7 +167,7 @@ class RefinerSettings(BaseSettings):
         require(not neither, "embeddings", self.embeddings, "a file of embeddings, unless run is given")
         both = self.embeddings is not None and self.run is not None
         require(not both, "run", self.run, f"left out where embeddings = {self.embeddings} is given")
-        for name in ("labels", *COLUMN_FLAGS):
+        for name in ("labels", "path_column", "label_column"):
             is_used = getattr(self, name) is None or self.embeddings is not None
             require(is_used, name, getattr(self, name), "left out where no file of embeddings is given")
         require(self.devices is None or self.devices >= 1, "devices", self.devices, "at least 1 or null")
