@@ -36,10 +36,10 @@ docs: $(INSTALLED)
 	@echo "$(SITE)/index.html"
 
 tests: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 test-all: lint types docs
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -20,6 +21,18 @@ sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRITON_INTERPRET"] = "1"  # runs the kernels of GPUs on the CPU; read when Triton is first imported
+
+
+def pytest_sessionstart() -> None:
+    """Collect twelve thousand tests without the garbage collector, which would walk over all of them again and again."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests out of every later collection of garbage, and collect it again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def draw_photos(folder: Path, num_classes: int, images_per_class: int) -> Path:
