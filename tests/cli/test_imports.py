@@ -198,6 +198,7 @@ def test_embed_whiten_and_evaluate_of_images(run: Path, photos: Path, tmp_path: 
     )
 
 
+@pytest.mark.slow
 def test_refine_and_train(photos: Path, tmp_path: Path) -> None:
     embeddings = save_clusters(tmp_path / "e.parquet")
     check(

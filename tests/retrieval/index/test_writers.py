@@ -200,14 +200,14 @@ def test_threads_search_while_one_changes(kind: str) -> None:
         threads = [threading.Thread(target=search) for _ in range(4)]
         for thread in threads:
             thread.start()
-        for number in range(60):
+        for number in range(20):
             ids = index.add(vectors(number), table(str(number)))
             index.delete(ids[::2])
         done.set()
         for thread in threads:
             thread.join()
         assert not failures
-        assert len(index) == 500 + 60 * SIZE // 2
+        assert len(index) == 500 + 20 * SIZE // 2
 
     finish(start(run))
 
