@@ -24,7 +24,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # runs the kernels of GPUs on the CPU; rea
 
 
 def pytest_sessionstart() -> None:
-    """Collect twelve thousand tests without the garbage collector, which would walk over all of them again and again."""
+    """Collect the thousands of tests without the garbage collector, which would walk over all of them every time."""
     gc.disable()
 
 

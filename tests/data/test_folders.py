@@ -88,7 +88,7 @@ def test_a_walk_ends_where_there_is_too_much(tmp_path: Path, monkeypatch: pytest
 
 
 def test_files_of_other_image_formats_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fill(tmp_path, "cat/1.png", "cat/2.HEIC", "cat/3.heic", "dog/4.mov", "dog/notes.txt")
+    fill(tmp_path, "cat/1.png", "cat/2.HEIC", "cat/3.heic", "cat/4.mov", "cat/notes.txt")
     assert len(Table.from_folder(tmp_path)) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
@@ -98,6 +98,26 @@ def test_files_of_other_image_formats_are_counted(tmp_path: Path, capsys: pytest
     (tmp_path / "cat" / "1.png").unlink()
     with pytest.raises(InputError, match=r"no image in this folder .*; there are 2 \.heic, 1 \.mov; HEIC needs"):
         Table.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("empty", "named"),
+    [
+        (["dog"], "dog"),
+        (["dog/old/older", "cat/blurred", ".hidden"], "cat/blurred, dog"),
+        (["b/x", "d", "a", "c"], "4 folders, such as a"),
+        ([], None),
+    ],
+)
+def test_folders_without_images_are_named(
+    tmp_path: Path, empty: list[str], named: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path, "cat/1.png", "owl/2.png")
+    for folder in empty:
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "cat" / "loop").symlink_to(tmp_path)
+    assert len(Table.from_folder(tmp_path)) == 2
+    assert capsys.readouterr().err == (f"{tmp_path}: no image in {named}\n" if named else "")
 
 
 def test_an_empty_name_is_not_the_working_directory() -> None:

@@ -29,8 +29,8 @@ MAX_VISITS = 16  # of one folder, by links to it
 def read_folder(folder: str | Path) -> tuple[pd.DataFrame, dict[str, int]]:
     """List the images in a folder: `path`, and from the folder names `label`, `coarse`, `coarse_2`, ... and `split`.
 
-    Images at different depths are not sorted by class and have no labels, which is logged, as is the number of files of
-    other image formats.
+    Images at different depths are not sorted by class and have no labels, which is logged, as are the number of files
+    of other image formats and the folders without images.
 
     Returns:
         The images, and the number of other files by suffix; those without one are under "".
@@ -44,7 +44,7 @@ def read_folder(folder: str | Path) -> tuple[pd.DataFrame, dict[str, int]]:
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder}: {'is a file, not a folder' if folder.exists() else 'no such folder'}")
-    files, others = find_images(folder)
+    files, others, without_images = find_images(folder)
     unread = {suffix: number for suffix, number in others.items() if suffix in UNREAD_SUFFIXES}
     left_out = ", ".join(f"{number:,} {suffix}" for suffix, number in sorted(unread.items()))
     hint = f"; {HEIF_NEEDS}" if set(HEIF_SUFFIXES) & set(unread) else ""
@@ -53,6 +53,8 @@ def read_folder(folder: str | Path) -> tuple[pd.DataFrame, dict[str, int]]:
         raise InputError(f"{folder}: no image in this folder or below (known are {', '.join(IMAGE_SUFFIXES)}){there}")
     if left_out:
         log(f"{folder}: left out files of formats that are not read: {left_out}{hint}")
+    if without_images:
+        log(f"{folder}: no image in {_these(without_images)}")
     for file in files:
         check_utf8(os.path.join(folder, file), "folder of images")
     parents = [PurePath(file).parent.parts for file in files]
@@ -63,14 +65,15 @@ def read_folder(folder: str | Path) -> tuple[pd.DataFrame, dict[str, int]]:
     return pd.DataFrame({**columns, **_label_columns(folder, files, parents)}), dict(sorted(others.items()))
 
 
-def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
-    """The images below a folder, and how many other files there are.
+def find_images(folder: Path) -> tuple[list[str], Counter[str], list[str]]:
+    """The images below a folder, how many other files there are, and the folders without images.
 
     Hidden entries are skipped. Links are followed, but to no folder that the link is in, and to no folder more than
     MAX_VISITS times.
 
     Returns:
-        The images as sorted relative paths, and the number of other files by suffix.
+        The images as sorted relative paths, the number of other files by suffix, and the sorted relative paths of the
+        folders with no image in them or below; of those inside one another, only the outermost.
 
     Raises:
         InputError: There are more than MAX_ENTRIES entries, as on a whole disk.
@@ -78,10 +81,12 @@ def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
     found: list[str] = []
     others: Counter[str] = Counter()
     visits: Counter[str] = Counter()
+    visited: list[str] = []
     num_entries = 0
     pending: list[tuple[str, tuple[str, ...]]] = [(os.fspath(folder), (os.path.realpath(folder),))]
     while pending:
         current, ancestors = pending.pop()
+        visited.append(current)
         for entry in _visible_entries(current):
             num_entries += 1
             if _is_folder(entry):
@@ -95,7 +100,25 @@ def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
                 others[os.path.splitext(entry.name)[1].lower()] += 1
         if num_entries > MAX_ENTRIES:
             raise InputError(f"{folder}: holds more than {MAX_ENTRIES:,} files and folders; give a folder of images")
-    return sorted((os.path.relpath(file, folder) for file in found), key=lambda file: PurePath(file).parts), others
+    files = sorted((os.path.relpath(file, folder) for file in found), key=lambda file: PurePath(file).parts)
+    return files, others, _without_images(folder, visited, found)
+
+
+def _without_images(folder: Path, visited: list[str], images: list[str]) -> list[str]:
+    """The outermost of the visited folders below which no image lies, relative to the folder that was walked."""
+    top = os.fspath(folder)
+    with_images = {top}
+    for parent in {os.path.dirname(file) for file in images}:
+        while parent not in with_images:
+            with_images.add(parent)
+            parent = os.path.dirname(parent)
+    empty = (each for each in visited if each not in with_images and os.path.dirname(each) in with_images)
+    return sorted(os.path.relpath(each, top) for each in empty)
+
+
+def _these(folders: list[str]) -> str:
+    """Few folders by name, many by their number and the first of them."""
+    return ", ".join(folders) if len(folders) <= 3 else f"{len(folders):,} folders, such as {folders[0]}"
 
 
 def _visible_entries(folder: str) -> list[os.DirEntry[str]]:
