@@ -37,7 +37,7 @@ from vicinal.data.batches.pixel_batches import EmbeddedBatch
 from vicinal.data.embeddings.shard_manifest import ShardManifest
 from vicinal.models import Embedder
 from vicinal.workflows import EmbeddingReader, embed_on_ray, embed_shard
-from vicinal.workflows.shard_job import ShardJob
+from vicinal.workflows.embedding.shard_job import ShardJob
 
 QUARTERS = 4
 PROCESS = psutil.Process()

@@ -29,7 +29,7 @@ import pandas as pd
 from benchmarks.indexes import make_vectors
 from benchmarks.table import print_machine
 from vicinal import Index, Table
-from vicinal.retrieval.index.engine_url import is_engine_url
+from vicinal.retrieval.index.remote.engine_url import is_engine_url
 from vicinal.retrieval.index.verification import verify_index
 
 FILTERED_QUERIES = 50

@@ -34,9 +34,9 @@ from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows import EmbeddingReader, embed_on_ray, embed_shard, refine
-from vicinal.workflows.embed_processes import _embed_part
+from vicinal.workflows.embedding.embed_processes import _embed_part
 from vicinal.workflows.export import export_source
-from vicinal.workflows.several_sources import embed_several
+from vicinal.workflows.sources.several_sources import embed_several
 
 DEVICE = ["--data.decoding=device", "--data.cache=false", "--data.num_workers=0"]
 
@@ -65,7 +65,7 @@ def libjpeg() -> Iterator[list[int]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceDecoder, "__call__", counted)
-        for module in ("vicinal.data.images.nvjpeg", "vicinal.workflows.sources"):
+        for module in ("vicinal.data.images.nvjpeg", "vicinal.workflows.embedding.model_options"):
             patch.setattr(f"{module}.check_nvjpeg", lambda *_: None)
         yield counts
 
@@ -307,7 +307,7 @@ def test_processes_of_a_refiner_decode_images_once_and_leave_out_those_that_cann
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("vicinal.workflows.embed_processes.ProcessPoolExecutor", OneProcess)
+    monkeypatch.setattr("vicinal.workflows.embedding.embed_processes.ProcessPoolExecutor", OneProcess)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(refine, "EmbeddingReader", partial(EmbeddingReader, batch_size=3))
     source = RunFolder(Path(copytree(run, tmp_path / "run")))

@@ -25,7 +25,7 @@ from vicinal.cli.main import main
 from vicinal.data import Table, save_embeddings
 from vicinal.models import ContextRefiner
 from vicinal.retrieval import Index
-from vicinal.retrieval.index import faiss_engine
+from vicinal.retrieval.index.engines import faiss_engine
 from vicinal.retrieval.index.storage import CONFIG, _name_of
 from vicinal.utils.errors import InputError
 

@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 
 from tests.serving.service import random_vectors
-from vicinal.serving.folder_store import FolderStore
 from vicinal.serving.limits import Limits
+from vicinal.serving.store.folder_store import FolderStore
 
 NUM_THREADS = 3
 

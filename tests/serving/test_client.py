@@ -18,7 +18,7 @@ from PIL import Image
 from tests.serving.page_server import COLORS, MeanColor, Watched, draw, make_index, serve, watched_app
 from vicinal.data import Table
 from vicinal.retrieval import Index, search_images
-from vicinal.serving.client import Client
+from vicinal.serving.client.client import Client
 from vicinal.utils.errors import InputError
 
 RNG = np.random.default_rng(0)

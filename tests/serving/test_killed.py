@@ -11,7 +11,7 @@ import numpy as np
 from tests.conftest import ROOT
 from tests.serving.service import random_vectors, save_index
 from vicinal import Index
-from vicinal.serving.folder_store import FolderStore
+from vicinal.serving.store.folder_store import FolderStore
 
 ROUNDS = 5
 

@@ -24,9 +24,9 @@ from vicinal import Embedder, Index, Table
 from vicinal.cli.main import main
 from vicinal.retrieval import RemoteIndex
 from vicinal.retrieval.calibration import example_calibration
-from vicinal.serving import remote_store
 from vicinal.serving.app import create_app
-from vicinal.serving.client import Client
+from vicinal.serving.client.client import Client
+from vicinal.serving.store import remote_store
 from vicinal.utils.errors import InputError
 
 ROWS = 12

@@ -12,8 +12,8 @@ import torch
 from tests.serving.service import DIM, random_vectors
 from vicinal import ContextRefiner, Index, Table
 from vicinal.retrieval.search import search_images
-from vicinal.serving.changes import Change, ColumnKinds, frame_of
-from vicinal.serving.snapshot import Snapshot, apply_changes
+from vicinal.serving.store.changes import Change, ColumnKinds, frame_of
+from vicinal.serving.store.snapshot import Snapshot, apply_changes
 from vicinal.utils.errors import InputError
 
 QUERIES = random_vectors(6, seed=9)

@@ -15,11 +15,11 @@ import pytest
 
 from tests.serving.service import random_vectors, save_index
 from vicinal import Index, Table
-from vicinal.serving.changes import Change, frame_of
-from vicinal.serving.folder_store import FolderStore
-from vicinal.serving.journal import Journal, journal_files
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem
+from vicinal.serving.store.changes import Change, frame_of
+from vicinal.serving.store.folder_store import FolderStore
+from vicinal.serving.store.journal import Journal, journal_files
 from vicinal.utils.errors import InputError
 
 NEVER = {"save_changes": 10**6, "save_seconds": 1e6}
@@ -176,7 +176,7 @@ def test_saving_goes_on_beside_changes(tmp_path: Path) -> None:
 
 def test_a_failed_save_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_index(tmp_path)
-    monkeypatch.setattr("vicinal.serving.folder_store.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("vicinal.serving.store.folder_store.RETRY_SECONDS", 0.05)
     with FolderStore(folder, Limits(save_changes=1)) as store:
         with monkeypatch.context() as patch:
             patch.setattr(Index, "save", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
@@ -213,7 +213,7 @@ def test_one_process_writes(tmp_path: Path) -> None:
 
 
 def test_readers_follow_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vicinal.serving.folder_store.RELOAD_SECONDS", 0.02)
+    monkeypatch.setattr("vicinal.serving.store.folder_store.RELOAD_SECONDS", 0.02)
     folder = save_index(tmp_path)
     with FolderStore(folder, Limits(save_changes=2)) as writer, FolderStore(folder, read_only=True) as reader:
         with pytest.raises(Problem) as problem:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vicinal.workflows.columns import choose_column
+from vicinal.workflows.sources.columns import choose_column
 
 REMEMBERED = {"path_column": "file", "label_column": "kind"}
 

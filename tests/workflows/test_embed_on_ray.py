@@ -24,7 +24,7 @@ from vicinal.data.embeddings.shard_manifest import ShardManifest
 from vicinal.models import Embedder
 from vicinal.utils.errors import InputError
 from vicinal.workflows import EmbeddingReader, embed_on_ray, embed_shard
-from vicinal.workflows.ray_cluster import check_reachable
+from vicinal.workflows.ray.ray_cluster import check_reachable
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
 
@@ -36,7 +36,7 @@ def deadly_hook(orders: Path) -> Callable[[], None]:
 
     def patch() -> None:  # pickled by its value, as a function of this module would make each worker import the tests
         from vicinal.data.batches.image_dataset import ImageDataset
-        from vicinal.workflows.ray_stages import EmbedBlock
+        from vicinal.workflows.ray.ray_stages import EmbedBlock
 
         def die() -> None:
             os.kill(os.getpid(), signal.SIGKILL)

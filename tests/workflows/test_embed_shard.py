@@ -27,7 +27,7 @@ from vicinal.models import Embedder
 from vicinal.utils.errors import InputError
 from vicinal.utils.locks import hold_lock
 from vicinal.workflows import EmbeddingReader, embed_shard
-from vicinal.workflows.shard_job import LOCK
+from vicinal.workflows.embedding.shard_job import LOCK
 
 NUM_SHARDS, PART_SIZE = 3, 3
 MANIFEST = ShardManifest(1, 3, "photos", 24, "0" * 64, "0123abcd", "32", "skip", PART_SIZE)

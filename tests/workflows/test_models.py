@@ -10,7 +10,7 @@ import pytest
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.models.pooling import PoolingName
 from vicinal.utils.errors import InputError
-from vicinal.workflows.embedding_options import EmbeddingOptions
+from vicinal.workflows.embedding.embedding_options import EmbeddingOptions
 from vicinal.workflows.models import check_backbone, load_model, load_refiner, usable_device
 
 

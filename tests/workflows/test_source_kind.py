@@ -10,7 +10,7 @@ import pytest
 from vicinal.data import Table, save_embeddings
 from vicinal.models import Embedder
 from vicinal.retrieval import Index
-from vicinal.workflows.source_kind import source_kind
+from vicinal.workflows.sources.source_kind import source_kind
 
 
 def test_kinds(photos: Path, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from vicinal.data import ImageTransform, Table, save_embeddings
 from vicinal.models import Embedder
 from vicinal.retrieval import Index
 from vicinal.utils.errors import InputError
-from vicinal.workflows.image_tables import load_image_table
 from vicinal.workflows.models import load_model
-from vicinal.workflows.sources import EmbeddingReader
+from vicinal.workflows.sources.embedding_reader import EmbeddingReader
+from vicinal.workflows.sources.image_tables import load_image_table
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from vicinal.data import Table
     from vicinal.models import ContextRefiner
     from vicinal.retrieval import Reranking
-    from vicinal.workflows.embedded_table import EmbeddedTable
     from vicinal.workflows.evaluation_settings import EvaluationSettings
+    from vicinal.workflows.sources.embedded_table import EmbeddedTable
 
 
 def add_evaluate(parser: Parser) -> None:
@@ -246,7 +246,7 @@ def _check_sources(arguments: Arguments) -> None:
 
 def _check_division(arguments: Arguments) -> None:
     """Raise InputError if several processes cannot divide what is asked for."""
-    from vicinal.workflows.source_kind import source_kind
+    from vicinal.workflows.sources.source_kind import source_kind
 
     for option in ("rerank", "refiner", "clusters"):
         if getattr(arguments, option, None):
@@ -261,8 +261,8 @@ def _check_division(arguments: Arguments) -> None:
 
 def _embedded(arguments: Arguments, mapped: bool = False) -> dict[str, EmbeddedTable]:
     """Name -> embeddings of every source."""
-    from vicinal.workflows.several_sources import embed_several
-    from vicinal.workflows.source_kind import source_kind
+    from vicinal.workflows.sources.several_sources import embed_several
+    from vicinal.workflows.sources.source_kind import source_kind
 
     given = vars(arguments)
     measure = len(arguments.sources) > 1 and not given.get("average")

@@ -16,8 +16,8 @@ from vicinal.utils.errors import InputError
 if TYPE_CHECKING:
     from vicinal.models import ContextRefiner
     from vicinal.retrieval import ImageIndex, Index
-    from vicinal.workflows.embedded_table import EmbeddedTable
-    from vicinal.workflows.sources import EmbeddingReader
+    from vicinal.workflows.sources.embedded_table import EmbeddedTable
+    from vicinal.workflows.sources.embedding_reader import EmbeddingReader
 
 
 def changed_index(arguments: Arguments) -> ImageIndex:
@@ -56,7 +56,7 @@ def _build(arguments: Arguments) -> None:
 
 def _is_built_in_batches(arguments: Arguments, source: str) -> bool:
     """Whether an index is built in batches that are saved: one of codes in a folder, of embeddings that are stored."""
-    from vicinal.retrieval.index.rescoring import DEFAULT_RESCORE
+    from vicinal.retrieval.index.engines.rescoring import DEFAULT_RESCORE
 
     is_plain = arguments.kind in DEFAULT_RESCORE and not arguments.refiner and not is_url(arguments.index)
     return is_plain and not _is_of_images(source)
@@ -84,7 +84,7 @@ def _new_index(
     )
     index.root = _root(arguments, source)
     if "model" in index.made_with:
-        from vicinal.workflows.calibration_places import stored_calibration
+        from vicinal.workflows.calibration.calibration_places import stored_calibration
 
         index.calibration = stored_calibration(index.made_with["model"], index.fingerprint())
     return index
@@ -101,7 +101,7 @@ def _root(arguments: Arguments, source: str) -> str | None:
 
 def _is_of_images(source: str) -> bool:
     """Whether a source is embedded here, and holds no embeddings."""
-    from vicinal.workflows.source_kind import source_kind
+    from vicinal.workflows.sources.source_kind import source_kind
 
     return source_kind(source) in ("run", "image", "images")
 

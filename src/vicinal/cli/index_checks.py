@@ -117,8 +117,8 @@ def _check_folder(arguments: Arguments) -> None:
 
 def _check_remote(arguments: Arguments) -> None:
     """Raise before images are embedded if a database cannot hold the index, is not there, or holds another one."""
-    from vicinal.retrieval.index.engine_url import EngineURL
-    from vicinal.retrieval.index.remote_engine import connect
+    from vicinal.retrieval.index.remote.engine_url import EngineURL
+    from vicinal.retrieval.index.remote.remote_engine import connect
     from vicinal.workflows.sync import index_exists
 
     url = EngineURL.parse(arguments.index)

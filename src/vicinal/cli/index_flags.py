@@ -15,15 +15,15 @@ from vicinal.utils.errors import InputError
 if TYPE_CHECKING:
     from vicinal.models import ContextRefiner
     from vicinal.retrieval import ImageIndex
-    from vicinal.workflows.embedded_table import EmbeddedTable
-    from vicinal.workflows.sources import EmbeddingReader
+    from vicinal.workflows.sources.embedded_table import EmbeddedTable
+    from vicinal.workflows.sources.embedding_reader import EmbeddingReader
 
 
 def made_with(arguments: Arguments, source: str) -> dict[str, str]:
     """The flags that make the embeddings of a source, with the places of their models and files."""
     from vicinal.data.columns import COLUMN_FLAGS
     from vicinal.retrieval.index.made_with import FLAGS
-    from vicinal.workflows.source_kind import source_kind
+    from vicinal.workflows.sources.source_kind import source_kind
 
     values = {name: getattr(arguments, name, None) for name in FLAGS}
     if values["model"] is None and source_kind(source) == "run":
@@ -94,7 +94,7 @@ def check_models(
 
 def are_images(sources: Sequence[str]) -> bool:
     """Whether all sources are images without a model of their own."""
-    from vicinal.workflows.source_kind import source_kind
+    from vicinal.workflows.sources.source_kind import source_kind
 
     return all(source_kind(source) in ("image", "images") for source in sources)
 

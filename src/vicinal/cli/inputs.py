@@ -14,8 +14,8 @@ from vicinal.utils.errors import InputError, no_such_source
 if TYPE_CHECKING:
     from vicinal.data import Table
     from vicinal.models import ContextRefiner
-    from vicinal.workflows.embedded_table import EmbeddedTable
-    from vicinal.workflows.sources import EmbeddingReader
+    from vicinal.workflows.sources.embedded_table import EmbeddedTable
+    from vicinal.workflows.sources.embedding_reader import EmbeddingReader
 
 IMAGES = (
     "a folder of images, with labels if it has one folder per class, a .csv or .parquet table with the columns path "
@@ -32,7 +32,7 @@ def is_url(place: str | None) -> bool:
     """Whether the place of an index is the URL of a database."""
     if "://" not in str(place):
         return False
-    from vicinal.retrieval.index.engine_url import is_engine_url
+    from vicinal.retrieval.index.remote.engine_url import is_engine_url
 
     return is_engine_url(place)
 
@@ -41,7 +41,7 @@ def check_index(place: str) -> None:
     """Raise InputError if the folder of an index does not exist, or its URL is wrong; before anything slow."""
     if not is_url(place):
         return check_files(place)
-    from vicinal.retrieval.index.engine_url import EngineURL
+    from vicinal.retrieval.index.remote.engine_url import EngineURL
 
     EngineURL.parse(place)
 
@@ -97,7 +97,7 @@ def add_json(flags: Flags) -> None:
 
 def add_embedding(parser: Parser, split: bool = True, whitening: bool = True, where: bool = True) -> None:
     """Add the flags about embedding images."""
-    from vicinal.workflows.embedding_options import EmbeddingOptions
+    from vicinal.workflows.embedding.embedding_options import EmbeddingOptions
 
     group = parser.add_argument_group("embedding of images")
     if split:
@@ -117,7 +117,7 @@ def add_refiner(flags: Flags, purpose: str) -> None:
 
 def read_embedding(arguments: Arguments, **options: Any) -> EmbeddingReader:
     """The reader of embedding sources, by the flags about embedding images."""
-    from vicinal.workflows.sources import EmbeddingReader
+    from vicinal.workflows.sources.embedding_reader import EmbeddingReader
 
     return read_settings(EmbeddingReader, arguments, **options)
 
@@ -127,7 +127,7 @@ def require_labels(source: str, table: Table, purpose: str) -> None:
     if table.has("label"):
         return
     from vicinal.data.embeddings.embedding_files import TABLE_SUFFIX
-    from vicinal.workflows.source_kind import source_kind
+    from vicinal.workflows.sources.source_kind import source_kind
 
     if source_kind(source) == "embeddings":
         beside = f", or in {Path(source).with_suffix(TABLE_SUFFIX)}" if source.lower().endswith(".npy") else ""

@@ -36,7 +36,7 @@ DECODES_ON_CPU = (
 def add_serve(parser: Parser) -> None:
     """Add the flags of `vicinal serve`."""
     from vicinal.serving.limits import Limits
-    from vicinal.workflows.embedding_options import EmbeddingOptions
+    from vicinal.workflows.embedding.embedding_options import EmbeddingOptions
 
     parser.add_argument("index", help="the folder of the index, or the URL of one in a database, such as "
                         "postgresql://USER@HOST/DATABASE?table=TABLE")  # fmt: skip
@@ -73,9 +73,9 @@ def serve(arguments: Arguments) -> None:
 
     access = access_for(arguments.host, read_token(arguments.token_file), tuple(arguments.cors_origin))
     from vicinal.retrieval import Index
+    from vicinal.serving.images.workers import start_early
     from vicinal.serving.server import run
     from vicinal.serving.service import Service
-    from vicinal.serving.workers import start_early
 
     index = Index.load(arguments.index)
     if "model" in {*vars(arguments), *index.made_with}:
@@ -120,7 +120,7 @@ def _embedder(arguments: Arguments, index: Index) -> Any:
         log(f"{arguments.index} does not say which model made its embeddings, so only vectors and ids are searched "
             "for; --model gives one")  # fmt: skip
         return None
-    from vicinal.serving.embedders import TorchEmbedder
+    from vicinal.serving.images.embedders import TorchEmbedder
     from vicinal.workflows.models import usable_device
 
     if getattr(arguments, "decoding", None) == "device":

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from vicinal.retrieval.decisions import DecidedResult, Decision, match_images
     from vicinal.retrieval.index.index import Index
     from vicinal.retrieval.index.interface import ImageIndex
-    from vicinal.retrieval.index.remote_engine import EngineUnavailableError
-    from vicinal.retrieval.index.remote_index import RemoteIndex
+    from vicinal.retrieval.index.remote.remote_engine import EngineUnavailableError
+    from vicinal.retrieval.index.remote.remote_index import RemoteIndex
     from vicinal.retrieval.neighbors import Neighbors, top_k
     from vicinal.retrieval.query_gallery import QueryGallery
     from vicinal.retrieval.range_queries import range_search

@@ -9,7 +9,7 @@ import pandas as pd
 
 from vicinal.data.columns import BOX_COLUMNS
 from vicinal.retrieval.index.metadata import FILE_COLUMNS
-from vicinal.serving.snapshot import Snapshot
+from vicinal.serving.store.snapshot import Snapshot
 
 MAX_VALUES = 50
 MAX_TEXT = 200  # characters of a value that is listed

@@ -16,7 +16,7 @@ from vicinal.retrieval.decisions import match_images
 from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.reranking.names import RERANKINGS
 from vicinal.retrieval.search import SearchResult, search_images
-from vicinal.serving.paths import shown_path
+from vicinal.serving.images.paths import shown_path
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
 

@@ -17,8 +17,8 @@ from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.workflows.clean_settings import CleanSettings
-from vicinal.workflows.source_kind import source_kind
-from vicinal.workflows.sources import EmbeddingReader
+from vicinal.workflows.sources.embedding_reader import EmbeddingReader
+from vicinal.workflows.sources.source_kind import source_kind
 
 DEFAULT_MODEL = "timm/vit_small_patch14_dinov2.lvd142m"
 MIN_IMAGES = 2

@@ -34,8 +34,8 @@ from vicinal.evaluation.resampling import MIN_CLASSES
 from vicinal.retrieval.reranking.base import Reranking
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
-from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.evaluation_settings import REVISITED, VEHICLE_ID, EvaluationSettings
+from vicinal.workflows.sources.embedded_table import EmbeddedTable
 
 MakeReranking = Callable[[EmbeddedTable], Reranking]
 """Makes the re-ranking or refinement of some embeddings."""

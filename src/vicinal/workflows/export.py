@@ -15,8 +15,8 @@ from vicinal.models.saving import check_same_model
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.workflows.models import load_model
-from vicinal.workflows.source_kind import source_kind
-from vicinal.workflows.sources import EmbeddingReader
+from vicinal.workflows.sources.embedding_reader import EmbeddingReader
+from vicinal.workflows.sources.source_kind import source_kind
 
 if TYPE_CHECKING:
     from vicinal.export.parity import ParityReport

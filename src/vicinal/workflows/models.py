@@ -12,7 +12,7 @@ from vicinal.models.refiner import ContextRefiner
 from vicinal.utils.console import condensed_retries
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
-from vicinal.workflows.source_kind import source_kind
+from vicinal.workflows.sources.source_kind import source_kind
 
 if TYPE_CHECKING:
     from vicinal.models.embedder import Embedder

@@ -24,10 +24,10 @@ from vicinal.utils.arrays import Booleans, Floats
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, InterruptedRunError
 from vicinal.utils.run_folder import RunFolder
-from vicinal.workflows.embed_processes import check_devices, embed_in_processes
-from vicinal.workflows.embedded_table import EmbeddedTable, load_file
+from vicinal.workflows.embedding.embed_processes import check_devices, embed_in_processes
 from vicinal.workflows.models import usable_device
-from vicinal.workflows.sources import EmbeddingReader
+from vicinal.workflows.sources.embedded_table import EmbeddedTable, load_file
+from vicinal.workflows.sources.embedding_reader import EmbeddingReader
 
 DEVICES = {"cpu": "cpu", "gpu": "cuda", "auto": None}  # by the accelerator of a recipe
 

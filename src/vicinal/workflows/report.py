@@ -11,10 +11,10 @@ from vicinal.evaluation import ResultsTable, confidence_intervals, paired_differ
 from vicinal.report.page import EvaluatedEmbeddings, write_comparison_page, write_page, write_unlabeled_page
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
-from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.evaluate import EvaluatedSource, check_same_images, costs_of, evaluate_sources, resampling_of
 from vicinal.workflows.evaluation_settings import EvaluationSettings
-from vicinal.workflows.source_kind import source_kind
+from vicinal.workflows.sources.embedded_table import EmbeddedTable
+from vicinal.workflows.sources.source_kind import source_kind
 
 PAGE = "report.html"
 

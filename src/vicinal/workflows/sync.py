@@ -15,18 +15,18 @@ import pandas as pd
 from vicinal.data.batches.image_dataset import NoReadableImageError
 from vicinal.data.boxes import row_boxes
 from vicinal.data.table import Table
-from vicinal.retrieval.index.engine_url import is_engine_url
 from vicinal.retrieval.index.index import TIMEOUT, Index
 from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.index.metadata import FILE_COLUMNS, Metadata
-from vicinal.retrieval.index.payload import converted, merged_kinds, payload_of
+from vicinal.retrieval.index.remote.engine_url import is_engine_url
+from vicinal.retrieval.index.remote.payload import converted, merged_kinds, payload_of
 from vicinal.retrieval.index.storage import current_files
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
 from vicinal.utils.files import file_digest
 
 if TYPE_CHECKING:
-    from vicinal.workflows.embedded_table import EmbeddedTable
+    from vicinal.workflows.sources.embedded_table import EmbeddedTable
 
 BLOCK_SIZE = 4096  # images that are embedded between two saves
 NO_FILE = (-1, -1, "")
@@ -250,7 +250,7 @@ def index_exists(place: str | Path, timeout: float = TIMEOUT) -> bool:
     """Whether there is an index in a folder, or at the URL of a database; raises if it is damaged."""
     if not is_engine_url(place):
         return current_files(Path(place)) is not None
-    from vicinal.retrieval.index.remote_index import RemoteIndex
+    from vicinal.retrieval.index.remote.remote_index import RemoteIndex
 
     return RemoteIndex.exists(str(place), timeout)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from vicinal.retrieval.index.engine_url import EngineURL
-from vicinal.retrieval.index.remote_engine import EngineRefusedError
-from vicinal.retrieval.index.remote_facts import VERSION, RemoteFacts
+from vicinal.retrieval.index.remote.engine_url import EngineURL
+from vicinal.retrieval.index.remote.remote_engine import EngineRefusedError
+from vicinal.retrieval.index.remote.remote_facts import VERSION, RemoteFacts
 from vicinal.retrieval.index.storage import FORMAT
 from vicinal.utils.errors import InputError
 

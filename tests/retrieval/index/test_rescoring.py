@@ -12,7 +12,7 @@ from tests.retrieval.index.test_index import recall, table, unit
 from vicinal.data import Table
 from vicinal.models import ContextRefiner
 from vicinal.retrieval import Index, UnitVectors, top_k
-from vicinal.retrieval.index.half_store import HalfStore
+from vicinal.retrieval.index.engines.half_store import HalfStore
 from vicinal.utils.errors import InputError
 
 FLAT = ["sq8", "rabitq", "binary"]

@@ -16,8 +16,9 @@ from tests.retrieval.index.test_index import table, unit
 from vicinal.cli.main import main
 from vicinal.data import Table, save_embeddings
 from vicinal.retrieval import Index, UnitVectors
-from vicinal.retrieval.index import faiss_engine, staged_build
+from vicinal.retrieval.index import staged_build
 from vicinal.retrieval.index.build_progress import STAGE
+from vicinal.retrieval.index.engines import faiss_engine
 from vicinal.utils.errors import InputError
 from vicinal.utils.locks import hold_lock
 

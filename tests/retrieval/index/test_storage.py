@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vicinal.retrieval.index.half_store import HalfStore
+from vicinal.retrieval.index.engines.half_store import HalfStore
 from vicinal.retrieval.index.storage import IndexFiles
 from vicinal.utils.errors import InputError
 

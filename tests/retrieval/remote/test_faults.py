@@ -23,7 +23,7 @@ from vicinal import Index, Table
 from vicinal.cli.main import main
 from vicinal.data import save_embeddings
 from vicinal.retrieval import EngineUnavailableError, RemoteIndex
-from vicinal.retrieval.index import remote_engine
+from vicinal.retrieval.index.remote import remote_engine
 from vicinal.utils.errors import InputError
 
 ROWS, DIM = 400, 64
@@ -184,7 +184,7 @@ def test_threads_share_an_index(server: Server) -> None:
 
 COMMAND = """
 import sys
-from vicinal.retrieval.index import remote_engine
+from vicinal.retrieval.index.remote import remote_engine
 remote_engine.MAX_BATCH = 20
 from vicinal.cli.main import main
 raise SystemExit(main(sys.argv[1:]))

@@ -16,13 +16,13 @@ from vicinal.data.moved import relative_to
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.calibration import Calibration
-from vicinal.retrieval.index.engine_url import EngineURL, is_engine_url
-from vicinal.retrieval.index.faiss_engine import FaissEngine, Kind
+from vicinal.retrieval.index.engines.faiss_engine import FaissEngine, Kind
+from vicinal.retrieval.index.engines.rescoring import Engine, RescoringEngine, read_engine
 from vicinal.retrieval.index.interface import checked_vectors
 from vicinal.retrieval.index.made_with import check_made_with
 from vicinal.retrieval.index.metadata import Metadata
 from vicinal.retrieval.index.refiner_context import RefinerContext
-from vicinal.retrieval.index.rescoring import Engine, RescoringEngine, read_engine
+from vicinal.retrieval.index.remote.engine_url import EngineURL, is_engine_url
 from vicinal.retrieval.index.searchable import SearchableIndex
 from vicinal.retrieval.index.staged_build import StagedBuild
 from vicinal.retrieval.index.storage import IndexFiles, check_target, current_files, write_lock
@@ -31,7 +31,7 @@ from vicinal.utils.errors import InputError
 from vicinal.utils.locks import ReadWriteLock
 
 if TYPE_CHECKING:
-    from vicinal.retrieval.index.remote_index import RemoteIndex
+    from vicinal.retrieval.index.remote.remote_index import RemoteIndex
 
 TIMEOUT = 600.0  # seconds to wait for another process that writes the same index
 
@@ -324,6 +324,6 @@ class Index(SearchableIndex):
 
 
 def _remote_index() -> type[RemoteIndex]:
-    from vicinal.retrieval.index.remote_index import RemoteIndex
+    from vicinal.retrieval.index.remote.remote_index import RemoteIndex
 
     return RemoteIndex

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from vicinal.models.refiner import ContextRefiner
-from vicinal.retrieval.index.faiss_engine import FaissEngine, Kind
+from vicinal.retrieval.index.engines.faiss_engine import FaissEngine, Kind
 from vicinal.retrieval.refinement import Refinement
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.arrays import Integers

@@ -16,11 +16,11 @@ from typing_extensions import Self
 from vicinal.data.moved import find_old_root, moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
-from vicinal.retrieval.index.faiss_engine import Kind
+from vicinal.retrieval.index.engines.faiss_engine import Kind
+from vicinal.retrieval.index.engines.rescoring import RescoringEngine, create_engine
 from vicinal.retrieval.index.interface import check_one_row_per_id, checked_vectors
 from vicinal.retrieval.index.metadata import Metadata
 from vicinal.retrieval.index.refiner_context import RefinerContext
-from vicinal.retrieval.index.rescoring import RescoringEngine, create_engine
 from vicinal.retrieval.index.searchable_rows import SearchableRows
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.refinement import refine

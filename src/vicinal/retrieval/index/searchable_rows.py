@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from vicinal.retrieval.index.faiss_engine import Kind
+from vicinal.retrieval.index.engines.faiss_engine import Kind
+from vicinal.retrieval.index.engines.rescoring import Engine, RescoringEngine
 from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.index.metadata import Metadata
 from vicinal.retrieval.index.refiner_context import RefinerContext
-from vicinal.retrieval.index.rescoring import Engine, RescoringEngine
 from vicinal.retrieval.scores import BLOCK_ROWS
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.locks import ReadWriteLock

@@ -20,9 +20,9 @@ import numpy as np
 from typing_extensions import Self
 
 from vicinal.retrieval.index.build_progress import LOCK, STAGE, BuildProgress, delete_stale_stage
-from vicinal.retrieval.index.faiss_engine import Kind
-from vicinal.retrieval.index.half_store import HalfStore
-from vicinal.retrieval.index.rescoring import (
+from vicinal.retrieval.index.engines.faiss_engine import Kind
+from vicinal.retrieval.index.engines.half_store import HalfStore
+from vicinal.retrieval.index.engines.rescoring import (
     DEFAULT_RESCORE,
     CodesEngine,
     Engine,

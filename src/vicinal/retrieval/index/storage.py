@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vicinal.retrieval.index.build_progress import delete_stale_stage, interruption
-from vicinal.retrieval.index.half_store import HalfStore, all_finite
+from vicinal.retrieval.index.engines.half_store import HalfStore, all_finite
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.files import file_digest, temporary_files, write_blocks, write_bytes
 from vicinal.utils.locks import hold_lock

@@ -1,0 +1,169 @@
+"""Search by codes, whose nearest are then compared exactly."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from vicinal.retrieval.index.engines.binary_engine import BinaryEngine
+from vicinal.retrieval.index.engines.faiss_engine import FaissEngine, Kind
+from vicinal.retrieval.index.engines.half_store import HalfStore
+from vicinal.retrieval.neighbors import Neighbors
+from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.errors import InputError
+
+DEFAULT_RESCORE: dict[str, int] = {"sq8": 4, "ivfpq": 10, "rabitq": 20, "binary": 40}
+"""Candidates per neighbor, by the kind of the codes."""
+MIN_NEIGHBORS = 10  # a search for fewer has as many candidates
+MAX_CANDIDATES = 2**15  # whose vectors are in memory at a time
+MAX_RESCORE = 10_000
+
+
+class RescoringEngine:
+    """Codes that are searched, and the vectors themselves, with which the nearest by codes are compared.
+
+    In memory are the codes only: the vectors are read from a file.
+
+    Args:
+        codes: what is searched first.
+        store: all vectors, by the ids of the codes.
+        rescore: candidates per neighbor, at least 1.
+
+    Example:
+        >>> vectors = UnitVectors(np.eye(3), "vector")
+        >>> engine = RescoringEngine(BinaryEngine.create(vectors), HalfStore(3), rescore=2)
+        >>> engine.add(vectors)
+        >>> engine.search(vectors.subset(np.array([1])), 1, active_ids=np.arange(3))
+        Neighbors(scores=array([[1.]], dtype=float32), ids=array([[1]]))
+    """
+
+    def __init__(self, codes: FaissEngine | BinaryEngine, store: HalfStore, rescore: int) -> None:
+        self.codes, self.store, self.rescore = codes, store, rescore
+
+    @property
+    def kind(self) -> Kind:
+        """That of the codes."""
+        return self.codes.kind
+
+    @property
+    def dim(self) -> int:
+        """Number of dimensions."""
+        return self.codes.dim
+
+    def __len__(self) -> int:
+        return min(len(self.codes), len(self.store))
+
+    def to_bytes(self) -> bytes:
+        """Return the codes, for a file; the store has a file of its own."""
+        return self.codes.to_bytes()
+
+    def add(self, vectors: UnitVectors) -> None:
+        """Add vectors, [n, dim]."""
+        self.check_whole()
+        self.codes.add(vectors)
+        self.store.add(vectors)
+
+    def check_whole(self) -> None:
+        """Raise InputError if an earlier :meth:`add` was interrupted, so that codes and vectors differ in number."""
+        if len(self.codes) != len(self.store):
+            raise InputError("adding to the index was interrupted; load it again")
+
+    def take(self, ids: Integers) -> Floats:
+        """Return the vectors of these ids, float32 [n, dim], as precise as float16 is."""
+        return self.store.take(ids)
+
+    def search(self, queries: UnitVectors, k: int, active_ids: Integers) -> Neighbors:
+        """Find the k nearest vectors of each query among the nearest by codes; the scores are exact.
+
+        Args:
+            queries: [q, dim].
+            k: number of neighbors per query.
+            active_ids: int64 [m], the ids among which to search, at least k, ascending.
+        """
+        num_candidates = min(len(active_ids), self.rescore * max(k, MIN_NEIGHBORS))
+        neighbors = Neighbors.empty(len(queries), k)
+        size = max(1, min(BLOCK_ROWS, MAX_CANDIDATES // num_candidates))
+        for start in range(0, len(queries), BLOCK_ROWS):  # faiss is faster with many queries at a time
+            block = queries.subset(np.arange(start, min(start + BLOCK_ROWS, len(queries))))
+            candidates = self.codes.search(block, num_candidates, active_ids).ids
+            for first in range(0, len(block), size):
+                vectors = block.block(first, min(first + size, len(block))).cpu().numpy()
+                found = self._nearest(vectors, candidates[first : first + size], k)
+                rows = slice(start + first, start + first + len(vectors))
+                neighbors.scores[rows], neighbors.ids[rows] = found.scores, found.ids
+        return neighbors
+
+    def _nearest(self, vectors: Floats, candidates: Integers, k: int) -> Neighbors:
+        """The k best candidates of each query, [queries, candidates], by their vectors."""
+        if (candidates < 0).any():
+            raise InputError("the index is damaged: its codes are not those of vectors; build it again")
+        others = self.store.take(candidates.ravel()).reshape(*candidates.shape, -1)
+        scores = np.einsum(
+            "qd,qcd->qc", vectors, others
+        )  # the same for equal vectors, which a matrix product need not be
+        order = np.lexsort((candidates, -scores))[:, :k]
+        return Neighbors(np.take_along_axis(scores, order, axis=1), np.take_along_axis(candidates, order, axis=1))
+
+
+CodesEngine = FaissEngine | BinaryEngine
+Engine = CodesEngine | RescoringEngine
+
+
+def create_engine(kind: Literal["auto"] | Kind, vectors: UnitVectors, rescore: int | None = None) -> Engine:
+    """Return an empty engine for these vectors, trained on them if its kind needs training.
+
+    Args:
+        kind: of the index, or `auto`.
+        vectors: [n, dim].
+        rescore: candidates per neighbor; None: the default of the kind, 0: none, with approximate scores.
+
+    Raises:
+        InputError: the kind is unknown, it has no codes to rescore, or there are too few vectors to train on.
+    """
+    rescore, codes = checked_rescore(kind, rescore), create_codes(kind, vectors)
+    return RescoringEngine(codes, HalfStore(vectors.dim), rescore) if rescore else codes
+
+
+def checked_rescore(kind: str, rescore: int | None) -> int:
+    """Return the candidates per neighbor, or raise as :func:`create_engine`."""
+    if rescore is not None and not 0 <= rescore <= MAX_RESCORE:
+        raise InputError(f"rescore = {rescore} is impossible; use 0 (none) to {MAX_RESCORE:,} candidates per neighbor")
+    if rescore and kind not in DEFAULT_RESCORE:
+        raise InputError(f"rescore is for {', '.join(DEFAULT_RESCORE)}; the vectors of {kind} are exact: leave it out")
+    return DEFAULT_RESCORE.get(kind, 0) if rescore is None else rescore
+
+
+def create_codes(kind: Literal["auto"] | Kind, vectors: UnitVectors) -> CodesEngine:
+    """Return an empty engine for these vectors without rescoring, trained on them if its kind needs training.
+
+    Raises:
+        InputError: the kind is unknown, or there are too few vectors to train on.
+    """
+    return BinaryEngine.create(vectors) if kind == "binary" else FaissEngine.create(kind, vectors)
+
+
+def read_codes(kind: object, data: bytes) -> CodesEngine:
+    """Return the engine without rescoring that `to_bytes` wrote.
+
+    Raises:
+        InputError: the bytes are damaged.
+    """
+    return BinaryEngine.from_bytes(data) if kind == "binary" else FaissEngine.from_bytes(data)
+
+
+def read_engine(kind: object, data: bytes, store: HalfStore | None, rescore: object) -> Engine:
+    """Return the engine of an index's files.
+
+    Raises:
+        InputError: they are damaged, or do not belong together.
+    """
+    codes = read_codes(kind, data)
+    if store is None:
+        return codes
+    if not (isinstance(rescore, int) and 1 <= rescore <= MAX_RESCORE):
+        raise InputError(f"rescore is {rescore!r:.80}; it must be an integer from 1 to {MAX_RESCORE:,}")
+    if codes.kind not in DEFAULT_RESCORE or (len(store), store.dim) != (len(codes), codes.dim):
+        raise InputError("its codes and its vectors do not belong together")
+    return RescoringEngine(codes, store, rescore)

@@ -1,0 +1,1 @@
+"""Indexes in a database: PostgreSQL with pgvector, and Milvus."""

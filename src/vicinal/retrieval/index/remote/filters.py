@@ -1,0 +1,162 @@
+"""Conditions in the language of a database, with the meaning that they have on a table."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NoReturn, TypeVar
+
+from vicinal.data.condition_syntax import (
+    And,
+    Column,
+    Comparison,
+    Condition,
+    Contains,
+    IsTrue,
+    Missing,
+    Not,
+    OneOf,
+    Value,
+    condition_error,
+    parse_condition,
+)
+from vicinal.retrieval.index.metadata import FILE_COLUMNS
+from vicinal.retrieval.index.remote.payload import ColumnKind
+
+Filter = TypeVar("Filter")
+SWAPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+MAX_FLOAT = 1.7976931348623157e308
+ID = ColumnKind("integer")
+
+
+class FilterWriter(ABC, Generic[Filter]):
+    """Writes conditions as filters of a database; a missing value fulfills no comparison.
+
+    Args:
+        kinds: of the columns.
+        text: the condition, for messages.
+    """
+
+    def __init__(self, kinds: Mapping[str, ColumnKind], text: str) -> None:
+        self.kinds, self.text = {"id": ID, **kinds}, text
+
+    @abstractmethod
+    def conjunction(self, parts: Sequence[Filter]) -> Filter:
+        """All of them."""
+
+    @abstractmethod
+    def disjunction(self, parts: Sequence[Filter]) -> Filter:
+        """One of them at least; of none, false."""
+
+    @abstractmethod
+    def negation(self, part: Filter) -> Filter:
+        """Not this one, which is true or false."""
+
+    @abstractmethod
+    def has_value(self, column: str) -> Filter:
+        """The column has a value."""
+
+    @abstractmethod
+    def compared(self, column: str, sign: str, value: Value, as_number: bool) -> Filter:
+        """The column compared with a value of its kind; a text, or the number that it says."""
+
+    @abstractmethod
+    def columns_compared(self, left: str, sign: str, right: str, as_number: bool) -> Filter:
+        """Two columns compared."""
+
+    @abstractmethod
+    def containing(self, column: str, text: str) -> Filter:
+        """A column of texts that contain a text."""
+
+    def write(self, condition: Condition) -> Filter:
+        """The filter of a condition."""
+        if isinstance(condition, Not):
+            return self.negation(self.write(condition.part))
+        if isinstance(condition, Comparison):
+            return self._comparison(condition)
+        if isinstance(condition, OneOf):
+            equal = [self._with_value(condition.column.name, "==", value) for value in condition.values]
+            return self._selected(condition.column.name, self.disjunction(equal), condition.is_negated)
+        if isinstance(condition, Contains):
+            return self._contains(condition)
+        if isinstance(condition, Missing):
+            return self._missing(condition)
+        if isinstance(condition, IsTrue):
+            return self._is_true(condition.column.name)
+        parts = [self.write(part) for part in condition.parts]
+        return self.conjunction(parts) if isinstance(condition, And) else self.disjunction(parts)
+
+    def _comparison(self, condition: Comparison) -> Filter:
+        left, right = condition.left, condition.right
+        if isinstance(left, Column) and isinstance(right, Column):
+            is_number = [self.kinds[side.name].kind != "string" for side in (left, right)]
+            for side, other in ((left, right), (right, left)):
+                if self.kinds[side.name].kind == "string" and self.kinds[other.name].kind != "string":
+                    self._check_numeric(side.name, condition.sign, f"column {other.name!r}")
+            return self.columns_compared(left.name, condition.sign, right.name, any(is_number))
+        if isinstance(left, Column) and not isinstance(right, Column):
+            return self._with_value(left.name, condition.sign, right)
+        assert isinstance(right, Column)
+        assert not isinstance(left, Column)
+        return self._with_value(right.name, SWAPPED[condition.sign], left)
+
+    def _with_value(self, column: str, sign: str, value: Value) -> Filter:
+        kind = self.kinds[column].kind
+        if isinstance(value, str):
+            if kind != "string":
+                self.fail(f"column {column!r} is a number and {value!r} a text; they cannot be compared by {sign}")
+            return self.compared(column, sign, value, as_number=False)
+        if kind == "string":
+            self._check_numeric(column, sign, repr(value))
+        number = max(min(float(value), MAX_FLOAT), -MAX_FLOAT) if abs(value) >= 2**63 else value
+        if kind == "boolean":
+            equal = [each for each in (False, True) if COMPARE[sign](each, number)]
+            return self.disjunction([self.compared(column, "==", each, as_number=False) for each in equal])
+        return self.compared(column, sign, int(number) if isinstance(number, bool) else number, kind == "string")
+
+    def _check_numeric(self, column: str, sign: str, other: str) -> None:
+        if not self.kinds[column].is_numeric:
+            self.fail(
+                f"{other} is a number and column {column!r} holds texts that are none; they cannot be compared by "
+                f"{sign}: a text stands in quotation marks"
+            )
+
+    def _contains(self, condition: Contains) -> Filter:
+        column = condition.column.name
+        if self.kinds[column].kind != "string":
+            self.fail("`in` takes a column in a list, such as size in ['S', 'M'], or a text in a column of texts")
+        found = self.containing(column, condition.text) if condition.text else self.has_value(column)
+        return self._selected(column, found, condition.is_negated)
+
+    def _missing(self, condition: Missing) -> Filter:
+        column = condition.column.name
+        missing = self.negation(self.has_value(column))
+        if self.kinds[column].kind == "string":
+            missing = self.disjunction([missing, self.compared(column, "==", "", as_number=False)])
+        return self.negation(missing) if condition.is_negated else missing
+
+    def _is_true(self, column: str) -> Filter:
+        if self.kinds[column].kind != "boolean":
+            self.fail(f"column {column!r} alone is no condition, since it holds no booleans; compare it")
+        return self.compared(column, "==", True, as_number=False)
+
+    def _selected(self, column: str, found: Filter, is_negated: bool) -> Filter:
+        return self.conjunction([self.has_value(column), self.negation(found)]) if is_negated else found
+
+    def fail(self, reason: str) -> NoReturn:
+        """Raise the InputError of a condition that is not possible."""
+        raise condition_error(self.text, reason)
+
+
+def parse_filter(text: str, kinds: Mapping[str, ColumnKind], aliases: Mapping[str, str]) -> Condition:
+    """Parse a condition on the columns of an index, without those about the files."""
+    return parse_condition(text, ["id", *(name for name in kinds if name not in FILE_COLUMNS)], aliases)

@@ -1,0 +1,332 @@
+"""Indexes in collections of Milvus: a vector and a JSON field with the columns per image."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+
+from vicinal.data.condition_syntax import Condition
+from vicinal.retrieval.index.engines.faiss_engine import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, IVF_PROBES, Kind
+from vicinal.retrieval.index.remote.engine_url import EngineURL
+from vicinal.retrieval.index.remote.milvus_filters import (
+    COLUMNS,
+    NUMBER,
+    MilvusFilterWriter,
+    column_key,
+    path_expression,
+)
+from vicinal.retrieval.index.remote.payload import ColumnKind, Kinds, Record, check_finite_values
+from vicinal.retrieval.index.remote.remote_engine import (
+    CONNECT_SECONDS,
+    REQUEST_SECONDS,
+    EngineRefusedError,
+    RemoteEngine,
+    Rows,
+    TransientFault,
+)
+from vicinal.retrieval.neighbors import Neighbors
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.extras import import_extra
+
+pymilvus = import_extra("pymilvus", "milvus", "an index in Milvus")
+
+import grpc  # noqa: E402  (a dependency of pymilvus)
+
+TOKEN = "VICINAL_MILVUS_TOKEN"  # the environment variable with the credentials
+FACTS = "vicinal_indexes"  # the collection that says what the others are
+VECTOR = "embedding"
+TYPES = {"exact": "FLAT", "hnsw": "HNSW", "sq8": "IVF_SQ8", "ivfpq": "IVF_PQ", "rabitq": "IVF_RABITQ"}
+LISTS = 1024  # inverted lists per segment
+MAX_DIM = 32_768
+MAX_RESULTS = 100_000  # of one request
+NOT_LOADED, NOT_FOUND = 101, (4, 100)  # codes of errors
+TRANSIENT_CODES = (2, 8)  # service unavailable, too many requests
+TRANSIENT_WORDS = ("fail connecting", "retry timeout", "retry run out", "not ready", "unavailable", "recovering")
+TRANSIENT_STATES = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+)
+REFUSED_STATES = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+class MilvusEngine(RemoteEngine):
+    """Collections of Milvus."""
+
+    name: ClassVar[str] = "milvus"
+    kinds: ClassVar[tuple[Kind, ...]] = ("exact", "hnsw", "sq8", "ivfpq", "rabitq")
+    max_k: ClassVar[int] = 16_384
+
+    def __init__(self, url: EngineURL, timeout: float) -> None:
+        super().__init__(url, timeout)
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it logs every fault with a traceback
+        self._token = os.environ.get(TOKEN, "")
+        self._seconds = min(REQUEST_SECONDS, max(timeout, 1.0))  # per request, in which pymilvus tries again itself
+        self._client: Any = None
+        self._is_lite: bool | None = None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    # the tables
+
+    def read_facts(self, table: str) -> dict[str, Any] | None:
+        with self._faults(FACTS) as client:
+            if not (
+                client.has_collection(FACTS, timeout=self._seconds)
+                and client.has_collection(table, timeout=self._seconds)
+            ):
+                return None
+            found = self._query(client, FACTS, f'name == "{table}"', ["facts"])
+            return dict(found[0]["facts"]) if found else None
+
+    def write_facts(self, table: str, facts: Mapping[str, Any]) -> None:
+        with self._faults(FACTS) as client:
+            self._create_facts(client)
+            row = {"name": table, "facts": dict(facts), VECTOR: [1.0, 0.0]}
+            client.upsert(FACTS, [row], timeout=self._seconds)
+
+    def create(self, table: str, dim: int, kind: Kind) -> None:
+        fields = {"id": {"datatype": pymilvus.DataType.INT64, "is_primary": True}}
+        self._create(table, fields, COLUMNS, dim, TYPES[kind], _build_parameters(kind, dim))
+
+    def _create_facts(self, client: Any) -> None:
+        if not client.has_collection(FACTS, timeout=self._seconds):
+            name = {"datatype": pymilvus.DataType.VARCHAR, "is_primary": True, "max_length": 256}
+            self._create(FACTS, {"name": name}, "facts", 2, "FLAT", {})
+
+    def _create(
+        self, table: str, fields: Mapping[str, Any], json_field: str, dim: int, index_type: str, parameters: Any
+    ) -> None:
+        with self._faults() as client:
+            if client.has_collection(table, timeout=self._seconds):
+                return
+            schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
+            for name, options in fields.items():
+                schema.add_field(name, **options)
+            schema.add_field(json_field, pymilvus.DataType.JSON)
+            schema.add_field(VECTOR, pymilvus.DataType.FLOAT_VECTOR, dim=dim)
+            index = client.prepare_index_params()
+            index.add_index(VECTOR, index_type=index_type, metric_type="IP", params=parameters)
+            client.create_collection(
+                table, schema=schema, index_params=index, consistency_level="Strong", timeout=self._seconds
+            )
+
+    def finish(self, table: str, dim: int, kind: Kind) -> None:
+        with self._faults(table) as client:
+            client.flush(table, timeout=10 * self._seconds)
+
+    def replace(self, table: str, by: str) -> None:
+        facts = self.read_facts(by)
+        with self._faults() as client:
+            if client.has_collection(by, timeout=self._seconds):
+                if client.has_collection(table, timeout=self._seconds):
+                    client.drop_collection(table, timeout=self._seconds)
+                client.rename_collection(by, table, timeout=self._seconds)
+            client.load_collection(table, timeout=self._seconds)
+        if facts is not None:
+            self.write_facts(table, facts)
+            self._forget(by)
+
+    def drop(self, table: str) -> None:
+        with self._faults() as client:
+            if client.has_collection(table, timeout=self._seconds):
+                client.drop_collection(table, timeout=self._seconds)
+        self._forget(table)
+
+    def _forget(self, table: str) -> None:
+        with self._faults(FACTS) as client:
+            if client.has_collection(FACTS, timeout=self._seconds):
+                client.delete(FACTS, ids=[table], timeout=self._seconds)
+
+    def set_columns(self, table: str, old: Kinds, new: Kinds) -> bool:
+        """No room is needed, but numbers that become texts are written again."""
+        return all(old[name].kind == kind.kind or kind.kind != "string" for name, kind in new.items() if name in old)
+
+    # the rows
+
+    def write(self, table: str, rows: Rows, kinds: Kinds) -> None:
+        assert rows.vectors is not None
+        data = [
+            {"id": number, VECTOR: vector, COLUMNS: _to_json(record, kinds)}
+            for number, vector, record in zip(rows.ids.tolist(), rows.vectors.tolist(), rows.records, strict=True)
+        ]
+        with self._faults(table) as client:
+            client.upsert(table, data, timeout=self._seconds)
+
+    def delete(self, table: str, ids: Integers) -> None:
+        with self._faults(table) as client:
+            client.delete(table, ids=ids.tolist(), timeout=self._seconds)
+
+    def fetch(self, table: str, ids: Integers, kinds: Kinds, vectors: bool) -> Rows:
+        with self._faults(table) as client:
+            return _rows(self._query(client, table, self.id_filter(ids), _fields(vectors)), kinds, vectors)
+
+    def page(self, table: str, after: int, limit: int, where: str | None, kinds: Kinds | None, vectors: bool) -> Rows:
+        fields = ["id"] if kinds is None else _fields(vectors)
+        expression = f"id > {after}" + (f" and {where}" if where else "")
+        with self._faults(table) as client:  # an iterator sorts by ids, which a query with a limit need not
+            iterator = client.query_iterator(
+                table, batch_size=limit, limit=limit, filter=expression, output_fields=fields, timeout=self._seconds
+            )
+            try:
+                return _rows(iterator.next(), kinds or {}, vectors)
+            finally:
+                iterator.close()
+
+    def count(self, table: str, where: str | None, at_most: int | None) -> int:
+        with self._faults(table) as client:
+            number = int(self._query(client, table, where or "", ["count(*)"])[0]["count(*)"])
+        return number if at_most is None else min(number, at_most)
+
+    def search(self, table: str, queries: Floats, k: int, where: str | None, facts: Mapping[str, Any]) -> Neighbors:
+        neighbors = Neighbors(np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64))
+        size = max(1, min(256, MAX_RESULTS // k))
+        for start in range(0, len(queries), size):
+            with self._faults(table) as client:
+                found = client.search(
+                    table,
+                    data=queries[start : start + size].tolist(),
+                    anns_field=VECTOR,
+                    limit=k,
+                    filter=where or "",
+                    search_params={"metric_type": "IP", "params": _search_parameters(facts["kind"], k)},
+                    output_fields=[],
+                    timeout=self._seconds,
+                )
+            for row, hits in enumerate(found, start):
+                best = sorted(((hit["id"], hit["distance"]) for hit in hits), key=lambda hit: (-hit[1], hit[0]))
+                neighbors.ids[row, : len(best)] = [hit[0] for hit in best]
+                neighbors.scores[row, : len(best)] = [hit[1] for hit in best]
+        return neighbors
+
+    def filter(self, condition: Condition, kinds: Kinds, text: str) -> str:
+        if self._is_lite is None:
+            with self._faults() as client:
+                self._is_lite = "lite" in client.get_server_version(timeout=self._seconds).lower()
+        return MilvusFilterWriter(kinds, text, has_escapes=not self._is_lite).write(condition)
+
+    def path_filter(self, path: str, kinds: Kinds) -> str:
+        return path_expression(path)
+
+    def id_filter(self, ids: Integers) -> str:
+        return f"id in [{', '.join(map(str, ids.tolist()))}]"
+
+    def exclude(self, where: str | None, number: int) -> str:
+        return f"({where} and id != {number})" if where else f"(id != {number})"
+
+    def check_build(self, kind: Kind, dim: int, rescore: int | None) -> None:
+        super().check_build(kind, dim, rescore)
+        if rescore is not None:
+            raise InputError("Milvus chooses by itself what it compares exactly; leave out rescore")
+        if dim > MAX_DIM:
+            raise InputError(f"Milvus has vectors of up to {MAX_DIM:,} dimensions, not {dim:,}; use --dim")
+
+    def check_records(self, records: Sequence[Record]) -> None:
+        check_finite_values(records, "Milvus")
+
+    # connection
+
+    def _query(self, client: Any, table: str, expression: str, fields: list[str]) -> Any:
+        return client.query(table, filter=expression, output_fields=fields, timeout=self._seconds)
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                scheme = "https" if self.url.option("tls") == "true" else "http"
+                host = f"[{self.url.host}]" if ":" in str(self.url.host) else self.url.host
+                self._client = pymilvus.MilvusClient(
+                    uri=f"{scheme}://{host}:{self.url.port}",
+                    token=self._token,
+                    db_name=self.url.database or "",
+                    timeout=min(CONNECT_SECONDS / 2, self._seconds),
+                )
+            return self._client
+
+    @contextmanager
+    def _faults(self, table: str | None = None) -> Iterator[Any]:
+        """The client for one call; tells faults that may pass from those that do not."""
+        try:
+            yield self._connected()
+        except (pymilvus.MilvusException, grpc.RpcError) as error:
+            code = error.code() if isinstance(error, grpc.RpcError) else error.code
+            details = error.details() if isinstance(error, grpc.RpcError) else error.message
+            message = one_line(self._without_token(str(details or error)), 300)
+            if code == NOT_LOADED and table is not None:
+                self._load(table)
+                raise TransientFault(message) from None
+            if code in TRANSIENT_STATES or code in TRANSIENT_CODES or _is_transient(message):
+                raise TransientFault(message) from None
+            if code in NOT_FOUND:
+                raise EngineRefusedError(
+                    f"Milvus has no collection {table or self.url.table} any more: {message}"
+                ) from None
+            kind = EngineRefusedError if code in REFUSED_STATES else InputError
+            raise kind(f"Milvus: {message}") from None
+
+    def _load(self, table: str) -> None:
+        """Load a collection that the server has not loaded, as after a restart."""
+        with self._faults() as client:
+            client.load_collection(table, timeout=self._seconds)
+
+    def _without_token(self, message: str) -> str:
+        for secret in filter(None, [self._token, *self._token.split(":", 1)[1:]]):
+            message = message.replace(secret, "***")
+        return message
+
+
+def _is_transient(message: str) -> bool:
+    return any(word in message.lower() for word in TRANSIENT_WORDS)
+
+
+def _build_parameters(kind: Kind, dim: int) -> dict[str, Any]:
+    if kind == "hnsw":
+        return {"M": HNSW_LINKS, "efConstruction": HNSW_BUILD}
+    if kind == "ivfpq":
+        code_bytes = next(size for size in range(max(dim // 4, 1), 0, -1) if dim % size == 0)
+        return {"nlist": LISTS, "m": code_bytes, "nbits": 8}
+    if kind == "rabitq":
+        return {"nlist": LISTS, "refine": True, "refine_type": "SQ8"}
+    return {"nlist": LISTS} if kind == "sq8" else {}
+
+
+def _search_parameters(kind: Kind, k: int) -> dict[str, Any]:
+    if kind == "hnsw":
+        return {"ef": max(HNSW_SEARCH, 2 * k)}
+    return {} if kind == "exact" else {"nprobe": IVF_PROBES}
+
+
+def _fields(vectors: bool) -> list[str]:
+    return ["id", COLUMNS, *([VECTOR] if vectors else [])]
+
+
+def _to_json(record: Record, kinds: Kinds) -> Record:
+    """The columns under their keys, and the numbers that texts say."""
+    values = {column_key(name): value for name, value in record.items()}
+    for name, value in record.items():
+        if kinds[name].kind == "string" and kinds[name].is_numeric and value != "":
+            values[NUMBER + column_key(name)] = float(value)
+    return values
+
+
+def _rows(found: Sequence[Mapping[str, Any]], kinds: Mapping[str, ColumnKind], vectors: bool) -> Rows:
+    names = {column_key(name): name for name in kinds}
+    records = [
+        {names[key]: value for key, value in row.get(COLUMNS, {}).items() if key in names and value is not None}
+        for row in found
+    ]
+    arrays = np.array([row[VECTOR] for row in found], np.float32) if vectors else None
+    return Rows(np.array([row["id"] for row in found], dtype=np.int64), records, arrays)

@@ -1,0 +1,277 @@
+"""Indexes in tables of PostgreSQL, with pgvector: one row per image, its columns are columns of the table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from vicinal.data.condition_syntax import Condition
+from vicinal.retrieval.index.engines.faiss_engine import HNSW_SEARCH, Kind
+from vicinal.retrieval.index.engines.rescoring import MAX_RESCORE
+from vicinal.retrieval.index.remote.engine_url import EngineURL
+from vicinal.retrieval.index.remote.payload import Kinds, Record
+from vicinal.retrieval.index.remote.remote_engine import RemoteEngine, Rows
+from vicinal.retrieval.neighbors import Neighbors
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.errors import InputError
+from vicinal.utils.extras import import_extra
+
+for module in ("psycopg", "pgvector.psycopg"):
+    import_extra(module, "postgres", "an index in PostgreSQL")
+
+from psycopg import sql  # noqa: E402
+
+from vicinal.retrieval.index.remote.postgres_columns import TYPES, VECTOR, column_name  # noqa: E402
+from vicinal.retrieval.index.remote.postgres_connections import PostgresConnections, create_extension  # noqa: E402
+from vicinal.retrieval.index.remote.postgres_filters import EVERY_ROW, PostgresFilterWriter, SQLFilter  # noqa: E402
+from vicinal.retrieval.index.remote.postgres_search import index_query, num_candidates, search_query  # noqa: E402
+
+FACTS = "vicinal_indexes"  # the table that says what the others are
+MAX_HALF_DIM, MAX_BIT_DIM, MAX_DIM = 4_000, 64_000, 16_000  # of pgvector's indexes and vectors
+MAX_BREADTH = 1_000  # hnsw.ef_search
+
+
+class PostgresEngine(RemoteEngine):
+    """Tables of PostgreSQL."""
+
+    name: ClassVar[str] = "postgresql"
+    kinds: ClassVar[tuple[Kind, ...]] = ("exact", "hnsw", "binary")
+    max_k: ClassVar[int] = 100_000
+
+    def __init__(self, url: EngineURL, timeout: float) -> None:
+        super().__init__(url, timeout)
+        self._connections = PostgresConnections(url, timeout)
+        self._schema = url.option("schema")
+
+    def close(self) -> None:
+        self._connections.close()
+
+    # the tables
+
+    def read_facts(self, table: str) -> dict[str, Any] | None:
+        with self._connections.take() as connection:
+            if not self._exists(connection, FACTS):
+                return None
+            query = sql.SQL("SELECT facts FROM {} WHERE name = %s").format(self._table(FACTS))
+            row = connection.execute(query, [table]).fetchone()
+            return None if row is None or not self._exists(connection, table) else dict(row[0])
+
+    def write_facts(self, table: str, facts: Mapping[str, Any]) -> None:
+        query = sql.SQL(
+            "INSERT INTO {} (name, facts) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET facts = excluded.facts"
+        ).format(self._table(FACTS))
+        with self._connections.take() as connection:
+            connection.execute(query, [table, json.dumps(facts)])
+
+    def create(self, table: str, dim: int, kind: Kind) -> None:
+        with self._connections.take() as connection:
+            create_extension(connection)
+            connection.execute(
+                sql.SQL("CREATE TABLE IF NOT EXISTS {} (name text PRIMARY KEY, facts json NOT NULL)").format(
+                    self._table(FACTS)
+                )
+            )
+            connection.execute(
+                sql.SQL("CREATE TABLE IF NOT EXISTS {} (id bigint PRIMARY KEY, {} vector({}) NOT NULL)").format(
+                    self._table(table), sql.Identifier(VECTOR), sql.Literal(dim)
+                )
+            )
+
+    def finish(self, table: str, dim: int, kind: Kind) -> None:
+        if kind == "exact":
+            return
+        with self._connections.take() as connection, connection.transaction():
+            connection.execute("SET LOCAL statement_timeout = 0")
+            if not self._is_indexed(connection, table):
+                connection.execute(index_query(self._table(table), kind, dim))
+
+    def replace(self, table: str, by: str) -> None:
+        with self._connections.take() as connection, connection.transaction():
+            connection.execute("SET LOCAL statement_timeout = 0")
+            if not self._exists(connection, by):  # renamed already, by a call whose answer was lost
+                return
+            connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(self._table(table)))
+            connection.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(self._table(by), sql.Identifier(table)))
+            facts = self._table(FACTS)
+            connection.execute(sql.SQL("DELETE FROM {} WHERE name = %s").format(facts), [table])
+            connection.execute(sql.SQL("UPDATE {} SET name = %s WHERE name = %s").format(facts), [table, by])
+
+    def drop(self, table: str) -> None:
+        with self._connections.take() as connection, connection.transaction():
+            connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(self._table(table)))
+            if self._exists(connection, FACTS):
+                query = sql.SQL("DELETE FROM {} WHERE name = %s").format(self._table(FACTS))
+                connection.execute(query, [table])
+
+    def set_columns(self, table: str, old: Kinds, new: Kinds) -> bool:
+        with self._connections.take() as connection, connection.transaction():
+            connection.execute("SET LOCAL statement_timeout = 0")
+            for name, kind in new.items():
+                target = sql.SQL(TYPES[kind.kind])
+                add = sql.SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS {} {}")
+                connection.execute(add.format(self._table(table), column_name(name), target))
+                if name in old and old[name].kind != kind.kind:
+                    change = sql.SQL("ALTER TABLE {} ALTER COLUMN {} TYPE {} USING {}::{}")
+                    column = column_name(name)
+                    connection.execute(change.format(self._table(table), column, target, column, target))
+        return True
+
+    # the rows
+
+    def write(self, table: str, rows: Rows, kinds: Kinds) -> None:
+        assert rows.vectors is not None
+        names = list(kinds)
+        columns = [sql.Identifier("id"), sql.Identifier(VECTOR), *map(column_name, names)]
+        listed = sql.SQL(", ").join(columns)
+        values = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(column) for column in columns[1:])
+        with self._connections.take() as connection, connection.transaction():
+            connection.execute(
+                sql.SQL("CREATE TEMPORARY TABLE vicinal_rows ON COMMIT DROP AS SELECT {} FROM {} LIMIT 0").format(
+                    listed, self._table(table)
+                )
+            )
+            with connection.cursor().copy(sql.SQL("COPY vicinal_rows ({}) FROM STDIN").format(listed)) as copy:
+                for number, vector, record in zip(rows.ids.tolist(), rows.vectors, rows.records, strict=True):
+                    copy.write_row([number, vector, *(record.get(name) for name in names)])
+            connection.execute(
+                sql.SQL("INSERT INTO {} ({}) SELECT {} FROM vicinal_rows ON CONFLICT (id) DO UPDATE SET {}").format(
+                    self._table(table), listed, listed, values
+                )
+            )
+
+    def delete(self, table: str, ids: Integers) -> None:
+        query = sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(self._table(table))
+        with self._connections.take() as connection:
+            connection.execute(query, [ids.tolist()])
+
+    def fetch(self, table: str, ids: Integers, kinds: Kinds, vectors: bool) -> Rows:
+        query = sql.SQL("SELECT {} FROM {} WHERE id = ANY(%(ids)s)").format(
+            _selected(kinds, vectors), self._table(table)
+        )
+        with self._connections.take() as connection:
+            return _rows(connection.execute(query, {"ids": ids.tolist()}).fetchall(), kinds, vectors)
+
+    def page(
+        self, table: str, after: int, limit: int, where: SQLFilter | None, kinds: Kinds | None, vectors: bool
+    ) -> Rows:
+        where = where or EVERY_ROW
+        query = sql.SQL("SELECT {} FROM {} WHERE id > %(after)s AND {} ORDER BY id LIMIT %(limit)s").format(
+            _selected(kinds or {}, vectors), self._table(table), where.text
+        )
+        with self._connections.take() as connection:
+            found = connection.execute(query, {"after": after, "limit": limit, **where.parameters}).fetchall()
+        return _rows(found, kinds or {}, vectors)
+
+    def count(self, table: str, where: SQLFilter | None, at_most: int | None) -> int:
+        where = where or EVERY_ROW
+        query = sql.SQL("SELECT count(*) FROM (SELECT 1 FROM {} WHERE {} LIMIT %(limit)s) AS counted").format(
+            self._table(table), where.text
+        )
+        with self._connections.take() as connection:
+            row = connection.execute(query, {"limit": at_most, **where.parameters}).fetchone()
+        return int(row[0])
+
+    def search(
+        self, table: str, queries: Floats, k: int, where: SQLFilter | None, facts: Mapping[str, Any]
+    ) -> Neighbors:
+        """By the index of the table; where it finds fewer than k, by comparing with all rows."""
+        neighbors = Neighbors(np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64))
+        breadth = min(max(HNSW_SEARCH, 2 * k), MAX_BREADTH)
+        with self._connections.take() as connection, connection.transaction():
+            connection.execute(sql.SQL("SET LOCAL hnsw.ef_search = {}").format(sql.Literal(breadth)))
+            connection.execute("SET LOCAL hnsw.iterative_scan = strict_order")
+            found = self._nearest(connection, table, queries, k, where or EVERY_ROW, facts["kind"], facts)
+            missing = [row for row, each in enumerate(found) if len(each) < k] if facts["kind"] != "exact" else []
+            if missing:
+                again = self._nearest(connection, table, queries[missing], k, where or EVERY_ROW, "exact", facts)
+                for row, each in zip(missing, again, strict=True):
+                    found[row] = each
+        for row, each in enumerate(found):
+            best = sorted(each, key=lambda match: (-match[1], match[0]))
+            neighbors.ids[row, : len(best)] = [match[0] for match in best]
+            neighbors.scores[row, : len(best)] = [match[1] for match in best]
+        return neighbors
+
+    def _nearest(
+        self, connection: Any, table: str, queries: Floats, k: int, where: SQLFilter, kind: Kind,
+        facts: Mapping[str, Any],
+    ) -> list[list[tuple[int, float]]]:  # fmt: skip
+        query = search_query(self._table(table), where, kind, int(facts["dim"]))
+        number = k if kind == "exact" else num_candidates(kind, int(facts["dim"]), k, facts.get("rescore"))
+        parameters = {"k": k, "candidates": number, **where.parameters}
+        cursors = []
+        with connection.pipeline():  # all queries in one round trip
+            for vector in queries:
+                cursors.append(connection.execute(query, {"vector": vector, **parameters}))
+            return [[(int(match[0]), float(match[1])) for match in cursor.fetchall()] for cursor in cursors]
+
+    # filters
+
+    def filter(self, condition: Condition, kinds: Kinds, text: str) -> SQLFilter:
+        return PostgresFilterWriter(kinds, text).write(condition)
+
+    def path_filter(self, path: str, kinds: Kinds) -> SQLFilter:
+        if "path" not in kinds:
+            return SQLFilter(sql.SQL("FALSE"))
+        column = column_name("path")
+        text = sql.SQL("coalesce({} = %(path)s OR starts_with({}, %(below)s), FALSE)").format(column, column)
+        return SQLFilter(text, {"path": path, "below": path.rstrip("/") + "/"})
+
+    def id_filter(self, ids: Integers) -> SQLFilter:
+        return SQLFilter(sql.SQL("id = ANY(%(ids)s)"), {"ids": ids.tolist()})
+
+    def exclude(self, where: SQLFilter | None, number: int) -> SQLFilter:
+        where = where or EVERY_ROW
+        text = sql.SQL("({} AND id <> %(excluded)s)").format(where.text)
+        return SQLFilter(text, {**where.parameters, "excluded": number})
+
+    def check_build(self, kind: Kind, dim: int, rescore: int | None) -> None:
+        super().check_build(kind, dim, rescore)
+        if rescore is not None and (kind != "binary" or not 1 <= rescore <= MAX_RESCORE):
+            raise InputError(
+                f"rescore = {rescore} is impossible for {kind} in PostgreSQL; binary has 1 to {MAX_RESCORE:,}, the "
+                "others compare exactly"
+            )
+        limit = {"exact": MAX_DIM, "hnsw": MAX_HALF_DIM, "binary": min(MAX_DIM, MAX_BIT_DIM)}[kind]
+        if dim > limit:
+            raise InputError(f"pgvector has {kind} indexes of up to {limit:,} dimensions, not {dim:,}; use --dim")
+
+    def check_records(self, records: Sequence[Record]) -> None:
+        for record in records:
+            for name, value in record.items():
+                if isinstance(value, str) and "\0" in value:
+                    raise InputError(f"column {name!r} holds a NUL character, which no text of PostgreSQL can hold")
+
+    # names
+
+    def _table(self, name: str) -> sql.Identifier:
+        return sql.Identifier(name) if self._schema is None else sql.Identifier(self._schema, name)
+
+    def _exists(self, connection: Any, table: str) -> bool:
+        query = sql.SQL("SELECT to_regclass({}) IS NOT NULL").format(
+            sql.Literal(self._table(table).as_string(connection))
+        )
+        return bool(connection.execute(query).fetchone()[0])
+
+    def _is_indexed(self, connection: Any, table: str) -> bool:
+        query = sql.SQL(
+            "SELECT count(*) FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid JOIN pg_am ON pg_am.oid = relam "
+            "WHERE indrelid = {}::regclass AND amname = 'hnsw'"
+        ).format(sql.Literal(self._table(table).as_string(connection)))
+        return bool(connection.execute(query).fetchone()[0])
+
+
+def _selected(kinds: Kinds, vectors: bool) -> sql.Composable:
+    names = [sql.Identifier("id"), *map(column_name, kinds), *([sql.Identifier(VECTOR)] if vectors else [])]
+    return sql.SQL(", ").join(names)
+
+
+def _rows(found: Sequence[Sequence[Any]], kinds: Kinds, vectors: bool) -> Rows:
+    names = list(kinds)
+    records = [{name: value for name, value in zip(names, row[1:], strict=False) if value is not None} for row in found]
+    arrays = np.array([row[-1].to_numpy() for row in found], np.float32) if vectors and len(found) else None
+    ids = np.array([row[0] for row in found], dtype=np.int64)
+    return Rows(ids, records, arrays if arrays is not None or not vectors else np.empty((0, 0), np.float32))

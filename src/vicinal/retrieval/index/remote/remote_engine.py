@@ -1,0 +1,273 @@
+"""What a database must do to hold an index, and calls of it that outlast faults of the connection."""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from vicinal.data.condition_syntax import Condition
+from vicinal.retrieval.index.engines.faiss_engine import Kind
+from vicinal.retrieval.index.remote.engine_url import EngineURL
+from vicinal.retrieval.index.remote.payload import Kinds, Record
+from vicinal.retrieval.neighbors import Neighbors
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError, one_line
+
+Result = TypeVar("Result")
+RETRY_SECONDS = 30.0  # during which a call is repeated
+CONNECT_SECONDS = 10.0  # for the first answer of a server
+REQUEST_SECONDS = 60.0  # after which a call that has no answer has failed
+FIRST_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds between two attempts
+BATCH_BYTES, MAX_BATCH = 8 * 2**20, 2048  # of rows that are written or read together
+ROW_BYTES = 1024  # of the columns of a row, about
+
+
+class EngineUnavailableError(ConnectionError):
+    """A database does not answer, or the connection to it was lost; nothing that was written is lost.
+
+    Args:
+        url: of the index.
+        message: what has happened, and where to go on.
+    """
+
+    def __init__(self, url: object, message: str) -> None:
+        super().__init__(errno.EHOSTUNREACH, message, str(url))
+
+
+class EngineRefusedError(InputError):
+    """A database answers, but refuses the connection, or does not have the table any more."""
+
+
+class TransientFault(Exception):  # noqa: N818  (it never leaves this package)
+    """A call failed in a way that may pass: a cut connection, a server that restarts or is too busy."""
+
+
+@dataclass
+class Rows:
+    """Rows of an index.
+
+    Attributes:
+        ids: int64 [n].
+        records: n, their columns; missing values are left out.
+        vectors: float32 [n, dim] if they were asked for.
+    """
+
+    ids: Integers
+    records: list[Record]
+    vectors: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def joined(cls, parts: Iterable[Rows], dim: int | None = None) -> Rows:
+        """All rows of several parts, with their vectors of `dim` dimensions if that is given."""
+        parts = list(parts)
+        ids = np.concatenate([np.empty(0, np.int64), *(part.ids for part in parts)])
+        records = [record for part in parts for record in part.records]
+        if dim is None:
+            return cls(ids, records)
+        vectors = [part.vectors.reshape(-1, dim) for part in parts if part.vectors is not None]
+        return cls(ids, records, np.concatenate([np.empty((0, dim), np.float32), *vectors]))
+
+    def subset(self, positions: Integers) -> Rows:
+        """Some of the rows."""
+        vectors = None if self.vectors is None else self.vectors[positions]
+        return Rows(self.ids[positions], [self.records[row] for row in positions.tolist()], vectors)
+
+
+class RemoteEngine(ABC):
+    """A database that holds tables of vectors.
+
+    Every method may raise :class:`TransientFault`, and may then be called again: writing twice what was written once
+    changes nothing. All take the name of a table, since an index is built beside the one that it replaces.
+
+    Args:
+        url: of the index.
+        timeout: seconds during which a call is repeated after faults that may pass.
+    """
+
+    name: ClassVar[str]
+    kinds: ClassVar[tuple[Kind, ...]]
+    max_k: ClassVar[int]
+
+    def __init__(self, url: EngineURL, timeout: float) -> None:
+        self.url, self.timeout = url, timeout
+        self._is_connected = False
+
+    # the tables
+
+    @abstractmethod
+    def read_facts(self, table: str) -> dict[str, Any] | None:
+        """What an index says about itself; None if there is none of this name."""
+
+    @abstractmethod
+    def write_facts(self, table: str, facts: Mapping[str, Any]) -> None:
+        """Replace what an index says about itself."""
+
+    @abstractmethod
+    def create(self, table: str, dim: int, kind: Kind) -> None:
+        """Make an empty table, if it is not there yet."""
+
+    @abstractmethod
+    def finish(self, table: str, dim: int, kind: Kind) -> None:
+        """Build what makes the search fast, after the first rows were written."""
+
+    @abstractmethod
+    def replace(self, table: str, by: str) -> None:
+        """Give a table, with what it says about itself, the name of another one, which is dropped."""
+
+    @abstractmethod
+    def drop(self, table: str) -> None:
+        """Drop a table and what it says about itself, if it is there."""
+
+    @abstractmethod
+    def set_columns(self, table: str, old: Kinds, new: Kinds) -> bool:
+        """Make room for columns of these kinds; False if rows must be written again for that."""
+
+    # the rows
+
+    @abstractmethod
+    def write(self, table: str, rows: Rows, kinds: Kinds) -> None:
+        """Write rows in place of those with the same ids."""
+
+    @abstractmethod
+    def delete(self, table: str, ids: Integers) -> None:
+        """Delete the rows of some ids; those that there are."""
+
+    @abstractmethod
+    def fetch(self, table: str, ids: Integers, kinds: Kinds, vectors: bool) -> Rows:
+        """The rows of some ids, those that there are, in any order."""
+
+    @abstractmethod
+    def page(self, table: str, after: int, limit: int, where: Any, kinds: Kinds | None, vectors: bool) -> Rows:
+        """The rows with the smallest ids above one that fulfill a filter; without `kinds` their ids alone."""
+
+    @abstractmethod
+    def count(self, table: str, where: Any, at_most: int | None) -> int:
+        """The number of rows that fulfill a filter, or `at_most` if there are more."""
+
+    @abstractmethod
+    def search(self, table: str, queries: Floats, k: int, where: Any, facts: Mapping[str, Any]) -> Neighbors:
+        """The k nearest of each query among the rows that fulfill a filter; id -1 where fewer are found."""
+
+    @abstractmethod
+    def filter(self, condition: Condition, kinds: Kinds, text: str) -> Any:
+        """The filter of a condition."""
+
+    @abstractmethod
+    def path_filter(self, path: str, kinds: Kinds) -> Any:
+        """The filter of the images of a file, or of those in a folder and below."""
+
+    @abstractmethod
+    def id_filter(self, ids: Integers) -> Any:
+        """The filter of some ids."""
+
+    @abstractmethod
+    def exclude(self, where: Any, number: int) -> Any:
+        """The filter of what fulfills another one, or of all rows if that is None, but one id."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back the connections."""
+
+    def check_build(self, kind: Kind, dim: int, rescore: int | None) -> None:
+        """Raise InputError if no index of a kind can be built."""
+        self.check_kind(kind)
+
+    def check_kind(self, kind: Kind) -> None:
+        """Raise InputError if the database has no indexes of a kind."""
+        if kind not in self.kinds:
+            raise InputError(f"{self.name} has no indexes of kind {kind}; use {', '.join(self.kinds)}")
+
+    @abstractmethod
+    def check_records(self, records: Sequence[Record]) -> None:
+        """Raise InputError if values cannot be kept."""
+
+    # calls
+
+    def call(self, function: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
+        """Call a method, and again after faults that may pass, with growing pauses.
+
+        Raises:
+            EngineUnavailableError: it fails for too long.
+        """
+        limit = self.timeout if self._is_connected else min(self.timeout, CONNECT_SECONDS)
+        deadline, pause, attempts = time.monotonic() + limit, FIRST_PAUSE, 0
+        while True:
+            try:
+                result = function(*arguments, **options)
+                self._is_connected = True
+                return result
+            except TransientFault as fault:
+                attempts += 1
+                reason = one_line(fault, 200)
+                if time.monotonic() + pause > deadline:
+                    state = "lost the connection" if self._is_connected else "no connection"
+                    raise EngineUnavailableError(self.url, f"{state} ({attempts} attempts): {reason}") from None
+            if attempts == 1:
+                log(f"{self.url}: {reason}; trying again for up to {limit:.0f} seconds")
+            time.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, MAX_PAUSE)
+
+
+def batch_rows(dim: int) -> int:
+    """The number of rows that are written or read together."""
+    return int(np.clip(BATCH_BYTES // (4 * dim + ROW_BYTES), 16, MAX_BATCH))
+
+
+def connect(url: EngineURL, timeout: float = RETRY_SECONDS) -> RemoteEngine:
+    """Return the engine of a URL; the server is asked when something is needed of it.
+
+    Raises:
+        InputError: the client of the database is not installed.
+    """
+    if url.engine == "milvus":
+        from vicinal.retrieval.index.remote.milvus_engine import MilvusEngine
+
+        return MilvusEngine(url, timeout)
+    from vicinal.retrieval.index.remote.postgres_engine import PostgresEngine
+
+    return PostgresEngine(url, timeout)
+
+
+class Pool:
+    """Connections that threads take and give back; as many as are used at a time.
+
+    Args:
+        create: makes a connection.
+        close: closes one.
+    """
+
+    def __init__(self, create: Callable[[], Any], close: Callable[[Any], object]) -> None:
+        self._create, self._close = create, close
+        self._idle: list[Any] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> Any:
+        """A connection that nobody else uses."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return self._create()
+
+    def give_back(self, connection: Any) -> None:
+        """Keep a connection that works for the next user."""
+        with self._lock:
+            self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close those that nobody uses."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            self._close(connection)

@@ -1,0 +1,1 @@
+"""Thresholds and probabilities of matches, calibrated and saved where they are used."""

@@ -1,0 +1,1 @@
+"""Embedding of a table in several processes or as shards of a job."""

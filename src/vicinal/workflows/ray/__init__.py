@@ -1,0 +1,1 @@
+"""Embedding on a Ray cluster."""

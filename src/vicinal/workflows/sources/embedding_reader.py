@@ -1,0 +1,282 @@
+"""Embedding sources: a run, a file of embeddings, an index, or images and a model become embeddings and their table."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
+
+from vicinal.data.benchmarks import BENCHMARKS
+from vicinal.data.columns import COLUMN_FLAGS, named_columns
+from vicinal.data.table import Table
+from vicinal.export.exported_embedder import ExportedEmbedder
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+from vicinal.utils.run_folder import RunFolder
+from vicinal.workflows.embedding.model_options import ModelOptions
+from vicinal.workflows.models import load_model, usable_device
+from vicinal.workflows.sources.columns import choose_column, columns_of_run, data_settings_of_run
+from vicinal.workflows.sources.embedded_table import EmbeddedTable, load_stored, map_rows, with_cost
+from vicinal.workflows.sources.image_tables import list_image_table, load_image_table
+from vicinal.workflows.sources.selected_rows import selected_rows
+from vicinal.workflows.sources.source_kind import check_labels_fit, source_kind
+
+if TYPE_CHECKING:
+    from vicinal.data.batches.image_dataset import ImageDataset
+    from vicinal.data.containers.listing import ListedImages
+    from vicinal.models import Embedder
+    from vicinal.workflows.embedding.batch_embedder import BatchEmbedder
+
+OnError = Literal["raise", "skip"]
+
+
+@dataclass(frozen=True)
+class EmbeddingReader(ModelOptions):
+    """Reads embedding sources.
+
+    Args:
+        query_gallery_only: whether to leave out rows that are neither query nor gallery, in tables with the columns
+            `is_query` and `is_gallery`.
+        folder_on_error: `on_error` for a folder of images, if that is None.
+        default_split: the split whose rows are used where no split is named, if the table has it.
+        measure: whether to measure what the models cost, see :class:`~vicinal.evaluation.ModelCost`.
+        remembered_columns: `path_column` and `label_column` that an index was made with; they are taken where none are
+            given and a table has them.
+        mapped: whether stored embeddings are mapped into memory, see :func:`~vicinal.data.load_embeddings`.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from vicinal.data import save_embeddings
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_embeddings(f"{folder}/v.parquet", np.eye(2), Table(pd.DataFrame({"label": ["cat", "dog"]})))
+        ...     embedded = EmbeddingReader().embed(f"{folder}/v.parquet")
+        >>> embedded.vectors.shape, embedded.table.classes
+        ((2, 2), ['cat', 'dog'])
+    """
+
+    query_gallery_only: bool = False
+    folder_on_error: OnError = "skip"
+    default_split: str | None = None
+    measure: bool = False
+    remembered_columns: Mapping[str, str] = field(default_factory=dict)
+    mapped: bool = False
+
+    def embed(self, source: str, split: str | None = None) -> EmbeddedTable:
+        """Return the embeddings of a source.
+
+        Args:
+            source: a run folder, a file of embeddings (.parquet, or .npy with its .table.csv), a folder of shards of
+                embeddings, the folder of an index, or images: a file, a folder, a table or a benchmark.
+            split: use only the rows of this split; "all" uses all rows, whatever `default_split` says.
+
+        Raises:
+            InputError: the source or the model cannot be read, or the split is empty.
+        """
+        kind = source_kind(source)
+        if kind in ("embeddings", "index"):
+            self._refuse_image_options(source)
+            self._check_labels(source)
+            named = named_columns(vars(self))
+            stored, columns = load_stored(source, kind == "index", self.mapped, named, self.labels)
+            selected = self._select(stored, split, self.labels or source, columns)
+            return with_cost(selected, kind) if self.measure else selected
+        if kind == "embedder":
+            raise InputError(f"{source} is a model and holds no images: evaluate it with --images, else give --model")
+        table, model = self.read_table(source, split), self._model_of(source)
+        return self._embed(table, model, self._on_error(source), loaded_from=self.model or source)
+
+    def read_table(self, source: str, split: str | None = None) -> Table:
+        """Return the selected rows of the table of a source of images, by the columns of the options.
+
+        Raises:
+            InputError: as :meth:`embed`.
+        """
+        return self._selected(load_image_table(source, self.root, **self._columns(source)), source, split)
+
+    def list_table(self, source: str, split: str | None = None) -> ListedImages:
+        """Return the table of :meth:`read_table`; images of a container are no files before they are written.
+
+        Raises:
+            InputError: as :meth:`embed`.
+        """
+        listed = list_image_table(source, self.root, **self._columns(source))
+        return replace(listed, table=self._selected(listed.table, source, split))
+
+    def _columns(self, source: str) -> dict[str, str | None]:
+        """The columns of paths and labels of a source of images."""
+        self._check_labels(source)
+        remembered = self._columns_of_model
+        return {flag: choose_column(source, flag, getattr(self, flag), remembered) for flag in COLUMN_FLAGS}
+
+    def _selected(self, table: Table, source: str, split: str | None) -> Table:
+        """The selected rows of the table of a source of images."""
+        selected = table.take(self._rows(table, split, source, columns_of_run(source)))
+        selected.other_files = table.other_files
+        return selected
+
+    def embed_function(self, source: str) -> Callable[[Table], EmbeddedTable]:
+        """Return the function that embeds rows of the table of a source, by the model of the options or the source."""
+        return partial(self._embed, model=self._model_of(source), on_error=self._on_error(source))
+
+    def batch_embedder(self, source: str) -> BatchEmbedder:
+        """Return what embeds batches of the images of a source, by the model of the options or the source.
+
+        Raises:
+            InputError: the model cannot be read, or the options do not fit it.
+        """
+        from vicinal.workflows.embedding.batch_embedder import BatchEmbedder
+
+        model = self._model_of(source)
+        self.postprocessing.check_model(model)
+        return BatchEmbedder(model, self)
+
+    def check_model(self, source: str) -> None:
+        """Load the model that will embed a source, if there is one, and let it go.
+
+        Raises:
+            InputError: it cannot be loaded, or what its run says of the training cannot be read, if that is asked for.
+        """
+        if source_kind(source) in ("embeddings", "index", "embedder"):
+            return
+        model = self._model_of(source)
+        if self.measure:
+            from vicinal.workflows.model_costs import model_cost
+
+            model_cost(model, self.model or source, model.dim, images_per_second=None)
+
+    def embed_table(self, table: Table) -> EmbeddedTable:
+        """Return the embeddings of a table's images by the model of the options."""
+        return self._embed(table, self.loaded_model, "raise")
+
+    def embed_sources(self, sources: Sequence[str]) -> Iterator[EmbeddedTable]:
+        """Yield the embeddings of several sources in order; consecutive single images are embedded together."""
+        for is_single, group in itertools.groupby(sources, lambda source: source_kind(source) == "image"):
+            if is_single:
+                paths = list(group)
+                self._check_labels(paths[0])
+                yield self._embed(Table(pd.DataFrame({"path": paths})), self._model_of(paths[0]), "raise")
+            else:
+                yield from map(self.embed, group)
+
+    def _model_of(self, source: str) -> Embedder | ExportedEmbedder:
+        """Return the model of the options, or else that of the source."""
+        if self.model is not None:
+            return self.loaded_model
+        if source_kind(source) != "run":
+            raise InputError(f"{source} holds images; say which model embeds them with --model")
+        return load_model(source, self.pooling, self.allow_import or ())
+
+    def _on_error(self, source: str) -> OnError:
+        """What to do with unreadable images of a source."""
+        if self.on_error is not None:
+            return self.on_error
+        if source_kind(source) == "run":
+            return _on_error_of_run(RunFolder(Path(source)))
+        return self.folder_on_error if Path(source).is_dir() and source not in BENCHMARKS else "raise"
+
+    def _embed(
+        self,
+        table: Table,
+        model: Embedder | ExportedEmbedder,
+        on_error: OnError,
+        loaded_from: str | None = None,
+    ) -> EmbeddedTable:
+        """Embed the images of a table. What the model costs is measured only if `loaded_from` says where it is from."""
+        from vicinal.data.batches.image_dataset import ImageDataset
+
+        is_measured, on_error = self.measure and loaded_from is not None, self.on_error or on_error
+        images = ImageDataset(table, self.transform_for(model))
+        vectors, seconds = self._vectors_of(images, model, is_measured, on_error)
+        embedded = self.postprocessing.apply_to(
+            EmbeddedTable(
+                vectors,
+                images.table,
+                model,
+                self.image_steps(model),
+                backbone=model.config["backbone"],
+                num_left_out=len(images.skipped) + sum(table.other_files.values()),
+            ),
+            self.mapped,
+        )
+        if loaded_from is None or seconds is None:
+            return embedded
+        from vicinal.workflows.model_costs import model_cost
+
+        speed = len(images) / max(seconds, 1e-9)
+        return replace(embedded, cost=model_cost(model, loaded_from, embedded.vectors.shape[1], speed))
+
+    def _vectors_of(
+        self, images: ImageDataset, model: Embedder | ExportedEmbedder, is_measured: bool, on_error: OnError
+    ) -> tuple[Floats, float | None]:
+        """Embed images, which leave out those to skip, and measure the seconds if that is asked for."""
+        from vicinal.data.batches.image_dataset import UnreadableImageError
+        from vicinal.models import embed_multi_scale
+
+        embed: Callable[..., Floats] = model.embed
+        if self.scales is not None and not isinstance(model, ExportedEmbedder):
+            embed = partial(embed_multi_scale, model, scales=self.scales, max_size=self.max_size)
+        elif self.decoding_for(model) == "device":
+            embed = partial(embed, decoding="device")
+        self.postprocessing.check_model(model)
+        if self.precision != self.used_precision != "32":
+            log(f"precision = {self.used_precision}: embedding in bfloat16 on this GPU; --precision 32 takes float32")
+        options: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "num_workers": self.num_workers,
+            "precision": self.used_precision,
+            "device": usable_device(self.device),
+            "on_error": on_error,
+        }
+        try:
+            if not is_measured:
+                return embed(images, **options), None
+            from vicinal.workflows.model_costs import timed
+
+            return timed(embed, images, **options)
+        except UnreadableImageError as error:
+            raise InputError(f"{error}; --on_error skip leaves out such images") from None
+
+    def _refuse_image_options(self, source: str) -> None:
+        """Refuse options about images where the source holds embeddings already."""
+        for option in ("model", "pooling", "decoding", "scales"):
+            if getattr(self, option) is not None:
+                raise InputError(f"{source} holds embeddings already; leave out --{option}, or name the images")
+
+    def _check_labels(self, source: str) -> None:
+        """Refuse labels for what has a table of its own."""
+        if self.labels is not None:
+            check_labels_fit(source)
+
+    def _select(
+        self, embedded: EmbeddedTable, split: str | None, source: str, columns: Mapping[str, str] | None = None
+    ) -> EmbeddedTable:
+        """Return the selected rows, whitened."""
+        rows = self._rows(embedded.table, split, source, columns or {})
+        if len(rows) < len(embedded.table):
+            vectors = map_rows(embedded.vectors, rows, source) if self.mapped else embedded.vectors[rows]
+            embedded = replace(embedded, vectors=vectors, table=embedded.table.take(rows))
+        return self.postprocessing.apply_to(embedded, self.mapped)
+
+    def _rows(self, table: Table, split: str | None, source: str, columns: Mapping[str, str]) -> Integers:
+        """The selected rows; `columns` are the names that the source gives the columns of paths and labels."""
+        if split is None and self.default_split in table.splits:
+            split = self.default_split
+        named = {} if self.where is None else {**columns, **self._columns_of_model, **named_columns(vars(self))}
+        return selected_rows(table, source, split, self.query_gallery_only, self.where, named)
+
+    @cached_property
+    def _columns_of_model(self) -> dict[str, str]:
+        """The names of columns that the run of the model, or the index, was made with."""
+        return columns_of_run(self.model) | dict(self.remembered_columns)
+
+
+def _on_error_of_run(run: RunFolder) -> OnError:
+    """What the training of a run did with unreadable images; "raise" if its recipe does not say."""
+    return "skip" if data_settings_of_run(run).get("on_error") == "skip" else "raise"
