@@ -27,8 +27,8 @@ def blocks(document: Path, language: str) -> list[str]:
 
 
 def python_without_network(block: str) -> str:
-    """A block that starts from random weights instead of pretrained ones."""
-    return block.replace("pretrained=True", "pretrained=False")
+    """A block with random instead of pretrained weights, and with a small backbone instead of a ResNet-50."""
+    return block.replace("pretrained=True", "pretrained=False").replace('"resnet50"', '"test_resnet"')
 
 
 def test_the_readmes_commands(folder: Path) -> None:

@@ -190,6 +190,7 @@ def test_index_and_search(vectors: Path, run: Path, photos: Path, tmp_path: Path
     )
 
 
+@pytest.mark.slow
 def test_embed_whiten_and_evaluate_of_images(run: Path, photos: Path, tmp_path: Path) -> None:
     check(
         (["embed", photos / "class0" / "0.png", "--model", run, "--out", tmp_path / "v.npy"], IMAGES),

@@ -136,7 +136,7 @@ def test_equal_to_the_formula_of_built_embeddings(case: str) -> None:
 
 
 @pytest.mark.parametrize("virtual_per_class", [None, 1, 2, 5])
-@pytest.mark.parametrize("tile_rows", [1, 2, 5, 7, 100])
+@pytest.mark.parametrize("tile_rows", [1, 5, 100])
 def test_in_tiles_equal_to_the_whole(tile_rows: int, virtual_per_class: int | None) -> None:
     for kind in (RecallAtKLoss, SmoothAPLoss, NTXentLoss, HistogramLoss, TripletLoss):
         for name in ("unequal classes", "many classes", "references around the batch", "references beside the batch"):

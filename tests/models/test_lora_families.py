@@ -32,9 +32,13 @@ FAMILIES = {
     "resnet18": ("gem", 32, {"channels": [8, 8, 16, 24]}, {"conv1", "conv2", "downsample.0"}),
     "resnet50": ("gem", 32, {"channels": [8, 8, 16, 24], "layers": [1, 1, 1, 1]}, {"conv2", "conv3", "downsample.0"}),
 }
+ALIKE = ("swinv2_tiny_window8_256", "eva_giant_patch14_224", "convnextv2_tiny", "resnet50")
+"""Their layers are adapted as those of another family are."""
 
 
-@pytest.mark.parametrize("backbone", FAMILIES)
+@pytest.mark.parametrize(
+    "backbone", [pytest.param(each, marks=pytest.mark.slow) if each in ALIKE else each for each in FAMILIES]
+)
 def test_adapters_learn_and_are_merged(backbone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pooling, size, arguments, expected = FAMILIES[backbone]
     torch.manual_seed(0)

@@ -47,7 +47,9 @@ def gradients(one: Trainer) -> list[Tensor]:
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(each, marks=pytest.mark.slow) if each in ("biases_norms", "convolutions", "average") else each
+        pytest.param(each, marks=pytest.mark.slow)
+        if each in ("last_blocks", "biases_norms", "convolutions", "average")
+        else each
         for each in FROZEN
     ],
 )
@@ -156,11 +158,15 @@ def test_what_is_best_is_the_average(vit: list[str], tmp_path: Path) -> None:
     [
         ([*VIT], ["--gradient_checkpointing=true"]),
         ([*LORA], ["--gradient_checkpointing=true"]),
-        ([*VIT, "--model.backbone_args={drop_path_rate: 0.3}"], ["--gradient_checkpointing=true"]),
+        pytest.param(
+            [*VIT, "--model.backbone_args={drop_path_rate: 0.3}"],
+            ["--gradient_checkpointing=true"],
+            marks=pytest.mark.slow,
+        ),
         (["--model.freeze_batch_norm=statistics"], ["--gradient_checkpointing=true"]),
-        ([*VIT, "--micro_batch_size=3"], ["--gradient_checkpointing=true"]),
+        pytest.param([*VIT, "--micro_batch_size=3"], ["--gradient_checkpointing=true"], marks=pytest.mark.slow),
         ([*VIT], ["--optimizer.fused=true"]),
-        ([], ["--optimizer.fused=true"]),
+        pytest.param([], ["--optimizer.fused=true"], marks=pytest.mark.slow),
     ],
 )
 def test_savings_change_no_gradient(vit: list[str], tmp_path: Path, base: list[str], more: list[str]) -> None:

@@ -134,7 +134,7 @@ def test_frozen_batch_norm_does_not_move_in_training(small: list[str], tmp_path:
             ["--accumulate_grad_batches=2", "--max_grad_norm=0.5", "--freeze_backbone_epochs=1", "--loss=MarginLoss"],
             1e-4,
         ),
-        (["--precision=bf16-mixed", "--transform.size=32"], 0.2),
+        pytest.param(["--precision=bf16-mixed", "--transform.size=32"], 0.2, marks=pytest.mark.slow),
         (["--precision=16-mixed", "--transform.size=32"], 0.1),  # how float16 rounds depends on the processor
     ],
 )
@@ -161,8 +161,21 @@ def test_no_pass_takes_more_than_a_micro_batch(small: list[str], tmp_path: Path)
     assert set(sizes) == {3, 2}  # in training 3, 3 and 2; the six of the validation split 3 and 3
 
 
-@pytest.mark.parametrize("precision", ["32", "bf16-mixed", "16-mixed"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize(
+    ("precision", "optimizer"),
+    [
+        ("32", "sgd"),
+        ("bf16-mixed", "adam"),
+        ("16-mixed", "adamw"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (
+                *(("32", "adam"), ("32", "adamw"), ("bf16-mixed", "sgd")),
+                *(("bf16-mixed", "adamw"), ("16-mixed", "sgd"), ("16-mixed", "adam")),
+            )
+        ),
+    ],
+)
 def test_every_precision_and_optimizer_trains(small: list[str], tmp_path: Path, precision: str, optimizer: str) -> None:
     settings = [
         *small,

@@ -41,7 +41,7 @@ def assert_same(one: RunFolder, other: RunFolder) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        DROPS,
+        pytest.param(DROPS, marks=pytest.mark.slow),
         [
             *DROPS,
             "--accumulate_grad_batches=2",
@@ -51,7 +51,10 @@ def assert_same(one: RunFolder, other: RunFolder) -> None:
             "--precision=16-mixed",
         ],
         ["--loss=ProxyAnchorLoss", "--samples_per_class=0", "--refiner.context=self"],
-        ["--augmentation.noise=0.5", "--augmentation.class_sizes=[2,5]", "--refiner.mlp_ratio=1"],
+        pytest.param(
+            ["--augmentation.noise=0.5", "--augmentation.class_sizes=[2,5]", "--refiner.mlp_ratio=1"],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_signal_finishes_the_step_and_saves_the_state(tiny: list[str], tmp_path: Path, more: list[str]) -> None:
