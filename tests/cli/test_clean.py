@@ -49,6 +49,19 @@ def test_embeddings_need_no_images_and_no_labels(tmp_path: Path, capsys, monkeyp
     assert (tmp_path / "cleaning.html").is_file()
 
 
+@pytest.mark.parametrize("spread", [0.01, 3.0])
+def test_it_says_where_a_model_does_not_tell_classes_apart(spread: float, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    labels = np.arange(60) % 4
+    vectors = np.eye(4)[labels] + np.random.default_rng(0).normal(0, spread, (60, 4))
+    labels[:3] = 3  # wrong
+    save_embeddings("v.parquet", vectors.astype(np.float32), Table(pd.DataFrame({"label": labels})))
+    assert main(["clean", "v.parquet", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["findings"]["label_error"] >= 3
+    assert ("have a nearest neighbor of their class: either very many labels are wrong" in captured.err) == (spread > 1)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -6,10 +6,12 @@ import os
 import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from vicinal.analysis import Findings, ImageFacts, fiftyone_frame, find_problems, image_facts
+from vicinal.analysis.neighbors import QueryNeighbors
 from vicinal.data.cleaning_decisions import common_folder
 from vicinal.data.table import Table
 from vicinal.data.table_files import read_csv, write_table
@@ -22,6 +24,8 @@ from vicinal.workflows.sources.source_kind import source_kind
 
 DEFAULT_MODEL = "timm/vit_small_patch14_dinov2.lvd142m"
 MIN_IMAGES = 2
+MIN_AGREEMENT = 0.6
+"""The precision at 1 below which little can be said about labels, unless very many of them are wrong."""
 
 
 def find_problems_of_source(
@@ -39,7 +43,13 @@ def find_problems_of_source(
     Raises:
         InputError: the source or the model cannot be read, or fewer than two images can be.
     """
-    options = asdict(settings or CleanSettings())
+    findings = _find(reader, source, asdict(settings or CleanSettings()), split)
+    if len(findings.label_errors):
+        _warn_of_unlike_neighbors(findings.neighbors.with_positives())
+    return findings
+
+
+def _find(reader: EmbeddingReader, source: str, options: dict[str, Any], split: str | None) -> Findings:
     kind = source_kind(source)
     if kind in ("embeddings", "index"):
         embedded = reader.embed(source, split)
@@ -55,6 +65,16 @@ def find_problems_of_source(
     rows = _readable(facts, source)
     vectors = reader.embed_function(source)(table.take(rows)).vectors
     return find_problems(vectors, table, facts, embedded_rows=rows, **options)
+
+
+def _warn_of_unlike_neighbors(neighbors: QueryNeighbors) -> None:
+    """Warn that label errors may be none where images of one class are seldom nearest to each other."""
+    agreement = neighbors.same_class[:, 0].mean()
+    if agreement < MIN_AGREEMENT:
+        log(
+            f"only {agreement:.0%} of the images have a nearest neighbor of their class: either very many labels are "
+            "wrong, or the model does not tell the classes apart and most label errors are none; --model takes another"
+        )
 
 
 def write_findings(path: str | Path, findings: Findings) -> None:
