@@ -46,7 +46,7 @@ def test_a_command_says_that_it_embeds_in_bfloat16(
     Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=32)).save_pretrained(tmp_path / "m")
     reader = EmbeddingReader(model=str(tmp_path / "m"))
     assert reader.used_precision == "32"
-    monkeypatch.setattr("vicinal.workflows.sources.embedding_reader.used_precision", lambda given, device: "bf16")
+    monkeypatch.setattr("vicinal.workflows.embedding.model_options.used_precision", lambda given, device: "bf16")
     assert reader.used_precision == "bf16"
     reader.embed(str(tmp_path))
     assert "precision = bf16: embedding in bfloat16" in capsys.readouterr().err

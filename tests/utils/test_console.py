@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 
 import pytest
 
 from vicinal.cli.flags import fail, print_result
-from vicinal.utils.console import log, printable
+from vicinal.utils.console import log, printable, track
 
 HOSTILE = "a\x1b]0;title\x07\x9b2J\u202egpj\u2066\u200f\u061c\x00\x7f\r\ud800\u2028z"
 SAFE = "a\\x1b]0;title\\x07\\x9b2J\\u202egpj\\u2066\\u200f\\u061c\\x00\\x7f\\r\\ud800\\u2028z"
@@ -49,3 +50,16 @@ def test_results(encoding: str, stream: type, expected: str, monkeypatch: pytest
     written = buffer.getvalue()
     monkeypatch.undo()
     assert written.decode(encoding) == expected + "\n"
+
+
+def test_without_a_terminal_a_long_job_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = iter([0.0, 0.0, 50.0, 60.0, 90.0, 3725.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+    assert list(track("abcde", "letters", total=1200)) == [*"abcde"]
+    assert capsys.readouterr().err.splitlines() == [
+        "letters: 2 of 1,200 in 1 min 0 s",
+        "letters: 4 of 1,200 in 1 h 2 min",
+    ]
+    assert list(track("abc", "letters", show=False)) == [*"abc"]

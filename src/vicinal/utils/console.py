@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 Item = TypeVar("Item")
+
+SECONDS_PER_LINE = 60.0
+"""How often a long job that is shown on no terminal says how far it is."""
 
 BIDIRECTIONAL = {"L", "R", "AL", "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 """The classes of format characters that change the direction of the text after them."""
@@ -116,12 +120,26 @@ def progress_bar() -> Progress:
 
 
 def track(items: Iterable[Item], description: str, total: int | None = None, show: bool = True) -> Iterator[Item]:
-    """Yield the items, with a progress bar if `show`."""
+    """Yield the items, with a progress bar if `show`; without a terminal a line every SECONDS_PER_LINE instead."""
     if not show:
         yield from items
+        return
+    if not stderr().is_terminal:
+        yield from _counted(items, description, total)
         return
     with progress_bar() as progress:
         task = progress.add_task(description, total=total, note="")
         for item in items:
             yield item
             progress.advance(task)
+
+
+def _counted(items: Iterable[Item], description: str, total: int | None) -> Iterator[Item]:
+    """Yield the items, and log their number every SECONDS_PER_LINE."""
+    begun = logged = time.monotonic()
+    for number, item in enumerate(items):
+        if (now := time.monotonic()) - logged >= SECONDS_PER_LINE:
+            of_all = "" if total is None else f" of {total:,}"
+            log(f"{description}: {number:,}{of_all} in {duration(now - begun)}")
+            logged = now
+        yield item
