@@ -59,23 +59,19 @@ class Trainer(BaseTrainer):
         if self.settings.data.decoding == "device":
             check_device_decoding(self.settings.transform, self.engine.fabric.device, "data.decoding")
         training = self.table.subset("train")
-        self._fit_batches(training)  # finds mistakes before weights are downloaded,
+        self.sampler = create_sampler(self.recipe.settings, training)  # finds mistakes before weights are downloaded,
         self._create_module(training)  # and this before images are read
         self._start_clock()  # after the download
         self.images = self._dataset(training)
         if len(self.images.table) < len(training):  # some images cannot be read
-            self._fit_batches(self.images.table)
+            self.sampler = create_sampler(self.recipe.settings, self.images.table)
+        self.fitted_recipe = self.recipe.fitted(self.images.table)
         if self.images.table.classes != training.classes:  # none of a class's images can be read
             self._create_module(self.images.table)
         self.val_images = self._dataset(self.table.subset("val")) if "val" in self.table.splits else None
         self.train_sample = self._train_sample()
         noisy = known_noisy(self.images.table)
         self.step_selection, self.epoch_selection = SelectionReport(noisy), SelectionReport(noisy)
-
-    def _fit_batches(self, training: Table) -> None:
-        """Create the sampler, with the batch size that the data allow where the recipe has none."""
-        self.sampler = create_sampler(self.recipe.settings, training)
-        self.fitted_recipe = self.recipe.fitted(training)
 
     def _train_sample(self) -> ImageDataset | None:
         """The training images that are evaluated too; all are queries and gallery images."""

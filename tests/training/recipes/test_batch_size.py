@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +13,7 @@ from vicinal.data import Table
 from vicinal.training import Recipe, resume, train
 from vicinal.training.recipes.batch_size import fit_batches
 from vicinal.training.recipes.settings import TrainingSettings
-from vicinal.training.training_data import create_sampler
+from vicinal.training.training_data import create_sampler, load_training_table
 from vicinal.utils.errors import InputError
 
 
@@ -79,3 +80,18 @@ def test_a_folder_trains_without_a_flag_and_the_run_keeps_the_size(
     resume(tmp_path / "run", recipe)  # it leaves the size to the data, so it is the run's own
     with pytest.raises(InputError, match="batch_size = 8 differs from the run's own 20"):
         resume(tmp_path / "run", Recipe.load(overrides=[*quick, "--batch_size=8"]))
+
+
+def test_the_size_suits_the_images_that_can_be_read_and_is_told_once(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    source, skip = f"--data.source={tmp_path / 'photos'}", "--data.on_error=skip"
+    recipe = Recipe.load(overrides=[source, skip, *QUICK, "--epochs=1", "--data.num_workers=0"])
+    broken = load_training_table(recipe.settings).subset("train").classes[0]
+    for picture in (tmp_path / "photos" / str(broken)).iterdir():
+        picture.write_bytes(b"broken")
+    run = train(recipe, tmp_path / "run")
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "chosen to suit" in line]
+    assert told.endswith("24 training images of 4 classes: batch_size = 16, samples_per_class = 4")
+    assert Recipe.load(run.recipe).settings.batch_size == 16
