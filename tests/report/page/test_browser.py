@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,7 @@ BROKEN_WORDS = """(() => {  // words of which a part is on the next line
   }
   return { broken, seen };
 })()"""
+CELL_TOPS = """[...document.querySelector("ul.cells").children].map((cell) => cell.getBoundingClientRect().top)"""
 SEEN_CELLS = """[...document.querySelector("ul.cells").children]
   .filter((cell) => cell.checkVisibility())
   .map((cell) => cell.getBoundingClientRect())
@@ -98,7 +100,7 @@ ENLARGED = """["#query img", "#found img", "#viewer-next"].map((each) => {
 DIFFERENCES = """[...document.querySelectorAll("#metrics .headlines tr > :nth-child(2)")].map((cell) =>
   cell.getBoundingClientRect().right)"""
 NAMES = ["Garant-Ecological-Medium-Fat-Milk", "Arla-Standard-Milk", "black_footed_albatross", "Oat", "Zero", "Kiwi"]
-SIZES = [(1400, 900, False), (390, 844, True)]
+SIZES = [(1400, 900, False), (1130, 800, False), (390, 844, True)]
 
 
 def text_of(name: str) -> str:
@@ -187,6 +189,14 @@ def test_a_phone_shows_three_neighbors_and_more_if_asked(tab: Browser, pages: di
     tab.open(pages["names"])
     assert tab.ask(SEEN_CELLS) == [True] * 9
     assert not tab.ask(f"{more}.checkVisibility()")
+
+
+@pytest.mark.parametrize(("width", "in_rows"), [(1400, [9]), (1130, [9]), (1110, [5, 4]), (530, [5, 4])])
+def test_the_neighbors_of_a_query_fill_their_rows(
+    tab: Browser, pages: dict[str, Path], width: int, in_rows: list[int]
+) -> None:
+    tab.open(pages["names"], width, 800)
+    assert list(Counter(tab.ask(CELL_TOPS)).values()) == in_rows
 
 
 def test_a_phone_shows_the_differences(tab: Browser, pages: dict[str, Path]) -> None:
