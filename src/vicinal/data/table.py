@@ -15,6 +15,7 @@ from vicinal.data.boxes import image_keys
 from vicinal.data.columns import SPLITS, validate_frame
 from vicinal.data.conditions import matching_rows
 from vicinal.data.folders import read_folder
+from vicinal.data.repeated_images import warn_of_repeated_images
 from vicinal.data.splits.class_splits import Order, warn_of_shared_classes
 from vicinal.data.splits.division import divide_classes
 from vicinal.data.statistics import Statistics, compute_statistics
@@ -70,6 +71,7 @@ class Table:
     def __init__(self, frame: pd.DataFrame, root: str | Path | None = None) -> None:
         self.frame = validate_frame(frame, root)
         warn_of_shared_classes(self.frame, stacklevel=2)
+        warn_of_repeated_images(self.frame, stacklevel=2)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Table:
