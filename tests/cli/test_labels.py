@@ -11,10 +11,11 @@ import pytest
 
 from tests.conftest import output
 from vicinal.cli.main import main
-from vicinal.data import load_embeddings
+from vicinal.data import Table, load_embeddings, save_embeddings
 from vicinal.retrieval import Index
 from vicinal.utils.errors import InputError
 from vicinal.workflows.refine import RefinerRecipe, train_refiner
+from vicinal.workflows.sources.embedded_table import load_file
 
 LABELS = ("--labels", "y.csv", "--label_column", "kind", "--path_column", "file")
 
@@ -56,6 +57,26 @@ def test_a_calibration_needs_them(capsys) -> None:
     assert main(["calibrate", "x.npy"]) == 2
     assert "x.npy has no labels; give them with --labels FILE, or in x.table.csv" in capsys.readouterr().err
     assert json.loads(output(capsys, "calibrate", "x.npy", *LABELS, "--json"))["num_queries"] == 36
+
+
+def test_rows_in_another_order_than_the_embeddings_are_an_error(folder: Path, capsys) -> None:
+    pd.DataFrame({"path": [f"old/{row}.jpg" for row in range(36)]}).to_csv("x.table.csv", index=False)
+    output(capsys, "evaluate", "x.npy", *LABELS)  # the same files, which have been moved
+    frame = pd.read_csv("y.csv")
+    pd.concat([frame[1:], frame[:1]]).to_csv("y.csv", index=False)
+    assert main(["evaluate", "x.npy", *LABELS]) == 2
+    assert "y.csv: row 0 is of 1.jpg, but its embedding in x.npy of 0.jpg; put the rows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["z.npy", "z.parquet"])
+def test_labels_without_paths_keep_those_of_the_embeddings(name: str) -> None:
+    boxes = {"x_1": 0.0, "y_1": 0.0, "x_2": np.arange(1.0, 37.0), "y_2": 9.0}
+    own = Table(pd.DataFrame({"path": "/p/a.jpg", "label": "?", **boxes}))
+    save_embeddings(name, np.load("x.npy"), own)
+    np.save("y.npy", np.arange(36))
+    table = load_file(name, labels="y.npy").table
+    assert table.labels.tolist() == list(range(36))
+    assert table.image_keys == own.image_keys
 
 
 def test_a_refiner_is_trained_with_them() -> None:

@@ -22,6 +22,7 @@ from tests.conftest import draw_photos, output
 from vicinal.cli.main import main
 from vicinal.data import EmbeddingShards, load_embeddings, load_vectors, merge_shards, read_fingerprint, verify_shards
 from vicinal.data.batches.image_dataset import ImageDataset
+from vicinal.data.embeddings.embedding_files import read_own_images
 from vicinal.data.embeddings.shard_manifest import ShardManifest
 from vicinal.models import Embedder
 from vicinal.utils.errors import InputError
@@ -73,6 +74,7 @@ def test_the_merged_shards_are_the_embeddings_of_one_call(model: str, images: Pa
         vectors, same = load_embeddings(path)
         np.testing.assert_allclose(vectors, expected, atol=1e-6)
         pd.testing.assert_frame_equal(same.frame, table.frame)
+        assert read_own_images(path)["path"].tolist() == table.paths
     assert len(table) == 20
     assert pq.read_schema(tmp_path / "merged.parquet") == pq.read_schema(whole)
     assert read_fingerprint(made) == read_fingerprint(tmp_path / "merged.parquet") == read_fingerprint(whole)

@@ -132,10 +132,10 @@ def require_labels(source: str, table: Table, purpose: str) -> None:
     if source_kind(source) == "embeddings":
         beside = f", or in {Path(source).with_suffix(TABLE_SUFFIX)}" if source.lower().endswith(".npy") else ""
         raise InputError(f"{source} has no labels; give them with --labels FILE{beside}")
-    raise InputError(
-        f"{source}: the images have no labels, which {purpose} needs: a folder for each class, all at the same depth, "
-        "or a table with a column label"
-    )
+    remedy = f"a column 'label', or another named by --label_column; the columns are {', '.join(table.frame.columns)}"
+    if Path(source).is_dir():
+        remedy = "a folder for each class, all at the same depth, or a table with a column 'label'"
+    raise InputError(f"{source}: the images have no labels, which {purpose} needs: {remedy}")
 
 
 def load_refiner(arguments: Arguments) -> ContextRefiner | None:

@@ -11,12 +11,14 @@ import pandas as pd
 import pyarrow as pa
 
 from vicinal.data.checks import check_embeddings
+from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.embeddings.embedding_shards import EmbeddingShards
 from vicinal.data.embeddings.npy_files import open_npy, read_npy_labels
 from vicinal.data.parquet_files import (
     EMBEDDING,
     map_embedding_column,
     read_embedding_column,
+    read_frame,
     read_metadata,
     read_parquet,
     to_arrow,
@@ -151,6 +153,25 @@ def load_labels(path: str | Path, path_column: str | None = None, label_column: 
     if path_column is not None or label_column != "label":
         raise InputError(f"{path}: a .npy file of labels has no columns; leave out path_column and label_column")
     return _table(path, pd.DataFrame({"label": read_npy_labels(path)}))
+
+
+def read_own_images(path: str | Path) -> pd.DataFrame:
+    """The columns of paths and bounding boxes in the table of a file or folder of embeddings; without paths, none.
+
+    Raises:
+        InputError: The table cannot be read.
+    """
+    path = Path(path)
+    if path.is_dir():
+        frame = pd.concat([read_frame(part) for part, _ in EmbeddingShards.open(path).files()], ignore_index=True)
+    elif path.suffix.lower() == ".npy":
+        table_path = path.with_suffix(TABLE_SUFFIX)
+        frame = read_csv(table_path) if table_path.is_file() else pd.DataFrame()
+    else:
+        frame = read_parquet(path)
+    is_known = "path" in frame and pd.api.types.is_string_dtype(frame["path"]) and frame["path"].notna().all()
+    columns = [column for column in ("path", *BOX_COLUMNS) if column in frame] if is_known else []
+    return frame[columns].reset_index(drop=True)
 
 
 def read_fingerprint(path: str | Path) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from os.path import basename
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -13,7 +14,13 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.columns import COLUMN_FLAGS
-from vicinal.data.embeddings.embedding_files import load_embeddings, load_labels, load_vectors, read_fingerprint
+from vicinal.data.embeddings.embedding_files import (
+    load_embeddings,
+    load_labels,
+    load_vectors,
+    read_fingerprint,
+    read_own_images,
+)
 from vicinal.data.table import Table
 from vicinal.retrieval.scores import BLOCK_ROWS
 from vicinal.utils.arrays import Floats, Integers
@@ -89,11 +96,12 @@ def load_file(
         source: the file or folder.
         mapped: whether embeddings are mapped into memory, see :func:`~vicinal.data.load_embeddings`.
         columns: the names of the columns of paths and labels, by flag.
-        labels: a file of labels, see :func:`~vicinal.data.load_labels`, instead of the table
-            of the source.
+        labels: a file of labels, see :func:`~vicinal.data.load_labels`, instead of the table of the source. It gets
+            the paths of that table, if it has none.
 
     Raises:
-        InputError: a file cannot be read, a column does not exist, or there is not one label per embedding.
+        InputError: a file cannot be read, a column does not exist, or there is not one label per embedding, in the same
+            order where both tables have paths.
     """
     if labels is None:
         vectors, table = load_embeddings(source, mapped)
@@ -103,7 +111,28 @@ def load_file(
         raise InputError(
             f"{labels} has {len(table)} rows, {source} {len(vectors)} embeddings; there must be one row each"
         )
-    return EmbeddedTable(vectors, table, source)
+    return EmbeddedTable(vectors, _with_own_images(table, labels, source), source)
+
+
+def _with_own_images(table: Table, labels: str, source: str) -> Table:
+    """A table of labels with the paths that the file of embeddings knows, if the labels have none of their own.
+
+    Raises:
+        InputError: both have paths, and these are not of the same files; their folders may differ.
+    """
+    own = read_own_images(source)
+    if "path" not in own or len(own) != len(table):
+        return table
+    if not table.has("path"):
+        unknown = own.drop(columns=table.frame.columns, errors="ignore")
+        return Table(pd.concat([table.frame, unknown], axis=1), Path(source).parent)
+    for row, (path, embedded) in enumerate(zip(table.paths, own["path"], strict=True)):
+        if basename(path) != basename(embedded):
+            raise InputError(
+                f"{labels}: row {row} is of {basename(path)}, but its embedding in {source} of {basename(embedded)}; "
+                "put the rows in the order of the embeddings"
+            )
+    return table
 
 
 def with_named_columns(table: Table, source: str, columns: Mapping[str, str]) -> Table:
