@@ -111,10 +111,13 @@ class UnitVectors:
 
     def _check_finite(self, name: str) -> None:
         starts = range(0, len(self), BLOCK_ROWS)
-        # Infinity over infinity is NaN too. The host waits for a GPU once.
-        sums = [self.block(start, start + BLOCK_ROWS).sum() for start in starts]
-        if starts and torch.stack(sums).isnan().any():
-            start = starts[int(torch.stack(sums).isnan().nonzero()[0])]
+        # Infinity over infinity is NaN too. The host waits for a GPU once. Sums that stay between the blocks in memory
+        # would keep these apart once they are free, so that all memory of the blocks is used at the same time.
+        sums = torch.zeros(len(starts), device=self.device)
+        for number, start in enumerate(starts):
+            sums[number] = self.block(start, start + BLOCK_ROWS).sum()
+        if sums.isnan().any():
+            start = starts[int(sums.isnan().nonzero()[0])]
             row = start + int(self.block(start, start + BLOCK_ROWS).sum(dim=1).isnan().nonzero()[0])
             source = row if self._rows is None else int(self._rows[row])
             raise InputError(f"{name} {source} holds NaN or infinity; every embedding must be finite")
