@@ -249,10 +249,12 @@ def test_given_embeddings_are_not_written_over(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_several_processes_embed_what_one_does(
-    source: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    source: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, request
 ) -> None:
     monkeypatch.setattr(refine, "EmbeddingReader", partial(EmbeddingReader, batch_size=8))
-    embedded = []
+    threads, embedded = torch.get_num_threads(), []
+    torch.set_num_threads(1)  # as each of the two processes has
+    request.addfinalizer(lambda: torch.set_num_threads(threads))
     for devices in (1, 2):
         script_validation(monkeypatch, RISING)
         run = train_refiner(from_run(source, f"--devices={devices}"), tmp_path / f"{devices}")

@@ -27,7 +27,7 @@ def embed_in_processes(reader: EmbeddingReader, images: ImageDataset, num_proces
     """Embed images by the model of a reader, a part of the batches in each process.
 
     The batches are those of one process, and so the embeddings are, on the same kind of device. Each process loads the
-    model; on a CPU the threads of PyTorch are divided among them.
+    model. On a CPU the threads of PyTorch are divided among the processes, and fewer threads may change the last bits.
 
     Args:
         reader: its options are those of each process, but for the device.
