@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -209,7 +210,8 @@ def _one_line_errors(path: str | Path) -> Iterator[None]:
     except UnidentifiedImageError:
         raise InputError(f"{path}: {_unknown_format(path)}") from None
     except Image.DecompressionBombError as error:
-        raise InputError(f"{path}: image too large ({error})") from None
+        pixels = int(next(iter(re.findall(r"[0-9]+", str(error))), 2 * MAX_PIXELS))
+        raise _too_large(path, f"{pixels / 1e6:,.0f} million pixels") from None
     except Exception as error:  # decoders raise many types of errors on damaged files
         raise InputError(f"{path}: broken image ({one_line(error)})") from None
 
@@ -223,10 +225,11 @@ def _known_formats() -> list[str]:
 
 def _check_size(path: str | Path, width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
-        size = f"{width:,} x {height:,} pixels are {width * height / 1e6:,.0f} million"
-        raise InputError(
-            f"{path}: image too large ({size}, at most {MAX_PIXELS / 1e6:.0f} million are read); reduce it"
-        )
+        raise _too_large(path, f"{width:,} x {height:,} pixels are {width * height / 1e6:,.0f} million")
+
+
+def _too_large(path: str | Path, size: str) -> InputError:
+    return InputError(f"{path}: image too large ({size}, at most {MAX_PIXELS / 1e6:.0f} million are read); reduce it")
 
 
 def _unknown_format(path: str | Path) -> str:
