@@ -197,6 +197,8 @@ def test_columns_are_named_once_for_training_too(shop: Path, tmp_path: Path, cap
     assert "no row fulfills price > 99" in error(
         capsys, "embed", table, "--model", out, "--where", "price > 99", "--out", tmp_path / "v.parquet"
     )
+    output(capsys, "index", tmp_path / "index", "--source", table, "--model", out)  # which remembers them too
+    assert len(listed(capsys, tmp_path / "index", "--where", "product == 'class1'")) == 6
     counted = output(capsys, "data", table, *columns, "--where", "product == 'class1' and price < 8", "--json")
     assert json.loads(counted)["num_images"] == 2
     assert "no row fulfills price > 99" in error(capsys, "data", table, *columns, "--where", "price > 99")

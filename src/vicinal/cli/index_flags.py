@@ -20,14 +20,20 @@ if TYPE_CHECKING:
 
 
 def made_with(arguments: Arguments, source: str) -> dict[str, str]:
-    """The flags that make the embeddings of a source, with the places of their models and files."""
+    """The flags that make the embeddings of a source, with the places of their models and files.
+
+    The names of columns that are not given are those of the model's run.
+    """
     from vicinal.data.columns import COLUMN_FLAGS
     from vicinal.retrieval.index.made_with import FLAGS
+    from vicinal.workflows.sources.columns import columns_of_run
     from vicinal.workflows.sources.source_kind import source_kind
 
     values = {name: getattr(arguments, name, None) for name in FLAGS}
     if values["model"] is None and source_kind(source) == "run":
         values["model"] = source
+    for name, column in columns_of_run(values["model"]).items():
+        values[name] = values[name] or column
     return {
         name: value if name in COLUMN_FLAGS else _place(value) for name, value in values.items() if value is not None
     }
