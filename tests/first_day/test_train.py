@@ -60,6 +60,8 @@ def test_resuming_with_another_setting_names_the_setting(small: list[str], tmp_p
     run = train(Recipe.load(overrides=[*small, "--epochs=1"]), tmp_path / "run")
     assert main(["train", "--out", str(run.path), "--resume", "--seed", "9"]) == 2
     assert "seed = 9 differs from the run's own 0; resume with --out and --resume alone" in capsys.readouterr().err
+    assert main(["train", "--resume", str(run.path)]) == 2
+    assert f"is the folder of a run, not a recipe; its recipe is {run.recipe}, and --out" in capsys.readouterr().err
     assert main(["train", "--out", str(run.path), "--resume", "--epochs", "1"]) == 0
 
 

@@ -12,10 +12,9 @@ import yaml
 
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.plain_yaml import MAX_CHARACTERS, compose_yaml, construct_yaml, problem_of
+from vicinal.utils.run_folder import RunFolder
 
 DATA_SUFFIXES = (".csv", ".parquet", ".npy")
-
-
 MAX_FILES = 32  # that a recipe is made of
 WHOLE = frozenset({"fractions", "classes", "confusions"})  # mappings that replace those of the extended recipe
 
@@ -143,6 +142,9 @@ def _replaces(name: str, value: Mapping[str, Any], before: Mapping[str, Any]) ->
 
 def _read(path: Path) -> str:
     try:
+        if RunFolder(path).recipe.is_file():
+            remedy = f"its recipe is {RunFolder(path).recipe}, and --out {path} --resume continues it"
+            raise InputError(f"{path} is the folder of a run, not a recipe; {remedy}")
         if path.is_dir() or path.suffix.lower() in DATA_SUFFIXES:
             raise InputError(f"{path} is not a recipe, a YAML file of settings; data is given as --data.source {path}")
         if not path.is_file() and path.exists():
