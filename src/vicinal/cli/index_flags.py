@@ -33,7 +33,8 @@ def made_with(arguments: Arguments, source: str) -> dict[str, str]:
     if values["model"] is None and source_kind(source) == "run":
         values["model"] = source
     for name, column in columns_of_run(values["model"]).items():
-        values[name] = values[name] or column
+        if column != COLUMN_FLAGS[name]:
+            values[name] = values[name] or column
     return {
         name: value if name in COLUMN_FLAGS else _place(value) for name, value in values.items() if value is not None
     }
