@@ -308,6 +308,7 @@ def test_a_bad_recipe_says_so(tmp_path: Path) -> None:
 
 
 def _train_and_be_killed(overrides: list[str], out: Path, step: int) -> None:
+    torch.set_num_threads(1)  # as its parent: the last bits depend on it
     recipe = Recipe.load(overrides=overrides)
     trainer = Trainer(recipe, load_training_table(recipe.settings), RunFolder(out))
     take = trainer.train_step

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -67,7 +68,18 @@ from a folder of images to searched neighbors:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command; returns the exit status.
+
+    Args:
+        argv: its words; None: those of this process, which is to end when this function returns.
+    """
+    status = _main(argv)
+    if argv is None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C while the interpreter exits would print a traceback
+    return status
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments, rest = parse([with_underscores(word) for word in (sys.argv[1:] if argv is None else argv)])
     if arguments.version:
         from vicinal import __version__

@@ -71,7 +71,6 @@ class Table:
     def __init__(self, frame: pd.DataFrame, root: str | Path | None = None) -> None:
         self.frame = validate_frame(frame, root)
         warn_of_shared_classes(self.frame, stacklevel=2)
-        warn_of_repeated_images(self.frame, stacklevel=2)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Table:
@@ -137,7 +136,9 @@ class Table:
         label_column: str | None = "label",
     ) -> Table:
         """Create a table from a data frame. Arguments as in :meth:`from_csv`; `root` is the working directory."""
-        return cls(_rename_columns(frame, path_column, label_column, "data frame"), root)
+        table = cls(_rename_columns(frame, path_column, label_column, "data frame"), root)
+        warn_of_repeated_images(table.frame, stacklevel=2)
+        return table
 
     @classmethod
     def _from_file(
@@ -150,9 +151,11 @@ class Table:
     ) -> Table:
         frame = _rename_columns(frame, path_column, label_column, path)
         try:
-            return cls(frame, path.parent if root is None else root)
+            table = cls(frame, path.parent if root is None else root)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
+        warn_of_repeated_images(table.frame, stacklevel=3)
+        return table
 
     @classmethod
     def _from_valid(cls, frame: pd.DataFrame) -> Table:
