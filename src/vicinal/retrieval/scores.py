@@ -113,9 +113,9 @@ class UnitVectors:
         starts = range(0, len(self), BLOCK_ROWS)
         # Infinity over infinity is NaN too. The host waits for a GPU once. Sums that stay between the blocks in memory
         # would keep these apart once they are free, so that all memory of the blocks is used at the same time.
-        sums = torch.zeros(len(starts), device=self.device)
+        sums = torch.empty(len(starts), device=self.device)
         for number, start in enumerate(starts):
-            sums[number] = self.block(start, start + BLOCK_ROWS).sum()
+            torch.sum(self.block(start, start + BLOCK_ROWS), dim=(0, 1), out=sums[number])
         if sums.isnan().any():
             start = starts[int(sums.isnan().nonzero()[0])]
             row = start + int(self.block(start, start + BLOCK_ROWS).sum(dim=1).isnan().nonzero()[0])
