@@ -121,7 +121,8 @@ def _trace(decoding: Decoding, settings: Settings, path: Path) -> Numbers:
         model.embed(paths[:batch_size], batch_size=batch_size, precision="bf16", progress=False, decoding=decoding)
         with profile(activities=activities) as profiler:
             batches = _timed(_batches(model, paths, batch_size, settings, decoding), waits)
-            total = 1000 * seconds_of(lambda: model.embed_batches(batches, "bf16"), settings.device)
+            with model.embedding_function("bf16") as embed_batch:
+                total = 1000 * seconds_of(lambda: [embed_batch(each) for each in batches], settings.device)
     profiler.export_chrome_trace(str(path))
     copies, kernels = _device_times(profiler)
     first, later = waits[0], sum(waits[1:])

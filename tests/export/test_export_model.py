@@ -16,7 +16,7 @@ from tests.export.conftest import build
 from tests.models.refiner_reference import PAPER
 from vicinal.data import ImageTransform, Table
 from vicinal.export import ExportedEmbedder, ExportSettings, export_model, open_exported
-from vicinal.export.exporter import _to_openvino
+from vicinal.export.openvino_export import read_onnx, save_openvino
 from vicinal.export.precision import to_fp16, to_int8
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.retrieval import refine
@@ -82,7 +82,7 @@ def test_half_precision_and_8_bits(model: Embedder, onnx_file: Path, tmp_path: P
 def test_openvino(model: Embedder, onnx_file: Path, tmp_path: Path) -> None:
     for name, half, limit in (("exact", False, 1e-6), ("half", True, 1e-3)):
         path = tmp_path / f"{name}.xml"
-        _to_openvino(onnx_file, path, model.fingerprint(), half)
+        save_openvino(read_onnx(onnx_file, model.fingerprint()), path, half)
         preprocessing = onnx_file.with_suffix(".preprocessing.json").read_text()
         path.with_suffix(".preprocessing.json").write_text(preprocessing)
         for number in (1, 5):

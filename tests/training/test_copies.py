@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -136,7 +137,8 @@ def test_images_for_a_gpu_are_read_into_pinned_memory(
     weight = SimpleNamespace(device=torch.device(device), dtype=torch.float32)
     model = SimpleNamespace(parameters=lambda: iter([weight]), modules=list, eval=lambda: None, dim=8)
     model.transform, model.backbone = one.embedder.transform, model
-    model.embed_batches = lambda batches, precision: np.concatenate([np.empty((0, 8)), *batches])
+    model.device, model.is_thread_safe = weight.device, False
+    model.embedding_function = lambda precision: nullcontext(lambda images: np.empty((len(images), 8)))
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: torch.no_grad())
     Embedder.embed(model, one.images, progress=False)  # type: ignore[arg-type]
     list(feature_pass.FeaturePass(model, one.images).batches(len(one.images)))  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ def embed(arguments: Arguments) -> None:
         check_refiner(refiner, embedded)
         vectors = refine(refiner, embedded.vectors)
         fingerprint = None if fingerprint is None else f"{fingerprint}+{refiner.fingerprint()}"
-    save_embeddings(arguments.out, vectors, embedded.table, fingerprint)
+    save_embeddings(arguments.out, vectors, embedded.table, fingerprint, embedded.engine)
     log("{} embeddings of {} dimensions".format(*vectors.shape))
     print_result(arguments.out)
 

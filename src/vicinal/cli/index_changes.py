@@ -75,7 +75,7 @@ def _new_index(
         arguments.kind or "auto",
         model_fingerprint=embedded.fingerprint,
         refiner=refiner,
-        made_with=made_with(arguments, source),
+        made_with=made_with(arguments, source, embedded.engine),
         rescore=arguments.rescore,
         url=arguments.index if is_url(arguments.index) else None,
         overwrite=arguments.overwrite,

@@ -19,17 +19,18 @@ if TYPE_CHECKING:
     from vicinal.workflows.sources.embedding_reader import EmbeddingReader
 
 
-def made_with(arguments: Arguments, source: str) -> dict[str, str]:
+def made_with(arguments: Arguments, source: str, engine: str | None = None) -> dict[str, str]:
     """The flags that make the embeddings of a source, with the places of their models and files.
 
-    The names of columns that are not given are those of the model's run.
+    The names of columns that are not given are those of the model's run. `engine` is the one that made the embeddings,
+    if it is known.
     """
     from vicinal.data.columns import COLUMN_FLAGS
     from vicinal.retrieval.index.made_with import FLAGS
     from vicinal.workflows.sources.columns import columns_of_run
     from vicinal.workflows.sources.source_kind import source_kind
 
-    values = {name: getattr(arguments, name, None) for name in FLAGS}
+    values = {**{name: getattr(arguments, name, None) for name in FLAGS}, "engine": engine}
     if values["model"] is None and source_kind(source) == "run":
         values["model"] = source
     for name, column in columns_of_run(values["model"]).items():
@@ -65,7 +66,7 @@ def use_flags_of_index(arguments: Arguments, stored: Mapping[str, str], sources:
     taken = {
         name: text
         for name, text in stored.items()
-        if name not in COLUMN_FLAGS and getattr(arguments, name, None) is None
+        if name not in ("engine", *COLUMN_FLAGS) and getattr(arguments, name, None) is None
     }
     for name, text in taken.items():
         if os.path.isabs(text) and not Path(text).exists():

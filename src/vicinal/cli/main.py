@@ -26,6 +26,7 @@ from vicinal.cli.search import add_search, search
 from vicinal.cli.serve import add_serve, serve
 from vicinal.cli.train import add_recipe, refine, train
 from vicinal.cli.tune import add_sweep, add_tune, sweep, tune
+from vicinal.utils.allocator import keep_large_blocks
 from vicinal.utils.console import is_main_process, log
 from vicinal.utils.errors import InputError, explained, one_line
 
@@ -115,6 +116,7 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
     """Run a verb; errors that a user can cause become one line and an exit status."""
     name = arguments.parser.prog
     arguments.rest = rest
+    keep_large_blocks()
     unknown = [word for word in rest if word.startswith("-") or arguments.verb not in WITH_SOURCES]
     if unknown and arguments.verb not in WITH_RECIPE:
         arguments.parser.reject(unknown[0])

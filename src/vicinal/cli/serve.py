@@ -130,7 +130,7 @@ def _embedder(arguments: Arguments, index: Index) -> Any:
         raise InputError(f"{arguments.model}: {DECODES_ON_CPU}")
     index.check_model(reader.fingerprint, made_with(arguments, str(arguments.index)))
     return TorchEmbedder(
-        reader.loaded_model,
+        reader.with_engine(reader.loaded_model),
         os.path.basename(os.path.normpath(arguments.model)),
         reader.fingerprint,
         reader.scales,

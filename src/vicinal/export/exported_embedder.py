@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,12 +12,13 @@ import numpy as np
 
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.export.onnx_embedder import OnnxEmbedder
-from vicinal.export.settings import SUFFIXES
-from vicinal.utils.console import track
+from vicinal.export.settings import SUFFIXES, Format
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.extras import import_extra
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from vicinal.models.inputs import Images
     from vicinal.utils.arrays import Floats
 
@@ -49,6 +52,24 @@ def open_exported(path: str | Path, **options: Any) -> OnnxEmbedder:
         return (OpenVinoEmbedder if is_openvino else OnnxEmbedder)(path, **options)
     except Exception as error:  # runtimes raise errors of their own
         raise InputError(one_line(error) if isinstance(error, ValueError) else f"{path}: {one_line(error)}") from None
+
+
+def runtime_options(format: Format, num_threads: int, num_streams: int = 1) -> dict[str, Any]:
+    """The options of a runtime for a CPU, as :func:`open_exported` takes them.
+
+    Args:
+        format: Of the exported model.
+        num_threads: Number of threads in all.
+        num_streams: Number of threads that will call it, among which those are divided.
+    """
+    if format == "openvino":
+        hints = {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": num_streams}
+        return {"device_name": "CPU", "config": {"INFERENCE_NUM_THREADS": num_threads, **hints}}
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = max(1, num_threads // num_streams)
+    return {"sess_options": options}
 
 
 class ExportedEmbedder:
@@ -93,12 +114,32 @@ class ExportedEmbedder:
         Raises:
             InputError: As there.
         """
-        from vicinal.models.inputs import image_batches
+        from vicinal.models.inputs import embed_images
 
+        with self.embedding_function(precision) as embed_batch:
+            return embed_images(
+                embed_batch,
+                source,
+                self.transform,
+                self.dim,
+                batch_size=batch_size,
+                num_workers=num_workers,
+                on_error=on_error,
+                device=self.device,
+                progress=progress,
+                in_threads=self.is_thread_safe,
+            )
+
+    is_thread_safe = True
+    device = "cpu"
+
+    @contextmanager
+    def embedding_function(self, precision: str = "auto") -> Iterator[Callable[[Tensor], Floats]]:
+        """The function of batches that :meth:`embed` applies, as of :meth:`vicinal.Embedder.embedding_function`."""
         if precision not in ("auto", "32"):
             raise InputError(f"precision is {precision}, but {self.engine.path} has its own; leave it out")
-        batches, num_batches = image_batches(source, self.transform, batch_size, num_workers, on_error)
-        vectors = [np.empty((0, self.dim), np.float32)]
-        for images in track(batches, "embedding", total=num_batches, show=progress):
-            vectors.append(self.engine.run(images.numpy().round().astype(np.uint8)))
-        return np.concatenate(vectors)
+        yield self.embed_batch
+
+    def embed_batch(self, images: Tensor) -> Floats:
+        """Embed pixels, [b, channels, height, width] from 0 to 255, float32 [b, dim]. Several threads may call it."""
+        return self.engine.run(images.numpy().round().astype(np.uint8))

@@ -6,7 +6,7 @@ import copy
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import torch
 from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.images.image_ops import normalized
 from vicinal.data.table import Table
-from vicinal.export.exported_embedder import ExportedEmbedder, open_exported
+from vicinal.export.exported_embedder import ExportedEmbedder, open_exported, runtime_options
 from vicinal.export.graph import ExportGraph, GalleryRefiner, exportable, other_size, resized_transform
 from vicinal.export.onnx_export import export_onnx
+from vicinal.export.openvino_export import openvino_function, read_onnx, save_openvino, to_openvino
 from vicinal.export.parity import (
     AFTER,
     BEFORE,
@@ -56,6 +57,7 @@ def export_model(
     calibration: Table | None = None,
     refiner: ContextRefiner | None = None,
     gallery: Floats | None = None,
+    with_speed: bool = True,
     **options: Any,
 ) -> ParityReport:
     """Export an embedder, compare the result with it, and write both only if it does not lose too much.
@@ -72,6 +74,7 @@ def export_model(
         calibration: Images by which int8 is calibrated, as they will be embedded.
         refiner: A refiner that becomes part of the exported model, with the gallery of its neighbors.
         gallery: float [g, dim], embeddings of the model.
+        with_speed: Measure the speed of both models for the report, which takes a few seconds.
         options: Fields of :class:`ExportSettings`, if there are no settings.
 
     Raises:
@@ -103,7 +106,7 @@ def export_model(
         _write(new / out.with_suffix(".preprocessing.json").name, _preprocessing(graph, fingerprint))
         log(f"exporting {model.config['backbone']}")
         _write_model(graph, work, new / out.name, fingerprint, calibration)
-        report = _compare(reference, graph, new / out.name, fingerprint, check, gallery)
+        report = _compare(reference, graph, new / out.name, fingerprint, check, gallery, with_speed)
         report.check()
         _write(new / out.with_suffix(".parity.json").name, report.to_dict())
         (new / out.with_suffix(".parity.md").name).write_text(report.to_markdown(), encoding="utf-8")
@@ -137,9 +140,10 @@ def _check(
         raise InputError("int8 needs calibration_images: some images as those that will be embedded")
     if precision != "fp32" and (check is None or not check.has("label")):
         raise InputError(f"what {precision} loses is measured on images with labels; give check")
-    import_extra("onnxruntime", "export", "the export")
     if settings.format == "openvino":
         import_extra("openvino", "openvino", "the export for OpenVINO")
+    if settings.format == "onnx" or precision == "int8":
+        import_extra("onnxruntime", "export", "the export")
 
 
 def _preprocessing(graph: ExportGraph, fingerprint: str) -> dict[str, Any]:
@@ -167,34 +171,36 @@ def _write(path: Path, values: dict[str, Any]) -> None:
 
 
 def _write_model(graph: ExportGraph, work: Path, path: Path, fingerprint: str, calibration: Table | None) -> None:
-    """Write the files of the exported model; first in float32, in which the export itself is checked."""
+    """Write the files of the exported model; before it becomes smaller, it is compared with the network."""
+    settings = graph.settings
+    if settings.format == "openvino" and settings.precision != "int8":
+        model = to_openvino(graph, fingerprint)
+        _check_exact(graph, openvino_function(model))
+        return save_openvino(model, path, half=settings.precision == "fp16")
     import onnxruntime
 
-    settings, exact = graph.settings, work / "fp32.onnx"
+    exact = converted = work / "fp32.onnx"
     export_onnx(graph, exact, fingerprint)
     session = onnxruntime.InferenceSession(str(exact), providers=["CPUExecutionProvider"])
-    found = check_shapes(graph, lambda images: session.run(None, {"images": images})[0], _sizes(graph))
-    if not found <= max(SHAPE_TOLERANCE, settings.limit) and graph.refiner is None:
-        raise InputError(f"the vectors of the export differ by {found:.2g} on random images; nothing was written")
-    converted = exact
+    _check_exact(graph, lambda images: session.run(None, {"images": images})[0])
     if settings.precision == "int8" and calibration is not None:
         converted = work / "int8.onnx"
         to_int8(exact, converted, _calibration_batches(graph, calibration))
-    elif settings.precision == "fp16" and settings.format == "onnx":
+    elif settings.precision == "fp16":
         converted = work / "fp16.onnx"
         to_fp16(exact, converted)
     if settings.format == "onnx":
         os.replace(converted, path)
     else:
-        _to_openvino(converted, path, fingerprint, half=settings.precision == "fp16")
+        save_openvino(read_onnx(converted, fingerprint), path, half=False)
+    return None
 
 
-def _to_openvino(source: Path, path: Path, fingerprint: str, half: bool) -> None:
-    import openvino
-
-    model = openvino.Core().read_model(str(source))
-    model.set_rt_info(fingerprint, "fingerprint")
-    openvino.save_model(model, str(path), compress_to_fp16=half)
+def _check_exact(graph: ExportGraph, infer: Callable[[Floats], Floats]) -> None:
+    """Compare the export in float32 with the network on random images."""
+    found = check_shapes(graph, infer, _sizes(graph))
+    if not found <= max(SHAPE_TOLERANCE, graph.settings.limit) and graph.refiner is None:
+        raise InputError(f"the vectors of the export differ by {found:.2g} on random images; nothing was written")
 
 
 def _sizes(graph: ExportGraph) -> list[tuple[int, int]]:
@@ -221,9 +227,11 @@ def _compare(
     fingerprint: str,
     check: Table | None,
     gallery: Floats | None,
+    with_speed: bool,
 ) -> ParityReport:
     """Compare the exported model with the embedder."""
-    settings, engine = graph.settings, open_exported(path, **_threads(graph.settings))
+    settings = graph.settings
+    engine = open_exported(path, **runtime_options(settings.format, torch.get_num_threads()))
     check_shapes(graph, engine.infer, _sizes(graph))
     shape = (SPEED_BATCH, reference.transform.channels, *_sizes(graph)[0])
     pixels = np.random.default_rng(settings.seed).integers(0, 256, shape, dtype=np.uint8)
@@ -245,7 +253,9 @@ def _compare(
         Differences.of(before, after),
         compare(before, after, check, settings.seed),
         {BEFORE: _num_bytes(reference), AFTER: sum(file.stat().st_size for file in _weight_files(path))},
-        speeds({BEFORE: lambda: embed(tensors, progress=False), AFTER: lambda: engine.run(pixels)}),
+        speeds(
+            {BEFORE: lambda: embed(tensors, progress=False), AFTER: lambda: engine.run(pixels)} if with_speed else {}
+        ),
         machine("openvino" if settings.format == "openvino" else "onnxruntime"),
         graph.refiner is not None,
     )
@@ -258,15 +268,3 @@ def _num_bytes(model: Embedder) -> int:
 def _weight_files(path: Path) -> list[Path]:
     """The files of an exported model itself."""
     return [file for file in (path, path.with_suffix(".bin")) if file.is_file()]
-
-
-def _threads(settings: ExportSettings) -> dict[str, Any]:
-    """The options of a runtime that computes in as many threads as torch, so that their speeds compare."""
-    if settings.format == "openvino":
-        threads = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
-        return {"config": threads}
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    return {"sess_options": options}

@@ -55,9 +55,9 @@ def _export(graph: ExportGraph) -> onnx.ModelProto:
     """Trace the network by torch.export, for which `DYNAMIC` means an error where a dimension becomes a constant."""
     _onnx()
     size, settings = graph.model.transform.size, graph.settings
-    free = [0, *(_sides(settings.layout) if settings.dynamic_size else ())]
+    free = [0, *(sides(settings.layout) if settings.dynamic_size else ())]
     example = graph.example(EXAMPLES, size, size)
-    with _quiet(), torch.no_grad():
+    with quiet(), torch.no_grad():
         try:
             program = torch.onnx.export(
                 graph,
@@ -77,8 +77,8 @@ def _export(graph: ExportGraph) -> onnx.ModelProto:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warnings and messages of the exporter, which are about torch's own code."""
+def quiet() -> Iterator[None]:
+    """A context without the warnings and messages of exporters, which are about torch's own code."""
     previous = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -89,14 +89,14 @@ def _quiet() -> Iterator[None]:
         logging.disable(previous)
 
 
-def _sides(layout: str) -> tuple[int, int]:
+def sides(layout: str) -> tuple[int, int]:
     """The dimensions of height and width."""
     return (1, 2) if layout == "nhwc" else (2, 3)
 
 
 def _name_dimensions(model: onnx.ModelProto, graph: ExportGraph) -> None:
     """Name the free dimensions; torch calls them s77 and the like."""
-    names = {0: "batch", **dict(zip(_sides(graph.settings.layout), ("height", "width"), strict=True))}
+    names = {0: "batch", **dict(zip(sides(graph.settings.layout), ("height", "width"), strict=True))}
     del model.graph.value_info[:]  # shapes of inner values, in which the old names are; runtimes find them out
     (images,), (embeddings,) = model.graph.input, model.graph.output
     for number, dimension in enumerate(images.type.tensor_type.shape.dim):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,13 @@ class OpenVinoEmbedder(OnnxEmbedder):
         core = openvino.Core()
         model = core.read_model(str(self.path))
         options = {"device_name": "CPU", "config": {"INFERENCE_PRECISION_HINT": "f32"}, **options}
+        self._of_thread = threading.local()
         self._compiled: Any = core.compile_model(model, **options)
         return str(model.get_rt_info("fingerprint").value) if model.has_rt_info("fingerprint") else None
 
     def infer(self, inputs: np.ndarray) -> np.ndarray:
         """Embed what the exported model takes; see :meth:`OnnxEmbedder.infer`."""
-        # A request of its own for each call, since several threads may call.
-        vectors: np.ndarray = self._compiled.create_infer_request().infer([inputs])[0]
+        if not hasattr(self._of_thread, "request"):  # which holds the memory of all layers
+            self._of_thread.request = self._compiled.create_infer_request()
+        vectors: np.ndarray = self._of_thread.request.infer([inputs])[0]
         return vectors

@@ -72,7 +72,7 @@ class ParityReport:
         vectors: how much they differ.
         results: the metrics of both models, `before` and `after`, with confidence intervals; None without labels.
         num_bytes: of the weights of the model, and of all files of the exported one.
-        images_per_second: of both, from pixels in memory, on the CPU of this machine.
+        images_per_second: of both, from pixels in memory, on the CPU of this machine; empty if not measured.
         machine: processor, threads and versions.
         is_refined: whether a refiner is part of the export.
     """
@@ -156,8 +156,9 @@ class ParityReport:
         for metric, values in (self.metrics() or {}).items():
             rows.append((metric, *(_percent(values[key]) for key in (BEFORE, AFTER, "difference"))))
         rows.append(("size", size[BEFORE], size[AFTER], f"{self.num_bytes[AFTER] / self.num_bytes[BEFORE]:.2f} x"))
-        ratio = f"{speeds[AFTER] / speeds[BEFORE]:.2f} x"
-        rows.append(("images per second", f"{speeds[BEFORE]:,.0f}", f"{speeds[AFTER]:,.0f}", ratio))
+        if speeds:
+            ratio = f"{speeds[AFTER] / speeds[BEFORE]:.2f} x"
+            rows.append(("images per second", f"{speeds[BEFORE]:,.0f}", f"{speeds[AFTER]:,.0f}", ratio))
         head, *body = ("| " + " | ".join(row) + " |" for row in rows)
         table = "\n".join([head, "|---|---|---|---|", *body])
         return f"""# {self.backbone} as {settings.format}, {settings.precision}
@@ -175,7 +176,8 @@ class ParityReport:
         for metric, values in (self.metrics() or {}).items():
             rows.append([metric, _percent(values[BEFORE]), _percent(values[AFTER])])
         rows.append(["size in MB", *(f"{self.num_bytes[name] / 1e6:.2f}" for name in (BEFORE, AFTER))])
-        rows.append(["images per second", *(f"{self.images_per_second[name]:,.0f}" for name in (BEFORE, AFTER))])
+        if self.images_per_second:
+            rows.append(["images per second", *(f"{self.images_per_second[name]:,.0f}" for name in (BEFORE, AFTER))])
         return f"{self._vectors_text()}\n{aligned(rows)}"
 
     def _vectors_text(self) -> str:
@@ -240,6 +242,8 @@ def speeds(models: Mapping[str, Callable[[], Floats]]) -> dict[str, float]:
     Args:
         models: what embeds the images, by the name of the model.
     """
+    if not models:
+        return {}
     seconds: dict[str, list[float]] = {name: [] for name in models}
     num_images = {name: len(embed()) for name, embed in models.items()}
     while min(map(len, seconds.values())) < 3 or max(map(sum, seconds.values())) < SPEED_SECONDS:

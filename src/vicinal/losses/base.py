@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vicinal.similarity.checks import Relation
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.tiles import Look, RowSums, sums_over_rows
+from vicinal.utils.allocator import keep_large_blocks
 from vicinal.utils.arguments import check_finite, check_list, is_number, shown
 from vicinal.utils.errors import InputError
 from vicinal.utils.ieee_products import ieee_products
@@ -53,6 +54,10 @@ class Loss(nn.Module, ABC):
     uses_features: ClassVar[bool] = False
     uses_prefixes: ClassVar[bool] = False
     supports_references: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        keep_large_blocks()
 
     def forward(
         self,

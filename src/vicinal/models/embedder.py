@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vicinal.data.batches.map_pixels import CPU_BATCH
 from vicinal.data.images.image_ops import normalized
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.settings import Decoding
@@ -21,7 +23,7 @@ from vicinal.models.head import NormName, build_head, check_head, set_to_whiteni
 from vicinal.models.image_sizes import check_any_size, check_patches
 from vicinal.models.initialization_table import timm_name
 from vicinal.models.initializations import check_backbone_name, create_backbone, default_transform
-from vicinal.models.inputs import Images, image_batches
+from vicinal.models.inputs import Images, embed_images
 from vicinal.models.model_card import IMPORT
 from vicinal.models.model_format import EMBEDDER
 from vicinal.models.modes import eval_mode, unit_vectors
@@ -30,7 +32,6 @@ from vicinal.models.precision import DTYPES, Precision, autocast_to, used_precis
 from vicinal.models.saving import SavedModel
 from vicinal.models.shortened import check_dim, shortened
 from vicinal.utils.arrays import Floats
-from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
 
 
@@ -299,40 +300,55 @@ class Embedder(SavedModel):
             self.to(device)
         if dim is not None:
             check_dim(dim, self.dim)
-        batches, num_batches = image_batches(
-            source,
-            self.transform,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            on_error=on_error,
-            device=next(self.parameters()).device,
-            decoding=decoding,
-        )
-        batches = track(batches, "embedding", total=num_batches, show=progress)
-        return shortened(self.embed_batches(batches, precision), dim)
+        with self.embedding_function(precision) as embed_batch:
+            vectors = embed_images(
+                embed_batch,
+                source,
+                self.transform,
+                self.dim,
+                batch_size=batch_size,
+                num_workers=num_workers,
+                on_error=on_error,
+                device=self.device,
+                progress=progress,
+                in_threads=self.is_thread_safe,
+            )
+        check_embeddings(vectors, used_precision(precision, self.device))
+        return shortened(vectors, dim)
 
-    def embed_batches(self, batches: Iterable[Tensor], precision: Precision = "auto", first_row: int = 0) -> Floats:
-        """Embed batches of images as :meth:`embed` does.
+    @contextmanager
+    def embedding_function(self, precision: Precision = "auto") -> Iterator[Callable[[Tensor], Floats]]:
+        """The function that :meth:`embed` applies to batches, in a context in which the model is in evaluation mode.
+
+        It maps transformed images or pixels, [b, C, H, W], to embeddings, float32 [b, dim]. A CPU computes a few of
+        them at a time, so that activations stay in its caches. Several threads may call it if the model
+        `is_thread_safe`.
 
         Args:
-            batches: Transformed images, [b, C, H, W] each; those of uint8 are pixels, which are normalized here.
             precision: As in :meth:`embed`.
-            first_row: Number of the first image, for messages.
-
-        Returns:
-            float32 [n, dim], L2-normalized.
-
-        Raises:
-            InputError: An embedding is not finite.
         """
         weight = next(self.parameters())
         used = used_precision(precision, weight.device)
-        # Not in inference mode, in which sharded weights cannot be gathered.
-        with eval_mode(self), torch.no_grad(), autocast_to(used, weight.device):
-            parts = [self(_to_device_of(weight, images)).float().cpu().numpy() for images in batches]
-        vectors = np.concatenate([np.empty((0, self.dim), np.float32), *parts])
-        _check_finite(vectors, used, first_row)
-        return vectors
+        is_whole = weight.device.type != "cpu" or is_sharded(self)  # processes gather shards equally often
+
+        def embed_batch(images: Tensor) -> Floats:
+            # Not in inference mode, in which sharded weights cannot be gathered.
+            with torch.no_grad(), autocast_to(used, weight.device):
+                parts = torch.split(images, len(images) if is_whole else CPU_BATCH)
+                return torch.cat([self(_to_device_of(weight, part)).float().cpu() for part in parts]).numpy()
+
+        with eval_mode(self):
+            yield embed_batch
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.parameters()).device
+
+    @property
+    def is_thread_safe(self) -> bool:
+        """Whether several threads may embed at once: not whole images, for whose sizes networks keep state."""
+        return self.transform.longest is None and not is_sharded(self)
 
     def _get_config(self) -> dict[str, Any]:
         return {**self.config, "transform": self.transform.to_dict()}
@@ -386,13 +402,19 @@ class Embedder(SavedModel):
         return cls(**{**arguments, "transform": transform, "pretrained": False})
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Whether the weights of a model are divided among processes."""
+    return hasattr(next(model.parameters()), "device_mesh")  # of a DTensor, whose import takes time
+
+
 def _to_device_of(weight: Tensor, images: Tensor) -> Tensor:
     """Images on the device of a weight: in its type, or as pixels, which are normalized there."""
     dtype = images.dtype if images.dtype == torch.uint8 else weight.dtype
     return images.to(weight.device, dtype, non_blocking=True)
 
 
-def _check_finite(vectors: Floats, precision: str, first_row: int) -> None:
+def check_embeddings(vectors: Floats, precision: str, first_row: int = 0) -> None:
+    """Raise InputError if a component of an embedding is not finite; `first_row` is the number of the first image."""
     invalid = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(invalid):
         hint = "try precision 32" if precision != "32" else "its weights or the image are not finite"

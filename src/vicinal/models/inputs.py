@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import pandas as pd
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
 from vicinal.data.batches.image_dataset import ImageDataset
+from vicinal.data.batches.map_pixels import CPU_BATCH, map_pixels
 from vicinal.data.batches.pixel_batches import PixelBatches, all_readable, load_pixels, row_batches, without_unreadable
 from vicinal.data.images.decoding import convert_image
 from vicinal.data.images.image_ops import without_normalization
@@ -20,6 +22,8 @@ from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.settings import Decoding
 from vicinal.data.table import Table
 from vicinal.utils.arguments import is_integer, shown
+from vicinal.utils.arrays import Floats
+from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
 
 Images: TypeAlias = (
@@ -60,10 +64,7 @@ def image_batches(
         >>> num_batches, [images.shape[0] for images in batches]
         (2, [2, 1])
     """
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(f"batch_size is {shown(batch_size)}; it must be at least 1")
-    if not is_integer(num_workers) or num_workers < 0:
-        raise InputError(f"num_workers is {shown(num_workers)}; it must be a whole number from 0 up")
+    _check_counts(batch_size, num_workers)
     given: Any = source
     if isinstance(given, Tensor) or _all_are(given, Tensor):
         tensors = _check_tensors(given, transform)
@@ -78,6 +79,65 @@ def image_batches(
     pixels = load_pixels(batches, device, num_workers)
     is_skipping = on_error == "skip"  # while images are embedded: to look for them before would decode all twice
     return without_unreadable(dataset, pixels) if is_skipping else map(all_readable, pixels), len(batches)
+
+
+def embed_images(
+    embed_batch: Callable[[Tensor], Floats],
+    source: Images,
+    transform: ImageTransform,
+    dim: int,
+    *,
+    batch_size: int,
+    num_workers: int,
+    on_error: Literal["raise", "skip"],
+    device: str | torch.device,
+    progress: bool,
+    in_threads: bool,
+) -> Floats:
+    """Embed images of any kind by a function of batches.
+
+    Args:
+        embed_batch: Maps images or pixels [b, C, H, W] to float32 [b, dim].
+        source: As for :func:`image_batches`.
+        transform: As there.
+        dim: Dimension of the embeddings.
+        batch_size: Images per batch.
+        num_workers: Processes that read files.
+        on_error: As for :func:`image_batches`.
+        device: Where the function computes.
+        progress: Show a progress bar.
+        in_threads: Whether several threads may call the function, see
+            :func:`~vicinal.data.batches.map_pixels.map_pixels`.
+
+    Returns:
+        float32 [n, dim], in the order of `source`.
+
+    Raises:
+        InputError: As :func:`image_batches`, or an image cannot be read.
+    """
+    if not _is_read(source):
+        batches, total = image_batches(source, transform, batch_size)
+        parts: Iterable[Floats] = map(embed_batch, batches)
+    else:
+        _check_counts(batch_size, num_workers)
+        dataset = _dataset(source, transform)
+        is_divided = in_threads and torch.device(device).type == "cpu" and num_workers == 0
+        rows = row_batches(dataset, range(len(dataset)), min(batch_size, CPU_BATCH) if is_divided else batch_size)
+        mapped, total = map_pixels(embed_batch, PixelBatches(dataset, rows), device, num_workers, is_divided), len(rows)
+        parts = without_unreadable(dataset, mapped) if on_error == "skip" else map(all_readable, mapped)
+    return np.concatenate([np.empty((0, dim), np.float32), *track(parts, "embedding", total=total, show=progress)])
+
+
+def _is_read(source: object) -> bool:
+    """Whether images are read from files or a cache, rather than given as tensors or PIL images."""
+    return not (isinstance(source, Tensor) or _all_are(source, Tensor) or _all_are(source, Image.Image))
+
+
+def _check_counts(batch_size: int, num_workers: int) -> None:
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size is {shown(batch_size)}; it must be at least 1")
+    if not is_integer(num_workers) or num_workers < 0:
+        raise InputError(f"num_workers is {shown(num_workers)}; it must be a whole number from 0 up")
 
 
 def _all_are(source: Any, kind: type) -> bool:

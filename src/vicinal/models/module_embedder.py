@@ -86,6 +86,11 @@ class ModuleEmbedder(Embedder):
         module = _build(path, config["backbone_args"], allow_imports)
         return cls(module, transform, dim, path, config["backbone_args"])
 
+    @property
+    def is_thread_safe(self) -> bool:
+        """False, since a module of others may keep state in its forward pass."""
+        return False
+
     def save_pretrained(
         self,
         folder: str | Path,

@@ -19,6 +19,7 @@ from vicinal.models.exported_files import add_exported, check_hub_name, name_on_
 from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
 from vicinal.models.lora import merged_state_dict
 from vicinal.models.model_format import ModelFormat
+from vicinal.utils.allocator import keep_large_blocks
 from vicinal.utils.errors import InputError, one_line
 
 MORE_TENSORS = 500
@@ -42,6 +43,7 @@ class SavedModel(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
+        keep_large_blocks()
         self.recipe: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
 

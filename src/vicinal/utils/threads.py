@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -44,3 +49,37 @@ def run_parts(function: Callable[[int, int], None], bounds: Sequence[int], num_t
         parts = [pool.submit(function, *part) for part in pairwise(bounds)]
     for part in parts:
         part.result()  # raises the exception of the thread, if any
+
+
+def map_in_order(
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    num_threads: int,
+    start: Callable[[], None] | None = None,
+) -> Iterator[Result]:
+    """Apply a function to items in several threads, and yield the results in the order of the items.
+
+    At most two items per thread are computed ahead. After an error, or when the iterator is closed, no other item is
+    begun.
+
+    Args:
+        function: takes an item.
+        items: what it is applied to.
+        num_threads: number of threads.
+        start: called once by each thread.
+
+    Example:
+        >>> list(map_in_order(abs, [-1, 2, -3], num_threads=2))
+        [1, 2, 3]
+    """
+    pool = ThreadPoolExecutor(num_threads, initializer=start)
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > 2 * num_threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

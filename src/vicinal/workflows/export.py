@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -69,7 +69,7 @@ def export_source(
             f"size is {settings.size}, but the model that is uploaded takes images of {model.transform.size} px; "
             "leave out size or push_to_hub"
         )
-    tables = {
+    tables: dict[str, Any] = {
         "check": _table(reader, source, check, split, "val"),
         "calibration": None if settings.precision != "int8" else _table(reader, source, calibration_images, None),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from vicinal.utils.errors import InputError
 Pixels: TypeAlias = tuple[Tensor, dict[int, str]]
 """The pixels of readable images, uint8 `[b, channels, height, width]`, and the errors of the others by their rows."""
 
+Values = TypeVar("Values", Tensor, Floats)
+
 
 @dataclass(frozen=True)
 class EmbeddedBatch:
@@ -30,11 +32,13 @@ class EmbeddedBatch:
         first_row: The first of these rows.
         vectors: float32 `[b, dim]`, of the readable images.
         errors: The errors of the others by their rows.
+        engine: What computed them, see :mod:`vicinal.export.engine`.
     """
 
     first_row: int
     vectors: Floats
     errors: dict[int, str] = field(default_factory=dict)
+    engine: str = "torch"
 
 
 class PixelBatches(Dataset[Any]):
@@ -115,8 +119,8 @@ def load_pixels(
         yield pixels, dict(sorted({**errors, **more}.items()))
 
 
-def all_readable(batch: Pixels) -> Tensor:
-    """The pixels of a batch.
+def all_readable(batch: tuple[Values, dict[int, str]]) -> Values:
+    """The pixels of a batch, or what was computed of them.
 
     Raises:
         UnreadableImageError: One of its images cannot be read, with its row and path.
@@ -127,16 +131,23 @@ def all_readable(batch: Pixels) -> Tensor:
     return pixels
 
 
-def skip_unreadable(batches: Iterable[Pixels], errors: dict[int, InputError]) -> Iterator[Tensor]:
-    """The pixels of the readable images of all batches; `errors` gets the errors of the others by their rows."""
+def skip_unreadable(
+    batches: Iterable[tuple[Values, dict[int, str]]], errors: dict[int, InputError]
+) -> Iterator[Values]:
+    """The pixels of the readable images of all batches, or what was computed of them.
+
+    The errors of the other images are added to `errors` by their rows.
+    """
     for pixels, of_batch in batches:
         errors.update({row: UnreadableImageError(f"row {row}: {error}") for row, error in of_batch.items()})
         if len(pixels):
             yield pixels
 
 
-def without_unreadable(dataset: ImageDataset, batches: Iterable[Pixels]) -> Iterator[Tensor]:
-    """The pixels of the readable images of all batches; at the end the dataset leaves out the others.
+def without_unreadable(dataset: ImageDataset, batches: Iterable[tuple[Values, dict[int, str]]]) -> Iterator[Values]:
+    """The pixels of the readable images of all batches, or what was computed of them.
+
+    At the end the dataset leaves out the other images.
 
     Raises:
         NoReadableImageError: None of the images can be read.

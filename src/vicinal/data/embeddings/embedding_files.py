@@ -33,10 +33,15 @@ from vicinal.utils.files import check_regular_file, write_bytes
 
 TABLE_SUFFIX = ".table.csv"  # not .csv, since a file of that name may be the user's own
 FINGERPRINT_KEY = b"vicinal_model"  # in the metadata of a Parquet file's schema
+ENGINE_KEY = b"vicinal_engine"
 
 
 def save_embeddings(
-    path: str | Path, vectors: npt.NDArray[np.floating], table: Table, fingerprint: str | None = None
+    path: str | Path,
+    vectors: npt.NDArray[np.floating],
+    table: Table,
+    fingerprint: str | None = None,
+    engine: str | None = None,
 ) -> None:
     """Write embeddings and their table.
 
@@ -46,6 +51,7 @@ def save_embeddings(
         vectors: `[n, dim]`, stored as float32.
         table: The table, with n rows.
         fingerprint: The fingerprint of the model that computed the embeddings, if known; a `.npy` file cannot hold it.
+        engine: What ran the model, if known, such as torch or openvino; the same holds.
 
     Raises:
         InputError: The shape is different, the embeddings are not finite or not one per row, or the name ends
@@ -65,7 +71,9 @@ def save_embeddings(
     vectors = check_embeddings(vectors, len(table), "vectors")
     if path.suffix.lower() == ".parquet":
         written = embedding_table(path, table, vectors)
-        write_arrow(path, written if fingerprint is None else with_metadata(written, FINGERPRINT_KEY, fingerprint))
+        for key, value in ((FINGERPRINT_KEY, fingerprint), (ENGINE_KEY, engine)):
+            written = written if value is None else with_metadata(written, key, value)
+        write_arrow(path, written)
     elif path.suffix.lower() == ".npy":
         _write_npy(path, vectors, table)
     else:

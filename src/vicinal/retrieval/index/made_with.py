@@ -16,6 +16,7 @@ FLAGS = (
     "whitening",
     "dim",
     "refiner",
+    "engine",
     *COLUMN_FLAGS,
 )  # the last for tables only
 
@@ -93,7 +94,7 @@ def _remedy(made_with: Mapping[str, str], given: Mapping[str, str]) -> str:
 
 def _without_refiner(made_with: Mapping[str, str]) -> dict[str, str]:
     """The flags that determine embeddings before they are refined."""
-    return {name: value for name, value in made_with.items() if name not in ("refiner", *COLUMN_FLAGS)}
+    return {name: value for name, value in made_with.items() if name not in ("refiner", "engine", *COLUMN_FLAGS)}
 
 
 def _flags(values: Mapping[str, str]) -> str:

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from vicinal.retrieval.whitening import PCAWhitening
 
 
-MAX_CPU_BATCH = 8
-"""Images that a CPU embeds at a time. With more, activations are larger than the 32 MB up to which the C library keeps
-memory for the next ones, and returning it to the system takes a tenth of the time."""
-
-
 class ImageEmbedder(Protocol):
     """Embeds images that processes have decoded.
 
@@ -105,8 +100,7 @@ class TorchEmbedder:
         from vicinal.models.shortened import shortened
 
         batch = self._normalize(torch.from_numpy(pixels))
-        is_cpu = torch.device(self.options["device"] or "cpu").type == "cpu"
-        size = min(len(batch), MAX_CPU_BATCH) if is_cpu else len(batch)
+        size = len(batch)
         if self.scales is None:
             vectors = self.model.embed(batch, batch_size=size, **self.options)
         else:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from vicinal.data import ImageDataset
+from vicinal.data.batches.map_pixels import map_pixels
 from vicinal.data.batches.pixel_batches import (
     PixelBatches,
     Pixels,
@@ -20,8 +21,10 @@ from vicinal.data.batches.pixel_batches import (
 )
 from vicinal.data.batches.train_batches import PART_SIZE
 from vicinal.data.settings import Decoding
+from vicinal.export.exported_embedder import ExportedEmbedder
 from vicinal.models import Embedder
-from vicinal.models.precision import Precision
+from vicinal.models.embedder import check_embeddings
+from vicinal.models.precision import Precision, used_precision
 from vicinal.training.interrupt import start_worker
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats
@@ -45,7 +48,7 @@ def divided_rows(length: int, batch_size: int, num_processes: int | None = None)
 
 
 def embed_rows(
-    embedder: Embedder,
+    embedder: Embedder | ExportedEmbedder,
     images: ImageDataset,
     rows: range,
     *,
@@ -59,16 +62,23 @@ def embed_rows(
 
     Images that cannot be read are skipped if there are `errors`, to which theirs are added by their rows.
     """
-    batches = PixelBatches(images, row_batches(images, rows, batch_size), decoding)
-    loaded = _load(batches, next(embedder.parameters()).device, num_workers)
-    pixels = map(all_readable, loaded) if errors is None else skip_unreadable(loaded, errors)
-    return embedder.embed_batches(pixels, precision, first_row=rows.start)
+    batches, device = PixelBatches(images, row_batches(images, rows, batch_size)), embedder.device
+    with embedder.embedding_function(precision) as embed_batch:
+        workers = _workers(batches, num_workers)
+        mapped = map_pixels(embed_batch, batches, device, workers, embedder.is_thread_safe, start_worker)
+        parts = list(map(all_readable, mapped) if errors is None else skip_unreadable(mapped, errors))
+    vectors = np.concatenate([np.empty((0, embedder.dim), np.float32), *parts])
+    check_embeddings(vectors, used_precision(precision, device), rows.start)
+    return vectors
 
 
 def _load(batches: PixelBatches, device: torch.device, num_workers: int) -> Iterator[Pixels]:
-    """Load batches by processes, unless there is one batch only."""
-    workers = min(num_workers, len(batches)) if len(batches) > 1 else 0
-    return load_pixels(batches, device, workers, start_worker)
+    return load_pixels(batches, device, _workers(batches, num_workers), start_worker)
+
+
+def _workers(batches: PixelBatches, num_workers: int) -> int:
+    """The number of processes that load batches: none for a single batch."""
+    return min(num_workers, len(batches)) if len(batches) > 1 else 0
 
 
 def find_unreadable(

@@ -32,6 +32,7 @@ class BatchEmbedder:
     Args:
         model: The model.
         reader: The options, and the steps after the model.
+        num_images: How many images it will embed, by which the engine is chosen.
 
     Raises:
         InputError: The options do not fit the model.
@@ -47,6 +48,7 @@ class BatchEmbedder:
 
     model: Embedder | ExportedEmbedder
     reader: EmbeddingReader
+    num_images: int = 0
 
     def __post_init__(self) -> None:
         if self.reader.scales is not None and not isinstance(self.model, ExportedEmbedder):
@@ -78,6 +80,16 @@ class BatchEmbedder:
         return "cpu" if isinstance(self.model, ExportedEmbedder) else device
 
     @cached_property
+    def engine(self) -> Embedder | ExportedEmbedder:
+        """What embeds the batches: the model, or the model exported for another engine."""
+        return self.reader.with_engine(self.model, self.num_images)
+
+    @property
+    def is_thread_safe(self) -> bool:
+        """Whether several threads may embed at once."""
+        return self.reader.scales is None and self.engine.is_thread_safe
+
+    @cached_property
     def _normalize(self) -> Normalize:
         return Normalize(self.transform)
 
@@ -95,12 +107,14 @@ class BatchEmbedder:
         """
         if not len(pixels):
             return np.empty((0, 0), np.float32)
-        images = self._normalize(pixels.to(self.device, non_blocking=True))
+        pixels, engine = pixels.to(self.device, non_blocking=True), self.engine
         precision, scales = self.reader.used_precision, self.reader.scales
-        if scales is None or isinstance(self.model, ExportedEmbedder):
-            vectors = self.model.embed(images, len(images), precision=precision, progress=False)
+        if isinstance(engine, ExportedEmbedder):
+            vectors = engine.embed_batch(pixels)
+        elif scales is None:
+            vectors = engine.embed(self._normalize(pixels), len(pixels), precision=precision, progress=False)
         else:
             vectors = embed_multi_scale(
-                self.model, images, scales, batch_size=len(images), precision=precision, progress=False
+                engine, self._normalize(pixels), scales, batch_size=len(pixels), precision=precision, progress=False
             )
         return self.reader.postprocessing.apply(vectors)

@@ -47,6 +47,8 @@ def embed_in_processes(reader: EmbeddingReader, images: ImageDataset, num_proces
     log(f"embedding {len(images):,} images in {len(parts)} processes")
     devices = [f"cuda:{number}" if device == "cuda" else device for number in range(len(parts))]
     options = replace(reader, precision=reader.used_precision)
+    # The model is exported for the engine, if it is at all, before several processes would do so.
+    reader.with_engine(load_model(str(reader.model), reader.pooling, reader.allow_import or ()), len(parts[0]))
     num_threads = max(1, torch.get_num_threads() // len(parts))
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(len(parts), context, initializer=start_worker, initargs=(0,))
@@ -84,7 +86,7 @@ def _embed_part(
     model = load_model(str(options.model), options.pooling, options.allow_import or ()).to(str(options.device))
     errors: dict[int, InputError] = {}
     vectors = embed_rows(
-        model,
+        options.with_engine(model, len(rows)),
         ImageDataset(table, model.transform),
         rows,
         batch_size=options.batch_size,

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vicinal.data.batches.image_dataset import ImageDataset
-from vicinal.data.batches.pixel_batches import EmbeddedBatch, PixelBatches, load_pixels
+from vicinal.data.batches.map_pixels import map_pixels
+from vicinal.data.batches.pixel_batches import EmbeddedBatch, PixelBatches
 from vicinal.data.embeddings.shard_manifest import ShardManifest
+from vicinal.export.engine import engine_name
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
 from vicinal.workflows.embedding.shard_job import PART_SIZE, ShardJob, shard_job
@@ -51,12 +53,15 @@ def embed_shard(
 
 def _embed_here(job: ShardJob) -> Iterator[EmbeddedBatch]:
     """Embed the missing batches in this process; its workers go on reading from one part to the next."""
-    embed = job.reader.batch_embedder(job.source)
-    batches = PixelBatches(ImageDataset(job.table, embed.transform), job.batches, embed.decoding)
-    device = embed.device if job.batches else "cpu"  # the model is moved where there is something to embed
-    read = track(load_pixels(batches, device, job.reader.num_workers), "embedding", total=len(batches))
-    for rows, (pixels, errors) in zip(job.batches, read, strict=True):
+    embed = job.reader.batch_embedder(job.source, sum(map(len, job.batches)))
+    if not job.batches:  # the model is moved only where there is something to embed
+        return
+    batches = PixelBatches(ImageDataset(job.table, embed.transform), job.batches)
+    mapped = map_pixels(embed, batches, embed.device, job.reader.num_workers, embed.is_thread_safe)
+    embedded, engine = track(mapped, "embedding", total=len(batches)), engine_name(embed.engine)
+    for rows in job.batches:
         try:
-            yield EmbeddedBatch(rows.start, embed(pixels), errors)
+            vectors, errors = next(embedded)
         except InputError as error:
             raise InputError(f"from row {job.manifest.rows[rows.start]}: {error}") from None
+        yield EmbeddedBatch(rows.start, vectors, errors, engine)

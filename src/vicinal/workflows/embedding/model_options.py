@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vicinal.data.images.nvjpeg import check_nvjpeg
 from vicinal.data.settings import DEVICE_STEP, Decoding
+from vicinal.export.engine import with_engine
 from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported
 from vicinal.models.precision import UsedPrecision, used_precision
 from vicinal.retrieval.whitening import PCAWhitening
@@ -47,7 +48,24 @@ class ModelOptions(EmbeddingOptions):
         for option in ("pooling", "scales", "device", "decoding"):
             if getattr(self, option) not in (None, "workers"):
                 raise InputError(f"{self.model} is an exported model, which has its own; leave out --{option}")
+        if self.engine != "auto":
+            raise InputError(f"{self.model} is an exported model, which has its own engine; leave out --engine")
         return ExportedEmbedder(open_exported(str(self.model)))
+
+    def with_engine(
+        self, model: Embedder | ExportedEmbedder, num_images: int | None = None
+    ) -> Embedder | ExportedEmbedder:
+        """What embeds images by the engine of the options; see :func:`~vicinal.export.engine.with_engine`."""
+        if isinstance(model, ExportedEmbedder):
+            return model
+        obstacle = None
+        if self.scales is not None:
+            obstacle = "images are embedded at several scales"
+        elif model.transform.longest is not None:
+            obstacle = "the model embeds whole images"
+        elif self.used_precision != "32":
+            obstacle = f"precision is {self.used_precision}, and other engines compute in float32"
+        return with_engine(model, self.engine, usable_device(self.device), num_images, obstacle)
 
     @cached_property
     def postprocessing(self) -> Postprocessing:

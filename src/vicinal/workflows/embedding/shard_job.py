@@ -144,7 +144,8 @@ class ShardJob:
             path.unlink(missing_ok=True)
             return ShardPart(0, unreadable=unreadable)
         vectors = np.concatenate([batch.vectors for batch in batches if len(batch.vectors)])
-        save_embeddings(path, vectors, self.table.take(rows), self.manifest.model)
+        engine = ", ".join(sorted({batch.engine for batch in batches}))
+        save_embeddings(path, vectors, self.table.take(rows), self.manifest.model, engine)
         return ShardPart(len(vectors), vectors.shape[1], file_digest(path), unreadable)
 
 

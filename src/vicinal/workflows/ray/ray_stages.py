@@ -14,6 +14,7 @@ from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.batches.pixel_batches import EmbeddedBatch, PixelBatches
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.table import Table
+from vicinal.export.engine import engine_name
 from vicinal.utils.errors import InputError, one_line
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class EmbedBlock:
         except Exception as error:
             return f"from row {first_row}: {one_line(error)}"
         self._attempts.end.remote([("embedding", first_row)])
-        return EmbeddedBatch(first_row, vectors, errors)
+        return EmbeddedBatch(first_row, vectors, errors, engine_name(self._embed.engine))
 
     def _is_hopeless(self, first_row: int) -> bool:
         """Whether the process died of this batch again and again. Only one that was restarted waits to know."""

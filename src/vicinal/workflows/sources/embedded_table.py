@@ -50,6 +50,7 @@ class EmbeddedTable:
         cost: what the model costs, if that was asked for.
         backbone: the name of the model's backbone, if it is known.
         num_left_out: the number of files that were left out because they cannot be read or, in a folder, are no images.
+        engine: what ran the model, if that is known; see :mod:`vicinal.export.engine`.
     """
 
     vectors: Floats
@@ -59,6 +60,7 @@ class EmbeddedTable:
     cost: ModelCost | None = None
     backbone: str | None = None
     num_left_out: int = 0
+    engine: str | None = None
 
     @cached_property
     def fingerprint(self) -> str | None:

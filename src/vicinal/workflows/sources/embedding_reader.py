@@ -14,6 +14,7 @@ import pandas as pd
 from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.columns import COLUMN_FLAGS, named_columns
 from vicinal.data.table import Table
+from vicinal.export.engine import engine_name
 from vicinal.export.exported_embedder import ExportedEmbedder
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
@@ -125,8 +126,12 @@ class EmbeddingReader(ModelOptions):
         """Return the function that embeds rows of the table of a source, by the model of the options or the source."""
         return partial(self._embed, model=self._model_of(source), on_error=self._on_error(source))
 
-    def batch_embedder(self, source: str) -> BatchEmbedder:
+    def batch_embedder(self, source: str, num_images: int = 0) -> BatchEmbedder:
         """Return what embeds batches of the images of a source, by the model of the options or the source.
+
+        Args:
+            source: the source.
+            num_images: how many images it will embed, by which the engine is chosen.
 
         Raises:
             InputError: the model cannot be read, or the options do not fit it.
@@ -135,7 +140,7 @@ class EmbeddingReader(ModelOptions):
 
         model = self._model_of(source)
         self.postprocessing.check_model(model)
-        return BatchEmbedder(model, self)
+        return BatchEmbedder(model, self, num_images)
 
     def check_model(self, source: str) -> None:
         """Load the model that will embed a source, if there is one, and let it go.
@@ -192,8 +197,9 @@ class EmbeddingReader(ModelOptions):
         from vicinal.data.batches.image_dataset import ImageDataset
 
         is_measured, on_error = self.measure and loaded_from is not None, self.on_error or on_error
-        images = ImageDataset(table, self.transform_for(model))
-        vectors, seconds = self._vectors_of(images, model, is_measured, on_error)
+        engine = self.with_engine(model, len(table))
+        images = ImageDataset(table, self.transform_for(engine))
+        vectors, seconds = self._vectors_of(images, engine, is_measured, on_error)
         embedded = self.postprocessing.apply_to(
             EmbeddedTable(
                 vectors,
@@ -202,6 +208,7 @@ class EmbeddingReader(ModelOptions):
                 self.image_steps(model),
                 backbone=model.config["backbone"],
                 num_left_out=len(images.skipped) + sum(table.other_files.values()),
+                engine=engine_name(engine),
             ),
             self.mapped,
         )

@@ -1,0 +1,140 @@
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from vicinal.cli.main import main
+from vicinal.data import ImageTransform, Table, load_embeddings
+from vicinal.data.embeddings.embedding_files import ENGINE_KEY
+from vicinal.data.parquet_files import read_metadata
+from vicinal.export import ExportedEmbedder, engine
+from vicinal.export.engine import engine_name, with_engine
+from vicinal.models import Embedder
+from vicinal.utils.errors import InputError
+
+pytest.importorskip("openvino")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VICINAL_DATA", str(tmp_path / "cache"))
+    monkeypatch.setattr(engine, "MIN_IMAGES", 10)
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def model() -> Embedder:
+    torch.manual_seed(0)
+    transform = ImageTransform(size=32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
+    return Embedder("test_resnet", dim=8, pretrained=False, transform=transform).eval()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        path = tmp_path / "photos" / f"class{number // 5}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (50, 60, 3), dtype=np.uint8)).save(path)
+    return tmp_path / "photos"
+
+
+def test_auto_exports_once_and_says_so_once(model: Embedder, photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    table = Table.from_folder(photos)
+    exported = with_engine(model, "auto", "cpu", len(table))
+    assert engine_name(exported) == "openvino"
+    assert exported.fingerprint() == model.fingerprint()
+    assert "embedding with OpenVINO" in capfd.readouterr().err
+    np.testing.assert_allclose(exported.embed(table, progress=False), model.embed(table, progress=False), atol=1e-5)
+    assert isinstance(with_engine(model, "auto", "cpu", 1), ExportedEmbedder), "what was exported serves few images too"
+    assert capfd.readouterr().err == ""
+
+
+def test_auto_stays_with_torch(model: Embedder, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert with_engine(model, "auto", "cpu", 9) is model, "few images"
+    assert with_engine(model, "auto", "cuda", 99) is model
+    assert with_engine(model, "auto", "cpu", 99, obstacle="whole images") is model
+    assert with_engine(model, "torch", "cpu", 99) is model
+    monkeypatch.setattr(engine, "find_spec", lambda _: None)
+    assert with_engine(model, "auto", "cpu", 99) is model, "not installed"
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("name", ["auto", "openvino"])
+def test_an_export_that_differs_is_refused_and_remembered(
+    model: Embedder, cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setattr(engine, "TOLERANCE", 1e-12)
+    if name == "openvino":
+        with pytest.raises(InputError, match=r"engine = openvino: the vectors of the export differ.*--engine torch"):
+            with_engine(model, "openvino", "cpu", 99)
+        return
+    assert with_engine(model, "auto", "cpu", 99) is model
+    assert "embedding with PyTorch, since OpenVINO cannot: the vectors" in capfd.readouterr().err
+    assert [path.name for path in cache.rglob("*") if path.is_file()] == [engine.REFUSED]
+    assert with_engine(model, "auto", "cpu", 99) is model
+    assert capfd.readouterr().err == ""
+
+
+def test_engines_that_are_asked_for_and_cannot(model: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="engine = onnx: the device is cuda, and other engines run on a CPU"):
+        with_engine(model, "onnx", "cuda", 99)
+    monkeypatch.setitem(engine.PACKAGES, "openvino", ("no_such_package", "openvino"))
+    with pytest.raises(InputError, match=r"pip install 'vicinal\[openvino\]'"):
+        with_engine(model, "openvino", "cpu", 99)
+
+
+def test_modules_of_users_are_exported_each_time(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64, 4))
+    model = Embedder.from_module(module, ImageTransform(size=8)).eval()
+    assert with_engine(model, "auto", "cpu", 99) is model
+    for _ in range(2):
+        assert engine_name(with_engine(model, "openvino", "cpu", 99)) == "openvino"
+        assert "embedding with OpenVINO" in capfd.readouterr().err
+
+
+def run(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+def test_the_command(
+    model: Embedder, photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.save_pretrained(tmp_path / "model")
+    vectors = {}
+    for name in ("torch", "openvino", "onnx", "auto"):
+        out = tmp_path / f"{name}.parquet"
+        assert run("embed", photos, "--model", tmp_path / "model", "--engine", name, "--out", out) == 0
+        vectors[name] = load_embeddings(out)[0]
+        assert read_metadata(out, ENGINE_KEY) == {"auto": "openvino"}.get(name, name)
+        np.testing.assert_allclose(vectors[name], vectors["torch"], atol=1e-4)
+    np.testing.assert_array_equal(vectors["auto"], vectors["openvino"])
+    assert run("index", tmp_path / "index", "--source", photos, "--model", tmp_path / "model") == 0
+    query = photos / "class0" / "0.jpg"
+    monkeypatch.setattr(engine, "find_spec", lambda _: None)  # the index does not require the engine that made it
+    capfd.readouterr()
+    assert run("search", tmp_path / "index", query, "-k", 3, "--json") == 0
+    assert '"score": 1.0' in capfd.readouterr().out
+    for name, words, problem in (
+        ("precision", ["--precision", "bf16"], "engine = onnx: precision is bf16"),
+        ("scales", ["--scales", "1", "0.7"], "engine = onnx: images are embedded at several scales"),
+    ):
+        out = tmp_path / f"{name}.parquet"
+        assert run("embed", photos, "--model", tmp_path / "model", "--engine", "onnx", "--out", out, *words) == 2
+        assert problem in capfd.readouterr().err
+
+
+def test_shards_record_the_engine(model: Embedder, photos: Path, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "model")
+    for shard, name in ((1, "openvino"), (2, "torch")):
+        words = ["embed", photos, "--model", tmp_path / "model", "--engine", name, "--out", tmp_path / "shards"]
+        assert run(*words, "--shard", f"{shard}/2") == 0
+    parts = sorted((tmp_path / "shards").rglob("*.parquet"))
+    assert [read_metadata(part, ENGINE_KEY) for part in parts] == ["openvino", "torch"]
+    frame = pd.DataFrame({"path": [str(path) for path in sorted(photos.rglob("*.jpg"))]})
+    merged, table = load_embeddings(tmp_path / "shards")
+    expected = dict(zip(frame["path"], model.embed(frame["path"].tolist(), progress=False), strict=True))
+    np.testing.assert_allclose(merged, [expected[str(path)] for path in table.paths], atol=1e-5)
