@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from benchmarks import steps
 from benchmarks.gpu import kernels
 from benchmarks.gpu.device_jpegs import compare_pixels
-from benchmarks.gpu.evaluation import in_half_precision
 from benchmarks.gpu.losses import all_losses, step
 from benchmarks.gpu.rows import Key, Measurement, Numbers
 from benchmarks.gpu.timing import Settings
@@ -57,8 +56,6 @@ def measurements(settings: Settings) -> Iterator[Measurement]:
     for name, who, vectors, run in (
         ("ranks, exact scores with ties", "device = CPU", f"{n:,} vectors", _compare_exact_ranks),
         ("ranks, random vectors", "device = CPU", f"{n:,} vectors", _compare_random_ranks),
-        ("ranks in half precision, exact scores", "half = float32", f"{n:,} vectors", _compare_half_precision),
-        ("ranks in half precision, random vectors", "tiles of any size", f"{n:,} vectors", _compare_half_tiles),
         ("scores of few and of many queries", "tiles of any size", f"{n:,} vectors", _compare_tiles),
         ("two-stage backpropagation", "two stages = one", "", _compare_two_stage),
         ("products in bfloat16 parts", "device = float64", "", _compare_products),
@@ -163,30 +160,6 @@ def _signs(n: int) -> tuple[Any, Any]:
     centers = rng.choice([-1.0, 1.0], (n // 5, 64))
     labels = rng.integers(0, len(centers), n)
     return (centers[labels] * rng.choice([-1.0, 1.0], (n, 64), p=[0.3, 0.7])).astype(np.float32), labels
-
-
-def _compare_half_precision(n: int, device: torch.device) -> Numbers:
-    """All ranks and ties are equal."""
-    vectors, labels = _signs(_few_on_a_cpu(n, device))
-    with in_half_precision(False):
-        expected, ties = _ranks(vectors, labels, device)
-    with in_half_precision(True):
-        found, other_ties = _ranks(vectors, labels, device)
-    different = int((found != expected).sum()) + abs(ties - other_ties)
-    return {"passed": different == 0, "difference": float(different)}
-
-
-def _compare_half_tiles(n: int, device: torch.device) -> Numbers:
-    """All ranks are equal, since an exact score is that of the two vectors alone."""
-    vectors, labels = _random(_few_on_a_cpu(n, device))
-    with in_half_precision(True):
-        one, other = (_ranks(vectors, labels, device, chunk_size)[0] for chunk_size in (None, max(7, n // 30)))
-    different = int((one != other).sum())
-    return {"passed": different == 0, "difference": float(different)}
-
-
-def _few_on_a_cpu(n: int, device: torch.device) -> int:
-    return 15 if device.type == "cpu" else n  # where Triton's interpreter runs the kernels
 
 
 def _compare_random_ranks(n: int, device: torch.device) -> Numbers:
