@@ -23,7 +23,6 @@ from vicinal.data import ImageTransform
 from vicinal.data.images.augmentation import AugmentationSampler, augment
 from vicinal.evaluation import Relevance, positive_ranks
 from vicinal.losses import RecallAtKLoss
-from vicinal.losses.contextual.products import product, split
 from vicinal.retrieval.scores import ScoreBuffer, UnitVectors
 from vicinal.training.large_batch import embed_in_micro_batches
 
@@ -58,7 +57,6 @@ def measurements(settings: Settings) -> Iterator[Measurement]:
         ("ranks, random vectors", "device = CPU", f"{n:,} vectors", _compare_random_ranks),
         ("scores of few and of many queries", "tiles of any size", f"{n:,} vectors", _compare_tiles),
         ("two-stage backpropagation", "two stages = one", "", _compare_two_stage),
-        ("products in bfloat16 parts", "device = float64", "", _compare_products),
         ("flip and color jitter", "device = CPU", "", _compare_augmentation),
         ("JPEGs with the colors of every pixel", "device = CPU", "", partial(compare_pixels, 0, MAX_ROUNDING)),
         ("JPEGs with colors of 2 x 2 pixels", "device = CPU", "", partial(compare_pixels, 2, MAX_REPETITION)),
@@ -105,22 +103,6 @@ def _compare_two_stage(_: int, device: torch.device) -> Numbers:
         gradients.append(torch.autograd.grad(value, list(network.parameters())))
     largest = max(_difference(one, other) for one, other in zip(*gradients, strict=True))
     return {"passed": largest < MAX_DIFFERENCE, "difference": largest}
-
-
-def _compare_products(n: int, device: torch.device) -> Numbers:
-    """Of ones, zeros and fractions, as the contextual loss multiplies them: counts are exact, sums those of float32."""
-    size = min(n, 4096)
-    generator = torch.Generator().manual_seed(0)
-    ones, fractions = (torch.rand(2, size, size, generator=generator) * 2).to(device)
-    ones = ones.round().clamp_max(1)
-    pairs = [(ones, ones, 0.0), (ones, fractions, 1e-4), (fractions, fractions, 1e-4)]
-    differences = []
-    for a, b, allowed in pairs:
-        found = product(split(a, a is ones), split(b, b is ones)).double()
-        expected = a.double() @ b.double()
-        differences.append((float(((found - expected).abs() / expected.clamp_min(1)).max()), allowed))
-    passed = all(difference <= allowed for difference, allowed in differences)
-    return {"passed": passed, "difference": max(differences)[0]}
 
 
 def _compare_tiles(n: int, device: torch.device) -> Numbers:
