@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from benchmarks import steps
 from benchmarks.gpu import kernels
-from benchmarks.gpu.device_jpegs import compare_pixels
 from benchmarks.gpu.losses import all_losses, step
 from benchmarks.gpu.rows import Key, Measurement, Numbers
 from benchmarks.gpu.timing import Settings
@@ -36,11 +35,6 @@ MAX_DIFFERENCE = 1e-3
 """Of gradients, relative to their norm: temperatures of 0.01 enlarge the rounding of similarities a hundredfold."""
 
 
-MAX_ROUNDING, MAX_REPETITION = 2.0, 4.0
-"""Mean difference of JPEGs in the worst image, of 255 gray levels: by another inverse DCT, and also by colors that are
-repeated where libjpeg interpolates them. A wrong crop or orientation differs by far more."""
-
-
 def measurements(settings: Settings) -> Iterator[Measurement]:
     """All comparisons."""
     for operation in kernels.OPERATIONS:
@@ -58,8 +52,6 @@ def measurements(settings: Settings) -> Iterator[Measurement]:
         ("scores of few and of many queries", "tiles of any size", f"{n:,} vectors", _compare_tiles),
         ("two-stage backpropagation", "two stages = one", "", _compare_two_stage),
         ("flip and color jitter", "device = CPU", "", _compare_augmentation),
-        ("JPEGs with the colors of every pixel", "device = CPU", "", partial(compare_pixels, 0, MAX_ROUNDING)),
-        ("JPEGs with colors of 2 x 2 pixels", "device = CPU", "", partial(compare_pixels, 2, MAX_REPETITION)),
     ):
         yield Measurement(Key("correctness", name, who, vectors), partial(run, n, settings.device))
 

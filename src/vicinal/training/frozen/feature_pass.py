@@ -12,7 +12,6 @@ import torch
 
 from vicinal.data import ImageDataset
 from vicinal.data.batches.pixel_batches import PixelBatches, all_readable, load_pixels, row_batches
-from vicinal.data.settings import Decoding
 from vicinal.models import Embedder
 from vicinal.models.modes import eval_mode
 from vicinal.models.precision import Precision, autocast_to, used_precision
@@ -33,7 +32,6 @@ class FeaturePass:
         batch_size: images per forward pass.
         num_workers: processes that read images.
         on_error: raise an error at an image that cannot be read, or give it features that are NaN.
-        decoding: where JPEGs are decoded, as in :meth:`Embedder.embed`.
     """
 
     embedder: Embedder
@@ -42,13 +40,12 @@ class FeaturePass:
     batch_size: int = 64
     num_workers: int = 0
     on_error: OnError = "raise"
-    decoding: Decoding = "workers"
 
     def batches(self, start: int) -> Iterator[tuple[Values, npt.NDArray[np.bool_]]]:
         """The features of batches of images from row `start` on, float32 [b, d], and which could be read, bool [b]."""
         device = next(self.embedder.backbone.parameters()).device
         rows = row_batches(self.images, range(start, len(self.images)), self.batch_size)
-        batches = PixelBatches(self.images, rows, self.decoding)
+        batches = PixelBatches(self.images, rows)
         loaded = track(load_pixels(batches, device, self.num_workers), "features", total=len(batches))
         autocast = autocast_to(used_precision(self.precision, device), device)
         with eval_mode(self.embedder), torch.inference_mode(), autocast:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
@@ -19,13 +18,11 @@ from vicinal.data.batches.pixel_batches import (
     skip_unreadable,
 )
 from vicinal.data.batches.train_batches import PART_SIZE
-from vicinal.data.settings import Decoding
 from vicinal.models import Embedder
 from vicinal.models.precision import Precision
 from vicinal.training.interrupt import start_worker
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats
-from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
 
 
@@ -52,14 +49,13 @@ def embed_rows(
     batch_size: int,
     num_workers: int,
     precision: Precision,
-    decoding: Decoding = "workers",
     errors: dict[int, InputError] | None = None,
 ) -> Floats:
     """Embed some consecutive images without a progress bar, float32 [rows, dim]; arguments as `Embedder.embed`.
 
     Images that cannot be read are skipped if there are `errors`, to which theirs are added by their rows.
     """
-    batches = PixelBatches(images, row_batches(images, rows, batch_size), decoding)
+    batches = PixelBatches(images, row_batches(images, rows, batch_size))
     loaded = _load(batches, next(embedder.parameters()).device, num_workers)
     pixels = map(all_readable, loaded) if errors is None else skip_unreadable(loaded, errors)
     return embedder.embed_batches(pixels, precision, first_row=rows.start)
@@ -71,23 +67,15 @@ def _load(batches: PixelBatches, device: torch.device, num_workers: int) -> Iter
     return load_pixels(batches, device, workers, start_worker)
 
 
-def find_unreadable(
-    images: ImageDataset, *, num_workers: int, device: torch.device, decoding: Decoding = "workers"
-) -> dict[int, InputError]:
+def find_unreadable(images: ImageDataset) -> dict[int, InputError]:
     """Find the images that cannot be read, before it is decided which of them are a batch.
 
-    All are decoded once, a part of them by each process, where training decodes them: on the CPU or on the device.
+    All are decoded once, a part of them by each process.
 
     Returns:
         Their errors by their rows, the same on all processes.
     """
-    rows, own = divided_rows(len(images), PART_SIZE)[distributed.rank()], dict[int, InputError]()
-    if decoding == "workers":
-        own = images.unreadable(rows)
-    else:
-        batches = PixelBatches(images, row_batches(images, rows, PART_SIZE), decoding)
-        loaded = track(_load(batches, device, num_workers), "reading images", len(batches))
-        deque(skip_unreadable(loaded, own), maxlen=0)
+    own = images.unreadable(divided_rows(len(images), PART_SIZE)[distributed.rank()])
     return {row: error for part in distributed.all_gather_objects(own) for row, error in part.items()}
 
 

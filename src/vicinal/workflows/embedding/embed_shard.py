@@ -52,7 +52,7 @@ def embed_shard(
 def _embed_here(job: ShardJob) -> Iterator[EmbeddedBatch]:
     """Embed the missing batches in this process; its workers go on reading from one part to the next."""
     embed = job.reader.batch_embedder(job.source)
-    batches = PixelBatches(ImageDataset(job.table, embed.transform), job.batches, embed.decoding)
+    batches = PixelBatches(ImageDataset(job.table, embed.transform), job.batches)
     device = embed.device if job.batches else "cpu"  # the model is moved where there is something to embed
     read = track(load_pixels(batches, device, job.reader.num_workers), "embedding", total=len(batches))
     for rows, (pixels, errors) in zip(job.batches, read, strict=True):
