@@ -157,7 +157,7 @@ def _run(command: Sequence[str]) -> Usage:
     started = time.perf_counter()
     with tempfile.TemporaryFile() as output:
         process = os.posix_spawn(
-            command[0], command, os.environ,
+            command[0], list(command), os.environ,
             file_actions=[(os.POSIX_SPAWN_DUP2, output.fileno(), 1), (os.POSIX_SPAWN_DUP2, output.fileno(), 2)],
         )  # fmt: skip
         _, status, used = os.wait4(process, 0)

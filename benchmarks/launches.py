@@ -1,14 +1,13 @@
 """What a training step of each loss costs a GPU, counted without one: waits of the host, launches, bytes.
 
-    python -m benchmarks.launches [--size 4096] [--dim 512] [--per_class 4] [--losses contextual] [--float32]
+    python -m benchmarks.launches [--size 4096] [--dim 512] [--per_class 4] [--losses contextual]
     python -m benchmarks.launches --work
 
 The second counts a step in two stages, a step of the context refiner and an evaluation.
 
 Forward and backward on a pretend device of 80 GB: operations are counted, nothing is timed. Bytes are those of the
 tensors that operations take and return; Triton kernels count as one launch. The time is computed, not measured: 5 us a
-launch or the bytes at 3.35 TB/s (H100), whichever is more, and the products at 67 TFLOP/s in float32 and at 800 in
-bfloat16. `--float32` counts a GPU without fast products in bfloat16.
+launch or the bytes at 3.35 TB/s (H100), whichever is more, and the products at 67 TFLOP/s.
 """
 
 from __future__ import annotations
@@ -28,15 +27,13 @@ from vicinal import Table, losses
 from vicinal.data import ImageTransform
 from vicinal.evaluation import evaluate
 from vicinal.evaluation.counting import device_counter
-from vicinal.losses.contextual import products
 from vicinal.mixing import SiMix
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.training.large_batch import embed_in_micro_batches
 from vicinal.training.refiners.refiner_trainer import RefinerModule
 from vicinal.utils import tile_size
 
-LAUNCH, BANDWIDTH = 5e-6, 3.35e12
-FLOPS = {torch.float32: 67e12, torch.bfloat16: 800e12}
+LAUNCH, BANDWIDTH, FLOPS = 5e-6, 3.35e12, 67e12
 LOSSES: dict[str, Callable[[int, int], losses.Loss]] = {
     "contrastive": lambda *_: losses.ContrastiveLoss(),
     "multi-similarity": lambda *_: losses.MultiSimilarityLoss(),
@@ -99,7 +96,6 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=512, help="dimension of the embeddings")
     parser.add_argument("--per_class", type=int, default=4, help="embeddings of each class")
     parser.add_argument("--losses", nargs="+", choices=list(LOSSES), default=list(LOSSES))
-    parser.add_argument("--float32", action="store_true", help="without products in bfloat16")
     parser.add_argument("--work", action="store_true", help="steps and an evaluation as a whole instead of losses")
     args = parser.parse_args()
     tile_size.MIN_GPU_ELEMENTS = tile_size.MAX_GPU_ELEMENTS  # those of 80 GB
@@ -107,10 +103,9 @@ def main() -> None:
     if args.work:
         _print_work()
         return
-    products.has_fast_bfloat16 = lambda device: not args.float32
     print(f"\nn = {args.size}, d = {args.dim}, {args.per_class} of each class; counted, but for the time\n")
-    print("| | waits | launches | bytes per similarity | GFLOP, float32 | GFLOP, bfloat16 | computed ms |")
-    print("|---|---|---|---|---|---|---|")
+    print("| | waits | launches | bytes per similarity | GFLOP | computed ms |")
+    print("|---|---|---|---|---|---|")
     for name in args.losses:
         print(f"| {name} | {' | '.join(_counts(name, args.size, args.dim, args.per_class))} |", flush=True)
 
@@ -138,11 +133,9 @@ def _counts(name: str, size: int, dim: int, per_class: int) -> list[str]:
     with pretend_device(has_kernels=True) as device:
         x, labels = on_device(torch.randn(size, dim).requires_grad_()), on_device(torch.arange(size) // per_class)
         module_on_device(loss)(x, labels).backward()
-    seconds = max(device.launches * LAUNCH, device.bytes / BANDWIDTH)
-    seconds += sum(flops / FLOPS[dtype] for dtype, flops in device.flops.items())
-    gflop = [f"{device.flops[dtype] / 1e9:,.0f}" for dtype in FLOPS]
-    per_similarity = device.bytes / size**2
-    return [str(device.waits.total()), f"{device.launches:,}", f"{per_similarity:,.0f}", *gflop, f"{1e3 * seconds:.1f}"]
+    seconds = max(device.launches * LAUNCH, device.bytes / BANDWIDTH) + device.flops / FLOPS
+    counts = device.waits.total(), device.launches, device.bytes / size**2, device.flops / 1e9
+    return [*(f"{number:,.0f}" for number in counts), f"{1e3 * seconds:.1f}"]
 
 
 if __name__ == "__main__":

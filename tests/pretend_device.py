@@ -65,11 +65,6 @@ VIEWS = {
 """Operations that start no kernel."""
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1, "baddbmm_": 1}
 """Matrix products, and which argument is their first factor."""
-CPU_OPERATIONS = {
-    "aten.mm.dtype": lambda a, b, dtype: a.to(dtype) @ b.to(dtype),
-    "aten.addmm.dtype_out": lambda total, a, b, dtype, out: out.addmm_(a.to(dtype), b.to(dtype)),
-}
-"""What computes operations that PyTorch has on GPUs only; the total is what is added to, in place."""
 
 
 class PretendTensor(Tensor):
@@ -99,7 +94,7 @@ class PretendDevice(TorchDispatchMode):
         waits: "operation, file:line" in Vicinal -> how often the host waited there.
         launches: number of operations that start a kernel.
         bytes: size of the tensors that these operations take and return.
-        flops: type of the factors -> additions and multiplications of matrix products.
+        flops: additions and multiplications of matrix products.
         has_kernels: whether the operations that have a Triton kernel count as this kernel, and one that fills each
             result with zeros. Their values are computed without it.
         cpu_group: does the work of the process group of this device, which itself takes no tensors of the CPU.
@@ -110,7 +105,7 @@ class PretendDevice(TorchDispatchMode):
         self.waits: Counter[str] = Counter()
         self.launches = 0
         self.bytes = 0
-        self.flops: Counter[torch.dtype] = Counter()
+        self.flops = 0
         self.has_kernels = has_kernels
         self.cpu_group: dist.ProcessGroup | None = None
 
@@ -137,8 +132,7 @@ class PretendDevice(TorchDispatchMode):
         self._count(operation, args, kwargs, makes_own)
         if target is not None:
             kwargs["device"] = torch.device("cpu")
-        run = CPU_OPERATIONS.get(str(func), func)
-        out = run(*tree_map(_values, args), **tree_map(_values, kwargs))
+        out = func(*tree_map(_values, args), **tree_map(_values, kwargs))
         if operation not in VIEWS:
             self.bytes += _num_bytes(_tensors(args, {**kwargs, "out": None}), tree_leaves(out))
         if not makes_own:
@@ -157,7 +151,7 @@ class PretendDevice(TorchDispatchMode):
         self.launches += operation not in VIEWS
         if operation in PRODUCTS:
             a, b = args[PRODUCTS[operation] :][:2]
-            self.flops[a.dtype] += 2 * a.numel() * b.shape[-1]
+            self.flops += 2 * a.numel() * b.shape[-1]
         indices = args[1] if operation in INDEXING else ()
         by_mask = any(isinstance(each, Tensor) and each.dtype == torch.bool for each in indices)
         sizes = operation == "repeat_interleave" and kwargs.get("output_size") is None

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from benchmarks import steps
 from benchmarks.gpu import kernels
-from benchmarks.gpu.device_jpegs import compare_pixels
-from benchmarks.gpu.evaluation import in_half_precision
 from benchmarks.gpu.losses import all_losses, step
 from benchmarks.gpu.rows import Key, Measurement, Numbers
 from benchmarks.gpu.timing import Settings
@@ -24,7 +22,6 @@ from vicinal.data import ImageTransform
 from vicinal.data.images.augmentation import AugmentationSampler, augment
 from vicinal.evaluation import Relevance, positive_ranks
 from vicinal.losses import RecallAtKLoss
-from vicinal.losses.contextual.products import product, split
 from vicinal.retrieval.scores import ScoreBuffer, UnitVectors
 from vicinal.training.large_batch import embed_in_micro_batches
 
@@ -36,11 +33,6 @@ SMOOTH = ("RS@k", "Smooth-AP", "SupAP", "SiMix of RS@k", "triplet, all", "multi-
 """Losses that are compared in a large batch too, where a similarity that is rounded otherwise crosses no step."""
 MAX_DIFFERENCE = 1e-3
 """Of gradients, relative to their norm: temperatures of 0.01 enlarge the rounding of similarities a hundredfold."""
-
-
-MAX_ROUNDING, MAX_REPETITION = 2.0, 4.0
-"""Mean difference of JPEGs in the worst image, of 255 gray levels: by another inverse DCT, and also by colors that are
-repeated where libjpeg interpolates them. A wrong crop or orientation differs by far more."""
 
 
 def measurements(settings: Settings) -> Iterator[Measurement]:
@@ -57,14 +49,9 @@ def measurements(settings: Settings) -> Iterator[Measurement]:
     for name, who, vectors, run in (
         ("ranks, exact scores with ties", "device = CPU", f"{n:,} vectors", _compare_exact_ranks),
         ("ranks, random vectors", "device = CPU", f"{n:,} vectors", _compare_random_ranks),
-        ("ranks in half precision, exact scores", "half = float32", f"{n:,} vectors", _compare_half_precision),
-        ("ranks in half precision, random vectors", "tiles of any size", f"{n:,} vectors", _compare_half_tiles),
         ("scores of few and of many queries", "tiles of any size", f"{n:,} vectors", _compare_tiles),
         ("two-stage backpropagation", "two stages = one", "", _compare_two_stage),
-        ("products in bfloat16 parts", "device = float64", "", _compare_products),
         ("flip and color jitter", "device = CPU", "", _compare_augmentation),
-        ("JPEGs with the colors of every pixel", "device = CPU", "", partial(compare_pixels, 0, MAX_ROUNDING)),
-        ("JPEGs with colors of 2 x 2 pixels", "device = CPU", "", partial(compare_pixels, 2, MAX_REPETITION)),
     ):
         yield Measurement(Key("correctness", name, who, vectors), partial(run, n, settings.device))
 
@@ -110,22 +97,6 @@ def _compare_two_stage(_: int, device: torch.device) -> Numbers:
     return {"passed": largest < MAX_DIFFERENCE, "difference": largest}
 
 
-def _compare_products(n: int, device: torch.device) -> Numbers:
-    """Of ones, zeros and fractions, as the contextual loss multiplies them: counts are exact, sums those of float32."""
-    size = min(n, 4096)
-    generator = torch.Generator().manual_seed(0)
-    ones, fractions = (torch.rand(2, size, size, generator=generator) * 2).to(device)
-    ones = ones.round().clamp_max(1)
-    pairs = [(ones, ones, 0.0), (ones, fractions, 1e-4), (fractions, fractions, 1e-4)]
-    differences = []
-    for a, b, allowed in pairs:
-        found = product(split(a, a is ones), split(b, b is ones)).double()
-        expected = a.double() @ b.double()
-        differences.append((float(((found - expected).abs() / expected.clamp_min(1)).max()), allowed))
-    passed = all(difference <= allowed for difference, allowed in differences)
-    return {"passed": passed, "difference": max(differences)[0]}
-
-
 def _compare_tiles(n: int, device: torch.device) -> Numbers:
     """A score has the same bits in a small tile, in which positives are scored, as in a large one."""
     vectors = torch.nn.functional.normalize(torch.randn(n, DIM, generator=torch.Generator().manual_seed(0)).to(device))
@@ -163,30 +134,6 @@ def _signs(n: int) -> tuple[Any, Any]:
     centers = rng.choice([-1.0, 1.0], (n // 5, 64))
     labels = rng.integers(0, len(centers), n)
     return (centers[labels] * rng.choice([-1.0, 1.0], (n, 64), p=[0.3, 0.7])).astype(np.float32), labels
-
-
-def _compare_half_precision(n: int, device: torch.device) -> Numbers:
-    """All ranks and ties are equal."""
-    vectors, labels = _signs(_few_on_a_cpu(n, device))
-    with in_half_precision(False):
-        expected, ties = _ranks(vectors, labels, device)
-    with in_half_precision(True):
-        found, other_ties = _ranks(vectors, labels, device)
-    different = int((found != expected).sum()) + abs(ties - other_ties)
-    return {"passed": different == 0, "difference": float(different)}
-
-
-def _compare_half_tiles(n: int, device: torch.device) -> Numbers:
-    """All ranks are equal, since an exact score is that of the two vectors alone."""
-    vectors, labels = _random(_few_on_a_cpu(n, device))
-    with in_half_precision(True):
-        one, other = (_ranks(vectors, labels, device, chunk_size)[0] for chunk_size in (None, max(7, n // 30)))
-    different = int((one != other).sum())
-    return {"passed": different == 0, "difference": float(different)}
-
-
-def _few_on_a_cpu(n: int, device: torch.device) -> int:
-    return 15 if device.type == "cpu" else n  # where Triton's interpreter runs the kernels
 
 
 def _compare_random_ranks(n: int, device: torch.device) -> Numbers:

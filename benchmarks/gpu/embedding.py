@@ -1,9 +1,7 @@
 """From JPEG files to embeddings of ViT-B/16: images a second, and where the time goes; and images augmented a second.
 
-The floors are the network on images that are on the device, and reading alone. JPEGs are decoded by processes, and on
-the device (`decoding`). The traces are those of a few batches by torch.profiler: `trace.json.gz` and
-`trace_device.json.gz`, for chrome://tracing or https://ui.perfetto.dev. What the main process waits for contains its
-calls of the decoder.
+The floors are the network on images that are on the device, and reading alone. The trace is that of a few batches by
+torch.profiler: `trace.json.gz`, for chrome://tracing or https://ui.perfetto.dev.
 """
 
 from __future__ import annotations
@@ -16,31 +14,23 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.device_jpegs import jpeg_decoder
 from benchmarks.gpu.rows import Key, Measurement, Numbers
 from benchmarks.gpu.timing import Settings, measured, seconds_of, spread
 from benchmarks.gpu.two_stage import network
 from benchmarks.images import QUALITY, picture
-from vicinal.data import ImageDataset, ImageTransform, Table
-from vicinal.data.batches.device_decoding import DeviceDecoder
-from vicinal.data.batches.pixel_batches import PixelBatches
+from vicinal.data import ImageTransform
 from vicinal.data.images.augmentation import AugmentationSampler, augment
-from vicinal.data.settings import Decoding
 from vicinal.models import Embedder
 from vicinal.models.inputs import image_batches
 
 WIDTH, HEIGHT = 500, 375
 NUM_FILES, NUM_IMAGES, NUM_TRACED, BATCH_SIZE = 128, 16_384, 2_048, 256
 SMALL_NUM_FILES, SMALL_NUM_IMAGES, SMALL_BATCH_SIZE = 3, 12, 4
-TRACES: tuple[tuple[str, Decoding, str], ...] = (
-    ("trace", "workers", "trace.json.gz"),
-    ("trace of decoding on the device", "device", "trace_device.json.gz"),
-)
+TRACE = "trace.json.gz"
 
 
 def measurements(settings: Settings) -> Iterator[Measurement]:
@@ -48,18 +38,14 @@ def measurements(settings: Settings) -> Iterator[Measurement]:
     size = f"{SMALL_NUM_IMAGES if settings.small else NUM_IMAGES:,} images of {WIDTH} x {HEIGHT}"
     runs: dict[str, Callable[[Settings], Numbers]] = {
         "network on images on the device": _measure_network,
-        "reading alone": partial(_measure_reading, "workers"),
-        "files to embeddings": partial(_measure_embedding, "workers"),
-        "decoding on the device, of files in memory": _measure_decoding,
-        "reading alone, decoded on the device": partial(_measure_reading, "device"),
-        "files to embeddings, decoded on the device": partial(_measure_embedding, "device"),
+        "reading alone": _measure_reading,
+        "files to embeddings": _measure_embedding,
         "flip and color jitter on the device": _measure_augmentation,
     }
     for who, run in runs.items():
         yield Measurement(Key("embedding", "images a second", who, size), partial(run, settings), limit=180)
-    for who, decoding, name in TRACES:
-        key = Key("embedding", "where the time goes", who, size)
-        yield Measurement(key, partial(_trace, decoding, settings, settings.folder / name), limit=180)
+    key = Key("embedding", "where the time goes", "trace", size)
+    yield Measurement(key, partial(_trace, settings, settings.folder / TRACE), limit=180)
 
 
 def _measure_network(settings: Settings) -> Numbers:
@@ -83,46 +69,33 @@ def _measure_augmentation(settings: Settings) -> Numbers:
     return _with_rate(measured(lambda: augment(pixels, parameters, transform), settings), batch_size)
 
 
-def _measure_reading(decoding: Decoding, settings: Settings) -> Numbers:
+def _measure_reading(settings: Settings) -> Numbers:
     batch_size, paths = _sizes(settings)
-    with jpeg_decoder(settings.device):
-        batches = _batches(network(settings), paths, batch_size, settings, decoding)
-        seconds = seconds_of(lambda: [None for _ in batches], settings.device)
+    batches = _batches(network(settings), paths, batch_size, settings)
+    seconds = seconds_of(lambda: [None for _ in batches], settings.device)
     return _with_rate(spread([1000 * seconds]), len(paths))
 
 
-def _measure_decoding(settings: Settings) -> Numbers:
-    """Of one batch after the other, with cropping and resizing."""
-    batch_size, paths = _sizes(settings)
-    dataset = ImageDataset(Table(pd.DataFrame({"path": paths[:batch_size]})), network(settings).transform)
-    images: Any = PixelBatches(dataset, [range(len(dataset))], "device")[0][0]
-    with jpeg_decoder(settings.device):
-        decode = DeviceDecoder(dataset, settings.device)
-        return _with_rate(measured(lambda: decode(images), settings), len(dataset))
-
-
-def _measure_embedding(decoding: Decoding, settings: Settings) -> Numbers:
+def _measure_embedding(settings: Settings) -> Numbers:
     batch_size, paths = _sizes(settings)
     model = network(settings)
-    options: dict[str, Any] = {"batch_size": batch_size, "precision": "bf16", "progress": False, "decoding": decoding}
-    with jpeg_decoder(settings.device):
-        model.embed(paths[:batch_size], **options)
-        seconds = seconds_of(lambda: model.embed(paths, num_workers=_workers(settings), **options), settings.device)
+    options: dict[str, Any] = {"batch_size": batch_size, "precision": "bf16", "progress": False}
+    model.embed(paths[:batch_size], **options)
+    seconds = seconds_of(lambda: model.embed(paths, num_workers=_workers(settings), **options), settings.device)
     return _with_rate(spread([1000 * seconds]), len(paths))
 
 
-def _trace(decoding: Decoding, settings: Settings, path: Path) -> Numbers:
+def _trace(settings: Settings, path: Path) -> Numbers:
     """Milliseconds by what they are for, over some batches; what overlaps counts in each."""
     batch_size, paths = _sizes(settings)
     model, paths = network(settings), paths[:NUM_TRACED]
     waits: list[float] = []
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (settings.device.type == "cuda")
-    with jpeg_decoder(settings.device):
-        model.embed(paths[:batch_size], batch_size=batch_size, precision="bf16", progress=False, decoding=decoding)
-        with profile(activities=activities) as profiler:
-            batches = _timed(_batches(model, paths, batch_size, settings, decoding), waits)
-            with model.embedding_function("bf16") as embed_batch:
-                total = 1000 * seconds_of(lambda: [embed_batch(each) for each in batches], settings.device)
+    model.embed(paths[:batch_size], batch_size=batch_size, precision="bf16", progress=False)
+    with profile(activities=activities) as profiler:
+        batches = _timed(_batches(model, paths, batch_size, settings), waits)
+        with model.embedding_function("bf16") as embed_batch:
+            total = 1000 * seconds_of(lambda: [embed_batch(each) for each in batches], settings.device)
     profiler.export_chrome_trace(str(path))
     copies, kernels = _device_times(profiler)
     first, later = waits[0], sum(waits[1:])
@@ -157,12 +130,9 @@ def _timed(batches: Iterable[Tensor], waits: list[float]) -> Iterator[Tensor]:
         yield batch
 
 
-def _batches(
-    model: Embedder, paths: list[str], batch_size: int, settings: Settings, decoding: Decoding
-) -> Iterable[Tensor]:
+def _batches(model: Embedder, paths: list[str], batch_size: int, settings: Settings) -> Iterable[Tensor]:
     """As :meth:`Embedder.embed` reads them."""
-    options: dict[str, Any] = {"device": settings.device, "decoding": decoding}
-    return image_batches(paths, model.transform, batch_size, _workers(settings), **options)[0]
+    return image_batches(paths, model.transform, batch_size, _workers(settings), device=settings.device)[0]
 
 
 def _sizes(settings: Settings) -> tuple[int, list[str]]:

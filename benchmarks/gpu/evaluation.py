@@ -1,16 +1,14 @@
 """Every metric of a ranking beside the floor, the float32 product and the first ten by PyTorch, on the device.
 
-Ours is also measured without products in half precision. The peer is pytorch-metric-learning with its own search in
+The peer is pytorch-metric-learning with its own search in
 PyTorch; it has precision@1, R-precision and mAP@R. Times are those of the host, which has the metrics in the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -21,21 +19,20 @@ from benchmarks.evaluation import CUTS, SMALL, Task, task
 from benchmarks.gpu.rows import FLOOR, OURS, PEER, Key, Measurement, Numbers
 from benchmarks.gpu.timing import Settings, measured
 from vicinal.data import Table
-from vicinal.evaluation import evaluate, evaluate_arrays, ranking
+from vicinal.evaluation import evaluate, evaluate_arrays
 
 SIZES = ("60502x512x5", "1000000x512x10x10000", "1000000x128x10")
 """As SOP; queries of a large gallery; a million that search each other."""
 SMALL_SIZES = ("200x16x5", "300x16x5x20")
 PEER_SIZES = ("60502x512x5", "200x16x5")
-FLOAT32 = f"{OURS}, float32"
 FLOOR_SCORES = 2**30
 """At a time, of a product."""
 
 
 def measurements(settings: Settings) -> Iterator[Measurement]:
-    """The floor, ours as it is and in float32, and the peer, at each size."""
+    """The floor, ours and the peer, at each size."""
     for size in SMALL_SIZES if settings.small else SIZES:
-        for who, run in {FLOOR: _floor, OURS: _ours, FLOAT32: _in_float32, PEER: _peer}.items():
+        for who, run in {FLOOR: _floor, OURS: _ours, PEER: _peer}.items():
             if who != PEER or size in PEER_SIZES:
                 key = Key("evaluation", "all metrics", who, size)
                 yield Measurement(key, partial(_measure, run, size, settings), limit=180)
@@ -66,16 +63,6 @@ def _ours(given: Task, vectors: Tensor) -> object:
     exclude_self, some = np.arange(given.queries), slice(0, given.queries)
     labels = given.labels
     return evaluate_arrays(vectors[some], labels[some], vectors, labels, exclude_self=exclude_self, recall_at=cuts)
-
-
-def _in_float32(given: Task, vectors: Tensor) -> object:
-    with in_half_precision(False):
-        return _ours(given, vectors)
-
-
-def in_half_precision(used: bool) -> AbstractContextManager[object]:
-    """Rankings without re-ranking use products in half precision, or do not, whatever is faster."""
-    return patch.object(ranking, "half_precision_helps", lambda *_: used)
 
 
 def _floor(given: Task, vectors: Tensor) -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from tests.conftest import free_port
 from tests.losses import references
@@ -28,6 +29,7 @@ from vicinal.losses import (
 )
 from vicinal.losses.contextual import loss as contextual_loss
 from vicinal.losses.contextual import matrices, sparse
+from vicinal.losses.contextual.row_blocks import row_block_loss
 from vicinal.losses.contextual.sparse import sparse_loss
 from vicinal.memory import CrossBatchMemory
 from vicinal.mixing import SiMix
@@ -145,9 +147,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def value_and_gradient(loss: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+def value_and_gradient(loss: Callable[..., Tensor], x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     x = x.detach().clone().requires_grad_()
-    value = loss(x)
+    value = loss(x, *arguments)
     (gradient,) = torch.autograd.grad(value, x)
     return value.detach(), gradient
 
@@ -865,6 +867,18 @@ def test_it_trains() -> None:
 
 
 # Processes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "variant", [name for name in VARIANTS if ContextualLoss(2, **VARIANTS[name]).variant.has_matrix_form]
+)
+def test_row_blocks_of_one_process(variant: str) -> None:
+    for name in ("16, k = 4", "20, k = 5", "24, k = 6, learned", "corners", "collapsed"):
+        x, labels, k = SAMPLES[name]
+        same, form = labels[:, None] == labels, ContextualLoss(k, **VARIANTS[variant]).variant
+        got = value_and_gradient(lambda x, *given: row_block_loss(normalize(x), *given), x, same, None, k, form)
+        assert_near(got, by_hand(SAMPLES[name], **VARIANTS[variant]), message=name)
+
 
 OVER_PROCESSES: dict[str, Callable[[], Loss]] = {
     "contextual": lambda: ContextualLoss(),

@@ -13,20 +13,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vicinal.evaluation.counting import device_kernel, half_precision_kernels
+from vicinal.evaluation.counting import device_kernel
 from vicinal.losses import rank_kernels
 
 H100 = GPUTarget("cuda", 90, 32)
 TYPES = {
-    **dict.fromkeys(("keys", "first_slots", "query_labels", "gallery_labels", "queries", "gallery", "starts"), "*i64"),
+    **dict.fromkeys(("keys", "first_slots", "query_labels", "gallery_labels"), "*i64"),
     "num_before": "*i32",
     "is_tied": "*u8",
-    **dict.fromkeys(("p", "q", "start", "first_row", "columns", "row_stride", "column_stride", "dim"), "i32"),
+    **dict.fromkeys(("p", "q", "start", "first_row", "columns", "row_stride", "column_stride"), "i32"),
     **dict.fromkeys(("factor", "lowest", "tolerance", "linear_from", "slope", "margin"), "fp32"),
-    **dict.fromkeys(("relative_error", "absolute_error"), "fp32"),
 }
 """Of arguments that are not pointers to float32."""
-BLOCKS = {"block_p": 8, "block_q": 256, "block_d": 512}
+BLOCKS = {"block_p": 8, "block_q": 256}
 OPTIONS = ("exact", "linear", "soft", "semi_hard")
 
 
@@ -49,5 +48,4 @@ def compile_kernels(module: ModuleType, **types: str) -> None:
 
 if __name__ == "__main__":
     compile_kernels(device_kernel, counts="*i64")
-    compile_kernels(half_precision_kernels, counts="*i64", offsets="*i64")
     compile_kernels(rank_kernels)

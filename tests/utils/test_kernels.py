@@ -20,8 +20,6 @@ rank_kernels = pytest.importorskip("vicinal.losses.rank_kernels", reason=REASON)
 PROGRAM = Path(__file__).with_name("compiled_kernels.py")
 KERNELS = [
     "_count",
-    "_score_pairs",
-    "_count",
     "_count_above",
     "_count_above_backward",
     "_count_thresholds_above",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vicinal.data import Table
     from vicinal.data.settings import DataSettings
 
-OF_READING = ("num_workers", "augmentation", "decoding", "on_error")
+OF_READING = ("num_workers", "augmentation", "on_error")
 
 
 def add_data(parser: Parser) -> None:

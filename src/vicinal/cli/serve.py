@@ -27,10 +27,6 @@ NOT_ABOUT_MODELS = (
     "root", "path_column", "label_column", "labels", "where", "batch_size", "num_workers", "on_error"
 )  # fmt: skip
 MAX_PORT = 65_535
-DECODES_ON_CPU = (
-    "embeds with --decoding device, but a service decodes images on the CPU; build the index and serve it with "
-    "--decoding workers"
-)
 
 
 def add_serve(parser: Parser) -> None:
@@ -123,11 +119,7 @@ def _embedder(arguments: Arguments, index: Index) -> Any:
     from vicinal.serving.images.embedders import TorchEmbedder
     from vicinal.workflows.models import usable_device
 
-    if getattr(arguments, "decoding", None) == "device":
-        raise InputError(f"{arguments.index}: {DECODES_ON_CPU}")
     reader = read_embedding(arguments)
-    if reader.decoding_for(reader.loaded_model) == "device":
-        raise InputError(f"{arguments.model}: {DECODES_ON_CPU}")
     index.check_model(reader.fingerprint, made_with(arguments, str(arguments.index)))
     return TorchEmbedder(
         reader.with_engine(reader.loaded_model),

@@ -8,11 +8,6 @@ from typing import Literal
 
 from vicinal.utils.errors import InputError
 
-Decoding = Literal["workers", "device"]
-"""Where JPEGs are decoded: by the processes that read them, or by a GPU."""
-DEVICE_STEP = "decoding device"
-"""What a fingerprint of embeddings has after that of the model, where a GPU decoded their images."""
-
 
 @dataclass(frozen=True)
 class NoiseSettings:
@@ -99,9 +94,6 @@ class DataSettings:
         augmentation: where images are flipped and their colors changed in training: "workers", by the processes that
             read them; "device", by the GPU, batch by batch, with the same random numbers. Crops and rotations are made
             by the processes in either case.
-        decoding: where JPEGs are decoded: "workers", by the processes that read them; "device", by a CUDA GPU
-            (nvJPEG), which resizes, flips and changes their colors too. Pixels differ a little, so train, index and
-            search with one setting.
         on_error: "raise" stops at an unreadable image, "skip" leaves it out and counts it.
 
     Raises:
@@ -123,14 +115,11 @@ class DataSettings:
     cache: bool = False
     num_workers: int | None = None
     augmentation: Literal["workers", "device"] = "workers"
-    decoding: Decoding = "workers"
     on_error: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self) -> None:
         if self.num_workers is not None and self.num_workers < 0:
             raise InputError(f"data.num_workers = {self.num_workers} must be 0 or more")
-        if self.cache and self.decoding == "device":
-            raise InputError("data.decoding = device must be workers with data.cache, which keeps decoded images")
         if not 0 <= self.val_images < 1:
             raise InputError(f"data.val_images = {self.val_images} must be from 0 to below 1")
         if self.order != "random" and not self.fractions:

@@ -21,7 +21,6 @@ from vicinal.evaluation.counting.checkpoint import CountCheckpoint
 from vicinal.evaluation.counting.counter import MASKED, Counter
 from vicinal.evaluation.counting.device_counter import DeviceCounter
 from vicinal.evaluation.counting.division import Division, TotalCounts
-from vicinal.evaluation.counting.half_precision import HalfScores, HalfVectors, half_precision_helps
 from vicinal.evaluation.counting.positives import Positives, increment_function, ranked_positives
 from vicinal.evaluation.ranks import Ranks
 from vicinal.evaluation.relevance import Relevance
@@ -40,7 +39,6 @@ MAX_UNIT_TILES = 16  # the same on a GPU: as much as so many tiles, which is 1/1
 LONG_PAIRS = 2**34  # from which on a ranking shows its progress on a terminal: half a minute on some cores
 
 AnyCounter = Counter | DeviceCounter
-_Factors = tuple[UnitVectors, UnitVectors] | tuple[HalfVectors, HalfVectors]
 
 
 def positive_ranks(
@@ -171,12 +169,7 @@ class _TiledCounting:
         self._rows = self._division.tile_rows(self._division.smallest(self._rows), len(queries))
         self._excluded = _excluded_other_labels(levels)
         self._is_symmetric = queries is gallery and reranked is None and not len(self._excluded[0])
-        vectors, tile = (self._queries, self._gallery), (self._rows, self._columns)
-        is_half = reranked is None and half_precision_helps(*vectors, levels)
-        self._half = HalfScores(*vectors, *tile) if self._division.smallest(is_half) else None
-        # What is multiplied, and how: unit vectors, or their halves.
-        self._factors: _Factors = (self._half.queries, self._half.gallery) if self._half else vectors
-        self._product = self._half.product if self._half else ScoreBuffer(*tile, queries.device).product
+        self._product = ScoreBuffer(self._rows, self._columns, queries.device).product
         self._checkpoint = checkpoint
         self._inputs_digest = "" if checkpoint is None else self._digest_inputs()
 
@@ -184,7 +177,7 @@ class _TiledCounting:
         """Count for queries `start` to `stop`, and return what was counted at each level."""
         panel = self._panel(start, stop)
         for top in self._uncounted(panel):
-            vectors = self._factors[0].block(top, min(top + self._rows, stop))
+            vectors = self._queries.block(top, min(top + self._rows, stop))
             if self._is_symmetric:
                 self._count_rows(panel, top, vectors, range(0, start))
                 self._count_rows(panel, top, vectors, range(stop, len(self._gallery)))
@@ -201,7 +194,7 @@ class _TiledCounting:
         if self._checkpoint is None:
             yield from shown
             return
-        facts = self._inputs_digest, self._division, self._is_symmetric, tops, self._half is not None
+        facts = self._inputs_digest, self._division, self._is_symmetric, tops
         fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()
         rank = self._division.rank
         checkpoint = CountCheckpoint(self._checkpoint, panel.start, rank, fingerprint, panel.counters)
@@ -223,20 +216,13 @@ class _TiledCounting:
         if self._reranked is not None:
             increments = self._reranked.increments(start, stop)
             increment_scores = increment_function(self._reranked, increments, start)
-        score_pairs = self._half.score_pairs if self._half else None
-        find = partial(
-            ranked_positives,
-            self._queries,
-            self._gallery,
-            increment_scores=increment_scores,
-            score_pairs=score_pairs,
-        )
+        find = partial(ranked_positives, self._queries, self._gallery, increment_scores=increment_scores)
         positives = [
             self._division.positives(partial(find, each), each.label_counts()[start:stop], start)
             for each in self._levels
         ]
         counters = [
-            _counter(found, relevance, start, self._queries.device, self._half)
+            _counter(found, relevance, start, self._queries.device)
             for found, relevance in zip(positives, self._levels, strict=True)
         ]
         return _Panel(start, stop, positives, counters, increments)
@@ -244,7 +230,7 @@ class _TiledCounting:
     def _count_rows(self, panel: _Panel, top: int, vectors: Tensor, gallery: range) -> None:
         """Count for the queries from `top` on, which have these vectors, in a range of the gallery."""
         for left, right in self._tiles(gallery):
-            scores = self._product(vectors, self._factors[1].block(left, right))
+            scores = self._product(vectors, self._gallery.block(left, right))
             self._increment(panel, scores, top, left)
             self._mask(scores, top, left)
             for counter in panel.counters:
@@ -253,7 +239,7 @@ class _TiledCounting:
     def _count_symmetric(self, panel: _Panel, top: int, vectors: Tensor) -> None:
         """Count for the queries from `top` on and for those of the panel before them, which search each other."""
         for left, right in self._tiles(range(panel.start, top)):
-            scores = self._product(vectors, self._factors[1].block(left, right))
+            scores = self._product(vectors, self._gallery.block(left, right))
             for counter in panel.counters:
                 counter.count(scores, top - panel.start, left)
                 counter.count_transposed(scores, left - panel.start, top)
@@ -311,12 +297,10 @@ def _excluded_other_labels(levels: Sequence[Relevance]) -> tuple[Integers, Integ
     return queries, rows
 
 
-def _counter(
-    positives: Positives, relevance: Relevance, start: int, device: torch.device, half: HalfScores | None
-) -> AnyCounter:
-    if device.type == "cpu" and half is None:
+def _counter(positives: Positives, relevance: Relevance, start: int, device: torch.device) -> AnyCounter:
+    if device.type == "cpu":
         return Counter(positives, relevance, start)
-    return DeviceCounter(positives, relevance, start, device, half)
+    return DeviceCounter(positives, relevance, start, device)
 
 
 def _ranks(positives: Positives, totals: TotalCounts, first: int, last: int) -> Ranks:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from vicinal.data.batches.map_pixels import CPU_BATCH
 from vicinal.data.images.image_ops import normalized
 from vicinal.data.images.transforms import ImageTransform
-from vicinal.data.settings import Decoding
 from vicinal.models.backbones import has_class_token, num_features, num_prefix_tokens, to_channels_last
 from vicinal.models.devices import check_device
 from vicinal.models.downloads import is_downloaded
@@ -260,7 +259,6 @@ class Embedder(SavedModel):
         progress: bool = True,
         on_error: Literal["raise", "skip"] = "raise",
         dim: int | None = None,
-        decoding: Decoding = "workers",
     ) -> Floats:
         """Embed images in evaluation mode, without gradients; the mode of the model is restored afterwards.
 
@@ -277,15 +275,13 @@ class Embedder(SavedModel):
                 `ImageDataset`, which then leaves out the others.
             dim: Return only the first dimensions, so many, normalized, as for a model that was trained with
                 :class:`~vicinal.matryoshka.Matryoshka`; None: all.
-            decoding: Where JPEGs of files are decoded: by these processes (workers), or by nvJPEG on the CUDA GPU of
-                the model (device), whose pixels differ a little: embed all images in one way.
 
         Returns:
             float32 [n, dim], L2-normalized, in the order of `source`.
 
         Raises:
             InputError: `source` is none of these, an image cannot be read, an embedding is not finite, or has fewer
-                dimensions than `dim`; or the device cannot decode JPEGs.
+                dimensions than `dim`.
 
         Example:
             >>> from PIL import Image

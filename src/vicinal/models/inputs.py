@@ -17,9 +17,7 @@ from vicinal.data.batches.map_pixels import CPU_BATCH, map_pixels
 from vicinal.data.batches.pixel_batches import PixelBatches, all_readable, load_pixels, row_batches, without_unreadable
 from vicinal.data.images.decoding import convert_image
 from vicinal.data.images.image_ops import without_normalization
-from vicinal.data.images.nvjpeg import check_device_decoding
 from vicinal.data.images.transforms import ImageTransform
-from vicinal.data.settings import Decoding
 from vicinal.data.table import Table
 from vicinal.utils.arguments import is_integer, shown
 from vicinal.utils.arrays import Floats
@@ -38,7 +36,6 @@ def image_batches(
     num_workers: int = 0,
     on_error: Literal["raise", "skip"] = "raise",
     device: str | torch.device = "cpu",
-    decoding: Decoding = "workers",
 ) -> tuple[Iterable[Tensor], int]:
     """Divide images of any kind into batches of tensors.
 
@@ -50,7 +47,6 @@ def image_batches(
         num_workers: Processes that read files.
         on_error: Raise an error at a file that cannot be read, or skip it: at the end, an image dataset leaves it out.
         device: Where the batches are needed; for a GPU, images are read into page-locked memory.
-        decoding: Where JPEGs of files are decoded: by these processes (workers), or by that GPU (device).
 
     Returns:
         The batches, [b, C, H, W], and their number: uint8 pixels, which the embedder normalizes on its device; of
@@ -72,10 +68,8 @@ def image_batches(
     if _all_are(given, Image.Image):
         batch_size = batch_size if transform.longest is None else 1
         return _transform_batches(given, transform, batch_size), -(-len(given) // batch_size)
-    if decoding == "device":
-        check_device_decoding(transform, device)
     dataset = _dataset(given, transform)
-    batches = PixelBatches(dataset, row_batches(dataset, range(len(dataset)), batch_size), decoding)
+    batches = PixelBatches(dataset, row_batches(dataset, range(len(dataset)), batch_size))
     pixels = load_pixels(batches, device, num_workers)
     is_skipping = on_error == "skip"  # while images are embedded: to look for them before would decode all twice
     return without_unreadable(dataset, pixels) if is_skipping else map(all_readable, pixels), len(batches)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vicinal.data.settings import DEVICE_STEP
 from vicinal.models import model_folder
 from vicinal.models.exported_files import add_exported, check_hub_name, name_on_card, read_exported
 from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
@@ -23,10 +22,6 @@ from vicinal.utils.allocator import keep_large_blocks
 from vicinal.utils.errors import InputError, one_line
 
 MORE_TENSORS = 500
-REMEDY_OF_DECODING = (
-    "a GPU decoded for one of them: make both by vicinal embed --decoding workers, and train a refiner on these"
-)
-"""What to do with a refiner and embeddings of which a GPU decoded some and the CPU others."""
 
 Model = TypeVar("Model", bound="SavedModel")
 
@@ -224,16 +219,11 @@ def check_same_model(expected: str | None, given: str | None, owner: str, remedy
         expected: The fingerprint of the expected model.
         given: The fingerprint of the model that computed the embeddings.
         owner: The start of the message, such as "the index was built with".
-        remedy: What to do instead; where they differ in nothing but what decoded their images, that is said.
+        remedy: What to do instead.
 
     Raises:
         InputError: Both models are known and differ.
     """
     if None not in (expected, given) and expected != given:
         right, wrong = (one_line(str(each), 80) for each in (expected, given))
-        instead = REMEDY_OF_DECODING if _without_decoding(expected) == _without_decoding(given) else remedy
-        raise InputError(f"{owner} embeddings of the model {right}, not of {wrong}; {instead}")
-
-
-def _without_decoding(fingerprint: str | None) -> str:
-    return str(fingerprint).replace(f"+{DEVICE_STEP}", "")
+        raise InputError(f"{owner} embeddings of the model {right}, not of {wrong}; {remedy}")

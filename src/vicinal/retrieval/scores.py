@@ -73,11 +73,6 @@ class UnitVectors:
         """Number of dimensions."""
         return self._data.shape[1]
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether the unit vectors are in memory, see :meth:`kept`."""
-        return self._units is not None
-
     def block(self, start: int, stop: int) -> Tensor:
         """Return rows `start` to `stop` as unit vectors, float32 [stop - start, dim] on the device."""
         if self._units is not None:

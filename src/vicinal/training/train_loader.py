@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import Any, Literal
 
 import torch
@@ -10,9 +10,7 @@ from torch.utils.data import DataLoader
 
 from vicinal.data import ImageDataset
 from vicinal.data.batches.image_dataset import Batch
-from vicinal.data.batches.pixel_batches import all_readable
 from vicinal.data.batches.train_batches import LoadedImages, Part, TrainBatches, TrainImages
-from vicinal.data.settings import Decoding
 from vicinal.training.interrupt import start_worker
 
 
@@ -28,8 +26,6 @@ class TrainLoader:
         num_workers: Processes that load them; 0: this one does.
         device: Where batches are needed: for a GPU they are in page-locked memory, from which they are copied faster.
         augmentation: "workers" or "device": where images are flipped and their colors changed.
-        decoding: "workers" or "device": where JPEGs are decoded. Parts that a GPU decodes stay on it, and the processes
-            hold the files of as many images in shared memory, in the place of pixels.
     """
 
     def __init__(
@@ -38,17 +34,15 @@ class TrainLoader:
         num_workers: int,
         device: torch.device,
         augmentation: Literal["workers", "device"] = "workers",
-        decoding: Decoding = "workers",
     ) -> None:
-        self._images, self._device, self._decoding = images, device, decoding
         self._parts: list[Part] = []  # of this epoch
         self._loader: DataLoader[LoadedImages] = DataLoader(
-            TrainImages(images, augmentation, decoding),
+            TrainImages(images, augmentation),
             batch_size=None,
             sampler=self._parts,
             num_workers=num_workers,
             worker_init_fn=start_worker,
-            pin_memory=device.type == "cuda" and decoding == "workers",
+            pin_memory=device.type == "cuda",
             persistent_workers=num_workers > 0,
         )
 
@@ -56,19 +50,10 @@ class TrainLoader:
         """The batches of an epoch from number `start` on."""
         self._parts[:] = batches.parts(start)
         try:
-            yield from batches.collate(self._loaded(), start)
+            yield from batches.collate(iter(self._loader), start)
         except BaseException:  # also where the generator is closed: its processes load what nobody takes
             self.close()
             raise
-
-    def _loaded(self) -> Iterator[LoadedImages]:
-        """The parts of the epoch, decoded."""
-        if self._decoding == "workers":
-            return iter(self._loader)
-        from vicinal.data.batches.device_decoding import DeviceDecoder
-
-        decode = DeviceDecoder(self._images, self._device)
-        return (each._replace(pixels=all_readable(decode(each.pixels))) for each in iter(self._loader))
 
     def close(self) -> None:
         """End the processes, if there are any; the next epoch starts others."""

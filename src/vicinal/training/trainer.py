@@ -11,7 +11,6 @@ import torch
 
 from vicinal.data import ImageDataset, Table
 from vicinal.data.batches.whole_images import train_batches
-from vicinal.data.images.nvjpeg import check_device_decoding
 from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
 from vicinal.models.precision import Precision
@@ -56,8 +55,6 @@ class Trainer(BaseTrainer):
 
     def _prepare(self) -> None:
         """Check the settings against data and machine, create the module, and find the images."""
-        if self.settings.data.decoding == "device":
-            check_device_decoding(self.settings.transform, self.engine.fabric.device, "data.decoding")
         training = self.table.subset("train")
         self.sampler = create_sampler(self.recipe.settings, training)  # finds mistakes before weights are downloaded,
         self._create_module(training)  # and this before images are read
@@ -89,8 +86,8 @@ class Trainer(BaseTrainer):
         data, transform = self.settings.data, self.settings.transform
         if data.cache or data.on_error == "raise":
             return ImageDataset(table, transform, cache=data.cache, on_error=data.on_error)
-        images, device = ImageDataset(table, transform), self.engine.fabric.device
-        images.leave_out(find_unreadable(images, num_workers=num_workers(data), device=device, decoding=data.decoding))
+        images = ImageDataset(table, transform)
+        images.leave_out(find_unreadable(images))
         return images
 
     def _create_module(self, training: Table) -> None:
@@ -126,7 +123,7 @@ class Trainer(BaseTrainer):
     def loader(self) -> TrainLoader:
         """Loads the batches of all epochs."""
         data, device = self.settings.data, self.engine.fabric.device
-        return TrainLoader(self.images, num_workers(data), device, data.augmentation, data.decoding)
+        return TrainLoader(self.images, num_workers(data), device, data.augmentation)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -189,7 +186,6 @@ class Trainer(BaseTrainer):
             rows,
             batch_size=self._test_batch_size,
             num_workers=num_workers(self.settings.data),
-            decoding=self.settings.data.decoding,
             precision=cast(Precision, self.settings.precision.removesuffix("-mixed")),
         )
 

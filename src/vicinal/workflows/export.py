@@ -61,8 +61,7 @@ def export_source(
     """
     if push_to_hub is not None:
         check_hub_name(push_to_hub)
-    # The CPU decodes the images of an exported model, so it does those of its gallery, however the model was trained.
-    reader = replace(reader or EmbeddingReader(), model=source, decoding="workers")
+    reader = replace(reader or EmbeddingReader(), model=source)
     model = load_model(source, reader.pooling, reader.allow_import or ())
     if push_to_hub is not None and settings.size not in (None, model.transform.size):
         raise InputError(

@@ -12,8 +12,6 @@ import numpy as np
 from vicinal.data import Table, check_trainable, save_embeddings
 from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.columns import named_columns
-from vicinal.data.images.nvjpeg import check_device_decoding
-from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.loading import load_run_table
 from vicinal.data.splits.class_splits import shared_classes, splits_by_fraction
 from vicinal.training import Recipe, RefinerRecipe, RefinerTrainer, Trainer
@@ -138,41 +136,11 @@ def _embed(run: RunFolder, table: Table, recipe: RefinerRecipe) -> LabeledEmbedd
     on_error = Recipe.load(run.recipe, allow_imports=recipe.allow_imports).settings.data.on_error
     device = DEVICES[recipe.settings.accelerator]
     reader = EmbeddingReader(model=str(run.path), on_error=on_error, device=device)
-    if reader.decoding_for(model := reader.loaded_model) == "device":
-        remedy = _resumed_by_cpu if recipe.settings.embedder_fraction > 0 else _embedded_by_cpu
-        _check_decoding(model.transform, reader.device, run, remedy(run))
     if recipe.settings.devices in (None, 1):
         return _labeled(reader.embed_table(table))
-    images = ImageDataset(table, model.transform)
+    images = ImageDataset(table, reader.loaded_model.transform)
     vectors = embed_in_processes(reader, images, recipe.settings.devices)
     return LabeledEmbeddings(vectors, images.table, reader.fingerprint)
-
-
-def _check_decoding(transform: ImageTransform, device: str | None, run: RunFolder, remedy: str) -> None:
-    """Raise InputError unless a GPU is here, which decoded the images of a run; refining has no flag for that."""
-    try:
-        check_device_decoding(transform, usable_device(device))
-    except InputError:
-        raise InputError(
-            f"run = {run.path} was trained with data.decoding = device, which needs a CUDA GPU with nvJPEG; "
-            f"without one {remedy}"
-        ) from None
-
-
-def _check_trainable_here(embedder_recipe: Recipe, source: RunFolder) -> None:
-    """Raise InputError if a GPU is to decode the images of the new embedder, as of its source, and none is here."""
-    settings = embedder_recipe.settings
-    if settings.data.decoding == "device":
-        _check_decoding(settings.transform, DEVICES[settings.accelerator], source, _resumed_by_cpu(source))
-
-
-def _embedded_by_cpu(run: RunFolder) -> str:
-    return f"give embeddings of vicinal embed {shlex.quote(str(run.path))} --decoding workers"
-
-
-def _resumed_by_cpu(run: RunFolder) -> str:
-    """How the setting of a run is changed, also of a finished one, where its embedder is trained for the refiner."""
-    return f"begin with vicinal train --out {shlex.quote(str(run.path))} --resume --data.decoding workers"
 
 
 def _embeddings_by_new_embedder(
@@ -183,7 +151,6 @@ def _embeddings_by_new_embedder(
     is_seen, is_unseen = _split_for_embedder(table, settings)
     embedder = RunFolder(run.embedder)
     if not embedder.model.is_dir():
-        _check_trainable_here(embedder_recipe, RunFolder(Path(str(settings.run))))
         _check_refinable(recipe, table.take(~is_seen), embedder_recipe.model["dim"])
         # Finds mistakes before files are written.
         trainer = create_trainer(embedder_recipe, table.take(~is_unseen), embedder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ def map_pixels(
         return
     try:
         yield from map_in_order(
-            lambda index: mapped(cast(Pixels, batches[index])), range(len(batches)), num_threads, start=_use_one_thread
+            lambda index: mapped(batches[index]), range(len(batches)), num_threads, start=_use_one_thread
         )
     finally:
         torch.set_num_threads(num_threads)  # threads that start later take the last number that was set

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vicinal.data.batches.encoded_images import EncodedImages, ImageEncoder
 from vicinal.data.batches.image_dataset import ImageDataset, UnreadableImageError
-from vicinal.data.images.fast_resize import FastCrop
 from vicinal.data.images.image_ops import without_normalization
-from vicinal.data.settings import Decoding
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
 
@@ -47,10 +44,8 @@ class PixelBatches(Dataset[Any]):
     Args:
         dataset: The images.
         batches: The rows of each batch; whole images differ in size, so that their batches must have one image.
-        decoding: Where JPEGs are decoded.
 
-    Item `i` is the batch `i`: the pixels of its readable images, and the errors of the others by their rows. With
-    decoding on a device it has an :class:`~vicinal.data.batches.encoded_images.EncodedImages` in the place of pixels.
+    Item `i` is the batch `i`: the pixels of its readable images, and the errors of the others by their rows.
 
     Example:
         >>> import pandas as pd, tempfile
@@ -64,23 +59,20 @@ class PixelBatches(Dataset[Any]):
         (torch.Size([1, 3, 8, 8]), [1])
     """
 
-    def __init__(self, dataset: ImageDataset, batches: Sequence[Iterable[int]], decoding: Decoding = "workers") -> None:
-        self.dataset, self.batches, self.decoding = dataset, batches, decoding
-        steps = without_normalization(dataset.transform.test())
-        self._transform: Callable[..., Any] = steps if decoding == "workers" else ImageEncoder(cast(FastCrop, steps[0]))
+    def __init__(self, dataset: ImageDataset, batches: Sequence[Iterable[int]]) -> None:
+        self.dataset, self.batches = dataset, batches
+        self._transform = without_normalization(dataset.transform.test())
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __getitem__(self, index: int) -> tuple[Tensor | EncodedImages, dict[int, str]]:
+    def __getitem__(self, index: int) -> Pixels:
         images, errors = {}, {}
         for row in self.batches[index]:
             try:
                 images[row] = self.dataset.load(row, self._transform)
             except InputError as error:
                 errors[row] = str(error).removeprefix(f"row {row}: ")
-        if self.decoding == "device":
-            return EncodedImages.of([*images.values()], [*images]), errors
         return torch.stack([*images.values()]) if images else torch.empty(0, 0, 0, 0, dtype=torch.uint8), errors
 
 
@@ -100,23 +92,15 @@ def load_pixels(
 
     Args:
         batches: The batches.
-        device: Where they are needed: for a GPU they are in page-locked memory, or on it if it decodes JPEGs.
+        device: Where they are needed: for a GPU they are in page-locked memory.
         num_workers: Processes that read files; 0: this one does.
         worker_init_fn: Called in each process.
     """
-    pin_memory = torch.device(device).type == "cuda" and batches.decoding == "workers"
+    pin_memory = torch.device(device).type == "cuda"
     loader: DataLoader[Any] = DataLoader(
         batches, batch_size=None, num_workers=num_workers, pin_memory=pin_memory, worker_init_fn=worker_init_fn
     )
-    if batches.decoding == "workers":
-        yield from loader
-        return
-    from vicinal.data.batches.device_decoding import DeviceDecoder
-
-    decode = DeviceDecoder(batches.dataset, device)
-    for encoded, errors in loader:
-        pixels, more = decode(encoded)
-        yield pixels, dict(sorted({**errors, **more}.items()))
+    yield from loader
 
 
 def all_readable(batch: tuple[Values, dict[int, str]]) -> Values:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vicinal.data.batches.encoded_images import EncodedImages, ImageEncoder
 from vicinal.data.batches.image_dataset import Batch, ImageDataset, seeded
 from vicinal.data.images.augmentation import create_sampler
-from vicinal.data.images.fast_resize import FastCrop
 from vicinal.data.images.image_ops import build_crop_transform, without_normalization
-from vicinal.data.settings import Decoding
 
 PART_SIZE = 128
 """Images that a process loads at a time. All processes load a larger batch together, and what they read ahead does not
@@ -38,13 +35,12 @@ class LoadedImages(NamedTuple):
     """Images that a process has loaded.
 
     Attributes:
-        pixels: uint8 `[n, channels, height, width]`; the embedder normalizes them. Images that are still to be decoded
-            on the device are an `EncodedImages`.
+        pixels: uint8 `[n, channels, height, width]`; the embedder normalizes them.
         augmentation: float32 `[n, parameters]`, the random changes that are still to be made on the device, by
             ``vicinal.data.images.augmentation.augment``; None: there are none.
     """
 
-    pixels: Any
+    pixels: Tensor
     augmentation: Tensor | None
 
 
@@ -55,30 +51,20 @@ class TrainImages(Dataset[LoadedImages]):
         dataset: The images.
         augmentation: "workers": all random changes are made here; "device": flip and color jitter, if the transform
             has them, are only drawn here.
-        decoding: "workers": JPEGs are decoded here; "device": they are only read, and all random changes are only drawn
-            here.
     """
 
-    def __init__(
-        self,
-        dataset: ImageDataset,
-        augmentation: Literal["workers", "device"] = "workers",
-        decoding: Decoding = "workers",
-    ) -> None:
-        self.dataset, self.decoding = dataset, decoding
-        self.sampler = create_sampler(dataset.transform) if "device" in (augmentation, decoding) else None
-        on_device = self.sampler is not None or decoding == "device"
-        transform = dataset.transform
-        steps = build_crop_transform(transform) if on_device else without_normalization(transform.train())
-        self.transform: Callable[..., Any] = steps if decoding == "workers" else ImageEncoder(cast(FastCrop, steps[0]))
+    def __init__(self, dataset: ImageDataset, augmentation: Literal["workers", "device"] = "workers") -> None:
+        self.dataset = dataset
+        self.sampler = create_sampler(dataset.transform) if augmentation == "device" else None
+        crops_only, transform = self.sampler is not None, dataset.transform
+        self.transform = build_crop_transform(transform) if crops_only else without_normalization(transform.train())
 
     def __getitem__(self, part: Part) -> LoadedImages:
         with seeded(*part.seed):
             images, drawn = zip(*map(self._load, part.rows), strict=True)
-        pixels = torch.stack(images) if self.decoding == "workers" else EncodedImages.of(images, part.rows)
-        return LoadedImages(pixels, None if self.sampler is None else torch.stack(drawn))
+        return LoadedImages(torch.stack(images), None if self.sampler is None else torch.stack(drawn))
 
-    def _load(self, row: int) -> tuple[Any, Tensor | None]:
+    def _load(self, row: int) -> tuple[Tensor, Tensor | None]:
         return self.dataset.load(row, self.transform), None if self.sampler is None else self.sampler.draw()
 
 

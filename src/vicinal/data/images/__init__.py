@@ -1,1 +1,1 @@
-"""Images: decoding files on a CPU or a GPU, and the transforms to the input of a network."""
+"""Images: decoding files, and the transforms to the input of a network."""

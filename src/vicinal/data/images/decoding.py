@@ -16,7 +16,6 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from vicinal.data.boxes import Box, crop_to_box
 from vicinal.data.images.heif import HEIF_NEEDS, register_heif
-from vicinal.data.images.nvjpeg import is_complete, is_supported
 from vicinal.data.images.turbo_jpeg import decode_pixels
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.files import check_regular_file
@@ -113,37 +112,24 @@ class EncodedJpeg:
 
     Attributes:
         size: Width and height in pixels, upright; of the part, if it is one.
-        stored_size: Width and height in pixels as the file has them.
-        orientation: How the file is to be turned upright: 1, not at all, to 8, as EXIF has it.
     """
 
     def __init__(
         self, image: ImageFile.ImageFile, path: str | Path, channels: int, box: tuple[int, int, int, int] | None = None
     ) -> None:
-        self._image, self._path, self._channels, self.box = image, path, channels, box
-        self.orientation = _orientation(image)
-
-    @property
-    def stored_size(self) -> tuple[int, int]:
-        return self._image.size
+        self._image, self._path, self._channels, self._box = image, path, channels, box
+        self._orientation = _orientation(image)
 
     @property
     def size(self) -> tuple[int, int]:
-        if self.box is not None:
-            return self.box[2] - self.box[0], self.box[3] - self.box[1]
+        if self._box is not None:
+            return self._box[2] - self._box[0], self._box[3] - self._box[1]
         width, height = self._image.size
-        return (height, width) if self.orientation in SIDEWAYS else (width, height)
+        return (height, width) if self._orientation in SIDEWAYS else (width, height)
 
     def crop(self, box: tuple[int, int, int, int]) -> EncodedJpeg:
         """A part of the image, which is decoded in full size."""
         return EncodedJpeg(self._image, self._path, self._channels, box)
-
-    def file_for_device(self) -> bytes | None:
-        """The content of the file, if ``vicinal.data.images.nvjpeg`` can decode it; else None."""
-        if not is_supported(self._image):
-            return None
-        content = Path(self._path).read_bytes()
-        return content if is_complete(content) else None
 
     def decode(self, max_reduction: float = 1.0) -> Image.Image:
         """Decode the file.
@@ -164,12 +150,12 @@ class EncodedJpeg:
         if reduction > 1:
             image.draft(image.mode, (max(1, image.width // reduction), max(1, image.height // reduction)))
         upright = _decode(image, self._path, self._channels)
-        return upright if self.box is None else upright.crop(self.box)
+        return upright if self._box is None else upright.crop(self._box)
 
     def pixels(self, max_reduction: float = 1.0) -> Bytes:
         """Decode the file as :meth:`decode` does: the pixels of the image, uint8 `[height, width, channels]`."""
         image = self._image
-        if self.orientation == 1 and self.box is None:
+        if self._orientation == 1 and self._box is None:
             reduction = self._reduction(max_reduction)
             pixels = decode_pixels(self._path, image.size, image.mode, self._channels, reduction)
             if pixels is not None:
@@ -178,10 +164,10 @@ class EncodedJpeg:
         return pixels.reshape(*pixels.shape[:2], self._channels)
 
     def _reduction(self, max_reduction: float) -> int:
-        if self.box is not None:
+        if self._box is not None:
             return 1
         width, height = self._image.size
-        is_turned = self.orientation != 1
+        is_turned = self._orientation != 1
         fits = (each for each in REDUCTIONS if not (is_turned and (width % each or height % each)))
         return next((each for each in fits if each <= max_reduction), 1)
 

@@ -46,8 +46,8 @@ class FastCrop(nn.Module):
         """The crop of an image of this size, by torch's generator if it is random; None: it is left to `thin`."""
         raise NotImplementedError
 
-    def cut(self, image: Source, crop: Crop | None) -> torch.Tensor:
-        """The result for an image and its crop."""
+    def forward(self, image: Source) -> torch.Tensor:
+        crop = self.plan(*image.size)
         if crop is None and self.thin is not None:
             pixels: torch.Tensor = self.thin(image)
             return pixels
@@ -55,9 +55,6 @@ class FastCrop(nn.Module):
         left, top = crop.corner
         resized = resized_crop(image, crop.box, crop.size, self.interpolation)
         return resized[:, top : top + self.size, left : left + self.size]
-
-    def forward(self, image: Source) -> torch.Tensor:
-        return self.cut(image, self.plan(*image.size))
 
 
 class FastRandomResizedCrop(FastCrop):

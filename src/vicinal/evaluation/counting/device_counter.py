@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,9 +10,6 @@ from vicinal.evaluation.counting.positives import Positives, ranking_keys
 from vicinal.evaluation.relevance import Relevance
 from vicinal.utils.arrays import Booleans, ShortIntegers
 from vicinal.utils.kernels import has_kernels
-
-if TYPE_CHECKING:
-    from vicinal.evaluation.counting.half_precision import HalfScores
 
 MAX_SCORES = 2**22  # compared at a time; each takes some 60 bytes of device memory
 MAX_KERNEL_POSITIVES = 256  # of a query, up to which comparing all is faster than a binary search
@@ -28,7 +23,6 @@ class DeviceCounter:
         relevance: the relevance they come from.
         start: the first of the queries.
         device: the device of the scores.
-        half: the vectors whose products in half precision the tiles are; None if the tiles are scores.
 
     Example:
         >>> relevance = Relevance(np.array([1]), np.array([0, 1, 0, 0]))
@@ -39,16 +33,8 @@ class DeviceCounter:
         (array([2, 1], dtype=int32), array([ True]))
     """
 
-    def __init__(
-        self,
-        positives: Positives,
-        relevance: Relevance,
-        start: int,
-        device: torch.device,
-        half: HalfScores | None = None,
-    ) -> None:
+    def __init__(self, positives: Positives, relevance: Relevance, start: int, device: torch.device) -> None:
         queries = len(positives.counts)
-        self._half = None if half is None else half.part(start, start + queries)
         self._keys = torch.from_numpy(ranking_keys(positives.scores, positives.rows.astype(np.int64))).to(device)
         self._first = torch.from_numpy(positives.first[:-1]).to(device)
         self._counts = torch.from_numpy(positives.counts).to(device)
@@ -75,7 +61,7 @@ class DeviceCounter:
 
     def count(self, scores: Tensor, start: int, first_row: int) -> None:
         """Count in a tile: rows are queries from `start` on, columns are gallery rows from `first_row` on."""
-        if self._half is not None or (self._max_count <= MAX_KERNEL_POSITIVES and has_kernels(scores)):
+        if self._max_count <= MAX_KERNEL_POSITIVES and has_kernels(scores):
             self._count_by_kernel(scores, start, first_row)
             return
         rows = max(1, MAX_SCORES // scores.shape[1])
@@ -87,14 +73,11 @@ class DeviceCounter:
         self.count(scores.T, start, first_row)
 
     def _count_by_kernel(self, scores: Tensor, start: int, first_row: int) -> None:
-        from vicinal.evaluation.counting import device_kernel, half_precision_kernels  # imports Triton
+        from vicinal.evaluation.counting import device_kernel  # imports Triton
 
         labels, is_tied = (self._query_labels, self._gallery_labels), self._is_tied.view(torch.uint8)
         slots = device_kernel.Slots(self._keys, self._first, self._counts, *labels, self._num_before, is_tied)
-        if self._half is None:
-            device_kernel.count(scores, slots, start, first_row, self._max_count)
-        else:
-            half_precision_kernels.count(scores, self._half, slots, start, first_row, self._max_count)
+        device_kernel.count(scores, slots, start, first_row, self._max_count)
 
     def _count(self, scores: Tensor, start: int, first_row: int) -> None:
         queries = torch.arange(start, start + len(scores), device=scores.device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,8 +23,6 @@ GPU_SCORES = 2**22  # of several labels in one product on a GPU, or pairs of one
 
 IncrementScores = Callable[[Integers, Integers, Floats], Floats]
 """Adds increments to the scores of pairs: takes queries, gallery rows and scores, each [pairs]."""
-PairScorer = Callable[["LabelPairs", Tensor], None]
-"""Writes the scores of pairs, float32 [pairs] on the device of the vectors."""
 
 
 class Positives(NamedTuple):
@@ -51,7 +48,6 @@ def ranked_positives(
     start: int,
     stop: int,
     increment_scores: IncrementScores | None = None,
-    score_pairs: PairScorer | None = None,
 ) -> Positives:
     """Score the positives of queries `start` to `stop`, label by label, bit for bit as in the product of all vectors.
 
@@ -62,7 +58,6 @@ def ranked_positives(
         start: the first query.
         stop: the end of the queries, exclusive.
         increment_scores: adds the increments of a re-ranking to scores.
-        score_pairs: what computes the scores instead of the product.
 
     Example:
         >>> vectors = UnitVectors(np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), "embedding")
@@ -81,8 +76,7 @@ def ranked_positives(
     # Memory of PyTorch has ordinary pages. NumPy asks for huge ones, whose first touch costs several times as much in a
     # virtual machine that hands back what is free.
     scores, rows = (torch.empty(int(first[-1]), dtype=dtype).numpy() for dtype in (torch.float32, torch.int32))
-    score_pairs = score_pairs or partial(_score, queries, gallery)
-    for pairs, pair_scores in _scored_pairs(score_pairs, queries.device, relevance, start, stop):
+    for pairs, pair_scores in _scored_pairs(queries, gallery, relevance, start, stop):
         if increment_scores is not None:
             pair_scores = increment_scores(*_queries_and_rows(pairs), pair_scores)
         keys, some = np.empty(len(pair_scores), dtype=np.int64), pairs.queries - start
@@ -120,20 +114,20 @@ def increment_function(reranked: RerankedScores, increments: ScoreIncrements, st
 
 
 def _scored_pairs(
-    score_pairs: PairScorer, device: torch.device, relevance: Relevance, start: int, stop: int
+    queries: UnitVectors, gallery: UnitVectors, relevance: Relevance, start: int, stop: int
 ) -> Iterator[tuple[LabelPairs, Floats]]:
     """All queries whose label is in the gallery, a few at a time, with the scores of their pairs, float32 [pairs]."""
-    if device.type == "cpu":
+    if queries.device.type == "cpu":
         for pairs in _pairs(relevance, start, stop, MAX_PAIRS, max_scores=0):
             scores = torch.empty(int(pairs.starts[-1]))
-            score_pairs(pairs, scores)
+            _score(queries, gallery, pairs, scores)
             yield pairs, scores.numpy()
         return
     groups = list(_pairs(relevance, start, stop, GPU_SCORES, GPU_SCORES))
     sizes = [int(pairs.starts[-1]) for pairs in groups]
-    scores = torch.empty(sum(sizes), device=device)
+    scores = torch.empty(sum(sizes), device=queries.device)
     for pairs, own in zip(groups, torch.split(scores, sizes), strict=True):
-        score_pairs(pairs, own)
+        _score(queries, gallery, pairs, own)
     on_host = torch.split(scores.cpu(), sizes)  # the host waits once
     yield from ((pairs, own.numpy()) for pairs, own in zip(groups, on_host, strict=True))
 

@@ -55,8 +55,7 @@ class _DenseLoss(torch.autograd.Function):
         ctx: Any, similarity: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant
     ) -> Tensor:
         near, close = (
-            DenseMatrix(neighbors.to(similarity.dtype), is_binary=True)
-            for neighbors in are_neighbors(similarity, k, variant.epsilon)
+            DenseMatrix(neighbors.to(similarity.dtype)) for neighbors in are_neighbors(similarity, k, variant.epsilon)
         )
         contextual = ContextualSimilarity(Neighborhoods(near, close), variant)
         error = DenseMatrix(error_of(contextual.w().values, positive, known))

@@ -51,8 +51,7 @@ class ContextualLoss(Loss):
     The computation is exact at any size. Where neighborhoods and classes are small, as neighborhoods are after the
     first epochs, time grows only with the search for neighbors, and memory with the batch. Otherwise it multiplies
     dense matrices: on a CPU tile by tile, in little more memory than one of them, on a GPU, and for ablations, about a
-    dozen of them as a whole. From n = 1536 on, GPUs such as the A100 and the H100 multiply them by their tensor cores,
-    in bfloat16 parts that add up to each number exactly.
+    dozen of them as a whole.
 
     A batch should have k samples per class. With references, which must contain the embeddings (offset), it is the loss
     of all references as one batch, and k must be given. In distributed training each process searches the neighbors of

@@ -12,8 +12,6 @@ from scipy import sparse
 from torch import Tensor
 from typing_extensions import Self
 
-from vicinal.losses.contextual.products import Parts, product, split, transpose
-
 MAX_TERMS = 2**20
 """Number of terms of a product of sparse matrices that are computed at a time: about 10 MB."""
 
@@ -69,8 +67,6 @@ class DenseMatrix:
 
     Args:
         values: float [n, n].
-        is_binary: whether all entries are 0 or 1.
-        transposed: the transpose, if this is made of it.
 
     Example:
         >>> matrix = DenseMatrix(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
@@ -80,18 +76,8 @@ class DenseMatrix:
 
     is_sparse: ClassVar[bool] = False
 
-    def __init__(self, values: Tensor, is_binary: bool = False, transposed: Self | None = None) -> None:
-        self.values, self.is_binary, self.transposed = values, is_binary, transposed
-        self._parts: Parts | None = None
-
-    @property
-    def parts(self) -> Parts:
-        """What is multiplied in products; computed once."""
-        if self.transposed is not None:
-            return transpose(self.transposed.parts)
-        if self._parts is None:
-            self._parts = split(self.values, self.is_binary)
-        return self._parts
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
 
     def __add__(self, other: Self) -> Self:
         return self._with(self.values + other.values)
@@ -100,14 +86,14 @@ class DenseMatrix:
         return self._with(self.values - other.values)
 
     def __mul__(self, other: Self) -> Self:
-        return self._with(self.values * other.values, self.is_binary and other.is_binary)
+        return self._with(self.values * other.values)
 
     def __matmul__(self, other: Self) -> Self:
         return self._with(self._times(other))
 
     @property
     def T(self) -> Self:  # noqa: N802
-        return type(self)(self.values.T, self.is_binary, self)
+        return self._with(self.values.T)
 
     def half(self) -> Self:
         return self._with(self.values / 2)
@@ -149,10 +135,10 @@ class DenseMatrix:
 
     def _times(self, other: Self, total: Tensor | None = None) -> Tensor:
         """The values of a product, added in place to those of `total` if that is given."""
-        return product(self.parts, other.parts, total)
+        return self.values @ other.values if total is None else total.addmm_(self.values, other.values)
 
-    def _with(self, values: Tensor, is_binary: bool = False) -> Self:
-        return type(self)(values, is_binary)
+    def _with(self, values: Tensor) -> Self:
+        return type(self)(values)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from typing_extensions import Self
 from vicinal.losses.contextual.dense import error_of, gradient_of
 from vicinal.losses.contextual.matrices import DenseMatrix
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
-from vicinal.losses.contextual.products import product, split, transpose
 from vicinal.losses.contextual.variants import Variant, are_neighbors
 from vicinal.losses.contextual.with_gradient import with_gradient
 from vicinal.utils import distributed
@@ -66,13 +65,11 @@ class RowBlocks(DenseMatrix):
     def _times(self, other: RowBlocks, total: Tensor | None = None) -> Tensor:
         """The rows of this process of a product, [rows, n]."""
         source, total = other.transposed or other, torch.zeros_like(self.values) if total is None else total
-        left = split(self.values, self.is_binary)
         for span, rows in _all_rows(source):
-            right = split(rows, source.is_binary)
             if other.transposed is None:
-                product([part[:, span] for part in left], right, total)
+                total.addmm_(self.values[:, span], rows)
             else:
-                product(left, transpose(right), total[:, span])
+                total[:, span].addmm_(self.values, rows.T)
         return total
 
 

@@ -10,7 +10,6 @@ from vicinal.utils.errors import InputError, one_line
 FLAGS = (
     "model",
     "pooling",
-    "decoding",
     "scales",
     "max_size",
     "whitening",

@@ -26,7 +26,6 @@ from vicinal.data.batches.image_dataset import UnreadableImageError
 from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.embeddings.npy_files import open_npy
 from vicinal.data.images.transforms import ImageTransform
-from vicinal.data.settings import Decoding
 from vicinal.models import Embedder
 from vicinal.models.precision import Precision, UsedPrecision, used_precision
 from vicinal.models.saving import hash_tensors
@@ -126,7 +125,6 @@ def cached_features(
     batch_size: int = 64,
     num_workers: int = 0,
     on_error: OnError = "raise",
-    decoding: Decoding = "workers",
 ) -> CachedFeatures:
     """The pooled features of a table's images, from the cache or, once, from the images.
 
@@ -142,7 +140,6 @@ def cached_features(
         batch_size: images per forward pass.
         num_workers: processes that read images.
         on_error: raise an error at an image that cannot be read, or skip it.
-        decoding: where JPEGs are decoded, as in :meth:`Embedder.embed`.
 
     Raises:
         InputError: an image cannot be read, features are not finite, the disk has no room for them, or the folder
@@ -150,7 +147,7 @@ def cached_features(
     """
     distinct = _distinct(table)
     used = used_precision(precision, next(embedder.backbone.parameters()).device)
-    model = feature_fingerprint(embedder, used, decoding)
+    model = feature_fingerprint(embedder, used)
     key = FeatureKey(model, _images_digest(distinct), len(distinct), int(embedder.num_features), dtype)
     cache, images = Path(folder) / key.name, ImageDataset(distinct, embedder.transform)
     with _write_errors(cache):
@@ -159,16 +156,15 @@ def cached_features(
             with hold_lock(cache / LOCK, LOCK_SECONDS, f"compute the features in {cache}"):
                 if not (cache / FEATURES).exists():
                     log(f"computing the features of {len(distinct):,} images once, into {cache}")
-                    _write(cache, key, FeaturePass(embedder, images, used, batch_size, num_workers, on_error, decoding))
+                    _write(cache, key, FeaturePass(embedder, images, used, batch_size, num_workers, on_error))
     return _open(cache, key, images, on_error)
 
 
-def feature_fingerprint(embedder: Embedder, precision: UsedPrecision, decoding: Decoding = "workers") -> str:
+def feature_fingerprint(embedder: Embedder, precision: UsedPrecision) -> str:
     """A short hash of all that the pooled features of an image depend on, but the image."""
     config = {name: embedder.config[name] for name in ("backbone", "backbone_args", "pooling", "p")}
     transform = {name: value for name, value in embedder.transform.to_dict().items() if name not in TRAINING_ONLY}
-    other = {"decoding": decoding} if decoding != "workers" else {}  # as before there was a choice
-    digest = hashlib.sha256(_digest({**config, "transform": transform, "precision": precision, **other}).encode())
+    digest = hashlib.sha256(_digest({**config, "transform": transform, "precision": precision}).encode())
     for part in (embedder.backbone, embedder.pooling):
         hash_tensors(digest, part.state_dict())
     return digest.hexdigest()[:NUM_DIGITS]

@@ -14,7 +14,6 @@ from torch import Tensor
 from vicinal.data import ImageDataset
 from vicinal.data.batches.map_pixels import map_pixels
 from vicinal.data.batches.pixel_batches import PixelBatches, all_readable, row_batches
-from vicinal.data.settings import Decoding
 from vicinal.models import Embedder
 from vicinal.models.modes import eval_mode
 from vicinal.models.precision import Precision, autocast_to, used_precision
@@ -36,7 +35,6 @@ class FeaturePass:
         batch_size: images per forward pass.
         num_workers: processes that read images.
         on_error: raise an error at an image that cannot be read, or give it features that are NaN.
-        decoding: where JPEGs are decoded, as in :meth:`Embedder.embed`.
     """
 
     embedder: Embedder
@@ -45,7 +43,6 @@ class FeaturePass:
     batch_size: int = 64
     num_workers: int = 0
     on_error: OnError = "raise"
-    decoding: Decoding = "workers"
 
     def batches(self, start: int) -> Iterator[tuple[Values, npt.NDArray[np.bool_]]]:
         """The features of batches of images from row `start` on, float32 [b, d], and which could be read, bool [b]."""

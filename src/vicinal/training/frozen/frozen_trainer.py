@@ -81,7 +81,6 @@ class FrozenTrainer(Trainer):
                 batch_size=settings.micro_batch_size or IMAGES_PER_PASS,
                 num_workers=num_workers(settings.data),
                 on_error=settings.data.on_error,
-                decoding=settings.data.decoding,
             )
         self.backbone.cpu(), self.pooling.cpu()
         return features

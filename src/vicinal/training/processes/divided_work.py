@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
@@ -20,7 +19,6 @@ from vicinal.data.batches.pixel_batches import (
     skip_unreadable,
 )
 from vicinal.data.batches.train_batches import PART_SIZE
-from vicinal.data.settings import Decoding
 from vicinal.export.exported_embedder import ExportedEmbedder
 from vicinal.models import Embedder
 from vicinal.models.embedder import check_embeddings
@@ -28,7 +26,6 @@ from vicinal.models.precision import Precision, used_precision
 from vicinal.training.interrupt import start_worker
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats
-from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
 
 
@@ -55,7 +52,6 @@ def embed_rows(
     batch_size: int,
     num_workers: int,
     precision: Precision,
-    decoding: Decoding = "workers",
     errors: dict[int, InputError] | None = None,
 ) -> Floats:
     """Embed some consecutive images without a progress bar, float32 [rows, dim]; arguments as `Embedder.embed`.
@@ -81,23 +77,15 @@ def _workers(batches: PixelBatches, num_workers: int) -> int:
     return min(num_workers, len(batches)) if len(batches) > 1 else 0
 
 
-def find_unreadable(
-    images: ImageDataset, *, num_workers: int, device: torch.device, decoding: Decoding = "workers"
-) -> dict[int, InputError]:
+def find_unreadable(images: ImageDataset) -> dict[int, InputError]:
     """Find the images that cannot be read, before it is decided which of them are a batch.
 
-    All are decoded once, a part of them by each process, where training decodes them: on the CPU or on the device.
+    All are decoded once, a part of them by each process.
 
     Returns:
         Their errors by their rows, the same on all processes.
     """
-    rows, own = divided_rows(len(images), PART_SIZE)[distributed.rank()], dict[int, InputError]()
-    if decoding == "workers":
-        own = images.unreadable(rows)
-    else:
-        batches = PixelBatches(images, row_batches(images, rows, PART_SIZE), decoding)
-        loaded = track(_load(batches, device, num_workers), "reading images", len(batches))
-        deque(skip_unreadable(loaded, own), maxlen=0)
+    own = images.unreadable(divided_rows(len(images), PART_SIZE)[distributed.rank()])
     return {row: error for part in distributed.all_gather_objects(own) for row, error in part.items()}
 
 

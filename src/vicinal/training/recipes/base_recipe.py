@@ -46,7 +46,6 @@ MACHINE = (
     "data.num_workers",
     "data.cache",
     "data.augmentation",
-    "data.decoding",
     "feature_cache",
     "log_every",
     "checkpoint_minutes",
@@ -54,8 +53,7 @@ MACHINE = (
 """The settings of machine and log, which may be given anew where a run is resumed: the run goes on as it was trained.
 
 With other devices, numbers are rounded otherwise, and random augmentation is drawn for other processes. With another
-cache or decoding pixels differ a little, and crops and random numbers do not: a run must be able to go on without its
-GPU.
+cache pixels differ a little, and crops and random numbers do not.
 """
 
 AnyRecipe = TypeVar("AnyRecipe", bound="BaseRecipe")

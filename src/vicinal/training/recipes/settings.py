@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vicinal.data.images.nvjpeg import check_resized_by_torch
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.settings import DataSettings
 from vicinal.training.fine_tuning import FineTuning, check_backbone_settings
@@ -220,17 +219,10 @@ class TrainingSettings(BaseSettings):
         fits = size == 1 or self.transform.longest is None or self.features == "frozen"
         require(fits, "micro_batch_size", size, "1 with transform.longest, as whole images differ in size")
         require(is_coarse_column(self.coarse_column), "coarse_column", self.coarse_column, "coarse, coarse_2, ...")
-        self._check_decoding()
         self._check_hierarchy()
         self._check_strategy()
         check_frozen_settings(self)
         check_backbone_settings(self)
-
-    def _check_decoding(self) -> None:
-        if self.data.decoding == "device":
-            check_resized_by_torch(self.transform, "data.decoding")
-            expected = "0 with data.decoding = device, as Pillow rotates images"
-            require(self.transform.rotation == 0, "transform.rotation", self.transform.rotation, expected)
 
     def _check_hierarchy(self) -> None:
         number, samples = self.coarse_classes_per_batch, self.samples_per_class

@@ -10,9 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from vicinal.data.images.image_ops import Normalize
-from vicinal.data.images.nvjpeg import check_device_decoding
 from vicinal.data.images.transforms import ImageTransform
-from vicinal.data.settings import Decoding
 from vicinal.export.exported_embedder import ExportedEmbedder
 from vicinal.models.multi_scale import check_scales, embed_multi_scale
 from vicinal.utils.arrays import Floats
@@ -53,18 +51,11 @@ class BatchEmbedder:
     def __post_init__(self) -> None:
         if self.reader.scales is not None and not isinstance(self.model, ExportedEmbedder):
             check_scales(self.model, self.reader.scales, self.reader.max_size)
-        if self.decoding == "device":
-            check_device_decoding(self.transform, usable_device(self.reader.device))
 
     @cached_property
     def transform(self) -> ImageTransform:
         """The transform of the images."""
         return self.reader.transform_for(self.model)
-
-    @property
-    def decoding(self) -> Decoding:
-        """Where JPEGs are decoded."""
-        return self.reader.decoding_for(self.model)
 
     @property
     def batch_size(self) -> int:

@@ -92,7 +92,6 @@ def _embed_part(
         batch_size=options.batch_size,
         num_workers=options.num_workers,
         precision=options.precision,
-        decoding=options.decoding_for(model),
         errors=errors if options.on_error == "skip" else None,
     )
     return vectors, errors

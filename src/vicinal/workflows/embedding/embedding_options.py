@@ -40,8 +40,6 @@ class EmbeddingOptions:
         on_error: "raise" stops at an unreadable image, "skip" leaves it out and lists it. None takes, for a
             run, the setting of its training; for other images, skip in folders that are embedded, indexed or searched,
             else raise.
-        decoding: where JPEGs are decoded: "workers", by the processes that read them; "device", by a CUDA GPU
-            (nvJPEG), with slightly other pixels. None takes the setting of the model's training, else workers.
         scales: factors of the image size at which each image is embedded; the embeddings are averaged. None embeds each
             image once, at its own size.
         max_size: with scales, the whole image is embedded after its longer side was reduced to this number of pixels;
@@ -65,7 +63,6 @@ class EmbeddingOptions:
     device: str | None = None
     engine: Literal["auto", "torch", "openvino", "onnx"] = "auto"
     on_error: Literal["raise", "skip"] | None = None
-    decoding: Literal["workers", "device"] | None = None
     scales: tuple[float, ...] | None = None
     max_size: int | None = None
     whitening: str | None = None
@@ -74,7 +71,5 @@ class EmbeddingOptions:
     def __post_init__(self) -> None:
         check_positive_integer(self, batch_size=self.batch_size, **given(max_size=self.max_size, dim=self.dim))
         check_nonnegative(self, num_workers=self.num_workers)
-        if self.decoding == "device" and self.scales is not None:
-            raise InputError("decoding = device makes one size of each image; leave out --scales, or decode by workers")
         if self.max_size is not None and self.scales is None:
             raise InputError("max_size is about embedding at several scales; give --scales too, such as --scales 1")

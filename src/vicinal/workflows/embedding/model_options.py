@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from vicinal.data.images.nvjpeg import check_nvjpeg
-from vicinal.data.settings import DEVICE_STEP, Decoding
 from vicinal.export.engine import with_engine
 from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported
 from vicinal.models.precision import UsedPrecision, used_precision
@@ -29,8 +27,6 @@ class ModelOptions(EmbeddingOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.postprocessing  # an unreadable file is reported before anything is embedded
-        if self.decoding == "device":  # and so is a device that decodes nothing
-            check_nvjpeg(usable_device(self.device))
 
     @cached_property
     def fingerprint(self) -> str | None:
@@ -38,15 +34,15 @@ class ModelOptions(EmbeddingOptions):
         if self.model is None:
             return None
         model = self.loaded_model
-        return "+".join([model.fingerprint(), *self.image_steps(model), *self.postprocessing.names])
+        return "+".join([model.fingerprint(), *self.image_steps, *self.postprocessing.names])
 
     @cached_property
     def loaded_model(self) -> Embedder | ExportedEmbedder:
         """The model of the options."""
         if not is_exported(str(self.model)):
             return load_model(str(self.model), self.pooling, self.allow_import or ())
-        for option in ("pooling", "scales", "device", "decoding"):
-            if getattr(self, option) not in (None, "workers"):
+        for option in ("pooling", "scales", "device"):
+            if getattr(self, option) is not None:
                 raise InputError(f"{self.model} is an exported model, which has its own; leave out --{option}")
         if self.engine != "auto":
             raise InputError(f"{self.model} is an exported model, which has its own engine; leave out --engine")
@@ -85,29 +81,9 @@ class ModelOptions(EmbeddingOptions):
 
         return model.transform if self.max_size is None else whole_image_transform(model.transform, self.max_size)
 
-    def decoding_for(self, model: Embedder | ExportedEmbedder) -> Decoding:
-        """Where JPEGs are decoded for a model: as the options say, or else as in its training.
-
-        Raises:
-            InputError: as in its training, by a GPU, but images are embedded at several scales.
-        """
-        if self.decoding is not None:
-            return self.decoding
-        recipe = getattr(model, "recipe", None)  # of an exported model it is not known
-        data = recipe.get("data") if isinstance(recipe, dict) else None
-        if not isinstance(data, dict) or data.get("decoding") != "device":
-            return "workers"
-        if self.scales is not None:
-            raise InputError("the model was trained with data.decoding = device; give --decoding workers with --scales")
-        return "device"
-
-    def image_steps(self, model: Embedder | ExportedEmbedder) -> tuple[str, ...]:
-        """What is done otherwise with images than by the model alone: a GPU decodes them, or there are several scales.
-
-        Different ways have different names.
-        """
-        if self.decoding_for(model) == "device":
-            return (DEVICE_STEP,)
+    @property
+    def image_steps(self) -> tuple[str, ...]:
+        """What is done otherwise with images than by the model alone; different ways have different names."""
         if self.scales is None:
             return ()
         return (f"scales {' '.join(f'{scale:g}' for scale in self.scales)}, max_size {self.max_size}",)

@@ -24,7 +24,6 @@ from vicinal.workflows.ray.ray_attempts import Attempts
 from vicinal.workflows.ray.ray_cluster import LOCAL, check_address, ray_cluster
 from vicinal.workflows.ray.ray_stages import EmbedBlock, RowBatch, as_column, from_column, read_block
 from vicinal.workflows.sources.embedding_reader import EmbeddingReader
-from vicinal.workflows.sources.source_kind import source_kind
 
 SETTINGS = {"enable_progress_bars": False, "print_on_execution_start": False}  # of Ray Data
 
@@ -73,9 +72,6 @@ def embed_on_ray(
     reader = replace(reader, device=None if needs_gpus else reader.device)  # this process may have no GPU
     check_address(address)
     reader.check_model(source)  # before a cluster is started
-    has_images = source_kind(source) not in ("embeddings", "index")
-    if has_images and reader.batch_embedder(source).decoding == "device":
-        raise InputError("--ray: all CPUs of the cluster decode images; give --decoding workers")
     with ray_cluster(address) as ray, shard_job(reader, source, folder, shard, num_shards, split, part_size) as job:
         try:
             with closing(_RayData(ray, job, needs_gpus).embed()) as embedded:

@@ -205,7 +205,7 @@ class EmbeddingReader(ModelOptions):
                 vectors,
                 images.table,
                 model,
-                self.image_steps(model),
+                self.image_steps,
                 backbone=model.config["backbone"],
                 num_left_out=len(images.skipped) + sum(table.other_files.values()),
                 engine=engine_name(engine),
@@ -229,8 +229,6 @@ class EmbeddingReader(ModelOptions):
         embed: Callable[..., Floats] = model.embed
         if self.scales is not None and not isinstance(model, ExportedEmbedder):
             embed = partial(embed_multi_scale, model, scales=self.scales, max_size=self.max_size)
-        elif self.decoding_for(model) == "device":
-            embed = partial(embed, decoding="device")
         self.postprocessing.check_model(model)
         if self.precision != self.used_precision != "32":
             log(f"precision = {self.used_precision}: embedding in bfloat16 on this GPU; --precision 32 takes float32")
@@ -252,7 +250,7 @@ class EmbeddingReader(ModelOptions):
 
     def _refuse_image_options(self, source: str) -> None:
         """Refuse options about images where the source holds embeddings already."""
-        for option in ("model", "pooling", "decoding", "scales"):
+        for option in ("model", "pooling", "scales"):
             if getattr(self, option) is not None:
                 raise InputError(f"{source} holds embeddings already; leave out --{option}, or name the images")
 
