@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from vicinal.analysis.confident_learning import class_probabilities, confident_label_errors
     from vicinal.analysis.confusion import confusion_matrix, confusions
     from vicinal.analysis.duplicates import duplicate_groups, exact_duplicates, near_duplicates
-    from vicinal.analysis.fiftyone_tags import fiftyone_frame
     from vicinal.analysis.findings import Findings, find_problems
     from vicinal.analysis.hubs import Hubness, hubness
     from vicinal.analysis.local_outliers import outliers
@@ -50,7 +49,6 @@ __all__ = [
     "duplicate_groups",
     "embedding_map",
     "exact_duplicates",
-    "fiftyone_frame",
     "find_problems",
     "hubness",
     "image_facts",
