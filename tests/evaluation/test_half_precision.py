@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +18,6 @@ from vicinal.evaluation.ranks import Ranks
 from vicinal.evaluation.relevance import Relevance
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils import kernels, tensor_cores
-from vicinal.utils.errors import InputError
 
 half_precision_kernels = pytest.importorskip(
     "vicinal.evaluation.counting.half_precision_kernels", reason="needs Triton, which some builds of torch lack"
@@ -141,18 +139,6 @@ def test_tensors_whose_columns_lie_in_memory_one_after_the_other() -> None:
     relevance = Relevance(labels, labels, np.arange(10))
     assert vectors.kept().block(0, 10).stride() == (1, 10)
     assert summed_up(list(positive_ranks(vectors, vectors, relevance))) == sorted_ranks(vectors, vectors, relevance)
-
-
-def test_counts_of_a_checkpoint_are_of_one_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    vectors = UnitVectors(clusters(10, 3)[0], "embedding")
-    labels = np.arange(10) % 3
-    relevance = Relevance(labels, labels, np.arange(10))
-    expected, found = (summed_up([each[0] for each in level_ranks(vectors, vectors, [relevance], checkpoint=tmp_path)])
-                       for _ in range(2))  # fmt: skip
-    assert found == expected == sorted_ranks(vectors, vectors, relevance)
-    monkeypatch.setattr(ranking, "half_precision_helps", lambda *_: False)
-    with pytest.raises(InputError, match="another evaluation"):
-        list(level_ranks(vectors, vectors, [relevance], checkpoint=tmp_path))
 
 
 def test_coarse_labels_and_parts_of_the_queries(monkeypatch: pytest.MonkeyPatch) -> None:
