@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vicinal.analysis.local_outliers import outliers
     from vicinal.analysis.mislabeled import label_errors
     from vicinal.analysis.neighbors import QueryNeighbors, query_neighbors
-    from vicinal.analysis.pixel_facts import ImageFacts, image_facts, modified_z_scores
+    from vicinal.analysis.pixel_facts import ImageFacts, image_facts
     from vicinal.analysis.pixel_similarity import pixel_similarities
     from vicinal.analysis.projection import embedding_map
     from vicinal.analysis.refiner import metrics_by_depth
@@ -54,7 +54,6 @@ __all__ = [
     "image_facts",
     "label_errors",
     "metrics_by_depth",
-    "modified_z_scores",
     "near_duplicates",
     "outliers",
     "pair_similarities",
