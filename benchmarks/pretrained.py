@@ -31,9 +31,9 @@ import numpy as np
 import pandas as pd
 from safetensors.torch import save_file
 
+from benchmarks.glyphs import glyphs
 from benchmarks.table import percent_with_interval, print_machine
 from vicinal import Embedder, Table, evaluate, load_table
-from vicinal.data.benchmarks import glyphs
 from vicinal.evaluation import Evaluation, Resampling, compare_models
 from vicinal.training import Recipe
 from vicinal.utils.run_folder import RunFolder

@@ -28,12 +28,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import torch
 
+from benchmarks.glyphs import glyphs
 from benchmarks.omniglot import RECIPE
 from benchmarks.omniglot_refiner import BASES
 from benchmarks.table import mean_and_deviation, print_machine
 from vicinal import ContextRefiner, Embedder, Table, load_table
 from vicinal.data import load_embeddings, save_embeddings
-from vicinal.data.benchmarks.glyphs import glyphs
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.training import Recipe, RefinerRecipe, resume
 from vicinal.training.refiners.refiner_validation import RefinerValidation

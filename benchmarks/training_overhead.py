@@ -22,9 +22,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
+from benchmarks.glyphs import glyphs
 from benchmarks.table import print_machine, print_table, take_turns
 from vicinal.data import ClassBalancedBatchSampler, Table
-from vicinal.data.benchmarks import glyphs
 from vicinal.losses import MultiSimilarityLoss
 from vicinal.models import Embedder
 from vicinal.training import Recipe, Trainer
@@ -34,7 +34,7 @@ SIZE, BATCH, PER_CLASS, DIM = 64, 64, 4, 128
 RECIPE = f"""
 model: {{backbone: resnet10t, dim: {DIM}, pretrained: false}}
 transform: {{size: {SIZE}, resize: {SIZE}, scale: [0.6, 1.0]}}
-data: {{source: glyphs, cache: true}}
+data: {{source: digits, cache: true}}
 batch_size: {BATCH}
 samples_per_class: {PER_CLASS}
 optimizer: {{name: adamw, lr: 0.0001}}

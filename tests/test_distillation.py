@@ -35,7 +35,7 @@ from vicinal.losses import (
     RecallAtKLoss,
 )
 from vicinal.memory import CrossBatchMemory
-from vicinal.mixing import Metrix, SiMix
+from vicinal.mixing import SiMix
 from vicinal.models import Embedder
 from vicinal.similarity.pair_source import PairSource
 from vicinal.training import Recipe, Trainer, resume
@@ -199,7 +199,6 @@ def test_every_head_has_centers_of_its_own(kind: type[CenterBasedLoss]) -> None:
 @pytest.mark.parametrize(
     "inner",
     [
-        lambda: Metrix(MultiSimilarityLoss()),
         lambda: SiMix(RecallAtKLoss()),
         lambda: CrossBatchMemory(ContrastiveLoss(), 20),
     ],

@@ -37,7 +37,7 @@ from vicinal.losses import (
 from vicinal.matryoshka import Matryoshka
 from vicinal.memory import CrossBatchMemory
 from vicinal.mining import DistanceWeightedMiner
-from vicinal.mixing import Metrix, SiMix
+from vicinal.mixing import SiMix
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.prefix_pair_source import PrefixPairSource
 from vicinal.training import Recipe
@@ -51,7 +51,6 @@ BY_LABEL = {
     "a sum": lambda: 0.5 * RoadmapLoss() + SimilarityRegularizer(),
     "contextual": lambda: ContextualLoss(k=2),
     "SiMix": lambda: SiMix(ContrastiveLoss()),
-    "Metrix": lambda: Metrix(ContrastiveLoss()),
     "learned": lambda: MarginLoss(miner=None),
 }
 
@@ -189,7 +188,7 @@ def test_a_memory_goes_around() -> None:
 
 def test_a_call_counts_once_and_centers_move_once() -> None:
     batch = BATCHES["unequal classes"]
-    for inner in (TripletLoss(miner=DistanceWeightedMiner()), SiMix(ContrastiveLoss()), Metrix(ContrastiveLoss())):
+    for inner in (TripletLoss(miner=DistanceWeightedMiner()), SiMix(ContrastiveLoss())):
         Matryoshka(inner, [2, 5])(*batch)
         assert inner.calls == 1
     moving, alone = (ClusterContrastLoss(4, 5).double() for _ in range(2))
@@ -250,7 +249,7 @@ def test_is_traced_whole() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "make"), [*MANY, *BY_LABEL.items()])
 def test_compiles_whole(name: str, make: Callable[[], Loss]) -> None:
-    if name not in ("contextual", "SiMix", "Metrix"):  # which do not themselves
+    if name not in ("contextual", "SiMix"):  # which do not themselves
         _assert_compiles_whole(Matryoshka(make(), [2, 5]), "inductor")
 
 

@@ -17,7 +17,7 @@ from vicinal import Recipe, RefinerRecipe, losses
 from vicinal.cli.main import VERBS
 from vicinal.losses import Loss
 from vicinal.memory import CrossBatchMemory
-from vicinal.mixing import Metrix, SiMix
+from vicinal.mixing import SiMix
 from vicinal.training.recipes.base_recipe import BaseRecipe
 from vicinal.training.recipes.recipe_schema import Schema, Setting
 from vicinal.utils.errors import InputError
@@ -148,6 +148,5 @@ def test_the_table_says_what_a_loss_needs_and_takes(name: str) -> None:
     taken = {f"`{each}`" for each in ("miner", "label_smoothing", "sample_rate", "sharded") if each in arguments}
     taken |= {"memory"} if accepts(CrossBatchMemory, kind()) else set()
     taken |= {"SiMix"} if accepts(SiMix, kind()) else set()
-    taken |= {"Metrix"} if accepts(Metrix, kind()) else set()
     assert set(filter(None, options.split(", "))) == taken
     assert ("number of classes" in needs) == issubclass(kind, losses.CenterBasedLoss)

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.findings.processes import fork_process
 from benchmarks.findings.question import Question, Settings
+from benchmarks.glyphs import glyphs
 from benchmarks.pretrained import Comparison
+from vicinal.data.benchmarks.cache import TABLE
 from vicinal.utils.files import write_bytes
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.tuning.processes import reason
@@ -128,7 +131,12 @@ class Runs:
         return {**self.question.settings, **self.question.methods[method].settings}
 
     def _words(self, settings: Settings) -> list[str]:
-        return [*self._fixed, *(override(key, value) for key, value in settings.items())]
+        return [*self._fixed, *(override(key, _source(value)) for key, value in settings.items())]
+
+
+def _source(value: Any) -> Any:
+    """The value of a setting; rendered characters are drawn once and named by their table."""
+    return str(Path(glyphs().paths[0]).parents[2] / TABLE) if value == "glyphs" else value
 
 
 def _file_name(*parts: str) -> str:

@@ -45,7 +45,7 @@ class Matryoshka(Loss):
     random choices too. The moving averages of `ClusterContrastLoss` follow the longest prefix.
 
     The longest prefix should be the whole embedding, because dimensions beyond it are not trained. A `CrossBatchMemory`
-    or `S2SD` goes around Matryoshka, `SiMix`, `Metrix` and `ForwardCorrection` go inside.
+    or `S2SD` goes around Matryoshka, `SiMix` and `ForwardCorrection` go inside.
 
     Reference: Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022, Eq. (1), with weights of 1.
 

@@ -15,27 +15,23 @@ from vicinal.cli.main import main
 from vicinal.data import Table, save_embeddings
 
 
-def test_a_folder_gives_a_page_a_table_and_tags(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
+def test_a_folder_gives_a_page_and_a_table(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
     folder = tmp_path / "photos"
     shutil.copytree(photos, folder)
     shutil.copy(folder / "class0" / "0.png", folder / "class1" / "copy.png")
     (folder / "class2" / "broken.png").write_bytes(b"no image")
-    files = {name: tmp_path / f"{name}.csv" for name in ("csv", "fiftyone")}
-    flags = [word for name, file in files.items() for word in (f"--{name}", file)]
-    page = tmp_path / "page.html"
-    text = output(capsys, "clean", folder, "--model", run, "--out", page, *flags, "--json")
+    page, file = tmp_path / "page.html", tmp_path / "findings.csv"
+    text = output(capsys, "clean", folder, "--model", run, "--out", page, "--csv", file, "--json")
     found = json.loads(text)
     assert found["images"] == 50
     assert found["findings"]["broken"] == found["findings"]["exact_duplicate"] == 1
     assert found["page"] == str(page)
-    lines = pd.read_csv(files["csv"], dtype=str, keep_default_na=False)
+    lines = pd.read_csv(file, dtype=str, keep_default_na=False)
     assert lines.query("finding == 'exact_duplicate'")["message"].tolist() == ["with different labels"] * 2
     lines.loc[lines["finding"] == "broken", "decision"] = "drop"
-    lines.to_csv(files["csv"], index=False)
-    output(capsys, "data", folder, "--apply", files["csv"], "--out", tmp_path / "new.csv", "--no_check")
+    lines.to_csv(file, index=False)
+    output(capsys, "data", folder, "--apply", file, "--out", tmp_path / "new.csv", "--no_check")
     assert len(Table.from_csv(tmp_path / "new.csv")) == 49
-    tags = pd.read_csv(files["fiftyone"]).set_index("filepath")["tags"]
-    assert "exact_duplicate" in tags[str(folder / "class1" / "copy.png")].split(",")
     assert len(list(folder.rglob("*.png"))) == 50
 
 
@@ -69,7 +65,7 @@ def test_it_says_where_a_model_does_not_tell_classes_apart(spread: float, tmp_pa
         (["{photos}", "--model", "none"], "none"),
         (["{photos}", "--csv", "f.txt", "--model", "{run}"], "--csv f.txt: name a file ending in .csv or .parquet"),
         (["{photos}", "--out", "a.jpg", "--model", "{run}"], "--out a.jpg: name a file ending in .html or .htm"),
-        (["{photos}", "--csv", "f.csv", "--fiftyone", "./f.csv"], "--fiftyone ./f.csv: is --csv too"),
+        (["{photos}", "--csv", "f.csv", "--labels", "./f.csv"], "--csv f.csv: is --labels too"),
         (["{photos}", "--num_neighbors", "0", "--model", "{run}"], "num_neighbors = 0 must be at least 1"),
         (["{photos}", "--min_similarity", "nan", "--model", "{run}"], "min_similarity = nan must be from -1 to 1"),
         (["{photos}", "--seed", "-1", "--model", "{run}"], "seed = -1 must be from 0"),

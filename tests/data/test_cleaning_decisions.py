@@ -39,15 +39,6 @@ def test_images_are_dropped_relabeled_and_kept(table: Table, tmp_path: Path) -> 
     assert new.frame.to_numpy().tolist() == [[PATHS[1], "kiwi"], [PATHS[2], "kiwi"], [PATHS[3], "kiwi"]]
 
 
-def test_tags_of_fiftyone_are_decisions(table: Table, tmp_path: Path) -> None:
-    file = written(
-        tmp_path, "filepath,tags", f'{PATHS[0]},"outlier,drop"', f"{PATHS[1]},outlier", f"{PATHS[3]},relabel:owl"
-    )
-    assert apply_decisions(table, file).frame["label"].tolist() == ["owl", "kiwi", "owl"]
-    with pytest.raises(InputError, match=r"line 2: has the tags drop and keep; leave one"):
-        apply_decisions(table, written(tmp_path, "filepath,tags", f'{PATHS[0]},"drop,keep"'))
-
-
 def test_tables_of_integers_and_without_paths(tmp_path: Path) -> None:
     numbers = Table(pd.DataFrame({"label": [7, 8, 8]}))
     new = apply_decisions(numbers, written(tmp_path, "row,decision,new_label", "0,relabel,8", "2,drop,"))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +12,7 @@ import pytest
 
 from tests.processes import Results, run_groups
 from vicinal import Table
-from vicinal.evaluation import evaluate, holding_checkpoint, ranking
+from vicinal.evaluation import evaluate, ranking
 from vicinal.evaluation.counting.division import Division
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
@@ -45,23 +42,6 @@ def scores(columns: dict[str, Any], divided: bool) -> dict[str, Any]:
     return {**found.per_query, "first": found.first_positive_ranks, "ties": found.num_ties, "mean": found.metrics}
 
 
-def with_checkpoints(rank: int) -> list[bool]:
-    """Whether all have counts until the main process is done, and a folder afterwards: a shared one, and one each."""
-    exists = []
-    with tempfile.TemporaryDirectory() as own, patch.dict(os.environ, LOCAL_RANK=str(rank)):
-        for folder in (Path(distributed.broadcast_object(own)) / "shared", Path(own) / "node"):
-            before = distributed.all_gather_objects(folder)
-            with holding_checkpoint(folder):
-                table = Table(pd.DataFrame(photos()[1]["groups"]))
-                evaluate(photos()[0], table, chunk_size=128, divided=True, checkpoint=folder)
-                if rank == 0:
-                    time.sleep(0.5)  # it prints
-                    exists.append(all(any(each.glob("counts-*")) for each in before))
-            distributed.barrier()
-            exists.append(folder.exists())
-    return exists
-
-
 def together(rank: int, world: int) -> dict[str, Any]:
     """What a process of a group does for the tests below."""
     result: dict[str, Any] = {name: scores(columns, divided=True) for name, columns in photos()[1].items()}
@@ -77,7 +57,6 @@ def together(rank: int, world: int) -> dict[str, Any]:
     blocks = (consumed.append(number) or np.full((2, 3), number) for number in range(4))
     result["mapped"] = np.array(temporary_map(blocks, (8, 3), "vectors"))
     result["consumed"] = len(consumed)
-    result["checkpoints"] = with_checkpoints(rank)
     result["objects"] = distributed.all_gather_objects(f"rank {rank}")
     return result
 
@@ -103,12 +82,6 @@ def test_one_process_of_a_machine_writes_what_all_map(results: Results) -> None:
         for found in results[world]:
             np.testing.assert_array_equal(found["mapped"], np.repeat(np.arange(4), 2)[:, None] * np.ones(3))
             assert found["objects"] == [f"rank {rank}" for rank in range(world)]
-
-
-def test_each_process_deletes_its_checkpoint_when_all_are_done(results: Results) -> None:
-    for world in WORLDS:
-        done = [True, False, True, False], *(world - 1) * [[False, False]]
-        assert [found["checkpoints"] for found in results[world]] == [*done]
 
 
 def test_the_tiles_are_divided_evenly() -> None:

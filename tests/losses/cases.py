@@ -16,7 +16,6 @@ from tests.losses import references
 from tests.losses.batches import Batch
 from tests.losses.gradients import value_and_gradients
 from tests.losses.miner_references import MinerReference
-from tests.losses.mixed_references import metrix
 from vicinal.losses import (
     BinLiftedLoss,
     BinomialDevianceLoss,
@@ -49,7 +48,6 @@ from vicinal.mining import (
     SemiHardMiner,
     SequentialMiner,
 )
-from vicinal.mixing import Metrix
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Case:
     def is_random(self) -> bool:
         """Whether the loss draws pairs, from each anchor's place in the batch."""
         loss = self.loss()
-        return isinstance(loss, Metrix) or (loss.miner is not None and loss.miner.is_random)
+        return loss.miner is not None and loss.miner.is_random
 
     def suited(self, batch: Batch) -> Batch:
         """The batch with the labels 0, 1, 2, ... where the loss has something for each class."""
@@ -171,12 +169,6 @@ DEFAULTS: dict[str, Case] = {
 """Every loss as one would first use it."""
 
 
-def _metrix(loss: PairLoss, clean: Callable[..., Tensor], **arguments: Any) -> Case:
-    """A loss with mixed examples."""
-    mined = by_hand.multi_similarity if loss.miner else None
-    return Case(Metrix, partial(metrix, clean=clean), {"loss": loss, **arguments}, mined)
-
-
 def _reductions(kind: type[PairLoss], reference: Callable[..., Tensor], *names: str, **arguments: Any) -> list[Case]:
     return [Case(kind, reference, {**arguments, "reduction": name}) for name in names]
 
@@ -239,16 +231,6 @@ _VARIANTS: list[Case] = [
     # Every miner with one loss.
     *(_mined(ContrastiveLoss, references.contrastive, miner, reduction="anchors") for miner in MINERS),
     # Every additive loss with mixed examples.
-    _metrix(ContrastiveLoss(), references.contrastive),
-    _metrix(ContrastiveLoss(None, 0.0, reduction="pairs"), references.contrastive, pairs="both", alpha=0.3),
-    _metrix(MultiSimilarityLoss(), references.multi_similarity, weight=2.0),
-    _metrix(MultiSimilarityLoss(miner=None, plus_one=False), references.multi_similarity, pairs="anchor-negative"),
-    _metrix(BinomialDevianceLoss(reduction="contributing"), references.binomial_deviance, seed=3),
-    _metrix(LiftedStructureLoss(), references.lifted_structure, pairs="both"),
-    _metrix(LiftedStructureStarLoss(), references.lifted_structure_star),
-    _metrix(BinLiftedLoss(), references.bin_lifted),
-    _metrix(NCALoss(), references.nca, alpha=1.0),
-    _metrix(CircleLoss(), references.circle),
 ]
 
 _MINED: list[Case] = [

@@ -9,7 +9,7 @@ from functools import partial
 from vicinal import losses
 from vicinal.losses import CenterBasedLoss, ContextualLoss, ContrastiveLoss, Loss, MarginLoss, SimilarityRegularizer
 from vicinal.memory import CrossBatchMemory
-from vicinal.mixing import Metrix, SiMix
+from vicinal.mixing import SiMix
 from vicinal.weighting import EqualWeights, WeightedPairLoss
 
 NUM_CLASSES, DIM = 4, 8
@@ -31,7 +31,6 @@ EVERY_LOSS: dict[str, Callable[[], Loss]] = {name: _with_defaults(kind) for name
     "MarginLoss, a beta per class": partial(MarginLoss, num_classes=NUM_CLASSES),
     "CrossBatchMemory": lambda: CrossBatchMemory(ContrastiveLoss(), size=100),
     "SiMix": lambda: SiMix(ContrastiveLoss()),
-    "Metrix": lambda: Metrix(ContrastiveLoss()),
     "WeightedPairLoss": lambda: WeightedPairLoss(EqualWeights()),
     "a sum": lambda: ContrastiveLoss() + SimilarityRegularizer(),
 }

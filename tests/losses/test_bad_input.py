@@ -15,7 +15,7 @@ from vicinal import mining
 from vicinal.losses import CenterBasedLoss, ContrastiveLoss, CrossEntropyLoss, Loss, NormSoftmaxLoss, WeightedSum
 from vicinal.memory import CrossBatchMemory
 from vicinal.mining import HardestMiner, Miner
-from vicinal.mixing import Metrix, SiMix
+from vicinal.mixing import SiMix
 from vicinal.similarity import PairSource
 from vicinal.utils.errors import InputError
 from vicinal.weighting import EqualWeights, LossWeights, WeightedPairLoss
@@ -137,7 +137,7 @@ VALUES = [
     object,
 ]
 MINERS = {name: value for name, value in vars(mining).items() if inspect.isclass(value) and issubclass(value, Miner)}
-OTHERS = {kind.__name__: kind for kind in (CrossBatchMemory, Metrix, SiMix, WeightedPairLoss, LossWeights, WeightedSum)}
+OTHERS = {kind.__name__: kind for kind in (CrossBatchMemory, SiMix, WeightedPairLoss, LossWeights, WeightedSum)}
 CLASSES: dict[str, type] = {
     **KINDS,
     **{name: kind for name, kind in MINERS.items() if not inspect.isabstract(kind)},

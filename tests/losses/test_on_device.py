@@ -32,7 +32,6 @@ COUNTS = {
     "LiftedStructureStarLoss": (1, 99),
     "MarginLoss": (1, 198),
     "MarginLoss, a beta per class": (1, 200),
-    "Metrix": (3, 294),
     "MultiSimilarityLoss": (1, 105),
     "NCALoss": (1, 104),
     "NPairsLoss": (1, 89),

@@ -59,7 +59,7 @@ def compiled_and_not(loss: Loss) -> list[Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in EVERY_LOSS if name not in ("ContextualLoss", "SiMix", "Metrix")])
+@pytest.mark.parametrize("name", [name for name in EVERY_LOSS if name not in ("ContextualLoss", "SiMix")])
 def test_it_is_the_same_compiled(name: str) -> None:
     torch.manual_seed(0)
     loss = EVERY_LOSS[name]().eval()

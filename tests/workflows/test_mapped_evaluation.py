@@ -157,47 +157,11 @@ def wait_for_child(parent: int) -> int:
         time.sleep(0.1)
 
 
-def test_a_command_that_was_interrupted_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vicinal.cli.main import main
-    from vicinal.evaluation import ranking
-    from vicinal.evaluation.counting import checkpoint
-
-    rng = np.random.default_rng(0)
-    save_embeddings(tmp_path / "x.parquet", rng.standard_normal((300, 8)), table(300, queries=200))
-    words = ["evaluate", str(tmp_path / "x.parquet"), "--json"]
-    assert main(words) == 0
-    expected = capsys.readouterr().out
-    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_SAVES", 0.0)
-    monkeypatch.setattr(ranking, "_tile_size", lambda *_: (64, 64))
-    words += ["--checkpoint", str(tmp_path / "counts")]
-    save = checkpoint.CountCheckpoint._save
-    tops: list[int] = []
-
-    def interrupted_save(self: checkpoint.CountCheckpoint, done: int) -> None:
-        save(self, done)
-        tops.append(done)
-        if len(tops) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint.CountCheckpoint, "_save", interrupted_save)
-    assert main(words) == 130
-    assert len(list((tmp_path / "counts").glob("*.npz"))) == 1
-    capsys.readouterr()
-    assert main(words) == 0
-    assert capsys.readouterr().out == expected
-    assert tops == [1, 2, 3, 4]
-    assert not (tmp_path / "counts").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--devices", 2, "--rerank", "reciprocal"), "leave out --rerank"),
         (("--devices", 2, "--clusters"), "leave out --clusters"),
-        (("--checkpoint", "x", "--rerank", "reciprocal"), "--checkpoint is for one source without re-ranking"),
-        (("--checkpoint", "x", "--protocol", "met"), "--checkpoint cannot be combined with the protocol of met"),
         (("--devices", 0), "0 is not an integer from 1 up"),
         (("--devices", 2000), "divide by at most as many"),
     ],

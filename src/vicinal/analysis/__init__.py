@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from vicinal.analysis.confident_learning import class_probabilities, confident_label_errors
     from vicinal.analysis.confusion import confusion_matrix, confusions
     from vicinal.analysis.duplicates import duplicate_groups, exact_duplicates, near_duplicates
-    from vicinal.analysis.fiftyone_tags import fiftyone_frame
     from vicinal.analysis.findings import Findings, find_problems
     from vicinal.analysis.hubs import Hubness, hubness
     from vicinal.analysis.local_outliers import outliers
     from vicinal.analysis.mislabeled import label_errors
     from vicinal.analysis.neighbors import QueryNeighbors, query_neighbors
-    from vicinal.analysis.pixel_facts import ImageFacts, image_facts, modified_z_scores
+    from vicinal.analysis.pixel_facts import ImageFacts, image_facts
     from vicinal.analysis.pixel_similarity import pixel_similarities
     from vicinal.analysis.projection import embedding_map
     from vicinal.analysis.refiner import metrics_by_depth
@@ -50,13 +49,11 @@ __all__ = [
     "duplicate_groups",
     "embedding_map",
     "exact_duplicates",
-    "fiftyone_frame",
     "find_problems",
     "hubness",
     "image_facts",
     "label_errors",
     "metrics_by_depth",
-    "modified_z_scores",
     "near_duplicates",
     "outliers",
     "pair_similarities",

@@ -10,7 +10,6 @@ import pandas as pd
 from vicinal.analysis.clustering import MIN_SIZE, Clusters, clusters
 from vicinal.analysis.confident_learning import confident_label_errors
 from vicinal.analysis.duplicates import MIN_PIXEL_SIMILARITY, MIN_SIMILARITY, duplicate_groups, exact_duplicates
-from vicinal.analysis.hubs import hubness
 from vicinal.analysis.local_outliers import MIN_FACTOR, outliers
 from vicinal.analysis.neighbors import QueryNeighbors, query_neighbors
 from vicinal.analysis.pixel_facts import ImageFacts
@@ -22,7 +21,6 @@ from vicinal.utils.arrays import Integers
 
 NUM_NEIGHBORS = 10
 MIN_SIMILARITY_ALONE = 0.995  # of embeddings, where no pixels can be compared
-HUB_DEVIATIONS = 3.0  # of the number of lists above its mean, as standard deviations
 MIN_CLASS_SIZE = 2
 ROWS = ("row", "nearest", "representative")  # columns that hold rows of the table
 COLUMNS = ("finding", "group", "row", "path", "label", "score", "message", "suggestion", "suggested_label",
@@ -42,8 +40,7 @@ class Findings:
         near_duplicates: as of :func:`duplicate_groups`, without groups of equal files alone.
         label_errors: as of :func:`confident_label_errors`; empty without labels.
         outliers: as of :func:`outliers`.
-        blurred, uninformative, odd_sizes: as of :class:`ImageFacts`.
-        hubs: images in very many lists of nearest neighbors, as the `occurrences` of :class:`Hubness`.
+        uninformative: as of :class:`ImageFacts`.
         clusters: as of :func:`clusters`; the assignments of rows without an embedding are -1.
         class_sizes: as of :func:`class_sizes`; empty without labels.
         neighbors: of all images that have an embedding; their rows are those of `embedded_rows`.
@@ -56,10 +53,7 @@ class Findings:
     near_duplicates: pd.DataFrame
     label_errors: pd.DataFrame
     outliers: pd.DataFrame
-    blurred: pd.DataFrame
     uninformative: pd.DataFrame
-    odd_sizes: pd.DataFrame
-    hubs: pd.DataFrame
     clusters: Clusters
     class_sizes: pd.DataFrame
     neighbors: QueryNeighbors
@@ -75,10 +69,7 @@ class Findings:
             "near_duplicate": self.near_duplicates["group"].nunique(),
             "label_error": len(self.label_errors),
             "outlier": len(self.outliers),
-            "blurred": len(self.blurred),
             "uninformative": len(self.uninformative),
-            "odd_size": len(self.odd_sizes),
-            "hub": len(self.hubs),
             "new_class": int(summary["is_candidate"].sum()),
             "small_class": int((self.class_sizes["num_images"] < MIN_CLASS_SIZE).sum()),
         }
@@ -100,10 +91,7 @@ class Findings:
             _part(self.label_errors, "label_error", "self_confidence", suggestion="relabel")
             .assign(suggested_label=self.label_errors["suggested_label"].astype(str)),
             _part(self.outliers, "outlier", "outlier_factor"),
-            _part(self.blurred, "blurred", "sharpness"),
             _part(self.uninformative, "uninformative", "entropy"),
-            _part(self.odd_sizes, "odd_size", "aspect_ratio"),
-            _part(self.hubs, "hub", "k_occurrence"),
             self._clusters_part(),
             self._small_classes_part(),
         ]  # fmt: skip
@@ -157,7 +145,7 @@ def find_problems(
         facts: of the same table, as :func:`image_facts` returns them; None: nothing is said about pixels, and near
             duplicates are found by embeddings alone.
         embedded_rows: int64 [n], the rows of the table that have an embedding, ascending; None: all.
-        num_neighbors: of each image, from which label errors, outliers and hubs are told.
+        num_neighbors: of each image, from which label errors and outliers are told.
         min_similarity: the least cosine similarity of near duplicates; None takes 0.95, and 0.995 without facts.
         min_pixel_similarity: the least correlation of their pixels.
         min_outlier_factor: the least local outlier factor of outliers.
@@ -200,10 +188,7 @@ def find_problems(
         near_duplicates=_not_exact_alone(_in_table(near, rows), exact, len(table)),
         label_errors=_in_table(_label_errors(neighbors), rows),
         outliers=_in_table(outliers(neighbors, min_outlier_factor), rows),
-        blurred=empty.assign(sharpness=0.0) if facts is None else facts.blurred,
         uninformative=empty.assign(entropy=0.0) if facts is None else facts.uninformative,
-        odd_sizes=empty.assign(width=0, height=0, aspect_ratio=0.0) if facts is None else facts.odd_sizes,
-        hubs=_in_table(_hubs(neighbors), rows),
         clusters=Clusters(assignments, _in_table(found.summary, rows)),
         class_sizes=class_sizes(table) if table.has("label") else pd.DataFrame({"label": [], "num_images": []}),
         neighbors=neighbors,
@@ -234,13 +219,6 @@ def _label_errors(neighbors: QueryNeighbors) -> pd.DataFrame:
         return confident_label_errors(neighbors)
     columns = ("row", "label", "suggested_label", "self_confidence", "probability")
     return pd.DataFrame({name: [] for name in columns})
-
-
-def _hubs(neighbors: QueryNeighbors) -> pd.DataFrame:
-    """Images whose k-occurrence is far above the mean (Radovanović et al. 2010 take two standard deviations)."""
-    occurrences = hubness(neighbors).occurrences
-    counts = occurrences["k_occurrence"]
-    return occurrences[counts > counts.mean() + HUB_DEVIATIONS * counts.std(ddof=0)].reset_index(drop=True)
 
 
 def _part(frame: pd.DataFrame, finding: str, score: str, **columns: object) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
 PAGE = "cleaning.html"
-SUFFIXES = {"out": (".html", ".htm"), "csv": (".csv", ".parquet"), "fiftyone": (".csv",)}
+SUFFIXES = {"out": (".html", ".htm"), "csv": (".csv", ".parquet")}
 
 
 def add_clean(parser: Parser) -> None:
@@ -21,8 +21,6 @@ def add_clean(parser: Parser) -> None:
     parser.add_argument("--out", default=PAGE, metavar="PAGE", help=f"the page to write (default: {PAGE})")
     parser.add_argument("--csv", metavar="FILE", help="also write the findings to this .csv or .parquet file, with "
                         "columns for decisions")  # fmt: skip
-    parser.add_argument("--fiftyone", metavar="FILE", help="also write the findings as tags to this .csv file, which "
-                        "FiftyOne imports")  # fmt: skip
     parser.add_argument("--title", help="the title of the page")
     add_json(parser)
     add_settings(parser.add_argument_group("what counts as a finding"), CleanSettings)
@@ -40,14 +38,13 @@ def clean(arguments: Arguments) -> None:
     from pathlib import Path
 
     from vicinal.report.page.cleaning import write_cleaning_page
-    from vicinal.workflows.clean import find_problems_of_source, images_folder, write_fiftyone_tags, write_findings
+    from vicinal.workflows.clean import find_problems_of_source, images_folder, write_findings
 
     reader = read_embedding(arguments)
     findings = find_problems_of_source(reader, arguments.source, settings, arguments.split)
-    for file, write in ((arguments.fiftyone, write_fiftyone_tags), (arguments.csv, write_findings)):
-        if file is not None:
-            write(file, findings)
-            log(f"wrote {file}")
+    if arguments.csv is not None:
+        write_findings(arguments.csv, findings)
+        log(f"wrote {arguments.csv}")
     title = arguments.title or Path(arguments.source).resolve().name or arguments.source
     folder = images_folder(reader, arguments.source, arguments.split)
     write_cleaning_page(arguments.out, findings, title=title, folder=folder)

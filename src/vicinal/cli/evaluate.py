@@ -62,8 +62,6 @@ def add_evaluate(parser: Parser) -> None:
         help="number of processes that divide the rankings of stored embeddings; with torchrun or SLURM, of each node "
         "(default: 1, or as many as they started). The results are those of one process",
     )  # fmt: skip
-    parser.add_argument("--checkpoint", metavar="FOLDER", help="save there every minute what is counted, and go on "
-                        "from it if the same command was interrupted; it is deleted at the end")  # fmt: skip
     _add_refinement(parser)
     add_reranking(parser, "metrics before and after re-ranking")
     add_embedding(parser)
@@ -95,16 +93,14 @@ def evaluate(arguments: Arguments) -> None:
         return evaluate_pair_list(arguments)
     _check_combination(arguments)
     _check_sources(arguments)
-    from vicinal.evaluation import holding_checkpoint
     from vicinal.utils.launch import Launch
 
     if arguments.devices in (None, 1) and Launch.of().launcher is None:
-        with holding_checkpoint(arguments.checkpoint):
-            return _evaluate(arguments, divided=False)
+        return _evaluate(arguments, divided=False)
     _check_division(arguments)
     from vicinal.workflows.processes import dividing_processes
 
-    with dividing_processes(arguments.devices) as divided, holding_checkpoint(arguments.checkpoint):
+    with dividing_processes(arguments.devices) as divided:
         _evaluate(arguments, divided)
 
 
@@ -120,7 +116,7 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
     combine: Literal["compare", "average"] | None = (
         "compare" if arguments.compare else "average" if arguments.average else None
     )
-    evaluated = evaluate_sources(sources, settings, make_reranking, combine, divided, arguments.checkpoint)
+    evaluated = evaluate_sources(sources, settings, make_reranking, combine, divided)
     if divided and not is_main_process():
         return
     if arguments.per_query:
@@ -203,8 +199,6 @@ def _check_combination(arguments: Arguments) -> None:
     for given, is_impossible, message in (
         (combined, not several, "--compare and --average need several sources; name two or more"),
         (arguments.per_query, several or reranked, "--per_query is for one source without re-ranking; name one, "
-         "without --rerank and --refiner"),
-        (arguments.checkpoint, several or reranked, "--checkpoint is for one source without re-ranking; name one, "
          "without --rerank and --refiner"),
         (hasattr(arguments, "group_by"), combined or reranked, "--group_by is for single sources without re-ranking; "
          "leave out --compare, --average, --rerank and --refiner"),

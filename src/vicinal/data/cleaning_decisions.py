@@ -32,8 +32,7 @@ def apply_decisions(table: Table, decisions: str | Path) -> Table:
     are relabeled, and `path`: the path of an image, or its last part, such as `owl/1.jpg`, of which that below the
     folder of all images comes first. Rows of one image are told apart by `row`, the row number from 0, which a table
     without paths needs instead. Further columns are ignored, so that the file may be that of
-    `vicinal clean --csv`. Or it is a CSV file of FiftyOne with the columns `filepath` and `tags`, of which the tags
-    `drop`, `keep` and `relabel:NEW` count.
+    `vicinal clean --csv`.
 
     Args:
         table: the images.
@@ -70,8 +69,6 @@ def apply_decisions(table: Table, decisions: str | Path) -> Table:
 def _decided_rows(table: Table, path: Path) -> dict[int, Decision]:
     """The decision about each row that there is one about."""
     frame = read_csv(path)
-    if {"filepath", "tags"} <= set(frame.columns) and "decision" not in frame:
-        frame = _from_tags(frame, path)
     for column in ("decision", "path" if table.has("path") else "row"):
         if (count := list(frame.columns).count(column)) != 1:
             raise InputError(
@@ -106,19 +103,6 @@ def _check_no_label_alone(frame: pd.DataFrame, path: Path) -> None:
         raise InputError(
             f"{path}, line {line}: a new_label, but decision is {action!r}; make it relabel, or empty both"
         )
-
-
-def _from_tags(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """The decisions in a CSV file of FiftyOne, whose tags are separated by commas."""
-    lines = []
-    for line, text in zip(frame.index, frame["tags"], strict=True):
-        tags = [tag.strip() for tag in text.split(",")]
-        found = [tag for tag in tags if tag.partition(":")[0] in DECISIONS]
-        if len(found) > 1:
-            raise InputError(f"{path}, line {line}: has the tags {' and '.join(found)}; leave one of them")
-        lines.append((found or [""])[0].partition(":")[::2])
-    columns = pd.DataFrame(lines, index=frame.index, columns=["decision", "new_label"], dtype="str")
-    return columns.assign(path=frame["filepath"])
 
 
 def _checked(decision: Decision) -> Decision:

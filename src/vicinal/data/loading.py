@@ -28,7 +28,7 @@ def load_table(
     Args:
         source: A folder, a .csv or .parquet file, or the name of a benchmark, a function of
             :mod:`vicinal.data.benchmarks` such as `digits` (`./digits` is a folder of that name). Or a Hugging Face
-            dataset `hf:NAME`, WebDataset shards `wds:SHARDS` or a FiftyOne export `fiftyone:FOLDER`, as of
+            dataset `hf:NAME` or WebDataset shards `wds:SHARDS`, as of
             :func:`vicinal.data.containers.load_container`. A .parquet file can hold the images themselves.
         root: For a file, the folder that relative paths start from; for a benchmark, the folder that holds it; for
             images that are no files of their own, the folder that they are written to.

@@ -68,7 +68,7 @@ class DataSettings:
     Args:
         source: a folder with one folder of images per class, a .csv or .parquet table with the columns `path` and
             `label`, or a benchmark, such as omniglot; `vicinal data --help` lists them. Or a Hugging Face dataset
-            hf:NAME, WebDataset shards wds:SHARDS, or a FiftyOne export fiftyone:FOLDER.
+            hf:NAME, or WebDataset shards wds:SHARDS.
         root: folder that relative paths of a table start from (default: the table's own), or that holds a benchmark, or
             that the images of a Hugging Face dataset or of shards are written to.
         path_column: name of the table's column with the image paths, or of a column with the images themselves.

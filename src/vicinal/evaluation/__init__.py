@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from vicinal.evaluation.calibration import calibrate
     from vicinal.evaluation.clustering import Clustering, cluster, cluster_metrics
     from vicinal.evaluation.comparison import compare_models, compare_reranking, tabulate
-    from vicinal.evaluation.counting.checkpoint import holding_checkpoint
     from vicinal.evaluation.hierarchy import coarse_columns
     from vicinal.evaluation.listed_positives import evaluate_listed_positives
     from vicinal.evaluation.met import evaluate_met
@@ -70,7 +69,6 @@ __all__ = [
     "evaluate_revisited_table",
     "evaluate_vehicle_id",
     "fnir_at_fpir",
-    "holding_checkpoint",
     "identification_curve",
     "level_ranks",
     "merge_difficulties",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -32,7 +31,6 @@ def evaluate(
     rerank: Reranking | None = None,
     chunk_size: int | None = None,
     divided: bool = False,
-    checkpoint: str | Path | None = None,
 ) -> Evaluation:
     """Measure how well images of one class find each other.
 
@@ -59,14 +57,11 @@ def evaluate(
             on it.
         divided: whether the processes of `torch.distributed`, which all call this function, divide the work. Each gets
             the whole result, which is that of one process to the last digit. A re-ranking is computed by each.
-        checkpoint: a folder in which every process saves each minute what it has counted, up to 80 MB for sixteen
-            million positives. The same call goes on from there after an interruption, with the same result to the last
-            digit; :func:`~vicinal.evaluation.holding_checkpoint` deletes it. Not for a re-ranking.
 
     Raises:
         InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an impossible k or chunk size, an
-            unknown metric, no query with a positive, no coarse labels where they are asked for, a re-ranking that
-            needs more neighbors than there are, or the checkpoint of another evaluation.
+            unknown metric, no query with a positive, no coarse labels where they are asked for, or a re-ranking
+            that needs more neighbors than there are.
 
     Example:
         >>> import pandas as pd
@@ -98,7 +93,6 @@ def evaluate(
         rerank=rerank,
         chunk_size=chunk_size,
         divided=divided,
-        checkpoint=None if checkpoint is None else Path(checkpoint),
     )
 
 

@@ -7,17 +7,14 @@ one side of the diagonal are computed: they are counted for their rows and, tran
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vicinal.evaluation.counting.checkpoint import CountCheckpoint
 from vicinal.evaluation.counting.counter import MASKED, Counter
 from vicinal.evaluation.counting.device_counter import DeviceCounter
 from vicinal.evaluation.counting.division import Division, TotalCounts
@@ -89,7 +86,6 @@ def level_ranks(
     chunk_size: int | None = None,
     reranked: RerankedScores | None = None,
     divided: bool = False,
-    checkpoint: Path | None = None,
 ) -> Iterator[list[Ranks]]:
     """The ranks of the positives at several levels of labels, fine and coarse, from one pass over the similarities.
 
@@ -101,14 +97,12 @@ def level_ranks(
         reranked: as in :func:`positive_ranks`.
         divided: whether the processes of `torch.distributed`, which all call this function, divide the work; each of
             them gets all ranks.
-        checkpoint: a folder of checkpoints, in which every process saves each minute what it has counted, up to 80 MB,
-            and from which it goes on; without re-ranking.
 
     Yields:
         For the next queries, in order, their ranks at each level.
 
     Raises:
-        InputError: queries and gallery have different dimensions, or the checkpoint is of another evaluation.
+        InputError: queries and gallery have different dimensions.
 
     Example:
         >>> vectors = UnitVectors(np.array([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1]]), "embedding")
@@ -119,7 +113,7 @@ def level_ranks(
         [[array([2, 2]), array([1, 2, 1, 2, 1, 2])]]
     """
     check_same_dim(queries, gallery)
-    counting = _TiledCounting(queries, gallery, levels, chunk_size, reranked, divided, checkpoint)
+    counting = _TiledCounting(queries, gallery, levels, chunk_size, reranked, divided)
     sizes = np.sum([relevance.label_counts() for relevance in levels], axis=0)
     for start, stop in _panels(sizes, reranked):
         panel, totals = counting.count(start, stop)
@@ -159,7 +153,6 @@ class _TiledCounting:
         chunk_size: int | None,
         reranked: RerankedScores | None,
         divided: bool,
-        checkpoint: Path | None,
     ) -> None:
         self._queries = _kept_if_few(queries)
         self._gallery = self._queries if queries is gallery else _kept_if_few(gallery)
@@ -170,13 +163,11 @@ class _TiledCounting:
         self._excluded = _excluded_other_labels(levels)
         self._is_symmetric = queries is gallery and reranked is None and not len(self._excluded[0])
         self._product = ScoreBuffer(self._rows, self._columns, queries.device).product
-        self._checkpoint = checkpoint
-        self._inputs_digest = "" if checkpoint is None else self._digest_inputs()
 
     def count(self, start: int, stop: int) -> tuple[_Panel, list[TotalCounts]]:
         """Count for queries `start` to `stop`, and return what was counted at each level."""
         panel = self._panel(start, stop)
-        for top in self._uncounted(panel):
+        for top in self._tops(panel):
             vectors = self._queries.block(top, min(top + self._rows, stop))
             if self._is_symmetric:
                 self._count_rows(panel, top, vectors, range(0, start))
@@ -186,30 +177,11 @@ class _TiledCounting:
                 self._count_rows(panel, top, vectors, range(len(self._gallery)))
         return panel, [self._division.total(counter.num_before, counter.is_tied) for counter in panel.counters]
 
-    def _uncounted(self, panel: _Panel) -> Iterator[int]:
-        """The rows of tiles in which this process must count: all of its own that no checkpoint holds."""
+    def _tops(self, panel: _Panel) -> Iterable[int]:
+        """The rows of tiles in which this process must count, with progress where they are many."""
         tops = self._division.own(range(panel.start, panel.stop, self._rows))
         is_long = len(self._queries) * len(self._gallery) >= LONG_PAIRS
-        shown = track(tops, "ranking", len(tops), show=is_long)
-        if self._checkpoint is None:
-            yield from shown
-            return
-        facts = self._inputs_digest, self._division, self._is_symmetric, tops
-        fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()
-        rank = self._division.rank
-        checkpoint = CountCheckpoint(self._checkpoint, panel.start, rank, fingerprint, panel.counters)
-        yield from checkpoint.uncounted(shown, len(tops))
-
-    def _digest_inputs(self) -> str:
-        """A digest of the vectors, the labels and the exclusions."""
-        digest = hashlib.sha256()
-        for vectors in [self._queries] if self._queries is self._gallery else [self._queries, self._gallery]:
-            for start in range(0, len(vectors), BLOCK_ROWS):
-                digest.update(vectors.block(start, min(start + BLOCK_ROWS, len(vectors))).cpu().numpy().data)
-        for relevance in self._levels:
-            for array in relevance.definition():
-                digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
+        return track(tops, "ranking", len(tops), show=is_long)
 
     def _panel(self, start: int, stop: int) -> _Panel:
         increments = increment_scores = None

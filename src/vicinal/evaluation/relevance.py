@@ -80,12 +80,6 @@ class Relevance:
         """Where the gallery rows with the labels of queries `start` to `stop` begin and end in `rows_by_label`."""
         return self._begin[start:stop], self._end[start:stop]
 
-    def definition(self) -> tuple[Integers, ...]:
-        """The arrays that determine everything else: labels, exclusions and groups of queries and gallery."""
-        of = self._exclusions
-        return (self.query_labels, self.gallery_labels, of.query_labels, of.gallery_labels, of._exclude_self,
-                of._query_groups, of._gallery_groups)  # fmt: skip
-
     def is_excluded(self, queries: Integers, rows: Integers) -> Booleans:
         """Whether gallery rows are excluded from the rankings of queries; the two arrays are broadcast."""
         of = self._exclusions

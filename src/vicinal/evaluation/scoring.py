@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -31,7 +30,6 @@ def score_queries(
     rerank: Reranking | None = None,
     chunk_size: int | None = None,
     divided: bool = False,
-    checkpoint: Path | None = None,
 ) -> Evaluation:
     """Compute every metric of every query at every level of labels.
 
@@ -44,27 +42,23 @@ def score_queries(
         rerank: a method by which every ranking is re-ranked first.
         chunk_size: number of queries per tile.
         divided: whether the processes of `torch.distributed` divide the work.
-        checkpoint: a folder from which an interrupted evaluation goes on.
 
     Raises:
         InputError: no query or no gallery image, other dimensions, an impossible chunk size, no query with a positive
-            at some level, a re-ranking that needs more neighbors than there are or that has a checkpoint, or the
-            checkpoint of another evaluation.
+            at some level, or a re-ranking that needs more neighbors than there are.
     """
     check_chunk_size(chunk_size)
     queries, gallery = searched.queries, searched.gallery
     if not (len(queries) and len(gallery)):
         raise InputError(f"{len(queries)} queries and {len(gallery)} gallery images; evaluation needs some of both")
     check_same_dim(queries, gallery)
-    if checkpoint is not None and rerank is not None:
-        raise InputError("an evaluation with re-ranking has no checkpoints; leave out checkpoint or rerank")
     reranked = None if rerank is None else rerank.apply(searched)
     if reranked is not None:
         queries, gallery = reranked.queries, reranked.gallery
     per_query: dict[str, list[Doubles]] = defaultdict(list)
     first_ranks: list[Integers] = []
     num_ties = 0
-    for block in level_ranks(queries, gallery, list(levels.values()), chunk_size, reranked, divided, checkpoint):
+    for block in level_ranks(queries, gallery, list(levels.values()), chunk_size, reranked, divided):
         for level, ranks in zip(levels, block, strict=True):
             for name, metric in metrics.items():
                 per_query[name if level == FINE else f"{level}/{name}"].append(metric(ranks))

@@ -63,7 +63,7 @@ class RowLoss(PairLoss):
     """A sum or mean over anchors of a function of one row of similarities.
 
     A new loss is one method, :meth:`row_values`. A loss that also reads the weights of the pairs, in its counts too,
-    sets `supports_weights`, and :class:`~vicinal.mixing.Metrix` can then mix its examples. Its reductions are:
+    sets `supports_weights`; `examples/metrix.py` mixes the examples of such losses. Its reductions are:
 
     - "sum": the sum over anchors.
     - "anchors": the mean over all anchors; those without pairs contribute 0.

@@ -60,9 +60,9 @@ def no_such_source(source: str | Path, benchmarks: Collection[str]) -> str:
     """What is wrong with a source of images that is neither a folder, a table nor the name of a benchmark.
 
     Example:
-        >>> no_such_source("digts", ["digits", "glyphs"])
+        >>> no_such_source("digts", ["digits", "omniglot"])
         'digts: no such folder, file or benchmark; did you mean digits?'
-        >>> no_such_source("cat.jpg", ["digits", "glyphs"])
+        >>> no_such_source("cat.jpg", ["digits", "omniglot"])
         'cat.jpg: no such file'
     """
     path = Path(source)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vicinal.analysis import Findings, ImageFacts, fiftyone_frame, find_problems, image_facts
+from vicinal.analysis import Findings, ImageFacts, find_problems, image_facts
 from vicinal.analysis.neighbors import QueryNeighbors
 from vicinal.data.cleaning_decisions import common_folder
 from vicinal.data.table import Table
@@ -114,16 +114,6 @@ def images_folder(reader: EmbeddingReader, source: str, split: str | None = None
         warnings.simplefilter("ignore")
         table = whole.embed(source, "all").table if is_stored else whole.read_table(source, "all")
     return common_folder(table.paths) if table.has("path") else None
-
-
-def write_fiftyone_tags(path: str | Path, findings: Findings) -> None:
-    """Write findings as tags to a .csv file that FiftyOne imports, see :func:`~vicinal.analysis.fiftyone_frame`.
-
-    Raises:
-        InputError: the table has no paths.
-        OSError: the file cannot be written.
-    """
-    write_table(Path(path), fiftyone_frame(findings))
 
 
 def _readable(facts: ImageFacts, source: str) -> Integers:

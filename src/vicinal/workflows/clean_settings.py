@@ -15,7 +15,7 @@ class CleanSettings:
     """What counts as a finding.
 
     Args:
-        num_neighbors: neighbors of each image, from which label errors, outliers and hubs are told.
+        num_neighbors: neighbors of each image, from which label errors and outliers are told.
         min_similarity: the least cosine similarity of near duplicates. None takes 0.95 where pixels are compared too,
             else 0.995.
         min_pixel_similarity: the least correlation of the pixels of near duplicates.

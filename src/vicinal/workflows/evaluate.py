@@ -74,7 +74,6 @@ def evaluate_sources(
     make_reranking: MakeReranking | None = None,
     combine: Combine | None = None,
     divided: bool = False,
-    checkpoint: str | None = None,
 ) -> list[EvaluatedSource]:
     """Evaluate every source by its protocol.
 
@@ -85,8 +84,6 @@ def evaluate_sources(
         combine: how the evaluations will be combined by :func:`tabulate_sources`. Sources that are to be combined are
             only evaluated with re-ranking if there is one, and their images are compared.
         divided: whether the processes of `torch.distributed`, which all call this function, divide the rankings.
-        checkpoint: a folder from which the evaluation of a single source, without re-ranking, goes on where it was
-            interrupted.
 
     Raises:
         InputError: other images to be compared, or something that is asked for is impossible with these embeddings.
@@ -94,7 +91,7 @@ def evaluate_sources(
     _check_combined_images(sources, combine)
     evaluated = []
     for name, embedded in sources.items():
-        evaluate_by_protocol = _protocol(settings, name, make_reranking is not None, divided, checkpoint)
+        evaluate_by_protocol = _protocol(settings, name, make_reranking is not None, divided)
         before = after = None
         if combine is None or make_reranking is None:
             before = evaluate_by_protocol(embedded.vectors, embedded.table)
@@ -165,21 +162,18 @@ def resampling_of(evaluated: EvaluatedSource, settings: EvaluationSettings) -> R
     return Resampling(resample_by, settings.confidence_level, settings.num_resamples, settings.seed)
 
 
-def _protocol(
-    settings: EvaluationSettings, source: str, is_reranked: bool, divided: bool, checkpoint: str | None
-) -> Callable[..., Evaluation]:
+def _protocol(settings: EvaluationSettings, source: str, is_reranked: bool, divided: bool) -> Callable[..., Evaluation]:
     """The function that evaluates embeddings and their table by the protocol of a source."""
     protocol = settings.protocol_of(source)
     if protocol == "standard":
         measured = {name: getattr(settings, name) for name in ("recall_at", "metrics", "hierarchy")}
-        return partial(evaluate, **measured, divided=divided, checkpoint=checkpoint)
+        return partial(evaluate, **measured, divided=divided)
     for option, is_given in {
         "--metrics": bool(settings.metrics),
         "--hierarchy": settings.hierarchy,
         "--clusters": settings.clusters,
         "--rerank and --refiner": is_reranked,
         "--devices": divided,
-        "--checkpoint": checkpoint is not None,
         "--recall_at": settings.recall_at is not None and protocol != VEHICLE_ID,
     }.items():
         if is_given:

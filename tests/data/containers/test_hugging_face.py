@@ -167,7 +167,7 @@ def test_classes_are_disjoint(relevant: list[set[int]]) -> None:
         ("{saved}", {"path_column": "picture"}, "no column 'picture' that could hold images; there are image"),
         ("{saved}/nowhere", {}, "no such folder, nor a name on the Hugging Face Hub, such as owner/name"),
         ("{saved}/dataset_dict.json", {}, "is a file; give a folder, or a .parquet file without hf:"),
-        ("", {}, "hf: names no container; give hf:NAME or wds:NAME or fiftyone:NAME"),
+        ("", {}, "hf: names no container; give hf:NAME or wds:NAME"),
         ("nobody/nothing", {}, "hf:nobody/nothing: "),
     ],
 )

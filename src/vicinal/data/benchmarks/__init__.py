@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from vicinal.data.benchmarks.cub import cub
     from vicinal.data.benchmarks.digits import digits
     from vicinal.data.benchmarks.food_101n import food_101n
-    from vicinal.data.benchmarks.glyphs import glyphs
     from vicinal.data.benchmarks.grocery import grocery
     from vicinal.data.benchmarks.in_shop import in_shop, in_shop_highres
     from vicinal.data.benchmarks.inaturalist import inaturalist_2018, mini_inaturalist_2021
@@ -44,7 +43,6 @@ __all__ = [
     "digits",
     "fashion_mnist",
     "food_101n",
-    "glyphs",
     "grocery",
     "in_shop",
     "in_shop_highres",

@@ -2,7 +2,6 @@
 
 BENCHMARKS = {
     "digits": "handwritten digits of scikit-learn, 8 x 8 pixels",
-    "glyphs": "characters drawn from the fonts of matplotlib",
     "mnist": "handwritten digits, MNIST; the same classes in training and test",
     "fashion_mnist": "clothes, Fashion-MNIST; the same classes in training and test",
     "kmnist": "Japanese characters, Kuzushiji-MNIST; the same classes in training and test",

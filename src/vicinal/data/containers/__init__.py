@@ -1,14 +1,15 @@
-"""Datasets in containers of other libraries: Hugging Face datasets, WebDataset shards, FiftyOne exports, Parquet."""
+"""Datasets in containers of other libraries: Hugging Face datasets, WebDataset shards, Parquet."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vicinal.data.containers.names import CONTAINERS, split_container
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vicinal.data.containers.export import NamedColumns
     from vicinal.data.containers.listing import ListedImages
     from vicinal.data.table import Table
@@ -19,7 +20,7 @@ __all__ = ["load_container"]
 def load_container(
     source: str, root: str | Path | None = None, path_column: str | None = None, label_column: str | None = None
 ) -> Table:
-    """Read the table of a container: `hf:NAME`, `wds:SHARDS` or `fiftyone:FOLDER`.
+    """Read the table of a container: `hf:NAME` or `wds:SHARDS`.
 
     Images that are not files of their own are written, as they are encoded, into the folder of benchmarks on the first
     call; so is their table.
@@ -30,7 +31,6 @@ def load_container(
       queries and a gallery. Needs the extra `datasets`.
     - `wds:shards/train-{000000..000010}.tar`, or with `*`, is a set of tar files. A sample is an image (`key.jpg`) with
       its label in `key.cls` or in the key `label` of `key.json`.
-    - `fiftyone:folder` is an image classification export of FiftyOne: `labels.json` and `data/`.
 
     Args:
         source: The container.
@@ -47,13 +47,9 @@ def load_container(
         from vicinal.data.containers.hugging_face import read_hugging_face
 
         return read_hugging_face(name, root, columns)
-    if kind == "wds":
-        from vicinal.data.containers.webdataset import read_webdataset
+    from vicinal.data.containers.webdataset import read_webdataset
 
-        return read_webdataset(name, root, columns)
-    from vicinal.data.containers.fiftyone import read_fiftyone
-
-    return read_fiftyone(Path(name))
+    return read_webdataset(name, root, columns)
 
 
 def list_container(
@@ -69,11 +65,9 @@ def list_container(
         from vicinal.data.containers.hugging_face import list_saved_dataset
 
         return list_saved_dataset(name, root, columns)
-    if kind == "wds":
-        from vicinal.data.containers.webdataset import list_webdataset
+    from vicinal.data.containers.webdataset import list_webdataset
 
-        return list_webdataset(name, root, columns)
-    return None
+    return list_webdataset(name, root, columns)
 
 
 def _parse(source: str, path_column: str | None, label_column: str | None) -> tuple[str, str, NamedColumns]:

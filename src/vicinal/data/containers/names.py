@@ -5,7 +5,6 @@ from __future__ import annotations
 CONTAINERS = {
     "hf": "a Hugging Face dataset: its name on the Hub, or a folder",
     "wds": "WebDataset shards, such as wds:data/train-{000000..000010}.tar",
-    "fiftyone": "a FiftyOne image classification export, the folder with labels.json",
 }
 """What each container is, by the prefix of a source."""
 

@@ -99,10 +99,6 @@ class Counter:
         """See :class:`RankCounts`."""
         return self._counts.is_tied
 
-    def restore(self, num_before: ShortIntegers, is_tied: Booleans) -> None:
-        """Go on from what was counted before."""
-        self._counts.num_before[:], self._counts.is_tied[:] = num_before, is_tied
-
     def count(self, scores: Tensor, start: int, first_row: int) -> None:
         """Count in a tile: rows are queries from `start` on, columns are gallery rows from `first_row` on."""
         from vicinal.evaluation.counting.counter_kernels import count_rows  # imports numba, which takes half a second

@@ -54,11 +54,6 @@ class DeviceCounter:
         """See :class:`~vicinal.evaluation.counting.counter.RankCounts`."""
         return self._is_tied.cpu().numpy()
 
-    def restore(self, num_before: ShortIntegers, is_tied: Booleans) -> None:
-        """Go on from what was counted before."""
-        self._num_before.copy_(torch.from_numpy(num_before))
-        self._is_tied.copy_(torch.from_numpy(is_tied))
-
     def count(self, scores: Tensor, start: int, first_row: int) -> None:
         """Count in a tile: rows are queries from `start` on, columns are gallery rows from `first_row` on."""
         if self._max_count <= MAX_KERNEL_POSITIVES and has_kernels(scores):

@@ -14,7 +14,6 @@ from vicinal.report.page.cleaning_sections import (
     class_sizes_section,
     clusters_section,
     duplicates_section,
-    hubs_section,
     label_errors_section,
     measured_section,
     outliers_section,
@@ -84,11 +83,8 @@ def write_cleaning_page(
             duplicates_section(frames, findings, "near_duplicate"),
         ],
         "Labels": [label_errors_section(frames, findings), class_sizes_section(findings)],
-        "Images": [
-            outliers_section(frames, findings),
-            *(measured_section(frames, findings, name) for name in ("uninformative", "blurred", "odd_size")),
-        ],
-        "Structure": [clusters_section(frames, findings), hubs_section(frames, findings)],
+        "Images": [outliers_section(frames, findings), measured_section(frames, findings, "uninformative")],
+        "Structure": [clusters_section(frames, findings)],
     }
     present = [part for parts in found.values() for part in parts if part is not None]
     groups: dict[str, list[Section | None]] = {"Review": [overview_section(findings, present)], **found}

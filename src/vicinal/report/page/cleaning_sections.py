@@ -28,10 +28,7 @@ TITLES = {
     "small_class": "Class sizes",
     "outlier": "Outliers",
     "uninformative": "Little information",
-    "blurred": "Blurred",
-    "odd_size": "Odd sizes",
     "new_class": "Clusters",
-    "hub": "Hubs",
 }
 COUNTED = {"small_class": "Classes of one image", "new_class": "Clusters that may be new classes"}
 LEADS = {
@@ -44,8 +41,6 @@ LEADS = {
     "outlier": "Images in a much sparser region than their neighbors (local outlier factor), beside their nearest "
     "neighbors.",
     "uninformative": "Images of few gray values, such as blank ones, glyphs and logos.",
-    "blurred": "Images that are much less sharp than the others, by the variance of the Laplacian.",
-    "odd_size": "Images whose area or aspect ratio is far from those of the others, the smallest first.",
 }
 KEYS = (
     (("j", "k"), "next and previous image; on an image also ← and →, and ↓ and ↑ from row to row"),
@@ -77,12 +72,10 @@ def measured_section(frames: ImageFrames, findings: Findings, name: str) -> Sect
     """A gallery of images, each with the number for which it was found."""
     measures: dict[str, tuple[pd.DataFrame, Callable[[Any], tuple[str, str]]]] = {
         "broken": (findings.broken, lambda each: ("broken", "cannot be read")),
-        "blurred": (findings.blurred, lambda each: (f"{each.sharpness:.3g}", f"sharpness {each.sharpness:.3g}")),
         "uninformative": (
             findings.uninformative,
             lambda each: (f"{each.entropy:.2f} bits", f"entropy {each.entropy:.2f}"),
         ),
-        "odd_size": (findings.odd_sizes, lambda each: (f"{each.width} × {each.height}", "width × height")),
     }
     frame, describe = measures[name]
     if frame.empty:
@@ -163,22 +156,6 @@ def clusters_section(frames: ImageFrames, findings: Findings) -> Section | None:
     )  # fmt: skip
     return section(anchor("new_class"), TITLES["new_class"], f"{lead}{_of(len(entries), len(summary), 'cluster')}",
                    entry_list(entries))  # fmt: skip
-
-
-def hubs_section(frames: ImageFrames, findings: Findings) -> Section | None:
-    """Images that are in very many lists of neighbors."""
-    hubs = findings.hubs
-    if hubs.empty:
-        return None
-    lead = (
-        f"Images that are among the {findings.neighbors.k} nearest of very many others, more than three standard "
-        f"deviations above the mean. {_of(min(len(hubs), MAX_IMAGES), len(hubs), 'image')}"
-    )
-    images = [
-        frames.frame(int(each.row), "plain", f"{each.k_occurrence:,} lists", f"in {each.k_occurrence:,} lists")
-        for each in hubs.head(MAX_IMAGES).itertuples()
-    ]
-    return section(anchor("hub"), TITLES["hub"], lead, entry_list([entry("In most lists", frame_list(images))]))
 
 
 def class_sizes_section(findings: Findings) -> Section | None:

@@ -21,11 +21,11 @@ LOSS_FILES = (
     "correction.py",
     "distillation.py",
     "matryoshka.py",
-    "mixing/__init__.py",
+    "mixing.py",
     "weighting/__init__.py",
 )
 # Losses that are not named ...Loss:
-OTHER_LOSSES = ("CrossBatchMemory", "ForwardCorrection", "Matryoshka", "Metrix", "S2SD", "SiMix", "WeightedSum")
+OTHER_LOSSES = ("CrossBatchMemory", "ForwardCorrection", "Matryoshka", "S2SD", "SiMix", "WeightedSum")
 
 
 class OfferedClasses:

@@ -1,4 +1,4 @@
-"""Rendered characters: a synthetic dataset with any number of classes and images, without download."""
+"""Rendered characters: a synthetic dataset with any number of classes and images, without download, for benchmarks."""
 
 from __future__ import annotations
 

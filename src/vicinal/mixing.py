@@ -15,6 +15,13 @@ from vicinal.utils.arguments import check_positive_integer, check_seed, given
 from vicinal.utils.errors import InputError
 from vicinal.utils.seeds import uniform
 
+__all__ = ["SiMix"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 MAX_EXAMPLES = 2**20
 """Number of examples, including virtual ones, above which a batch is refused."""
 

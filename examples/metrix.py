@@ -1,4 +1,10 @@
-"""Metrix: mixup of positives and negatives, and of their labels, without computing the mixed embeddings."""
+r"""Metrix: mixup of positives and negatives, and of their labels, without computing the mixed embeddings.
+
+A loss of your own that goes around others. `vicinal train` takes it from this file:
+
+    PYTHONPATH=examples vicinal train recipes/digits.yaml --out run --allow_import metrix \
+        --loss metrix.Metrix --loss.loss.class_path ContrastiveLoss --loss.weight 0.4
+"""
 
 from __future__ import annotations
 
@@ -57,7 +63,8 @@ class Metrix(PairLoss):
     the largest number of positives of an anchor.
 
     Reference: Venkataramanan et al., "It Takes Two to Tango: Mixup for Deep Metric Learning", ICLR 2022, Section 3 and
-    Table 1.
+    Table 1. On CUB with the contrastive loss its authors report Recall@1 of 64.7 without mixing, 66.4 for Metrix/embed
+    and 67.4 for Metrix/feature (https://github.com/billpsomas/Metrix_ICLR22).
 
     Args:
         loss: one of the additive losses ContrastiveLoss, MultiSimilarityLoss, BinomialDevianceLoss, BinLiftedLoss,

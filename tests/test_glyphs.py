@@ -1,3 +1,5 @@
+"""The rendered characters of `benchmarks/glyphs.py`."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -6,9 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.glyphs import _font_files, _templates, glyphs
 from vicinal.data import Table
-from vicinal.data.benchmarks import glyphs
-from vicinal.data.benchmarks.glyphs import _font_files, _templates
 from vicinal.utils.errors import InputError
 
 

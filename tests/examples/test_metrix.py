@@ -1,0 +1,151 @@
+"""Metrix of `examples/metrix.py`: its formula, its coefficients, and the command that trains with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import beta, kstest
+from torch import Tensor
+
+from examples.metrix import Metrix
+from tests.conftest import ROOT, SMALL
+from tests.examples.metrix_reference import Mixed, coefficient, metrix
+from tests.losses import center_references, references
+from tests.losses.batches import nasty_batches, realistic_batch
+from tests.losses.cases import MINERS, Case
+from tests.losses.gradients import value_and_gradients
+from vicinal.cli.main import main
+from vicinal.losses import (
+    BinLiftedLoss,
+    BinomialDevianceLoss,
+    CircleLoss,
+    ContrastiveLoss,
+    LiftedStructureLoss,
+    LiftedStructureStarLoss,
+    MultiSimilarityLoss,
+    NCALoss,
+    PairLoss,
+    ProxyAnchorLoss,
+    RowLoss,
+    TripletLoss,
+)
+from vicinal.mining import DistanceWeightedMiner, MultiSimilarityMiner
+from vicinal.similarity import Rows
+from vicinal.utils.errors import InputError
+
+BATCHES = nasty_batches()
+FEW = {name: batch for name, batch in BATCHES.items() if len(batch.labels) <= 12}
+NUM_CLASSES = 14
+
+
+def _case(loss: PairLoss, clean: Callable[..., Tensor], **arguments: Any) -> Case:
+    """A loss with mixed examples."""
+    mined = MINERS["multi-similarity"][1] if loss.miner else None
+    return Case(Metrix, partial(metrix, clean=clean), {"loss": loss, **arguments}, mined)
+
+
+CASES = [
+    _case(ContrastiveLoss(), references.contrastive),
+    _case(ContrastiveLoss(None, 0.0, reduction="pairs"), references.contrastive, pairs="both", alpha=0.3),
+    _case(MultiSimilarityLoss(miner=MultiSimilarityMiner(0.3)), references.multi_similarity, weight=2.0),
+    _case(MultiSimilarityLoss(miner=None, plus_one=False), references.multi_similarity, pairs="anchor-negative"),
+    _case(BinomialDevianceLoss(reduction="contributing"), references.binomial_deviance, seed=3),
+    _case(LiftedStructureLoss(), references.lifted_structure, pairs="both"),
+    _case(LiftedStructureStarLoss(), references.lifted_structure_star),
+    _case(BinLiftedLoss(), references.bin_lifted),
+    _case(NCALoss(), references.nca, alpha=1.0),
+    _case(CircleLoss(), references.circle),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: type(case.arguments["loss"]).__name__)
+def test_it_is_the_formula_in_tiles_too(case: Case) -> None:
+    for name, batch in FEW.items():
+        expected = case.values_by_hand(batch)
+        for tile_rows in (None, 2):
+            torch.testing.assert_close(
+                case.values(batch, tile_rows=tile_rows),
+                expected,
+                rtol=1e-9,
+                atol=1e-12,
+                msg=lambda text, name=name: f"{name}: {text}",
+            )
+
+
+def proxy_anchor(x: Tensor, labels: Tensor, centers: Tensor) -> Tensor:
+    """Proxy Anchor, with the mixed examples of each center of a class of the batch."""
+    pulled, pushed = [], []
+    for place, p in enumerate(sorted(set(labels.tolist()))):
+        cosines = center_references.unit(x) @ center_references.unit(centers[p])
+        mixed: Mixed = []
+        for k, positive in enumerate(cosines[labels == p]):
+            for j in (labels != p).nonzero().flatten().tolist():
+                y = coefficient(place, k, j)
+                mixed.append((y * positive + (1 - y) * cosines[j], y))
+        pulled.append((1 + sum(y * (-32.0 * (s - 0.1)).exp() for s, y in mixed) + 0 * cosines[0]).log())
+        pushed.append((1 + sum((1 - y) * (32.0 * (s + 0.1)).exp() for s, y in mixed) + 0 * cosines[0]).log())
+    clean = center_references.proxy_anchor(x, labels, centers)
+    return clean + 0.4 * (sum(pulled) / len(pulled) + sum(pushed) / len(centers))
+
+
+def test_proxy_anchor_is_the_formula() -> None:
+    batch = BATCHES["unequal classes"]
+    batch = batch._replace(labels=batch.labels.unique(return_inverse=True)[1] * 3 % NUM_CLASSES)
+    inner = ProxyAnchorLoss(NUM_CLASSES, batch.embeddings.shape[1]).double()
+    expected = value_and_gradients(lambda x, labels: proxy_anchor(x, labels, inner.centers), batch, [inner.centers])
+    torch.testing.assert_close(value_and_gradients(Metrix(inner), batch, [inner.centers]), expected)
+
+
+class Seen(RowLoss):
+    """Remembers the rows that it is shown."""
+
+    supports_weights = True
+
+    def row_values(self, rows: Rows) -> Tensor:
+        self.rows = rows
+        return 0 * rows.negatives.clamp_min(-2).sum(dim=1)
+
+
+def test_coefficients_have_a_beta_distribution() -> None:
+    loss = Metrix(Seen(), alpha=0.5)
+    loss(*realistic_batch())
+    weights = loss.loss.rows.positive_weights
+    assert kstest(weights[weights > 0].numpy(), beta(0.5, 0.5).cdf).pvalue > 0.01
+
+
+def test_a_restored_loss_goes_on_as_if_never_interrupted() -> None:
+    loss, restored = (Metrix(ContrastiveLoss(miner=DistanceWeightedMiner())) for _ in range(2))
+    for _ in range(3):
+        loss(*realistic_batch())
+    restored.load_state_dict(loss.state_dict())
+    assert torch.equal(restored(*realistic_batch()), loss(*realistic_batch()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_finite_for_every_finite_input(dtype: torch.dtype) -> None:
+    for name, batch in FEW.items():
+        for scale in (1e-30, 1.0, 3e38):
+            length = min(scale, torch.finfo(dtype).max)
+            x = (batch.embeddings / batch.embeddings.abs().max() * length).to(dtype).requires_grad_()
+            references = None if batch.references is None else batch.references.to(dtype)
+            value = Metrix(MultiSimilarityLoss(), pairs="both")(*batch._replace(embeddings=x, references=references))
+            assert value.isfinite(), (name, scale)
+            assert torch.autograd.grad(value, x)[0].isfinite().all(), (name, scale)
+
+
+def test_losses_without_weights_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^Metrix: loss must be an additive loss such as .*, not TripletLoss"):
+        Metrix(TripletLoss())
+
+
+def test_the_command_trains_with_it(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    words = ["train", "--allow_import", "metrix", "--loss", "metrix.Metrix", "--loss.loss.class_path",
+             "ContrastiveLoss", "--data.source", str(photos), "--out", str(tmp_path / "run"), *SMALL]  # fmt: skip
+    assert main(words) == 0
+    assert "metrix.Metrix" in (tmp_path / "run" / "recipe.yaml").read_text()
