@@ -269,3 +269,13 @@ def test_building_under_a_profiler():
     with cProfile.Profile() as profile:
         build(backbone_args={"stem_width": 16})
     assert profile.getstats()
+
+
+@pytest.mark.parametrize(
+    ("backbone", "expected"), [("test_resnet", "channels_last"), ("test_vit", "contiguous_format")]
+)
+def test_the_memory_format_is_chosen_by_the_backbone(backbone, expected):
+    model = Embedder(backbone, dim=8, pretrained=False)
+    assert str(model.memory_format) == f"torch.{expected}"
+    convolutions = [parameter for parameter in model.backbone.parameters() if parameter.ndim == 4]
+    assert all(weight.is_contiguous(memory_format=model.memory_format) for weight in convolutions)

@@ -53,6 +53,7 @@ def test_the_time_of_a_run_that_an_older_version_began_is_unknown(interrupted: R
     assert cost is not None
     assert cost.seconds is None
     assert cost.trained_parameters > 0
+    assert cost.memory_format == "channels_last"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,9 @@ def test_of_a_backbone_with_adapters_they_count_alone(small: list[str], tmp_path
 
 
 def test_a_damaged_file_is_an_error_of_one_line(tmp_path: Path) -> None:
-    wrong = [f'{{"seconds": {seconds}, "trained_parameters": 2}}' for seconds in ("-1", '"1"', "NaN")]
+    wrong = [
+        f'{{"seconds": {seconds}, "trained_parameters": 2, "memory_format": null}}' for seconds in ("-1", '"1"', "NaN")
+    ]
     for text in ("", "[]", "{}", *wrong):
         (tmp_path / "training.json").write_text(text)
         with pytest.raises(InputError, match=r"training\.json: damaged") as caught:

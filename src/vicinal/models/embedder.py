@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vicinal.data.batches.map_pixels import CPU_BATCH
 from vicinal.data.images.image_ops import normalized
 from vicinal.data.images.transforms import ImageTransform
-from vicinal.models.backbones import has_class_token, num_features, num_prefix_tokens, to_channels_last
+from vicinal.models.backbones import has_class_token, memory_format, num_features, num_prefix_tokens, to_channels_last
 from vicinal.models.devices import check_device
 from vicinal.models.downloads import is_downloaded
 from vicinal.models.frozen_batch_norm import FrozenBatchNorm, check_frozen, freeze_statistics, freeze_weights
@@ -78,6 +78,7 @@ class Embedder(SavedModel):
         recipe: How the model was trained, as JSON values; empty if unknown.
         metrics: The metrics of the model, as JSON values; empty if unknown.
         normalize_in_training: Whether the outputs are L2-normalized in training; False for losses that use their norm.
+        memory_format: The order in memory of images and convolutions, which is chosen by the backbone.
         features_in_training: Whether the outputs in training are followed by the pooled features; True for losses that
             use these. `split_output` separates them.
 
@@ -132,8 +133,9 @@ class Embedder(SavedModel):
         self.pooling = build_pooling(pooling, p, learned_p)
         self.transform = transform or default_transform(backbone)
         self.backbone = self._checked_backbone(backbone, pretrained)
-        # On a CPU small ResNets train 1.3 to 1.6 times faster in this memory format.
-        to_channels_last(self.backbone)
+        self.memory_format = memory_format(self.backbone)
+        if self.memory_format == torch.channels_last:
+            to_channels_last(self.backbone)
         projection = pooling == "projection"
         self.num_features = num_features(self.backbone, projection)
         self.dim = self.num_features if dim is None else dim
@@ -192,7 +194,7 @@ class Embedder(SavedModel):
             return images
         if images.dtype == torch.uint8:
             images = normalized(images, self.transform).to(next(self.parameters()).dtype)
-        features = self.backbone(images.contiguous(memory_format=torch.channels_last))
+        features = self.backbone(images.contiguous(memory_format=self.memory_format))
         if not isinstance(self.pooling, (ClassToken, nn.Identity)):
             features = to_feature_maps(
                 features,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.data.images.transforms import ImageTransform
+from vicinal.models.backbones import memory_format
 from vicinal.models.embedder import Embedder
 from vicinal.models.lora import merged_state_dict
 from vicinal.models.model_card import IMPORT
@@ -46,6 +47,7 @@ class ModuleEmbedder(Embedder):
         self.config = {key: config[key] for key in EMBEDDER.types if key in config and key != "transform"}
         self.normalize_in_training, self.features_in_training = True, False
         self.freeze_batch_norm = "none"
+        self.memory_format = memory_format(module)
         self.transform, self.backbone = transform, module
         self.num_features = self.dim = dim
         self.pooling, self.head, self.projector = nn.Identity(), nn.Sequential(), None

@@ -123,6 +123,11 @@ class BaseTrainer(ABC):
         groups = self.engine.optimizer.param_groups
         return sum(each.numel() for group in groups if group["name"] != "loss" for each in group["params"])
 
+    @property
+    def _memory_format(self) -> str | None:
+        """The order in memory in which the model computes, for the record of the run; None: it has no choice."""
+        return None
+
     def _extra_log_values(self) -> dict[str, float]:
         """Values for the log beside the loss, the learning rates and the like; every process calls this."""
         return {}
@@ -379,7 +384,7 @@ class BaseTrainer(ABC):
         self._count_seconds()
         seconds = self.progress.seconds if math.isfinite(self.progress.seconds) else None
         if self.is_main_process:
-            TrainingCost(seconds, self._num_trained()).save(self.run.training)
+            TrainingCost(seconds, self._num_trained(), self._memory_format).save(self.run.training)
 
     def _write_curves(self) -> None:
         from vicinal.report.plots import learning_curves  # needs matplotlib

@@ -229,6 +229,10 @@ class Trainer(BaseTrainer):
             self.epoch_selection.counts = state["epoch_selection"].long()
             self.step_selection.counts = state["step_selection"].long()
 
+    @property
+    def _memory_format(self) -> str | None:
+        return str(self.embedder.memory_format).removeprefix("torch.")
+
     def _num_trained(self) -> int:
         is_frozen = self.progress.epoch <= self.settings.freeze_backbone_epochs
         return sum(
