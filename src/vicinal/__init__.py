@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from vicinal.mixing import SiMix
     from vicinal.models import ContextRefiner, Embedder
     from vicinal.retrieval import Index
-    from vicinal.serving.client.client import Client
+    from vicinal.serving.client import Client
     from vicinal.training import Recipe, RefinerRecipe, resume, train
     from vicinal.utils.allocator import keep_large_blocks
     from vicinal.workflows.refine import resume_refiner, train_refiner

@@ -25,7 +25,7 @@ from vicinal.cli.main import main
 from vicinal.retrieval import RemoteIndex
 from vicinal.retrieval.calibration import example_calibration
 from vicinal.serving.app import create_app
-from vicinal.serving.client.client import Client
+from vicinal.serving.client import Client
 from vicinal.serving.store import remote_store
 from vicinal.utils.errors import InputError
 
@@ -178,7 +178,7 @@ def test_the_client_gives_ids_as_numbers(client: TestClient, place: tuple[str, l
     with Client(ADDRESS, transport=httpx.MockTransport(answer)) as remote:
         found = remote.search(random_vectors(3), k=1)
         assert (found.ids.dtype, found.ids[:, 0].tolist()) == (np.int64, place[1][:3])
-        assert remote.metadata.lookup(found.ids[0])["id"].tolist() == place[1][:1]
+        assert remote.lookup(found.ids[0])["id"].tolist() == place[1][:1]
 
 
 def test_the_command_serves_a_url_with_the_model_of_the_index(

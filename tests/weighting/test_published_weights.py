@@ -1,41 +1,30 @@
-"""The weights that are read off losses against the formulas and tables of the paper and its supplement."""
+"""The weights that are read off losses against the formulas of the paper and its supplement."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-import vicinal.losses
-from tests.conftest import ROOT
-from tests.weighting.cases import LABELS, MS_MINER, OF_CENTERS, OFFERED, batch
+from tests.weighting.cases import LABELS, batch
 from vicinal.losses import (
     BinLiftedLoss,
     BinomialDevianceLoss,
     ContrastiveLoss,
-    FastAPLoss,
     HistogramLoss,
     LiftedStructureLoss,
     LiftedStructureStarLoss,
     Loss,
     MultiSimilarityLoss,
     NCALoss,
-    NPairsLoss,
-    SoftBinAPLoss,
     TripletLoss,
 )
 from vicinal.similarity import PairSource
 from vicinal.similarity.normalize import normalize
-from vicinal.weighting import (
-    EqualWeights,
-    WeightedPairLoss,
-    pair_weights,
-    similarity_types,
-)
+from vicinal.weighting import pair_weights
 
 # The papers' formulas of the weights, each written for one pair.
 
@@ -160,59 +149,3 @@ def test_closed_form_of_the_histogram_loss() -> None:
             elif negative[i, j]:
                 expected = of_positives[p + 1] / (delta * int(negative.sum()))
             assert weights[i, j].item() == pytest.approx(expected, rel=1e-9, abs=1e-15), (i, j)
-
-
-# Tables 1 and 2.
-
-TABLE_1: list[tuple[str, Loss, str, int]] = [
-    # name, loss, similarities that the weight of a negative pair depends on, positives of the anchor
-    ("Contrastive", ContrastiveLoss(positive_margin=None, reduction="sum"), "S", 4),
-    ("Binomial", BinomialDevianceLoss(), "S", 4),
-    ("Triplet", TripletLoss(reduction="sum"), "P", 4),
-    ("Histogram", HistogramLoss(), "P", 4),
-    # The supplement reads it as the lifted structure loss with one positive. Sohn's own formula, the next, is
-    # log(1 + sum_N exp(S_n - S_p)): its weights also sink as the positive comes closer.
-    ("N-pairs", LiftedStructureLoss(), "N", 1),
-    ("N-pairs as Sohn has it", NPairsLoss(), "PN", 1),
-    ("Lifted Structure", LiftedStructureLoss(), "N", 4),
-    ("BinLifted", BinLiftedLoss(), "SN", 4),
-    ("NCA", NCALoss(), "PN", 4),
-    ("MS", MultiSimilarityLoss(), "SPN", 4),
-]
-TABLE_2: list[tuple[str, Loss, str]] = [
-    ("Binomial", BinomialDevianceLoss(), "S"),
-    ("LiftedStruct*", LiftedStructureStarLoss(), "N"),
-    ("MS mining", WeightedPairLoss(EqualWeights(), MS_MINER, reduction="anchors"), "P"),
-    ("BinLifted", BinLiftedLoss(), "SN"),
-    ("MS weighting", MultiSimilarityLoss(miner=None), "SN"),
-    # SP in the paper. Eq. (10) divides by the number of pairs; of mined pairs it depends on where the negatives are.
-    ("Binomial_m", BinomialDevianceLoss(miner=MS_MINER), "SPN"),
-    ("LiftedStruct*_m", LiftedStructureStarLoss(miner=MS_MINER), "PN"),
-    ("MS", MultiSimilarityLoss(), "SPN"),
-]
-
-
-@pytest.mark.parametrize(("name", "loss", "expected", "positives"), TABLE_1, ids=[row[0] for row in TABLE_1])
-def test_table_1(name: str, loss: Loss, expected: str, positives: int) -> None:
-    assert similarity_types(loss, positives) == expected
-
-
-@pytest.mark.parametrize(("name", "loss", "expected"), TABLE_2, ids=[row[0] for row in TABLE_2])
-def test_table_2(name: str, loss: Loss, expected: str) -> None:
-    assert similarity_types(loss) == expected
-
-
-@pytest.mark.slow
-def test_the_table_in_the_documents() -> None:
-    text = (ROOT / "docs" / "guides" / "losses.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \|.*\| ([a-z]+|-) \| ([SPN]+) \|$", text, re.MULTILINE)
-    abstract = {"Loss", "PairLoss", "RowLoss", "RankingLoss", "WeightedSum"}
-    assert {name for name, _, _ in rows} == set(OFFERED) - abstract - {"ContextualLoss"} - OF_CENTERS
-    for name, reduction, letters in rows:
-        loss = getattr(vicinal.losses, name)()
-        assert (name, reduction, letters) == (name, getattr(loss, "reduction", "-"), similarity_types(loss))
-
-
-def test_nodes_that_a_shift_meets_again_hide_nothing() -> None:
-    """Similarities that move together by whole bins are shared by nodes as before."""
-    assert similarity_types(SoftBinAPLoss(nodes=21)) == similarity_types(FastAPLoss(bins=20)) == "PN"

@@ -42,7 +42,6 @@ from vicinal.weighting import (
     LossWeights,
     WeightedPairLoss,
     pair_weights,
-    similarity_types,
     similarity_weights,
 )
 
@@ -243,8 +242,6 @@ def test_what_has_no_weights_is_refused() -> None:
         similarity_weights(NCALoss(), torch.eye(2), torch.eye(3).bool())
     with pytest.raises(InputError, match="labels must be int"):
         pair_weights(NCALoss(), PairSource.from_batch(x, LABELS[:3]))
-    with pytest.raises(InputError, match="num_negatives = 0 must be at least 1"):
-        similarity_types(NCALoss(), num_negatives=0)
 
 
 def test_weights_of_a_loss_of_neighborhoods() -> None:

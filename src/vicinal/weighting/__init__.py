@@ -14,7 +14,7 @@ push apart a positive that is ranked before another one. Their weights would be 
 """
 
 from vicinal.weighting.weighted_pair_loss import EqualWeights, LossWeights, WeightedPairLoss, WeightingRule
-from vicinal.weighting.weights_of_losses import pair_weights, similarity_types, similarity_weights
+from vicinal.weighting.weights_of_losses import pair_weights, similarity_weights
 
 __all__ = [
     "EqualWeights",
@@ -22,7 +22,6 @@ __all__ = [
     "WeightedPairLoss",
     "WeightingRule",
     "pair_weights",
-    "similarity_types",
     "similarity_weights",
 ]
 

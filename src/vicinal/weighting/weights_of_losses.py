@@ -1,11 +1,10 @@
-"""The weights that a loss gives the pairs of a batch, and the similarities that these weights depend on."""
+"""The weights that a loss gives the pairs of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields
-from itertools import product
 from typing import ClassVar
 
 import torch
@@ -87,52 +86,6 @@ def similarity_weights(
     source = PairSource.from_batch(anchors, references=references, positive=positive, negative=negative)
     gradient = _gradient(loss, source, at_least_float32(similarity))
     return gradient if signed else gradient.abs()
-
-
-def similarity_types(loss: Loss, num_positives: int = 4, num_negatives: int = 12) -> str:
-    """Determine numerically on which similarities the weight of a negative pair depends.
-
-    S, self-similarity: its own, tested by moving all similarities of the anchor together; P, positive relative
-    similarity: those of the anchor's positives, tested by moving them alone; N, negative relative similarity: those of
-    its other negatives. Each takes five levels. All similarities together move by 0.4, which must be a whole number of
-    bins of a histogram loss, or the loss would seem to depend on S.
-
-    Reference: Wang et al., CVPR 2019, Section 4.1, Fig. 2 and Table 1.
-
-    Args:
-        loss: see :func:`pair_weights`.
-        num_positives: number of positives of the anchor.
-        num_negatives: number of negatives of the anchor.
-
-    Returns:
-        Those of the letters "SPN" that the weight depends on.
-
-    Raises:
-        InputError: a number is below 1; see also :func:`pair_weights`.
-
-    Example:
-        >>> from vicinal.losses import BinomialDevianceLoss, NCALoss
-        >>> similarity_types(BinomialDevianceLoss()), similarity_types(NCALoss())
-        ('S', 'PN')
-    """
-    if num_positives < 1 or num_negatives < 1:
-        raise InputError(f"num_positives = {num_positives} and num_negatives = {num_negatives} must be at least 1")
-    positive = torch.arange(num_positives + num_negatives)[None] < num_positives
-
-    def weight(shift: float, positive_level: float, negative_level: float, own: float) -> float:
-        """The weight of the last negative, where the other similarities of each kind are near one level."""
-        levels = (positive_level, num_positives), (negative_level, num_negatives - 1)
-        parts = [level + torch.linspace(0.002, 0.01, count, dtype=torch.float64) for level, count in levels]
-        similarity = torch.cat([*parts, torch.tensor([own], dtype=torch.float64)]) + shift
-        return similarity_weights(loss, similarity[None], positive)[0, -1].item()
-
-    levels = torch.linspace(-0.58, 0.58, 5).tolist()
-    grid = (0.0, 0.4), levels, levels, levels
-    weights = torch.tensor([weight(*point) for point in product(*grid)], dtype=torch.float64)
-    weights = weights.view([len(axis) for axis in grid])
-    # Relative, because the weights of negatives that are far from the hardest are tiny.
-    same = [torch.isclose(weights, weights.narrow(axis, 0, 1), rtol=1e-6, atol=1e-100).all() for axis in range(3)]
-    return "".join(letter for letter, constant in zip("SPN", same, strict=True) if not constant)
 
 
 @dataclass(frozen=True)
