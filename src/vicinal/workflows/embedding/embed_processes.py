@@ -81,7 +81,8 @@ def _embed_part(
 ) -> tuple[Floats, dict[int, InputError]]:
     """Embed some rows, in a process of their own: the embeddings, and the errors of rows that are skipped."""
     torch.set_num_threads(num_threads)
-    model = load_model(str(options.model), options.pooling, options.allow_import or ()).to(str(options.device))
+    model = load_model(str(options.model), options.pooling, options.allow_import or (), options.weights)
+    model.to(str(options.device))
     errors: dict[int, InputError] = {}
     vectors = embed_rows(
         model,

@@ -43,8 +43,8 @@ class ModelOptions(EmbeddingOptions):
     def loaded_model(self) -> Embedder | ExportedEmbedder:
         """The model of the options."""
         if not is_exported(str(self.model)):
-            return load_model(str(self.model), self.pooling, self.allow_import or ())
-        for option in ("pooling", "scales", "device", "decoding"):
+            return load_model(str(self.model), self.pooling, self.allow_import or (), self.weights)
+        for option in ("weights", "pooling", "scales", "device", "decoding"):
             if getattr(self, option) not in (None, "workers"):
                 raise InputError(f"{self.model} is an exported model, which has its own; leave out --{option}")
         return ExportedEmbedder(open_exported(str(self.model)))
