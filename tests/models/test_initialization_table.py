@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
@@ -29,7 +31,7 @@ def on_meta(name):
         return timm.create_model(INITIALIZATIONS[name].backbone, depth=1, num_classes=0)
 
 
-@pytest.mark.parametrize("name", [name for name, each in INITIALIZATIONS.items() if each.activation != "relu"])
+@pytest.mark.parametrize("name", [name for name, each in INITIALIZATIONS.items() if "gelu" in each.activation])
 def test_activation_patches_and_pooling_of_transformers(name):
     each, network = INITIALIZATIONS[name], on_meta(name)
     assert each.activation == ACTIVATIONS[type(network.blocks[0].mlp.act).__name__]
@@ -49,6 +51,15 @@ def test_normalization_and_size_are_those_of_the_weights(name):
     assert each.interpolation == published.interpolation
     # The paper trains all networks on images of 224 pixels.
     assert each.size == (224 if each.weights in ("DINOv2", "DINOv3") else published.input_size[-1])
+
+
+@pytest.mark.parametrize("name", ["efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2"])
+def test_packaged_weights_have_the_transform_of_their_network(name):
+    transform, expected = default_transform(name), default_transform(f"tf_{name}")
+    assert replace(transform, resize=transform.resize or expected.resize) == expected
+    with torch.device("meta"):
+        network = timm.create_model(INITIALIZATIONS[name].backbone)
+    assert isinstance(network.bn1.act, torch.nn.ReLU6)
 
 
 def test_table_5_of_the_paper_is_complete():

@@ -30,6 +30,10 @@ def saved(model, path, wrap=lambda state: state):
     return path
 
 
+def under(prefix, state):
+    return {f"{prefix}{name}": tensor for name, tensor in state.items()}
+
+
 def assert_one_line(error):
     assert "\n" not in str(error.value)
 
@@ -52,8 +56,12 @@ def test_a_local_file_gives_the_features_of_the_model_it_came_from(tmp_path, nam
         lambda state: {"state_dict": {f"module.{key}": value for key, value in state.items()}},
         lambda state: {"state_dict": {}, "state_dict_ema": state},
         lambda state: {key: value for key, value in state.items() if not key.startswith("fc.")},
+        lambda state: {"state_dict": {**under("model.", state), "loss.proxies": torch.ones(3)}, "global_step": 3},
+        lambda state: {**under("backbone.", state), "head.1.weight": torch.ones(3)},
+        lambda state: {"model": under("module.model.backbone.", state)},
+        lambda state: {**under("model._orig_mod.", state), "model_ema.fc.bias": torch.ones(3)},
     ],
-    ids=["state_dict", "model", "module.", "ema", "no classifier"],
+    ids=["state_dict", "model", "module.", "ema", "no classifier", "Lightning", "backbone.", "nested", "compiled"],
 )
 def test_wrapped_files(tmp_path, wrap):
     model = trained("test_resnet")
@@ -96,6 +104,10 @@ def test_weights_whose_last_norm_stands_after_pooling(tmp_path):
 def test_a_file_of_another_model(tmp_path):
     path = saved(trained("test_vit"), tmp_path / "w.safetensors")
     with pytest.raises(InputError, match=r"w\.safetensors does not fit test_resnet: it lacks .*conv1") as error:
+        create_backbone("test_resnet", path)
+    assert_one_line(error)
+    path = saved(trained("test_efficientnet"), tmp_path / "w.pt", lambda state: {"state_dict": under("model.", state)})
+    with pytest.raises(InputError, match=r"w\.pt does not fit test_resnet: it lacks .*conv1") as error:
         create_backbone("test_resnet", path)
     assert_one_line(error)
     with pytest.raises(InputError, match="does not fit test_vit: ") as error:
@@ -148,7 +160,7 @@ def test_files_of_other_things(tmp_path, content):
 
 
 def test_no_such_file_and_no_such_kind(tmp_path):
-    with pytest.raises(InputError, match=r"there is no file .*nothing\.pth"):
+    with pytest.raises(InputError, match=r"there is no weights file .*nothing\.pth"):
         create_backbone("test_resnet", tmp_path / "nothing.pth")
     (tmp_path / "w.npz").write_bytes(b"")
     with pytest.raises(InputError, match=r"w\.npz does not end in one of \.safetensors"):

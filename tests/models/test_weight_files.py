@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import timm
 import torch
 from torch import nn
 from torchvision.models import VisionTransformer
@@ -93,6 +94,44 @@ def test_position_embeddings_of_dinov2_are_resized(tmp_path):
     backbone = create_backbone("vit_s14_dinov2", path, image_size=224, backbone_args=SMALL)
     assert backbone(torch.zeros(1, 3, 224, 224)).shape == (1, 257, 64)
     assert torch.equal(backbone.blocks[1].ls2.gamma, network.blocks[1].ls2.gamma)
+
+
+def names_in_efficientnet_pytorch(model):
+    """Layers of an EfficientNet of timm -> names in efficientnet-pytorch, which has them in the same order."""
+    layers = ["_conv_stem", "_bn0"]
+    for number, block in enumerate(block for stage in model.blocks for block in stage):
+        expanding = ["_expand_conv", "_bn0"] * hasattr(block, "conv_pwl")
+        squeezing = ["_se_reduce", "_se_expand"] * (not isinstance(block.se, nn.Identity))
+        within = [*expanding, "_depthwise_conv", "_bn1", *squeezing, "_project_conv", "_bn2"]
+        layers += [f"_blocks.{number}.{layer}" for layer in within]
+    ours = list(dict.fromkeys(name.rpartition(".")[0] for name in model.state_dict()))
+    return dict(zip(ours, [*layers, "_conv_head", "_bn1", "_fc"], strict=True))
+
+
+def as_efficientnet_pytorch(model, prefix=""):
+    names = names_in_efficientnet_pytorch(model)
+    split = {name: name.rpartition(".") for name in model.state_dict()}
+    return {f"{prefix}{names[split[name][0]]}.{split[name][2]}": value for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", ["tf_efficientnet_lite0", "tf_efficientnet_lite1", "tf_efficientnet_b0"])
+@pytest.mark.parametrize("prefix", ["", "module.model."])
+def test_a_file_of_efficientnet_pytorch_gives_the_maps_of_its_network(tmp_path, name, prefix):
+    network = randomize(timm.create_model(name))
+    torch.save(as_efficientnet_pytorch(network, prefix), tmp_path / "weights.pth")
+    backbone = create_backbone(name, tmp_path / "weights.pth").eval()
+    assert torch.equal(backbone(IMAGES), network.forward_features(IMAGES))
+
+
+def test_a_file_of_efficientnet_pytorch_for_another_size(tmp_path):
+    state = as_efficientnet_pytorch(timm.create_model("tf_efficientnet_lite1"))
+    torch.save(state, tmp_path / "lite1.pth")
+    with pytest.raises(InputError, match=r"lite1\.pth does not fit tf_efficientnet_lite0: ") as error:
+        create_backbone("tf_efficientnet_lite0", tmp_path / "lite1.pth")
+    assert "\n" not in str(error.value)
+    torch.save({name: each for name, each in state.items() if "_blocks.3." not in name}, tmp_path / "part.pth")
+    with pytest.raises(InputError, match=r"part\.pth does not fit .*_lite1: it lacks blocks\.1\.2\.conv_pw"):
+        create_backbone("tf_efficientnet_lite1", tmp_path / "part.pth")
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def _gallery(gallery: str, reader: EmbeddingReader, model: str) -> EmbeddedTable
     kind = source_kind(gallery)
     options: dict[str, Any] = {"where": None, "labels": None, "query_gallery_only": False, "model": model}
     if kind in ("embeddings", "index"):
-        options |= {"model": None, "pooling": None, "scales": None, "max_size": None}
+        options |= {"model": None, "weights": None, "pooling": None, "scales": None, "max_size": None}
     if kind == "index":
         options["whitening"] = None
     return replace(reader, **options).embed(gallery, "all")

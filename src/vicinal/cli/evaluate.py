@@ -144,7 +144,7 @@ def report(arguments: Arguments) -> None:
 
 
 def _add_sources(parser: Parser) -> None:
-    parser.add_argument("sources", nargs="*", metavar="source", help=f"{SOURCE}; with --images: a model")
+    parser.add_argument("sources", nargs="*", metavar="source", help=f"{SOURCE}; with --images: a model, or --model")
     parser.add_argument("--images", metavar="SOURCE", help=f"evaluate on these images: {IMAGES}. The sources are then "
                         "runs, model folders, models on the Hugging Face Hub, or untrained backbones, such as "
                         "timm/resnet50")  # fmt: skip
@@ -215,6 +215,8 @@ def _check_combination(arguments: Arguments) -> None:
 def _check_sources(arguments: Arguments) -> None:
     """Raise InputError if the sources of the flags contradict each other or do not exist."""
     check_embedding(arguments)
+    if arguments.images is not None and not arguments.sources and getattr(arguments, "model", None) is not None:
+        arguments.sources, arguments.model = [arguments.model], None
     sources, model, labels = arguments.sources, getattr(arguments, "model", None), getattr(arguments, "labels", None)
     if arguments.embeddings:
         if not labels:

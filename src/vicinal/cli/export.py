@@ -17,7 +17,7 @@ from vicinal.cli.inputs import (
 )
 from vicinal.utils.errors import InputError
 
-OF_READER = ("pooling", "allow_import", "root", "path_column", "label_column", "on_error")
+OF_READER = ("weights", "pooling", "allow_import", "root", "path_column", "label_column", "on_error")
 
 
 def add_export(parser: Parser) -> None:
@@ -67,7 +67,7 @@ def export(arguments: Arguments) -> None:
     for source in (arguments.check, arguments.calibration_images, arguments.gallery):
         check_source(source)
     check_folder(arguments.refiner)
-    check_files(getattr(arguments, "root", None))
+    check_files(getattr(arguments, "root", None), getattr(arguments, "weights", None))
     from vicinal.export.settings import ExportSettings
     from vicinal.workflows.export import export_source
     from vicinal.workflows.sources.embedding_reader import EmbeddingReader

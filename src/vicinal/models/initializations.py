@@ -17,7 +17,7 @@ from torch import nn
 
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import inception  # noqa: F401 - adds its networks to those of timm
-from vicinal.models.downloads import announce_download, download_error, published_url
+from vicinal.models.downloads import announce_download, download_error, packaged_weights, published_url
 from vicinal.models.image_embedding import projection_dim
 from vicinal.models.initialization_table import INITIALIZATIONS, timm_name
 from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
@@ -70,10 +70,10 @@ def create_backbone(
     Args:
         name: Any timm model, ``resnet50``, or with the tag of its weights, ``resnet50.tv_in1k``; ``bn_inception`` or
             ``googlenet``; or a name in `INITIALIZATIONS`, such as ``vit_b16_clip_400m``.
-        pretrained: True: published weights, downloaded once; False: random; else a local file of weights
-            (``.safetensors``, ``.pth``, ``.pt``, ``.bin``, ``.ckpt`` or ``.torch``) in any format that is known for
-            this network. The first convolution and position embeddings are adapted to `channels` and `image_size`; a
-            classifier is ignored.
+        pretrained: True: published weights, downloaded once or installed by a package; False: random; else a local file
+            of weights (``.safetensors``, ``.pth``, ``.pt``, ``.bin``, ``.ckpt`` or ``.torch``) in any format that is
+            known for this network. The first convolution and position embeddings are adapted to `channels` and
+            `image_size`; a classifier is ignored.
         channels: The number of channels of the images.
         image_size: The side in pixels, for models with a fixed input size, such as most transformers.
         backbone_args: More arguments of ``timm.create_model``, such as ``{"channels": [16, 32, 64, 128]}`` for the
@@ -103,16 +103,24 @@ def create_backbone(
     arguments = dict(backbone_args, num_classes=dim, in_chans=channels)
     if not (own_pooling or projection):
         arguments["global_pool"] = ""
-    url = INITIALIZATIONS[name].url if name in INITIALIZATIONS else None
+    published = _published_file(name) if pretrained is True else None
     name = timm_name(name)
     if image_size is not None and get_pretrained_cfg(name).fixed_input_size:
         arguments.setdefault("img_size", image_size)
-    if isinstance(pretrained, bool) and not (pretrained and url):
+    if published is None and isinstance(pretrained, bool):
         return _create(name, pretrained, arguments, backbone_args)
-    state = download_weights(url) if url and pretrained is True else read_weights(pretrained)  # type: ignore[arg-type]
+    source = pretrained if published is None else published
+    state = download_weights(published) if isinstance(published, str) else read_weights(source)  # type: ignore[arg-type]
     backbone = _create(name, False, arguments, backbone_args)
-    load_weights(backbone, name, state, channels, dim, str(url if pretrained is True else pretrained))
+    load_weights(backbone, name, state, channels, dim, str(source))
     return backbone
+
+
+def _published_file(name: str) -> Path | str | None:
+    """The installed file of a backbone's published weights, or its address; None: timm has them, or nobody."""
+    if name not in INITIALIZATIONS:
+        return None
+    return packaged_weights(name) or INITIALIZATIONS[name].url
 
 
 def check_backbone_name(name: str) -> None:

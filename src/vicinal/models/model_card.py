@@ -130,7 +130,7 @@ def _license_text(config: Mapping[str, Any]) -> str:
     if found is None:
         return f"It is not known under which license the weights of its backbone, `{backbone}`, were published."
     start = "Its backbone started from" if _is_pretrained(config) else "If its backbone started from"
-    return f"{start} the published weights of `{backbone}`, whose license is {found} according to timm."
+    return f"{start} the published weights of `{backbone}`, whose license is {found}, as timm or their package says."
 
 
 def _is_pretrained(config: Mapping[str, Any]) -> bool | None:

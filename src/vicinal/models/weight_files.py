@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.models import load_pretrained, load_state_dict, model_entrypoint
+from timm.models import EfficientNet, load_pretrained, load_state_dict, model_entrypoint
 from torch import Tensor, nn
 
 from vicinal.models.downloads import announce_url, download_error
@@ -36,11 +36,29 @@ TORCHVISION_VIT = (
     (r"\.mlp\.(?:linear_2|3)\.", ".mlp.fc2."),
 )
 
+# Names of layers in efficientnet-pytorch -> names in timm: outside blocks, in blocks that expand, in the other blocks.
+EFFICIENTNET = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
+EXPANDING_BLOCK = {
+    "_expand_conv": "conv_pw",
+    "_bn0": "bn1",
+    "_depthwise_conv": "conv_dw",
+    "_bn1": "bn2",
+    "_se_reduce": "se.conv_reduce",
+    "_se_expand": "se.conv_expand",
+    "_project_conv": "conv_pwl",
+    "_bn2": "bn3",
+}
+OTHER_BLOCK = {**EXPANDING_BLOCK, "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
+EFFICIENTNET_NAME = re.compile(r"((?:\w+\.)*?)(?:_blocks\.(\d+)\.)?(_[a-z]\w+)\.(\w+)")
+
+# What stands before the names of a network's tensors where it is a part of what was saved.
+PREFIX = re.compile(r"(?:(?:module|_orig_mod|model|backbone)\.)+")
+
 
 def read_weights(path: str | Path) -> dict[str, Any]:
     """Read a file of weights as a state dict; from a pickle only tensors and plain values are loaded.
 
-    Outer keys (``state_dict``, ``model`` and their averaged variants) and the prefix ``module.`` are removed.
+    Outer keys (``state_dict``, ``model`` and their averaged variants) are removed.
 
     Raises:
         InputError: The file does not exist, is of another type, is truncated, or would run code.
@@ -49,7 +67,7 @@ def read_weights(path: str | Path) -> dict[str, Any]:
         raise InputError(f"pretrained is {path!r}; give a weights file, true or false")
     path = Path(path).expanduser()
     if not path.is_file():
-        raise InputError(f"pretrained: there is no file {path}; give a weights file, true or false")
+        raise InputError(f"pretrained: there is no weights file {path}")
     if path.suffix not in WEIGHT_SUFFIXES:
         raise InputError(f"pretrained: {path} does not end in one of {', '.join(WEIGHT_SUFFIXES)}")
     try:
@@ -82,7 +100,8 @@ def load_weights(
 
     The first convolution and position embeddings are adapted to the network; a classifier is ignored. Besides timm's
     own names, those of many publishers are known: by timm, as for CLIP, DiHT and DINOv2; here, for the vision
-    transformers of SWAG and torchvision.
+    transformers of SWAG and torchvision, and for the EfficientNets of efficientnet-pytorch. Of a checkpoint whose names
+    begin with ``module.``, ``model.`` or ``backbone.``, such as one of Lightning, the tensors of the network are taken.
 
     Args:
         backbone: The network, without classifier; the last layer of CLIP's image towers is the projection.
@@ -107,7 +126,7 @@ def load_weights(
     converter = getattr(sys.modules[model_entrypoint(name).__module__], "checkpoint_filter_fn", None)
     pretrained_cfg: Any = backbone.pretrained_cfg
     try:
-        state = _from_torchvision(state)
+        state = _without_prefix(_from_efficientnet_pytorch(_from_torchvision(state), backbone), backbone)
         cfg = dict(pretrained_cfg, state_dict=state, source="", custom_load=False)
         if _has_channels(state, cfg.get("first_conv"), channels):  # timm assumes weights for its own, mostly 3
             cfg["input_size"] = (channels, *cfg["input_size"][1:])
@@ -140,6 +159,38 @@ def _timm_name(name: str) -> str:
     for pattern, replacement in TORCHVISION_VIT:
         name = re.sub(pattern, replacement, name)
     return name
+
+
+def _from_efficientnet_pytorch(state: dict[str, Any], backbone: nn.Module) -> dict[str, Any]:
+    """Rename the weights of efficientnet-pytorch, whose blocks are numbered through; others stay as they are."""
+    if not isinstance(backbone, EfficientNet) or not any(name.endswith("_conv_stem.weight") for name in state):
+        return state
+    stages: Any = backbone.blocks
+    places = [f"{stage}.{block}" for stage, blocks in enumerate(stages) for block in range(len(blocks))]
+
+    def renamed(name: str) -> str:
+        match = EFFICIENTNET_NAME.fullmatch(name)
+        if match is None:
+            return name
+        prefix, block, layer, kind = match.groups()
+        if block is None:
+            return f"{prefix}{EFFICIENTNET.get(layer, layer)}.{kind}"
+        if int(block) >= len(places):
+            return name
+        layers = EXPANDING_BLOCK if f"{prefix}_blocks.{block}._expand_conv.weight" in state else OTHER_BLOCK
+        return f"{prefix}blocks.{places[int(block)]}.{layers.get(layer, layer)}.{kind}"
+
+    return {renamed(name): tensor for name, tensor in state.items()}
+
+
+def _without_prefix(state: dict[str, Any], backbone: nn.Module) -> dict[str, Any]:
+    """The tensors of a checkpoint whose names begin with a prefix, if all of the network are there; else the state."""
+    first, *others = (name for name in backbone.state_dict() if not name.endswith(".num_batches_tracked"))
+    for key in state:
+        prefix = key.removesuffix(first)
+        if prefix != key and PREFIX.fullmatch(prefix) and all(prefix + name in state for name in others):
+            return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    return state
 
 
 def _check_keys(missing: list[str], unexpected: list[str], what: str) -> None:

@@ -8,7 +8,7 @@ from vicinal.models.initialization_table import INITIALIZATIONS, timm_name
 
 
 def weights_license(backbone: str) -> str | None:
-    """The license of a backbone's published weights, as timm gives it; None if timm does not have or know them.
+    """The license of a backbone's published weights, as timm or their package gives it; None if neither has them.
 
     Args:
         backbone: A name, as for :func:`~vicinal.models.create_backbone`.
@@ -19,6 +19,8 @@ def weights_license(backbone: str) -> str | None:
     """
     if backbone in INITIALIZATIONS and INITIALIZATIONS[backbone].url is not None:
         return None
+    if backbone in INITIALIZATIONS and INITIALIZATIONS[backbone].package is not None:
+        return "apache-2.0"
     cfg = get_pretrained_cfg(timm_name(backbone))
     license_name: str | None = None if cfg is None else cfg.license
     return license_name

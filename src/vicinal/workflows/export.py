@@ -44,7 +44,7 @@ def export_source(
         source: as for :func:`~vicinal.workflows.load_model`.
         out: the file of the exported model.
         settings: what is exported.
-        reader: how tables of images are read, and backbones pooled.
+        reader: how tables of images are read, and weights and pooling of backbones.
         check: images with labels, on which the parity is measured; None: the split val of a run, if it has one, and
             else random pixels.
         split: of `check` or of the run; None: all images of `check`.
@@ -62,7 +62,7 @@ def export_source(
     if push_to_hub is not None:
         check_hub_name(push_to_hub)
     reader = replace(reader or EmbeddingReader(), model=source)
-    model = load_model(source, reader.pooling, reader.allow_import or ())
+    model = load_model(source, reader.pooling, reader.allow_import or (), reader.weights)
     if push_to_hub is not None and settings.size not in (None, model.transform.size):
         raise InputError(
             f"size is {settings.size}, but the model that is uploaded takes images of {model.transform.size} px; "

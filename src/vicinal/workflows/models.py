@@ -34,7 +34,9 @@ def backbone_name(model: str) -> str | None:
     return None if not name or "/" in name or "\\" in name or Path(model).expanduser().exists() else name
 
 
-def load_model(path: str, pooling: PoolingName | None = None, allow_imports: Sequence[str] = ()) -> Embedder:
+def load_model(
+    path: str, pooling: PoolingName | None = None, allow_imports: Sequence[str] = (), weights: str | None = None
+) -> Embedder:
     """Load a model folder, the model of a run folder, a model of the Hugging Face Hub, or an untrained backbone.
 
     Args:
@@ -43,16 +45,18 @@ def load_model(path: str, pooling: PoolingName | None = None, allow_imports: Seq
         pooling: the pooling of an untrained backbone; None: that of
             :func:`~vicinal.models.default_pooling`.
         allow_imports: packages whose code a saved model may name, see :meth:`vicinal.Embedder.from_module`.
+        weights: a file of weights for an untrained backbone; None: the published ones.
 
     Raises:
-        InputError: there is no such model, it is damaged, or `pooling` is given for one that has its own.
+        InputError: there is no such model, it is damaged, or `pooling` or `weights` are given for one that has its own.
     """
     backbone = backbone_name(path)
     if backbone is not None:
         check_backbone(path)
-        return _load_backbone(path, backbone, pooling)
-    if pooling is not None:
-        raise InputError(f"{path} has its own pooling; pooling is for backbones, such as --model timm/resnet50")
+        return _load_backbone(path, backbone, pooling, weights)
+    for name, value in (("pooling", pooling), ("weights", weights)):
+        if value is not None:
+            raise InputError(f"{path} has its own {name}; {name} is for backbones, such as --model timm/resnet50")
     kind, run = source_kind(path), RunFolder(Path(path))
     check_not_refiner_run(path)
     if kind == "run" and not run.model.is_dir():
@@ -78,19 +82,20 @@ def check_backbone(model: str) -> None:
         raise InputError(f"model {model}: {where}{error}") from None
 
 
-def _load_backbone(model: str, name: str, pooling: PoolingName | None) -> Embedder:
+def _load_backbone(model: str, name: str, pooling: PoolingName | None, weights: str | None) -> Embedder:
     from vicinal.models.downloads import DownloadError
     from vicinal.models.embedder import Embedder
     from vicinal.models.image_embedding import default_pooling
 
+    pretrained = True if weights is None else weights
     try:
         with condensed_retries():
-            return Embedder(name, dim=None, pooling=pooling or default_pooling(name), norm="none").eval()
+            return Embedder(name, None, pooling or default_pooling(name), "none", pretrained).eval()
     except DownloadError as error:
-        use = f"use --model with the folder of a saved model, or {error.place}"
+        use = f"use --weights with a file, --model with the folder of a saved model, or {error.place}"
         raise InputError(f"model {model}: {error.problem}; {use}") from None
     except InputError as error:
-        raise InputError(f"model {model}: {error}") from None
+        raise InputError(f"model {model}: {str(error).removeprefix('pretrained: ')}") from None
 
 
 def load_refiner(path: str) -> ContextRefiner:

@@ -9,6 +9,7 @@ from vicinal.utils.errors import InputError, one_line
 
 FLAGS = (
     "model",
+    "weights",
     "pooling",
     "scales",
     "max_size",

@@ -48,7 +48,7 @@ def embed_in_processes(reader: EmbeddingReader, images: ImageDataset, num_proces
     devices = [f"cuda:{number}" if device == "cuda" else device for number in range(len(parts))]
     options = replace(reader, precision=reader.used_precision)
     # The model is exported for the engine, if it is at all, before several processes would do so.
-    reader.with_engine(load_model(str(reader.model), reader.pooling, reader.allow_import or ()), len(parts[0]))
+    reader.with_engine(reader.loaded_model, len(parts[0]))
     num_threads = max(1, torch.get_num_threads() // len(parts))
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(len(parts), context, initializer=start_worker, initargs=(0,))
@@ -83,7 +83,8 @@ def _embed_part(
 ) -> tuple[Floats, dict[int, InputError]]:
     """Embed some rows, in a process of their own: the embeddings, and the errors of rows that are skipped."""
     torch.set_num_threads(num_threads)
-    model = load_model(str(options.model), options.pooling, options.allow_import or ()).to(str(options.device))
+    model = load_model(str(options.model), options.pooling, options.allow_import or (), options.weights)
+    model.to(str(options.device))
     errors: dict[int, InputError] = {}
     vectors = embed_rows(
         options.with_engine(model, len(rows)),

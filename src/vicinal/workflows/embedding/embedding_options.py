@@ -17,6 +17,8 @@ class EmbeddingOptions:
         model: a model folder, a run folder, the name of a model on the Hugging Face Hub, or the name of a pretrained
             model of timm, such as timm/vit_small_patch14_dinov2.lvd142m or resnet50; needed for images, unless a run
             is given in their place, which has its own model.
+        weights: a file of weights for a model of timm, such as tf_efficientnet_lite0, in place of the published ones: a
+            state dict or checkpoint (.safetensors, .pth, .pt, .bin, .ckpt, .torch).
         pooling: the pooling of a model of timm; backbone is its own, and projection its own with CLIP's projection.
             None takes that of the image embedding which its weights were published with.
         allow_import: packages whose code a model that was saved by its import path may name, such as my_models; they
@@ -50,6 +52,7 @@ class EmbeddingOptions:
     """
 
     model: str | None = None
+    weights: str | None = None
     pooling: Literal["avg", "max", "gem", "avg+max", "token", "backbone", "projection"] | None = None
     allow_import: tuple[str, ...] | None = None
     root: str | None = None

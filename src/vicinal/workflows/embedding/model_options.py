@@ -40,8 +40,8 @@ class ModelOptions(EmbeddingOptions):
     def loaded_model(self) -> Embedder | ExportedEmbedder:
         """The model of the options."""
         if not is_exported(str(self.model)):
-            return load_model(str(self.model), self.pooling, self.allow_import or ())
-        for option in ("pooling", "scales", "device"):
+            return load_model(str(self.model), self.pooling, self.allow_import or (), self.weights)
+        for option in ("weights", "pooling", "scales", "device"):
             if getattr(self, option) is not None:
                 raise InputError(f"{self.model} is an exported model, which has its own; leave out --{option}")
         if self.engine != "auto":

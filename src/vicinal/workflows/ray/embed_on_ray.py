@@ -97,9 +97,13 @@ class _RayData:
 
     @cached_property
     def _reader(self) -> EmbeddingReader:
-        """The options without the loaded model, whose path is an absolute one."""
-        model = str(self.job.reader.model)
-        return replace(self.job.reader, model=str(Path(model).resolve()) if Path(model).exists() else model)
+        """The options without the loaded model, whose paths are absolute ones."""
+        model, weights = str(self.job.reader.model), self.job.reader.weights
+        return replace(
+            self.job.reader,
+            model=str(Path(model).resolve()) if Path(model).exists() else model,
+            weights=None if weights is None else str(Path(weights).resolve()),
+        )
 
     def embed(self) -> Generator[EmbeddedBatch, None, None]:
         """Yield the missing batches as they are embedded."""

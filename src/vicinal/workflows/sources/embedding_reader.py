@@ -176,7 +176,7 @@ class EmbeddingReader(ModelOptions):
             return self.loaded_model
         if source_kind(source) != "run":
             raise InputError(f"{source} holds images; say which model embeds them with --model")
-        return load_model(source, self.pooling, self.allow_import or ())
+        return load_model(source, self.pooling, self.allow_import or (), self.weights)
 
     def _on_error(self, source: str) -> OnError:
         """What to do with unreadable images of a source."""
@@ -250,7 +250,7 @@ class EmbeddingReader(ModelOptions):
 
     def _refuse_image_options(self, source: str) -> None:
         """Refuse options about images where the source holds embeddings already."""
-        for option in ("model", "pooling", "scales"):
+        for option in ("model", "weights", "pooling", "scales"):
             if getattr(self, option) is not None:
                 raise InputError(f"{source} holds embeddings already; leave out --{option}, or name the images")
 
