@@ -345,7 +345,7 @@ class Embedder(SavedModel):
 
     @property
     def is_thread_safe(self) -> bool:
-        """Whether several threads may embed at once: not whole images, for whose sizes networks keep state."""
+        """Whether several threads may embed at once. Whole images may not, because networks keep state for their sizes."""
         return self.transform.longest is None and not is_sharded(self)
 
     def _get_config(self) -> dict[str, Any]:

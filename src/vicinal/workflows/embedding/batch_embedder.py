@@ -72,7 +72,7 @@ class BatchEmbedder:
 
     @cached_property
     def engine(self) -> Embedder | ExportedEmbedder:
-        """What embeds the batches: the model, or the model exported for another engine."""
+        """The model that embeds the batches, or its export for another engine."""
         return self.reader.with_engine(self.model, self.num_images)
 
     @property
