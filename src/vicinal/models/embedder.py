@@ -17,7 +17,7 @@ from vicinal.data.images.transforms import ImageTransform
 from vicinal.models.backbones import has_class_token, memory_format, num_features, num_prefix_tokens, to_channels_last
 from vicinal.models.devices import check_device
 from vicinal.models.downloads import is_downloaded
-from vicinal.models.frozen_batch_norm import FrozenBatchNorm, check_frozen, freeze_statistics, freeze_weights
+from vicinal.models.frozen_batch_norm import FrozenBatchNorm, choose_frozen, freeze_statistics, freeze_weights
 from vicinal.models.head import NormName, build_head, check_head, set_to_whitening
 from vicinal.models.image_sizes import check_any_size, check_patches
 from vicinal.models.initialization_table import timm_name
@@ -37,9 +37,9 @@ from vicinal.utils.errors import InputError
 class Embedder(SavedModel):
     """A network that maps images to L2-normalized embeddings: backbone, pooling, normalization, linear layer.
 
-    Reference: the model of Recall@k Surrogate ("Architectures"): a backbone without classifier, GeM pooling, layer
-    normalization, one linear layer to `dim` and L2 normalization; for vision transformers ``pooling="token"`` and
-    ``norm="none"``. The layer normalization has no affine parameters, since the linear layer after it contains them.
+    The model of Recall@k Surrogate ("Architectures") has ``pooling="gem"`` and ``norm="layer"``; for vision
+    transformers ``pooling="token"`` and ``norm="none"``. The layer normalization has no affine parameters, since the
+    linear layer after it contains them.
     Random weights are drawn from torch's default generator: set ``torch.manual_seed`` for reproducible ones.
 
     Args:
@@ -67,8 +67,8 @@ class Embedder(SavedModel):
             Contextual Similarity). In training the model returns its L2-normalized outputs; it is saved with the
             model but not used for embeddings.
         freeze_batch_norm: What of the backbone's batch normalization does not change in training: none; statistics,
-            which are then used in training too, while weight and bias are learned, as in the papers' published code; or
-            all, statistics, weight and bias.
+            which are then used in training too, while weight and bias are learned, as in the papers' published code;
+            all, statistics, weight and bias; or auto, the statistics of a pretrained backbone, and else none.
         transform: The image transform in training and tests; by default that of the backbone's pretrained weights,
             whereas a default `ImageTransform` has ImageNet's mean and std.
         backbone_args: More arguments of timm.create_model, such as {channels: [16, 32, 64, 128]} for the widths of a
@@ -97,8 +97,8 @@ class Embedder(SavedModel):
         self,
         backbone: str = "resnet50",
         dim: int | None = 512,
-        pooling: PoolingName = "gem",
-        norm: NormName = "layer",
+        pooling: PoolingName = "backbone",
+        norm: NormName = "none",
         pretrained: bool | str | Path = True,
         *,
         hidden: int | None = None,
@@ -107,13 +107,13 @@ class Embedder(SavedModel):
         learned_p: bool = False,
         dropout: float = 0.0,
         projector: int | None = None,
-        freeze_batch_norm: FrozenBatchNorm = "none",
+        freeze_batch_norm: FrozenBatchNorm = "auto",
         transform: ImageTransform | None = None,
         backbone_args: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         check_head(dim, norm, dropout, projector, hidden)
-        check_frozen(freeze_batch_norm)
+        freeze_batch_norm = choose_frozen(freeze_batch_norm, is_pretrained=pretrained is not False)
         self.config: dict[str, Any] = {
             "backbone": timm_name(backbone),
             "backbone_args": dict(backbone_args or {}),
@@ -223,6 +223,17 @@ class Embedder(SavedModel):
         if with_projector and self.projector is not None:
             vectors = self.projector(vectors)
         return vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+
+    @contextmanager
+    def without_linear(self) -> Iterator[nn.Linear]:
+        """In this context, embeddings are the inputs of the linear layer, L2-normalized; it yields the layer."""
+        linear, dim = self.head[1], self.dim
+        assert isinstance(linear, nn.Linear)
+        self.head[1], self.dim = nn.Identity(), linear.in_features
+        try:
+            yield linear
+        finally:
+            self.head[1], self.dim = linear, dim
 
     @property
     def train_output_dim(self) -> int:
@@ -345,7 +356,7 @@ class Embedder(SavedModel):
 
     @property
     def is_thread_safe(self) -> bool:
-        """Whether several threads may embed at once. Whole images may not, because networks keep state for their sizes."""
+        """Whether several threads may embed at once. Whole images may not, as networks keep state for their sizes."""
         return self.transform.longest is None and not is_sharded(self)
 
     def _get_config(self) -> dict[str, Any]:

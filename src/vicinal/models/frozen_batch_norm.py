@@ -11,14 +11,26 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vicinal.utils.arguments import shown
 from vicinal.utils.errors import InputError
 
-FrozenBatchNorm = Literal["none", "statistics", "all"]
-"""What does not change: nothing; the running statistics, which are then used in training; or weight and bias too."""
+FrozenBatchNorm = Literal["none", "statistics", "all", "auto"]
+"""What does not change: nothing; the running statistics, which are then used in training; weight and bias too; or, as
+"auto", the statistics of pretrained networks, and nothing of others."""
 
 
-def check_frozen(frozen: FrozenBatchNorm) -> None:
-    """Raise InputError if it is none of the three."""
-    if frozen not in ("none", "statistics", "all"):
-        raise InputError(f"freeze_batch_norm is {shown(frozen)}; choose none, statistics or all")
+def choose_frozen(frozen: FrozenBatchNorm, is_pretrained: bool) -> FrozenBatchNorm:
+    """What does not change, for networks with pretrained or random weights.
+
+    Raises:
+        InputError: The name is unknown.
+
+    Example:
+        >>> choose_frozen("auto", is_pretrained=True)
+        'statistics'
+    """
+    if frozen not in ("none", "statistics", "all", "auto"):
+        raise InputError(f"freeze_batch_norm is {shown(frozen)}; choose none, statistics, all or auto")
+    if frozen != "auto":
+        return frozen
+    return "statistics" if is_pretrained else "none"
 
 
 def freeze_weights(backbone: nn.Module, frozen: FrozenBatchNorm) -> None:

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vicinal.utils.allocator import keep_large_blocks
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Floats, Integers, check_not_masked
 from vicinal.utils.errors import InputError
@@ -59,6 +60,7 @@ class UnitVectors:
         rows: Integers | None = None,
         device: torch.device | str | None = None,
     ) -> None:
+        keep_large_blocks()  # blocks of scores are as large as activations
         self._data = _as_tensor(array, name)
         self._rows = None if rows is None else torch.from_numpy(np.array(rows, dtype=np.int64))
         self._units: Tensor | None = None  # all unit vectors, if they are kept

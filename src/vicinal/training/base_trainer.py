@@ -147,7 +147,7 @@ class BaseTrainer(ABC):
             self.start()
             with killing_children(), self.watching():
                 if self.progress.step == 0:
-                    self.validate()
+                    self.validate_start()
                 while not self.length.is_reached(self.progress) and not self.out_of_patience():
                     self.train_epoch()
                     self.finish_epoch()
@@ -227,6 +227,10 @@ class BaseTrainer(ABC):
             state = {"module": self.engine.module_state(), "metrics": metrics, "epoch": self.progress.epoch}
             if self.is_main_process:
                 save_checkpoint(self.run.best, state)
+
+    def validate_start(self) -> None:
+        """Evaluate before the first step."""
+        self.validate()
 
     def out_of_patience(self) -> bool:
         """Whether the last `validation.patience` evaluations were without a new best score."""

@@ -14,6 +14,7 @@ class Progress:
         step: number of optimizer steps.
         epoch: number of finished epochs.
         steps_in_epoch: number of steps in the current epoch.
+        zero_shot: validation score of the pretrained network's own embeddings; -inf without pretrained weights.
         best: best validation score; -inf before the first.
         best_epoch: number of finished epochs at the best score.
         evaluations_since_best: number of evaluations since the best score.
@@ -26,6 +27,7 @@ class Progress:
     step: int = 0
     epoch: int = 0
     steps_in_epoch: int = 0
+    zero_shot: float = -math.inf
     best: float = -math.inf
     best_epoch: int = 0
     evaluations_since_best: int = 0

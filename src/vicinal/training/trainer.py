@@ -7,12 +7,14 @@ from contextlib import closing, contextmanager
 from functools import cached_property, partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from vicinal.data import ImageDataset, Table
 from vicinal.data.batches.whole_images import train_batches
 from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
+from vicinal.models.head import set_to_attenuated_whitening
 from vicinal.models.precision import Precision
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
 from vicinal.training.class_centers import copy_centers_from_run, save_centers, set_centers_to_class_means
@@ -33,6 +35,9 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import TrainingStoppedError, one_line
 from vicinal.utils.run_folder import RunFolder
 from vicinal.utils.run_log import TRAIN_RECALL
+
+WHITENING_IMAGES = 4096
+"""The largest number of training images whose features initialize the head."""
 
 
 class Trainer(BaseTrainer):
@@ -94,6 +99,7 @@ class Trainer(BaseTrainer):
         """Create model, loss and optimizer for the classes of the training images."""
         self.bare_module = self._new_module(training)
         self.embedder, self.loss = self.bare_module.embedder, self.bare_module.loss
+        self.evaluated = self.embedder
         factors = layer_factors(self.bare_module.embedders, self.settings.optimizer.layer_decay)
         self.parameter_groups = self.engine.setup(self.bare_module, self.bare_module.parameter_groups(), factors)
 
@@ -157,16 +163,31 @@ class Trainer(BaseTrainer):
             log(str(self.epoch_selection))
             self.epoch_selection.reset()
 
+    def validate_start(self) -> None:
+        """Evaluate the pretrained network's own embeddings, which training must beat, and the model before training."""
+        if self.recipe.is_pretrained and self.val_images is not None:
+            self.evaluated = self._zero_shot_model()
+            values = {**(self._evaluate() or {}), **self._evaluate_training()}
+            self.evaluated = self.embedder
+            if self.is_main_process:
+                self.log.metrics(0, 0, values)
+            self.progress.zero_shot = distributed.broadcast_object(values[self.settings.validation.metric])
+        self.validate()
+
+    def _zero_shot_model(self) -> Embedder:
+        with torch.random.fork_rng(devices=[]):
+            return self.recipe.create_zero_shot_embedder().to(self.engine.fabric.device)
+
     def _evaluate(self) -> dict[str, float] | None:
         if self.val_images is None:
             return None
-        vectors, metric = self._embed(self.val_images, self.embedder), self.settings.validation.metric
+        vectors, metric = self._embed(self.val_images, self.evaluated), self.settings.validation.metric
         return evaluate(vectors, self.val_images.table, metrics=[metric], divided=True).metrics
 
     def _evaluate_training(self) -> dict[str, float]:
         if self.train_sample is None:
             return {}
-        vectors = self._embed(self.train_sample, self.embedder)
+        vectors = self._embed(self.train_sample, self.evaluated)
         metrics = evaluate(vectors, self.train_sample.table, recall_at=[1], divided=True).metrics
         return {TRAIN_RECALL: metrics["recall@1"]}
 
@@ -203,7 +224,9 @@ class Trainer(BaseTrainer):
         self.fitted_recipe.save(self.run.recipe)
 
     def _on_start(self) -> None:
-        """Set class centers and transition matrices to their initial values, unless these are random."""
+        """Set head, class centers and transition matrices to their initial values, unless these are random."""
+        if self.recipe.has_whitened_head:
+            self._set_heads()
         centers, training = self.settings.centers, self.images.table
         for embedder, loss in zip(self.bare_module.embedders, self.bare_module.losses, strict=True):
             if centers == "class_means":
@@ -219,6 +242,17 @@ class Trainer(BaseTrainer):
             matrix = distributed.broadcast_object(matrix)
             assert matrix is not None
             set_transition(self.bare_module.losses, matrix)
+
+    def _set_heads(self) -> None:
+        """Set the linear layers of the models to a whitening of the features of training images."""
+        number = min(WHITENING_IMAGES, len(self.images))
+        rows = np.random.default_rng(self.settings.seed).choice(len(self.images), number, replace=False)
+        images = self.images.subset(np.sort(rows))
+        for embedder in self.bare_module.embedders:
+            with embedder.without_linear() as linear:
+                features = self._embed(images, embedder)
+            set_to_attenuated_whitening(linear, torch.from_numpy(features))
+            distributed.broadcast_tensors([linear.weight.data])
 
     def _extra_state(self) -> dict[str, Any]:
         reports = {"epoch_selection": self.epoch_selection, "step_selection": self.step_selection}
@@ -243,10 +277,13 @@ class Trainer(BaseTrainer):
         )
 
     def _write_model(self, metrics: Mapping[str, float]) -> None:
-        if metrics and self.progress.best_epoch == 0:
-            metric = self.settings.validation.metric
+        embedder, metric = self.embedder, self.settings.validation.metric
+        if metrics and self.progress.zero_shot > self.progress.best:
+            embedder, metrics = self._zero_shot_model(), {f"val {metric}": self.progress.zero_shot}
+            log(f"no epoch had a higher {metric} than zero-shot: the model is the pretrained network")
+        elif metrics and self.progress.best_epoch == 0:
             log(f"no epoch had a higher {metric} than before training: the model is the untrained one")
         save_centers(self.run.centers, self.loss, self.images.table.classes)
         put_together(self.embedder)
         if self.is_main_process:
-            self.embedder.save_pretrained(self.run.model, recipe=self.fitted_recipe.config, metrics=metrics)
+            embedder.save_pretrained(self.run.model, recipe=self.fitted_recipe.config, metrics=metrics)

@@ -56,6 +56,13 @@ class FrozenTrainer(Trainer):
             _remove_backbone(embedder)
         return module
 
+    def _zero_shot_model(self) -> Embedder:
+        """The head that leaves features as they are; with the backbone where the model is saved."""
+        embedder = super()._zero_shot_model()
+        if isinstance(self.embedder.backbone, nn.Identity):
+            _remove_backbone(embedder)
+        return embedder
+
     @contextmanager
     def _whole_embedder(self) -> Iterator[Embedder]:
         """The embedder with its backbone and pooling, for a block."""

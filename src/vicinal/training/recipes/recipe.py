@@ -78,6 +78,34 @@ class Recipe(BaseRecipe):
         """Whether the backbone is the default of a machine without a GPU."""
         return "model.backbone" not in self.given and self.model["backbone"] == SMALL_BACKBONE
 
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether training starts from pretrained weights."""
+        return self.model["pretrained"] is not False
+
+    @property
+    def has_whitened_head(self) -> bool:
+        """Whether the linear layer starts as a whitening of the features.
+
+        Raises:
+            InputError: The setting asks for it, and the head has no such layer.
+        """
+        model, wanted = self.model, self.settings.head_init
+        fits = model["dim"] is not None and model["hidden"] is None and model["head_whitening"] is None
+        fits = fits and not self.settings.shards_weights
+        if wanted == "whitening" and not fits:
+            expected = "random where model.dim is null, or model.hidden, model.head_whitening or fsdp is given"
+            raise InputError(f"head_init = whitening must be {expected}")
+        return fits and wanted != "random" and (self.is_pretrained or wanted == "whitening")
+
+    def create_zero_shot_embedder(self) -> Embedder:
+        """The pretrained network as it is: its own pooling, or that of frozen features, and no layer after it."""
+        pooling = self.model["pooling"]
+        if self.settings.features == "trained" and pooling != "projection":
+            pooling = "backbone"
+        own = {name: self.model[name] for name in ("backbone", "backbone_args", "pretrained")}
+        return Embedder(**own, dim=None, pooling=pooling, norm="none", transform=self.settings.transform)
+
     def create_embedder(self) -> Embedder:
         """Create the model, with initial weights from the global random generator."""
         try:
