@@ -25,7 +25,7 @@ def images(number=6, channels=3):
 
 
 def test_the_embedding_is_pooled_normalized_projected_and_of_length_one():
-    model = build(p=2.5).eval()
+    model = build(pooling="gem", p=2.5, norm="layer").eval()
     maps = model.backbone(images())
     pooled = maps.clamp(min=1e-6).pow(2.5).mean((-2, -1)).pow(1 / 2.5)
     centred = pooled - pooled.mean(1, keepdim=True)
@@ -130,7 +130,7 @@ def test_frozen_batch_norm_uses_its_statistics_in_training():
 
 
 def test_parameter_groups_hold_every_parameter_once():
-    model = build(projector=4, learned_p=True)
+    model = build(pooling="gem", learned_p=True, projector=4)
     groups = model.parameter_groups()
     assert list(groups) == ["backbone", "pooling", "head", "projector"]
     grouped = [id(parameter) for group in groups.values() for parameter in group]
@@ -243,14 +243,14 @@ def test_built_from_the_command_line():
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"dropout": float("nan")}, "dropout is nan"),
         ({"dropout": "a"}, "dropout is 'a'; it must be a number from 0 to below 1"),
-        ({"p": "a"}, "p is 'a'; it must be a finite number from 0.001 to 10,000"),
+        ({"pooling": "gem", "p": "a"}, "p is 'a'; it must be a finite number from 0.001 to 10,000"),
         ({"pretrained": None}, "pretrained is None; give a weights file, true or false"),
         ({"pretrained": 3}, "pretrained is 3"),
         ({"norm": "batch"}, "norm: 'batch' is unknown; choose layer, layer_affine, l2 or none"),
-        ({"freeze_batch_norm": True}, "freeze_batch_norm is True; choose none, statistics or all"),
+        ({"freeze_batch_norm": True}, "freeze_batch_norm is True; choose none, statistics, all or auto"),
         ({"pooling": "sum"}, "pooling: 'sum' is unknown"),
         ({"backbone": "resnet5O"}, "nearest: resnet50"),
-        ({"backbone": "crossvit_9_240"}, "crossvit_9_240 cannot be built without its pooling"),
+        ({"backbone": "crossvit_9_240", "pooling": "gem"}, "crossvit_9_240 cannot be built without its pooling"),
     ],
 )
 def test_impossible_values(arguments, message):

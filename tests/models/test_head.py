@@ -57,7 +57,7 @@ def test_l2_norm_before_the_linear_layer() -> None:
 
 
 def test_a_hidden_layer_makes_the_head_an_mlp(tmp_path: Path) -> None:
-    model = build(hidden=12)
+    model = build(hidden=12, norm="layer")
     features = pooled(model, images())
     first, _, last = model.head[1]
     hidden = F.relu(F.linear(F.layer_norm(features, [WIDTH]), first.weight, first.bias))

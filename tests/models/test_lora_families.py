@@ -43,7 +43,7 @@ def test_adapters_learn_and_are_merged(backbone: str, tmp_path: Path, monkeypatc
     pooling, size, arguments, expected = FAMILIES[backbone]
     torch.manual_seed(0)
     transform = ImageTransform(size=size)
-    model = Embedder(backbone, 8, pooling, pretrained=False, transform=transform, backbone_args=arguments)  # type: ignore[arg-type]
+    model = Embedder(backbone, 8, pooling, norm="layer", pretrained=False, transform=transform, backbone_args=arguments)  # type: ignore[arg-type]
     for name, parameter in model.named_parameters():
         if "gamma" in name or (
             parameter.ndim == 1 and name.endswith("weight")

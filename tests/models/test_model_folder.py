@@ -136,7 +136,7 @@ def test_of_a_link_the_model_it_points_to_is_replaced(tmp_path, folder):
 @pytest.mark.parametrize("backbone", ["test_resnet", "test_vit"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_the_dtype_of_the_weights_is_kept(tmp_path, backbone, dtype):
-    model = build(backbone, learned_p=True, projector=4).to(dtype).eval()
+    model = build(backbone, pooling="gem", learned_p=True, projector=4).to(dtype).eval()
     model.save_pretrained(tmp_path / "model")
     loaded = Embedder.from_pretrained(tmp_path / "model")
     assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
@@ -199,14 +199,14 @@ def refused(source, message):
         ({"dim": 65536}, r"model\.safetensors: head\.1\.weight has shape \(8, 96\); config\.json calls for"),
         ({"projector": 5}, r"model\.safetensors: lacks tensor projector\.bias and 1 more"),
         ({"projector": [1]}, r"projector is \[1\]"),
-        ({"learned_p": True}, r"model\.safetensors: lacks tensor pooling\.p"),
-        ({"p": float("nan")}, r"p is nan"),
-        ({"p": 0}, r"p is 0"),
+        ({"pooling": "gem", "learned_p": True}, r"model\.safetensors: lacks tensor pooling\.p"),
+        ({"pooling": "gem", "p": float("nan")}, r"p is nan"),
+        ({"pooling": "gem", "p": 0}, r"p is 0"),
         ({"dropout": -1}, r"dropout is -1"),
         ({"norm": "batch"}, r"norm: 'batch' is unknown"),
         ({"norm": "layer_affine"}, r"model\.safetensors: lacks tensor head\.0\."),
         ({"freeze_batch_norm": True}, r"freeze_batch_norm is True; it must be str"),
-        ({"freeze_batch_norm": "some"}, r"freeze_batch_norm is 'some'; choose none, statistics or all"),
+        ({"freeze_batch_norm": "some"}, r"freeze_batch_norm is 'some'; choose none, statistics, all or auto"),
         ({"pooling": "token"}, r"test_resnet has no class token"),
         ({"pooling": ["gem"]}, r"pooling is \['gem'\]"),
         ({"backbone": "resnet5O"}, r"nearest: resnet50"),

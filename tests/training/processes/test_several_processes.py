@@ -171,7 +171,7 @@ def together(rank: int, world: int) -> dict[str, Any]:
     result["batches"] = sum(batches)
     result["unequal"] = distributed.all_gather_parts(torch.full((rank, 2), rank), list(range(world)))
     images = SomeLost(["lost"] * 1000)
-    errors = find_unreadable(images, num_workers=0, device=torch.device("cpu"))
+    errors = find_unreadable(images)
     result["unreadable"], result["looked at"] = {row: str(error) for row, error in errors.items()}, images.looked_at
     tensors = [torch.full((2,), float(rank)), torch.tensor(rank), torch.full((1, 1), float(rank))]
     distributed.broadcast_tensors(tensors)
