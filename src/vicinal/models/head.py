@@ -110,8 +110,8 @@ def set_to_attenuated_whitening(linear: nn.Linear, features: Tensor) -> None:
     Whitening divides each principal component by its standard deviation, attenuated whitening by a root of that
     (Tolias et al., "Learning and aggregating deep local descriptors for instance-level search", ECCV 2020). The fourth
     root was no worse than the features themselves on any of four data sets, the square root was on one. A tenth of the
-    mean variance is added to each variance, because the small ones are estimated from few images. The rows of the weight
-    have norm 1 on average; those beyond the number of inputs are zero.
+    mean variance is added to each variance, because the small ones are estimated from few images. The rows of the
+    weight have norm 1 on average; those beyond the number of inputs are zero.
 
     Args:
         linear: The layer.
