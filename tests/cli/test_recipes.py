@@ -11,8 +11,8 @@ from vicinal.cli.main import main
 def test_recipes_are_found_by_words_in_name_and_first_lines(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     found = output(capsys, "train", "--recipes", "Center", "contrastive", "cub", "table 2", "m = 0").split("\n\n")
-    assert found[0].splitlines()[0] == "recipes/center_contrastive/cub_baseline.yaml"
-    assert "expected: recall@1 71.8, recall@2 80.8, recall@4 87.8" in found[1]
+    assert found[0].splitlines()[0] == "recipes/center_contrastive/cub_ccl.yaml"
+    assert "expected: recall@1 71.8, recall@2 80.8, recall@4 87.8" in found[0]
     assert "vicinal train --recipes WORDS" in output(capsys, "train", "--recipes")
 
 
