@@ -4,8 +4,8 @@
 
 DATA holds emoji.zip, grocery.zip, nyala.zip and Omniglot's zips, also in folders of these names. Every run starts from
 EfficientNet-Lite0 (the extra `weights`). A variant is a name, or a name and the flags of `vicinal train` after an
-equals sign. Finished runs are not trained again. Scores are those of the validation classes; `--test` adds those of the test
-classes, after all choices are made.
+equals sign. Finished runs are not trained again. Scores are those of the validation classes; `--test` adds those of the
+test classes, after all choices are made.
 """
 
 from __future__ import annotations
