@@ -188,6 +188,15 @@ def test_bodies_of_searches(client: TestClient) -> None:
         check(client.post("/search", content=body, headers=JSON), status, name)
 
 
+def test_boxes_beyond_all_numbers_cost_no_process(client: TestClient) -> None:
+    for box in ([1e308] * 4, [-1e308, 0, 1e308, 5], [0, -1e308, 5, 1e308]):
+        check(client.post("/search", json={"image": encoded(noise(0)), "box": box}), 422, str(box))
+    whole = client.post("/embed", json={"image": encoded(noise(0))}).json()
+    box = [-1e308, -1e308, 1.5e308, 1.5e308]
+    assert client.post("/embed", json={"image": encoded(noise(0)), "box": box}).json() == whole
+    assert "vicinal_decoder_deaths 0" in client.get("/metrics").text
+
+
 def test_bodies_of_items(client: TestClient) -> None:
     for name, body in ITEMS.items():
         check(client.post("/items", json=body), 422, name)
