@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 import pandas as pd
@@ -26,35 +28,55 @@ MAX_ENTRIES = 50_000_000  # of a folder and all below: several times as many as 
 MAX_VISITS = 16  # of one folder, by links to it
 
 
-def read_folder(folder: str | Path) -> tuple[pd.DataFrame, dict[str, int]]:
+@dataclass
+class FoundFiles:
+    """What is below a folder.
+
+    Attributes:
+        images: the images as sorted relative paths.
+        others: the number of other files by suffix; those without one are under "".
+        without_images: the sorted relative paths of folders with no image in them or below; of those inside one
+            another, only the outermost.
+        unlisted: folders whose content the system does not tell, and its reason.
+    """
+
+    images: list[str] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)
+    without_images: list[str] = field(default_factory=list)
+    unlisted: dict[str, str] = field(default_factory=dict)
+
+
+def read_folder(folder: str | Path) -> tuple[pd.DataFrame, FoundFiles]:
     """List the images in a folder: `path`, and from the folder names `label`, `coarse`, `coarse_2`, ... and `split`.
 
     Images at different depths are not sorted by class and have no labels, which is logged, as are the number of files
-    of other image formats and the folders without images.
-
-    Returns:
-        The images, and the number of other files by suffix; those without one are under "".
+    of other image formats and the folders without images or that cannot be listed.
 
     Raises:
-        InputError: The folder does not exist or holds no image, a name is not UTF-8, or the folder holds too much to be
-            walked.
+        InputError: The folder does not exist, cannot be listed or holds no image, a name is not UTF-8, or the folder
+            holds too much to be walked.
     """
     if not str(folder):
         raise InputError("the name of the folder is empty; give a folder of images")
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder}: {'is a file, not a folder' if folder.exists() else 'no such folder'}")
-    files, others, without_images = find_images(folder)
-    unread = {suffix: number for suffix, number in others.items() if suffix in UNREAD_SUFFIXES}
+    found = find_images(folder)
+    files = found.images
+    unread = {suffix: number for suffix, number in found.others.items() if suffix in UNREAD_SUFFIXES}
     left_out = ", ".join(f"{number:,} {suffix}" for suffix, number in sorted(unread.items()))
     hint = f"; {HEIF_NEEDS}" if set(HEIF_SUFFIXES) & set(unread) else ""
+    if os.fspath(folder) in found.unlisted:
+        raise InputError(f"{folder}: {found.unlisted[os.fspath(folder)]}")
+    for each, reason in found.unlisted.items():
+        log(f"{each}: {reason}; what is in this folder is left out")
     if not files:
         there = f"; there are {left_out}{hint}" if left_out else ""
         raise InputError(f"{folder}: no image in this folder or below (known are {', '.join(IMAGE_SUFFIXES)}){there}")
     if left_out:
         log(f"{folder}: left out files of formats that are not read: {left_out}{hint}")
-    if without_images:
-        log(f"{folder}: no image in {_these(without_images)}")
+    if found.without_images:
+        log(f"{folder}: no image in {_these(found.without_images)}")
     for file in files:
         check_utf8(os.path.join(folder, file), "folder of images")
     parents = [PurePath(file).parent.parts for file in files]
@@ -62,46 +84,45 @@ def read_folder(folder: str | Path) -> tuple[pd.DataFrame, dict[str, int]]:
     if _has_split_folders(folder, parents):
         columns["split"] = [parts[0] for parts in parents]
         parents = [parts[1:] for parts in parents]
-    return pd.DataFrame({**columns, **_label_columns(folder, files, parents)}), dict(sorted(others.items()))
+    return pd.DataFrame({**columns, **_label_columns(folder, files, parents)}), found
 
 
-def find_images(folder: Path) -> tuple[list[str], Counter[str], list[str]]:
-    """The images below a folder, how many other files there are, and the folders without images.
+def find_images(folder: Path) -> FoundFiles:
+    """The images below a folder, other files, folders without images, and those that cannot be listed.
 
     Hidden entries are skipped. Links are followed, but to no folder that the link is in, and to no folder more than
     MAX_VISITS times.
 
-    Returns:
-        The images as sorted relative paths, the number of other files by suffix, and the sorted relative paths of the
-        folders with no image in them or below; of those inside one another, only the outermost.
-
     Raises:
         InputError: There are more than MAX_ENTRIES entries, as on a whole disk.
     """
-    found: list[str] = []
-    others: Counter[str] = Counter()
+    images: list[str] = []
+    found = FoundFiles()
     visits: Counter[str] = Counter()
     visited: list[str] = []
     num_entries = 0
     pending: list[tuple[str, tuple[str, ...]]] = [(os.fspath(folder), (os.path.realpath(folder),))]
     while pending:
         current, ancestors = pending.pop()
-        visited.append(current)
-        for entry in _visible_entries(current):
+        entries = _visible_entries(current, found.unlisted)
+        visited += [] if current in found.unlisted else [current]
+        for entry in entries:
             num_entries += 1
-            if _is_folder(entry):
+            if _is_folder(entry, found.unlisted):
                 target = os.path.realpath(entry.path)
                 visits[target] += 1
                 if not _is_cycle(target, ancestors) and visits[target] <= MAX_VISITS:
                     pending.append((entry.path, (*ancestors, target)))
             elif is_image_file(entry.name):
-                found += [entry.path] if _is_file_or_dangling_link(entry) else []
+                images += [entry.path] if _is_file_or_dangling_link(entry) else []
             else:
-                others[os.path.splitext(entry.name)[1].lower()] += 1
+                found.others[os.path.splitext(entry.name)[1].lower()] += 1
         if num_entries > MAX_ENTRIES:
             raise InputError(f"{folder}: holds more than {MAX_ENTRIES:,} files and folders; give a folder of images")
-    files = sorted((os.path.relpath(file, folder) for file in found), key=lambda file: PurePath(file).parts)
-    return files, others, _without_images(folder, visited, found)
+    found.images = sorted((os.path.relpath(file, folder) for file in images), key=lambda file: PurePath(file).parts)
+    found.others = Counter(dict(sorted(found.others.items())))
+    found.without_images = _without_images(folder, visited, images)
+    return found
 
 
 def _without_images(folder: Path, visited: list[str], images: list[str]) -> list[str]:
@@ -121,19 +142,28 @@ def _these(folders: list[str]) -> str:
     return ", ".join(folders) if len(folders) <= 3 else f"{len(folders):,} folders, such as {folders[0]}"
 
 
-def _visible_entries(folder: str) -> list[os.DirEntry[str]]:
+def _visible_entries(folder: str, unlisted: dict[str, str]) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return [entry for entry in entries if not entry.name.startswith(".")]
-    except (PermissionError, FileNotFoundError):  # such as lost+found at the top of a disk, or one deleted meanwhile
+    except FileNotFoundError:  # deleted meanwhile
+        return []
+    except OSError as error:
+        unlisted[folder] = _reason(error)
         return []
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def _is_folder(entry: os.DirEntry[str], unlisted: dict[str, str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # a link to itself
+            unlisted[entry.path] = _reason(error)
         return False
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
 
 
 def _is_file_or_dangling_link(entry: os.DirEntry[str]) -> bool:
