@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import errno
 import os
 import time
 from itertools import permutations
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from vicinal.data import Table, folders, is_image_file
+from vicinal.data.images.decoding import read_image
 from vicinal.utils.errors import InputError
 
 
@@ -224,3 +227,17 @@ def test_other_files_are_counted_where_images_are_found(tmp_path: Path, monkeypa
     assert table.other_files == {"": 1, ".mov": 1, ".txt": 1}
     assert len(walked) == 1
     assert table.take([0]).other_files == {}
+
+
+def test_what_the_system_refuses_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, "cat/1.png")
+
+    def refuse(path: object, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Image, "open", refuse)
+    with pytest.raises(InputError, match=r"cat/1\.png: permission denied$"):
+        read_image(tmp_path / "cat" / "1.png")
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(InputError, match=rf"^{tmp_path}: permission denied$"):
+        Table.from_folder(tmp_path)
