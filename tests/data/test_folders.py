@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from itertools import permutations
 from pathlib import Path
@@ -204,14 +205,21 @@ def test_only_files_are_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [b"cat/b\xff.png", b"caf\xe9/b.png"])
-def test_file_names_that_are_no_text_are_named(tmp_path: Path, name: bytes) -> None:
+def test_file_names_that_are_no_text_are_left_out_and_named(
+    tmp_path: Path, name: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / os.fsdecode(name)
     try:
         fill(tmp_path, str(file))
     except OSError:
         pytest.skip("this file system knows no such names")
-    with pytest.raises(InputError, match=r"the file name '.*\\udc(ff|e9).*' is not UTF-8; rename the file"):
+    reason = r"the file name '.*\\udc(ff|e9).*' is not UTF-8; rename the file"
+    with pytest.raises(InputError, match=reason):
         Table.from_folder(tmp_path)
+    capsys.readouterr()
+    assert names(Table.from_folder(fill(tmp_path, "owl/1.png", "cat/2.png")), tmp_path) == ["cat/2.png", "owl/1.png"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"left out 1 image by the name: {tmp_path}: {reason}", line)
 
 
 def test_other_files_are_counted_where_images_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

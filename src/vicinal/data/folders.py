@@ -14,6 +14,7 @@ from vicinal.data.columns import SPLITS, check_utf8
 from vicinal.data.images.heif import HEIF_NEEDS, HEIF_SUFFIXES, reads_heif
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
+from vicinal.utils.wording import counted
 
 IMAGE_SUFFIXES = (
     *(".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm"),
@@ -50,11 +51,11 @@ def read_folder(folder: str | Path) -> tuple[pd.DataFrame, FoundFiles]:
     """List the images in a folder: `path`, and from the folder names `label`, `coarse`, `coarse_2`, ... and `split`.
 
     Images at different depths are not sorted by class and have no labels, which is logged, as are the number of files
-    of other image formats and the folders without images or that cannot be listed.
+    of other image formats, names that are not UTF-8, and the folders without images or that cannot be listed.
 
     Raises:
-        InputError: The folder does not exist, cannot be listed or holds no image, a name is not UTF-8, or the folder
-            holds too much to be walked.
+        InputError: The folder does not exist, cannot be listed or holds no image with a name in UTF-8, or holds
+            too much to be walked.
     """
     if not str(folder):
         raise InputError("the name of the folder is empty; give a folder of images")
@@ -77,14 +78,30 @@ def read_folder(folder: str | Path) -> tuple[pd.DataFrame, FoundFiles]:
         log(f"{folder}: left out files of formats that are not read: {left_out}{hint}")
     if found.without_images:
         log(f"{folder}: no image in {_these(found.without_images)}")
-    for file in files:
-        check_utf8(os.path.join(folder, file), "folder of images")
+    files = _named_in_utf8(folder, files)
     parents = [PurePath(file).parent.parts for file in files]
     columns = {"path": [os.path.join(folder, file) for file in files]}
     if _has_split_folders(folder, parents):
         columns["split"] = [parts[0] for parts in parents]
         parents = [parts[1:] for parts in parents]
     return pd.DataFrame({**columns, **_label_columns(folder, files, parents)}), found
+
+
+def _named_in_utf8(folder: Path, files: list[str]) -> list[str]:
+    """The files whose names a table can hold, which is UTF-8; the others are logged."""
+    check_utf8(os.fspath(folder), "folder of images")
+    named, others = [], []
+    for file in files:
+        try:
+            check_utf8(file, os.fspath(folder))
+            named.append(file)
+        except InputError as error:
+            others.append(str(error))
+    if others:
+        log(f"left out {counted(len(others), 'image')} by the name: {others[0]}")
+    if not named:
+        raise InputError(others[0])
+    return named
 
 
 def find_images(folder: Path) -> FoundFiles:
