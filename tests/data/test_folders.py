@@ -57,6 +57,28 @@ def test_split_folders_give_the_split(tmp_path: Path) -> None:
     assert table.frame["label"].tolist() == ["owl", "cat", "big"]
 
 
+def test_split_folders_by_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for known in ("Train/Test", "TRAINING/valid", "train/Validation/testing", "train/val/valid"):
+        folder = tmp_path / known.replace("/", "-")
+        parts = known.split("/")
+        table = Table.from_folder(fill(folder, *(f"{part}/kiwi/{part}.png" for part in parts)))
+        assert table.classes == ["kiwi"]
+        splits = {Path(path).stem: split for path, split in zip(table.paths, table.frame["split"], strict=True)}
+        expected = {part: {"t": "train", "v": "val"}[part[0].lower()] for part in parts}
+        assert splits == expected | {part: "test" for part in parts if part.lower().startswith("test")}
+    assert f"{folder}: read the folders of splits valid as val" in capsys.readouterr().err.splitlines()
+
+
+def test_top_folders_with_the_same_folders_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table.from_folder(fill(tmp_path, *(f"{top}/{name}/1.png" for top in "ab" for name in ("kiwi", "owl"))))
+    assert table.classes == ["a/kiwi", "a/owl", "b/kiwi", "b/owl"]
+    line = capsys.readouterr().err
+    assert line.startswith(f"warning: {tmp_path}: a, b hold the same folders, so a/owl and b/owl are two classes; if")
+    for files in (["a/kiwi/1.png", "b/kiwi/1.png"], ["a/1.png", "b/1.png"], ["1.png", "2.png"]):
+        Table.from_folder(fill(tmp_path / "-".join(files).replace("/", "_"), *files))
+        assert capsys.readouterr().err == ""
+
+
 def test_split_folders_without_classes(tmp_path: Path) -> None:
     table = Table.from_folder(fill(tmp_path, "train/1.png", "test/2.png"))
     assert list(table.frame.columns) == ["path", "split"]

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 
 import pandas as pd
 
-from vicinal.data.columns import SPLITS, check_utf8
+from vicinal.data.columns import SPLIT_NAMES, check_utf8
 from vicinal.data.images.heif import HEIF_NEEDS, HEIF_SUFFIXES, reads_heif
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
@@ -82,8 +82,10 @@ def read_folder(folder: str | Path) -> tuple[pd.DataFrame, FoundFiles]:
     parents = [PurePath(file).parent.parts for file in files]
     columns = {"path": [os.path.join(folder, file) for file in files]}
     if _has_split_folders(folder, parents):
-        columns["split"] = [parts[0] for parts in parents]
+        columns["split"] = [SPLIT_NAMES[parts[0].lower()] for parts in parents]
         parents = [parts[1:] for parts in parents]
+    else:
+        _warn_of_repeated_folders(folder, parents)
     return pd.DataFrame({**columns, **_label_columns(folder, files, parents)}), found
 
 
@@ -203,15 +205,34 @@ def is_image_file(path: str | Path) -> bool:
 
 
 def _has_split_folders(folder: Path, parents: list[tuple[str, ...]]) -> bool:
+    """Whether the top folders are splits, by their names; names other than train, val and test are logged."""
     top = {parts[0] if parts else "" for parts in parents}
-    splits = top.intersection(SPLITS)
+    splits = {name for name in top if name.lower() in SPLIT_NAMES}
     if len(splits) > 1 and top - splits:
         other = min(top - splits) or "images"
         raise InputError(
             f"{folder}: holds {other} beside the split folders {', '.join(sorted(splits))}; "
             "either all images lie in train, val and test or none do"
         )
+    meant = [f"{name} as {SPLIT_NAMES[name.lower()]}" for name in sorted(splits) if name != SPLIT_NAMES[name.lower()]]
+    if top == splits and meant:
+        log(f"{folder}: read the folders of splits {', '.join(meant)}")
     return top == splits
+
+
+def _warn_of_repeated_folders(folder: Path, parents: list[tuple[str, ...]]) -> None:
+    """Say what was understood where every top folder holds the same folders, as parts of one dataset do."""
+    below: dict[str, set[str]] = {}
+    for parts in parents:
+        below.setdefault(parts[0] if parts else "", set()).add(parts[1] if len(parts) > 1 else "")
+    tops = sorted(below)
+    names = sorted(below[tops[0]])
+    if len(tops) > 1 and len(names) > 1 and all(below[top] == set(names) for top in tops):
+        log(
+            f"warning: {folder}: {', '.join(tops[:3])}{' ...' * (len(tops) > 3)} hold the same folders, so "
+            f"{tops[0]}/{names[-1]} and {tops[1]}/{names[-1]} are two classes; if they are one, call the upper folders "
+            "train, val and test, or give a table with a column label"
+        )
 
 
 def _label_columns(folder: Path, files: list[str], parents: list[tuple[str, ...]]) -> dict[str, list[str]]:

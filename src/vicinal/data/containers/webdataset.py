@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from vicinal.data.columns import is_known_column
+from vicinal.data.columns import SPLIT_NAMES, is_known_column
 from vicinal.data.containers.export import (
     Location,
     NamedColumns,
@@ -30,7 +30,6 @@ from vicinal.data.containers.export import (
     file_versions,
 )
 from vicinal.data.containers.listing import ListedImages, list_images
-from vicinal.data.containers.names import SPLITS
 from vicinal.data.folders import IMAGE_SUFFIXES
 from vicinal.data.table import Table
 from vicinal.utils.arrays import Integers
@@ -43,7 +42,7 @@ MAX_BYTES = 2**28  # of one member
 LABELS = ("cls", "label")  # the members and keys of JSON that are labels, unless others are named
 RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
 Members: TypeAlias = "dict[str, bytes | Location]"
-SPLIT_NAME = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLITS)})(?:[^a-z]|$)")
+SPLIT_NAME = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLIT_NAMES)})(?:[^a-z]|$)")
 
 
 def read_webdataset(pattern: str, root: str | Path | None, columns: NamedColumns) -> Table:
@@ -128,7 +127,7 @@ def _numbers(low: str, high: str) -> list[str]:
 def _splits(shards: list[Path]) -> list[str | None]:
     """The split that the name of each shard tells."""
     found = [SPLIT_NAME.search(shard.name.lower()) for shard in shards]
-    return [SPLITS[match[1]] if match else None for match in found]
+    return [SPLIT_NAMES[match[1]] if match else None for match in found]
 
 
 @dataclass(frozen=True)
