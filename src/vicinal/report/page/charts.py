@@ -25,6 +25,7 @@ INK, PALE, EDGE = "#00000a", "#00000b", "#00000c"  # stand for colors of the sty
 VARIABLES = {INK: "ink", PALE: "pale", EDGE: "edge", **{f"#00000{at + 1}": f"color{at}" for at in range(NUM_COLORS)}}
 STYLE = {
     "svg.fonttype": "none",
+    "svg.hashsalt": "vicinal",  # the same ids for the same chart
     "text.parse_math": False,
     "font.size": 10,
     "text.color": INK,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 HEARTBEAT, GRACE = 5, 20  # seconds between two heartbeats, and after which a trial without one is repeated
 LOCK_SECONDS = 60  # for which a command waits for another one that writes to the database
 NUM_STARTUP = 5  # trials of all epochs before the median tells which ones are worse
-CURVE, METRICS, REASON = "curve", "metrics", "reason"  # attributes of a trial
+CURVE, METRICS, REASON, SURPLUS = "curve", "metrics", "reason", "surplus"  # attributes of a trial
 
 Objective = Callable[["Trial"], float]
 
@@ -138,13 +138,12 @@ def run_trials(
         InterruptedRunError: `is_stopping`, after the last trial has ended.
     """
     from optuna.storages import RetryHeartbeatStaleTrialCallback, fail_stale_trials
-    from optuna.trial import TrialState
 
     def guarded(trial: Trial) -> float:
-        frozen = _frozen(trial)
-        if num_trials is None and not _is_enqueued(frozen):  # another command was faster
-            trial.study.stop()
-            raise InputError("no trial is enqueued")
+        if is_surplus(study.get_trials(deepcopy=False)[trial.number]):
+            trial.set_user_attr(SURPLUS, True)
+            study.stop()
+            raise InputError("another command was faster")
         try:
             return objective(trial)
         except InterruptedRunError:
@@ -154,10 +153,16 @@ def run_trials(
             trial.set_user_attr(REASON, str(error))
             raise
 
+    def is_surplus(trial: FrozenTrial) -> bool:
+        if num_trials is None:
+            return "fixed_params" not in trial.system_attrs
+        others = [*ended_trials(study), *in_states(study, "RUNNING")]
+        return sum(each.number < trial.number for each in others) >= num_trials
+
     def ended(study: Study, trial: FrozenTrial) -> None:
-        if trial.state != TrialState.FAIL or REASON in trial.user_attrs:
+        if not _is_interrupted(trial):
             on_end(trial)
-        elif num_trials is not None or _is_enqueued(trial):  # interrupted
+        elif SURPLUS not in trial.user_attrs:
             RetryHeartbeatStaleTrialCallback()(study, trial)
 
     while not is_stopping():
@@ -195,12 +200,12 @@ def in_states(study: Study, *names: str) -> list[FrozenTrial]:
 
 
 def ended_trials(study: Study) -> list[FrozenTrial]:
-    """The trials that have ended, without those that were interrupted, which are enqueued again."""
+    """The trials that have ended, without those that were interrupted, which are enqueued again, or were surplus."""
     return [trial for trial in in_states(study, "COMPLETE", "PRUNED", "FAIL") if not _is_interrupted(trial)]
 
 
 def shown_trials(study: Study) -> list[FrozenTrial]:
-    """All trials but those that were interrupted, by the numbers of their first attempts."""
+    """All trials but those that were interrupted or surplus, by the numbers of their first attempts."""
     shown = (trial for trial in study.get_trials(deepcopy=False) if not _is_interrupted(trial))
     return sorted(shown, key=first_number)
 
@@ -230,13 +235,6 @@ def trial_name(number: int) -> str:
     return f"trials/{number:03d}"
 
 
-def _frozen(trial: Trial) -> FrozenTrial:
-    return trial.study.get_trials(deepcopy=False)[trial.number]
-
-
-def _is_enqueued(trial: FrozenTrial) -> bool:
-    return "fixed_params" in trial.system_attrs
-
-
 def _is_interrupted(trial: FrozenTrial) -> bool:
+    """Whether a trial was interrupted, or surplus because of other commands."""
     return trial.state.name == "FAIL" and REASON not in trial.user_attrs
