@@ -16,13 +16,11 @@ import pytest
 from tests.report.page.cases import Case, Page, case_of, digits_case, with_interval
 from vicinal.data import Table
 from vicinal.evaluation import evaluate, evaluate_arrays
-from vicinal.report.page import thumbnails as module
-from vicinal.report.page.comparison import write_comparison_page
-from vicinal.report.page.document import SCRIPTS
-from vicinal.report.page.evaluated import EvaluatedEmbeddings
-from vicinal.report.page.run import read_run, settings
+from vicinal.report.page import frames as module
+from vicinal.report.page.comparison import EvaluatedEmbeddings, write_comparison_page
+from vicinal.report.page.markup import SCRIPTS
+from vicinal.report.page.run import curves_section, read_run, settings
 from vicinal.report.page.single import write_page
-from vicinal.report.page.training import curves_section
 from vicinal.report.page.unlabeled import write_unlabeled_page
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_log import empty_log

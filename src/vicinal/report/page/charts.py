@@ -25,7 +25,6 @@ INK, PALE, EDGE = "#00000a", "#00000b", "#00000c"  # stand for colors of the sty
 VARIABLES = {INK: "ink", PALE: "pale", EDGE: "edge", **{f"#00000{at + 1}": f"color{at}" for at in range(NUM_COLORS)}}
 STYLE = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "vicinal",  # the same ids for the same chart
     "text.parse_math": False,
     "font.size": 10,
     "text.color": INK,
@@ -80,8 +79,11 @@ def svg(figure: Figure, description: str) -> Markup:
         figure: the figure.
         description: of the chart, for screen readers.
     """
+    import matplotlib
+
     file = StringIO()
-    figure.savefig(file, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
+    with matplotlib.rc_context({"svg.hashsalt": description}):  # ids of one page differ, and are always the same
+        figure.savefig(file, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
     width, height = re.findall(r"[\d.]+", re.findall(r'viewBox="([^"]*)"', file.getvalue())[0])[2:]
     content = file.getvalue().partition("</metadata>")[2].removesuffix("</svg>\n")
     content = re.sub(r"<defs>\s*<style[^>]*>.*?</style>\s*</defs>", "", content, flags=re.DOTALL)
