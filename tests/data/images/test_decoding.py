@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 import zlib
 from contextlib import suppress
 from io import BytesIO
@@ -229,3 +230,32 @@ def test_heic_is_read_with_its_package(tmp_path: Path) -> None:
     assert (image.mode, image.size) == ("RGB", (64, 48))
     assert np.abs(np.asarray(image, dtype=int) - [255, 0, 0]).max() < 8
     assert is_image_file("phone.HEIC")
+
+
+def _chunk(name: bytes, data: bytes = b"") -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+@pytest.mark.parametrize(
+    ("form", "mark", "part"),
+    [
+        ("PNG", b"IDAT", _chunk(b"tEXt", b"a\0b")),
+        ("PNG", b"IDAT", _chunk(b"IDAT")),
+        ("JPEG", b"\xff\xdb", b"\xff\xe5\x00\x02"),
+        ("GIF", b"\x2c", b"\x21\xfe\x01a\x00"),
+    ],
+)
+def test_the_time_to_read_an_image_is_bound_by_its_size(form: str, mark: bytes, part: bytes, tmp_path: Path) -> None:
+    buffer = BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, form)
+    data, path = buffer.getvalue(), tmp_path / "image"
+    begin = data.index(mark) - 4 * (form == "PNG")
+    for number, seconds in ((3_000, 5.0), (6_000_000 // len(part), 1.0)):
+        path.write_bytes(data[:begin] + number * part + data[begin:])
+        start = time.process_time()
+        if number == 3_000:
+            assert read_image(path).size == (8, 8)
+        else:
+            with pytest.raises(InputError, match="too many parts for its size"):
+                read_image(path)
+        assert time.process_time() - start < seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from vicinal.data.boxes import Box, crop_to_box
+from vicinal.data.images.counted_file import CountedFile
 from vicinal.data.images.heif import HEIF_NEEDS, register_heif
 from vicinal.data.images.turbo_jpeg import decode_pixels
 from vicinal.utils.errors import InputError, one_line, raise_if_of_system
@@ -94,9 +95,10 @@ def open_image(path: str | Path, channels: int = 3) -> Iterator[Image.Image | En
         ((640, 480), (160, 120))
     """
     check_regular_file(path)
-    with _one_line_errors(path):
-        image = Image.open(path, formats=_known_formats())
-    with image:
+    with ExitStack() as stack:
+        with _one_line_errors(path):
+            file = stack.enter_context(CountedFile(path))
+            image = stack.enter_context(Image.open(file, formats=_known_formats()))
         _check_size(path, image.width, image.height)
         yield (EncodedJpeg if image.format in ("JPEG", "MPO") else _decode)(image, path, channels)
 
