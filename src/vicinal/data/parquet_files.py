@@ -74,8 +74,8 @@ def _check_rows(path: Path, rows: int, size: int) -> None:
     """Raise InputError for far more rows than the bytes of a file can tell apart: each costs time."""
     if rows > max(MAX_ROWS, ROWS_PER_BYTE * size):
         raise InputError(
-            f"{path}: says that it has {rows:,} rows in {size / 1e6:,.3f} MB; more than {MAX_ROWS:,} rows of a table need "
-            f"a byte per {ROWS_PER_BYTE}"
+            f"{path}: says that it has {rows:,} rows in {size / 1e6:,.3f} MB; more than {MAX_ROWS:,} rows "
+            f"need a byte per {ROWS_PER_BYTE}"
         )
 
 
