@@ -75,7 +75,7 @@ def evaluation(device: PretendDevice) -> Callable[[], object]:
 
     def run() -> None:
         with (
-            patch.object(device_counter, "has_kernels", lambda _: True),
+            patch.object(device_counter, "uses_kernel", lambda *_: True),
             patch.object(device_counter.DeviceCounter, "_count_by_kernel", count_kernel),
         ):
             evaluate(vectors, table)

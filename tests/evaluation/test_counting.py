@@ -89,7 +89,7 @@ def test_long_rows_with_few_and_many_positives(count: int, kind: str) -> None:
 def test_the_kernel_counts_the_same(count: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter, in several blocks of positives and of scores."""
     pytest.importorskip("triton", reason="the kernel needs Triton, which some builds of torch lack")
-    monkeypatch.setattr(device_counter, "has_kernels", lambda scores: True)
+    monkeypatch.setattr(device_counter, "uses_kernel", lambda *_: True)
     monkeypatch.setattr(kernels, "MAX_POSITIVES", 16)
     rng = np.random.default_rng(count)
     scores = rng.standard_normal((4, 300)).astype(np.float32)

@@ -1,11 +1,15 @@
-"""Triton kernels: whether there are some for a tensor, and how much a program of them takes at a time."""
+"""Triton kernels: whether one is used for a tensor, and how much a program of it takes at a time."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+
+from vicinal.utils.errors import one_line
 
 MAX_POSITIVES = 32
 """In registers at a time; of more, each part reads the row again."""
@@ -21,6 +25,42 @@ def has_kernels(values: Tensor) -> bool:
         False
     """
     return values.is_cuda and values.dtype == torch.float32 and find_spec("triton") is not None
+
+
+def uses_kernel(values: Tensor, name: str, agrees: Callable[[torch.device], bool]) -> bool:
+    """Whether a kernel is used for some values: if there are kernels, and it agrees with PyTorch on their device.
+
+    On the first use on a device the kernel is compiled and compared. If it does not compile or differs, PyTorch's
+    operations are used from then on, with one warning.
+
+    Args:
+        values: the input.
+        name: of the kernel.
+        agrees: computes a small example on a device by the kernel and by PyTorch, and compares the two.
+
+    Example:
+        >>> uses_kernel(torch.zeros(1), "count_above", lambda device: True)
+        False
+    """
+    if not has_kernels(values):
+        return False
+    key = name, values.device
+    if key not in _AGREES:
+        _AGREES[key] = _check(name, values.device, agrees)
+    return _AGREES[key]
+
+
+_AGREES: dict[tuple[str, torch.device], bool] = {}
+
+
+def _check(name: str, device: torch.device, agrees: Callable[[torch.device], bool]) -> bool:
+    try:
+        reason = "" if agrees(device) else "its results differ from PyTorch's"
+    except Exception as error:  # compilers raise many types
+        reason = one_line(error, 200)
+    if reason:
+        warnings.warn(f"the kernel {name} is not used on {device}: {reason}; PyTorch is slower", stacklevel=4)
+    return not reason
 
 
 def block_sizes(num_positives: int, num_columns: int) -> dict[str, int]:

@@ -40,13 +40,6 @@ class Variant:
         """Whether value and gradient are products of matrices."""
         return self.theta == "step" and self.conjunction == "product"
 
-    @property
-    def is_ablation(self) -> bool:
-        """Whether it differs from the definition of the paper by more than epsilon and alpha."""
-        has_all_steps = self.complement and self.intersection and self.expansion
-        is_detached = self.detach_sizes and not self.detach_expansion_size
-        return not (self.has_matrix_form and has_all_steps and is_detached) or self.correct_gradient
-
 
 def contextual_similarity(similarity: Tensor, k: int, variant: Variant, span: slice) -> Tensor:
     """Eq. (1) to (4): `w`, float [rows, n].
