@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vicinal.cli.flags import Arguments, Parser, print_result
 from vicinal.cli.inputs import check_files, check_source
+from vicinal.cli.recipes import find_recipes
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
@@ -104,6 +105,8 @@ def add_recipe(parser: Parser) -> None:
     parser.add_argument("--resume", action="store_true", help="continue the run in RUN where it was stopped or killed")
     text = "a package or module of your own whose classes, such as losses, the recipe may name; may be repeated"
     parser.add_argument("--allow_import", metavar="PACKAGE", action="append", default=[], help=text)
+    text = "list the recipes of papers' results whose first lines have all of the WORDS"
+    parser.add_argument("--recipes", nargs="*", metavar="WORD", help=text)
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
     parser.add_argument("--help_all", action="store_true", help="show all settings")
 
@@ -158,8 +161,10 @@ def refine(arguments: Arguments) -> None:
 
 
 def _show_help(arguments: Arguments, shown: Help, recipe: str) -> bool:
-    """Print the help that the command line asks for, if any, and return whether it does."""
-    if arguments.help:
+    """Print the help or the recipes that the command line asks for, if any, and return whether it does."""
+    if arguments.recipes is not None:
+        print_result(find_recipes(arguments.recipes))
+    elif arguments.help:
         settings = arguments.parser.add_argument_group("settings that matter most")
         for key, (default, text) in shown.settings.items():
             settings.add_argument(f"--{key}", metavar="", help=f"{text} (default: {default})" if default else text)

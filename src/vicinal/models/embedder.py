@@ -98,7 +98,7 @@ class Embedder(SavedModel):
         backbone: str = "resnet50",
         dim: int | None = 512,
         pooling: PoolingName = "backbone",
-        norm: NormName = "none",
+        norm: NormName = "layer",
         pretrained: bool | str | Path = True,
         *,
         hidden: int | None = None,
@@ -127,7 +127,7 @@ class Embedder(SavedModel):
             "projector": projector,
             "freeze_batch_norm": freeze_batch_norm,
         }
-        self.normalize_in_training = True
+        self.normalize_in_training, self._normalizes = True, True
         self.features_in_training = False
         self.freeze_batch_norm = freeze_batch_norm
         self.pooling = build_pooling(pooling, p, learned_p)
@@ -182,7 +182,7 @@ class Embedder(SavedModel):
         """
         features = self.pooled_features(images)
         vectors = self._project(features, with_projector=self.training)
-        if not self.training or self.normalize_in_training:
+        if self.normalize_in_training if self.training else self._normalizes:
             vectors = unit_vectors(vectors, self.training)
         if self.training and self.features_in_training:
             return torch.cat([vectors, features.to(vectors)], dim=1)
@@ -226,14 +226,14 @@ class Embedder(SavedModel):
 
     @contextmanager
     def without_linear(self) -> Iterator[nn.Linear]:
-        """In this context, embeddings are the inputs of the linear layer, L2-normalized; it yields the layer."""
+        """In this context, embeddings are the inputs of the linear layer, not normalized; it yields the layer."""
         linear, dim = self.head[1], self.dim
         assert isinstance(linear, nn.Linear)
-        self.head[1], self.dim = nn.Identity(), linear.in_features
+        self.head[1], self.dim, self._normalizes = nn.Identity(), linear.in_features, False
         try:
             yield linear
         finally:
-            self.head[1], self.dim = linear, dim
+            self.head[1], self.dim, self._normalizes = linear, dim, True
 
     @property
     def train_output_dim(self) -> int:

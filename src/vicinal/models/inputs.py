@@ -138,16 +138,31 @@ def _all_are(source: Any, kind: type) -> bool:
     return isinstance(source, (list, tuple)) and len(source) > 0 and all(isinstance(item, kind) for item in source)
 
 
+def _check_paths(source: Any) -> None:
+    """Raise InputError unless the source is a list of paths; of a list, the message names the first other element."""
+    is_list, place = isinstance(source, (list, tuple)), ""
+    others = [each for each in enumerate(source) if not isinstance(each[1], (str, os.PathLike))] if is_list else []
+    if is_list and not others:
+        return
+    if others:
+        place, source = f" in element {others[0][0]} of the list", others[0][1]
+    kind, hint = type(source).__name__, ""
+    if isinstance(source, np.ndarray):
+        hint = "; PIL.Image.fromarray(array) makes a picture of it"
+    elif isinstance(source, bytes):
+        hint = "; PIL.Image.open(io.BytesIO(content)) reads it"
+    elif others and isinstance(source, (Image.Image, Tensor)):
+        hint = "; all must be of one kind"
+    raise InputError(f"cannot embed {kind}{place}; give a Table, a list of paths, of PIL images or of tensors{hint}")
+
+
 def _dataset(source: Any, transform: ImageTransform) -> ImageDataset:
     if isinstance(source, ImageDataset):
         if source.transform != transform:
             raise InputError("the dataset's transform is not the model's; make it with transform=model.transform")
         return source
     if not isinstance(source, Table):
-        if not isinstance(source, (list, tuple)) or not all(isinstance(path, (str, os.PathLike)) for path in source):
-            raise InputError(
-                f"cannot embed {type(source).__name__}; give a Table, a list of paths, of PIL images or of tensors"
-            )
+        _check_paths(source)
         # As objects, since pandas' string type cannot hold a name that is not UTF-8, which the table reports.
         source = Table(pd.DataFrame({"path": [os.fspath(path) for path in source]}, dtype=object))
     return ImageDataset(source, transform)

@@ -49,6 +49,13 @@ def require_validatable(table: Table, metric: str) -> None:
         raise InputError(
             "the split val has no class with two images, so its queries have no positives; see data.fractions"
         )
+    groups = class_group_codes(table)
+    of_group, of_class = np.bincount(groups + 1)[groups + 1], counts[table.labels]
+    if not (np.where(groups < 0, 1, of_group) < of_class).any():
+        raise InputError(
+            f"the column group excludes all matches of the {len(table)} queries of the split val; leave the column "
+            "out, or add images of other groups"
+        )
     k, (_, gallery) = metric.partition("@")[2], query_gallery_rows(table)
     if k.isdigit() and not table.has("is_gallery") and len(table) <= int(k):
         raise InputError(f"validation.metric = {metric} needs more than the {len(table)} images of the split val")

@@ -79,6 +79,20 @@ def no_such_source(source: str | Path, benchmarks: Collection[str]) -> str:
     return f"{source}: no such folder, file or benchmark; {hint}"
 
 
+def raise_if_of_system(error: Exception, path: str | Path) -> None:
+    """Raise the InputError of a file that the system does not let be read; other errors are about what is in it.
+
+    Example:
+        >>> raise_if_of_system(PermissionError(13, "Permission denied"), "cup.jpg")
+        Traceback (most recent call last):
+            ...
+        vicinal.utils.errors.InputError: cup.jpg: permission denied
+        >>> raise_if_of_system(OSError("image file is truncated"), "cup.jpg")
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        raise unreadable(path, error) from None
+
+
 def unreadable(path: str | Path, error: OSError) -> InputError:
     """The InputError for a file that cannot be opened or read."""
     reason = "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error)).lower()

@@ -17,7 +17,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 from vicinal.data.boxes import Box, crop_to_box
 from vicinal.data.images.heif import HEIF_NEEDS, register_heif
 from vicinal.data.images.turbo_jpeg import decode_pixels
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.errors import InputError, one_line, raise_if_of_system
 from vicinal.utils.files import check_regular_file
 
 Values: TypeAlias = npt.NDArray[Any]
@@ -199,6 +199,7 @@ def _one_line_errors(path: str | Path) -> Iterator[None]:
         pixels = int(next(iter(re.findall(r"[0-9]+", str(error))), 2 * MAX_PIXELS))
         raise _too_large(path, f"{pixels / 1e6:,.0f} million pixels") from None
     except Exception as error:  # decoders raise many types of errors on damaged files
+        raise_if_of_system(error, path)
         raise InputError(f"{path}: broken image ({one_line(error)})") from None
 
 

@@ -19,9 +19,9 @@ import vicinal.distillation
 import vicinal.matryoshka
 import vicinal.memory
 import vicinal.mixing
-import vicinal.weighting  # noqa: F401 - a recipe may name a class of an imported module without its module
+import vicinal.weighting
 from vicinal.data import Table
-from vicinal.losses import Loss
+from vicinal.losses import CenterBasedLoss, Loss
 from vicinal.training.recipes.base_settings import BaseSettings
 from vicinal.training.recipes.batch_size import fit_batches
 from vicinal.training.recipes.recipe_check import RecipeCheck, as_yaml
@@ -93,6 +93,8 @@ class BaseRecipe(ABC):
         objects = parser.instantiate(namespace)
         names = [field.name for field in fields(self.settings_class)]
         self.settings = self.settings_class(**{name: objects[name] for name in names})
+        if self.settings.samples_per_class == 1:
+            _check_single_samples(objects.loss)
 
     @classmethod
     def parser(cls) -> jsonargparse.ArgumentParser:
@@ -254,6 +256,16 @@ class BaseRecipe(ABC):
                     f"{key} = {as_yaml(theirs.get(key))} differs from the run's own {as_yaml(ours.get(key))}; "
                     "resume with --out and --resume alone, or start a new run"
                 )
+
+
+def _check_single_samples(loss: Loss) -> None:
+    """Raise InputError if a loss compares the images of a class in a batch, and nothing else."""
+    kinds = CenterBasedLoss, vicinal.memory.CrossBatchMemory
+    if not any(isinstance(part, kinds) for part in loss.modules()):
+        raise InputError(
+            f"samples_per_class = 1 must be 0 or at least 2: {type(loss).__name__} compares images of one class in a "
+            "batch; a loss with class centers or a CrossBatchMemory does not"
+        )
 
 
 def _add_model_arguments(

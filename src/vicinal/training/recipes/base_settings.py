@@ -187,8 +187,7 @@ class BaseSettings:
     def _check_batches(self) -> None:
         batch_size, samples = self.batch_size, self.samples_per_class
         require(batch_size is None or batch_size >= 2, "batch_size", batch_size, "at least 2: a loss compares images")
-        expected = "0 or at least 2: a loss compares images of one class"
-        require(samples is None or samples == 0 or samples >= 2, "samples_per_class", samples, expected)
+        require(samples is None or samples >= 0, "samples_per_class", samples, "0 or more")
         if batch_size is not None and samples:
             above = f"above samples_per_class = {samples}, so that a batch has two classes"
             require(samples < batch_size, "batch_size", batch_size, above)

@@ -160,10 +160,10 @@ class TrainingSettings(BaseSettings):
         coarse_sampling: how often a coarse class is drawn: "by_size", in proportion to its number of images, or
             "uniform", equally often. Within it, classes are drawn as `class_sampling` says, which cannot be exhaustive.
         coarse_column: column of the table with the coarse labels: coarse, coarse_2, ...
-        head_init: initial weights of the linear layer after the features: "whitening", a whitening of half the strength
-            that is estimated from training images, which is better than the pretrained network's own embeddings; or
-            "random"; null: whitening where the backbone is pretrained and the head has one linear layer that no file
-            initializes.
+        head_init: initial weights of the linear layer after the features: "whitening", a whitening of a quarter of the
+            strength that is estimated from training images, which is better than the pretrained network's own
+            embeddings; or "random"; null: whitening where the backbone is pretrained and the head has one linear layer
+            that no file initializes.
         centers: initial class centers of a center-based loss: "random"; "class_means", the means of the training
             images' embeddings by the untrained model; or the folder of a run, whose centers are copied by class name,
             while classes that it does not have get random centers.
