@@ -31,7 +31,7 @@ from vicinal.mixing import SiMix
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.training.large_batch import embed_in_micro_batches
 from vicinal.training.refiners.refiner_trainer import RefinerModule
-from vicinal.utils import tile_size
+from vicinal.utils import kernels
 
 LAUNCH, BANDWIDTH, FLOPS = 5e-6, 3.35e12, 67e12
 LOSSES: dict[str, Callable[[int, int], losses.Loss]] = {
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--losses", nargs="+", choices=list(LOSSES), default=list(LOSSES))
     parser.add_argument("--work", action="store_true", help="steps and an evaluation as a whole instead of losses")
     args = parser.parse_args()
-    tile_size.MIN_GPU_ELEMENTS = tile_size.MAX_GPU_ELEMENTS  # those of 80 GB
+    kernels.MIN_GPU_ELEMENTS = kernels.MAX_GPU_ELEMENTS  # those of 80 GB
     print_machine()
     if args.work:
         _print_work()

@@ -7,9 +7,8 @@ from typing import Literal
 import numpy as np
 
 from vicinal.data.table import Table
-from vicinal.evaluation.bootstrap import bootstrap_bounds
 from vicinal.evaluation.open_set import OpenSetScores, identified, open_set_scores
-from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, UnitTotals
+from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, UnitTotals, bootstrap_bounds
 from vicinal.evaluation.thresholds import (
     check_rate,
     effective_classes,

@@ -19,8 +19,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from vicinal.evaluation.bootstrap import resample_weights
-from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling
+from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, resample_weights
 from vicinal.utils.arguments import is_number, shown
 from vicinal.utils.arrays import Doubles, Floats, Integers
 from vicinal.utils.errors import InputError

@@ -14,8 +14,7 @@ from vicinal.losses.contextual.matrices import SparseMatrix
 from vicinal.losses.contextual.matrix_form import Neighborhoods
 from vicinal.losses.contextual.row_blocks import row_block_loss
 from vicinal.losses.contextual.sparse import NeighborSearch, find_neighborhoods, neighborhoods_of, sparse_loss
-from vicinal.losses.contextual.variants import Variant
-from vicinal.losses.contextual.with_gradient import with_gradient
+from vicinal.losses.contextual.variants import Variant, with_gradient
 from vicinal.similarity.checks import can_read_values
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.pairs import MaskedPairs

@@ -9,8 +9,7 @@ from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.settings import DataSettings
 from vicinal.training.fine_tuning import FineTuning, check_backbone_settings
 from vicinal.training.recipes.base_settings import BaseSettings, OptimizerSettings, Validation, check_lr_factors
-from vicinal.training.recipes.checks import require, require_left_out
-from vicinal.training.recipes.frozen_checks import check_frozen_settings
+from vicinal.training.recipes.checks import check_frozen_settings, require, require_left_out
 from vicinal.utils.launch import Launch, check_launch
 
 
