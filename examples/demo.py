@@ -1,4 +1,4 @@
-"""The whole way once: train on some emoji from ImageNet weights, then find others again, among four designers' drawings.
+"""The whole way once: train on some emoji from ImageNet weights, then find others, which the model never saw.
 
 Run by `make demo`, or by `python examples/demo.py FOLDER`.
 """
@@ -59,9 +59,7 @@ def main(folder: Path) -> None:
     page, trained = folder / "report.html", evaluate(vectors["trained"], test)
     write_page(page, vectors["trained"], test, trained, title="Emoji never seen", run=run.path)
 
-    print(
-        f"\nOn {len(test.classes)} emoji never seen in training, after {time.monotonic() - started:.0f} s:\n\n{results}\n"
-    )
+    print(f"\nOn {len(test.classes)} emoji never seen, after {time.monotonic() - started:.0f} s:\n\n{results}\n")
     for name, path in (("model", run.model), ("index", folder / "index"), ("pictures", picture), ("page", page)):
         print(f"{name:9s} {path}")
     print(NEXT.format(vicinal=Path(sys.executable).with_name("vicinal")))
