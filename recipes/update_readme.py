@@ -30,15 +30,16 @@ INTRODUCTION = """\
 
 ## Start here
 
-For images of your own you need no recipe: `vicinal train --data.source photos/ --out run`. Two settings that are worth a
-try, by what your classes are like:
+For images of your own you need no recipe: `vicinal train --data.source photos/ --out run`. What was measured from
+ImageNet weights, by what the classes are like:
 
 | your classes | settings |
 |---|---|
 | small, as in a shop with 2 to 12 pictures of each product | the defaults |
-| large, from 20 images on | `--loss NormSoftmaxLoss --centers class_means --optimizer.lr_factors.loss 10` |
+| large, from 20 images on | [sum.yaml](sum.yaml), the sum of a loss with class centers and the default |
 
-The recipes below are for results of papers. `vicinal train --recipes WORDS` finds one, such as `--recipes cub contextual`.
+The recipes below are for results of papers. `vicinal train --recipes WORDS` finds one, such as `--recipes cub
+contextual`.
 
 ## What the recipes say
 

@@ -24,9 +24,8 @@ NETWORKS = {
     "micro-batches": ["--model.backbone=test_resnet", "--model.freeze_batch_norm=statistics", "--micro_batch_size=3"],
     "convnext": ["--model.backbone=test_convnext", "--transform.size=32"],
     "efficientnet": ["--model.backbone=test_efficientnet", "--transform.size=32"],
-    "vit": ["--model.backbone=test_vit", "--model.pooling=token", "--transform.size=32"],
 }
-SGD = ["--optimizer.name=sgd", "--optimizer.lr=1", "--schedule.name=constant"]
+SGD = ["--optimizer.name=sgd", "--optimizer.lr=1", "--schedule.name=constant", "--loss=MultiSimilarityLoss"]
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -40,7 +40,12 @@ def test_batch_norm_frozen_as_a_whole_stays_after_frozen_epochs_too(small: list[
 
 
 def test_the_exponent_of_gem_learns_at_its_own_rate_without_weight_decay(small: list[str], tmp_path: Path) -> None:
-    more = ["--model.learned_p=true", "--optimizer.lr_factors.pooling=10", "--optimizer.weight_decay=0.5"]
+    more = [
+        "--model.pooling=gem",
+        "--model.learned_p=true",
+        "--optimizer.lr_factors.pooling=10",
+        "--optimizer.weight_decay=0.5",
+    ]
     more.append("--transform.size=64")  # smaller ones have maps of one pixel, where the exponent does nothing
     one = trainer(small, tmp_path / "run", *more)
     groups = {group["name"]: group for group in one.engine.optimizer.param_groups}
