@@ -8,10 +8,8 @@ import os
 import resource
 import shutil
 import struct
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import faiss
@@ -20,14 +18,11 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.fuzz import with_other_bytes
 from vicinal.cli.main import main
 from vicinal.data import Table, save_embeddings
 from vicinal.models import ContextRefiner
 from vicinal.retrieval import Index
-from vicinal.retrieval.index.engines import faiss_engine
 from vicinal.retrieval.index.storage import CONFIG, _name_of
-from vicinal.utils.errors import InputError
 
 ROWS, DIM, MEMORY = 40, 8, 2**30
 
@@ -319,60 +314,3 @@ def test_hostile_index_is_one_line(
     assert len(captured.err.splitlines()) == 1, captured.err
     assert expected in captured.err
     assert captured.out == ""
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A sound index of each kind."""
-    parent = tmp_path_factory.mktemp("indexes")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(faiss_engine, "IVFPQ_MIN_VECTORS", 400)
-        return {kind: build(parent / kind, kind, 400 if kind == "ivfpq" else ROWS) for kind in KINDS}
-
-
-KINDS = ["exact", "hnsw", "sq8", "ivfpq", "rabitq", "binary", "refined"]
-
-
-def mutated(random: Random, data: bytes) -> bytes:
-    """Change some of the bytes."""
-    changed = bytearray(data)
-    for _ in range(random.choice([1, 1, 1, 3])):
-        changed = with_other_bytes(changed, random)
-    return bytes(changed)
-
-
-def use(folder: Path) -> None:
-    """Load the index and use all of it; it may be refused, but nothing else may happen."""
-    try:
-        index = Index.load(folder)
-    except InputError:
-        return
-    if index.refiner_fingerprint is None:
-        index.search(vectors(3), min(5, len(index)))
-        index.delete(index.metadata.ids[:3])
-        index.add(vectors(2), Table(pd.DataFrame({"label": ["a", "b"]})))
-        index.search(vectors(3), min(5, len(index)))
-    index.vectors()
-
-
-@pytest.mark.parametrize("rounds", [40, pytest.param(1000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_fuzzed_index_is_refused_or_used(kind: str, rounds: int, folders: dict[str, Path], tmp_path: Path) -> None:
-    random, source = Random(0), folders[kind]
-    config = (source / CONFIG).read_bytes()
-    parts = {part: part_of(source, part).read_bytes() for part in json.loads(config)["files"]}
-
-    def fuzz() -> None:
-        for number in range(rounds):
-            folder = tmp_path / str(number)
-            shutil.copytree(source, folder)
-            part = random.choice([*parts, "vectors", CONFIG])
-            if part == CONFIG:
-                (folder / CONFIG).write_bytes(mutated(random, config))
-            else:
-                replace_part(folder, part, mutated(random, parts[random.choice([part] * 9 + list(parts))]))
-            with warnings.catch_warnings(action="ignore"):
-                use(folder)
-            shutil.rmtree(folder)
-
-    run_limited(fuzz, 600)

@@ -26,9 +26,9 @@ from vicinal.cli.search import add_search, search
 from vicinal.cli.serve import add_serve, serve
 from vicinal.cli.train import add_recipe, refine, train
 from vicinal.cli.tune import add_sweep, add_tune, sweep, tune
-from vicinal.utils.allocator import keep_large_blocks
 from vicinal.utils.console import is_main_process, log
 from vicinal.utils.errors import InputError, explained, one_line
+from vicinal.utils.memory import keep_large_blocks
 
 # Threads that spin while they wait for a core that another process uses can slow training thirtyfold. OpenMP reads
 # this when torch is imported.

@@ -11,7 +11,7 @@ from vicinal.utils.arrays import Booleans, Integers
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from vicinal.evaluation.counting.positive_kernels import ExcludedPairs
+    from vicinal.evaluation.counting.kernels import ExcludedPairs
 
 
 class Relevance:
@@ -114,7 +114,7 @@ class Relevance:
     @property
     def _excluded_pairs(self) -> ExcludedPairs:
         """What :meth:`is_excluded` reads, for compiled kernels."""
-        from vicinal.evaluation.counting.positive_kernels import ExcludedPairs  # imports numba
+        from vicinal.evaluation.counting.kernels import ExcludedPairs  # imports numba
 
         of = self._exclusions
         return ExcludedPairs(of._exclude_self, of._query_groups, of._gallery_groups, of.query_labels, of.gallery_labels)

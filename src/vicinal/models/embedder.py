@@ -19,10 +19,9 @@ from vicinal.models.devices import check_device
 from vicinal.models.downloads import is_downloaded
 from vicinal.models.frozen_batch_norm import FrozenBatchNorm, choose_frozen, freeze_statistics, freeze_weights
 from vicinal.models.head import NormName, build_head, check_head, set_to_whitening
-from vicinal.models.image_sizes import check_any_size, check_patches
 from vicinal.models.initialization_table import timm_name
 from vicinal.models.initializations import check_backbone_name, chosen_transform, create_backbone
-from vicinal.models.inputs import Images, embed_images
+from vicinal.models.inputs import Images, check_any_size, check_patches, embed_images
 from vicinal.models.model_card import IMPORT
 from vicinal.models.model_format import EMBEDDER
 from vicinal.models.modes import eval_mode, unit_vectors

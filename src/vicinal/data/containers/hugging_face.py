@@ -19,8 +19,7 @@ from vicinal.data.containers.relevance import relevance_configurations, relevanc
 from vicinal.data.table import Table
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import condensed_retries, log
-from vicinal.utils.errors import InputError, one_line
-from vicinal.utils.extras import import_extra
+from vicinal.utils.errors import InputError, import_extra, one_line
 
 SAVED = ("dataset_dict.json", "state.json")  # one of them is in a folder of save_to_disk
 HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")

@@ -18,8 +18,8 @@ from vicinal.analysis import (
     queries_by_score,
     query_neighbors,
 )
+from vicinal.analysis.clustering import MAX_MAP_IMAGES
 from vicinal.analysis.neighbors import check_evaluation
-from vicinal.analysis.projection import MAX_MAP_IMAGES
 from vicinal.analysis.scores import query_metric, recall_metric
 from vicinal.data.class_samples import round_robin
 from vicinal.data.table import Table

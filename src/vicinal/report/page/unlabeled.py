@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from vicinal.analysis import query_neighbors
+from vicinal.analysis.clustering import MAX_MAP_IMAGES
 from vicinal.analysis.neighbors import QueryNeighbors
-from vicinal.analysis.projection import MAX_MAP_IMAGES
 from vicinal.data.table import Table
 from vicinal.report.page.common import duplicates_section, hubs_section, statistics_table
 from vicinal.report.page.frames import ImageFrames, Thumbnails, entry, entry_list

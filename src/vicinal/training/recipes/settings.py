@@ -9,8 +9,7 @@ from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.settings import DataSettings
 from vicinal.training.fine_tuning import FineTuning, check_backbone_settings
 from vicinal.training.recipes.base_settings import BaseSettings, OptimizerSettings, Validation, check_lr_factors
-from vicinal.training.recipes.checks import require, require_left_out
-from vicinal.training.recipes.frozen_checks import check_frozen_settings
+from vicinal.training.recipes.checks import check_frozen_settings, require, require_left_out
 from vicinal.utils.launch import Launch, check_launch
 
 
@@ -47,6 +46,7 @@ class EmbedderOptimizer(OptimizerSettings):
             last block has it once, the stem most often.
     """
 
+    lr: float = 3e-4
     lr_factors: LearningRateFactors = field(default_factory=LearningRateFactors)
     layer_decay: float = 1.0
 
@@ -64,8 +64,8 @@ class EmbedderValidation(Validation):
 
     Args:
         train_images: largest number of training images whose recall@1 is logged at each evaluation too: always the
-            same, whole classes or a part of large ones; null: a fifth of the images, at least 200 and at most 2,000;
-            0: none.
+            same, whole classes or a part of large ones; null: a twentieth of the images, at least 200 and at most
+            2,000; 0: none.
     """
 
     train_images: int | None = None

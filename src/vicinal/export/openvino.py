@@ -1,18 +1,48 @@
-"""A network as a model for OpenVINO, which traces it directly."""
+"""Models for OpenVINO: writing them, and embedding with them."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from vicinal.export.exported_embedder import runtime_options
 from vicinal.export.graph import ExportGraph
+from vicinal.export.onnx_embedder import OnnxEmbedder
 from vicinal.export.onnx_export import EXAMPLES, quiet, sides
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError, one_line
+
+
+class OpenVinoEmbedder(OnnxEmbedder):
+    """Embeds images by a model that `vicinal export --format openvino` wrote; it needs the package openvino.
+
+    Args:
+        path: The file `NAME.xml`; beside it are `NAME.bin` and `NAME.preprocessing.json`.
+        options: Arguments of `openvino.Core.compile_model`, such as `device_name` or `config`. By default it runs on
+            the CPU in float32, which OpenVINO leaves for bfloat16 where the processor has it.
+    """
+
+    def _start(self, options: dict[str, Any]) -> str | None:
+        import openvino
+
+        core = openvino.Core()
+        model = core.read_model(str(self.path))
+        options = {"device_name": "CPU", "config": {"INFERENCE_PRECISION_HINT": "f32"}, **options}
+        self._of_thread = threading.local()
+        self._compiled: Any = core.compile_model(model, **options)
+        return str(model.get_rt_info("fingerprint").value) if model.has_rt_info("fingerprint") else None
+
+    def infer(self, inputs: np.ndarray) -> np.ndarray:
+        """Embed what the exported model takes; see :meth:`OnnxEmbedder.infer`."""
+        if not hasattr(self._of_thread, "request"):  # which holds the memory of all layers
+            self._of_thread.request = self._compiled.create_infer_request()
+        vectors: np.ndarray = self._of_thread.request.infer([inputs])[0]
+        return vectors
 
 
 def to_openvino(graph: ExportGraph, fingerprint: str) -> Any:
