@@ -30,6 +30,7 @@ MIN_COARSE_SIMILARITY = 0.7  # of 8 x 8 pixels; of photos of groceries one pair 
 MIN_WEAK_SIMILARITY = 0.7  # of embeddings, of pairs that are found by their pixels: a model may not see through a crop
 MIN_CLEAR_PIXEL_SIMILARITY = 0.9
 COARSE_SIDE = 8
+MIN_TURNED_SIMILARITY = 0.95  # of the pixels of whole images, one of which is turned or mirrored
 MERGED_PAIRS = 2**20  # that wait until they are merged into components
 MANY_PAIRS = 100_000  # whose pixels take minutes to compare
 
@@ -156,6 +157,7 @@ def duplicate_groups(
         num_pairs += len(pairs.first)
         if thumbnails is not None and len(pairs.first):
             alike = pixel_similarities(thumbnails, pairs.first, pairs.second) >= min_pixel_similarity
+            alike |= _turned_similarities(thumbnails, pairs.first, pairs.second) >= MIN_TURNED_SIMILARITY
             pairs = Pairs(pairs.first[alike], pairs.second[alike], pairs.scores[alike])
         components.add(pairs)
     if thumbnails is not None and min_similarity <= MIN_SIMILARITY:
@@ -271,6 +273,20 @@ def pixel_similarities(
                 best[near] = torch.maximum(best[near], _best_place(part, whole, side))
         similarities[chunk] = best.numpy()
     return similarities
+
+
+def _turned_similarities(thumbnails: Thumbnails, first: Integers, second: Integers) -> Floats:
+    """The largest correlation of whole images, one of which is turned or mirrored, float32 [pairs]."""
+    best = np.full(len(first), -1, dtype=np.float32)
+    for start in range(0, len(first), CHUNK_SIZE):
+        chunk = slice(start, start + CHUNK_SIZE)
+        one, other = (torch.from_numpy(thumbnails[rows[chunk]]).float() for rows in (first, second))
+        fixed = _standardized(one.flatten(1))
+        for mirrored in (other, other.flip(2)):
+            for turns in range(4):
+                turned = _standardized(torch.rot90(mirrored, turns, (1, 2)).flatten(1))
+                best[chunk] = np.maximum(best[chunk], (fixed * turned).sum(dim=1).numpy())
+    return best
 
 
 def _best_place(parts: Tensor, wholes: Tensor, side: int) -> Tensor:
