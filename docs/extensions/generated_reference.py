@@ -37,6 +37,7 @@ PUBLIC_PACKAGES = (
     "workflows", "serving", "export",
 )  # fmt: skip
 HELP_COLUMNS = "82"
+WITH_MORE = [("index",), ("search",), ("evaluate",), ("clean",)]  # verbs whose `--help` leaves flags out
 
 
 class VerbHelp(SphinxDirective):
@@ -72,7 +73,7 @@ def help_text(*verb: str) -> str:
     columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), HELP_COLUMNS
     try:
         with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-            main([*verb, "--help"])
+            main([*verb, "--help_all" if verb in WITH_MORE else "--help"])
     finally:
         os.environ.pop("COLUMNS") if columns is None else os.environ.update(COLUMNS=columns)
     return printed.getvalue().rstrip()

@@ -94,6 +94,39 @@ def test_pixels_tell_copies_from_images_that_are_only_similar(tmp_path: Path) ->
     assert duplicate_groups(np.ones((5, 2)), table, thumbnails=thumbnails)["row"].tolist() == [0, 1, 2, 3]
 
 
+def test_copies_whose_embeddings_differ_are_found_by_their_pixels(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    picture = Image.fromarray(coarse).resize((320, 240), Image.Resampling.BICUBIC)
+    images = [
+        picture,
+        picture.resize((160, 120)),
+        picture.crop((12, 9, 308, 231)),
+        Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((320, 240), Image.Resampling.BICUBIC),
+    ]
+    for number, image in enumerate(images):
+        image.save(tmp_path / f"{number}.png")
+    table = Table(pd.DataFrame({"path": [str(tmp_path / f"{number}.png") for number in range(4)]}))
+    thumbnails, angles = image_facts(table).thumbnails, np.arccos([1.0, 0.84, 0.83, 0.9])
+    vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    groups = duplicate_groups(vectors, table, thumbnails=thumbnails)
+    assert groups["row"].tolist() == [0, 1, 2]
+    assert duplicate_groups(vectors, table, 0.99, thumbnails=thumbnails)["row"].tolist() == [1, 2]
+    unlike = vectors * [1, -1] * np.array([1, -1, 1, 1])[:, None]
+    assert 1 not in duplicate_groups(unlike, table, thumbnails=thumbnails)["row"].tolist()
+
+
+def test_turned_and_mirrored_copies_are_found_where_embeddings_are_near(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pictures = [Image.fromarray(rng.integers(0, 256, (8, 10, 3), dtype=np.uint8)).resize((200, 160)) for _ in range(2)]
+    images = [pictures[0], *(pictures[0].transpose(each) for each in Image.Transpose), pictures[1]]
+    for number, image in enumerate(images):
+        image.save(tmp_path / f"{number}.png")
+    table = Table(pd.DataFrame({"path": [str(tmp_path / f"{number}.png") for number in range(len(images))]}))
+    thumbnails, vectors = image_facts(table).thumbnails, np.ones((len(images), 2))
+    assert duplicate_groups(vectors, table, thumbnails=thumbnails)["row"].tolist() == list(range(8))
+
+
 def test_very_many_similar_embeddings_are_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

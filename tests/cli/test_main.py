@@ -19,6 +19,21 @@ def test_help_explains_every_verb_and_flag(verb: str, capsys) -> None:
     assert len(text.splitlines()) > 8
 
 
+@pytest.mark.parametrize("verb", ["index", "search", "evaluate", "clean"])
+def test_help_shows_the_flags_that_matter_first(verb: str, capsys) -> None:
+    texts = []
+    for flag in ("--help", "--help_all"):
+        with contextlib.suppress(SystemExit):
+            main([verb, flag])
+        texts.append(capsys.readouterr().out)
+    short, full = (set(re.findall(r"^  (--[a-z_.0-9]+)", text, re.M)) for text in texts)
+    assert short < full
+    assert 8 <= len(short) <= 15
+    assert f"`vicinal {verb} --help_all` shows {len(full - short)} more flags." in texts[0]
+    assert "--batch_size" in full - short
+    assert "embedding of images:" in texts[1]
+
+
 def test_help_of_the_command_and_version(capsys) -> None:
     from vicinal import __version__
 

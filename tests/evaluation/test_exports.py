@@ -40,6 +40,7 @@ INNER = {
     "rate_interval",
     "resample_weights",
     "student_tails",
+    "threshold_for",
     "results_text",
     "same_image_or_group",
     "score_queries",

@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
+import torch
 
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.models.pooling import PoolingName
+from vicinal.training.checkpoint import save_checkpoint
+from vicinal.training.recipes.recipe import Recipe
 from vicinal.utils.errors import InputError
+from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.embedding.embedding_options import EmbeddingOptions
 from vicinal.workflows.models import check_backbone, load_model, load_refiner, usable_device
 
@@ -41,6 +45,21 @@ def test_other_paths_are_refused(tmp_path: Path) -> None:
         load_model(str(tmp_path / "run"))
     with pytest.raises(InputError, match="is a context refiner, not an embedder; give it with --refiner"):
         load_model(str(tmp_path / "refiner"))
+
+
+def test_a_run_that_is_not_finished_has_the_weights_of_its_best_evaluation(tmp_path: Path, capsys) -> None:
+    settings = ["--model.backbone=test_resnet", "--model.pretrained=false", "--model.dim=8", "--transform.size=32"]
+    recipe = Recipe.load(overrides=settings)
+    run = RunFolder(tmp_path)
+    recipe.save(run.recipe)
+    trained = recipe.create_embedder()
+    state = {f"embedder.{name}": value for name, value in trained.state_dict().items()}
+    save_checkpoint(run.best, {"module": state, "metrics": {}, "epoch": 3})
+    assert load_model(str(tmp_path)).fingerprint() == trained.fingerprint()
+    assert "is not finished: taking the weights of its best evaluation so far, after epoch 3" in capsys.readouterr().err
+    save_checkpoint(run.best, {"module": {"embedder.adapter": torch.zeros(1)}, "metrics": {}, "epoch": 3})
+    with pytest.raises(InputError, match=r"best\.pt does not fit its recipe without adapters; finish the run with"):
+        load_model(str(tmp_path))
 
 
 def test_untrained_backbones(offline: None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,11 @@ from vicinal.utils.console import log
 DUPLICATE_SIMILARITY = 0.999
 MIN_SIMILARITY = 0.95  # of embeddings, where pixels are compared too
 MIN_PIXEL_SIMILARITY = 0.85
+MIN_COARSE_SIMILARITY = 0.7  # of 8 x 8 pixels; of photos of groceries one pair in a thousand is above it by chance
+MIN_WEAK_SIMILARITY = 0.7  # of embeddings, of pairs that are found by their pixels: a model may not see through a crop
+MIN_CLEAR_PIXEL_SIMILARITY = 0.9
+COARSE_SIDE = 8
+MIN_TURNED_SIMILARITY = 0.95  # of the pixels of whole images, one of which is turned or mirrored
 MERGED_PAIRS = 2**20  # that wait until they are merged into components
 MANY_PAIRS = 100_000  # whose pixels take minutes to compare
 
@@ -108,7 +113,9 @@ def duplicate_groups(
     """Find groups of images that are nearly the same, by comparing all pairs exactly, in bounded memory.
 
     Two images are a pair if their embeddings are similar and, with thumbnails, their pixels too: of similar products
-    many have nearly the same embedding. The groups are the connected components of these pairs, so that two images of
+    many have nearly the same embedding. With thumbnails, pairs are found by them too, since the embeddings of an image
+    and of a crop or a smaller copy of it may differ: their pixels must be the same more clearly, and the embeddings
+    similar by 0.7. The groups are the connected components of these pairs, so that two images of
     one group need not be a pair themselves. Time grows with the square of the number of images, memory linearly.
 
     Args:
@@ -150,9 +157,25 @@ def duplicate_groups(
         num_pairs += len(pairs.first)
         if thumbnails is not None and len(pairs.first):
             alike = pixel_similarities(thumbnails, pairs.first, pairs.second) >= min_pixel_similarity
+            alike |= _turned_similarities(thumbnails, pairs.first, pairs.second) >= MIN_TURNED_SIMILARITY
             pairs = Pairs(pairs.first[alike], pairs.second[alike], pairs.scores[alike])
         components.add(pairs)
+    if thumbnails is not None and min_similarity <= MIN_SIMILARITY:
+        for pairs in _pairs_of_thumbnails(embeddings, thumbnails):
+            components.add(pairs)
     return _frame(table, *components.result())
+
+
+def _pairs_of_thumbnails(embeddings: Array, thumbnails: Thumbnails) -> Iterator[Pairs]:
+    """Pairs of images whose pixels are clearly the same, with the similarities of their embeddings."""
+    small = F.adaptive_avg_pool2d(torch.from_numpy(thumbnails).float()[:, None], COARSE_SIDE).flatten(1)
+    unit = UnitVectors(embeddings, "embedding")
+    for pairs in similar_pairs(UnitVectors(_standardized(small), "thumbnail"), MIN_COARSE_SIMILARITY):
+        scores = (unit.take(pairs.first) * unit.take(pairs.second)).sum(dim=1).cpu().numpy()
+        near = scores >= MIN_WEAK_SIMILARITY
+        first, second, scores = pairs.first[near], pairs.second[near], scores[near]
+        same = pixel_similarities(thumbnails, first, second) >= MIN_CLEAR_PIXEL_SIMILARITY
+        yield Pairs(first[same], second[same], scores[same])
 
 
 class _Components:
@@ -250,6 +273,20 @@ def pixel_similarities(
                 best[near] = torch.maximum(best[near], _best_place(part, whole, side))
         similarities[chunk] = best.numpy()
     return similarities
+
+
+def _turned_similarities(thumbnails: Thumbnails, first: Integers, second: Integers) -> Floats:
+    """The largest correlation of whole images, one of which is turned or mirrored, float32 [pairs]."""
+    best = np.full(len(first), -1, dtype=np.float32)
+    for start in range(0, len(first), CHUNK_SIZE):
+        chunk = slice(start, start + CHUNK_SIZE)
+        one, other = (torch.from_numpy(thumbnails[rows[chunk]]).float() for rows in (first, second))
+        fixed = _standardized(one.flatten(1))
+        for mirrored in (other, other.flip(2)):
+            for turns in range(4):
+                turned = _standardized(torch.rot90(mirrored, turns, (1, 2)).flatten(1))
+                best[chunk] = np.maximum(best[chunk], (fixed * turned).sum(dim=1).numpy())
+    return best
 
 
 def _best_place(parts: Tensor, wholes: Tensor, side: int) -> Tensor:

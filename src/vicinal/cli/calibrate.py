@@ -37,6 +37,8 @@ def add_calibrate(parser: Parser) -> None:
     parser.add_argument("--gallery", metavar="SOURCE", help="compare the images with these too, of all splits, with "
                         "labels: the index that will be searched, or training images. A rate holds for a gallery of "
                         "about the same size")  # fmt: skip
+    parser.add_argument("--strangers", metavar="SOURCE", help="images of what is none of the things to be known, "
+                        "such as pictures of other shops, without labels; no more of them are accepted")  # fmt: skip
     parser.add_argument("--group_pattern", metavar="REGEX", help="tell groups, such as series of photos, by the file "
                         "names: images with the same text in the parentheses of this regular expression, such as "
                         "'(.*)_[0-9]+', do not find each other; a column group does the same")  # fmt: skip
@@ -70,12 +72,13 @@ def calibrate(arguments: Arguments) -> None:
         embedded = replace(embedded, table=with_groups(embedded.table, arguments.group_pattern))
     warn_of_series(source, embedded)
     gallery = None if arguments.gallery is None else _gallery(arguments.gallery, reader, model or source)
+    strangers = None if arguments.strangers is None else _gallery(arguments.strangers, reader, model or source)
     out = None if arguments.out is None else Path(arguments.out)
     places = CalibrationPlaces(arguments.index, model_folder(model or source), out)
-    calibration = calibrate_source(embedded, settings, gallery)
-    kept = places.keep(calibration)
+    calibrated = calibrate_source(embedded, settings, gallery, strangers)
+    kept = places.keep(calibrated.calibration)
     log(f"kept in {', '.join(kept)}" if kept else "the calibration is not kept: give --index FOLDER or --out FILE.json")
-    print_result(calibration.describe() if arguments.json else str(calibration))
+    print_result(calibrated.describe() if arguments.json else str(calibrated))
 
 
 def _gallery(gallery: str, reader: EmbeddingReader, model: str) -> EmbeddedTable:
@@ -97,6 +100,7 @@ def _check(arguments: Arguments) -> None:
     if arguments.index is not None:
         check_index(arguments.index)
     check_source(arguments.gallery)
+    check_source(arguments.strangers)
     if arguments.out is not None and not arguments.out.lower().endswith(".json"):
         raise InputError(f"--out {arguments.out}: name a file ending in .json")
     if arguments.images is None:

@@ -25,6 +25,9 @@ def add_clean(parser: Parser) -> None:
     add_json(parser)
     add_settings(parser.add_argument_group("what counts as a finding"), CleanSettings)
     add_embedding(parser)
+    parser.show_first(
+        "out", "csv", "title", "json", "min_similarity", "min_pixel_similarity", "model", "split", "where", "engine",
+    )  # fmt: skip
 
 
 def clean(arguments: Arguments) -> None:

@@ -71,6 +71,10 @@ def add_evaluate(parser: Parser) -> None:
     printed = parser.add_mutually_exclusive_group()
     add_json(printed)
     printed.add_argument("--csv", action="store_true", help="print the table of results as CSV, values from 0 to 1")
+    parser.show_first(
+        "images", "model", "split", "compare", "intervals", "group_pattern", "group_by", "recall_at", "metrics",
+        "rerank", "per_query", "json", "csv",
+    )  # fmt: skip
 
 
 def add_report(parser: Parser) -> None:

@@ -33,6 +33,34 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
+        self.first: tuple[str, ...] = ()
+
+    def show_first(self, *names: str) -> None:
+        """Let `--help` show these flags only, and `--help_all` the others too."""
+        self.add_argument("--help_all", action=_HelpAll, nargs=0, help="show all flags and exit")
+        self.first = (*names, "help", "help_all")
+
+    def format_help(self) -> str:
+        """The help, without flags that are not among the first ones."""
+        hidden = [action for action in self._actions if self._is_hidden(action)]
+        texts, descriptions = [action.help for action in hidden], [group.description for group in self._action_groups]
+        for action in hidden:
+            action.help = argparse.SUPPRESS
+        for group in self._action_groups:
+            if all(action.help == argparse.SUPPRESS for action in group._group_actions):
+                group.description = None
+        try:
+            more = f"\n`{self.prog} --help_all` shows {len(hidden)} more flags.\n" if hidden else ""
+            return super().format_help() + more
+        finally:
+            for action, text in zip(hidden, texts, strict=True):
+                action.help = text
+            for group, description in zip(self._action_groups, descriptions, strict=True):
+                group.description = description
+
+    def _is_hidden(self, action: argparse.Action) -> bool:
+        is_first = action.dest in self.first or not action.option_strings
+        return bool(self.first) and not is_first and action.help != argparse.SUPPRESS
 
     def error(self, message: str) -> NoReturn:
         sys.exit(fail(self.prog, f"{message}; `{self.prog} --help` explains", 2))
@@ -67,6 +95,16 @@ class Parser(argparse.ArgumentParser):
         known = [each for each in self._option_string_actions if each not in (*CHANGING, SEPARATOR)]
         near = difflib.get_close_matches(word.partition("=")[0], known, n=1, cutoff=CLEARLY_LIKE)
         self.error(f"unknown argument {word}" + (f", did you mean {near[0]}?" if near else ""))
+
+
+class _HelpAll(argparse.Action):
+    """Shows the help with all flags."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        assert isinstance(parser, Parser)
+        parser.first = ()
+        parser.print_help()
+        parser.exit()
 
 
 def _fits(action: argparse.Action, word: str) -> bool:

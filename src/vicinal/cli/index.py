@@ -36,6 +36,10 @@ def add_index(parser: Parser) -> None:
                 "refines what is added and searched later too")  # fmt: skip
     add_embedding(parser)
     add_json(parser)
+    parser.show_first(
+        "source", "add", "sync", "delete", "list", "overwrite", "kind", "model", "split", "where", "labels", "verify",
+        "json",
+    )  # fmt: skip
 
 
 def _add_changes(parser: Parser) -> None:

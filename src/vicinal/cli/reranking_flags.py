@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -28,7 +29,7 @@ def add_reranking(parser: Parser, purpose: str) -> None:
     """Add the flags of a re-ranking."""
     group = parser.add_argument_group("re-ranking", purpose)
     group.add_argument(
-        "--rerank", choices=RERANKINGS,
+        "--rerank", choices=RERANKINGS, type=lambda name: re.sub("^k[_-]", "", name).replace("_", "-"),
         help="contextual and reciprocal: images that share neighbors with the query are ranked higher; "
         "query-expansion: search again with the mean of each query and its neighbors; "
         "database-augmentation: search among the means of each gallery image and its neighbors; "

@@ -49,6 +49,9 @@ def add_search(parser: Parser) -> None:
     )
     add_embedding(parser, split=False, where=False)
     add_json(parser)
+    parser.show_first(
+        "k", "exclude_self", "where", "group_by", "min_score", "min_probability", "grid", "rerank", "model", "json",
+    )  # fmt: skip
 
 
 def search(arguments: Arguments) -> None:

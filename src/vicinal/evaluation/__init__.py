@@ -24,7 +24,9 @@ if TYPE_CHECKING:
         identification_curve,
         open_set_auroc,
         open_set_scores,
+        stranger_scores,
     )
+    from vicinal.evaluation.operating_points import operating_points
     from vicinal.evaluation.paired import paired_differences
     from vicinal.evaluation.protocol import coarse_columns, count_noisy_labels, evaluate, query_gallery_rows
     from vicinal.evaluation.ranking import level_ranks, positive_ranks
@@ -74,9 +76,11 @@ __all__ = [
     "metrics_by",
     "open_set_auroc",
     "open_set_scores",
+    "operating_points",
     "paired_differences",
     "positive_ranks",
     "query_gallery_rows",
+    "stranger_scores",
     "summarize_runs",
     "tabulate",
     "verification_rates",

@@ -22,7 +22,7 @@ from vicinal.evaluation.thresholds import (
 )
 from vicinal.retrieval.calibration import MAX_KNOTS, Calibration, ScoreKind
 from vicinal.retrieval.scores import Array
-from vicinal.utils.arrays import Booleans, Doubles, Integers
+from vicinal.utils.arrays import Booleans, Doubles, Floats, Integers
 from vicinal.utils.errors import InputError
 
 MIN_CLASSES = 4  # two to choose a threshold on, two to try it on
@@ -38,6 +38,8 @@ def calibrate(
     threshold_by: Literal["rate", "bound"] = "rate",
     resampling: Resampling = DEFAULT_RESAMPLING,
     fingerprint: str | None = None,
+    scores: OpenSetScores | None = None,
+    strangers: Floats | None = None,
 ) -> Calibration:
     """Choose a threshold for "match or none", and find the probability that the best match of a search is right.
 
@@ -63,6 +65,9 @@ def calibrate(
             `false_accept_rate`.
         resampling: of classes, for confidence intervals and bounds.
         fingerprint: identifies the model and the steps after it.
+        scores: those of :func:`~vicinal.evaluation.open_set_scores`, if they are known already.
+        strangers: the scores of queries of no class at all, see :func:`~vicinal.evaluation.stranger_scores`; of these
+            too, no more than the rate are accepted.
 
     Raises:
         InputError: as :func:`~vicinal.evaluation.open_set_scores`; a rate or fraction is impossible; there are fewer
@@ -83,7 +88,7 @@ def calibrate(
         raise InputError(f"unknown_fraction = {unknown_fraction} is impossible; use one from 0 to 1")
     if resampling.resample_by != "classes":
         raise InputError("a calibration is for other classes; resample classes, not queries")
-    scores = open_set_scores(embeddings, table, score)
+    scores = scores or open_set_scores(embeddings, table, score)
     num_classes = len(np.unique(scores.unknown_classes))
     if num_classes < MIN_CLASSES or len(np.unique(scores.known_classes)) < 2:
         raise InputError(
@@ -93,7 +98,7 @@ def calibrate(
     classes, level, rate = effective_classes(scores.unknown_classes), resampling.confidence_level, false_accept_rate
     if threshold_by == "bound":
         rate = rate_for_bound(false_accept_rate, classes, level)
-    threshold = threshold_at(scores.unknown, rate)
+    threshold = threshold_for(scores, rate, strangers)
     held_out, missed = held_out_accepts(scores, rate), ~identified(scores, threshold)
     knots, probabilities = fit_probabilities(scores, unknown_fraction)
     return Calibration(
@@ -115,6 +120,18 @@ def calibrate(
         num_gallery=scores.num_gallery,
         fingerprint=fingerprint,
     )
+
+
+def threshold_for(scores: OpenSetScores, rate: float, strangers: Floats | None = None) -> float:
+    """The lowest threshold at which at most this fraction of the unknown queries is accepted, and of the strangers.
+
+    Args:
+        scores: of queries of known and unknown classes.
+        rate: between 0 and 1.
+        strangers: the scores of queries of no class at all.
+    """
+    threshold = threshold_at(scores.unknown, rate)
+    return threshold if strangers is None else max(threshold, threshold_at(strangers, rate))
 
 
 def held_out_accepts(scores: OpenSetScores, rate: float) -> Booleans:

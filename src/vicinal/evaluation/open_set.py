@@ -115,6 +115,22 @@ def open_set_scores(embeddings: Array, table: Table, score: ScoreKind = "similar
     )
 
 
+def stranger_scores(strangers: Array, embeddings: Array, table: Table, score: ScoreKind = "similarity") -> Floats:
+    """The scores of the best matches of queries that are of no class of the gallery, float32 [strangers].
+
+    Args:
+        strangers: float [queries, dim].
+        embeddings: float [rows, dim], of which the gallery images are searched.
+        table: one row per embedding, with labels.
+        score: as for :func:`open_set_scores`.
+    """
+    rows = query_gallery_rows(table)[1]
+    queries, gallery = UnitVectors(strangers, "stranger"), UnitVectors(embeddings, "embedding", rows)
+    labels = np.full(len(queries), table.labels.max() + 1)
+    found = class_similarities(queries, gallery, labels, table.labels[rows], num_others=3)
+    return (_similarities(found) if score == "similarity" else _margins(found))[1]
+
+
 def _similarities(found: ClassSimilarities) -> tuple[Floats, Floats, Floats]:
     first, second = found.others[:, 0], found.others[:, 1]
     return np.maximum(found.own, first), first, second

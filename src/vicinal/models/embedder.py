@@ -20,7 +20,7 @@ from vicinal.models.downloads import is_downloaded
 from vicinal.models.frozen_batch_norm import FrozenBatchNorm, choose_frozen, freeze_statistics, freeze_weights
 from vicinal.models.head import NormName, build_head, check_head, set_to_whitening
 from vicinal.models.initialization_table import timm_name
-from vicinal.models.initializations import check_backbone_name, create_backbone, default_transform
+from vicinal.models.initializations import check_backbone_name, chosen_transform, create_backbone
 from vicinal.models.inputs import Images, check_any_size, check_patches, embed_images
 from vicinal.models.model_card import IMPORT
 from vicinal.models.model_format import EMBEDDER
@@ -107,7 +107,7 @@ class Embedder(SavedModel):
         dropout: float = 0.0,
         projector: int | None = None,
         freeze_batch_norm: FrozenBatchNorm = "auto",
-        transform: ImageTransform | None = None,
+        transform: ImageTransform | Mapping[str, Any] | None = None,
         backbone_args: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Embedder(SavedModel):
         self.features_in_training = False
         self.freeze_batch_norm = freeze_batch_norm
         self.pooling = build_pooling(pooling, p, learned_p)
-        self.transform = transform or default_transform(backbone)
+        self.transform = chosen_transform(transform, backbone)
         self.backbone = self._checked_backbone(backbone, pretrained)
         self.memory_format = memory_format(self.backbone)
         if self.memory_format == torch.channels_last:
@@ -247,6 +247,13 @@ class Embedder(SavedModel):
         super().train(mode)
         freeze_statistics(self.backbone, self.freeze_batch_norm)
         return self
+
+    def __repr__(self) -> str:
+        """The arguments that say what it is; `print(model.backbone)` shows the layers."""
+        names = ("backbone", "dim", "pooling", "norm")
+        given = ", ".join(f"{name}={self.config[name]!r}" for name in names)
+        parameters = sum(each.numel() for each in self.parameters())
+        return f"{type(self).__name__}({given}; images of {self.transform.size} px, {parameters:,} parameters)"
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """The parameters that are trained, by part: `backbone`, `pooling`, `head` and `projector`.

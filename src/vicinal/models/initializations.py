@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Mapping
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,26 @@ def default_transform(name: str) -> ImageTransform:
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
     )
+
+
+def chosen_transform(transform: object, name: str) -> ImageTransform:
+    """The transform that was given, or that of a backbone's weights; a mapping changes some of the latter's settings.
+
+    Raises:
+        InputError: It is something else, or a setting is unknown or impossible.
+
+    Example:
+        >>> chosen_transform({"size": 64}, "resnet50").size, chosen_transform(None, "resnet50").size
+        (64, 224)
+    """
+    if transform is None or isinstance(transform, Mapping):
+        try:
+            return replace(default_transform(name), **(transform or {}))
+        except TypeError as error:
+            raise InputError(f"transform: {one_line(error).rpartition(') ')[2]}") from None
+    if not isinstance(transform, ImageTransform):
+        raise InputError(f"transform is {type(transform).__name__}; give an ImageTransform or a dict of its settings")
+    return transform
 
 
 def embeds_patches(name: str) -> bool:

@@ -18,9 +18,7 @@ FOLDER = "path/to/this/folder"
 EMBEDDER_TEXT = """
 # {name}
 
-An image embedder trained with Vicinal. It maps an image to an L2-normalized embedding{dimensions}; images of
-the same class have similar embeddings, also for classes that were not in the training set. The dot product of two
-embeddings is their cosine similarity.
+{made} The dot product of two embeddings is their cosine similarity.
 
 | | |
 |---|---|
@@ -47,6 +45,14 @@ that works on other images has to be measured on them (`vicinal evaluate`). It w
 
 {data} {license}
 """
+
+TRAINED = """\
+An image embedder trained with Vicinal. It maps an image to an L2-normalized embedding{dimensions}; images of
+the same class have similar embeddings, also for classes that were not in the training set."""
+
+UNTRAINED = """\
+An image embedder of Vicinal that was not trained by it: its backbone has the weights that it was made with, published
+or random. It maps an image to an L2-normalized embedding{dimensions}."""
 
 REFINER_TEXT = """
 # {name}
@@ -78,6 +84,14 @@ refined = refine(refiner, vectors)  # embeddings of that model, [n, {dim}]
 """
 
 
+def _made(config: Mapping[str, Any]) -> str:
+    """What the model is, and whether it was trained."""
+    dimensions = "" if config["dim"] is None else f" of {config['dim']} dimensions"
+    if config["recipe"]:
+        return TRAINED.format(dimensions=dimensions)
+    return UNTRAINED.format(dimensions=dimensions)
+
+
 def embedder_card(name: str, config: Mapping[str, Any]) -> str:
     """The card of an embedder: Markdown with the front matter of the hub.
 
@@ -98,7 +112,7 @@ def embedder_card(name: str, config: Mapping[str, Any]) -> str:
         name=name,
         images=f"whole, at most {longest} px" if (longest := transform["longest"]) else f"{transform['size']} px",
         channels=transform["channels"],
-        dimensions="" if config["dim"] is None else f" of {config['dim']} dimensions",
+        made=_made(config),
         backbone=f"`{imported}`, code of its own" if is_imported else f"`{config['backbone']}` (timm)",
         data=_data_text(config["recipe"]),
         license=_license_text(config),

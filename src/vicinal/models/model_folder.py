@@ -61,15 +61,19 @@ def write(
         write_bytes(new / CARD, card.encode())
 
 
+IN_RUNS = ("model", "refiner")  # the folders of models in the folders of runs
+
+
 def find_folder(source: str | Path, revision: str | None = None) -> Path:
-    """The local folder of a saved model, downloaded from the Hugging Face hub if it is the name of a model there.
+    """The local folder of a saved model, that of a run, or one downloaded from the Hugging Face hub by its name there.
 
     Raises:
         InputError: There is no such folder or model.
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
-        return folder
+        of_run = (folder / name for name in IN_RUNS if (folder / name / CONFIG).is_file())
+        return folder if (folder / CONFIG).exists() else next(of_run, folder)
     if folder.exists():
         raise InputError(f"model: {source} is a file; give the folder that holds {CONFIG} and {WEIGHTS}")
     if isinstance(source, Path) or source.count("/") != 1:

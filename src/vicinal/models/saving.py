@@ -116,7 +116,8 @@ class SavedModel(nn.Module, ABC):
         configuration before memory is allocated.
 
         Args:
-            source: A folder that `save_pretrained` wrote, or the name of such a model on the Hugging Face hub.
+            source: A folder that `save_pretrained` wrote, the folder of a run, or the name of such a model on the
+                Hugging Face hub.
             revision: A branch, tag or commit on the hub.
             allow_imports: Packages or modules whose code the folder may name, as one that was saved after
                 :meth:`Embedder.from_module` does.

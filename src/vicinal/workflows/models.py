@@ -59,6 +59,10 @@ def load_model(
             raise InputError(f"{path} has its own {name}; {name} is for backbones, such as --model timm/resnet50")
     kind, run = source_kind(path), RunFolder(Path(path))
     check_not_refiner_run(path)
+    if kind == "run" and not run.model.is_dir() and run.best.is_file():
+        from vicinal.workflows.unfinished import load_best  # loads the recipes
+
+        return load_best(run, allow_imports)
     if kind == "run" and not run.model.is_dir():
         raise InputError(f"{path} has no finished model; continue the run with: vicinal train --out {path} --resume")
     from vicinal.models.embedder import Embedder  # loads timm

@@ -149,7 +149,8 @@ def warn_of_shared_classes(frame: pd.DataFrame, stacklevel: int) -> None:
     shared = shared_classes(frame)
     if shared:
         name, splits = next(iter(shared.items()))
-        others = f", and so is {counted(len(shared) - 1, 'other class', 'other classes')}" if len(shared) > 1 else ""
+        verb, more = "is" if len(shared) == 2 else "are", counted(len(shared) - 1, "other class", "other classes")
+        others = f", and so {verb} {more}" if len(shared) > 1 else ""
         warnings.warn(
             f"class {str(name)!r} is in the splits {' and '.join(splits)}{others}: "
             "scores will not tell how unseen classes are found",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from vicinal.data.table import Table
 from vicinal.evaluation.calibration import calibrate
+from vicinal.evaluation.open_set import open_set_scores, stranger_scores
+from vicinal.evaluation.operating_points import RATES, operating_points
 from vicinal.evaluation.resampling import Resampling
 from vicinal.evaluation.thresholds import classes_needed
 from vicinal.retrieval.calibration import Calibration
@@ -17,23 +20,65 @@ from vicinal.utils.errors import InputError
 from vicinal.workflows.calibration.calibration_settings import CalibrationSettings
 from vicinal.workflows.sources.embedded_table import EmbeddedTable
 
+WEAK = 0.5  # fraction of the queries of known classes that are rejected; above it, a decision is worth little
 NO_GROUP = "(none)"  # of gallery images, where groups are text
 
 
+@dataclass(frozen=True)
+class CalibratedSource:
+    """A calibration, and what other false-accept rates would cost.
+
+    Attributes:
+        calibration: of the rate that was asked for.
+        points: as of :func:`vicinal.evaluation.operating_points`.
+    """
+
+    calibration: Calibration
+    points: pd.DataFrame
+
+    def __str__(self) -> str:
+        names = {
+            "false_accept_rate": "false accepts",
+            "threshold": "threshold",
+            "held_out_false_accept_rate": "on classes held out",
+            "false_reject_rate": "own rejected",
+            "strangers_accepted": "strangers accepted",
+        }
+        cells = {
+            names[str(column)]: [
+                f"{value:.4f}" if column == "threshold" else f"{100 * value:.1f} %" for value in values
+            ]
+            for column, values in self.points.to_dict("list").items()
+        }
+        return f"{self.calibration}\n\n{pd.DataFrame(cells).to_string(index=False)}"
+
+    def describe(self) -> dict[str, Any]:
+        """What it says, ready for JSON, without the curve of probabilities."""
+        return {**self.calibration.describe(), "operating_points": self.points.to_dict("records")}
+
+
 def calibrate_source(
-    embedded: EmbeddedTable, settings: CalibrationSettings, gallery: EmbeddedTable | None = None
-) -> Calibration:
+    embedded: EmbeddedTable,
+    settings: CalibrationSettings,
+    gallery: EmbeddedTable | None = None,
+    strangers: EmbeddedTable | None = None,
+) -> CalibratedSource:
     """Calibrate the scores of searches among embeddings; logs what speaks against the result.
 
     Args:
         embedded: the embeddings, with labels, of classes that the model was not trained on.
         settings: the rate, and the kind of score.
         gallery: further images that they are compared with, with labels; their classes may be any.
+        strangers: images of what is none of these things, of which no more than the rate are accepted either.
 
     Raises:
         InputError: as :func:`vicinal.evaluation.calibrate`; or the gallery has no labels, or is of another model.
     """
     searched = embedded if gallery is None else with_gallery(embedded, gallery)
+    scores = open_set_scores(searched.vectors, searched.table, settings.score)
+    stranger = None
+    if strangers is not None:
+        stranger = stranger_scores(strangers.vectors, searched.vectors, searched.table, settings.score)
     calibration = calibrate(
         searched.vectors,
         searched.table,
@@ -43,9 +88,12 @@ def calibrate_source(
         threshold_by=settings.threshold_by,
         resampling=Resampling("classes", settings.confidence_level, settings.num_resamples, settings.seed),
         fingerprint=embedded.fingerprint,
+        scores=scores,
+        strangers=stranger,
     )
     _log_doubts(calibration, embedded.table)
-    return calibration
+    rates = tuple(sorted({*RATES, settings.false_accept_rate}))
+    return CalibratedSource(calibration, operating_points(scores, rates, stranger))
 
 
 def with_gallery(queries: EmbeddedTable, gallery: EmbeddedTable) -> EmbeddedTable:
@@ -93,6 +141,11 @@ def _log_doubts(calibration: Calibration, table: Table) -> None:
             "too low for them; --split val takes those of other classes")  # fmt: skip
     if table.has("coarse") and table.frame["coarse"].nunique() == 1:
         log(f"all these classes are of one kind, {table.frame['coarse'].iloc[0]}; they say little about other kinds")
+    if calibration.false_reject_rate > WEAK:
+        log(
+            f"warning: the model is too weak to decide at {100 * rate:g} %: of the images of known classes "
+            f"{100 * calibration.false_reject_rate:.0f} % are rejected; accept more, or train on such classes"
+        )
     needed = classes_needed(rate, level)
     if calibration.num_classes < needed:
         log(
