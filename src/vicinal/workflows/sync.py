@@ -14,12 +14,13 @@ import pandas as pd
 
 from vicinal.data.batches.image_dataset import NoReadableImageError
 from vicinal.data.boxes import row_boxes
+from vicinal.data.column_kinds import merged_kinds
 from vicinal.data.table import Table
 from vicinal.retrieval.index.index import TIMEOUT, Index
 from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.index.metadata import FILE_COLUMNS, Metadata
 from vicinal.retrieval.index.remote.engine_url import is_engine_url
-from vicinal.retrieval.index.remote.payload import converted, merged_kinds, payload_of
+from vicinal.retrieval.index.remote.payload import converted_record, payload_of
 from vicinal.retrieval.index.storage import current_files
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
@@ -291,10 +292,10 @@ def _differing(metadata: Metadata, table: Table, ids: Integers) -> Integers:
         return np.empty(0, np.int64)
     old, new = payload_of(metadata.lookup(ids).drop(columns="id")), payload_of(Metadata.from_table(table, ids).frame)
     kinds = merged_kinds(old[0], new[0])
-    pairs = zip(old[1], new[1], strict=True)
+    records = [{name: value for name, value in record.items() if name != "id"} for record in new[1]]
     different = [
-        converted(before, kinds) != converted({name: after[name] for name in after if name != "id"}, kinds)
-        for before, after in pairs
+        converted_record(before, kinds) != converted_record(after, kinds)
+        for before, after in zip(old[1], records, strict=True)
     ]
     return np.flatnonzero(different)
 

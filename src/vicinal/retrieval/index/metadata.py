@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
 from vicinal.data.boxes import image_keys
+from vicinal.data.condition_syntax import Condition, parse_condition
 from vicinal.data.conditions import matching_rows
 from vicinal.data.table import Table
 from vicinal.utils.arguments import is_integer
@@ -198,6 +199,11 @@ class Metadata:
         if unknown:
             raise InputError(f"the index has no id {unknown[0]}; it was never given or is deleted")
         return np.searchsorted(self.ids, wanted).astype(np.int64)
+
+
+def parse_index_condition(text: str, names: Iterable[str], aliases: Mapping[str, str]) -> Condition:
+    """Parse a condition on the columns of an index, without those about the files."""
+    return parse_condition(text, ["id", *(name for name in names if name not in FILE_COLUMNS)], aliases)
 
 
 def _with_common_type(column: str, old: pd.Series, new: pd.Series) -> tuple[pd.Series, pd.Series]:

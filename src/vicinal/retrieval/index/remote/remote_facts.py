@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vicinal.data.column_kinds import ColumnKind, Kinds
 from vicinal.retrieval.index.made_with import check_made_with
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.payload import ColumnKind, Kinds
 from vicinal.retrieval.index.remote.remote_engine import EngineRefusedError
 from vicinal.retrieval.index.storage import FORMAT
 from vicinal.utils.arguments import is_integer

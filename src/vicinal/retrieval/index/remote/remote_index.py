@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 from typing_extensions import Self
 
+from vicinal.data.column_kinds import Kinds, merged_kinds
 from vicinal.data.moved import MAX_PROBES, find_old_root, moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
@@ -20,13 +21,7 @@ from vicinal.retrieval.index.engines.faiss_engine import Kind
 from vicinal.retrieval.index.interface import check_one_row_per_id, checked_vectors
 from vicinal.retrieval.index.metadata import Metadata
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.payload import (
-    Kinds,
-    converted,
-    derived_ids,
-    merged_kinds,
-    payload_of,
-)
+from vicinal.retrieval.index.remote.payload import converted_record, derived_ids, payload_of
 from vicinal.retrieval.index.remote.remote_engine import (
     RETRY_SECONDS,
     EngineUnavailableError,
@@ -202,7 +197,7 @@ class RemoteIndex(RemoteReader):
         new_kinds, records = payload_of(frame)
         self._engine.check_records(records)
         kinds = self._extend_columns(new_kinds)
-        records = [converted(record, kinds) for record in records]
+        records = [converted_record(record, kinds) for record in records]
         ids, size = np.empty(len(unit), np.int64), batch_rows(self.dim)
         times: dict[bytes, int] = {}
         for start in range(0, len(unit), size):
@@ -263,7 +258,7 @@ class RemoteIndex(RemoteReader):
                 return kinds
             if not self._call(self._engine.set_columns, old, kinds):
                 for rows in self._pages(None, old, vectors=True):
-                    records = [converted(record, kinds) for record in rows.records]
+                    records = [converted_record(record, kinds) for record in rows.records]
                     self._call(self._engine.write, Rows(rows.ids, records, rows.vectors), kinds)
             self._facts.change(columns={name: kind.to_dict() for name, kind in kinds.items()})
             return kinds

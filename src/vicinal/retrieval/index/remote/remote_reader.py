@@ -12,16 +12,12 @@ import numpy.typing as npt
 import pandas as pd
 from typing_extensions import Self
 
+from vicinal.data.column_kinds import Kinds
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.index.interface import ImageIndex
-from vicinal.retrieval.index.metadata import MAX_ID, Metadata
-from vicinal.retrieval.index.remote.filters import parse_filter
-from vicinal.retrieval.index.remote.payload import (
-    Kinds,
-    frame_of_records,
-    id_of_key,
-)
+from vicinal.retrieval.index.metadata import MAX_ID, Metadata, parse_index_condition
+from vicinal.retrieval.index.remote.payload import frame_of_records, id_of_key
 from vicinal.retrieval.index.remote.remote_engine import (
     RemoteEngine,
     Rows,
@@ -193,7 +189,7 @@ class RemoteReader(ImageIndex):
         if condition is None:
             return None
         kinds = self._facts.kinds
-        tree = parse_filter(condition, kinds, self.column_aliases)
+        tree = parse_index_condition(condition, kinds, self.column_aliases)
         return Selection(self._engine.call(self._engine.filter, tree, kinds, condition))
 
     def count(self, among: Any = None, at_most: int | None = None) -> int:
