@@ -11,18 +11,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from typing_extensions import Self
 
+from vicinal.data.columns import column_aliases
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
+from vicinal.retrieval.calibration import Calibration
+from vicinal.retrieval.index.made_with import check_same_fingerprint, refiner_flag
 from vicinal.retrieval.index.metadata import Metadata
-from vicinal.retrieval.index.provenance import IndexProvenance
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import Array, UnitVectors
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
 
 
-class ImageIndex(IndexProvenance, ABC):
+class ImageIndex(ABC):
     """Embeddings that are searched by cosine similarity, with the columns of their images.
 
     :class:`~vicinal.Index` keeps them in memory and in a folder, :class:`RemoteIndex` in a database. What does not need
@@ -33,6 +36,9 @@ class ImageIndex(IndexProvenance, ABC):
     """
 
     root: str | None
+
+    def __init__(self) -> None:
+        self._verified_refiner: ContextRefiner | None = None
 
     @property
     @abstractmethod
@@ -63,6 +69,97 @@ class ImageIndex(IndexProvenance, ABC):
         calibrated = {f"calibrated {name}": getattr(self.calibration, name) for name in names}
         root = {} if self.root is None else {"root": self.root}
         return {**facts, **root, **self.made_with, **calibrated}
+
+    # what made its vectors
+
+    @property
+    @abstractmethod
+    def model_fingerprint(self) -> str | None:
+        """Identifies the model that made the vectors; None if it is unknown."""
+
+    @property
+    @abstractmethod
+    def made_with(self) -> dict[str, str]:
+        """The flags of `vicinal index` that made the vectors; empty if they are unknown."""
+
+    @property
+    def refiner_fingerprint(self) -> str | None:
+        """Identifies the refiner that the index was built with; None if embeddings are not refined."""
+        return None
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What scores of matches mean, see :func:`vicinal.retrieval.match_images`; None if that is not known.
+
+        Raises:
+            InputError: when set: it is a calibration of another model.
+        """
+        return self._stored_calibration()
+
+    @calibration.setter
+    def calibration(self, calibration: Calibration | None) -> None:
+        if calibration is not None:
+            calibration.check_model(self.fingerprint())
+        self._keep_calibration(calibration)
+
+    @abstractmethod
+    def _stored_calibration(self) -> Calibration | None: ...
+
+    @abstractmethod
+    def _keep_calibration(self, calibration: Calibration | None) -> None: ...
+
+    def fingerprint(self) -> str | None:
+        """Return what identifies the model and the refiner of its vectors; None where the model is unknown."""
+        refined = "" if self.refiner_fingerprint is None else f"+{self.refiner_fingerprint}"
+        return None if self.model_fingerprint is None else f"{self.model_fingerprint}{refined}"
+
+    @property
+    def column_aliases(self) -> dict[str, str]:
+        """What the columns `path` and `label` were called in the table that the index was made of."""
+        return column_aliases(self.made_with)
+
+    def check_model(self, fingerprint: str | None, made_with: Mapping[str, str] | None = None) -> None:
+        """Refuse vectors of another model, which cannot be compared with these; None is an unknown model.
+
+        Args:
+            fingerprint: identifies the model of the vectors, and the steps after it.
+            made_with: the flags of the command that made the vectors, without `model` if they were stored.
+
+        Raises:
+            InputError: both models are known and differ; the message says by which flags.
+        """
+        check_same_fingerprint(self.model_fingerprint, fingerprint, self.made_with, made_with or {})
+
+    def check_refiner(self, refiner: ContextRefiner | None) -> None:
+        """Refuse any refiner but the one that the index was built with, and none where it was built with one.
+
+        Raises:
+            InputError: it is another refiner, or there is one too many or too few.
+        """
+        expected = self.refiner_fingerprint
+        if refiner is None and expected is None:
+            return
+        if refiner is None:
+            raise InputError(
+                f"the index holds embeddings refined by {expected}; "
+                f"give that refiner{refiner_flag(self.made_with) or ' (--refiner)'}"
+            )
+        if expected is None:
+            raise InputError("the index was built without a refiner; leave it out, or build the index again with it")
+        if refiner is self._verified_refiner:  # a fingerprint reads all weights, which takes longer than a query
+            return
+        if (fingerprint := refiner.fingerprint()) != expected:
+            raise InputError(
+                f"the index was built with the refiner {expected}{refiner_flag(self.made_with)}, "
+                f"not with {fingerprint}; use that refiner, or build the index again"
+            )
+        self._verified_refiner = refiner
+
+    def _check_dim(self, vectors: UnitVectors) -> None:
+        if vectors.dim != self.dim:
+            raise InputError(
+                f"vectors have {vectors.dim} dimensions, the index has {self.dim}; use the model it was built with"
+            )
 
     # changes
 
@@ -156,6 +253,16 @@ class ImageIndex(IndexProvenance, ABC):
             keys: what tells the images of the table apart.
             below: the folder; None: all images with a path.
         """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close files and connections."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @contextmanager
     def reading(self) -> Iterator[None]:

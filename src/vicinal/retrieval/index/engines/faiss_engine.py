@@ -9,7 +9,6 @@ import faiss as faiss_with_stubs
 import numpy as np
 import numpy.typing as npt
 
-from vicinal.retrieval.index.engines.faiss_layout import check_layout
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils.arrays import Floats, Integers
@@ -98,7 +97,6 @@ class FaissEngine:
         Raises:
             InputError: the bytes are something else or damaged.
         """
-        check_layout(data)
         try:
             return cls(faiss.deserialize_index(np.frombuffer(data, dtype=np.uint8)))
         except (RuntimeError, MemoryError) as error:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from vicinal.data.boxes import image_keys
@@ -65,13 +66,19 @@ def frame_of_records(ids: Integers, records: Sequence[Record], kinds: Mapping[st
         0   4      3
         1   7   <NA>
     """
+    return frame_of_values(ids, {name: [record.get(name) for record in records] for name in kinds}, kinds)
+
+
+def frame_of_values(
+    ids: npt.ArrayLike, values: Mapping[str, Sequence[Any]], kinds: Mapping[str, ColumnKind]
+) -> pd.DataFrame:
+    """The frame of rows, by the values of each column, None where one is missing."""
     columns: dict[str, Any] = {"id": np.asarray(ids, dtype=np.int64)}
     for name, kind in kinds.items():
-        values = [record.get(name) for record in records]
         dtype = DTYPES.get(kind.kind, "str")
-        if None in values and dtype != "str":
+        if dtype != "str" and None in values[name]:
             dtype = NULLABLE.get(dtype.kind, dtype)
-        columns[name] = pd.Series(values, dtype=dtype)
+        columns[name] = pd.Series(list(values[name]), dtype=dtype)
     return pd.DataFrame(columns)
 
 

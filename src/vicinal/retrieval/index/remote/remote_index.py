@@ -19,7 +19,7 @@ from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.engines.faiss_engine import Kind
 from vicinal.retrieval.index.interface import check_one_row_per_id, checked_vectors
-from vicinal.retrieval.index.metadata import Metadata
+from vicinal.retrieval.index.metadata import frame_of_table
 from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.payload import converted_record, derived_ids, payload_of
 from vicinal.retrieval.index.remote.remote_engine import (
@@ -30,9 +30,8 @@ from vicinal.retrieval.index.remote.remote_engine import (
     batch_rows,
     connect,
 )
-from vicinal.retrieval.index.remote.remote_facts import VERSION
+from vicinal.retrieval.index.remote.remote_facts import FORMAT, VERSION
 from vicinal.retrieval.index.remote.remote_reader import RemoteReader, Selection, checked_ids
-from vicinal.retrieval.index.storage import FORMAT
 from vicinal.retrieval.scores import Array, UnitVectors
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
@@ -193,7 +192,7 @@ class RemoteIndex(RemoteReader):
         self, unit: UnitVectors, table: Table, skip_equal: bool = False, old_ids: Integers | None = None
     ) -> Integers:
         """Write rows, and return their ids; those without a path keep their old ids, if they have any."""
-        frame = Metadata.from_table(table, np.zeros(len(table), np.int64)).frame.drop(columns="id")
+        frame = frame_of_table(table)
         new_kinds, records = payload_of(frame)
         self._engine.check_records(records)
         kinds = self._extend_columns(new_kinds)

@@ -54,9 +54,7 @@ class RemoteReader(ImageIndex):
             read=lambda: self._call(self._engine.read_facts),
             write=lambda values: self._call(self._engine.write_facts, values),
         )
-        super().__init__(facts.get("model_fingerprint"), None, facts["made_with"])
-        if "calibration" in facts:
-            self._calibration = Calibration.from_dict(facts["calibration"])
+        super().__init__()
 
     _unfinished_table: str | None = None
     _excluded: int | None = None
@@ -75,12 +73,6 @@ class RemoteReader(ImageIndex):
     def close(self) -> None:
         """Give back the connections to the database."""
         self._engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # what it is
 
@@ -113,9 +105,22 @@ class RemoteReader(ImageIndex):
     def root(self, root: str | None) -> None:
         self._facts.change(root=root)
 
+    @property
+    def model_fingerprint(self) -> str | None:
+        """Identifies the model that made the vectors; None if it is unknown."""
+        return self._facts.values.get("model_fingerprint")
+
+    @property
+    def made_with(self) -> dict[str, str]:
+        """The flags of `vicinal index` that made the vectors; empty if they are unknown."""
+        return dict(self._facts.values["made_with"])
+
+    def _stored_calibration(self) -> Calibration | None:
+        stored = self._facts.values.get("calibration")
+        return None if stored is None else Calibration.from_dict(stored)
+
     def _keep_calibration(self, calibration: Calibration | None) -> None:
         self._facts.change(calibration=None if calibration is None else calibration.to_dict())
-        super()._keep_calibration(calibration)
 
     def __len__(self) -> int:
         return self.count()
@@ -330,12 +335,6 @@ class RemoteReader(ImageIndex):
             raise InputError(f"the index has no id {missing}; it was never given or is deleted")
         order = np.argsort(found.ids)
         return found.subset(order[np.searchsorted(found.ids[order], ids)])
-
-    def _check_dim(self, vectors: UnitVectors) -> None:
-        if vectors.dim != self.dim:
-            raise InputError(
-                f"vectors have {vectors.dim} dimensions, the index has {self.dim}; use the model it was built with"
-            )
 
 
 def checked_ids(ids: npt.ArrayLike) -> Integers:
