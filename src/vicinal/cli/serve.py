@@ -20,7 +20,7 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from vicinal.retrieval import Index
+    from vicinal.retrieval import ImageIndex
 
 MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 NOT_ABOUT_MODELS = (
@@ -77,12 +77,12 @@ def serve(arguments: Arguments) -> None:
     if "model" in {*vars(arguments), *index.made_with}:
         start_early()
     embedder = _embedder(arguments, index)
-    is_remote = is_url(arguments.index)
-    if is_remote:  # the service connects by itself
-        index.close()  # type: ignore[attr-defined]
+    loaded = index if isinstance(index, Index) else None
+    if loaded is None:  # the service connects by itself
+        index.close()
     service = Service(
         arguments.index, embedder, limits, arguments.read_only, load_refiner(arguments), arguments.allow_url,
-        None if is_remote else index,
+        loaded,
     )  # fmt: skip
     run(service, arguments.host, arguments.port, access, not arguments.no_access_log)
 
@@ -108,7 +108,7 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _embedder(arguments: Arguments, index: Index) -> Any:
+def _embedder(arguments: Arguments, index: ImageIndex) -> Any:
     """What embeds images as those of the index; None if no model is known."""
     if "model" in index.made_with:
         use_flags_of_index(arguments, index.made_with, [])

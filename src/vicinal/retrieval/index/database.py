@@ -36,6 +36,8 @@ MAX_COLUMNS = 1_900  # of SQLite's 2,000
 CHUNK = 1_000  # ids or texts in one query
 PAGE = 16_384  # rows in memory at a time
 MEBIBYTE = 2**20
+BUSY, LOCKED = 5, 6  # SQLite's codes; the module names them from Python 3.11 on
+MAX_REQUESTS = 2_000  # that are remembered
 SCHEMA = f"""
 PRAGMA user_version = {VERSION};
 CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -230,7 +232,7 @@ class Database:
         target, deadline = Database(folder, timeout), time.monotonic() + timeout
 
         def check(status: int, remaining: int, total: int) -> None:
-            if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and time.monotonic() > deadline:
+            if status in (BUSY, LOCKED) and time.monotonic() > deadline:
                 raise target.still_written()
 
         with target.reading() as connection:
@@ -245,9 +247,8 @@ class Database:
     def revision(self) -> str:
         """What another value stands for after every transaction of any process."""
         with self.reading() as connection:
-            return str(
-                json.loads(connection.execute("SELECT value FROM settings WHERE name = 'revision'").fetchone()[0])
-            )
+            found = connection.execute("SELECT value FROM settings WHERE name = 'revision'").fetchone()
+            return str(json.loads(found[0]))
 
     def settings(self) -> dict[str, Any]:
         """All settings by their names.
@@ -301,9 +302,7 @@ class Database:
                 if before != kind or name not in old:
                     values = (key, kind.kind, kind.is_numeric, name)
                     connection.execute("INSERT OR IGNORE INTO columns VALUES (?4, ?1, ?2, ?3)", values)
-                    connection.execute(
-                        "UPDATE columns SET key = ?1, kind = ?2, is_numeric = ?3 WHERE name = ?4", values
-                    )
+                    connection.execute("UPDATE columns SET kind = ?2, is_numeric = ?3 WHERE name = ?4", values)
         return kinds
 
     # items
@@ -326,6 +325,12 @@ class Database:
         with self.reading() as connection:
             found = connection.execute(f"SELECT id FROM items WHERE {where} ORDER BY id", parameters)
             return np.fromiter((number for (number,) in found), np.int64)
+
+    def distinct(self, key: str, at_most: int) -> list[Any]:
+        """The values of a column, each once; some of them if there are more than `at_most`."""
+        query = f"SELECT DISTINCT {key} FROM items WHERE {key} IS NOT NULL LIMIT {at_most + 1}"
+        with self.reading() as connection:
+            return [value for (value,) in connection.execute(query)]
 
     def rows(
         self, columns: Mapping[str, tuple[str, ColumnKind]], where: str, parameters: Sequence[Any] = ()
@@ -382,6 +387,23 @@ class Database:
         is_refined = bool(rows) and rows[0][1] is not None
         unrefined = np.frombuffer(b"".join(row[1] for row in rows), "<f4").reshape(-1, dim) if is_refined else None
         return vectors, unrefined
+
+    # requests
+
+    def ids_of_request(self, key: str) -> list[int] | None:
+        """The ids that answered a request with a key; None if that is not known."""
+        with self.reading() as connection:
+            found = connection.execute("SELECT ids FROM requests WHERE key = ?", [key]).fetchone()
+        return None if found is None else json.loads(found[0])
+
+    def remember_requests(self, answers: Mapping[str, Sequence[int]]) -> None:
+        """Keep the ids that answer requests; those of the oldest requests are forgotten."""
+        rows = ((key, json.dumps(list(ids))) for key, ids in answers.items())
+        with self.reading() as connection:
+            connection.executemany("INSERT OR REPLACE INTO requests VALUES (?, ?)", rows)
+            connection.execute(
+                "DELETE FROM requests WHERE rowid <= (SELECT max(rowid) FROM requests) - ?", [MAX_REQUESTS]
+            )
 
 
 def _close_all(connections: list[sqlite3.Connection]) -> None:

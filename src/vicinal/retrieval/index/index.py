@@ -82,6 +82,8 @@ class Index(ImageIndex):
     Attributes:
         model_fingerprint: identifies the model that made the vectors; None if it is unknown.
         made_with: the flags of `vicinal index` that made the vectors, such as `{"model": "run"}`; empty if unknown.
+        follows: whether each method sees the changes of other processes; False: after :meth:`refresh` or a change.
+        folds: whether vector files are written anew when many vectors are in the database alone; see :meth:`fold`.
         shows_full_paths: whether conditions see paths in full; False: from `root` on, else the name of the file alone.
 
     Example:
@@ -101,10 +103,8 @@ class Index(ImageIndex):
         self._local = threading.local()  # the state within a transaction
         self._refresh_lock = threading.Lock()
         self._data_version = -1
-        self._excluded: int | None = None
         self._selected: dict[str, tuple[object, Integers]] = {}
-        self._folds_itself = True
-        self.shows_full_paths = True
+        self.follows = self.folds = self.shows_full_paths = True
 
     # making and opening
 
@@ -297,19 +297,32 @@ class Index(ImageIndex):
 
     def _current(self) -> IndexState:
         """The index as it is now: other processes may have changed it."""
-        pending: IndexState | None = getattr(self._local, "state", None) or getattr(self._local, "pinned", None)
-        if pending is None:
-            version = self._database.data_version()
-            if version != self._data_version:
-                with self._refresh_lock:
-                    if version != self._data_version:
-                        if self._database.revision() != self._committed.settings["revision"]:
-                            self._committed = _read_state(self._database, self._committed)
-                        self._data_version = version
-            pending = self._committed
-        if self._excluded is None:
-            return pending
-        return replace(pending, ids=pending.ids[pending.ids != self._excluded])
+        state: IndexState | None = getattr(self._local, "state", None) or getattr(self._local, "pinned", None)
+        if state is not None:
+            return state
+        if self.follows:
+            self.refresh()
+        return self._committed
+
+    def refresh(self) -> None:
+        """Read what other processes have changed.
+
+        Raises:
+            InputError: the index is damaged.
+            OSError: it cannot be read.
+        """
+        version = self._database.data_version()
+        if version != self._data_version:
+            with self._refresh_lock:
+                if version != self._data_version and self._database.revision() != self.revision:
+                    state = _read_state(self._database, self._committed)
+                    self._committed = state
+                self._data_version = version
+
+    @property
+    def revision(self) -> str:
+        """What is another text after every change."""
+        return str(self._committed.settings["revision"])
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -323,7 +336,7 @@ class Index(ImageIndex):
             yield
             return
         with self._database.transaction():
-            if self._database.revision() != self._committed.settings["revision"]:
+            if self._database.revision() != self.revision:
                 self._committed = IndexState.read(self._database, self._committed)
             self._local.state = before = self._committed
             try:
@@ -336,7 +349,7 @@ class Index(ImageIndex):
                 self._local.state = None
             after = state
         self._committed = after
-        if self._folds_itself and self.is_fold_due:
+        if self.folds and self.is_fold_due:
             self.fold()
 
     def _change(self, **changes: Any) -> None:
@@ -435,6 +448,11 @@ class Index(ImageIndex):
     def column_kinds(self) -> Kinds:
         """The kinds of the columns."""
         return {name: kind for name, (_, kind) in self._current().columns.items()}
+
+    @property
+    def next_id(self) -> int:
+        """The id of the image that is added next."""
+        return self._current().next_id
 
     @property
     def num_pending(self) -> int:
@@ -604,18 +622,18 @@ class Index(ImageIndex):
         """
         new = os.path.abspath(root)
         with self.transaction():
-            paths = self._paths()
+            paths = self.paths()
+            if not paths:
+                raise InputError("the images of the index have no paths, so there is nothing to move")
             old = find_old_root(list(paths.values()), new, self.root)
             moved = {number: moved_path(path, old, new) for number, path in paths.items()}
             self._database.change_column("path", moved)
             self.root = new if self.root is None else moved_path(self.root, old, new)
 
-    def _paths(self) -> dict[int, str]:
+    def paths(self) -> dict[int, str]:
+        """The paths of the images that have one, by their ids."""
         columns = {name: each for name, each in self._current().columns.items() if name == "path"}
-        if not columns:
-            raise InputError("the images of the index have no paths, so there is nothing to move")
-        rows = self._database.rows(columns, f"{columns['path'][0]} IS NOT NULL")
-        return {number: str(path) for number, path in rows}
+        return dict(self._database.rows(columns, f"{columns['path'][0]} IS NOT NULL")) if columns else {}
 
     # search
 
@@ -656,9 +674,8 @@ class Index(ImageIndex):
             raise InputError("the index is empty; add images before searching")
         allowed = state.ids if among is None else _ascending(state.checked(among))
         if not (is_integer(k) and 1 <= k <= len(allowed)):
-            where = (
-                f"an index of {len(state.ids)} images" if among is None else f"{len(allowed)} images to search among"
-            )
+            images = f"{len(allowed)} images to search among"
+            place = images if among is not None else f"an index of {len(allowed)} images"
             raise InputError(f"k = {k} is impossible in {place}; use 1 to {len(allowed)}")
         own_ids = _checked_query_ids(state, query_ids, len(queries))
         if state.context is not None and refiner is not None:
@@ -724,10 +741,25 @@ class Index(ImageIndex):
         finally:
             self._local.pinned = before
 
+    def distinct_values(self, column: str, at_most: int) -> list[Any]:
+        """The values of a column, without duplicates; some of them if there are more than `at_most`."""
+        key, kind = self._current().columns[column]
+        values = self._database.distinct(key, at_most)
+        return list(map(bool, values)) if kind.kind == "boolean" else values
+
+    def ids_of_request(self, key: str) -> list[int] | None:
+        """The ids of what was added with a key of a request; None if that is not known."""
+        return self._database.ids_of_request(key)
+
+    def remember_requests(self, answers: Mapping[str, Sequence[int]]) -> None:
+        """Keep the ids of what was added with keys, within :meth:`transaction`."""
+        self._database.remember_requests(answers)
+
     def without(self, number: int) -> Self:
         """Return the index without an image, which stays where it is."""
-        other = copy.copy(self)
-        other._excluded = number
+        other, state = copy.copy(self), self._current()
+        other._committed = replace(state, ids=state.ids[state.ids != number])
+        other._local, other._selected, other.follows = threading.local(), {}, False
         return other
 
     # rows
