@@ -18,7 +18,7 @@ NUM_THREADS = 3
 
 def write(folder: Path, pipe: int, number: int) -> None:
     """Add and delete for ever; a change is reported when it was acknowledged, and a delete also before it is tried."""
-    store = FolderStore(folder, Limits(save_changes=6, save_seconds=0.2)).__enter__()
+    store = FolderStore(folder, Limits()).__enter__()
 
     def work(thread: int) -> None:
         seed, mine = 100_000 * number + 10_000 * thread, list[int]()

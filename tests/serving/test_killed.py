@@ -29,12 +29,12 @@ def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     assert len({seed // 100_000 for seed in added.values()}) == ROUNDS
     assert deleted
     with FolderStore(folder) as store:
-        snapshot = store.snapshot
+        snapshot = store.index
         assert not deleted & set(snapshot.metadata.ids.tolist())
         for number, seed in added.items():
             if number in tried:
                 continue
-            assert snapshot.metadata.lookup([number])["price"].tolist() == [seed]
+            assert snapshot.lookup([number])["price"].tolist() == [seed]
             vector = random_vectors(1, seed)[0]
             np.testing.assert_allclose(snapshot.query_vectors([number])[0], vector / np.linalg.norm(vector), atol=1e-6)
     assert {*added} - tried <= set(Index.load(folder).metadata.ids.tolist())

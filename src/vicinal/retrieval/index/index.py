@@ -282,7 +282,7 @@ class Index(ImageIndex):
         folder.mkdir(parents=True, exist_ok=True)
         before = Database(folder).settings()["files"] if Database.exists(folder) else Names()
         names = self._current().write_files(folder, names)
-        database = self._database if self._database.folder is None else self._database.copied()
+        database = self._database.copied()
         with database.transaction():
             database.change_settings({"files": names, "revision": secrets.token_hex(8)})
             database.forget_changes()
