@@ -132,6 +132,7 @@ def test_vector_files_are_written_beside_changes(tmp_path: Path, monkeypatch: py
 
 def test_files_that_cannot_be_written_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vicinal.retrieval.index.index.MIN_PENDING", 1)
+    monkeypatch.setattr("vicinal.retrieval.index.index.MAX_PENDING_FRACTION", 0)
     monkeypatch.setattr("vicinal.serving.store.folder_store.RETRY_SECONDS", 0.05)
     folder, failed = save_index(tmp_path), threading.Event()
 

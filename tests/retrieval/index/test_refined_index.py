@@ -224,9 +224,9 @@ def test_interrupted_adding_changes_nothing(monkeypatch, tmp_path) -> None:
     for each in (index, Index.load(tmp_path)):
         after = each.search(unit(5, seed=1), 30, refiner)
         np.testing.assert_array_equal(before.ids, after.ids)
-        assert each.add(vectors[35:], table(5, 35), refiner).tolist() == [35, 36, 37, 38, 39]
-        own = each.search(vectors[35:], 1, refiner, query_ids=np.arange(35, 40))
-        assert own.ids.ravel().tolist() == [35, 36, 37, 38, 39]
+        assert each.add(vectors[35:], table(5, 35), refiner).tolist() == [30, 31, 32, 33, 34]
+        own = each.search(vectors[35:], 1, refiner, query_ids=np.arange(30, 35))
+        assert own.ids.ravel().tolist() == [30, 31, 32, 33, 34]
         assert own.scores.ravel() == pytest.approx(np.ones(5), abs=2e-6)
 
 
