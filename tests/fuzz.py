@@ -1,7 +1,7 @@
-"""Fuzzing of everything that Vicinal reads: recipes, runs, models, indexes, tables, embeddings, pickles, images, ...
+"""Fuzzing of everything that Vicinal reads: recipes, runs, models, tables, embeddings, pickles, images, ...
 
     python -m tests.fuzz                                    # ten minutes
-    python -m tests.fuzz --minutes 60 --seed 7 --kind index --kind recipe
+    python -m tests.fuzz --minutes 60 --seed 7 --kind model --kind recipe
 
 Each case is a sound file or folder with random mutations, read in a process of its own with a limit of memory and time.
 It is either read, or refused in one line (InputError). Everything else is a finding: another exception, a crash, too
@@ -39,7 +39,7 @@ import pandas as pd
 import torch
 from PIL import Image
 
-from vicinal import Embedder, Index, Recipe, Table, evaluate, load_table, train
+from vicinal import Embedder, Recipe, Table, evaluate, load_table, train
 from vicinal.cli.main import main as run_command
 from vicinal.data import ImageTransform, load_embeddings, load_labels, read_image
 from vicinal.data import save_embeddings as write_embeddings
@@ -132,11 +132,6 @@ def make_model(folder: Path) -> None:
     Embedder("test_resnet", dim=8, pretrained=False, transform=transform).save_pretrained(folder / "model")
 
 
-def make_index(folder: Path) -> None:
-    for kind in ("exact", "hnsw"):
-        Index.build(vectors(), table(), kind).save(folder / kind)
-
-
 def make_tables(folder: Path) -> None:
     frame = table().frame.assign(split="test", is_query=True, is_gallery=True, group=1, coarse="x")
     frame.to_csv(folder / "table.csv", index=False)
@@ -195,13 +190,6 @@ def read_model(folder: Path) -> None:
     model.embed([Image.new("RGB", (40, 40))])
 
 
-def read_index(folder: Path) -> None:
-    for path in sorted(folder.iterdir()):
-        index = Index.load(path)
-        index.search(vectors()[:2], k=min(3, len(index)))
-        index.vectors()
-
-
 def read_tables(folder: Path) -> None:
     for name in ("table.csv", "table.parquet"):
         str(load_table(folder / name).statistics())
@@ -242,7 +230,6 @@ KINDS: dict[str, Kind] = {
     "refiner": Kind(make_refiner, read_refiner),
     "whitening": Kind(make_whitening, read_whitening),
     "run": Kind(make_run, read_run),
-    "index": Kind(make_index, read_index),
     "table": Kind(make_tables, read_tables),
     "embeddings": Kind(make_embeddings, read_embeddings),
     "ground truth": Kind(make_ground_truth, lambda folder: revisited_ground_truth("roxford", folder)),

@@ -43,7 +43,7 @@ def test_a_reader_refuses_changes_before_it_works_on_them(pictures: Path, model:
 def test_an_index_in_place_of_another_shows_its_own_images(
     tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vicinal.serving.store.folder_store.RELOAD_SECONDS", 0.02)
+    monkeypatch.setattr("vicinal.serving.store.folder_store.FOLLOW_SECONDS", 0.02)
     shutil.copytree(pictures, tmp_path / "copy")
     folder = save_index(tmp_path)
     (tmp_path / "photos").mkdir()

@@ -191,7 +191,7 @@ class Database:
                                   ("disk I/O", errno.EIO), ("locked", errno.EBUSY)):  # fmt: skip
                 if isinstance(error, sqlite3.OperationalError) and words in text:
                     raise OSError(number, text, place) from error
-            if isinstance(error, (sqlite3.OperationalError, sqlite3.ProgrammingError, sqlite3.IntegrityError)):
+            if isinstance(error, (sqlite3.ProgrammingError, sqlite3.IntegrityError)):
                 raise
             raise InputError(f"{place}: the index is damaged ({text}); build it again") from None
 

@@ -27,7 +27,7 @@ from vicinal.data.moved import find_old_root, moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.calibration import Calibration
-from vicinal.retrieval.index.database import CHUNK, PAGE, TIMEOUT, Database
+from vicinal.retrieval.index.database import CHUNK, FILE, PAGE, TIMEOUT, Database
 from vicinal.retrieval.index.engines.faiss_engine import Kind
 from vicinal.retrieval.index.engines.rescoring import RescoringEngine, create_engine
 from vicinal.retrieval.index.engines.segmented_engine import SegmentedEngine
@@ -216,7 +216,7 @@ class Index(ImageIndex):
             return _remote_index().connect(str(folder), timeout)
         place = Path(folder)
         if not place.is_dir() or not Database.exists(place):
-            raise InputError(f"{folder} is not an index; build one with `vicinal index`")
+            raise InputError(f"{folder} is not an index: it has no {FILE}; build one with `vicinal index`")
         database = Database(place, timeout)
         return cls(database, _read_state(database))
 
