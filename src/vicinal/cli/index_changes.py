@@ -67,22 +67,20 @@ def _new_index(
     arguments: Arguments, source: str, embedded: EmbeddedTable, table: Any, refiner: ContextRefiner | None
 ) -> Index | RemoteIndex:
     """A new index: in memory, or complete in its folder or in a database."""
-    from vicinal.retrieval import Index
+    from vicinal.retrieval import Index, RemoteIndex
 
     check_refiner(refiner, embedded)
-    index = Index.build(
-        embedded.vectors,
-        table,
-        arguments.kind or "auto",
-        model_fingerprint=embedded.fingerprint,
-        refiner=refiner,
-        made_with=made_with(arguments, source, embedded.engine),
-        rescore=arguments.rescore,
-        url=arguments.index if is_url(arguments.index) else None,
-        overwrite=arguments.overwrite,
-        timeout=arguments.timeout,
-        folder=arguments.index if _is_built_in_batches(arguments, source) else None,
-    )
+    options = {
+        "kind": arguments.kind or "auto", "model_fingerprint": embedded.fingerprint, "rescore": arguments.rescore,
+        "made_with": made_with(arguments, source, embedded.engine), "overwrite": arguments.overwrite,
+        "timeout": arguments.timeout,
+    }  # fmt: skip
+    index: Index | RemoteIndex
+    if is_url(arguments.index):
+        index = RemoteIndex.build(embedded.vectors, table, arguments.index, **options)
+    else:
+        folder = arguments.index if _is_built_in_batches(arguments, source) else None
+        index = Index.build(embedded.vectors, table, refiner=refiner, folder=folder, **options)
     index.root = _root(arguments, source)
     if "model" in index.made_with:
         from vicinal.workflows.calibration.calibration_places import stored_calibration

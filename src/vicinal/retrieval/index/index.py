@@ -35,7 +35,7 @@ from vicinal.retrieval.index.index_state import IndexState, half_blocks
 from vicinal.retrieval.index.interface import ImageIndex, check_one_row_per_id, checked_vectors
 from vicinal.retrieval.index.metadata import Metadata, frame_of_table, parse_index_condition
 from vicinal.retrieval.index.refiner_context import RefinerContext
-from vicinal.retrieval.index.remote.engine_url import EngineURL, is_engine_url
+from vicinal.retrieval.index.remote.engine_url import is_engine_url
 from vicinal.retrieval.index.remote.payload import frame_of_values
 from vicinal.retrieval.index.vector_files import (
     ORIGINALS,
@@ -72,8 +72,8 @@ class Index(ImageIndex):
     even beside codes, which then save little memory. Everything that is added or searched later needs the same
     refiner.
 
-    An index is made by :meth:`build`, :meth:`load` or :meth:`open`. With the URL of a database in place of a folder
-    these return a :class:`RemoteIndex <vicinal.retrieval.RemoteIndex>`, which has the same methods.
+    An index is made by :meth:`build`, :meth:`load` or :meth:`open`. With the URL of a database in place of a folder,
+    the last two return a :class:`RemoteIndex <vicinal.retrieval.RemoteIndex>`, which has the same methods.
 
     An index that was built in memory stays there; :meth:`save` copies it to a folder. One that was loaded from a folder
     changes that folder: each change is durable when its method returns. Any number of threads and processes may search
@@ -118,12 +118,11 @@ class Index(ImageIndex):
         refiner: ContextRefiner | None = None,
         made_with: Mapping[str, str] | None = None,
         rescore: int | None = None,
-        url: str | None = None,
         overwrite: bool = False,
         timeout: float = TIMEOUT,
         folder: str | Path | None = None,
-    ) -> Index | RemoteIndex:
-        """Build an index of all vectors: in memory, in a folder, or with a URL in a database.
+    ) -> Index:
+        """Build an index of all vectors, in memory or in a folder.
 
         Quantizers of `ivfpq` and `rabitq` learn from 256 random vectors per inverted list, at most 1,048,576 in all
         unless that is less than 39 per list; there are about four times as many lists as the square root of the number
@@ -133,36 +132,27 @@ class Index(ImageIndex):
             vectors: float [n, dim].
             table: n rows.
             kind: `exact` compares with every vector; `hnsw` is a graph, faster and nearly exact above 100,000 vectors;
-                `auto` is `exact` up to 100,000 vectors, `hnsw` above and in a database. The others search by codes:
+                `auto` is `exact` up to 100,000 vectors, `hnsw` above. The others search by codes:
                 `sq8` of one byte per dimension and `binary` of one bit compare with every vector; `ivfpq` of about one
                 byte per four dimensions and `rabitq` of one bit and eight bytes search the nearest inverted lists.
             model_fingerprint: identifies the model that made the vectors.
             refiner: refines every vector first, by its nearest among the others, which are found by comparing every
-                vector with every other; not in a database.
+                vector with every other.
             made_with: the flags of the command that made the vectors, which messages about other vectors name.
             rescore: for kinds with codes, how many candidates per neighbor are compared by the vectors themselves,
                 which are kept as float16 in a file of the index, not in memory. None: the default of the kind; 0: none,
                 the vectors are not kept, and scores are approximate.
-            url: of the database, see :meth:`RemoteIndex.build <vicinal.retrieval.RemoteIndex.build>`.
-            overwrite: with a URL or `folder`: whether to replace an index that is there.
-            timeout: with a URL: seconds during which calls are repeated after faults of the connection; with `folder`:
-                seconds to wait while another process writes the index.
+            overwrite: with `folder`: whether to replace an index that is there.
+            timeout: with `folder`: seconds to wait while another process writes the index.
             folder: of the index. Vectors of a memory map are then never all in memory, for kinds with codes.
 
         Raises:
             InputError: vectors and table have different lengths, a vector contains NaN or infinity, there are too few
                 vectors for `ivfpq`, the kind is unknown, the table has both columns `id` and `id_of_table`, or a column
                 with integers of more than 64 bits, the refiner has a different dimension or is for a different model,
-                or there is an index at the URL or in the folder already.
+                or there is an index in the folder already.
             OSError: a file cannot be written.
-            EngineUnavailableError: the connection to the database is lost for too long.
         """
-        if url is not None:
-            if refiner is not None:
-                raise InputError(f"an index of refined embeddings is kept in a folder, not at {EngineURL.parse(url)}")
-            return _remote_index().build(
-                vectors, table, url, kind, model_fingerprint, made_with, rescore, overwrite=overwrite, timeout=timeout
-            )
         place = None if folder is None else Path(folder)
         if place is not None:
             check_target(place)
@@ -198,7 +188,8 @@ class Index(ImageIndex):
         if place is None:
             return index
         index._copy_to(place, timeout, names)
-        return cls.load(place, timeout)
+        database = Database(place, timeout)
+        return cls(database, _read_state(database))
 
     @classmethod
     def load(cls, folder: str | Path, timeout: float = TIMEOUT) -> Index | RemoteIndex:
