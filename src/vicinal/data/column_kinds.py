@@ -54,16 +54,19 @@ def column_values(column: pd.Series) -> tuple[ColumnKind, list[Any]]:
         >>> column_values(pd.Series([pd.Timestamp(2020, 1, 31), pd.NaT]))
         (ColumnKind(kind='string', is_numeric=False), ['2020-01-31', None])
     """
-    present = np.flatnonzero(column.notna().to_numpy(dtype=bool))
-    given = column.iloc[present].astype(object).tolist()
-    values: list[Any] = [None] * len(column)
+    present = column.notna().to_numpy(dtype=bool)
+    given = (column if present.all() else column[present]).astype(object).tolist()
     if not given:
-        return ColumnKind("empty"), values
+        return ColumnKind("empty"), [None] * len(column)
     kind = KINDS_OF_DTYPES.get(column.dtype.kind) or _kind_of(given)
     plain = _plain(given, kind, str(column.name))
-    for row, value in zip(present.tolist(), plain, strict=True):
+    found = ColumnKind(kind, kind == "string" and _are_numbers(plain))
+    if len(plain) == len(column):
+        return found, plain
+    values: list[Any] = [None] * len(column)
+    for row, value in zip(np.flatnonzero(present).tolist(), plain, strict=True):
         values[row] = value
-    return ColumnKind(kind, kind == "string" and _are_numbers(plain)), values
+    return found, values
 
 
 def _kind_of(values: list[Any]) -> str:
@@ -74,7 +77,11 @@ def _kind_of(values: list[Any]) -> str:
 
 def _plain(values: list[Any], kind: str, column: str) -> list[Any]:
     if kind == "string":
-        return [_text(value, column) for value in values]
+        texts = [value if type(value) is str else _text(value) for value in values]
+        if not is_unicode("".join(texts)):
+            wrong = next(text for text in texts if not is_unicode(text))
+            raise InputError(f"column {column!r} holds {wrong[:80]!a}, which is not Unicode text; rename it")
+        return texts
     if kind == "integer":
         for value in (max(values), min(values)):
             if not -MAX_INTEGER - 1 <= value <= MAX_INTEGER:
@@ -82,18 +89,14 @@ def _plain(values: list[Any], kind: str, column: str) -> list[Any]:
     return list(map({"integer": int, "floating": float, "boolean": bool}[kind], values))
 
 
-def _text(value: Any, column: str) -> str:
+def _text(value: Any) -> str:
     text = str(value)
-    if isinstance(value, datetime.datetime):
-        text = text.removesuffix(" 00:00:00")
-    if not (text.isascii() or is_unicode(text)):
-        raise InputError(f"column {column!r} holds {text[:80]!a}, which is not Unicode text; rename it")
-    return text
+    return text.removesuffix(" 00:00:00") if isinstance(value, datetime.datetime) else text
 
 
 def is_unicode(text: str) -> bool:
     """Whether a text can be written as UTF-8: it has no half of a character, as names of files may have."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _are_numbers(texts: list[str]) -> bool:

@@ -294,8 +294,6 @@ class Database:
                 key, before = old.get(name, (f"c{number}", ColumnKind("empty")))
                 if name not in old:
                     connection.execute(f"ALTER TABLE items ADD COLUMN {key}")
-                    if name == "path":
-                        connection.execute(f"CREATE INDEX items_path ON items ({key})")
                 elif before.kind == "integer" != kind.kind:
                     stored = "TEXT" if kind.kind == "string" else "REAL"
                     connection.execute(f"UPDATE items SET {key} = CAST({key} AS {stored})")
@@ -309,11 +307,14 @@ class Database:
 
     def insert(self, ids: Integers, values: Mapping[str, Sequence[Any]]) -> None:
         """Write rows in place of those with the same ids; columns that are not given are missing."""
-        keys = [key for key, _ in map(self.columns().__getitem__, values)]
+        columns = self.columns()
+        keys = [columns[name][0] for name in values]
         places = ", ".join("?" * (1 + len(keys)))
         rows = zip(ids.tolist(), *values.values(), strict=True)
         with self.reading() as connection:
             connection.executemany(f"INSERT OR REPLACE INTO items ({', '.join(['id', *keys])}) VALUES ({places})", rows)
+            if "path" in columns:  # after the rows of a new index, which is faster
+                connection.execute(f"CREATE INDEX IF NOT EXISTS items_path ON items ({columns['path'][0]})")
 
     def delete(self, ids: Integers) -> None:
         """Delete rows."""
