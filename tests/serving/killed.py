@@ -25,8 +25,7 @@ PER_COMMAND = 5  # images
 
 def serve(folder: Path, pipe: int, number: int) -> None:
     """Add and delete for ever; a change is reported when it was acknowledged, and a delete also before it is tried."""
-    index_module.MIN_PENDING = 20  # vector files are written often
-    store = FolderStore(folder, Limits()).__enter__()
+    store = FolderStore(folder, Limits(save_changes=20)).__enter__()
 
     def work(thread: int) -> None:
         seed, mine = 100_000 * number + 10_000 * thread, list[int]()
@@ -48,7 +47,7 @@ def serve(folder: Path, pipe: int, number: int) -> None:
 
 def run_commands(folder: Path, pipe: int, number: int) -> None:
     """Add images by `vicinal index --add` for ever, and report each."""
-    index_module.MIN_PENDING = 20
+    index_module.MIN_PENDING = 20  # vector files are written often
     seed = 100_000 * number + 50_000
     while True:
         seed += 1

@@ -116,10 +116,9 @@ def test_images_of_deleted_items_are_removed(tmp_path: Path, monkeypatch: pytest
 
 
 def test_vector_files_are_written_beside_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vicinal.retrieval.index.index.MIN_PENDING", 5)
     monkeypatch.setattr("vicinal.serving.store.folder_store.FOLLOW_SECONDS", 0.005)
     folder = save_index(tmp_path)
-    with FolderStore(folder) as store, ThreadPoolExecutor(4) as pool:
+    with FolderStore(folder, Limits(save_changes=5)) as store, ThreadPoolExecutor(4) as pool:
         ids = list(pool.map(lambda seed: add(store, seed, price=seed), range(60)))
         assert sorted(ids) == list(range(30, 90))
         wait_for(lambda: store.num_unsaved < 5)
@@ -131,7 +130,6 @@ def test_vector_files_are_written_beside_changes(tmp_path: Path, monkeypatch: py
 
 
 def test_files_that_cannot_be_written_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vicinal.retrieval.index.index.MIN_PENDING", 1)
     monkeypatch.setattr("vicinal.retrieval.index.index.MAX_PENDING_FRACTION", 0)
     monkeypatch.setattr("vicinal.serving.store.folder_store.RETRY_SECONDS", 0.05)
     folder, failed = save_index(tmp_path), threading.Event()
@@ -140,7 +138,7 @@ def test_files_that_cannot_be_written_are_tried_again(tmp_path: Path, monkeypatc
         failed.set()
         raise OSError(errno.ENOSPC, "full")
 
-    with FolderStore(folder) as store:
+    with FolderStore(folder, Limits(save_changes=1)) as store:
         with monkeypatch.context() as patch:
             patch.setattr("vicinal.retrieval.index.index_state.write_part", full)
             assert add(store, 1) == 30

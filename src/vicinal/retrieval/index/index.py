@@ -340,7 +340,7 @@ class Index(ImageIndex):
                 self._local.state = None
             after = state
         self._committed = after
-        if self.folds and self.is_fold_due:
+        if self.folds and self.is_fold_due():
             self.fold()
 
     def _change(self, **changes: Any) -> None:
@@ -352,11 +352,10 @@ class Index(ImageIndex):
             self._database.change_settings(settings)
             self._change(settings={**self._current().settings, **settings})
 
-    @property
-    def is_fold_due(self) -> bool:
+    def is_fold_due(self, min_pending: int | None = None) -> bool:
         """Whether so many vectors are in the database alone that new vector files are worth it."""
-        state = self._committed
-        return state.num_pending >= max(MIN_PENDING, MAX_PENDING_FRACTION * len(state.engine.base))
+        state, least = self._committed, MIN_PENDING if min_pending is None else min_pending
+        return state.num_pending >= max(least, MAX_PENDING_FRACTION * len(state.engine.base))
 
     def fold(self) -> None:
         """Write vector files that hold all vectors, which then leave the database; others may write meanwhile.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -151,13 +152,15 @@ class FolderStore(Store):
 
     def _follow(self) -> None:
         """See what other processes change, and write vector files when it is time."""
-        retry = 0.0
+        retry, last_fold = 0.0, time.monotonic()
         while not self._stop.wait(max(FOLLOW_SECONDS, retry)):
             retry = 0.0
             try:
                 self._index.refresh()
-                if self._index.is_fold_due and not self.read_only:
+                is_old = self._index.num_pending > 0 and time.monotonic() - last_fold > self.limits.save_seconds
+                if not self.read_only and (is_old or self._index.is_fold_due(self.limits.save_changes)):
                     self._index.fold()
+                    last_fold = time.monotonic()
             except (InputError, OSError, MemoryError) as error:
                 log(f"{self.folder}: {one_line(error)}")
                 retry = RETRY_SECONDS
