@@ -44,8 +44,8 @@ def add_serve(parser: Parser) -> None:
     parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one (default: 8000)")
     parser.add_argument("--token_file", metavar="FILE", help="a file with the token that requests must have "
                         "(Authorization: Bearer TOKEN); without it, the variable VICINAL_TOKEN")  # fmt: skip
-    parser.add_argument("--read_only", action="store_true", help="add and delete nothing, and load the index again "
-                        "when another process has changed it; any number may read a folder")  # fmt: skip
+    parser.add_argument("--read_only", action="store_true", help="add and delete nothing, and follow the changes "
+                        "of other processes")  # fmt: skip
     parser.add_argument("--cors_origin", nargs="+", default=[], metavar="ORIGIN", help="pages of these origins may ask "
                         "too, such as https://shop.example")  # fmt: skip
     parser.add_argument("--allow_url", nargs="+", default=[], metavar="HOST", help="fetch images by https from these "

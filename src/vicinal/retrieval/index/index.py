@@ -33,10 +33,9 @@ from vicinal.retrieval.index.engines.rescoring import RescoringEngine, create_en
 from vicinal.retrieval.index.engines.segmented_engine import SegmentedEngine
 from vicinal.retrieval.index.index_state import IndexState, half_blocks
 from vicinal.retrieval.index.interface import ImageIndex, check_one_row_per_id, checked_vectors
-from vicinal.retrieval.index.metadata import Metadata, frame_of_table, parse_index_condition
+from vicinal.retrieval.index.metadata import Metadata, frame_of_table, frame_of_values, parse_index_condition
 from vicinal.retrieval.index.refiner_context import RefinerContext
 from vicinal.retrieval.index.remote.engine_url import is_engine_url
-from vicinal.retrieval.index.remote.payload import frame_of_values
 from vicinal.retrieval.index.vector_files import (
     ORIGINALS,
     Names,

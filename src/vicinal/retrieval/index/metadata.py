@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
 from vicinal.data.boxes import image_keys
+from vicinal.data.column_kinds import ColumnKind
 from vicinal.data.condition_syntax import Condition, parse_condition
 from vicinal.data.table import Table
 from vicinal.utils.arrays import Integers
@@ -19,6 +21,11 @@ from vicinal.utils.errors import InputError
 MAX_ID = np.iinfo(np.int64).max
 TABLE_ID = "id_of_table"  # what a table's own column `id` is called in the index
 FILE_COLUMNS = ("file_size", "file_time", "file_hash")  # of the image when it was embedded, by which changes are found
+DTYPES: dict[str, Any] = {
+    "integer": np.dtype(np.int64),
+    "floating": np.dtype(np.float64),
+    "boolean": np.dtype(np.bool_),
+}
 # types of columns that would otherwise become floats or objects where values are missing
 NULLABLE: dict[str, ExtensionDtype] = {"b": pd.BooleanDtype(), "i": pd.Int64Dtype(), "u": pd.UInt64Dtype()}
 
@@ -77,6 +84,33 @@ def frame_of_table(table: Table) -> pd.DataFrame:
     if table.has("id") and table.has(TABLE_ID):
         raise InputError(f"the table has both columns 'id' and {TABLE_ID!r}, as which 'id' would be kept; drop one")
     return table.frame.rename(columns={"id": TABLE_ID})
+
+
+def frame_of_records(
+    ids: Integers, records: Sequence[Mapping[str, Any]], kinds: Mapping[str, ColumnKind]
+) -> pd.DataFrame:
+    """The frame of rows: `id` and the columns.
+
+    Example:
+        >>> frame_of_records(np.array([4, 7]), [{"price": 3}, {}], {"price": ColumnKind("integer")})
+           id  price
+        0   4      3
+        1   7   <NA>
+    """
+    return frame_of_values(ids, {name: [record.get(name) for record in records] for name in kinds}, kinds)
+
+
+def frame_of_values(
+    ids: npt.ArrayLike, values: Mapping[str, Sequence[Any]], kinds: Mapping[str, ColumnKind]
+) -> pd.DataFrame:
+    """The frame of rows, by the values of each column, None where one is missing."""
+    columns: dict[str, Any] = {"id": np.asarray(ids, dtype=np.int64)}
+    for name, kind in kinds.items():
+        dtype = DTYPES.get(kind.kind, "str")
+        if dtype != "str" and None in values[name]:
+            dtype = NULLABLE.get(dtype.kind, dtype)
+        columns[name] = pd.Series(list(values[name]), dtype=dtype)
+    return pd.DataFrame(columns)
 
 
 def parse_index_condition(text: str, names: Iterable[str], aliases: Mapping[str, str]) -> Condition:

@@ -19,8 +19,7 @@ from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.index.metadata import FILE_COLUMNS, MAX_ID, parse_index_condition
 from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.remote_engine import EngineUnavailableError, TransientFault
-from vicinal.retrieval.index.remote.remote_index import RemoteIndex
-from vicinal.retrieval.index.remote.remote_reader import Selection
+from vicinal.retrieval.index.remote.remote_index import RemoteIndex, Selection
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.retrieval.search import plain_records
 from vicinal.serving.column_facts import facts_of_kinds

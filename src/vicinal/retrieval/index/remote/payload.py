@@ -9,21 +9,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from vicinal.data.boxes import image_keys
 from vicinal.data.column_kinds import ColumnKind, Kinds, column_values, converted
-from vicinal.retrieval.index.metadata import MAX_ID, NULLABLE
+from vicinal.retrieval.index.metadata import MAX_ID
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
 
 Record = dict[str, Any]
-DTYPES: dict[str, Any] = {
-    "integer": np.dtype(np.int64),
-    "floating": np.dtype(np.float64),
-    "boolean": np.dtype(np.bool_),
-}
 
 
 def payload_of(frame: pd.DataFrame) -> tuple[Kinds, list[Record]]:
@@ -55,31 +49,6 @@ def payload_of(frame: pd.DataFrame) -> tuple[Kinds, list[Record]]:
 def converted_record(record: Record, kinds: Mapping[str, ColumnKind]) -> Record:
     """A record with values of these kinds."""
     return {name: converted(value, kinds[name]) for name, value in record.items()}
-
-
-def frame_of_records(ids: Integers, records: Sequence[Record], kinds: Mapping[str, ColumnKind]) -> pd.DataFrame:
-    """The frame of rows: `id` and the columns.
-
-    Example:
-        >>> frame_of_records(np.array([4, 7]), [{"price": 3}, {}], {"price": ColumnKind("integer")})
-           id  price
-        0   4      3
-        1   7   <NA>
-    """
-    return frame_of_values(ids, {name: [record.get(name) for record in records] for name in kinds}, kinds)
-
-
-def frame_of_values(
-    ids: npt.ArrayLike, values: Mapping[str, Sequence[Any]], kinds: Mapping[str, ColumnKind]
-) -> pd.DataFrame:
-    """The frame of rows, by the values of each column, None where one is missing."""
-    columns: dict[str, Any] = {"id": np.asarray(ids, dtype=np.int64)}
-    for name, kind in kinds.items():
-        dtype = DTYPES.get(kind.kind, "str")
-        if dtype != "str" and None in values[name]:
-            dtype = NULLABLE.get(dtype.kind, dtype)
-        columns[name] = pd.Series(list(values[name]), dtype=dtype)
-    return pd.DataFrame(columns)
 
 
 def derived_ids(
