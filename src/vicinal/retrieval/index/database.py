@@ -60,7 +60,7 @@ class Database:
         >>> database = Database(None)
         >>> with database.transaction():
         ...     database.create()
-        ...     database.set_columns({"price": ColumnKind("integer")})
+        ...     kinds = database.set_columns({"price": ColumnKind("integer")})
         ...     database.insert(np.array([4, 7]), {"price": [3, None]})
         >>> list(database.rows(database.columns(), "id = 7"))
         [(7, None)]

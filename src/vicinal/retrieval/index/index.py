@@ -31,7 +31,7 @@ from vicinal.retrieval.index.database import CHUNK, FILE, PAGE, TIMEOUT, Databas
 from vicinal.retrieval.index.engines.faiss_engine import Kind
 from vicinal.retrieval.index.engines.rescoring import RescoringEngine, create_engine
 from vicinal.retrieval.index.engines.segmented_engine import SegmentedEngine
-from vicinal.retrieval.index.index_state import IndexState, half_blocks
+from vicinal.retrieval.index.index_state import Columns, IndexState, half_blocks
 from vicinal.retrieval.index.interface import ImageIndex, check_one_row_per_id, checked_vectors
 from vicinal.retrieval.index.metadata import Metadata, frame_of_table, frame_of_values, parse_index_condition
 from vicinal.retrieval.index.refiner_context import RefinerContext
@@ -280,7 +280,6 @@ class Index(ImageIndex):
         delete_unused(folder, names, before)
 
     def close(self) -> None:
-        """Close the database."""
         self._database.close()
 
     # the state
@@ -384,17 +383,14 @@ class Index(ImageIndex):
 
     @property
     def model_fingerprint(self) -> str | None:
-        """Identifies the model that made the vectors; None if it is unknown."""
         return self._current().settings.get("model_fingerprint")
 
     @property
     def made_with(self) -> dict[str, str]:
-        """The flags of `vicinal index` that made the vectors; empty if they are unknown."""
         return dict(self._current().settings.get("made_with") or {})
 
     @property
     def refiner_fingerprint(self) -> str | None:
-        """Identifies the refiner that the index was built with; None if embeddings are not refined."""
         return self._current().settings.get("refiner_fingerprint")
 
     @property
@@ -415,7 +411,6 @@ class Index(ImageIndex):
 
     @property
     def kind(self) -> Kind:
-        """`exact`, `hnsw`, `sq8`, `ivfpq`, `rabitq` or `binary`."""
         return self._current().engine.kind
 
     @property
@@ -425,12 +420,10 @@ class Index(ImageIndex):
 
     @property
     def dim(self) -> int:
-        """Number of dimensions of a vector."""
         return self._current().engine.dim
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns."""
         return ["id", *self._current().columns]
 
     @property
@@ -456,7 +449,6 @@ class Index(ImageIndex):
         return f"Index({self.kind}, {len(self)} images, {self.dim} dimensions{refined})"
 
     def describe(self) -> dict[str, str | float | None]:
-        """Return what the index is and contains, ready for JSON."""
         state = self._current()
         rescore = {"rescore": self.rescore} if self.rescore else {}
         return self._with_provenance({
@@ -468,25 +460,6 @@ class Index(ImageIndex):
     # changes
 
     def add(self, vectors: Array, table: Table, refiner: ContextRefiner | None = None) -> Integers:
-        """Add vectors and return their new ids, int64 [n].
-
-        A column that only the index or only the table has is missing in the rows of the other. Where one has integers
-        and the other text, as with labels read from folders named by digits, both become text.
-
-        A refined index refines each vector by its nearest among the images it has and the other new ones. Images that
-        were refined before stay as they are, though the new ones may now be nearer: build the index again after adding
-        many.
-
-        Args:
-            vectors: float [n, dim].
-            table: n rows.
-            refiner: the refiner that the index was built with, if any.
-
-        Raises:
-            InputError: vectors and table have different lengths, vectors have a different dimension or contain NaN or
-                infinity, a column has another type than before, or the refiner is not the index's.
-            OSError: the changes cannot be written.
-        """
         self.check_refiner(refiner)
         unit = checked_vectors(vectors, table)
         self._check_dim(unit)
@@ -518,26 +491,6 @@ class Index(ImageIndex):
         self._change(columns=self._database.columns())
 
     def upsert(self, vectors: Array, table: Table, refiner: ContextRefiner | None = None) -> Integers:
-        """Add vectors in place of those of images with the same path and bounding box; return their ids, int64 [n].
-
-        An image that has the same vector already keeps its id, and gets the columns of the table; others get new ones.
-        Of equal rows of the table the last one counts.
-
-        Args:
-            vectors: float [n, dim].
-            table: n rows; those without a path are added.
-            refiner: the refiner that the index was built with, if any.
-
-        Raises:
-            InputError: as for :meth:`add`; nothing is changed then.
-
-        Example:
-            >>> import pandas as pd
-            >>> table = Table(pd.DataFrame({"path": ["/a.png", "/b.png"]}))
-            >>> index = Index.build(np.eye(2), table)
-            >>> index.upsert(np.array([[1.0, 0.0], [1.0, 1.0]]), table)
-            array([0, 2])
-        """
         self.check_refiner(refiner)
         unit = checked_vectors(vectors, table)
         self._check_dim(unit)
@@ -567,11 +520,6 @@ class Index(ImageIndex):
         return is_same
 
     def delete(self, ids: npt.ArrayLike) -> None:
-        """Delete images: they are no longer found.
-
-        Raises:
-            InputError: there is no image with one of the ids.
-        """
         with self.transaction():
             state = self._current()
             gone = state.checked(ids)
@@ -582,33 +530,12 @@ class Index(ImageIndex):
                 self._change(ids=state.ids[mask[state.ids]])
 
     def update(self, ids: npt.ArrayLike, table: Table) -> None:
-        """Replace the columns of images, such as their prices; their vectors stay.
-
-        Args:
-            ids: int [n].
-            table: n rows.
-
-        Raises:
-            InputError: there is no image with one of the ids, there are not as many rows, or a column has another type
-                than in other images.
-        """
         given = np.asarray(ids, dtype=np.int64)
         check_one_row_per_id(given, table)
         with self.transaction():
             self._insert(self._current().checked(given), table)
 
     def move(self, root: str | Path) -> None:
-        """Say where the images are after their folder was moved; the folders below it are as they were.
-
-        The old folder is ``root``; if that is unknown, or no image is in the new one at the same place below, it is
-        what precedes the longest ending of a path that exists there. Images elsewhere stay where they are.
-
-        Args:
-            root: the folder where they are now.
-
-        Raises:
-            InputError: the images have no paths, or none of them is in the folder.
-        """
         new = os.path.abspath(root)
         with self.transaction():
             paths = self.paths()
@@ -634,28 +561,6 @@ class Index(ImageIndex):
         query_ids: npt.ArrayLike | None = None,
         among: npt.ArrayLike | None = None,
     ) -> Neighbors:
-        """Find the k nearest vectors of each query.
-
-        A refined index refines each query first, by the nearest embeddings that it contains. Without `query_ids`, a
-        query that is in the index is refined by its own embedding too, and so becomes another vector than it was when
-        the index was built.
-
-        Args:
-            vectors: float [q, dim].
-            k: number of neighbors per query.
-            refiner: the refiner that the index was built with, if any. Its fingerprint is checked once: do not train it
-                further between searches.
-            query_ids: int [q], only with a refiner: the id of each query in the index, -1 for none. The query is not
-                refined by its own embedding (but may find itself); duplicates under other ids count as neighbors.
-            among: the ids that may be found, such as `index.where("price < 20")`; None: all.
-
-        Returns:
-            Scores and ids.
-
-        Raises:
-            InputError: a vector contains NaN or infinity or has a different dimension, k is larger than the index, the
-                refiner is not the index's, or there is no image with one of the `query_ids`.
-        """
         self.check_refiner(refiner)
         queries, state = UnitVectors(vectors, "query"), self._current()
         self._check_dim(queries)
@@ -672,18 +577,6 @@ class Index(ImageIndex):
         return state.engine.search(queries, k, allowed)
 
     def where(self, condition: str) -> Integers:
-        """Return the ids of the images whose columns fulfill a condition, int64 [n], ascending.
-
-        Raises:
-            InputError: it cannot be parsed, or names an unknown column; see :func:`vicinal.data.matching_rows`.
-
-        Example:
-            >>> import pandas as pd
-            >>> from vicinal import Index, Table
-            >>> index = Index.build(np.eye(2), Table(pd.DataFrame({"price": [12.5, 30.0]})))
-            >>> index.where("price < 20")
-            array([0])
-        """
         state, is_committed = self._current(), getattr(self._local, "state", None) is None
         known = self._selected.get(condition)
         if known is not None and known[0] == state.settings["revision"] and is_committed:
@@ -712,17 +605,14 @@ class Index(ImageIndex):
         return f"shown_path({key}, {root})"
 
     def select(self, condition: str | None) -> Integers | None:
-        """Return the ids of the images that fulfill a condition, None for all, as :meth:`where`."""
         return None if condition is None else self.where(condition)
 
     def count(self, among: npt.ArrayLike | None = None, at_most: int | None = None) -> int:
-        """Return the number of images, or of those ids, or `at_most` if there are more."""
         number = len(self) if among is None else len(np.asarray(among))
         return number if at_most is None else min(number, at_most)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Keep the index as it is for this thread during a block, such as a search and the lookup of its ids."""
         before = getattr(self._local, "pinned", None)
         self._local.pinned = before or self._current()
         try:
@@ -753,13 +643,7 @@ class Index(ImageIndex):
 
     # rows
 
-    @property
-    def metadata(self) -> Metadata:
-        """All rows; they are read whenever this is asked for."""
-        return Metadata(pd.concat(list(self.frames()), ignore_index=True))
-
     def lookup(self, ids: npt.ArrayLike, skip_unknown: bool = False) -> pd.DataFrame:
-        """Return the rows of these ids, in their order; an unknown id raises InputError, or is left out."""
         state = self._current()
         given = np.asarray(ids, None if hasattr(ids, "dtype") else object).ravel()
         wanted = given.astype(np.int64) if skip_unknown else state.checked(ids)
@@ -770,15 +654,9 @@ class Index(ImageIndex):
             rows |= {row[0]: row for row in self._database.rows(state.columns, f"id IN ({listed})")}
         if not skip_unknown and len(rows) < len(distinct):  # another process has just deleted one
             state.unknown(next(number for number in distinct if number not in rows))
-        return self._frame([rows[number] for number in wanted.tolist() if number in rows])
-
-    def _frame(self, rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
-        state = self._current()
-        ids, *values = zip(*rows, strict=True) if rows else ((), *(() for _ in state.columns))
-        return frame_of_values(ids, dict(zip(state.columns, values, strict=True)), self.column_kinds)
+        return _frame([rows[number] for number in wanted.tolist() if number in rows], state.columns)
 
     def ids_by_key(self, keys: Sequence[str]) -> Integers:
-        """Return the id of the image of each key, -1 where there is none."""
         columns = {name: each for name, each in self._current().columns.items() if name in ("path", *BOX_COLUMNS)}
         found: dict[str, int] = {}
         if "path" in columns:
@@ -786,16 +664,12 @@ class Index(ImageIndex):
             for start in range(0, len(paths), CHUNK):
                 some = paths[start : start + CHUNK]
                 where = f"{columns['path'][0]} IN ({', '.join('?' * len(some))})"
-                rows = self._database.rows(columns, where, some)
-                kinds = {name: kind for name, (_, kind) in columns.items()}
-                ids, *values = zip(*rows, strict=True) if rows else ((), *(() for _ in columns))
-                frame = frame_of_values(ids, dict(zip(columns, values, strict=True)), kinds)
+                frame = _frame(self._database.rows(columns, where, some), columns)
                 for key, number in zip(image_keys(frame), frame["id"].tolist(), strict=True):
                     found.setdefault(key, number)
         return np.array([found.get(key, -1) for key in keys], dtype=np.int64)
 
     def ids_at(self, path: str) -> Integers:
-        """Return the ids of the images of a file, or of those in a folder and below."""
         if "path" not in self._current().columns:
             return np.empty(0, np.int64)
         key, folder = self._current().columns["path"][0], path.rstrip("/")
@@ -803,32 +677,25 @@ class Index(ImageIndex):
         return self._database.ids(where, {"path": path, "below": f"{folder}/", "after": f"{folder}0"})
 
     def frames(self, condition: str | None = None) -> Iterator[pd.DataFrame]:
-        """Yield the rows of all images, or of those that fulfill a condition, in blocks of ascending ids."""
         if condition is not None:
             ids = self.where(condition)
             for start in range(0, max(len(ids), 1), PAGE):
                 yield self.lookup(ids[start : start + PAGE], skip_unknown=True)
             return
-        is_empty = True
-        for page in self._database.pages(self._current().columns):
-            yield self._frame(page)
-            is_empty = False
-        if is_empty:
-            yield self._frame([])
+        columns = self._current().columns
+        for page in self._database.pages(columns):
+            yield _frame(page, columns)
 
     def blocks(self) -> Iterator[tuple[Integers, Floats]]:
-        """Yield ids and vectors, float32 [n, dim], of all images, in blocks of ascending ids."""
         state = self._current()
         for start in range(0, len(state.ids), BLOCK_ROWS):
             ids = state.ids[start : start + BLOCK_ROWS]
             yield ids, state.engine.take(ids)
 
     def sample_ids(self, number: int, generator: np.random.Generator) -> Integers:
-        """Return the ids of some images that are chosen at random."""
         return generator.choice(self._current().ids, number, replace=False)
 
     def vectors_of(self, ids: Integers) -> Floats:
-        """Return the vectors of some ids, float32 [n, dim]."""
         return self._current().engine.take(ids)
 
     def query_vectors(self, ids: npt.ArrayLike) -> Floats:
@@ -842,10 +709,8 @@ class Index(ImageIndex):
         return self._current().present(ids)
 
     def contents(self) -> tuple[Floats, pd.DataFrame]:
-        """Return all vectors and all rows, in ascending order of ids."""
         with self.reading():
-            frame = pd.concat(list(self.frames()), ignore_index=True)
-            state = self._current()
+            frame, state = self.metadata.frame, self._current()
             frame = frame[np.isin(frame["id"], state.ids)].reset_index(drop=True)
             return state.engine.take(frame["id"].to_numpy()), frame
 
@@ -871,7 +736,6 @@ class Index(ImageIndex):
         return state.engine.take(state.ids)
 
     def rows_near(self, keys: Sequence[str], below: str | None) -> Metadata:
-        """Return all rows."""
         return self.metadata
 
 
@@ -884,6 +748,13 @@ def _read_state(database: Database, before: IndexState | None = None) -> IndexSt
             missing = error.filename
             time.sleep(READ_PAUSE * (attempt > 0))
     raise InputError(f"{database.folder}: the index is damaged, {missing} is missing; build it again")
+
+
+def _frame(rows: Sequence[tuple[Any, ...]], columns: Columns) -> pd.DataFrame:
+    """The frame of rows of the database."""
+    ids, *values = zip(*rows, strict=True) if rows else ((), *(() for _ in columns))
+    kinds = {name: kind for name, (_, kind) in columns.items()}
+    return frame_of_values(ids, dict(zip(columns, values, strict=True)), kinds)
 
 
 def _values_of(table: Table) -> tuple[Kinds, dict[str, list[Any]]]:

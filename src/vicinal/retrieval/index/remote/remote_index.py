@@ -61,7 +61,7 @@ class RemoteIndex(ImageIndex):
     All methods of :class:`~vicinal.Index` are there, but it is changed at once and needs no saving. Faults of the
     connection are retried with growing pauses. An index of refined embeddings is kept in a folder only.
 
-    An index is made by :meth:`build` or :meth:`connect`, or by `Index.build`, `Index.load` and `Index.open` with a URL.
+    An index is made by :meth:`build` or :meth:`connect`, or by `Index.load` and `Index.open` with a URL.
 
     Args:
         engine: the database.
@@ -105,17 +105,14 @@ class RemoteIndex(ImageIndex):
 
     @property
     def kind(self) -> str:
-        """How it is searched, such as `hnsw`."""
         return str(self._facts.values["kind"])
 
     @property
     def dim(self) -> int:
-        """Number of dimensions of a vector."""
         return int(self._facts.values["dim"])
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns."""
         return ["id", *self._facts.kinds]
 
     @property
@@ -129,12 +126,10 @@ class RemoteIndex(ImageIndex):
 
     @property
     def model_fingerprint(self) -> str | None:
-        """Identifies the model that made the vectors; None if it is unknown."""
         return self._facts.values.get("model_fingerprint")
 
     @property
     def made_with(self) -> dict[str, str]:
-        """The flags of `vicinal index` that made the vectors; empty if they are unknown."""
         return dict(self._facts.values["made_with"])
 
     def _stored_calibration(self) -> Calibration | None:
@@ -151,7 +146,6 @@ class RemoteIndex(ImageIndex):
         return f"RemoteIndex({self.url}, {self.kind}, {self.dim} dimensions)"
 
     def describe(self) -> dict[str, str | float | None]:
-        """Return what the index is and contains, ready for JSON."""
         facts: dict[str, Any] = {
             "url": self.url,
             "kind": self.kind,
@@ -173,22 +167,6 @@ class RemoteIndex(ImageIndex):
         query_ids: npt.ArrayLike | None = None,
         among: Any = None,
     ) -> Neighbors:
-        """Find the k nearest vectors of each query.
-
-        Args:
-            vectors: float [q, dim].
-            k: number of neighbors per query.
-            refiner: None, as embeddings are not refined.
-            query_ids: None, as they are for the refinement of queries.
-            among: the images that may be found: what :meth:`select` returned, or ids; None: all.
-
-        Returns:
-            Scores and ids. Where an approximate search finds fewer than k, though there are more, -1 stands in place
-            of ids, with a score of minus infinity.
-
-        Raises:
-            InputError: a vector contains NaN or infinity or has a different dimension, or k is larger than the index.
-        """
         self.check_refiner(refiner)
         if query_ids is not None:
             raise InputError("query_ids are for the refinement of queries; this index is not refined")
@@ -208,11 +186,6 @@ class RemoteIndex(ImageIndex):
         return cast(Neighbors, found)
 
     def select(self, condition: str | None) -> Selection | None:
-        """Return the images whose columns fulfill a condition, as a filter that the database evaluates; None: all.
-
-        Raises:
-            InputError: it cannot be parsed, or names an unknown column; see :func:`vicinal.data.matching_rows`.
-        """
         if condition is None:
             return None
         kinds = self._facts.kinds
@@ -220,11 +193,9 @@ class RemoteIndex(ImageIndex):
         return Selection(self._engine.call(self._engine.filter, tree, kinds, condition))
 
     def count(self, among: Any = None, at_most: int | None = None) -> int:
-        """Return the number of images among these, or `at_most` if there are more."""
         return int(self._call(self._engine.count, self._filter_of(among), at_most))
 
     def where(self, condition: str) -> Integers:
-        """Return the ids of the images whose columns fulfill a condition, int64 [n], ascending."""
         return self._ids_of(self.select(condition))
 
     def without(self, number: int) -> Self:
@@ -242,13 +213,7 @@ class RemoteIndex(ImageIndex):
 
     # rows
 
-    @property
-    def metadata(self) -> Metadata:
-        """All rows; they are read from the database whenever this is asked for."""
-        return Metadata(self.contents()[1])
-
     def lookup(self, ids: npt.ArrayLike, skip_unknown: bool = False) -> pd.DataFrame:
-        """Return the rows of these ids, in their order; an unknown id raises InputError, or is left out."""
         given = checked_ids(ids)
         given = given[np.isin(given, self.present(given))] if skip_unknown else given
         return frame_of_records(given, self._rows_of(given).records, self._facts.kinds)
@@ -259,16 +224,13 @@ class RemoteIndex(ImageIndex):
         return np.unique(Rows.joined(self._fetched(wanted, {}, vectors=False)).ids)
 
     def ids_by_key(self, keys: Sequence[str]) -> Integers:
-        """Return the id of the image of each key, -1 where there is none."""
         ids = np.array([id_of_key(key) for key in keys], dtype=np.int64)
         return np.where(np.isin(ids, self.present(ids)), ids, -1)
 
     def ids_at(self, path: str) -> Integers:
-        """Return the ids of the images of a file, or of those in a folder and below."""
         return self._ids_of(Selection(self._engine.path_filter(path, self._facts.kinds)))
 
     def frames(self, condition: str | None = None) -> Iterator[pd.DataFrame]:
-        """Yield the rows of all images, or of those that fulfill a condition, in blocks of ascending ids."""
         yield from self._frames(self.select(condition))
 
     def _frames(self, selected: Selection | None) -> Iterator[pd.DataFrame]:
@@ -277,7 +239,6 @@ class RemoteIndex(ImageIndex):
             yield frame_of_records(rows.ids, rows.records, kinds)
 
     def blocks(self) -> Iterator[tuple[Integers, Floats]]:
-        """Yield ids and vectors, float32 [n, dim], of all images, in blocks of ascending ids."""
         for rows in self._pages(None, {}, vectors=True):
             assert rows.vectors is not None
             yield rows.ids, rows.vectors
@@ -293,7 +254,6 @@ class RemoteIndex(ImageIndex):
         return chosen
 
     def vectors_of(self, ids: Integers) -> Floats:
-        """Return the vectors of some ids, float32 [n, dim]."""
         check_memory(4 * self.dim * len(ids), f"the vectors of {self.url}")
         vectors = self._rows_of(checked_ids(ids), vectors=True).vectors
         assert vectors is not None
@@ -304,7 +264,6 @@ class RemoteIndex(ImageIndex):
         return self.contents()[0]
 
     def contents(self) -> tuple[Floats, pd.DataFrame]:
-        """Return all vectors and all rows, in ascending order of ids."""
         number = len(self)
         check_memory(2 * (4 * self.dim + 500) * number, f"all {number:,} images of {self.url}")
         kinds = self._facts.kinds
@@ -313,7 +272,6 @@ class RemoteIndex(ImageIndex):
         return rows.vectors, frame_of_records(rows.ids, rows.records, kinds)
 
     def rows_near(self, keys: Sequence[str], below: str | None) -> Metadata:
-        """Return the rows of some keys, and those of other images in a folder, or of all with a path."""
         kinds = self._facts.kinds
         wanted = np.unique(np.array([id_of_key(key) for key in keys], dtype=np.int64))
         parts = list(self._fetched(wanted, kinds, vectors=False))
@@ -466,7 +424,6 @@ class RemoteIndex(ImageIndex):
     # changes
 
     def add(self, vectors: Array, table: Table, refiner: ContextRefiner | None = None) -> Integers:
-        """Add vectors and return their ids, int64 [n], as :meth:`upsert`."""
         return self.upsert(vectors, table, refiner)
 
     def upsert(self, vectors: Array, table: Table, refiner: ContextRefiner | None = None) -> Integers:
@@ -572,18 +529,6 @@ class RemoteIndex(ImageIndex):
             self._call(self._engine.delete, given[start : start + size])
 
     def update(self, ids: npt.ArrayLike, table: Table) -> None:
-        """Replace the columns of images, such as their prices; their vectors stay.
-
-        An image whose path changes gets another id.
-
-        Args:
-            ids: int [n].
-            table: n rows.
-
-        Raises:
-            InputError: there is no image with one of the ids, there are not as many rows, or a column has another type
-                than in other images.
-        """
         given = checked_ids(ids)
         check_one_row_per_id(given, table)
         size = batch_rows(self.dim)
