@@ -71,6 +71,7 @@ class Database:
         self._idle: list[sqlite3.Connection] = []
         self._shared = None if folder is not None else self._connected()
         self._lock = threading.RLock()  # of the writing thread; in memory of every thread
+        self._poll_lock = threading.Lock()
         self._local = threading.local()
         self._poller: sqlite3.Connection | None = None
         self.close = weakref.finalize(self, _close_all, self._idle)
@@ -199,7 +200,7 @@ class Database:
         """A number that changes whenever another connection has changed the database."""
         if self._shared is not None:
             return 0
-        with self._lock, self._errors():
+        with self._poll_lock, self._errors():
             if self._poller is None:
                 self._poller = self._connected()
                 weakref.finalize(self, self._poller.close)

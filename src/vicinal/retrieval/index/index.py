@@ -100,7 +100,7 @@ class Index(ImageIndex):
         super().__init__()
         self._database, self._committed = database, state
         self._local = threading.local()  # the state within a transaction
-        self._refresh_lock = threading.Lock()
+        self._write_lock, self._refresh_lock, self._publish_lock = threading.RLock(), threading.Lock(), threading.Lock()
         self._data_version = -1
         self._selected: dict[str, tuple[object, Integers]] = {}
         self.follows = self.folds = self.shows_full_paths = True
@@ -301,12 +301,22 @@ class Index(ImageIndex):
             OSError: it cannot be read.
         """
         version = self._database.data_version()
-        if version != self._data_version:
-            with self._refresh_lock:
-                if version != self._data_version and self._database.revision() != self.revision:
-                    state = _read_state(self._database, self._committed)
-                    self._committed = state
-                self._data_version = version
+        if version == self._data_version:
+            return
+        with self._refresh_lock:
+            before = self._committed
+            if self._database.revision() != str(before.settings["revision"]):
+                state = _read_state(self._database, before)
+                if not self._publish(state, before):  # a thread of this process has changed it meanwhile
+                    return
+            self._data_version = version
+
+    def _publish(self, state: IndexState, before: IndexState) -> bool:
+        """Show a state to all threads if they still see the one before."""
+        with self._publish_lock:
+            if self._committed is before:
+                self._committed = state
+            return self._committed is state
 
     @property
     def revision(self) -> str:
@@ -324,20 +334,22 @@ class Index(ImageIndex):
         if getattr(self._local, "state", None) is not None:
             yield
             return
-        with self._database.transaction():
-            if self._database.revision() != self.revision:
-                self._committed = IndexState.read(self._database, self._committed)
-            self._local.state = before = self._committed
-            try:
-                yield
-                if (state := self._local.state) is not before:
-                    revision = secrets.token_hex(8)
-                    self._database.change_settings({"revision": revision})
-                    state = replace(state, settings={**state.settings, "revision": revision})
-            finally:
-                self._local.state = None
-            after = state
-        self._committed = after
+        with self._write_lock:  # until other threads see what is committed
+            with self._database.transaction():
+                before = self._committed
+                if self._database.revision() != str(before.settings["revision"]):
+                    before = IndexState.read(self._database, before)
+                self._local.state = before
+                try:
+                    yield
+                    if (state := self._local.state) is not before:
+                        revision = secrets.token_hex(8)
+                        self._database.change_settings({"revision": revision})
+                        state = replace(state, settings={**state.settings, "revision": revision})
+                finally:
+                    self._local.state = None
+            with self._publish_lock:
+                self._committed = state
         if self.folds and self.is_fold_due():
             self.fold()
 
