@@ -119,19 +119,6 @@ class FaissEngine:
         for start in range(0, len(vectors), BLOCK_ROWS):
             self._faiss.add(_rows(vectors, start, start + BLOCK_ROWS))
 
-    @property
-    def code_size(self) -> int:
-        """Bytes per vector of :meth:`encode`."""
-        return int(self._faiss.sa_code_size())
-
-    def encode(self, vectors: Floats) -> Codes:
-        """Return the codes of unit vectors, uint8 [n, code_size], which :meth:`add_codes` adds; not of `hnsw`."""
-        return np.asarray(self._faiss.sa_encode(vectors))
-
-    def add_codes(self, codes: Codes) -> None:
-        """Add vectors by their codes; the result is that of adding the vectors themselves."""
-        self._faiss.add_sa_codes(np.ascontiguousarray(codes))
-
     def take(self, ids: Integers) -> Floats:
         """Return the vectors of these ids, float32 [n, dim]; those of `sq8`, `ivfpq` and `rabitq` are approximate."""
         if not isinstance(self._faiss, LISTED):
