@@ -96,5 +96,5 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     text = capsys.readouterr().out
     assert re.search(r"before training +\d+\.\d %\n +after training +\d+\.\d %", text)
     assert "vicinal train --data.source photos/ --out run" in text
-    for made in ("run/model/model.safetensors", "index/config.json", "neighbors.png", "report.html", "thesis.txt"):
+    for made in ("run/model/model.safetensors", "index/index.sqlite", "neighbors.png", "report.html", "thesis.txt"):
         assert (tmp_path / "demo" / made).is_file()
