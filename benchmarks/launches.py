@@ -31,7 +31,7 @@ from vicinal.mixing import SiMix
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.training.large_batch import embed_in_micro_batches
 from vicinal.training.refiners.refiner_trainer import RefinerModule
-from vicinal.utils import tile_size
+from vicinal.utils import kernels
 
 LAUNCH, BANDWIDTH, FLOPS = 5e-6, 3.35e12, 67e12
 LOSSES: dict[str, Callable[[int, int], losses.Loss]] = {
@@ -75,7 +75,7 @@ def evaluation(device: PretendDevice) -> Callable[[], object]:
 
     def run() -> None:
         with (
-            patch.object(device_counter, "has_kernels", lambda _: True),
+            patch.object(device_counter, "uses_kernel", lambda *_: True),
             patch.object(device_counter.DeviceCounter, "_count_by_kernel", count_kernel),
         ):
             evaluate(vectors, table)
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--losses", nargs="+", choices=list(LOSSES), default=list(LOSSES))
     parser.add_argument("--work", action="store_true", help="steps and an evaluation as a whole instead of losses")
     args = parser.parse_args()
-    tile_size.MIN_GPU_ELEMENTS = tile_size.MAX_GPU_ELEMENTS  # those of 80 GB
+    kernels.MIN_GPU_ELEMENTS = kernels.MAX_GPU_ELEMENTS  # those of 80 GB
     print_machine()
     if args.work:
         _print_work()

@@ -25,8 +25,8 @@ from vicinal.similarity.tiles import default_tile_rows, sum_over_rows, values_of
 from vicinal.utils.arguments import check_nonnegative, check_positive, check_seed, shown
 from vicinal.utils.errors import InputError
 from vicinal.utils.ieee_products import ieee_products
+from vicinal.utils.kernels import tile_elements
 from vicinal.utils.seeds import derive_seed, uniform
-from vicinal.utils.tile_size import tile_elements
 
 MixedPairs = Literal["positive-negative", "anchor-negative", "both"]
 MIXED_PAIRS = ("positive-negative", "anchor-negative", "both")

@@ -14,6 +14,7 @@ import re
 import sys
 from pathlib import Path
 
+from vicinal.cli.recipes import read_header, recipe_files
 from vicinal.training.recipes.recipe_file import RecipeFile
 
 FOLDER = Path(__file__).parent
@@ -24,7 +25,6 @@ SAME_SPEED = {
     "vit_l14_diht": "vit_l14_dinov2",
 }
 UNITS = {"thousand": 1e3, "million": 1e6, "billion": 1e9}
-KEYS = ("paper", "row", "command", "evaluate", "cost", "expected", "follows")
 INTRODUCTION = """\
 # Recipes
 
@@ -42,29 +42,6 @@ two cores of that machine. For another machine, measure its images a second with
 
 This page is made by `python recipes/update_readme.py`.
 """
-
-
-def recipe_files() -> list[Path]:
-    """All recipes that can be trained, in order."""
-    return sorted(path for path in FOLDER.rglob("*.yaml") if "bases" not in path.relative_to(FOLDER).parts)
-
-
-def read_header(path: Path) -> dict[str, str]:
-    """The texts of the comment at the top of a recipe by their keys; that of its first sentence is `title`."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line[2:])
-    header: dict[str, str] = {}
-    key = "title"
-    for line in lines:
-        begins = re.match(r"([a-z]+)  +(\S.*)", line)
-        if begins and begins[1] in KEYS:
-            key, line = begins[1], begins[2]
-        if line.strip():
-            header[key] = f"{header[key]} {line.strip()}" if key in header else line.strip()
-    return header
 
 
 def read_rates() -> dict[tuple[str, int], float]:
@@ -117,7 +94,7 @@ def readme() -> str:
     """The content of the page."""
     rates = read_rates()
     folders: dict[Path, list[Path]] = {}
-    for path in recipe_files():
+    for path in recipe_files(FOLDER):
         folders.setdefault(path.parent, []).append(path)
     lines = [f"| {name} | {size} | {rate:g} |" for (name, size), rate in rates.items()]
     header = "| network | pixels | images a second |\n|---|---|---|"

@@ -28,7 +28,7 @@ from vicinal.losses import (
 )
 from vicinal.losses.center_softmax import CenterSoftmaxLoss
 from vicinal.memory import CrossBatchMemory
-from vicinal.similarity import center_blocks
+from vicinal.similarity import center_sum
 from vicinal.similarity.pair_source import PairSource
 from vicinal.utils.errors import InputError
 
@@ -147,7 +147,7 @@ def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     batch, loss = BATCHES["many classes"], build("NormSoftmax", 13, 8, 0.3)
     expected = value_and_gradients(loss, batch, list(loss.parameters()))
     for name, value in (("tile_elements", lambda device: 60), ("MIN_ROWS", 7), ("BLOCK_ROWS", 7)):
-        monkeypatch.setattr(center_blocks, name, value)
+        monkeypatch.setattr(center_sum, name, value)
     got = value_and_gradients(loss, batch, list(loss.parameters()))
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
 

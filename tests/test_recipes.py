@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from tests.conftest import ROOT
+from vicinal.cli.recipes import read_header, recipe_files
 from vicinal.training import Recipe, RefinerRecipe
 from vicinal.training.recipes.recipe_check import RecipeCheck
 from vicinal.training.recipes.recipe_file import RecipeFile
@@ -25,9 +26,9 @@ def load_script() -> ModuleType:
 
 
 SCRIPT = load_script()
-RECIPES = {path.relative_to(SCRIPT.FOLDER).with_suffix("").as_posix(): path for path in SCRIPT.recipe_files()}
+RECIPES = {path.relative_to(SCRIPT.FOLDER).with_suffix("").as_posix(): path for path in recipe_files(SCRIPT.FOLDER)}
 SECTIONS = {"tune": "search", "sweep": "grid"}
-HEADERS = {name: SCRIPT.read_header(path) for name, path in RECIPES.items()}
+HEADERS = {name: read_header(path) for name, path in RECIPES.items()}
 VERBS = {name: shlex.split(header["command"])[1] for name, header in HEADERS.items()}
 FIRST = set({name.rpartition("/")[0]: name for name in reversed(RECIPES)}.values())
 """The first recipe of each folder."""

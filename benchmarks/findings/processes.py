@@ -43,7 +43,7 @@ class ForkedProcess:
 def fork_process(
     words: Sequence[str], messages: Path, output: Path | None, environment: Mapping[str, str]
 ) -> ForkedProcess:
-    """Start a command, as :func:`vicinal.workflows.tuning.processes.start_process` does."""
+    """Start a command, as :func:`vicinal.workflows.tuning.runs.start_process` does."""
     messages.parent.mkdir(parents=True, exist_ok=True)
     process = _CONTEXT.Process(target=_run, args=(list(words), messages, output, dict(environment)), daemon=True)
     process.start()

@@ -17,7 +17,7 @@ from benchmarks.pretrained import Comparison
 from vicinal.data.benchmarks.cache import TABLE
 from vicinal.utils.files import write_bytes
 from vicinal.utils.run_folder import RunFolder
-from vicinal.workflows.tuning.processes import reason
+from vicinal.workflows.tuning.runs import reason
 from vicinal.workflows.tuning.settings import TuneSettings
 from vicinal.workflows.tuning.study_recipe import override
 from vicinal.workflows.tuning.tune import tune
@@ -89,7 +89,7 @@ class Runs:
             *self._words(self._settings(method)),
             *(override(f"search.{key}", each) for key, each in search.items()),
         ]
-        options = TuneSettings(self.question.trials, "sobol", held_out="val", jobs=jobs, images_per_second=900)
+        options = TuneSettings(self.question.trials, "sobol", held_out="val", jobs=jobs)
         study = self.out / self.question.name / _file_name(method, "tuning")
         result = tune(self.question.regime, study, options, words, start=fork_process)
         assert result.best_trial is not None

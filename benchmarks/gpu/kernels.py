@@ -61,7 +61,7 @@ def with_kernels(used: bool) -> AbstractContextManager[object]:
     """The operations take their kernels, or do not, whatever the device."""
     stack = ExitStack()
     for module in (soft_ranks, triplets, device_counter):
-        stack.enter_context(patch.object(module, "has_kernels", lambda _: used))
+        stack.enter_context(patch.object(module, "uses_kernel", lambda *_: used))
     return stack
 
 

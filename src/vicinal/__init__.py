@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vicinal.retrieval import Index
     from vicinal.serving.client import Client
     from vicinal.training import Recipe, RefinerRecipe, resume, train
-    from vicinal.utils.allocator import keep_large_blocks
+    from vicinal.utils.memory import keep_large_blocks
     from vicinal.workflows.refine import resume_refiner, train_refiner
 else:
     __getattr__, __dir__ = lazy_imports(__name__)

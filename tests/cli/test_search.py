@@ -9,6 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from tests.conftest import output
+from vicinal.cli.main import main
 from vicinal.models import ContextRefiner
 
 
@@ -55,6 +56,16 @@ def test_search_for_an_image_a_folder_and_vectors(index: Path, run: Path, photos
     output(capsys, "embed", photos, "--model", run, "--out", tmp_path / "v.parquet")
     by_vector = json.loads(output(capsys, "search", index, tmp_path / "v.parquet", "--json"))
     assert [each["matches"][0]["path"] for each in by_vector] == [each["query"]["path"] for each in by_vector]
+
+
+def test_a_small_index_gives_all_unless_more_are_asked_for(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    folder, picture = tmp_path / "index", photos / "class0" / "0.png"
+    output(capsys, "index", folder, "--source", photos / "class0", "--model", run)
+    number = json.loads(output(capsys, "index", folder, "--json"))["images"]
+    assert number < 10
+    assert len(json.loads(output(capsys, "search", folder, picture, "--json"))[0]["matches"]) == number
+    assert main(["search", str(folder), str(picture), "-k", "10"]) == 2
+    assert f"k = 10 is impossible in an index of {number} images" in capsys.readouterr().err
 
 
 def test_search_draws_a_grid(index: Path, run: Path, photos: Path, tmp_path: Path, capsys) -> None:

@@ -15,7 +15,7 @@ from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
 from vicinal.training import Recipe
 from vicinal.workflows import SweepCell, SweepResult, load_image_table
-from vicinal.workflows.tuning import scheduler, sweep, tune
+from vicinal.workflows.tuning import runs, sweep, tune
 from vicinal.workflows.tuning.settings import SweepSettings, TuneSettings
 
 RECIPE = "data: {source: photos, cache: true}\nbatch_size: 8\nsamples_per_class: 2\nlog_every: 1\n"
@@ -25,7 +25,7 @@ RECIPE = "data: {source: photos, cache: true}\nbatch_size: 8\nsamples_per_class:
 def working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a recipe, in which the runs of a study train in this process."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(scheduler, "PAUSE", 0)
+    monkeypatch.setattr(runs, "PAUSE", 0)
     for module, run in ((tune, tune.tune), (sweep, sweep.sweep)):
         monkeypatch.setattr(module, run.__name__, lambda *words, run=run: run(*words, start=InThisProcess))
     draw_photos(tmp_path / "photos", 12, 4)
@@ -40,7 +40,7 @@ def test_tune_searches_replays_and_looks_once(working: Path, capsys: pytest.Capt
     training = ", ".join(f"class{label}" for label in (0, *range(2, 10)))
     classes = f"{{train: [{training}], test: [class1, class10, class11]}}"
     words = ["recipe.yaml", "--out", "study", f"--data.classes={classes}", "--search.optimizer.lr={log: [1e-4, 1e-2]}",
-             *QUICK, "--trials", "2", "--images_per_second", "1000", "--json"]  # fmt: skip
+             *QUICK, "--trials", "2", "--json"]  # fmt: skip
     result = json.loads(output(capsys, "tune", *words))
     assert [trial["state"] for trial in result["trials"]] == ["complete", "complete"]
     assert result["test"] is None
@@ -63,7 +63,7 @@ def test_tune_searches_replays_and_looks_once(working: Path, capsys: pytest.Capt
 @pytest.mark.slow
 def test_sweep_prints_a_table(working: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recipe.yaml", "--out", "grid", "--grid.model.dim=[4, 8]", *QUICK, "--epochs=1", "--recall_at", "1", "3"]
-    text = output(capsys, "sweep", *words, "--images_per_second", "1000")
+    text = output(capsys, "sweep", *words)
     assert text.splitlines()[1].split() == ["model.dim", "recall@1", "recall@3", "mAP@R", "R-precision", "mAP"]
     assert [line.split()[0] for line in text.splitlines()[2:]] == ["4", "8"]
     metrics = json.loads(output(capsys, "evaluate", "grid/cells/001_0", "--split", "test", "--json", "--device", "cpu"))

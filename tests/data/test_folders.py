@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import errno
 import os
+import re
 import time
 from itertools import permutations
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from vicinal.data import Table, folders, is_image_file
+from vicinal.data.images.decoding import read_image
 from vicinal.utils.errors import InputError
 
 
@@ -51,6 +55,28 @@ def test_split_folders_give_the_split(tmp_path: Path) -> None:
     table = Table.from_folder(tmp_path)
     assert table.frame["split"].tolist() == ["test", "train", "val"]
     assert table.frame["label"].tolist() == ["owl", "cat", "big"]
+
+
+def test_split_folders_by_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for known in ("Train/Test", "TRAINING/valid", "train/Validation/testing", "train/val/valid"):
+        folder = tmp_path / known.replace("/", "-")
+        parts = known.split("/")
+        table = Table.from_folder(fill(folder, *(f"{part}/kiwi/{part}.png" for part in parts)))
+        assert table.classes == ["kiwi"]
+        splits = {Path(path).stem: split for path, split in zip(table.paths, table.frame["split"], strict=True)}
+        expected = {part: {"t": "train", "v": "val"}[part[0].lower()] for part in parts}
+        assert splits == expected | {part: "test" for part in parts if part.lower().startswith("test")}
+    assert f"{folder}: read the folders of splits valid as val" in capsys.readouterr().err.splitlines()
+
+
+def test_top_folders_with_the_same_folders_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table.from_folder(fill(tmp_path, *(f"{top}/{name}/1.png" for top in "ab" for name in ("kiwi", "owl"))))
+    assert table.classes == ["a/kiwi", "a/owl", "b/kiwi", "b/owl"]
+    line = capsys.readouterr().err
+    assert line.startswith(f"warning: {tmp_path}: a, b hold the same folders, so a/owl and b/owl are two classes; if")
+    for files in (["a/kiwi/1.png", "b/kiwi/1.png"], ["a/1.png", "b/1.png"], ["1.png", "2.png"]):
+        Table.from_folder(fill(tmp_path / "-".join(files).replace("/", "_"), *files))
+        assert capsys.readouterr().err == ""
 
 
 def test_split_folders_without_classes(tmp_path: Path) -> None:
@@ -167,6 +193,7 @@ def test_no_such_folder(tmp_path: Path) -> None:
 
 def test_image_files_are_told_by_their_ending() -> None:
     assert is_image_file("x/cat.JPG")
+    assert is_image_file("cat.jpe")
     assert not is_image_file(Path("cat.csv"))
 
 
@@ -201,14 +228,21 @@ def test_only_files_are_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [b"cat/b\xff.png", b"caf\xe9/b.png"])
-def test_file_names_that_are_no_text_are_named(tmp_path: Path, name: bytes) -> None:
+def test_file_names_that_are_no_text_are_left_out_and_named(
+    tmp_path: Path, name: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / os.fsdecode(name)
     try:
         fill(tmp_path, str(file))
     except OSError:
         pytest.skip("this file system knows no such names")
-    with pytest.raises(InputError, match=r"the file name '.*\\udc(ff|e9).*' is not UTF-8; rename the file"):
+    reason = r"the file name '.*\\udc(ff|e9).*' is not UTF-8; rename the file"
+    with pytest.raises(InputError, match=reason):
         Table.from_folder(tmp_path)
+    capsys.readouterr()
+    assert names(Table.from_folder(fill(tmp_path, "owl/1.png", "cat/2.png")), tmp_path) == ["cat/2.png", "owl/1.png"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"left out 1 image by the name: {tmp_path}: {reason}", line)
 
 
 def test_other_files_are_counted_where_images_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,3 +258,17 @@ def test_other_files_are_counted_where_images_are_found(tmp_path: Path, monkeypa
     assert table.other_files == {"": 1, ".mov": 1, ".txt": 1}
     assert len(walked) == 1
     assert table.take([0]).other_files == {}
+
+
+def test_what_the_system_refuses_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, "cat/1.png")
+
+    def refuse(path: object, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Image, "open", refuse)
+    with pytest.raises(InputError, match=r"cat/1\.png: permission denied$"):
+        read_image(tmp_path / "cat" / "1.png")
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(InputError, match=rf"^{tmp_path}: permission denied$"):
+        Table.from_folder(tmp_path)

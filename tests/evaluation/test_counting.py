@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.evaluation.cases import key_scores
-from vicinal.evaluation.counting import counter_kernels, device_counter
+from vicinal.evaluation.counting import device_counter
+from vicinal.evaluation.counting import kernels as counting_kernels
 from vicinal.evaluation.counting.counter import Counter
 from vicinal.evaluation.counting.device_counter import DeviceCounter
 from vicinal.evaluation.counting.positives import Positives, ranking_keys
@@ -89,7 +90,7 @@ def test_long_rows_with_few_and_many_positives(count: int, kind: str) -> None:
 def test_the_kernel_counts_the_same(count: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter, in several blocks of positives and of scores."""
     pytest.importorskip("triton", reason="the kernel needs Triton, which some builds of torch lack")
-    monkeypatch.setattr(device_counter, "has_kernels", lambda scores: True)
+    monkeypatch.setattr(device_counter, "uses_kernel", lambda *_: True)
     monkeypatch.setattr(kernels, "MAX_POSITIVES", 16)
     rng = np.random.default_rng(count)
     scores = rng.standard_normal((4, 300)).astype(np.float32)
@@ -121,7 +122,7 @@ def test_what_fails_in_a_thread_is_raised(monkeypatch) -> None:
 
     scores = np.random.default_rng(0).standard_normal((50, 50)).astype(np.float32)
     found, relevance = setting(scores, np.array([3]))
-    monkeypatch.setattr(counter_kernels, "count_rows", fail)
+    monkeypatch.setattr(counting_kernels, "count_rows", fail)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(MemoryError):
         Counter(found, relevance, 0).count(torch.from_numpy(scores), 0, 0)

@@ -13,7 +13,7 @@ import pytest
 from tests.processes import Results, run_groups
 from vicinal import Table
 from vicinal.evaluation import evaluate, ranking
-from vicinal.evaluation.counting.division import Division
+from vicinal.evaluation.counting.positives import Division
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
 from vicinal.utils.temporary_maps import temporary_map

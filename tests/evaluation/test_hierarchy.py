@@ -6,7 +6,7 @@ import pytest
 
 from vicinal.data.table import Table
 from vicinal.evaluation import evaluate
-from vicinal.evaluation.hierarchy import coarse_columns, coarse_relevances
+from vicinal.evaluation.protocol import coarse_columns, coarse_relevances
 from vicinal.evaluation.relevance import Relevance
 from vicinal.utils.errors import InputError
 

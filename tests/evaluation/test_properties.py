@@ -41,7 +41,7 @@ def test_equals_brute_force(rows, classes, seed, sides, grouped, chunk_size, kin
         frame = frame.assign(group=groups)
     wanted, without = brute_force(vectors, labels, is_query, is_gallery, groups, (1, 2))
     if not wanted:
-        with pytest.raises(InputError, match="has another image of its class"):
+        with pytest.raises(InputError, match="image of its class to find"):
             evaluate(vectors, Table(frame), (1, 2), metrics=MORE, chunk_size=chunk_size)
         return
     names = {"coarse": labels // 2, "coarse_2": labels // 4}  # what is left out is left out at every level

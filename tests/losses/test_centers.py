@@ -8,7 +8,7 @@ import torch
 from tests.losses.center_cases import BATCHES, CASES, DEFAULTS, classes_of
 from tests.losses.gradients import value_and_gradients
 from vicinal.losses import proxy_anchor
-from vicinal.similarity import center_blocks
+from vicinal.similarity import center_sum
 from vicinal.similarity.pair_source import PairSource
 
 ABSENT = {"shuffled": 3, "many classes": 20, "one class": 1, "one sample": 4}
@@ -36,12 +36,12 @@ def test_tiles_change_nothing(case: str, tile: int, rows: int, kept: int, monkey
     """Tiles of few centers, blocks of few anchors, tiles that are computed once and those that are computed twice."""
     batch = BATCHES["many classes"]
     expected = CASES[case].values(batch, 13)
-    for module in (center_blocks, proxy_anchor):
+    for module in (center_sum, proxy_anchor):
         monkeypatch.setattr(module, "tile_elements", lambda device: tile)
-    monkeypatch.setattr(center_blocks, "MIN_ROWS", 7)
-    monkeypatch.setattr(center_blocks, "BLOCK_ROWS", rows)
-    monkeypatch.setattr(center_blocks, "MAX_KEPT", kept)
-    monkeypatch.setattr(center_blocks, "MAX_KEPT_TILES", 4 if kept else 0)
+    monkeypatch.setattr(center_sum, "MIN_ROWS", 7)
+    monkeypatch.setattr(center_sum, "BLOCK_ROWS", rows)
+    monkeypatch.setattr(center_sum, "MAX_KEPT", kept)
+    monkeypatch.setattr(center_sum, "MAX_KEPT_TILES", 4 if kept else 0)
     torch.testing.assert_close(CASES[case].values(batch, 13), expected, rtol=1e-10, atol=1e-12)
     with torch.no_grad():
         value = CASES[case].loss(13, 8).double()(batch.embeddings, batch.labels)

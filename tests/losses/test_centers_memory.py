@@ -12,7 +12,7 @@ import torch
 from tests.losses.allocations import largest_allocation, peak_and_kept
 from tests.losses.center_cases import CASES
 from vicinal.losses import CenterBasedLoss, NormSoftmaxLoss, proxy_anchor
-from vicinal.similarity import center_blocks
+from vicinal.similarity import center_sum
 
 MANY = [
     "NormSoftmax",
@@ -41,7 +41,7 @@ def largest_parameter(loss: CenterBasedLoss) -> int:
 @pytest.mark.parametrize("case", MANY)
 def test_a_step_holds_tiles_and_gradients(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where there are a million classes: nothing is kept from tile to tile."""
-    monkeypatch.setattr(center_blocks, "MAX_KEPT", 0)
+    monkeypatch.setattr(center_sum, "MAX_KEPT", 0)
     classes, n = 30_000, 256 if case.startswith("SoftTriple") else 1024
     loss, (x, labels) = CASES[case].loss(classes, 8), batch(n, classes)
     peak, kept = peak_and_kept(lambda: loss(x, labels))
@@ -69,7 +69,7 @@ def test_frozen_centers_have_no_gradient() -> None:
 def test_nothing_outlives_the_backward_pass(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without waiting for Python's search for cycles."""
     walks = []
-    for kind in (center_blocks.CenterBlocks, proxy_anchor._Pass):
+    for kind in (center_sum.CenterBlocks, proxy_anchor._Pass):
 
         def made(self: object, *arguments: object, original: Any = kind.__init__, **more: object) -> None:
             walks.append(weakref.ref(self))

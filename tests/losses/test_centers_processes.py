@@ -16,7 +16,7 @@ from tests.losses.batches import Batch
 from tests.losses.center_cases import BATCHES, CASES, SHARDED
 from tests.losses.gradients import value_and_gradients
 from vicinal.losses import CenterBasedLoss, NormSoftmaxLoss
-from vicinal.similarity import center_blocks
+from vicinal.similarity import center_sum
 from vicinal.similarity.pair_source import PairSource
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
@@ -124,7 +124,7 @@ def _check_states(found: list[dict[Any, Any]]) -> None:
 def _process(rank: int, world: int, port: int, folder: Path, block: int | None) -> None:
     torch.set_num_threads(1)
     if block is not None:
-        center_blocks.tile_elements, center_blocks.BLOCK_ROWS = lambda device: block, 1
+        center_sum.tile_elements, center_sum.BLOCK_ROWS = lambda device: block, 1
     early = NormSoftmaxLoss(7, 5, sharded=True)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     found: dict[Any, Any] = {}

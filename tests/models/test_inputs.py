@@ -87,7 +87,11 @@ def test_broken_files(paths, monkeypatch):
     [
         ("folder/a.png", "cannot embed str; give a Table"),
         (3, "cannot embed int"),
-        ([1, 2], "cannot embed list"),
+        ([1, 2], "cannot embed int in element 0 of the list"),
+        (["a.png", np.zeros((4, 4, 3))], r"cannot embed ndarray in element 1 of the list; .* PIL.Image.fromarray"),
+        (np.zeros((4, 4, 3)), r"cannot embed ndarray; .* PIL.Image.fromarray\(array\) makes a picture of it"),
+        ((b"JPEG",), r"cannot embed bytes in element 0 of the list; .* PIL.Image.open"),
+        (["a.png", Image.new("L", (4, 4))], r"cannot embed Image in element 1 of the list; .* all must be of one kind"),
         (torch.zeros(2, 1, 16, 16), r"float \[n, 3, H, W\]"),
         (torch.zeros(3, 16, 16), r"float \[n, 3, H, W\]"),
         (torch.zeros(2, 3, 16, 16, dtype=torch.uint8), "torch.uint8"),

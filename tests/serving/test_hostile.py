@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import struct
+import time
 import zlib
 from typing import Any
 
@@ -187,6 +188,15 @@ def test_bodies_of_searches(client: TestClient) -> None:
         check(client.post("/search", content=body, headers=JSON), status, name)
 
 
+def test_boxes_beyond_all_numbers_cost_no_process(client: TestClient) -> None:
+    for box in ([1e308] * 4, [-1e308, 0, 1e308, 5], [0, -1e308, 5, 1e308]):
+        check(client.post("/search", json={"image": encoded(noise(0)), "box": box}), 422, str(box))
+    whole = client.post("/embed", json={"image": encoded(noise(0))}).json()
+    box = [-1e308, -1e308, 1.5e308, 1.5e308]
+    assert client.post("/embed", json={"image": encoded(noise(0)), "box": box}).json() == whole
+    assert "vicinal_decoder_deaths 0" in client.get("/metrics").text
+
+
 def test_bodies_of_items(client: TestClient) -> None:
     for name, body in ITEMS.items():
         check(client.post("/items", json=body), 422, name)
@@ -199,6 +209,32 @@ def test_bodies_of_deletes(client: TestClient) -> None:
         check(client.request("DELETE", "/items", json=body), 422, name)
     check(client.request("DELETE", "/items", content=b"", headers=JSON), 400, "no body")
     check(client.request("DELETE", "/items", files={"image": b"x"}), 415, "a form")
+
+
+def test_bodies_of_many_values_are_refused_before_they_are_parsed(client: TestClient) -> None:
+    """Each of them took seconds and gigabytes, in which nobody else was answered."""
+    keys = ",".join(f'"{i:x}":1' for i in range(400_000))
+    bodies = {
+        "keys": ("POST", "/search", "{" + keys + "}"),
+        "columns": ("POST", "/items", json.dumps({"vector": GOOD})[:-1] + ',"columns":{' + keys + "}}"),
+        "ids": ("DELETE", "/items", '{"ids":[' + "1," * 2_000_000 + "1]}"),
+        "objects": ("POST", "/search", '{"vector":[' + "{}," * 1_000_000 + "1]}"),
+    }
+    for name, (method, path, body) in bodies.items():
+        start = time.process_time()
+        check(client.request(method, path, content=body, headers=JSON), 422, name)
+        assert time.process_time() - start < 0.5, name
+    form = {"columns": "{" + keys[:1_000_000].rpartition(",")[0] + "}"}
+    check(client.post("/items", data=form, files={"image": noise(0)}), 422, "a form")
+
+
+def test_bodies_that_are_long_and_good(client: TestClient) -> None:
+    image = encoded(noise(0))
+    spaces = " " * 1_000_000  # parsed in a thread
+    response = client.post("/search", content=f'{{"image": "{image}", "k": 1 {spaces}}}', headers=JSON)
+    assert response.status_code == 200, response.text
+    ids = [str(2**62 + number) for number in range(10_000)]
+    assert client.request("DELETE", "/items", json={"ids": ids}).json() == {"deleted": 0}
 
 
 def test_content_types_and_forms(client: TestClient) -> None:

@@ -142,7 +142,9 @@ def test_nothing_else_is_fetched() -> None:
                 "https://images.example.evil.example/", "https://user:pass@images.example/", "file:///etc/passwd",
                 "https://evil.example#@images.example/", "https://images.example@evil.example/", "https://[::1]/",
                 "https://127.0.0.1/", "https://images.example\\@evil.example", "//images.example/x", "", "https://",
-                "https://images.example:99999/", "https://[images.example/"):  # fmt: skip
+                "https://images.example:99999/", "https://[images.example/", "https://images.example/\x01",
+                "https://images.example/\x7f", "https://images.example/\ud800",
+                "https://images.example/" + "é" * 40_000):  # fmt: skip
         with pytest.raises(Problem) as problem:
             fetch(url, fail)
         assert problem.value.status == 422, url

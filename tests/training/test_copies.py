@@ -17,7 +17,7 @@ from tests.training.test_fine_tuning import gradients
 from vicinal.data.batches import pixel_batches
 from vicinal.models import Embedder
 from vicinal.training import Trainer, train_loader
-from vicinal.training.frozen import feature_pass
+from vicinal.training.frozen import feature_cache
 
 NETWORKS = {
     "resnet": ["--model.backbone=test_resnet"],
@@ -141,5 +141,5 @@ def test_images_for_a_gpu_are_read_into_pinned_memory(
     model.embedding_function = lambda precision: nullcontext(lambda images: np.empty((len(images), 8)))
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: torch.no_grad())
     Embedder.embed(model, one.images, progress=False)  # type: ignore[arg-type]
-    list(feature_pass.FeaturePass(model, one.images).batches(len(one.images)))  # type: ignore[arg-type]
+    list(feature_cache.FeaturePass(model, one.images).batches(len(one.images)))  # type: ignore[arg-type]
     assert given == [pinned] * 3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from vicinal.training import progress_display
+from vicinal.training import logs
+from vicinal.training.logs import ProgressDisplay
 from vicinal.training.progress import Progress
-from vicinal.training.progress_display import ProgressDisplay
 from vicinal.training.recipes.run_length import RunLength
 
 
@@ -22,7 +22,7 @@ def test_the_time_of_a_run_is_said_after_its_first_steps_unless_an_epoch_has_sai
     expected: list[str],
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(progress_display.time, "monotonic", lambda: now)
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now)
     progress = Progress()
     display = ProgressDisplay(RunLength(10, None), "mAP@R", progress)
     with display.bar():
@@ -41,7 +41,7 @@ def test_the_time_that_is_left_is_that_of_epochs_and_not_of_what_comes_once_befo
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(progress_display.time, "monotonic", lambda: now)
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now)
     progress = Progress()
     display = ProgressDisplay(RunLength(10, None), "mAP@R", progress)
     with display.bar():

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from vicinal.utils import allocator
+from vicinal.utils import memory as allocator
 
 FAULTS = """
 import resource, sys

@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -12,6 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+
+from vicinal.evaluation.counting import device_counter
+from vicinal.losses import soft_ranks, triplets
+from vicinal.utils import kernels
 
 REASON = "needs Triton, which some builds of torch lack"
 device_kernel = pytest.importorskip("vicinal.evaluation.counting.device_kernel", reason=REASON)
@@ -27,6 +32,41 @@ KERNELS = [
 ]
 OLD = tuple(int(number) for number in version("triton").split(".")[:2]) < (3, 3)
 COMPILER = Path(find_spec("triton").origin).parent / "backends/nvidia/bin/ptxas"  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize("agrees", [soft_ranks._kernels_agree, triplets._kernel_agrees, device_counter._kernel_agrees])
+def test_kernels_agree_with_pytorch_on_their_first_use(
+    monkeypatch: pytest.MonkeyPatch, agrees: Callable[[torch.device], bool]
+) -> None:
+    device = torch.device("cpu")  # in the interpreter
+    assert agrees(device)
+    broken = rank_kernels.sum_over_triplets, rank_kernels.count_above, device_kernel.count
+    monkeypatch.setattr(rank_kernels, "count_above", lambda *arguments: broken[1](*arguments) + 1)
+    monkeypatch.setattr(rank_kernels, "sum_over_triplets", lambda *arguments: [x + 1 for x in broken[0](*arguments)])
+    monkeypatch.setattr(device_kernel, "count", lambda *arguments: None)
+    assert not agrees(device)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("ptxas fatal\nno such chip")])
+def test_a_kernel_that_fails_is_replaced_by_pytorch(
+    monkeypatch: pytest.MonkeyPatch, error: RuntimeError | None
+) -> None:
+    calls = []
+
+    def agrees(device: torch.device) -> bool:
+        calls.append(device)
+        if error:
+            raise error
+        return False
+
+    monkeypatch.setattr(kernels, "has_kernels", lambda values: True)
+    monkeypatch.setattr(kernels, "_AGREES", {})
+    expected = "ptxas fatal no such chip" if error else "its results differ"
+    with pytest.warns(UserWarning, match=f"the kernel x is not used on cpu: {expected}"):
+        assert not kernels.uses_kernel(torch.zeros(1), "x", agrees)
+    assert not kernels.uses_kernel(torch.zeros(1), "x", agrees)
+    assert len(calls) == 1
+    assert kernels.uses_kernel(torch.zeros(1), "y", lambda device: True)
 
 
 @pytest.mark.skipif(OLD, reason="this version of Triton compiles from other arguments")

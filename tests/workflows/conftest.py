@@ -1,4 +1,4 @@
-"""A small model, and a recipe for studies without a pause between the turns of their tasks."""
+"""A small model, and a recipe for studies without a pause between two looks at a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.workflows.studies import write_table
 from vicinal.models import Embedder
-from vicinal.workflows.tuning import scheduler
+from vicinal.workflows.tuning import runs
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
 
 
@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def study_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A recipe whose runs are made up; the working directory is that of the test."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(scheduler, "PAUSE", 0)
+    monkeypatch.setattr(runs, "PAUSE", 0)
     write_table(tmp_path / "table.parquet")
     path = tmp_path / "recipe.yaml"
     path.write_text(

@@ -42,7 +42,8 @@ class MadeUpRun:
                 file.write(f"{self.epoch},{self.epoch},{self.scores[self.epoch - 1]}\n")
         elif self.ended is None:
             self.ended = self.status
-            (self.run / "model").mkdir(exist_ok=True)
+            if not self.status:
+                (self.run / "model").mkdir(exist_ok=True)
         return self.ended
 
     def terminate(self) -> None:

@@ -1,15 +1,24 @@
-"""Processes of a study: why one failed, in a line, and that none is left."""
+"""Commands of a study: why one failed, in a line, and that none is left."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from vicinal.workflows.tuning.processes import reason, run_process, start_process
-from vicinal.workflows.tuning.scheduler import run_task
+from vicinal.utils.errors import TrainingStoppedError
+from vicinal.workflows.tuning.runs import Runner, reason
+from vicinal.workflows.tuning.study_folder import StudyFolder
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Runner:
+    return Runner(StudyFolder(tmp_path), SimpleNamespace(settings=SimpleNamespace(accelerator="cpu")))
 
 
 @pytest.mark.parametrize(
@@ -27,21 +36,18 @@ def test_a_failure_is_one_line(tmp_path: Path, messages: str, status: int, expec
     assert reason(tmp_path / "messages.log", status) == expected
 
 
-def test_a_command_in_a_process_of_its_own(tmp_path: Path) -> None:
-    messages, output = tmp_path / "messages.log", tmp_path / "output.txt"
-    status = run_task(run_process(start_process(["--version"], messages, output, {}), lambda: False, lambda: False))
-    assert (status, messages.read_text()) == (0, "")
-    assert output.read_text().strip().count(".") >= 2
-    status = run_task(run_process(start_process(["data", "none"], messages, None, {}), lambda: False, lambda: False))
-    assert reason(messages, status or 0).startswith("none: no such")
+def test_a_command_in_a_process_of_its_own(runner: Runner, tmp_path: Path) -> None:
+    with pytest.raises(TrainingStoppedError, match=r"none: no such"):
+        runner.evaluate("none", [])
 
 
-def test_a_process_ends_with_its_task() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    task = run_process(process, lambda: False, lambda: False)
-    next(task)
-    task.close()
+def test_a_process_ends_with_its_study(runner: Runner) -> None:
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    process = subprocess.Popen(SLEEP)
+    with pytest.raises(KeyboardInterrupt):
+        runner._wait(process, fail)
     assert process.poll() == -9
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    assert run_task(run_process(process, lambda: False, lambda: True)) is None
-    assert process.poll() == -9
+    process, runner.is_stopping = subprocess.Popen(SLEEP), lambda: True
+    assert runner._wait(process, lambda: None) == -15

@@ -15,7 +15,7 @@ from tests.workflows.studies import MadeUp
 from vicinal.data import Table
 from vicinal.utils.errors import InputError
 from vicinal.workflows import SweepSettings, sweep
-from vicinal.workflows.tuning.sweep_result import SweepCell, SweepResult
+from vicinal.workflows.tuning.sweep import SweepCell, SweepResult
 
 pytestmark = pytest.mark.usefixtures("quick_recipes")
 GRID = ("--grid.optimizer.lr=[0.01, 0.11]", "--grid.model.dim=[8, 16, 32]")
@@ -26,7 +26,7 @@ def scores(config: dict[str, Any]) -> list[float]:
 
 
 def run(recipe: Path, start: MadeUp, *words: str, **options: Any) -> SweepResult:
-    settings = SweepSettings(**{"images_per_second": 100.0, **options})
+    settings = SweepSettings(**options)
     return sweep(recipe, "study", settings, words or GRID, start=start)
 
 
@@ -61,9 +61,9 @@ def test_every_cell_is_trained_and_evaluated_with_every_seed(study_recipe: Path)
 def test_what_is_there_is_not_done_again(study_recipe: Path) -> None:
     first = run(study_recipe, MadeUp(scores), "--grid.optimizer.lr=[0.01, 0.11]", "--model.dim=8")
     start = MadeUp(scores)
-    assert sweep(None, "study", SweepSettings(images_per_second=1.0), start=start) == first
+    assert sweep(None, "study", SweepSettings(), start=start) == first
     assert not start.started
-    sweep(None, "study", SweepSettings(seeds=2, images_per_second=1.0), start=start)
+    sweep(None, "study", SweepSettings(seeds=2), start=start)
     assert start.names() == ["cells/000_1", "cells/001_1"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -82,6 +83,32 @@ def test_new_changed_and_vanished_files(photos: Path, tmp_path: Path) -> None:
     found = Index.load(index).search(np.array([[np.cos(0.25), np.sin(0.25)]]), 1)
     assert found.scores[0, 0] == pytest.approx(1, abs=1e-6)
     assert found.ids[0, 0] == 4  # an id is never used again
+
+
+def test_images_of_a_folder_that_cannot_be_listed_are_kept(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index, embed = tmp_path / "index", Embedding()
+    for name in ("kiwi", "owl"):
+        (photos / name).mkdir()
+        files(photos / name, **{f"{name}1": "0.1", f"{name}2": "0.2"})
+    sync(index, Table.from_folder(photos), embed)
+    (photos / "kiwi" / "kiwi1.png").unlink()
+    scan = os.scandir
+
+    def fail(folder: str) -> object:
+        if os.path.basename(folder) == "owl":
+            raise OSError(error, os.strerror(error), folder)
+        return scan(folder)
+
+    for error in (errno.EACCES, errno.EIO):
+        monkeypatch.setattr(os, "scandir", fail)
+        table = Table.from_folder(photos)
+        line = f"{photos}/owl: {os.strerror(error).lower()}; what is in this folder is left out"
+        assert line in capsys.readouterr().err.splitlines()
+        monkeypatch.undo()
+        sync(index, table, embed, below=photos)
+        assert held(index) == ["kiwi2", "owl1", "owl2"]
 
 
 def test_nothing_is_embedded_or_written_without_a_change(photos: Path, tmp_path: Path) -> None:

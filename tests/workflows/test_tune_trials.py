@@ -2,147 +2,134 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import optuna
 import pytest
 
 from tests.conftest import ROOT
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, InterruptedRunError, TrainingStoppedError
 from vicinal.workflows.tuning import trials as trials_module
-from vicinal.workflows.tuning.scheduler import WAITING
-from vicinal.workflows.tuning.scores import Best
 from vicinal.workflows.tuning.search_space import read_space
+from vicinal.workflows.tuning.settings import Sampler, TuneSettings
 from vicinal.workflows.tuning.study_folder import StudyFolder
-from vicinal.workflows.tuning.trials import ClaimedTrial, Trials
+from vicinal.workflows.tuning.trials import (
+    enqueue,
+    first_number,
+    given,
+    import_optuna,
+    in_states,
+    open_trials,
+    run_trials,
+    seeded_sampler,
+    shown_trials,
+)
 
-SPACE = {"optimizer.lr": {"log": [1e-5, 1e-3]}, "loss": ["A", "B"], "schedule.steps": [[1, 2], [3]]}
+SPACE = read_space({"optimizer.lr": {"log": [1e-5, 1e-3]}, "loss": ["A", "B"], "schedule.steps": [[1, 2], [3]]})
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> StudyFolder:
-    (tmp_path / "study").mkdir()
-    return StudyFolder(tmp_path / "study")
+    return StudyFolder(tmp_path)
 
 
-def opened(folder: StudyFolder, sampler: trials_module.Sampler = "random") -> Trials:
-    return Trials(folder, read_space(SPACE), sampler)
+def opened(folder: StudyFolder, sampler: Sampler = "random") -> optuna.Study:
+    study = open_trials(folder, "search")
+    study.sampler = seeded_sampler(study, TuneSettings(sampler=sampler), seed=0)
+    return study
 
 
-def claimed(trials: Trials, num_trials: int = 100) -> ClaimedTrial:
-    trial = trials.next(num_trials)
-    assert isinstance(trial, ClaimedTrial)
-    return trial
+def values(trial: optuna.Trial) -> dict[str, Any]:
+    return {key: each.suggest(trial, key) for key, each in SPACE.items()}
 
 
-def test_two_commands_share_the_trials(folder: StudyFolder) -> None:
-    first, second = opened(folder), opened(folder)
-    one, two = claimed(first), claimed(second)
-    assert (one.number, two.number) == (0, 1)
-    assert second.next(2) is WAITING  # the first one may be killed yet
-    one.finish(Best(0.5, 3))
-    assert second.next(2) is WAITING
-    two.fail("lack of memory")
-    assert first.next(2) is second.next(2) is None
-    assert [trial.value for trial in first.all] == [0.5, None]
-    assert first.reason(first.failed[0]) == "lack of memory"
+def score(trial: optuna.Trial) -> float:
+    return 1000 * values(trial)["optimizer.lr"]
 
 
-def test_a_trial_whose_process_is_gone_is_taken_over_with_its_settings(folder: StudyFolder) -> None:
-    first = claimed(opened(folder))
-    first.release()  # as the system does when the process is killed
-    again = claimed(opened(folder))
-    assert (again.number, again.values) == (first.number, first.values)
-    again.finish(Best(0.5, 1))
-    assert claimed(opened(folder)).number == 1
+def run(study: optuna.Study, number: int | None, objective: Any = score, is_stopping: Any = lambda: False) -> None:
+    run_trials(study, objective, number, 1, is_stopping, lambda trial: None)
 
 
-def test_a_trial_whose_process_was_killed_while_it_was_made_gets_the_missing_settings(folder: StudyFolder) -> None:
-    trials = opened(folder)
-    half = trials.study.ask()
-    rate = trials.space["optimizer.lr"].suggest(half, "optimizer.lr")
-    taken = claimed(opened(folder))
-    assert taken.number == half.number == 0
-    assert taken.values["optimizer.lr"] == rate
-    assert set(taken.values) == set(SPACE)
-
-
-def test_the_system_releases_the_locks_of_a_killed_process(folder: StudyFolder) -> None:
+def test_a_trial_whose_process_was_killed_is_repeated_with_its_settings(
+    folder: StudyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from vicinal.workflows.tuning.study_folder import StudyFolder\n"
-        "assert StudyFolder(Path(sys.argv[1])).claim('trials/000')\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
+        "from tests.workflows.test_tune_trials import StudyFolder, opened, run, values\n"
+        "def killed(trial): values(trial); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "run(opened(StudyFolder(Path(sys.argv[1]))), 2, killed)"
     )
-    killed = subprocess.run([sys.executable, "-c", program, str(folder.path)], cwd=ROOT)
-    assert killed.returncode == -9
-    lock = folder.claim("trials/000")
-    assert lock is not None
-    assert folder.claim("trials/000") is None  # held by this process now
-    lock.release()
+    assert subprocess.run([sys.executable, "-c", program, str(folder.path)], cwd=ROOT).returncode == -9
+    monkeypatch.setattr(trials_module, "GRACE", 1)
+    study = opened(folder)
+    (left,) = in_states(study, "RUNNING")
+    assert set(left.params) == set(SPACE)
+    run(study, 2)
+    assert [first_number(trial) for trial in shown_trials(study)] == [0, 1]
+    assert given(shown_trials(study)[0]) == left.params
+    assert not in_states(study, "RUNNING", "WAITING")
 
 
-@pytest.mark.parametrize("end", [b'{"op_code": 5, "trial', b"\x80"])
-def test_a_line_that_a_killed_process_left_unfinished_is_cut_off(folder: StudyFolder, end: bytes) -> None:
-    trials = opened(folder)
-    claimed(trials).finish(Best(0.5, 1))
-    for _ in range(2):
-        with folder.journal.open("ab") as file:
-            file.write(end)
-        claimed(opened(folder)).finish(Best(0.25, 2))
-    assert [trial.value for trial in opened(folder).all] == [0.5, 0.25, 0.25]
+def test_an_interrupted_trial_is_repeated_by_the_next_command(folder: StudyFolder) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def interrupted(trial: optuna.Trial) -> float:
+        asked.append(values(trial))
+        raise InterruptedRunError("stopped")
+
+    with pytest.raises(InterruptedRunError, match="the same command continues the study"):
+        run(opened(folder), 2, interrupted, lambda: bool(asked))
+    study = opened(folder)
+    run(study, 2)
+    assert len(shown_trials(study)) == 2
+    first = shown_trials(study)[0]
+    assert {key: each.decoded(first.params[key]) for key, each in SPACE.items()} == asked[0]
+
+
+def test_trials_that_fail_have_a_reason_and_count(folder: StudyFolder) -> None:
+    def failing(trial: optuna.Trial) -> float:
+        raise TrainingStoppedError("lack of memory")
+
+    study = opened(folder)
+    run(study, 3, failing)
+    assert [trial.user_attrs["reason"] for trial in in_states(study, "FAIL")] == ["lack of memory"] * 3
+
+
+def test_enqueued_trials_are_run_once_and_tried_again_if_they_failed(folder: StudyFolder) -> None:
+    def cell(trial: optuna.Trial) -> float:
+        number = trial.suggest_int("cell", 0, 9)
+        if number == 1 and not fixed:
+            raise InputError("no")
+        return number
+
+    fixed: list[int] = []
+    study = open_trials(folder, "grid")
+    for expected in ([0, 2], [0, 2, 1]):
+        enqueue(study, [{"cell": number} for number in range(3)])
+        run(study, None, cell)
+        assert [trial.value for trial in in_states(study, "COMPLETE")] == expected
+        fixed.append(1)
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe", "sobol"])
-def test_a_continued_search_does_not_repeat_its_proposals(tmp_path: Path, sampler: trials_module.Sampler) -> None:
-    found = []
-    for name, restarts in (("straight", False), ("restarted", True)):
-        (tmp_path / name).mkdir()
-        folder = StudyFolder(tmp_path / name)
-        trials = opened(folder, sampler)
-        values = []
-        for number in range(14):  # TPE learns from the 10th trial on
-            trials = opened(folder, sampler) if restarts else trials
-            trial = claimed(trials)
-            values.append(trial.values)
-            trial.finish(Best(number / 14, 1))
-        found.append(values)
-    assert len({value["optimizer.lr"] for value in found[0]}) == 14
-    assert found[0] == found[1]
+def test_a_continued_search_does_not_repeat_its_proposals(folder: StudyFolder, sampler: Sampler) -> None:
+    for number in (4, 8, 12):
+        run(opened(folder, sampler), number)
+    rates = [trial.params["optimizer.lr"] for trial in opened(folder, sampler).trials]
+    assert len(set(rates)) == len(rates) == 12
 
 
-def test_the_trials_of_sobol_cover_each_setting_evenly(folder: StudyFolder) -> None:
-    trials = opened(folder, "sobol")
-    values = []
-    for _ in range(8):
-        trial = claimed(trials)
-        values.append(trial.values)
-        trial.finish(Best(0.5, 1))
-    eighths = [math.floor(8 * math.log(each["optimizer.lr"] / 1e-5) / math.log(100)) for each in values]
-    assert sorted(eighths) == list(range(8))
-    assert sorted(each["loss"] for each in values) == ["A"] * 4 + ["B"] * 4
-    assert sorted(len(each["schedule.steps"]) for each in values) == [1] * 4 + [2] * 4
-
-
-def test_a_trial_reports_each_epoch_once(folder: StudyFolder, recwarn: pytest.WarningsRecorder) -> None:
-    trials = opened(folder)
-    trial = claimed(trials)
-    assert not trial.is_hopeless({})
-    assert not trial.is_hopeless({1: 0.25})
-    assert not trial.is_hopeless({1: 0.25, 2: 0.5, 3: float("nan")})
-    assert trials.all[0].intermediate_values == {1: 0.25, 2: 0.5}
-    assert not [each for each in recwarn if "already reported" in str(each.message)]
-
-
-def test_a_journal_of_something_else_is_one_line(folder: StudyFolder) -> None:
-    folder.journal.write_bytes(b'{"op": 1}\n')
-    with pytest.raises(InputError, match=r"journal.log: not a journal of trials"):
+def test_a_database_of_something_else_is_one_line(folder: StudyFolder) -> None:
+    folder.trials.write_bytes(b"no database" * 100)
+    with pytest.raises(InputError, match=r"trials.sqlite: not a database of trials"):
         opened(folder)
 
 
 def test_a_missing_optuna_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(InputError, match=r"not installed: pip install 'vicinal\[tune\]'"):
-        trials_module.import_optuna()
+        import_optuna()

@@ -11,23 +11,22 @@ from typing import TYPE_CHECKING
 from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from vicinal.analysis.changes import query_changes
-    from vicinal.analysis.clustering import Clusters, clusters
-    from vicinal.analysis.confident_learning import class_probabilities, confident_label_errors
-    from vicinal.analysis.confusion import confusion_matrix, confusions
-    from vicinal.analysis.duplicates import duplicate_groups, exact_duplicates, near_duplicates
+    from vicinal.analysis.clustering import Clusters, clusters, embedding_map
+    from vicinal.analysis.duplicates import duplicate_groups, exact_duplicates, near_duplicates, pixel_similarities
     from vicinal.analysis.findings import Findings, find_problems
-    from vicinal.analysis.hubs import Hubness, hubness
-    from vicinal.analysis.local_outliers import outliers
-    from vicinal.analysis.mislabeled import label_errors
-    from vicinal.analysis.neighbors import QueryNeighbors, query_neighbors
-    from vicinal.analysis.pixel_facts import ImageFacts, image_facts
-    from vicinal.analysis.pixel_similarity import pixel_similarities
-    from vicinal.analysis.projection import embedding_map
+    from vicinal.analysis.mislabeled import class_probabilities, confident_label_errors, label_errors
+    from vicinal.analysis.neighbors import (
+        Hubness,
+        QueryNeighbors,
+        confusion_matrix,
+        confusions,
+        hubness,
+        query_neighbors,
+    )
+    from vicinal.analysis.outliers import ImageFacts, class_sizes, image_facts, outliers
     from vicinal.analysis.refiner import metrics_by_depth
-    from vicinal.analysis.scores import class_scores, queries_by_score
+    from vicinal.analysis.scores import class_scores, queries_by_score, query_changes
     from vicinal.analysis.similarities import PairSimilarities, SimilarityHistogram, pair_similarities
-    from vicinal.analysis.sizes import class_sizes
 else:
     __getattr__, __dir__ = lazy_imports(__name__)
 

@@ -8,12 +8,10 @@ import numpy as np
 import pandas as pd
 
 from vicinal.analysis.clustering import MIN_SIZE, Clusters, clusters
-from vicinal.analysis.confident_learning import confident_label_errors
 from vicinal.analysis.duplicates import MIN_PIXEL_SIMILARITY, MIN_SIMILARITY, duplicate_groups, exact_duplicates
-from vicinal.analysis.local_outliers import MIN_FACTOR, outliers
+from vicinal.analysis.mislabeled import confident_label_errors
 from vicinal.analysis.neighbors import QueryNeighbors, query_neighbors
-from vicinal.analysis.pixel_facts import ImageFacts
-from vicinal.analysis.sizes import class_sizes
+from vicinal.analysis.outliers import MIN_FACTOR, ImageFacts, class_sizes, outliers
 from vicinal.data.table import Table
 from vicinal.retrieval.scores import Array, check_rows
 from vicinal.utils.arguments import check_positive_integer

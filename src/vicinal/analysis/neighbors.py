@@ -1,4 +1,4 @@
-"""The nearest gallery images of each query, which most analyses of embeddings start from."""
+"""What the nearest neighbors of queries tell: hubs, and classes that are confused."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import pandas as pd
 
 from vicinal.data.table import Table
 from vicinal.evaluation.protocol import own_gallery_rows, query_gallery_rows
@@ -146,3 +147,129 @@ def _num_positives(
     # All that is excluded is of the query's class, except for its own image under another label.
     is_other = (own_rows >= 0) & (labels[gallery[own_rows]] != labels[queries])
     return class_sizes[labels[queries]] - num_excluded + is_other
+
+
+@dataclass(frozen=True, eq=False)
+class Hubness:
+    """How often each gallery image is among the k nearest neighbors of the queries.
+
+    Attributes:
+        occurrences: one row per gallery image, the most frequent neighbor first. Columns: `row`, its row in the table;
+            `k_occurrence`, the number of queries that have it among their k nearest; `same_class_fraction`, the
+            fraction of these queries that are of its class, NaN without any, or without labels.
+        skewness: of the k-occurrences; 0 if all images are found alike, far above 0 if there are hubs.
+    """
+
+    occurrences: pd.DataFrame
+    skewness: float
+
+    @property
+    def mean(self) -> float:
+        """The mean k-occurrence."""
+        return float(self.occurrences["k_occurrence"].mean())
+
+    @property
+    def num_antihubs(self) -> int:
+        """The number of gallery images that are no query's neighbor."""
+        return int((self.occurrences["k_occurrence"] == 0).sum())
+
+
+def hubness(neighbors: QueryNeighbors) -> Hubness:
+    """Count in how many queries' lists of nearest neighbors each gallery image is.
+
+    Reference: Radovanović et al., "Hubs in Space: Popular Nearest Neighbors in High-Dimensional Data", JMLR 2010:
+    k-occurrences, their skewness, hubs and antihubs.
+
+    Example:
+        >>> from vicinal.analysis import query_neighbors
+        >>> from vicinal.data import Table
+        >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog"]}))
+        >>> found = hubness(query_neighbors(np.array([[2, 1], [3, 2], [1, 1]]), table, k=1))
+        >>> found.occurrences
+           row  k_occurrence  same_class_fraction
+        0    1             2                  0.5
+        1    0             1                  1.0
+        2    2             0                  NaN
+        >>> found.num_antihubs
+        1
+    """
+    size = len(neighbors.table)
+    counts = np.bincount(neighbors.ids.ravel(), minlength=size)[neighbors.gallery]
+    right = np.bincount(neighbors.ids.ravel(), neighbors.same_class.ravel(), size)[neighbors.gallery]
+    is_known = (counts > 0) & neighbors.table.has("label")
+    fractions = np.divide(right, counts, out=np.full(len(counts), np.nan), where=is_known)
+    columns = {"row": neighbors.gallery, "k_occurrence": counts, "same_class_fraction": fractions}
+    occurrences = pd.DataFrame(columns).sort_values("k_occurrence", ascending=False, kind="stable", ignore_index=True)
+    return Hubness(occurrences, _skewness(counts))
+
+
+def _skewness(counts: Integers) -> float:
+    deviation = counts.std()
+    return float((((counts - counts.mean()) / deviation) ** 3).mean()) if deviation else 0.0
+
+
+def confusions(neighbors: QueryNeighbors) -> pd.DataFrame:
+    """Count the pairs of two classes in which the nearest image of a query of the one is of the other.
+
+    Queries that cannot find any image of their own class are left out.
+
+    Returns:
+        One row per pair of classes, the most frequent pair first:
+
+        - `label`: class of the queries.
+        - `nearest_label`: class of their nearest images.
+        - `num_queries`: number of these queries.
+        - `fraction`: the same as a fraction of the queries of the class.
+        - `query`, `neighbor`: rows of the table, the most similar pair of these images.
+        - `similarity`: its cosine similarity.
+
+    Example:
+        >>> from vicinal.analysis import query_neighbors
+        >>> from vicinal.data import Table
+        >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
+        >>> found = query_neighbors(np.array([[3, 0], [3, 1], [2, 2], [0, 4]]), table)
+        >>> confusions(found)[["label", "nearest_label", "num_queries", "fraction", "query", "neighbor"]]
+          label nearest_label  num_queries  fraction  query  neighbor
+        0   dog           cat            1       0.5      2         1
+    """
+    neighbors = neighbors.with_positives()
+    labels, classes = neighbors.table.labels, np.array(neighbors.table.classes, dtype=object)
+    wrong = np.flatnonzero(~neighbors.same_class[:, 0])
+    query, neighbor = neighbors.queries[wrong], neighbors.ids[wrong, 0]
+    frame = pd.DataFrame(
+        {
+            "label": labels[query],
+            "nearest_label": labels[neighbor],
+            "query": query,
+            "neighbor": neighbor,
+            "similarity": neighbors.scores[wrong, 0].astype(np.float64),
+        }
+    ).sort_values("similarity", ascending=False, kind="stable")
+    pairs = frame.groupby(["label", "nearest_label"])
+    counts = pairs.agg(num_queries=("query", "size")).join(pairs.first()).reset_index()
+    class_sizes = np.bincount(labels[neighbors.queries], minlength=len(classes))
+    counts.insert(3, "fraction", counts["num_queries"] / class_sizes[counts["label"]])
+    counts = counts.sort_values("num_queries", ascending=False, kind="stable", ignore_index=True)
+    return counts.assign(label=classes[counts["label"]], nearest_label=classes[counts["nearest_label"]])
+
+
+def confusion_matrix(neighbors: QueryNeighbors) -> pd.DataFrame:
+    """Count queries by their class (rows) and by the class of their nearest image (columns).
+
+    The matrix is dense, with one row and column per class of the table; for many classes use :func:`confusions`.
+    Queries that cannot find any image of their own class are left out.
+
+    Example:
+        >>> from vicinal.analysis import query_neighbors
+        >>> from vicinal.data import Table
+        >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
+        >>> confusion_matrix(query_neighbors(np.array([[3, 0], [3, 1], [2, 2], [0, 4]]), table))
+             cat  dog
+        cat    2    0
+        dog    1    1
+    """
+    neighbors = neighbors.with_positives()
+    labels, classes = neighbors.table.labels, neighbors.table.classes
+    size = len(classes)
+    pairs = labels[neighbors.queries] * size + labels[neighbors.ids[:, 0]]
+    return pd.DataFrame(np.bincount(pairs, minlength=size * size).reshape(size, size), index=classes, columns=classes)

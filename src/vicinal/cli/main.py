@@ -19,16 +19,16 @@ from vicinal.cli.data import add_data, data
 from vicinal.cli.embed import add_embed, add_whiten, embed, whiten
 from vicinal.cli.evaluate import add_evaluate, add_report, evaluate, report
 from vicinal.cli.export import add_export, export
-from vicinal.cli.flags import Arguments, Parser, fail, print_result, with_underscores
+from vicinal.cli.flags import Arguments, Parser, fail, print_result, with_dashes_replaced
 from vicinal.cli.index import add_index, index
 from vicinal.cli.models import add_models, models
 from vicinal.cli.search import add_search, search
 from vicinal.cli.serve import add_serve, serve
 from vicinal.cli.train import add_recipe, refine, train
 from vicinal.cli.tune import add_sweep, add_tune, sweep, tune
-from vicinal.utils.allocator import keep_large_blocks
 from vicinal.utils.console import is_main_process, log
 from vicinal.utils.errors import InputError, explained, one_line
+from vicinal.utils.memory import keep_large_blocks
 
 # Threads that spin while they wait for a core that another process uses can slow training thirtyfold. OpenMP reads
 # this when torch is imported.
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    arguments, rest = parse([with_underscores(word) for word in (sys.argv[1:] if argv is None else argv)])
+    arguments, rest = parse(with_dashes_replaced(sys.argv[1:] if argv is None else argv))
     if arguments.version:
         from vicinal import __version__
 
@@ -106,10 +106,22 @@ def parse(words: Sequence[str]) -> tuple[Arguments, list[str]]:
         verb_parser.set_defaults(verb=verb, parser=verb_parser)
         if verb.__name__ in words[:1]:  # the flags of the others are not needed
             add_flags(verb_parser)
+            words = [*words[:1], *verb_parser.separated(words[1:])]
+    words, after = _split_at_dashes(words)
     arguments, rest = parser.parse_known_args(words)
+    if after:
+        arguments.delete = [*(arguments.delete or []), *after]
     if rest and arguments.parser is parser:
         parser.reject(rest[0])
     return arguments, rest
+
+
+def _split_at_dashes(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The words before `--`, and those after it that `index --delete` deletes, whatever they begin with."""
+    if "--" not in words or words[0] != "index" or "--delete" not in words[: words.index("--")]:
+        return words, ()
+    end = words.index("--")
+    return words[:end], words[end + 1 :]
 
 
 def _run(arguments: Arguments, rest: list[str]) -> int:

@@ -15,14 +15,17 @@ from vicinal.utils.console import log
 if TYPE_CHECKING:
     from vicinal.retrieval import SearchResult
 
+DEFAULT_K = 10
+
 
 def add_search(parser: Parser) -> None:
     """Add the flags of `vicinal search`."""
     parser.add_argument("index", help=INDEX)
     parser.add_argument("queries", nargs="+", help="images, folders of images, tables, or one file of embeddings")
     parser.add_argument(
-        "-k", type=integer_from(1), default=10, metavar="INT", help="number of matches per query (default: 10)"
-    )
+        "-k", type=integer_from(1), metavar="INT",
+        help=f"number of matches per query (default: {DEFAULT_K}, or all of an index with fewer images)",
+    )  # fmt: skip
     parser.add_argument("--exclude_self", action="store_true", help="leave out the match with the query's own path")
     parser.add_argument(
         "--where", metavar="CONDITION", help="find only images whose columns in the index fulfill this condition, such "
@@ -73,7 +76,7 @@ def search(arguments: Arguments) -> None:
             index,
             queries.vectors,
             queries.table,
-            arguments.k,
+            arguments.k or max(1, index.count(at_most=DEFAULT_K)),
             arguments.exclude_self,
             refiner=refiner,
             where=arguments.where,

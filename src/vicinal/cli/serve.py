@@ -59,7 +59,7 @@ def add_serve(parser: Parser) -> None:
 def serve(arguments: Arguments) -> None:
     """Serve an index: search, add and delete by HTTP, and a page to drop a picture on."""
     from vicinal.serving.limits import Limits
-    from vicinal.utils.extras import import_extra
+    from vicinal.utils.errors import import_extra
 
     _check_flags(arguments)
     limits = read_settings(Limits, arguments)

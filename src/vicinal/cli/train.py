@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vicinal.cli.flags import Arguments, Parser, print_result
 from vicinal.cli.inputs import check_files, check_source
+from vicinal.cli.recipes import find_recipes
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
@@ -29,7 +30,7 @@ class Help(NamedTuple):
     examples: tuple[str, ...]
 
 
-LOSS = ("MultiSimilarityLoss", "a class of vicinal.losses; its arguments are --loss.margin and the like")
+LOSS = ("NTXentLoss", "a class of vicinal.losses; its arguments are --loss.margin and the like")
 METRIC = "decides which weights are best, on classes that are not trained on"
 
 # Recipes need torch, so help does not read the defaults from them; a test compares the two.
@@ -47,8 +48,8 @@ TRAIN_HELP = Help(
         "loss": LOSS,
         "batch_size": ("", "images per batch (default: 128, or fewer to suit the data)"),
         "samples_per_class": ("", "images per class in a batch; 0 draws images at random (default: 4, or fewer)"),
-        "epochs": ("30", "passes over the training images"),
-        "optimizer.lr": ("0.0001", "learning rate"),
+        "epochs": ("", "passes over the training images (default: 10, or as many as take 150 steps)"),
+        "optimizer.lr": ("0.0003", "learning rate"),
         "validation.metric": ("mAP@R", METRIC),
         "validation.patience": ("10", "evaluations without a new best score after which training stops; null: none"),
         "precision": ("auto", "32, bf16-mixed or 16-mixed (default: bf16-mixed on a GPU that has it, else 32)"),
@@ -104,6 +105,8 @@ def add_recipe(parser: Parser) -> None:
     parser.add_argument("--resume", action="store_true", help="continue the run in RUN where it was stopped or killed")
     text = "a package or module of your own whose classes, such as losses, the recipe may name; may be repeated"
     parser.add_argument("--allow_import", metavar="PACKAGE", action="append", default=[], help=text)
+    text = "list the recipes of papers' results whose first lines have all of the WORDS"
+    parser.add_argument("--recipes", nargs="*", metavar="WORD", help=text)
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
     parser.add_argument("--help_all", action="store_true", help="show all settings")
 
@@ -158,8 +161,10 @@ def refine(arguments: Arguments) -> None:
 
 
 def _show_help(arguments: Arguments, shown: Help, recipe: str) -> bool:
-    """Print the help that the command line asks for, if any, and return whether it does."""
-    if arguments.help:
+    """Print the help or the recipes that the command line asks for, if any, and return whether it does."""
+    if arguments.recipes is not None:
+        print_result(find_recipes(arguments.recipes))
+    elif arguments.help:
         settings = arguments.parser.add_argument_group("settings that matter most")
         for key, (default, text) in shown.settings.items():
             settings.add_argument(f"--{key}", metavar="", help=f"{text} (default: {default})" if default else text)

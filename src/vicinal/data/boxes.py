@@ -64,15 +64,15 @@ def crop_to_box(image: AnyImage, box: Box | None, path: object) -> AnyImage:
 
     Example:
         >>> from PIL import Image
-        >>> crop_to_box(Image.new("L", (9, 9)), (-2.0, 1.0, 5.5, 6.0), "a.png").size
+        >>> crop_to_box(Image.new("L", (9, 9)), (-np.inf, 1.0, 5.5, 6.0), "a.png").size
         (6, 5)
     """
     if box is None:
         return image
     width, height = image.size
-    left, top = max(math.floor(box[0]), 0), max(math.floor(box[1]), 0)
-    right, bottom = min(math.ceil(box[2]), width), min(math.ceil(box[3]), height)
-    if left >= right or top >= bottom:
-        edges = ", ".join(f"{edge:g}" for edge in box)
-        raise InputError(f"{path}: the bounding box {edges} lies outside of the image, {width} x {height}")
-    return image.crop((left, top, right, bottom))
+    edges = np.clip(box, 0, [width, height, width, height])  # before they are rounded: they may be infinite
+    if not (edges[0] < edges[2] and edges[1] < edges[3]):  # NaN neither
+        given = ", ".join(f"{edge:g}" for edge in box)
+        raise InputError(f"{path}: the bounding box {given} lies outside of the image, {width} x {height}")
+    left, top, right, bottom = edges.tolist()
+    return image.crop((math.floor(left), math.floor(top), math.ceil(right), math.ceil(bottom)))

@@ -14,6 +14,17 @@ from vicinal.utils.arguments import is_integer
 from vicinal.utils.errors import InputError
 
 SPLITS = ("train", "val", "test")
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
+"""The splits by what they are called, in small letters, by top folders and in containers."""
 MAX_TEXT = 4096  # characters of a path or label; longer ones are mistakes, or meant to fill the memory
 INT64 = np.iinfo(np.int64)
 BOOLEAN_COLUMNS = ("is_query", "is_gallery", "noisy_label", "noisy_image")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 import pandas as pd
 
-from vicinal.data.columns import SPLITS, check_utf8
+from vicinal.data.columns import SPLIT_NAMES, check_utf8
 from vicinal.data.images.heif import HEIF_NEEDS, HEIF_SUFFIXES, reads_heif
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
+from vicinal.utils.wording import counted
 
 IMAGE_SUFFIXES = (
-    *(".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm"),
+    *(".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm"),
     *(".png", ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp"),
 )
 
@@ -26,82 +29,119 @@ MAX_ENTRIES = 50_000_000  # of a folder and all below: several times as many as 
 MAX_VISITS = 16  # of one folder, by links to it
 
 
-def read_folder(folder: str | Path) -> tuple[pd.DataFrame, dict[str, int]]:
+@dataclass
+class FoundFiles:
+    """What is below a folder.
+
+    Attributes:
+        images: the images as sorted relative paths.
+        others: the number of other files by suffix; those without one are under "".
+        without_images: the sorted relative paths of folders with no image in them or below; of those inside one
+            another, only the outermost.
+        unlisted: folders whose content the system does not tell, and its reason.
+    """
+
+    images: list[str] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)
+    without_images: list[str] = field(default_factory=list)
+    unlisted: dict[str, str] = field(default_factory=dict)
+
+
+def read_folder(folder: str | Path) -> tuple[pd.DataFrame, FoundFiles]:
     """List the images in a folder: `path`, and from the folder names `label`, `coarse`, `coarse_2`, ... and `split`.
 
     Images at different depths are not sorted by class and have no labels, which is logged, as are the number of files
-    of other image formats and the folders without images.
-
-    Returns:
-        The images, and the number of other files by suffix; those without one are under "".
+    of other image formats, names that are not UTF-8, and the folders without images or that cannot be listed.
 
     Raises:
-        InputError: The folder does not exist or holds no image, a name is not UTF-8, or the folder holds too much to be
-            walked.
+        InputError: The folder does not exist, cannot be listed or holds no image with a name in UTF-8, or holds
+            too much to be walked.
     """
     if not str(folder):
         raise InputError("the name of the folder is empty; give a folder of images")
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder}: {'is a file, not a folder' if folder.exists() else 'no such folder'}")
-    files, others, without_images = find_images(folder)
-    unread = {suffix: number for suffix, number in others.items() if suffix in UNREAD_SUFFIXES}
+    found = find_images(folder)
+    files = found.images
+    unread = {suffix: number for suffix, number in found.others.items() if suffix in UNREAD_SUFFIXES}
     left_out = ", ".join(f"{number:,} {suffix}" for suffix, number in sorted(unread.items()))
     hint = f"; {HEIF_NEEDS}" if set(HEIF_SUFFIXES) & set(unread) else ""
+    if os.fspath(folder) in found.unlisted:
+        raise InputError(f"{folder}: {found.unlisted[os.fspath(folder)]}")
+    for each, reason in found.unlisted.items():
+        log(f"{each}: {reason}; what is in this folder is left out")
     if not files:
         there = f"; there are {left_out}{hint}" if left_out else ""
         raise InputError(f"{folder}: no image in this folder or below (known are {', '.join(IMAGE_SUFFIXES)}){there}")
     if left_out:
         log(f"{folder}: left out files of formats that are not read: {left_out}{hint}")
-    if without_images:
-        log(f"{folder}: no image in {_these(without_images)}")
-    for file in files:
-        check_utf8(os.path.join(folder, file), "folder of images")
+    if found.without_images:
+        log(f"{folder}: no image in {_these(found.without_images)}")
+    files = _named_in_utf8(folder, files)
     parents = [PurePath(file).parent.parts for file in files]
     columns = {"path": [os.path.join(folder, file) for file in files]}
     if _has_split_folders(folder, parents):
-        columns["split"] = [parts[0] for parts in parents]
+        columns["split"] = [SPLIT_NAMES[parts[0].lower()] for parts in parents]
         parents = [parts[1:] for parts in parents]
-    return pd.DataFrame({**columns, **_label_columns(folder, files, parents)}), dict(sorted(others.items()))
+    else:
+        _warn_of_repeated_folders(folder, parents)
+    return pd.DataFrame({**columns, **_label_columns(folder, files, parents)}), found
 
 
-def find_images(folder: Path) -> tuple[list[str], Counter[str], list[str]]:
-    """The images below a folder, how many other files there are, and the folders without images.
+def _named_in_utf8(folder: Path, files: list[str]) -> list[str]:
+    """The files whose names a table can hold, which is UTF-8; the others are logged."""
+    check_utf8(os.fspath(folder), "folder of images")
+    named, others = [], []
+    for file in files:
+        try:
+            check_utf8(file, os.fspath(folder))
+            named.append(file)
+        except InputError as error:
+            others.append(str(error))
+    if others:
+        log(f"left out {counted(len(others), 'image')} by the name: {others[0]}")
+    if not named:
+        raise InputError(others[0])
+    return named
+
+
+def find_images(folder: Path) -> FoundFiles:
+    """The images below a folder, other files, folders without images, and those that cannot be listed.
 
     Hidden entries are skipped. Links are followed, but to no folder that the link is in, and to no folder more than
     MAX_VISITS times.
 
-    Returns:
-        The images as sorted relative paths, the number of other files by suffix, and the sorted relative paths of the
-        folders with no image in them or below; of those inside one another, only the outermost.
-
     Raises:
         InputError: There are more than MAX_ENTRIES entries, as on a whole disk.
     """
-    found: list[str] = []
-    others: Counter[str] = Counter()
+    images: list[str] = []
+    found = FoundFiles()
     visits: Counter[str] = Counter()
     visited: list[str] = []
     num_entries = 0
     pending: list[tuple[str, tuple[str, ...]]] = [(os.fspath(folder), (os.path.realpath(folder),))]
     while pending:
         current, ancestors = pending.pop()
-        visited.append(current)
-        for entry in _visible_entries(current):
+        entries = _visible_entries(current, found.unlisted)
+        visited += [] if current in found.unlisted else [current]
+        for entry in entries:
             num_entries += 1
-            if _is_folder(entry):
+            if _is_folder(entry, found.unlisted):
                 target = os.path.realpath(entry.path)
                 visits[target] += 1
                 if not _is_cycle(target, ancestors) and visits[target] <= MAX_VISITS:
                     pending.append((entry.path, (*ancestors, target)))
             elif is_image_file(entry.name):
-                found += [entry.path] if _is_file_or_dangling_link(entry) else []
+                images += [entry.path] if _is_file_or_dangling_link(entry) else []
             else:
-                others[os.path.splitext(entry.name)[1].lower()] += 1
+                found.others[os.path.splitext(entry.name)[1].lower()] += 1
         if num_entries > MAX_ENTRIES:
             raise InputError(f"{folder}: holds more than {MAX_ENTRIES:,} files and folders; give a folder of images")
-    files = sorted((os.path.relpath(file, folder) for file in found), key=lambda file: PurePath(file).parts)
-    return files, others, _without_images(folder, visited, found)
+    found.images = sorted((os.path.relpath(file, folder) for file in images), key=lambda file: PurePath(file).parts)
+    found.others = Counter(dict(sorted(found.others.items())))
+    found.without_images = _without_images(folder, visited, images)
+    return found
 
 
 def _without_images(folder: Path, visited: list[str], images: list[str]) -> list[str]:
@@ -121,19 +161,28 @@ def _these(folders: list[str]) -> str:
     return ", ".join(folders) if len(folders) <= 3 else f"{len(folders):,} folders, such as {folders[0]}"
 
 
-def _visible_entries(folder: str) -> list[os.DirEntry[str]]:
+def _visible_entries(folder: str, unlisted: dict[str, str]) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return [entry for entry in entries if not entry.name.startswith(".")]
-    except (PermissionError, FileNotFoundError):  # such as lost+found at the top of a disk, or one deleted meanwhile
+    except FileNotFoundError:  # deleted meanwhile
+        return []
+    except OSError as error:
+        unlisted[folder] = _reason(error)
         return []
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def _is_folder(entry: os.DirEntry[str], unlisted: dict[str, str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # a link to itself
+            unlisted[entry.path] = _reason(error)
         return False
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
 
 
 def _is_file_or_dangling_link(entry: os.DirEntry[str]) -> bool:
@@ -156,15 +205,34 @@ def is_image_file(path: str | Path) -> bool:
 
 
 def _has_split_folders(folder: Path, parents: list[tuple[str, ...]]) -> bool:
+    """Whether the top folders are splits, by their names; names other than train, val and test are logged."""
     top = {parts[0] if parts else "" for parts in parents}
-    splits = top.intersection(SPLITS)
+    splits = {name for name in top if name.lower() in SPLIT_NAMES}
     if len(splits) > 1 and top - splits:
         other = min(top - splits) or "images"
         raise InputError(
             f"{folder}: holds {other} beside the split folders {', '.join(sorted(splits))}; "
             "either all images lie in train, val and test or none do"
         )
+    meant = [f"{name} as {SPLIT_NAMES[name.lower()]}" for name in sorted(splits) if name != SPLIT_NAMES[name.lower()]]
+    if top == splits and meant:
+        log(f"{folder}: read the folders of splits {', '.join(meant)}")
     return top == splits
+
+
+def _warn_of_repeated_folders(folder: Path, parents: list[tuple[str, ...]]) -> None:
+    """Say what was understood where every top folder holds the same folders, as parts of one dataset do."""
+    below: dict[str, set[str]] = {}
+    for parts in parents:
+        below.setdefault(parts[0] if parts else "", set()).add(parts[1] if len(parts) > 1 else "")
+    tops = sorted(below)
+    names = sorted(below[tops[0]])
+    if len(tops) > 1 and len(names) > 1 and all(below[top] == set(names) for top in tops):
+        log(
+            f"warning: {folder}: {', '.join(tops[:3])}{' ...' * (len(tops) > 3)} hold the same folders, so "
+            f"{tops[0]}/{names[-1]} and {tops[1]}/{names[-1]} are two classes; if they are one, call the upper folders "
+            "train, val and test, or give a table with a column label"
+        )
 
 
 def _label_columns(folder: Path, files: list[str], parents: list[tuple[str, ...]]) -> dict[str, list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -56,6 +56,7 @@ class Table:
         frame: The data, with rows numbered from 0 and absolute paths.
         other_files: Of a table that was read from a folder, the number of files that are no images or of formats that
             are not read, by suffix.
+        unlisted: Folders below that folder whose content the system did not tell.
 
     Example:
         >>> table = Table(pd.DataFrame({"path": ["a.png", "b.png", "c.png"], "label": ["cat", "dog", "cat"]}))
@@ -67,6 +68,7 @@ class Table:
 
     frame: pd.DataFrame
     other_files: Mapping[str, int] = MappingProxyType({})
+    unlisted: Collection[str] = ()
 
     def __init__(self, frame: pd.DataFrame, root: str | Path | None = None) -> None:
         self.frame = validate_frame(frame, root)
@@ -84,9 +86,10 @@ class Table:
         Raises:
             InputError: The folder does not exist or holds no image, or some of its images are in split folders only.
         """
-        frame, other_files = read_folder(folder)
+        frame, found = read_folder(folder)
         table = cls(frame)
-        table.other_files = other_files
+        table.other_files = dict(found.others)
+        table.unlisted = list(found.unlisted)
         return table
 
     @classmethod

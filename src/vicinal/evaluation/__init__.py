@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from vicinal.evaluation.calibration import calibrate
     from vicinal.evaluation.clustering import Clustering, cluster, cluster_metrics
     from vicinal.evaluation.comparison import compare_models, compare_reranking, tabulate
-    from vicinal.evaluation.hierarchy import coarse_columns
     from vicinal.evaluation.listed_positives import evaluate_listed_positives
     from vicinal.evaluation.met import evaluate_met
     from vicinal.evaluation.metrics import metric_by_name
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
         open_set_scores,
     )
     from vicinal.evaluation.paired import paired_differences
-    from vicinal.evaluation.pairs import PairsEvaluation, evaluate_pairs
-    from vicinal.evaluation.protocol import count_noisy_labels, evaluate, query_gallery_rows
+    from vicinal.evaluation.protocol import coarse_columns, count_noisy_labels, evaluate, query_gallery_rows
     from vicinal.evaluation.ranking import level_ranks, positive_ranks
     from vicinal.evaluation.ranks import Ranks
     from vicinal.evaluation.relevance import Relevance
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from vicinal.evaluation.results_table import ResultsTable
     from vicinal.evaluation.revisited import evaluate_revisited, evaluate_revisited_table, merge_difficulties
     from vicinal.evaluation.vehicle_id import evaluate_vehicle_id
-    from vicinal.evaluation.verification import verification_rates
+    from vicinal.evaluation.verification import PairsEvaluation, evaluate_pairs, verification_rates
 
 __all__ = [
     "Clustering",

@@ -16,8 +16,7 @@ from vicinal.evaluation.result import Evaluation
 from vicinal.retrieval.exclusions import Exclusions
 from vicinal.retrieval.neighbors import nearest
 from vicinal.retrieval.scores import Array, UnitVectors, check_rows
-from vicinal.utils.arrays import Booleans, Doubles, Floats, Integers
-from vicinal.utils.chunks import chunk_ranges
+from vicinal.utils.arrays import Booleans, Doubles, Floats, Integers, chunk_ranges
 from vicinal.utils.errors import InputError
 
 NUM_NEIGHBORS = (1, 2, 3, 5, 7, 10, 15, 20, 50)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from vicinal.utils.console import duration
-from vicinal.utils.text_table import aligned
+from vicinal.utils.wording import aligned
 
 Kind = Literal[
     "zero-shot", "frozen", "lora", "last_blocks", "biases_norms", "full", "model", "embeddings", "index"

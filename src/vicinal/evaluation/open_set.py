@@ -27,7 +27,7 @@ import pandas as pd
 from vicinal.data.table import Table
 from vicinal.evaluation.auroc import auroc
 from vicinal.evaluation.protocol import own_gallery_rows, query_gallery_rows
-from vicinal.evaluation.relevance import class_group_codes
+from vicinal.evaluation.relevance import Relevance, class_group_codes
 from vicinal.evaluation.thresholds import just_above, threshold_at
 from vicinal.retrieval.by_class import ClassSimilarities, class_similarities
 from vicinal.retrieval.calibration import LOWEST_SIMILARITY, SCORE_KINDS, ScoreKind
@@ -99,6 +99,9 @@ def open_set_scores(embeddings: Array, table: Table, score: ScoreKind = "similar
         num_others=3,
     )
     has_own = found.own > -np.inf
+    if table.has("group") and not has_own.any():
+        own_row = own_gallery_rows(table, query_rows, gallery_rows)
+        Relevance(labels[query_rows], labels[gallery_rows], own_row).check_any_positive(has_own)
     known, unknown, without_match = _similarities(found) if score == "similarity" else _margins(found)
     return OpenSetScores(
         known=known[has_own],

@@ -17,16 +17,14 @@ from torch import Tensor
 
 from vicinal.evaluation.counting.counter import MASKED, Counter
 from vicinal.evaluation.counting.device_counter import DeviceCounter
-from vicinal.evaluation.counting.division import Division, TotalCounts
-from vicinal.evaluation.counting.positives import Positives, increment_function, ranked_positives
+from vicinal.evaluation.counting.positives import Division, Positives, TotalCounts, increment_function, ranked_positives
 from vicinal.evaluation.ranks import Ranks
 from vicinal.evaluation.relevance import Relevance
 from vicinal.retrieval.reranking.base import RerankedScores, ScoreIncrements
 from vicinal.retrieval.scores import BLOCK_ROWS, ScoreBuffer, UnitVectors, check_same_dim
-from vicinal.utils.arrays import Integers
-from vicinal.utils.chunks import chunk_ranges
+from vicinal.utils.arrays import Integers, chunk_ranges
 from vicinal.utils.console import track
-from vicinal.utils.tile_size import tile_elements
+from vicinal.utils.kernels import tile_elements
 
 MAX_RANKS = 2**17  # yielded at once; metrics then stay in the cache
 MAX_COUNTED = 2**24  # positives that are counted at a time, at all levels together; each takes 13 bytes
@@ -277,7 +275,7 @@ def _counter(positives: Positives, relevance: Relevance, start: int, device: tor
 
 def _ranks(positives: Positives, totals: TotalCounts, first: int, last: int) -> Ranks:
     """The ranks of the positives of queries `first` to `last`, summed up from what ranks between them."""
-    from vicinal.evaluation.counting.positive_kernels import sum_up  # imports numba
+    from vicinal.evaluation.counting.kernels import sum_up  # imports numba
 
     counts = positives.counts[first:last]
     ranks = np.empty(counts.sum(), dtype=np.int64)

@@ -8,9 +8,10 @@ import numpy as np
 
 from vicinal.data.table import Table
 from vicinal.utils.arrays import Booleans, Integers
+from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from vicinal.evaluation.counting.positive_kernels import ExcludedPairs
+    from vicinal.evaluation.counting.kernels import ExcludedPairs
 
 
 class Relevance:
@@ -76,6 +77,29 @@ class Relevance:
         """How many gallery rows have the label of each query, int64 [q]: its positives and same-label exclusions."""
         return self._counts
 
+    def have_match(self) -> Booleans:
+        """Whether the gallery has another image of the label of each query, in its group or not, bool [q]."""
+        own = self._exclusions._exclude_self
+        return self._counts - ((own >= 0) & self._is_match(np.arange(len(own)), own)) > 0
+
+    def check_any_positive(self, have_positive: Booleans) -> None:
+        """Raise InputError if no query has a positive; it says whether the groups exclude them.
+
+        Args:
+            have_positive: bool [q], whether each query has one.
+        """
+        if have_positive.any():
+            return
+        of, excluded = f"none of the {len(have_positive):,} queries has", int(self.have_match().sum())
+        if excluded:
+            raise InputError(
+                f"{of} an image of its class to find in another group: the column group excludes all matches of "
+                f"{excluded:,}; leave the column out, or add images of other groups"
+            )
+        raise InputError(
+            f"{of} another image of its class to find; evaluation needs at least one class with two images"
+        )
+
     def label_ranges(self, start: int, stop: int) -> tuple[Integers, Integers]:
         """Where the gallery rows with the labels of queries `start` to `stop` begin and end in `rows_by_label`."""
         return self._begin[start:stop], self._end[start:stop]
@@ -90,7 +114,7 @@ class Relevance:
     @property
     def _excluded_pairs(self) -> ExcludedPairs:
         """What :meth:`is_excluded` reads, for compiled kernels."""
-        from vicinal.evaluation.counting.positive_kernels import ExcludedPairs  # imports numba
+        from vicinal.evaluation.counting.kernels import ExcludedPairs  # imports numba
 
         of = self._exclusions
         return ExcludedPairs(of._exclude_self, of._query_groups, of._gallery_groups, of.query_labels, of.gallery_labels)

@@ -4,8 +4,8 @@ A metric is a mean over queries, and queries of one class are alike. Where the q
 classes it has never seen, the classes of the test set are the sample, and resampling single queries gives intervals
 that are too narrow. Therefore classes are resampled with all their queries (cluster bootstrap: Davison & Hinkley,
 "Bootstrap Methods and their Application", 1997, section 3.8) or, on request, single queries. The score of a query is
-taken as it was measured: the gallery is not resampled. Percentile intervals from few classes, fewer than about twenty,
-are too narrow too.
+taken as it was measured: the gallery is not resampled. Intervals from fewer than about twenty classes are too narrow
+too, and those of metrics near 0 or 1 need more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vicinal.utils.arrays import Doubles, Integers
 from vicinal.utils.errors import InputError
 
 ResampleBy = Literal["classes", "queries"]
-MIN_CLASSES = 20  # percentile intervals from fewer classes are too narrow
+MIN_CLASSES = 20  # intervals from fewer classes are too narrow
 MAX_WEIGHTS = 2**22  # numbers of the resampled units that are held at a time
 
 

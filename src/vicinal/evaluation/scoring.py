@@ -66,7 +66,8 @@ def score_queries(
         num_ties += block[0].num_ties
     scores = {name: np.concatenate(blocks) for name, blocks in per_query.items()}
     first_positive_ranks = np.concatenate(first_ranks)
-    _check_any_positive(scores, first_positive_ranks)
+    levels[FINE].check_any_positive(first_positive_ranks > 0)
+    _check_coarse(scores)
     return Evaluation.from_queries(
         scores,
         protocol=protocol,
@@ -79,12 +80,7 @@ def score_queries(
     )
 
 
-def _check_any_positive(scores: Mapping[str, Doubles], first_positive_ranks: Integers) -> None:
-    if not first_positive_ranks.any():
-        raise InputError(
-            f"none of the {len(first_positive_ranks)} queries has another image of its class to find; "
-            "evaluation needs at least one class with two images"
-        )
+def _check_coarse(scores: Mapping[str, Doubles]) -> None:
     for name, values in scores.items():
         if np.isnan(values).all():
             raise InputError(f"{name}: no query has another image of its coarse label to find; give a coarser level")

@@ -11,8 +11,7 @@ from vicinal.export.exported_embedder import ExportedEmbedder, open_exported, ru
 from vicinal.export.settings import SUFFIXES, Format
 from vicinal.models.model_card import IMPORT
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError
-from vicinal.utils.extras import import_extra
+from vicinal.utils.errors import InputError, import_extra
 
 if TYPE_CHECKING:
     from vicinal.models.embedder import Embedder

@@ -13,8 +13,7 @@ import numpy as np
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.export.onnx_embedder import OnnxEmbedder
 from vicinal.export.settings import SUFFIXES, Format
-from vicinal.utils.errors import InputError, one_line
-from vicinal.utils.extras import import_extra
+from vicinal.utils.errors import InputError, import_extra, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +45,7 @@ def open_exported(path: str | Path, **options: Any) -> OnnxEmbedder:
     is_openvino = Path(path).suffix == SUFFIXES["openvino"]
     name, extra = ("openvino", "openvino") if is_openvino else ("onnxruntime", "export")
     import_extra(name, extra, str(path))
-    from vicinal.export.openvino_embedder import OpenVinoEmbedder
+    from vicinal.export.openvino import OpenVinoEmbedder
 
     try:
         return (OpenVinoEmbedder if is_openvino else OnnxEmbedder)(path, **options)

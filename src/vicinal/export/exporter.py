@@ -20,7 +20,7 @@ from vicinal.data.table import Table
 from vicinal.export.exported_embedder import ExportedEmbedder, open_exported, runtime_options
 from vicinal.export.graph import ExportGraph, GalleryRefiner, exportable, other_size, resized_transform
 from vicinal.export.onnx_export import export_onnx
-from vicinal.export.openvino_export import openvino_function, read_onnx, save_openvino, to_openvino
+from vicinal.export.openvino import openvino_function, read_onnx, save_openvino, to_openvino
 from vicinal.export.parity import (
     AFTER,
     BEFORE,
@@ -40,8 +40,7 @@ from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.refinement import refine
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError
-from vicinal.utils.extras import import_extra
+from vicinal.utils.errors import InputError, import_extra
 
 CALIBRATION_BATCH = 16
 SHAPE_TOLERANCE = 1e-3

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.export.settings import ExportSettings
 from vicinal.models.embedder import Embedder
-from vicinal.models.image_sizes import check_patches, patch_size, takes_one_size
+from vicinal.models.inputs import check_patches, patch_size, takes_one_size
 from vicinal.models.lora import merged_state_dict
 from vicinal.models.model_card import IMPORT
 from vicinal.models.refiner import ContextRefiner

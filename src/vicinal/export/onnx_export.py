@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vicinal.export.graph import ExportGraph
-from vicinal.utils.errors import InputError, one_line
-from vicinal.utils.extras import import_extra
+from vicinal.utils.errors import InputError, import_extra, one_line
 
 if TYPE_CHECKING:
     import onnx

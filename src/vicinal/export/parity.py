@@ -18,7 +18,7 @@ from vicinal.export.graph import ExportGraph
 from vicinal.export.settings import ExportSettings
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError, one_line
-from vicinal.utils.text_table import aligned
+from vicinal.utils.wording import aligned
 
 METRICS = ("recall@1", "mAP@R")
 BEFORE, AFTER = "before", "after"

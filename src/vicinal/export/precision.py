@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vicinal.utils.errors import InputError, one_line
-from vicinal.utils.extras import import_extra
+from vicinal.utils.errors import InputError, import_extra, one_line
 
 if TYPE_CHECKING:
     import onnx

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from vicinal.similarity.checks import Relation
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.tiles import Look, RowSums, sums_over_rows
-from vicinal.utils.allocator import keep_large_blocks
 from vicinal.utils.arguments import check_finite, check_list, is_number, shown
 from vicinal.utils.errors import InputError
 from vicinal.utils.ieee_products import ieee_products
+from vicinal.utils.memory import keep_large_blocks
 
 
 class Walk(NamedTuple):

@@ -19,7 +19,7 @@ from vicinal.similarity.tiles import refuse_second_derivative
 from vicinal.utils import distributed
 from vicinal.utils.arguments import check_finite, check_positive
 from vicinal.utils.ieee_products import ieee_products
-from vicinal.utils.tile_size import tile_elements
+from vicinal.utils.kernels import tile_elements
 
 
 class ProxyAnchorLoss(CenterBasedLoss):

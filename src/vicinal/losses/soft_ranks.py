@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vicinal.losses.row_functions import flushed_sigmoid, inverse_temperature, max_positives, tolerance
 from vicinal.similarity.rows import Rows
-from vicinal.utils.kernels import has_kernels
+from vicinal.utils.kernels import uses_kernel
 
 
 def count_above(
@@ -81,7 +81,7 @@ def _ascending(thresholds: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _fused(values: Tensor) -> ModuleType | None:
     """The module whose functions compute a row in one go, if there is one for the device and the type of values."""
-    if has_kernels(values):
+    if uses_kernel(values, "rank_kernels", _kernels_agree):
         from vicinal.losses import rank_kernels  # imports Triton
 
         return rank_kernels
@@ -98,6 +98,10 @@ def _fused(values: Tensor) -> ModuleType | None:
 def _count_above(thresholds: Tensor, values: Tensor, temperature: float, linear_from: float, slope: float) -> Tensor:
     if (fused := _fused(values)) is not None:
         return cast(Tensor, fused.count_above(thresholds, values, temperature, linear_from, slope))
+    return _add_steps(thresholds, values, temperature, linear_from, slope)
+
+
+def _add_steps(thresholds: Tensor, values: Tensor, temperature: float, linear_from: float, slope: float) -> Tensor:
     counts = torch.zeros_like(thresholds)
     differences = torch.empty_like(values)
     for columns, threshold in _ascending(thresholds):
@@ -111,6 +115,10 @@ def _count_above(thresholds: Tensor, values: Tensor, temperature: float, linear_
 def _count_thresholds_above(thresholds: Tensor, values: Tensor) -> Tensor:
     if (fused := _fused(values)) is not None:
         return cast(Tensor, fused.count_thresholds_above(thresholds, values, tolerance(values)))
+    return _add_thresholds(thresholds, values)
+
+
+def _add_thresholds(thresholds: Tensor, values: Tensor) -> Tensor:
     counts = torch.zeros_like(values)
     for _, threshold in _ascending(thresholds):
         counts += threshold.where(threshold < math.inf, -math.inf) > values + tolerance(values)
@@ -126,6 +134,12 @@ def _count_above_backward(
             "tuple[Tensor, Tensor]",
             fused.count_above_backward(upstream, thresholds, values, temperature, linear_from, slope),
         )
+    return _add_slopes(upstream, thresholds, values, temperature, linear_from, slope)
+
+
+def _add_slopes(
+    upstream: Tensor, thresholds: Tensor, values: Tensor, temperature: float, linear_from: float, slope: float
+) -> tuple[Tensor, Tensor]:
     grad_thresholds, grad_values = torch.zeros_like(thresholds), torch.zeros_like(values)
     differences = torch.empty_like(values)
     for columns, threshold in _ascending(thresholds):
@@ -135,6 +149,23 @@ def _count_above_backward(
         grad_values.addcmul_(slopes, weights)
         grad_thresholds.scatter_(1, columns, -weights * slopes.sum(dim=1, keepdim=True))
     return grad_thresholds, grad_values
+
+
+def _kernels_agree(device: torch.device) -> bool:
+    """Whether the kernels compute the same as the functions above, on a small example with padding."""
+    from vicinal.losses import rank_kernels
+
+    values = torch.linspace(-1, 1, 42, device=device).cos().reshape(2, 21)
+    thresholds = values[:, ::5].clone().index_fill_(1, torch.tensor([4], device=device), math.inf)
+    pairs = [(rank_kernels.count_thresholds_above(thresholds, values, tolerance(values)),
+              _add_thresholds(thresholds, values))]  # fmt: skip
+    for step in ((0.0, math.inf, 0.0), (0.05, math.inf, 0.0), (0.05, 0.1, 20.0)):
+        pairs.append((rank_kernels.count_above(thresholds, values, *step), _add_steps(thresholds, values, *step)))
+        if step[0]:
+            inputs = torch.ones_like(thresholds), thresholds, values
+            gradients = rank_kernels.count_above_backward(*inputs, *step), _add_slopes(*inputs, *step)
+            pairs += zip(*gradients, strict=True)
+    return all(torch.allclose(*pair, rtol=1e-4, atol=1e-4) for pair in pairs)
 
 
 def _steps(differences: Tensor, temperature: float, linear_from: float, slope: float) -> Tensor:

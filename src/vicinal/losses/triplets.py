@@ -13,7 +13,7 @@ from vicinal.mining import Miner
 from vicinal.similarity.rows import Rows
 from vicinal.utils.arguments import check_bool, check_finite
 from vicinal.utils.errors import InputError, one_line
-from vicinal.utils.kernels import has_kernels
+from vicinal.utils.kernels import uses_kernel
 
 Triplets = Literal["all", "semi-hard"]
 
@@ -100,10 +100,16 @@ def _sum_over_triplets(
     positives: Tensor, negatives: Tensor, margin: float, soft: bool, semi_hard: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sum of the losses of each anchor, the number of losses above zero, and the two gradients of the sum."""
-    if has_kernels(negatives):
+    if uses_kernel(negatives, "sum_over_triplets", _kernel_agrees):
         from vicinal.losses import rank_kernels  # imports Triton
 
         return rank_kernels.sum_over_triplets(positives, negatives, margin, soft, semi_hard)
+    return _add_triplets(positives, negatives, margin, soft, semi_hard)
+
+
+def _add_triplets(
+    positives: Tensor, negatives: Tensor, margin: float, soft: bool, semi_hard: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total, violating = positives.new_zeros(len(positives)), positives.new_zeros(len(positives))
     grad_positives, grad_negatives = torch.zeros_like(positives), torch.zeros_like(negatives)
     number = max_positives(positives)
@@ -115,6 +121,20 @@ def _sum_over_triplets(
         grad_negatives += slopes
         grad_positives.scatter_(1, hardest.indices[:, k, None], -slopes.sum(dim=1, keepdim=True))
     return total, violating, grad_positives, grad_negatives
+
+
+def _kernel_agrees(device: torch.device) -> bool:
+    """Whether the kernel computes the same as the function above, on a small example with padding."""
+    from vicinal.losses import rank_kernels
+
+    values = torch.linspace(-1, 1, 42, device=device).cos().reshape(2, 21)
+    positives = values[:, ::5].clone().index_fill_(1, torch.tensor([4], device=device), float("inf"))
+    for soft, semi_hard in ((False, False), (True, False), (False, True)):
+        arguments = positives, values, 0.1, soft, semi_hard
+        both = rank_kernels.sum_over_triplets(*arguments), _add_triplets(*arguments)
+        if not all(torch.allclose(*pair, rtol=1e-4, atol=1e-4) for pair in zip(*both, strict=True)):
+            return False
+    return True
 
 
 def _hinges(differences: Tensor, margin: float, soft: bool, semi_hard: bool) -> tuple[Tensor, Tensor]:

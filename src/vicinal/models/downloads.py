@@ -13,8 +13,7 @@ from timm.models import get_pretrained_cfg
 
 from vicinal.models.initialization_table import INITIALIZATIONS, timm_name
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError, one_line
-from vicinal.utils.extras import import_extra
+from vicinal.utils.errors import InputError, import_extra, one_line
 
 TIMEOUT = 10
 """Seconds in which a server must answer."""

@@ -19,10 +19,9 @@ from vicinal.models.devices import check_device
 from vicinal.models.downloads import is_downloaded
 from vicinal.models.frozen_batch_norm import FrozenBatchNorm, choose_frozen, freeze_statistics, freeze_weights
 from vicinal.models.head import NormName, build_head, check_head, set_to_whitening
-from vicinal.models.image_sizes import check_any_size, check_patches
 from vicinal.models.initialization_table import timm_name
 from vicinal.models.initializations import check_backbone_name, create_backbone, default_transform
-from vicinal.models.inputs import Images, embed_images
+from vicinal.models.inputs import Images, check_any_size, check_patches, embed_images
 from vicinal.models.model_card import IMPORT
 from vicinal.models.model_format import EMBEDDER
 from vicinal.models.modes import eval_mode, unit_vectors
@@ -98,7 +97,7 @@ class Embedder(SavedModel):
         backbone: str = "resnet50",
         dim: int | None = 512,
         pooling: PoolingName = "backbone",
-        norm: NormName = "none",
+        norm: NormName = "layer",
         pretrained: bool | str | Path = True,
         *,
         hidden: int | None = None,
@@ -127,7 +126,7 @@ class Embedder(SavedModel):
             "projector": projector,
             "freeze_batch_norm": freeze_batch_norm,
         }
-        self.normalize_in_training = True
+        self.normalize_in_training, self._normalizes = True, True
         self.features_in_training = False
         self.freeze_batch_norm = freeze_batch_norm
         self.pooling = build_pooling(pooling, p, learned_p)
@@ -182,7 +181,7 @@ class Embedder(SavedModel):
         """
         features = self.pooled_features(images)
         vectors = self._project(features, with_projector=self.training)
-        if not self.training or self.normalize_in_training:
+        if self.normalize_in_training if self.training else self._normalizes:
             vectors = unit_vectors(vectors, self.training)
         if self.training and self.features_in_training:
             return torch.cat([vectors, features.to(vectors)], dim=1)
@@ -226,14 +225,14 @@ class Embedder(SavedModel):
 
     @contextmanager
     def without_linear(self) -> Iterator[nn.Linear]:
-        """In this context, embeddings are the inputs of the linear layer, L2-normalized; it yields the layer."""
+        """In this context, embeddings are the inputs of the linear layer, not normalized; it yields the layer."""
         linear, dim = self.head[1], self.dim
         assert isinstance(linear, nn.Linear)
-        self.head[1], self.dim = nn.Identity(), linear.in_features
+        self.head[1], self.dim, self._normalizes = nn.Identity(), linear.in_features, False
         try:
             yield linear
         finally:
-            self.head[1], self.dim = linear, dim
+            self.head[1], self.dim, self._normalizes = linear, dim, True
 
     @property
     def train_output_dim(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from timm.models import get_pretrained_cfg
+
 from vicinal.data.images.transforms import IMAGENET_MEAN, IMAGENET_STD, ImageTransform
 from vicinal.models.pooling import PoolingName
 
@@ -173,3 +175,22 @@ def timm_name(name: str) -> str:
         ('vit_base_patch16_clip_quickgelu_224.openai', 'resnet50')
     """
     return INITIALIZATIONS[name].backbone if isinstance(name, str) and name in INITIALIZATIONS else name
+
+
+def weights_license(backbone: str) -> str | None:
+    """The license of a backbone's published weights, as timm or their package gives it; None if neither has them.
+
+    Args:
+        backbone: A name, as for :func:`~vicinal.models.create_backbone`.
+
+    Example:
+        >>> weights_license("resnet50_in1k"), weights_license("vit_b16_diht")
+        ('bsd-3-clause', None)
+    """
+    if backbone in INITIALIZATIONS and INITIALIZATIONS[backbone].url is not None:
+        return None
+    if backbone in INITIALIZATIONS and INITIALIZATIONS[backbone].package is not None:
+        return "apache-2.0"
+    cfg = get_pretrained_cfg(timm_name(backbone))
+    license_name: str | None = None if cfg is None else cfg.license
+    return license_name

@@ -55,6 +55,8 @@ RESERVED_ARGS = frozenset(
     }
 )
 
+TOKEN_FOR_IMAGES = "_dinov3"  # in timm's names of DINOv3 and EUPE: their authors use the class token, timm the mean
+
 
 def create_backbone(
     name: str,
@@ -103,6 +105,8 @@ def create_backbone(
     arguments = dict(backbone_args, num_classes=dim, in_chans=channels)
     if not (own_pooling or projection):
         arguments["global_pool"] = ""
+    elif TOKEN_FOR_IMAGES in timm_name(name):
+        arguments.setdefault("global_pool", "token")
     published = _published_file(name) if pretrained is True else None
     name = timm_name(name)
     if image_size is not None and get_pretrained_cfg(name).fixed_input_size:

@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 import torch
 from PIL import Image, ImageOps
-from torch import Tensor
+from torch import Tensor, nn
 
 from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.batches.map_pixels import CPU_BATCH, map_pixels
 from vicinal.data.batches.pixel_batches import PixelBatches, all_readable, load_pixels, row_batches, without_unreadable
+from vicinal.data.images.color_profile import to_srgb
 from vicinal.data.images.decoding import convert_image
 from vicinal.data.images.image_ops import without_normalization
 from vicinal.data.images.transforms import ImageTransform
@@ -138,16 +139,31 @@ def _all_are(source: Any, kind: type) -> bool:
     return isinstance(source, (list, tuple)) and len(source) > 0 and all(isinstance(item, kind) for item in source)
 
 
+def _check_paths(source: Any) -> None:
+    """Raise InputError unless the source is a list of paths; of a list, the message names the first other element."""
+    is_list, place = isinstance(source, (list, tuple)), ""
+    others = [each for each in enumerate(source) if not isinstance(each[1], (str, os.PathLike))] if is_list else []
+    if is_list and not others:
+        return
+    if others:
+        place, source = f" in element {others[0][0]} of the list", others[0][1]
+    kind, hint = type(source).__name__, ""
+    if isinstance(source, np.ndarray):
+        hint = "; PIL.Image.fromarray(array) makes a picture of it"
+    elif isinstance(source, bytes):
+        hint = "; PIL.Image.open(io.BytesIO(content)) reads it"
+    elif others and isinstance(source, (Image.Image, Tensor)):
+        hint = "; all must be of one kind"
+    raise InputError(f"cannot embed {kind}{place}; give a Table, a list of paths, of PIL images or of tensors{hint}")
+
+
 def _dataset(source: Any, transform: ImageTransform) -> ImageDataset:
     if isinstance(source, ImageDataset):
         if source.transform != transform:
             raise InputError("the dataset's transform is not the model's; make it with transform=model.transform")
         return source
     if not isinstance(source, Table):
-        if not isinstance(source, (list, tuple)) or not all(isinstance(path, (str, os.PathLike)) for path in source):
-            raise InputError(
-                f"cannot embed {type(source).__name__}; give a Table, a list of paths, of PIL images or of tensors"
-            )
+        _check_paths(source)
         # As objects, since pandas' string type cannot hold a name that is not UTF-8, which the table reports.
         source = Table(pd.DataFrame({"path": [os.fspath(path) for path in source]}, dtype=object))
     return ImageDataset(source, transform)
@@ -162,7 +178,7 @@ def _transform_batches(images: Sequence[Image.Image], transform: ImageTransform,
 
 def _convert(image: Image.Image, row: int, channels: int) -> Image.Image:
     try:
-        return convert_image(ImageOps.exif_transpose(image), channels)
+        return convert_image(to_srgb(ImageOps.exif_transpose(image)), channels)
     except Exception as error:  # PIL decodes a file only now, and decoders raise many types of errors
         raise InputError(f"image {row}: broken ({str(error) or type(error).__name__})") from error
 
@@ -180,3 +196,42 @@ def _check_tensors(source: Tensor | Sequence[Tensor], transform: ImageTransform)
             f"float [n, {transform.channels}, H, W]"
         )
     return source
+
+
+def takes_one_size(backbone: nn.Module) -> bool:
+    """Whether a backbone takes images of one size only."""
+    cfg = getattr(backbone, "pretrained_cfg", None)
+    is_fixed = isinstance(cfg, dict) and bool(cfg.get("fixed_input_size"))
+    return bool(getattr(getattr(backbone, "patch_embed", None), "strict_img_size", is_fixed))
+
+
+def patch_size(backbone: nn.Module) -> tuple[int, ...]:
+    """The sides of the patches that the sides of images must be multiples of; (1, 1) if images may have any size."""
+    embed = getattr(backbone, "patch_embed", None)
+    # Stems of other classes, such as those of EfficientViT and PVT, have a `patch_size` too, but pad images.
+    if embed is None or not hasattr(embed, "strict_img_size") or getattr(embed, "dynamic_img_pad", False):
+        return (1, 1)
+    return tuple(embed.patch_size)
+
+
+def check_patches(backbone: nn.Module, name: str, size: int) -> None:
+    """Raise InputError if images of `size` pixels cannot be divided into the backbone's patches.
+
+    A few weights were published for a size of which the patches leave a margin, such as SigLIP's 384 pixels for patches
+    of 14; a backbone that takes this size only leaves the margin out.
+    """
+    sides, cfg = patch_size(backbone), getattr(backbone, "pretrained_cfg", None)
+    is_published = isinstance(cfg, dict) and cfg["input_size"][-1] == size and takes_one_size(backbone)
+    if not is_published and any(size % side for side in sides):
+        raise InputError(
+            f"transform.size is {size}; {name} cuts images into {sides[0]} px, so make it a multiple of that"
+        )
+
+
+def check_any_size(backbone: nn.Module, name: str) -> None:
+    """Raise InputError if a backbone does not take whole images, whose sides may have any length."""
+    if takes_one_size(backbone) or patch_size(backbone) != (1, 1):
+        raise InputError(
+            f"transform.longest: {name} does not take images of any size; make it with backbone_args "
+            "{dynamic_img_size: true, dynamic_img_pad: true}, if this backbone knows them, or leave longest out"
+        )

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from vicinal.models.modes import eval_mode
 from vicinal.utils.arguments import is_number, shown
-from vicinal.utils.errors import InputError
-from vicinal.utils.extras import import_extra
+from vicinal.utils.errors import InputError, import_extra
 
 if TYPE_CHECKING:
     from vicinal.models.embedder import Embedder

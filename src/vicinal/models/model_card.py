@@ -150,7 +150,7 @@ def _backbone(config: Mapping[str, Any]) -> str:
 
 
 def _license(config: Mapping[str, Any]) -> str | None:
-    from vicinal.models.weights_license import weights_license  # loads timm
+    from vicinal.models.initialization_table import weights_license  # loads timm
 
     return None if config["backbone"].startswith(IMPORT) else weights_license(_backbone(config))
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vicinal.models.model_format import FORMATS, ModelFormat
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.errors import InputError, one_line, raise_if_of_system
 from vicinal.utils.files import replace_folder, write_bytes
 
 WEIGHTS = "model.safetensors"
@@ -162,9 +162,10 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 def _open_weights(folder: Path) -> Iterator[Any]:
     path = _weights(folder)
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
+        with open(path, "rb"), safetensors.safe_open(path, framework="pt") as file:  # the former says what is wrong
             yield file
     except (safetensors.SafetensorError, OSError) as error:
+        raise_if_of_system(error, path)
         raise InputError(f"{path}: not a whole safetensors file: {one_line(error)}") from error
 
 

@@ -45,7 +45,7 @@ class ModuleEmbedder(Embedder):
         own = {"backbone": IMPORT + path, "backbone_args": dict(arguments), "dim": dim, "norm": "none"}
         config = {**defaults, **own, "pooling": "backbone"}
         self.config = {key: config[key] for key in EMBEDDER.types if key in config and key != "transform"}
-        self.normalize_in_training, self.features_in_training = True, False
+        self.normalize_in_training, self._normalizes, self.features_in_training = True, True, False
         self.freeze_batch_norm = "none"
         self.memory_format = memory_format(module)
         self.transform, self.backbone = transform, module

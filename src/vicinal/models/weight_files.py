@@ -15,7 +15,7 @@ from timm.models import EfficientNet, load_pretrained, load_state_dict, model_en
 from torch import Tensor, nn
 
 from vicinal.models.downloads import announce_url, download_error
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.errors import InputError, one_line, raise_if_of_system
 
 WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".torch")
 
@@ -73,6 +73,7 @@ def read_weights(path: str | Path) -> dict[str, Any]:
     try:
         state = load_state_dict(str(path), weights_only=True)
     except Exception as error:  # the readers raise many types of errors on damaged files
+        raise_if_of_system(error, path)
         raise InputError(f"pretrained: {path} cannot be read as weights: {one_line(error)}") from error
     if not state or not all(isinstance(value, (torch.Tensor, Mapping)) for value in state.values()):
         raise InputError(f"pretrained: {path} does not hold named tensors")

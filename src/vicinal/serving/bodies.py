@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -19,6 +20,8 @@ from vicinal.serving.problems import Problem, invalid
 MAX_DIM = 65_536
 MAX_TEXT = 4_096
 MAX_FIELDS = 32
+MAX_KEYS = 10_000  # colons of a JSON text; a column's text may hold some
+MAX_SHORT = 2**16  # bytes of a body that is parsed at once, without a thread
 SOURCES = ("image", "vector", "id", "url")
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -60,7 +63,9 @@ class EmbedBody(_Input):
 class SearchBody(_Input):
     """The body of `POST /search`."""
 
-    vector: Annotated[list[Number], Field(max_length=MAX_DIM)] | None = Field(None, description="an embedding")
+    vector: Annotated[list[Number], Field(max_length=MAX_DIM, fail_fast=True)] | None = Field(
+        None, description="an embedding"
+    )
     id: Id | None = Field(None, description="an item of the index")
     k: Annotated[int, Field(ge=1)] = Field(10, description="the number of matches; fewer if there are fewer")
     min_score: Number | None = Field(None, description="leave out matches with a lower score")
@@ -81,7 +86,9 @@ class ItemBody(_Body):
     """The body of `POST /items`."""
 
     image: bytes | None = Field(None, description="an image file in base 64, or the file of a form")
-    vector: Annotated[list[Number], Field(max_length=MAX_DIM)] | None = Field(None, description="an embedding")
+    vector: Annotated[list[Number], Field(max_length=MAX_DIM, fail_fast=True)] | None = Field(
+        None, description="an embedding"
+    )
     columns: dict[str, Value] = Field(default_factory=dict, description="values of the index's columns, or of new ones")
     label: str | int | None = Field(None, description="the class")
 
@@ -95,7 +102,7 @@ class ItemBody(_Body):
 class DeleteBody(_Body):
     """The body of `DELETE /items`."""
 
-    ids: list[Id] | None = Field(None, description="the items")
+    ids: Annotated[list[Id], Field(fail_fast=True)] | None = Field(None, description="the items")
     filter: str | None = Field(None, description="a condition that the items fulfill")
 
     @model_validator(mode="after")
@@ -105,16 +112,25 @@ class DeleteBody(_Body):
         return self
 
 
-async def read_body(request: Request, kind: type[Body]) -> Body:
-    """Read the body of a request.
+async def read_body(request: Request, kind: type[Body], max_ids: int = 0) -> Body:
+    """Read the body of a request; other requests are answered while a long one is parsed.
+
+    Args:
+        request: of a client.
+        kind: of body.
+        max_ids: that a list may hold.
 
     Raises:
-        Problem: it is neither JSON nor a form (415), it cannot be parsed (400), or its values are wrong (422).
+        Problem: it is neither JSON nor a form (415), it cannot be parsed (400), or its values are wrong or too many
+            (422).
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if media_type == "application/json":
-            return _of_json(await request.body(), kind)
+            data = await request.body()
+            _check_number_of_values(data, MAX_DIM + max_ids)
+            is_short = len(data) <= MAX_SHORT
+            return _of_json(data, kind) if is_short else await asyncio.to_thread(_of_json, data, kind)
         if media_type == "multipart/form-data" and kind is not DeleteBody:
             return kind.model_validate(await _form_values(request, kind))
     except ValidationError as error:
@@ -123,6 +139,12 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
         raise Problem(400, "the body is not JSON that can be read") from None
     kinds = "application/json" + ("" if kind is DeleteBody else " or multipart/form-data")
     raise Problem(415, f"the content type is {media_type[:80] or 'not given'}; use {kinds}")
+
+
+def _check_number_of_values(data: bytes, at_most: int) -> None:
+    """Check how many values a JSON text may hold at most: the time and memory of parsing it grow with them."""
+    if data.count(b",") > at_most + MAX_KEYS or data.count(b":") > MAX_KEYS:
+        raise Problem(422, f"the body has more than {at_most:,} values, or {MAX_KEYS:,} keys")
 
 
 def _of_json(data: bytes, kind: type[Body]) -> Body:
@@ -165,6 +187,7 @@ def _parsed(name: str, value: Any, kind: type[_Body]) -> Any:
     """The value of a form's field: lists and mappings are JSON."""
     if name not in ("box", "vector", "columns") or not isinstance(value, str) or name not in kind.model_fields:
         return value
+    _check_number_of_values(value.encode(errors="replace"), MAX_DIM)
     try:
         parsed = json.loads(value)
     except (ValueError, RecursionError):

@@ -17,8 +17,7 @@ import numpy.typing as npt
 from typing_extensions import Self
 
 from vicinal.utils.arrays import Floats, Integers
-from vicinal.utils.errors import InputError, one_line, unreadable
-from vicinal.utils.extras import import_extra
+from vicinal.utils.errors import InputError, import_extra, one_line, unreadable
 
 if TYPE_CHECKING:
     import httpx

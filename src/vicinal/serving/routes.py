@@ -47,7 +47,8 @@ async def add_item(request: Request) -> Response:
 @router.delete("/items", **described(DeleteBody))
 async def delete_items(request: Request) -> Response:
     """Delete items by their ids or by a condition."""
-    return JSONResponse(await _service(request).delete(await read_body(request, DeleteBody)))
+    service = _service(request)
+    return JSONResponse(await service.delete(await read_body(request, DeleteBody, service.limits.max_delete)))
 
 
 @router.get("/items/{id}", **described_answer(ITEM))

@@ -14,7 +14,7 @@ from vicinal.similarity.pairs import Pairs
 from vicinal.similarity.rows import Rows
 from vicinal.utils.arguments import MAX_INTEGER, is_integer, shown
 from vicinal.utils.errors import InputError
-from vicinal.utils.tile_size import tile_elements
+from vicinal.utils.kernels import tile_elements
 
 MIN_ROWS = 128
 """Matrix products with fewer rows take longer per row."""

@@ -24,20 +24,18 @@ from vicinal.training.checkpoint import load_checkpoint, save_checkpoint
 from vicinal.training.engine import Engine
 from vicinal.training.finite import FiniteCheck
 from vicinal.training.interrupt import StopRequest, killing_children
-from vicinal.training.logs import RunLog, Throughput
+from vicinal.training.logs import ProgressDisplay, RunLog, Throughput
 from vicinal.training.processes.shared_folder import check_shared
 from vicinal.training.processes.step_message import StepMessage
 from vicinal.training.progress import Progress
-from vicinal.training.progress_display import ProgressDisplay
 from vicinal.training.recipes.base_settings import BaseSettings
 from vicinal.training.weight_average import WeightAverage
 from vicinal.utils import distributed
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, InterruptedRunError
 from vicinal.utils.run_folder import RunFolder
-from vicinal.utils.run_log import read_log
+from vicinal.utils.run_log import TrainingCost, read_log
 from vicinal.utils.seeds import derive_seed
-from vicinal.utils.training_cost import TrainingCost
 
 Batch = dict[str, Tensor]
 LossTerms = dict[str, Tensor]

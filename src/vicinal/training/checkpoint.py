@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, raise_if_of_system
 from vicinal.utils.files import write_bytes
 
 
@@ -34,6 +34,7 @@ def load_checkpoint(path: Path, *keys: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise InputError(f"no checkpoint at {path}") from None
     except Exception as error:  # torch raises many kinds of errors for damaged files
+        raise_if_of_system(error, path)
         raise InputError(f"{path} is not a checkpoint of Vicinal: {type(error).__name__}") from None
     if not isinstance(state, dict):
         raise InputError(f"{path} is not a checkpoint of Vicinal")

@@ -19,7 +19,7 @@ from vicinal.models import Embedder
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, raise_if_of_system
 from vicinal.utils.files import write_bytes
 from vicinal.utils.run_folder import RunFolder
 
@@ -177,6 +177,7 @@ def read_centers(path: Path) -> SavedCenters:
             f"no class centers at {path}: centers must be random, class_means or a run with class centers"
         ) from None
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        raise_if_of_system(error, path)
         raise InputError(f"{path} does not hold class centers: {type(error).__name__}") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cached_property, partial
@@ -68,6 +69,7 @@ class Trainer(BaseTrainer):
         if len(self.images.table) < len(training):  # some images cannot be read
             self.sampler = create_sampler(self.recipe.settings, self.images.table)
         self.fitted_recipe = self.recipe.fitted(self.images.table)
+        self.length = self.fitted_recipe.settings.length
         if self.images.table.classes != training.classes:  # none of a class's images can be read
             self._create_module(self.images.table)
         self.val_images = self._dataset(self.table.subset("val")) if "val" in self.table.splits else None
@@ -277,13 +279,29 @@ class Trainer(BaseTrainer):
         )
 
     def _write_model(self, metrics: Mapping[str, float]) -> None:
-        embedder, metric = self.embedder, self.settings.validation.metric
-        if metrics and self.progress.zero_shot > self.progress.best:
-            embedder, metrics = self._zero_shot_model(), {f"val {metric}": self.progress.zero_shot}
-            log(f"no epoch had a higher {metric} than zero-shot: the model is the pretrained network")
-        elif metrics and self.progress.best_epoch == 0:
-            log(f"no epoch had a higher {metric} than before training: the model is the untrained one")
+        embedder = self.embedder
+        if metrics:
+            metrics = {**metrics, **self._zero_shot_metrics()}
+            if self.progress.zero_shot > self.progress.best:
+                embedder, metrics = self._zero_shot_model(), self._zero_shot_metrics("val")
+            self._tell_scores()
         save_centers(self.run.centers, self.loss, self.images.table.classes)
         put_together(self.embedder)
         if self.is_main_process:
             embedder.save_pretrained(self.run.model, recipe=self.fitted_recipe.config, metrics=metrics)
+
+    def _zero_shot_metrics(self, name: str = "zero-shot val") -> dict[str, float]:
+        """The validation score of the pretrained network's own embeddings, for the model card."""
+        score = self.progress.zero_shot
+        return {f"{name} {self.settings.validation.metric}": score} if math.isfinite(score) else {}
+
+    def _tell_scores(self) -> None:
+        """Say what training added, on the validation classes."""
+        progress, metric = self.progress, self.settings.validation.metric
+        if progress.zero_shot > progress.best:
+            log(f"no epoch had a higher {metric} than zero-shot: the model is the pretrained network")
+        elif progress.best_epoch == 0:
+            log(f"no epoch had a higher {metric} than before training: the model is the untrained one")
+        if math.isfinite(progress.zero_shot):
+            trained = f"{progress.best:.4f} (epoch {progress.best_epoch})"
+            log(f"{metric} of the validation classes: zero-shot {progress.zero_shot:.4f}, trained {trained}")

@@ -49,6 +49,13 @@ def require_validatable(table: Table, metric: str) -> None:
         raise InputError(
             "the split val has no class with two images, so its queries have no positives; see data.fractions"
         )
+    groups = class_group_codes(table)
+    of_group, of_class = np.bincount(groups + 1)[groups + 1], counts[table.labels]
+    if not (np.where(groups < 0, 1, of_group) < of_class).any():
+        raise InputError(
+            f"the column group excludes all matches of the {len(table)} queries of the split val; leave the column "
+            "out, or add images of other groups"
+        )
     k, (_, gallery) = metric.partition("@")[2], query_gallery_rows(table)
     if k.isdigit() and not table.has("is_gallery") and len(table) <= int(k):
         raise InputError(f"validation.metric = {metric} needs more than the {len(table)} images of the split val")
@@ -63,7 +70,7 @@ def sample_training_images(table: Table, num_images: int | None, seed: int) -> I
 
     Args:
         table: the training images.
-        num_images: their largest number; None: a fifth of the images, at least 200 and at most 2,000.
+        num_images: their largest number; None: a twentieth of the images, at least 200 and at most 2,000.
         seed: of the choice.
 
     Returns:
@@ -72,7 +79,7 @@ def sample_training_images(table: Table, num_images: int | None, seed: int) -> I
     Raises:
         InputError: `num_images` is given, and none of so many images has another of its class to find.
     """
-    number = min(max(len(table) // 5, 200), 2000) if num_images is None else num_images
+    number = min(max(len(table) // 20, 200), 2000) if num_images is None else num_images
     has_positives = np.flatnonzero(_classes_with_positives(table)[table.labels])
     rows = sample_classes(has_positives, table.labels, number, seed) if len(has_positives) else has_positives
     if len(rows) and _classes_with_positives(table.take(rows)).any():

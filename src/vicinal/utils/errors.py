@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Collection
 from pathlib import Path
+from types import ModuleType
 
 
 class InputError(ValueError):
@@ -79,7 +81,46 @@ def no_such_source(source: str | Path, benchmarks: Collection[str]) -> str:
     return f"{source}: no such folder, file or benchmark; {hint}"
 
 
+def raise_if_of_system(error: Exception, path: str | Path) -> None:
+    """Raise the InputError of a file that the system does not let be read; other errors are about what is in it.
+
+    Example:
+        >>> raise_if_of_system(PermissionError(13, "Permission denied"), "cup.jpg")
+        Traceback (most recent call last):
+            ...
+        vicinal.utils.errors.InputError: cup.jpg: permission denied
+        >>> raise_if_of_system(OSError("image file is truncated"), "cup.jpg")
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        raise unreadable(path, error) from None
+
+
 def unreadable(path: str | Path, error: OSError) -> InputError:
     """The InputError for a file that cannot be opened or read."""
     reason = "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error)).lower()
     return InputError(f"{path}: {reason}")
+
+
+def import_extra(package: str, extra: str, purpose: str) -> ModuleType:
+    """Import a package that is an optional dependency.
+
+    Args:
+        package: the name of the package.
+        extra: the extra of Vicinal that installs it.
+        purpose: what the package is needed for; the message of an error starts with it.
+
+    Raises:
+        InputError: the package is not installed.
+
+    Example:
+        >>> import_extra("no_such_package", "datasets", "hf:mnist")
+        Traceback (most recent call last):
+            ...
+        vicinal.utils.errors.InputError: hf:mnist: needs the package no_such_package; pip install 'vicinal[datasets]'
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package.partition(".")[0]:  # the package is there, but one that it needs is not
+            raise
+        raise InputError(f"{purpose}: needs the package {package}; pip install 'vicinal[{extra}]'") from None

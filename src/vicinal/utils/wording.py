@@ -1,4 +1,4 @@
-"""Numbers and lists in sentences."""
+"""Numbers with their nouns, lists and tables, as plain text."""
 
 from __future__ import annotations
 
@@ -26,3 +26,25 @@ def listed(lines: Sequence[str]) -> list[str]:
     """
     more = len(lines) - MAX_LISTED
     return [f"  {line}" for line in lines[:MAX_LISTED]] + ([f"  and {more:,} more"] if more > 0 else [])
+
+
+def aligned(rows: Sequence[Sequence[str]], num_left: int = 1) -> str:
+    """Lay out rows of cells in columns, two spaces apart.
+
+    Args:
+        rows: The cells; all rows have as many.
+        num_left: The number of columns that are aligned on the left; those after them are on the right.
+
+    Example:
+        >>> print(aligned([["", "images"], ["train", "4"], ["all", "12"]]))
+               images
+        train       4
+        all        12
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        [cell.ljust(width) if column < num_left else cell.rjust(width)
+         for column, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        for row in rows
+    )  # fmt: skip
+    return "\n".join("  ".join(line).rstrip() for line in lines)

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from vicinal.workflows.sources.image_tables import load_image_table
     from vicinal.workflows.sources.several_sources import embed_several
     from vicinal.workflows.tuning.settings import SweepSettings, TuneSettings
-    from vicinal.workflows.tuning.sweep import sweep
-    from vicinal.workflows.tuning.sweep_result import SweepCell, SweepResult
+    from vicinal.workflows.tuning.sweep import SweepCell, SweepResult, sweep
     from vicinal.workflows.tuning.tune import tune
     from vicinal.workflows.tuning.tune_result import TuneResult
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from vicinal.data.table import Table
 from vicinal.export.settings import ExportSettings
-from vicinal.models.exported_files import check_hub_name
-from vicinal.models.saving import check_same_model
+from vicinal.models.saving import check_hub_name, check_same_model
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.workflows.models import load_model

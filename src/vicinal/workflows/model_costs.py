@@ -15,7 +15,7 @@ from vicinal.export.exported_embedder import ExportedEmbedder
 from vicinal.models.embedder import Embedder
 from vicinal.utils.arrays import Floats
 from vicinal.utils.run_folder import RunFolder
-from vicinal.utils.training_cost import TrainingCost
+from vicinal.utils.run_log import TrainingCost
 from vicinal.workflows.models import backbone_name
 
 METHODS = ("lora", "last_blocks", "biases_norms", "full")

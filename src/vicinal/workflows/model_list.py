@@ -14,14 +14,13 @@ from timm.models import get_pretrained_cfg
 
 from vicinal.models.embedder import Embedder
 from vicinal.models.image_embedding import default_pooling
-from vicinal.models.initialization_table import INITIALIZATIONS
+from vicinal.models.initialization_table import INITIALIZATIONS, weights_license
 from vicinal.models.limited_build import check_network_memory
 from vicinal.models.modes import eval_mode
 from vicinal.models.pooling import PoolingName
-from vicinal.models.weights_license import weights_license
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, one_line
-from vicinal.utils.text_table import aligned
+from vicinal.utils.wording import aligned
 
 MEASURED_SECONDS = 2.0
 

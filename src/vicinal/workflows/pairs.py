@@ -10,7 +10,7 @@ import pandas as pd
 
 from vicinal.data.table import Table
 from vicinal.data.table_files import read_csv
-from vicinal.evaluation.pairs import PairsEvaluation, evaluate_pairs
+from vicinal.evaluation.verification import PairsEvaluation, evaluate_pairs
 from vicinal.retrieval.scores import UnitVectors, pair_scores
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError, one_line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,9 +89,9 @@ def with_file_facts(table: Table) -> Table:
 def compare_files(metadata: Metadata, table: Table, below: str | Path | None = None) -> Changes:
     """Compare the images of an index with those of a table.
 
-    An image is as before if its file has the same size and time, or else the same content. Images are told apart by
-    path and bounding box; of equal rows the last one counts. A new image with the content of a file that is not where
-    it was has been moved.
+    Images in folders that could not be listed have not vanished. An image is as before if its file has the same size
+    and time, or else the same content. Images are told apart by path and bounding box; of equal rows the last one
+    counts. A new image with the content of a file that is not where it was has been moved.
 
     Args:
         metadata: of the index.
@@ -109,7 +109,7 @@ def compare_files(metadata: Metadata, table: Table, below: str | Path | None = N
     is_same = np.array([_is_same(path, fact) for path, fact in zip(paths, facts, strict=True)], dtype=bool)
     known, new = positions[is_known], positions[~is_known]
     moved = _moved(metadata, table, new, set(keys))
-    vanished = _vanished(metadata, set(keys), below)
+    vanished = _vanished(metadata, set(keys), table.unlisted, below)
     return Changes(
         new=new[~np.isin(new, list(moved))],
         changed=known[~is_same],
@@ -126,7 +126,7 @@ def _moved(metadata: Metadata, table: Table, new: Integers, keys: set[str]) -> d
         return {}
     is_left = np.array([key is not None and key not in keys for key in metadata.keys], dtype=bool)
     left = metadata.frame[is_left]
-    is_gone = [not os.path.lexists(path) for path in left["path"]]
+    is_gone = [_is_gone(path) for path in left["path"]]
     left = left[np.array(is_gone, dtype=bool) & (left["file_hash"].fillna("") != "").to_numpy(dtype=bool)]
     ids: dict[tuple[str | None, object], list[int]] = defaultdict(list)
     for content, number in zip(_contents(left, left["file_hash"]), left["id"].tolist(), strict=True):
@@ -152,10 +152,25 @@ def _digest_of_size(path: str, sizes: set[int]) -> str | None:
         return None
 
 
-def _vanished(metadata: Metadata, keys: set[str], below: str | Path | None) -> Integers:
+def _is_gone(path: str) -> bool:
+    """Whether there is no such file; False if the system does not tell."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _vanished(metadata: Metadata, keys: set[str], unlisted: Collection[str], below: str | Path | None) -> Integers:
     """The ids of images that are not among the keys."""
     folder = "" if below is None else os.path.join(os.path.abspath(below), "")
-    gone = [key is not None and key not in keys and key.startswith(folder) for key in metadata.keys]
+    unknown = tuple(os.path.join(os.path.abspath(each), "") for each in unlisted)
+    gone = [
+        key is not None and key not in keys and key.startswith(folder) and not key.startswith(unknown)
+        for key in metadata.keys
+    ]
     return metadata.ids[np.array(gone, dtype=bool)]
 
 

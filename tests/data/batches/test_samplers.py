@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vicinal.data import ClassBalancedBatchSampler, RandomBatchSampler
+from vicinal.data import ClassBalancedBatchSampler, HierarchicalBatchSampler, RandomBatchSampler
 from vicinal.utils.errors import InputError
 
 
@@ -284,3 +284,16 @@ def test_random_batches_are_divided_among_processes() -> None:
 def test_invalid_random_batches(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
         RandomBatchSampler(20, **arguments)
+
+
+def test_labels_that_are_missing_or_of_several_types_are_named() -> None:
+    for labels, message in (
+        (["b", "b", "a", "a", None, None], "row 4 has no label; every image needs one"),
+        ([0.0, 0.0, 1.0, 1.0, np.nan], "row 4 has no label"),
+        (np.array(["b", "b", 3, 3], dtype=object), "labels are of the types int and str; give integers or names"),
+        ([[0, 1], [0, 1]], r"labels are an array \[2, 2\]; give one label per image"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ClassBalancedBatchSampler(labels, 4, 2)
+    with pytest.raises(InputError, match="row 1 has no coarse label"):
+        HierarchicalBatchSampler([0, 0, 1, 1], ["x", None, "y", "y"], 4, 2)

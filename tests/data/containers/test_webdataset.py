@@ -137,6 +137,40 @@ def test_truncated_and_other_files_are_no_shards(end: int, tmp_path: Path) -> No
         load_table(f"wds:{shard}", root=tmp_path / "kept")
 
 
+def test_a_shard_that_is_cut_between_members_or_joined_to_another_is_refused(tmp_path: Path) -> None:
+    shard = write_shard(tmp_path / "x.tar", {"a.png": encoded(0), "a.cls": b"1", "b.png": encoded(1), "b.cls": b"2"})
+    content = shard.read_bytes()
+    with tarfile.open(shard) as tar:
+        ends = [*[member.offset for member in tar][1:], tar.offset]
+    for end in ends:
+        shard.write_bytes(content[:end])
+        with pytest.raises(InputError, match=rf"cut off at byte {end:,}: the end of the archive is missing"):
+            load_table(f"wds:{shard}", root=tmp_path / "kept")
+    shard.write_bytes(content + content)
+    with pytest.raises(InputError, match="another archive follows its end"):
+        load_table(f"wds:{shard}", root=tmp_path / "kept")
+
+
+def test_hidden_members_are_no_images(tmp_path: Path) -> None:
+    members = {"./._a.png": b"\0\5\26\7", "./a.png": encoded(0), "./a.cls": b"1", "./._a.cls": b"\0", ".git/b.png": b""}
+    table = load_table(f"wds:{write_shard(tmp_path / 'x.tar', members)}", root=tmp_path / "kept")
+    assert table.frame["name"].tolist() == ["./a.png"]
+
+
+def test_dots_in_the_names_of_samples_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shard = write_shard(
+        tmp_path / "x.tar", {"a.1.png": encoded(0), "a.1.cls": b"1", "b.png": encoded(1), "b.cls": b"2"}
+    )
+    assert load_table(f"wds:{shard}", root=tmp_path / "kept").frame["label"].tolist() == [2]
+    message = f"{shard}: a.1.png has no label: the name of a sample ends at its first dot, here a"
+    assert message in capsys.readouterr().err.splitlines()
+    shard = write_shard(tmp_path / "y.tar", {"a.1.png": encoded(0), "a.2.png": encoded(1)})
+    with pytest.raises(
+        InputError, match=r"has several images .*; the name of a sample ends at its first dot; name one"
+    ):
+        load_table(f"wds:{shard}", root=tmp_path / "kept")
+
+
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_damaged_header_is_not_the_end_of_a_shard(is_cut: bool, tmp_path: Path) -> None:
     shard = write_shard(tmp_path / "x.tar", {"a.png": encoded(0), "b.png": encoded(1)})

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 from vicinal.data import Table
 from vicinal.evaluation import Evaluation, ResultsTable, evaluate
-from vicinal.report.page.evaluated import EvaluatedEmbeddings
+from vicinal.report.page.comparison import EvaluatedEmbeddings
 
 VOID = {"img", "input", "br", "meta", "link", "hr", "wbr"}
 

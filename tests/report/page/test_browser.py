@@ -47,7 +47,7 @@ CONTRAST = """(() => {  // texts whose contrast is below that of WCAG AA, each w
 CHARTS = """[...document.querySelectorAll("svg.chart")].map((chart) => {
   const isSeen = (one) => one.getBoundingClientRect().width > 0;
   const seen = (parts) => [...chart.querySelectorAll(parts)].filter(isSeen).length;
-  return [seen("path.area, path.line, circle.dot"), seen("text.tick"), seen("text.name")];
+  return [seen("[style*='--color']"), seen("text[style*='--pale']"), seen("text[style*='--ink']")];
 })"""
 ON_MAP = """(() => {
   const { x, y, side, label, classes } = JSON.parse(document.getElementById("page-data").textContent).map;
@@ -148,7 +148,7 @@ def test_charts_are_drawn(tab: Browser, pages: dict[str, Path], name: str) -> No
     for shapes, ticks, names in drawn:
         assert shapes >= 1
         assert ticks >= 5
-        assert names == 2
+        assert names >= 2
 
 
 @pytest.mark.parametrize("name", ["one", "two", "names", "unlabeled"])

@@ -11,9 +11,7 @@ from vicinal.analysis import query_changes
 from vicinal.data import Table
 from vicinal.evaluation import evaluate
 from vicinal.evaluation.paired import common_metrics
-from vicinal.report.page.comparison import write_comparison_page
-from vicinal.report.page.differences import apart
-from vicinal.report.page.evaluated import EvaluatedEmbeddings
+from vicinal.report.page.comparison import EvaluatedEmbeddings, apart, write_comparison_page
 from vicinal.utils.errors import InputError
 
 

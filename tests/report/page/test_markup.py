@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from vicinal.report.page.document import document
-from vicinal.report.page.markup import Markup, element, joined, percent, section, table
+from vicinal.report.page.markup import Markup, document, element, joined, percent, section, table
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image, ImageCms
 
 from vicinal.data import Table
-from vicinal.report.page.paths import relative_paths, without_home
-from vicinal.report.page.thumbnails import LARGE, SMALL, Thumbnails
+from vicinal.report.page.frames import LARGE, SMALL, Thumbnails
+from vicinal.report.page.header import relative_paths, without_home
 
 
 def opened(source: str) -> Image.Image:

@@ -208,7 +208,12 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
         ("model: {backbone_args: &x {a: *x}}\n", "recipe.yaml:1: a value contains itself"),
         ("", "recipe.yaml:1: a recipe is a mapping"),
         ("seed: 18446744073709551616\n", "recipe.yaml:1: seed = 18446744073709551616 must be below"),
-        ("samples_per_class: 1\n", "recipe.yaml:1: samples_per_class = 1 must be 0 or at least 2"),
+        ("samples_per_class: -1\n", "recipe.yaml:1: samples_per_class = -1 must be 0 or more"),
+        ("samples_per_class: 1\n", "recipe.yaml:1: samples_per_class = 1 must be 0 or at least 2: MultiSimilarityLoss"),
+        (
+            "loss: ContextualLoss\nsamples_per_class: 1\n",
+            "recipe.yaml:2: samples_per_class = 1 must be 0 or at least 2",
+        ),
         ("batch_size: 4\nsamples_per_class: 4\n", "recipe.yaml:1: batch_size = 4 must be above samples_per_class = 4"),
         ("epochs: [1\n", "recipe.yaml:2: not YAML"),
         ("- 1\n- 2\n", "recipe.yaml:1: a recipe is a mapping"),
@@ -244,3 +249,9 @@ def test_a_bad_override_names_its_key(override: str, message: str) -> None:
 def test_missing_recipe(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read the recipe .*none.yaml: No such file"):
         Recipe.load(tmp_path / "none.yaml")
+
+
+def test_one_image_per_class_is_enough_where_a_loss_compares_with_more_than_the_batch() -> None:
+    memory = ["--loss=CrossBatchMemory", "--loss.loss=ContrastiveLoss", "--loss.size=64"]
+    for loss in (["--loss=ArcFaceLoss"], ["--loss=ProxyAnchorLoss"], memory):
+        assert Recipe.load(overrides=[*loss, "--samples_per_class=1"]).settings.samples_per_class == 1

@@ -11,15 +11,30 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from vicinal.utils.arrays import Doubles, Integers
 from vicinal.utils.errors import InputError
+
+
+def check_labels(labels: npt.NDArray[np.generic], name: str = "label") -> None:
+    """Raise InputError unless labels are integers, or all text; pandas says that a label is missing."""
+    if labels.ndim != 1:
+        raise InputError(f"{name}s are an array {list(labels.shape)}; give one {name} per image")
+    missing = np.flatnonzero(pd.isna(labels))
+    if len(missing):
+        raise InputError(f"row {missing[0]} has no {name}; every image needs one")
+    kinds = {type(label) for label in labels.tolist()} if labels.dtype == object else set()
+    if len(kinds) > 1 and str in kinds:  # they cannot be sorted
+        names = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise InputError(f"{name}s are of the types {names}; give integers or names")
 
 
 def rows_by_class(labels: npt.NDArray[np.generic]) -> tuple[list[object], list[Integers]]:
     """The classes in sorted order, and the rows of each."""
     if not len(labels):
         raise InputError("there are no labels, so no batch can be made; give at least one image")
+    check_labels(labels)
     classes, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     rows = np.argsort(codes, kind="stable")
     return classes.tolist(), np.split(rows, np.cumsum(counts)[:-1])

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from vicinal.data.batches.balanced_batches import DRAWS, assign_to_batches, draw_quotas, rows_by_class
+from vicinal.data.batches.balanced_batches import DRAWS, assign_to_batches, check_labels, draw_quotas, rows_by_class
 from vicinal.data.batches.samplers import ClassBalancedBatchSampler
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
@@ -79,6 +79,8 @@ class HierarchicalBatchSampler(ClassBalancedBatchSampler):
         class_names: Sequence[object] | None = None,
     ) -> None:
         fine, coarse = np.asarray(labels), np.asarray(coarse_labels)
+        check_labels(fine)
+        check_labels(coarse, "coarse label")
         _check_hierarchy(fine, coarse, class_names)
         super().__init__(
             fine,

@@ -11,16 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vicinal.data.columns import SPLIT_NAMES
 from vicinal.data.containers.arrow_images import BATCH_SIZE, choose_columns
 from vicinal.data.containers.export import NamedColumns, Sample, export_folder, export_images, file_versions
 from vicinal.data.containers.listing import ListedImages, list_images
-from vicinal.data.containers.names import SPLITS
 from vicinal.data.containers.relevance import relevance_configurations, relevance_samples
 from vicinal.data.table import Table
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import condensed_retries, log
-from vicinal.utils.errors import InputError, one_line
-from vicinal.utils.extras import import_extra
+from vicinal.utils.errors import InputError, import_extra, one_line
 
 SAVED = ("dataset_dict.json", "state.json")  # one of them is in a folder of save_to_disk
 HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
@@ -163,11 +162,11 @@ def _samples(loaded: Mapping[str, Any], name: DatasetName, columns: NamedColumns
 
 def _splits(loaded: Mapping[str, Any], name: DatasetName) -> Iterator[tuple[Any, dict[str, str]]]:
     """The known splits, and the column that tells them; a single split `train` is none."""
-    unknown = [split for split in loaded if split not in SPLITS]
+    unknown = [split for split in loaded if split.lower() not in SPLIT_NAMES]
     if len(loaded) > 1 and unknown:
-        log(f"{name}: left out the splits {', '.join(unknown)}; the known ones are {', '.join(SPLITS)}")
+        log(f"{name}: left out the splits {', '.join(unknown)}; the known ones are {', '.join(SPLIT_NAMES)}")
     for split, dataset in loaded.items():
         if len(loaded) > 1 and split in unknown:
             continue
-        is_split = split in SPLITS and (len(loaded) > 1 or SPLITS[split] != "train")
-        yield dataset, {"split": SPLITS[split]} if is_split else {}
+        known = SPLIT_NAMES.get(split.lower())
+        yield dataset, {"split": known} if known is not None and (len(loaded) > 1 or known != "train") else {}

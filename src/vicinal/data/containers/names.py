@@ -18,16 +18,3 @@ def split_container(source: object) -> tuple[str, str] | None:
     """
     kind, colon, name = source.partition(":") if isinstance(source, str) else ("", "", "")
     return (kind, name) if colon and kind in CONTAINERS else None
-
-
-SPLITS = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
-}
-"""The splits of a table by their names in containers."""

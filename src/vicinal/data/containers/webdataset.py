@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from vicinal.data.columns import is_known_column
+from vicinal.data.columns import SPLIT_NAMES, is_known_column
 from vicinal.data.containers.export import (
     Location,
     NamedColumns,
@@ -30,20 +30,21 @@ from vicinal.data.containers.export import (
     file_versions,
 )
 from vicinal.data.containers.listing import ListedImages, list_images
-from vicinal.data.containers.names import SPLITS
 from vicinal.data.folders import IMAGE_SUFFIXES
 from vicinal.data.table import Table
 from vicinal.utils.arrays import Integers
+from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, one_line, unreadable
 from vicinal.utils.files import check_regular_file
 from vicinal.utils.threads import thread_pool
 
+MAX_END = 2**20  # bytes after the last member that are looked at; tar fills up to 10 kB, if it is not told otherwise
 MAX_SHARDS = 1_000_000
 MAX_BYTES = 2**28  # of one member
 LABELS = ("cls", "label")  # the members and keys of JSON that are labels, unless others are named
 RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
 Members: TypeAlias = "dict[str, bytes | Location]"
-SPLIT_NAME = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLITS)})(?:[^a-z]|$)")
+SPLIT_NAME = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLIT_NAMES)})(?:[^a-z]|$)")
 
 
 def read_webdataset(pattern: str, root: str | Path | None, columns: NamedColumns) -> Table:
@@ -128,7 +129,7 @@ def _numbers(low: str, high: str) -> list[str]:
 def _splits(shards: list[Path]) -> list[str | None]:
     """The split that the name of each shard tells."""
     found = [SPLIT_NAME.search(shard.name.lower()) for shard in shards]
-    return [SPLITS[match[1]] if match else None for match in found]
+    return [SPLIT_NAMES[match[1]] if match else None for match in found]
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,13 @@ class _ShardReader:
         return [*self._samples(shard, number)]
 
     def _samples(self, shard: Path, number: int | None) -> Iterator[Sample]:
+        is_said = False
         for key, members in self._groups(shard, number):
-            yield self._sample(key, members, f"{shard}, sample {key!r}")
+            sample = self._sample(key, members, f"{shard}, sample {key!r}")
+            if not is_said and sample.image is not None and "label" not in sample.values and _has_dots(sample.name):
+                log(f"{shard}: {sample.name} has no label: the name of a sample ends at its first dot, here {key}")
+                is_said = True
+            yield sample
 
     def _groups(self, shard: Path, number: int | None) -> Iterator[tuple[str, Members]]:
         """The name of each sample, and its members by their suffixes."""
@@ -184,7 +190,7 @@ class _ShardReader:
         try:
             with tarfile.open(shard, "r:") as tar:
                 for member in tar:
-                    if member.isdir() or not self._is_read(member.name):
+                    if member.isdir() or _is_hidden(member.name) or not self._is_read(member.name):
                         continue
                     if not member.isreg() or member.issparse():
                         raise InputError(f"{shard}: {member.name!r} is no plain file in the archive, which shards hold")
@@ -225,7 +231,8 @@ class _ShardReader:
         images = [suffix for suffix in members if _is_image(suffix)]
         suffix = self.image or (images[0] if images else "")
         if self.image is None and len(images) > 1:
-            raise InputError(f"{where}: has several images ({', '.join(images)}); name one by path_column")
+            dots = "; the name of a sample ends at its first dot" * any("." in each for each in images)
+            raise InputError(f"{where}: has several images ({', '.join(images)}){dots}; name one by path_column")
         fields = _fields(texts["json"], where) if "json" in texts else {}
         values = {name: value for name, value in fields.items() if is_known_column(name) and value is not None}
         values = {name: value for name, value in values.items() if name not in ("path", "label", "split")}
@@ -236,11 +243,28 @@ class _ShardReader:
 
 
 def _check_end(shard: Path, offset: int) -> None:
-    """Raise ReadError unless zeros or nothing follow the last member; tarfile takes a damaged header for the end."""
+    """Raise ReadError unless the end of an archive, zeros, follows the last member, and nothing else.
+
+    tarfile takes a damaged header and the end of the file for the end of the archive.
+    """
     with shard.open("rb") as file:
         file.seek(offset)
-        if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
-            raise tarfile.ReadError(f"damaged at byte {offset:,}")
+        end = file.read(MAX_END)
+    if end[: tarfile.BLOCKSIZE].strip(b"\0"):
+        raise tarfile.ReadError(f"damaged at byte {offset:,}")
+    if len(end) < tarfile.BLOCKSIZE:
+        raise tarfile.ReadError(f"cut off at byte {offset + len(end):,}: the end of the archive is missing")
+    if end.strip(b"\0"):
+        raise tarfile.ReadError("another archive follows its end; join archives by tar --concatenate, not by cat")
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether a name is hidden, or below a hidden folder, such as the `._cat.jpg` that macOS adds to each file."""
+    return any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))
+
+
+def _has_dots(name: str) -> bool:
+    return "." in _suffix(name)
 
 
 def _suffix(name: str) -> str:

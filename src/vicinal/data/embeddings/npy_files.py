@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.errors import InputError, one_line, raise_if_of_system
 from vicinal.utils.files import check_regular_file
 from vicinal.utils.memory import check_memory
 
@@ -27,6 +27,7 @@ def open_npy(path: Path) -> npt.NDArray[Any]:
         with np.errstate(over="raise"):
             array = np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # NumPy raises many types of errors on damaged headers
+        raise_if_of_system(error, path)
         raise InputError(f"{path}: not a whole .npy file of numbers ({one_line(error, 120)})") from None
     if not array.ndim:
         raise InputError(f"{path}: one value of type {array.dtype}; it must be an array with a row for each image")

@@ -13,6 +13,7 @@ import pandas as pd
 
 from vicinal.data.columns import SPLITS
 from vicinal.utils.errors import InputError
+from vicinal.utils.wording import counted
 
 Name = TypeVar("Name")
 Order = Literal["random", "in_order"]
@@ -148,7 +149,7 @@ def warn_of_shared_classes(frame: pd.DataFrame, stacklevel: int) -> None:
     shared = shared_classes(frame)
     if shared:
         name, splits = next(iter(shared.items()))
-        others = f", and so are {len(shared) - 1} other classes" if len(shared) > 1 else ""
+        others = f", and so is {counted(len(shared) - 1, 'other class', 'other classes')}" if len(shared) > 1 else ""
         warnings.warn(
             f"class {str(name)!r} is in the splits {' and '.join(splits)}{others}: "
             "scores will not tell how unseen classes are found",

@@ -101,13 +101,13 @@ class Counter:
 
     def count(self, scores: Tensor, start: int, first_row: int) -> None:
         """Count in a tile: rows are queries from `start` on, columns are gallery rows from `first_row` on."""
-        from vicinal.evaluation.counting.counter_kernels import count_rows  # imports numba, which takes half a second
+        from vicinal.evaluation.counting.kernels import count_rows  # imports numba, which takes half a second
 
         self._count_in_threads(count_rows, Tile(scores.numpy(), start, first_row), len(scores))
 
     def count_transposed(self, scores: Tensor, start: int, first_row: int) -> None:
         """Count in a tile whose columns are queries and whose rows are gallery rows."""
-        from vicinal.evaluation.counting.counter_kernels import count_columns
+        from vicinal.evaluation.counting.kernels import count_columns
 
         self._count_in_threads(count_columns, Tile(scores.numpy(), start, first_row), scores.shape[1])
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from vicinal.evaluation.counting.positives import Positives, ranking_keys
 from vicinal.evaluation.relevance import Relevance
 from vicinal.utils.arrays import Booleans, ShortIntegers
-from vicinal.utils.kernels import has_kernels
+from vicinal.utils.kernels import uses_kernel
 
 MAX_SCORES = 2**22  # compared at a time; each takes some 60 bytes of device memory
 MAX_KERNEL_POSITIVES = 256  # of a query, up to which comparing all is faster than a binary search
@@ -56,9 +56,12 @@ class DeviceCounter:
 
     def count(self, scores: Tensor, start: int, first_row: int) -> None:
         """Count in a tile: rows are queries from `start` on, columns are gallery rows from `first_row` on."""
-        if self._max_count <= MAX_KERNEL_POSITIVES and has_kernels(scores):
+        if self._max_count <= MAX_KERNEL_POSITIVES and uses_kernel(scores, "device_kernel", _kernel_agrees):
             self._count_by_kernel(scores, start, first_row)
-            return
+        else:
+            self._count_by_search(scores, start, first_row)
+
+    def _count_by_search(self, scores: Tensor, start: int, first_row: int) -> None:
         rows = max(1, MAX_SCORES // scores.shape[1])
         for first in range(0, len(scores), rows):
             self._count(scores[first : first + rows], start + first, first_row)
@@ -97,6 +100,21 @@ class DeviceCounter:
             ahead = (low < high) & (self._keys[middle.clamp(max=len(self._keys) - 1)] < keys)
             low, high = torch.where(ahead, middle + 1, low), torch.where(ahead, high, middle)
         return low
+
+
+def _kernel_agrees(device: torch.device) -> bool:
+    """Whether the kernel counts the same as PyTorch, on a small example with ties."""
+    relevance = Relevance(np.array([1, 2]), np.array([0, 1, 1, 0, 2]))
+    found = Positives(
+        np.array([0.75, 0.5, 0.25], "f4"), np.array([1, 2, 4], "i4"), np.array([0, 2, 3]), np.array([2, 1])
+    )
+    scores = torch.tensor([[0.5, 0.75, 0.5, 0.9, 0.1], [0.25, 0.2, 0.3, 0.1, 0.25]], device=device)
+    by_kernel, by_search = (DeviceCounter(found, relevance, 0, device) for _ in range(2))
+    by_kernel._count_by_kernel(scores, 0, 0)
+    by_search._count_by_search(scores, 0, 0)
+    counted = [0, 1, 3]  # the others are of what ranks behind all positives, which nobody reads
+    is_same = (by_kernel.num_before == by_search.num_before)[counted].all()
+    return bool(is_same and (by_kernel.is_tied == by_search.is_tied).all())
 
 
 def _keys(scores: Tensor, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""ContextualLoss: the constructor, the choice of sparse, tiled or dense matrices, and positive pairs of a source."""
+"""ContextualLoss: the constructor, the choice of sparse or dense matrices, and positive pairs of a source."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from vicinal.losses.contextual.matrices import SparseMatrix
 from vicinal.losses.contextual.matrix_form import Neighborhoods
 from vicinal.losses.contextual.row_blocks import row_block_loss
 from vicinal.losses.contextual.sparse import NeighborSearch, find_neighborhoods, neighborhoods_of, sparse_loss
-from vicinal.losses.contextual.tiled import tiled_loss
-from vicinal.losses.contextual.variants import Variant
-from vicinal.losses.contextual.with_gradient import with_gradient
+from vicinal.losses.contextual.variants import Variant, with_gradient
 from vicinal.similarity.checks import can_read_values
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.pairs import MaskedPairs
@@ -28,8 +26,6 @@ MIN_SPARSE_SAMPLES = 256
 """Number of samples up to which dense matrices are faster however small the neighborhoods are."""
 MAX_DENSITY = 1 / 40
 """Fraction of all samples, as neighbors or as a class, from which on dense matrices are faster."""
-MIN_TILED_SAMPLES = 1024
-"""Number of samples from which on tiles are no slower than whole matrices."""
 
 
 class ContextualLoss(Loss):
@@ -50,8 +46,7 @@ class ContextualLoss(Loss):
 
     The computation is exact at any size. Where neighborhoods and classes are small, as neighborhoods are after the
     first epochs, time grows only with the search for neighbors, and memory with the batch. Otherwise it multiplies
-    dense matrices: on a CPU tile by tile, in little more memory than one of them, on a GPU, and for ablations, about a
-    dozen of them as a whole.
+    dense matrices, of which it holds about a dozen.
 
     A batch should have k samples per class. With references, which must contain the embeddings (offset), it is the loss
     of all references as one batch, and k must be given. In distributed training each process searches the neighbors of
@@ -156,7 +151,7 @@ class ContextualLoss(Loss):
         if is_divided and len(batch) % distributed.world_size() == 0:
             batch = replace(batch, anchors=source.references, references=source.references)
             return self._dense(batch, k, distributed.own_rows(len(batch)))
-        return self._tiled_or_dense(batch, k)
+        return self._dense(batch, k)
 
     def walk(self, source: PairSource) -> Walk | None:
         if source.references is not source.anchors or len(source) < 2 or not self._may_be_sparse(source):
@@ -166,19 +161,13 @@ class ContextualLoss(Loss):
 
         def finish(_: tuple[Tensor, ...]) -> Tensor:
             neighborhoods = neighborhoods_of(search.found, n, source.anchors.dtype)
-            return self._tiled_or_dense(source, k) if neighborhoods is None else self._sparse(source, neighborhoods)
+            return self._dense(source, k) if neighborhoods is None else self._sparse(source, neighborhoods)
 
         return Walk(finish, look=search.look)
 
     def _sparse(self, source: PairSource, neighborhoods: Neighborhoods[SparseMatrix]) -> Tensor:
         assert source.labels is not None
         return sparse_loss(source.anchors, source.labels, neighborhoods, self.variant)
-
-    def _tiled_or_dense(self, source: PairSource, k: int) -> Tensor:
-        if self.variant.is_ablation or len(source) < MIN_TILED_SAMPLES or not _is_plain(source):
-            return self._dense(source, k)
-        assert source.labels is not None
-        return tiled_loss(source.anchors, source.labels, k, self.variant)
 
     def _dense(self, source: PairSource, k: int, rows: slice | None = None) -> Tensor:
         rows = rows or slice(0, len(source))

@@ -16,8 +16,7 @@ from typing_extensions import Self
 from vicinal.losses.contextual.dense import error_of, gradient_of
 from vicinal.losses.contextual.matrices import DenseMatrix
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
-from vicinal.losses.contextual.variants import Variant, are_neighbors
-from vicinal.losses.contextual.with_gradient import with_gradient
+from vicinal.losses.contextual.variants import Variant, are_neighbors, with_gradient
 from vicinal.utils import distributed
 
 MAX_GATHERED = 2**26

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from vicinal.losses.contextual.matrices import SparseMatrix
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
-from vicinal.losses.contextual.variants import Variant, similarity_of_kth, slack
-from vicinal.losses.contextual.with_gradient import with_gradient
+from vicinal.losses.contextual.variants import Variant, similarity_of_kth, slack, with_gradient
 from vicinal.similarity.tiles import default_tile_rows
 from vicinal.utils import distributed
 

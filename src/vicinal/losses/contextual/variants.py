@@ -6,6 +6,7 @@ samples or those of one of several processes, which gather the rows of the other
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,13 +40,6 @@ class Variant:
     def has_matrix_form(self) -> bool:
         """Whether value and gradient are products of matrices."""
         return self.theta == "step" and self.conjunction == "product"
-
-    @property
-    def is_ablation(self) -> bool:
-        """Whether it differs from the definition of the paper by more than epsilon and alpha."""
-        has_all_steps = self.complement and self.intersection and self.expansion
-        is_detached = self.detach_sizes and not self.detach_expansion_size
-        return not (self.has_matrix_form and has_all_steps and is_detached) or self.correct_gradient
 
 
 def contextual_similarity(similarity: Tensor, k: int, variant: Variant, span: slice) -> Tensor:
@@ -159,3 +153,34 @@ class _Step(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
         return upstream * ctx.slope, None
+
+
+def with_gradient(function: Callable[[Tensor, bool], tuple[Tensor, Tensor | None]], x: Tensor) -> Tensor:
+    """The value of a function of one tensor; differentiable once, whatever autocast is in the backward pass.
+
+    Args:
+        function: computes, from `x` detached, its value and, if the second argument says so, its gradient.
+        x: float, any shape.
+
+    Example:
+        >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> with_gradient(lambda x, needs_gradient: (x.square().sum(), 2 * x if needs_gradient else None), x).backward()
+        >>> x.grad
+        tensor([2., 4.])
+    """
+    return _WithGradient.apply(function, x)
+
+
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: Callable[[Tensor, bool], tuple[Tensor, Tensor | None]], x: Tensor) -> Tensor:
+        value, gradient = function(x.detach(), ctx.needs_input_grad[1])
+        if gradient is not None:
+            ctx.save_for_backward(gradient)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[None, Tensor]:
+        (gradient,) = ctx.saved_tensors
+        return None, gradient * upstream

@@ -1,22 +1,44 @@
-"""Charts in SVG: lines and histograms, in the colors of the page's style sheet."""
+"""Charts of a page, drawn by matplotlib as SVG in the colors of the page's style sheet."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import StringIO
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from vicinal.report.page.markup import Markup, element, joined, render, table
+from vicinal.report.page.markup import Markup, element, table
 from vicinal.utils.arrays import Doubles
 
-WIDTH, HEIGHT = 480, 240
-LEFT, RIGHT, TOP, BOTTOM = 66, WIDTH - 14, 10, HEIGHT - 44  # coordinates of the axes
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIZE = (6.4, 3.4)  # of a chart
 MAX_POINTS, MAX_LISTED = 400, 20  # of a line: drawn, and in its table
-DASHES = ("", "7 4", "2 3", "9 3 2 3")  # so that lines differ by more than their colors
+DASHES = ("-", "--", ":", "-.")  # so that lines differ by more than their colors
 NUM_COLORS = 6  # of the style sheet
 MAX_VALUE = 1e300  # larger values are drawn here, because their range may be infinite
+INK, PALE, EDGE = "#00000a", "#00000b", "#00000c"  # stand for colors of the style sheet while matplotlib draws
+VARIABLES = {INK: "ink", PALE: "pale", EDGE: "edge", **{f"#00000{at + 1}": f"color{at}" for at in range(NUM_COLORS)}}
+STYLE = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": PALE,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": EDGE,
+    "xtick.color": PALE,
+    "ytick.color": PALE,
+}
 
 
 class Line(NamedTuple):
@@ -41,30 +63,38 @@ class Line(NamedTuple):
     thin: bool = False
 
 
-class Scale(NamedTuple):
-    """A linear map from values, `low` to `high`, to coordinates, `start` to `stop`."""
+@contextmanager
+def style() -> Iterator[None]:
+    """Within this context, matplotlib draws in the style of the page; its settings are restored after it."""
+    import matplotlib
 
-    low: float
-    high: float
-    start: float
-    stop: float
-
-    def __call__(self, values: Doubles) -> Doubles:
-        return self.start + (np.asarray(values) - self.low) / (self.high - self.low) * (self.stop - self.start)
+    with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
+        yield
 
 
-def ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
-    """Round numbers from `low` to `high`: steps of 1, 2 or 5 times a power of ten.
+def svg(figure: Figure, description: str) -> Markup:
+    """A figure that was drawn in :func:`style`, as an element of the page.
 
-    Example:
-        >>> ticks(0.0, 1.0)
-        [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    Args:
+        figure: the figure.
+        description: of the chart, for screen readers.
     """
-    rough = (high - low) / (max_ticks - 1)
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * times for times in (1, 2, 5, 10) if power * times >= rough * (1 - 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    import matplotlib
+
+    file = StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": description}):  # ids of one page differ, and are always the same
+        figure.savefig(file, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
+    width, height = re.findall(r"[\d.]+", re.findall(r'viewBox="([^"]*)"', file.getvalue())[0])[2:]
+    content = file.getvalue().partition("</metadata>")[2].removesuffix("</svg>\n")
+    content = re.sub(r"<defs>\s*<style[^>]*>.*?</style>\s*</defs>", "", content, flags=re.DOTALL)
+    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', content))
+    content = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", content)
+    content = re.sub(r"font-family: [^;\"]*; ?", "", content)  # the page's
+    for color, name in VARIABLES.items():
+        content = content.replace(color, f"var(--{name})")
+    return element(
+        "svg", Markup(content), viewBox=f"0 0 {width} {height}", role="img", aria_label=description, class_="chart"
+    )
 
 
 def thinned(x: Doubles, y: Doubles, max_points: int = MAX_POINTS) -> tuple[Doubles, Doubles]:
@@ -91,27 +121,19 @@ def line_chart(lines: Sequence[Line], x_name: str, y_name: str, description: str
         y_name: the name of the y axis.
         description: of the chart, for screen readers.
     """
-    drawn = [
-        line._replace(x=_clipped(x), y=_clipped(y)) for line in lines for x, y in [thinned(line.x, line.y)] if len(x)
-    ]
+    drawn = [line._replace(x=np.clip(x, -MAX_VALUE, MAX_VALUE), y=np.clip(y, -MAX_VALUE, MAX_VALUE))
+             for line in lines for x, y in [thinned(line.x, line.y)] if len(x)]  # fmt: skip
     if not drawn:
         return None
-    x = _scale(np.concatenate([line.x for line in drawn]), LEFT, RIGHT, 0.0)
-    y = _scale(np.concatenate([line.y for line in drawn]), BOTTOM, TOP, 0.04)
-    names = [line.name for line in drawn if not line.faint]
-    number = {name: at for at, name in enumerate(dict.fromkeys([*names, *(line.name for line in drawn)]))}
+    names = dict.fromkeys([*(line.name for line in drawn if not line.faint), *(line.name for line in drawn)])
+    number = {name: at for at, name in enumerate(names)}
     number |= {line.name: line.color for line in drawn if line.color is not None}
-    kept = sorted({line.kept for line in drawn if line.kept is not None and x.low <= line.kept <= x.high})
-    shapes = joined(
-        [
-            *(_upright(float(x(np.array(each)))) for each in kept),
-            *(_line(line, x, y, number[line.name]) for line in drawn),
-            *(_ring(line, x, y, number[line.name]) for line in drawn),
-        ]
-    )
-    thin = {line.name for line in drawn if line.thin}
-    legend = {name: _line_swatch(number[name], name in thin) for name in names}
-    return _chart(description, (x_name, _ticks(x)), (y_name, _ticks(y)), shapes, legend)
+    with style():
+        figure = _figure(x_name, y_name)
+        for line in drawn:
+            _draw(figure, line, number[line.name])
+        _add_legend(figure)
+        return svg(figure, description)
 
 
 def histogram_chart(
@@ -126,14 +148,22 @@ def histogram_chart(
         y_name: the name of the y axis.
         description: of the chart, for screen readers.
     """
-    x = Scale(float(edges[0]), float(edges[-1]), LEFT, RIGHT)
-    highest = max(float(np.max(heights)) for heights in groups.values()) or 1.0
-    y = Scale(0.0, 1.05 * highest, BOTTOM, TOP)
-    are_counts = all((heights == np.rint(heights)).all() for heights in groups.values())
-    y_ticks = [(text, place) for text, place in _ticks(y) if not are_counts or float(text) % 1 == 0]
-    shapes = joined(_steps(edges, heights, x, y, number) for number, heights in enumerate(groups.values()))
-    legend = {name: _area_swatch(number) for number, name in enumerate(groups)}
-    return _chart(description, (x_name, _ticks(x)), (y_name, y_ticks), shapes, legend)
+    from matplotlib.colors import to_rgba
+    from matplotlib.ticker import MaxNLocator
+
+    with style():
+        figure = _figure(x_name, y_name)
+        (axes,) = figure.axes
+        for number, (name, heights) in enumerate(groups.items()):
+            color = _color(number)
+            axes.stairs(
+                heights, edges, fill=True, label=name, linewidth=1.5, edgecolor=color, linestyle=_dash(number),
+                facecolor=to_rgba(color, 0.3),
+            )  # fmt: skip
+        are_counts = all((heights == np.rint(heights)).all() for heights in groups.values())
+        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=are_counts))
+        _add_legend(figure)
+        return svg(figure, description)
 
 
 def bins_table(caption: str, x_name: str, edges: Doubles, groups: Mapping[str, Doubles], form: str) -> Markup:
@@ -162,82 +192,42 @@ def points_table(caption: str, lines: Sequence[Line], x_name: str, y_name: str) 
     return table(caption, ["line", x_name, y_name], cells, (1, 2))
 
 
-def _chart(
-    description: str,
-    x_axis: tuple[str, list[tuple[str, float]]],
-    y_axis: tuple[str, list[tuple[str, float]]],
-    shapes: Markup,
-    legend: Mapping[str, Markup],
-) -> Markup:
-    """The chart; an axis is its name and its ticks, and the legend is left out if it has one entry."""
-    sizes = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
-    names = {"x_name": x_axis[0], "x_ticks": x_axis[1], "y_name": y_axis[0], "y_ticks": y_axis[1]}
-    return render("chart.html", description=description, shapes=shapes, legend=legend, **sizes, **names)
+def _figure(x_name: str, y_name: str) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE, layout="constrained")
+    figure.subplots().set(xlabel=x_name, ylabel=y_name)
+    return figure
 
 
-def _clipped(values: Doubles) -> Doubles:
-    return np.clip(values, -MAX_VALUE, MAX_VALUE)
+def _draw(figure: Figure, line: Line, number: int) -> None:
+    (axes,) = figure.axes
+    color, width = _color(number), 1.0 if line.faint or line.thin else 2.2
+    dash, opacity = ("-", 0.35) if line.faint else (_dash(number), 1.0)
+    marker = "o" if len(line.x) == 1 else ""
+    label = f"_{line.name}" if line.faint else line.name
+    axes.plot(line.x, line.y, dash, marker=marker, color=color, linewidth=width, alpha=opacity, label=label)
+    if line.kept is not None and line.x[0] <= line.kept <= line.x[-1]:
+        axes.axvline(line.kept, color=PALE, linewidth=1, linestyle=":")
+        at = line.x == line.kept
+        axes.plot(line.x[at], line.y[at], "o", color=color, markersize=8, fillstyle="none", markeredgewidth=2)
+
+
+def _add_legend(figure: Figure) -> None:
+    """Add a legend below the axes, if it has several entries."""
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    entries = dict(zip(names, handles, strict=True))
+    if len(entries) > 1:
+        figure.legend(entries.values(), entries.keys(), loc="outside lower left", ncols=2, frameon=False)
 
 
 def _bin(low: float, high: float, form: str) -> str:
     return f"{low:{form}}" if high <= low else f"{low:{form}} to {high:{form}}"
 
 
-def _scale(values: Doubles, start: float, stop: float, margin: float) -> Scale:
-    low, high = float(values.min()), float(values.max())
-    if high - low < 1e-9 * max(abs(low), 1e-9):
-        half = abs(low) / 2 or 0.5
-        low, high = low - half, high + half
-    room = margin * (high - low)
-    return Scale(low - room, high + room, start, stop)
+def _color(number: int) -> str:
+    return f"#00000{number % NUM_COLORS + 1}"
 
 
-def _ticks(scale: Scale) -> list[tuple[str, float]]:
-    """The text and the coordinate of each tick."""
-    values = ticks(scale.low, scale.high)
-    return [(f"{value:g}", round(float(scale(np.array(value))), 1)) for value in values]
-
-
-def _line(line: Line, x: Scale, y: Scale, number: int) -> Markup:
-    if len(line.x) == 1:
-        left, top = float(x(line.x)[0]), float(y(line.y)[0])
-        return element("circle", cx=f"{left:.1f}", cy=f"{top:.1f}", r=3, class_=f"dot color{number % NUM_COLORS}")
-    kind = f"line color{number % NUM_COLORS}" + (" faint" if line.faint else " thin" if line.thin else "")
-    dash = None if line.faint else _dash(number)
-    return element("path", d=f"M{_points(x(line.x), y(line.y))}", class_=kind, stroke_dasharray=dash)
-
-
-def _upright(x: float) -> Markup:
-    return element("line", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=TOP, y2=BOTTOM, class_="kept")
-
-
-def _ring(line: Line, x: Scale, y: Scale, number: int) -> Markup | None:
-    """The mark of the kept point; None if there is none, or it was thinned out."""
-    at = np.flatnonzero(line.x == (np.nan if line.kept is None else line.kept))
-    if not len(at):
-        return None
-    left, top = float(x(line.x[at[0]])), float(y(line.y[at[0]]))
-    return element("circle", cx=f"{left:.1f}", cy=f"{top:.1f}", r=5, class_=f"ring at color{number % NUM_COLORS}")
-
-
-def _steps(edges: Doubles, heights: Doubles, x: Scale, y: Scale, number: int) -> Markup:
-    sides, tops = np.repeat(x(edges), 2), np.concatenate([[y.start], np.repeat(y(heights), 2), [y.start]])
-    return element("path", d=f"M{_points(sides, tops)}Z", class_=f"area color{number}", stroke_dasharray=_dash(number))
-
-
-def _points(x: Doubles, y: Doubles) -> str:
-    return " ".join(f"{left:.1f},{top:.1f}" for left, top in zip(x, y, strict=True))
-
-
-def _dash(number: int) -> str | None:
-    return DASHES[(number + number // NUM_COLORS) % len(DASHES)] or None
-
-
-def _line_swatch(number: int, thin: bool) -> Markup:
-    kind = f"line color{number % NUM_COLORS}" + (" thin" if thin else "")
-    return element("line", x1=0, x2=28, y1=5, y2=5, class_=kind, stroke_dasharray=_dash(number))
-
-
-def _area_swatch(number: int) -> Markup:
-    kind = f"area color{number}"
-    return element("rect", x=1, y=1, width=26, height=8, class_=kind, stroke_dasharray=_dash(number))
+def _dash(number: int) -> str:
+    return DASHES[(number + number // NUM_COLORS) % len(DASHES)]

@@ -1,30 +1,23 @@
-"""The page of findings about images: galleries to look through, and decisions that the browser saves as a CSV file."""
+"""The page about the cleaning of a dataset, on which each finding is decided upon."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from vicinal.analysis import Findings
 from vicinal.data.table import Table
-from vicinal.report.page.cleaning_sections import (
-    anchor,
-    class_sizes_section,
-    clusters_section,
-    duplicates_section,
-    label_errors_section,
-    measured_section,
-    outliers_section,
-    overview_section,
-)
-from vicinal.report.page.document import document
-from vicinal.report.page.frames import ImageFrames
-from vicinal.report.page.header import header_line
-from vicinal.report.page.markup import Markup, Section
-from vicinal.report.page.paths import relative_paths, without_home
-from vicinal.report.page.thumbnails import Thumbnails
+from vicinal.report.page.common import sizes_figure
+from vicinal.report.page.frames import ImageFrames, Thumbnails, entry, entry_list, frame_list
+from vicinal.report.page.header import header_line, relative_paths, without_home
+from vicinal.report.page.markup import Markup, Section, document, element, percent, section, table, tall
 from vicinal.utils.files import write_bytes
 from vicinal.utils.wording import counted
 
@@ -130,3 +123,231 @@ def _suggestions(frames: ReviewFrames, findings: Findings) -> dict[str, list[tup
             action = (numbers[each.row], str(each.suggestion), str(each.suggested_label))
             suggestions.setdefault(anchor(str(each.finding)), []).append(action)
     return suggestions
+
+
+MAX_ENTRIES = 40  # of a section
+MAX_IMAGES = 60  # of a section that is one gallery
+MAX_IN_GROUP = 12
+NUM_NEIGHBORS = 3  # shown beside an image, which makes four: a row on a phone
+NUM_MEMBERS = 8  # of a cluster
+MAX_CLASSES = 200
+TITLES = {
+    "broken": "Broken files",
+    "exact_duplicate": "Exact duplicates",
+    "near_duplicate": "Near duplicates",
+    "label_error": "Probable label errors",
+    "small_class": "Class sizes",
+    "outlier": "Outliers",
+    "uninformative": "Little information",
+    "new_class": "Clusters",
+}
+COUNTED = {"small_class": "Classes of one image", "new_class": "Clusters that may be new classes"}
+LEADS = {
+    "broken": "Files that cannot be read; they have no embedding and are in no other section.",
+    "exact_duplicate": "Files of the same content.",
+    "near_duplicate": "Images with similar embeddings and, if there are image files, similar pixels: encoded anew, "
+    "resized or cropped. A group is connected by pairs.",
+    "label_error": "Images whose neighbors vote for another class as confidently as they do for images of that class "
+    "(confident learning), the least confident first. Beside each its nearest neighbors.",
+    "outlier": "Images in a much sparser region than their neighbors (local outlier factor), beside their nearest "
+    "neighbors.",
+    "uninformative": "Images of few gray values, such as blank ones, glyphs and logos.",
+}
+KEYS = (
+    (("j", "k"), "next and previous image; on an image also ← and →, and ↓ and ↑ from row to row"),
+    (("x", "d"), "drop"),
+    (("r",), "relabel"),
+    (("c",), "keep: it is correct"),
+    (("u",), "undo the decision"),
+    (("Enter",), "enlarge; the keys above decide about the enlarged image too"),
+)
+
+
+def overview_section(findings: Findings, sections: Sequence[Section]) -> Section:
+    """What was found, with links, and how to decide."""
+    counts, links = findings.counts, {part.name: part.title for part in sections}
+    shown = [(name, number) for name, number in counts.items() if anchor(name) in links]
+    rows = [(_link(name), f"{number:,}") for name, number in shown if number]
+    keys = [(_keys(names), meaning) for names, meaning in KEYS]
+    lead = (
+        "Look through the galleries and mark what to drop (✕) or to relabel (✎). The browser remembers the marks. Save "
+        "them as decisions.csv; this command makes the new table of them. No image file is deleted."
+    )
+    help_text = element("details", element("summary", "Keys"), table("Keys", ["key", "what it does"], keys))
+    command = element("pre", "vicinal data SOURCE --apply decisions.csv --out new.csv")
+    return section("overview", "What was found", lead, command, table("Findings", ["", "number"], rows, [1]),
+                   element("div", help_text, class_="by-keys"))  # fmt: skip
+
+
+def measured_section(frames: ImageFrames, findings: Findings, name: str) -> Section | None:
+    """A gallery of images, each with the number for which it was found."""
+    measures: dict[str, tuple[pd.DataFrame, Callable[[Any], tuple[str, str]]]] = {
+        "broken": (findings.broken, lambda each: ("broken", "cannot be read")),
+        "uninformative": (
+            findings.uninformative,
+            lambda each: (f"{each.entropy:.2f} bits", f"entropy {each.entropy:.2f}"),
+        ),
+    }
+    frame, describe = measures[name]
+    if frame.empty:
+        return None
+    shown = frame.head(MAX_IMAGES)
+    images = [frames.frame(int(each.row), "plain", *describe(each)) for each in shown.itertuples()]
+    entries = [entry("", frame_list(images))]
+    return _section(name, len(frame), "image", entries, _errors(findings) if name == "broken" else None)
+
+
+def duplicates_section(frames: ImageFrames, findings: Findings, name: str) -> Section | None:
+    """Groups of duplicates; those with different labels first, then those in several splits."""
+    frame = findings.exact_duplicates if name == "exact_duplicate" else findings.near_duplicates
+    if frame.empty:
+        return None
+    order = frame.groupby("group")[["is_contradiction", "is_leak"]].first()
+    order = order.sort_values(["is_contradiction", "is_leak"], ascending=False, kind="stable")
+    entries = []
+    for group in order.index[:MAX_ENTRIES]:
+        members = frame[frame["group"] == group]
+        images = [_duplicate(frames, each) for each in members.head(MAX_IN_GROUP).itertuples()]
+        entries.append(entry(_group_text(members), frame_list(images)))
+    number = len(order)
+    extra = [counted(int(order[column].sum()), "group") + words for column, words in
+             (("is_contradiction", " with different labels"), ("is_leak", " in several splits"))
+             if order[column].any()]  # fmt: skip
+    return _section(name, number, "group", entries, None, ", ".join(extra), side_by_side=True)
+
+
+def label_errors_section(frames: ImageFrames, findings: Findings) -> Section | None:
+    """Each image with the suggested label and its nearest neighbors."""
+    errors = findings.label_errors
+    if errors.empty:
+        return None
+    entries = [
+        entry(
+            f"{each.label} → {each.suggested_label} · {each.self_confidence:.0%} of the votes are for its label, "
+            f"{each.probability:.0%} for the other",
+            _with_neighbors(frames, findings, int(each.row)),
+        )
+        for each in errors.head(MAX_ENTRIES).itertuples()
+    ]
+    return _section("label_error", len(errors), "image", entries, side_by_side=True)
+
+
+def outliers_section(frames: ImageFrames, findings: Findings) -> Section | None:
+    """Each outlier with its nearest neighbors."""
+    found = findings.outliers
+    if found.empty:
+        return None
+    entries = [
+        entry(f"outlier factor {each.outlier_factor:.1f}", _with_neighbors(frames, findings, int(each.row)))
+        for each in found.head(MAX_ENTRIES).itertuples()
+    ]
+    return _section("outlier", len(found), "image", entries, side_by_side=True)
+
+
+def clusters_section(frames: ImageFrames, findings: Findings) -> Section | None:
+    """The clusters that may be new classes first, then the largest, each with its representative and some members."""
+    summary = findings.clusters.summary
+    if summary.empty:
+        return None
+    has_labels = findings.table.has("label")
+    entries = []
+    for each in summary.sort_values("is_candidate", ascending=False, kind="stable").head(MAX_ENTRIES).itertuples():
+        members = np.flatnonzero(findings.clusters.assignments == each.cluster)
+        members = members[members != each.representative][: NUM_MEMBERS - 1].tolist()
+        text = counted(each.num_images, "image")
+        if has_labels:
+            text += f" · {percent(each.label_fraction)} {each.label}" + " · candidate" * bool(each.is_candidate)
+        images = [frames.frame(int(each.representative), "query", "center", "representative of the cluster")]
+        images += [frames.frame(row, "plain", "", "member of the cluster") for row in members]
+        entries.append(entry(text, frame_list(images)))
+    lead = "Dense groups of images, whatever their labels, each with its most central image. "
+    lead += (
+        "A candidate for a new class has no label that more than half of its images have; candidates come first. "
+        if has_labels else "Each may be a class. "
+    )  # fmt: skip
+    return section(anchor("new_class"), TITLES["new_class"], f"{lead}{_of(len(entries), len(summary), 'cluster')}",
+                   entry_list(entries))  # fmt: skip
+
+
+def class_sizes_section(findings: Findings) -> Section | None:
+    """A histogram of the class sizes and a table of the smallest classes."""
+    sizes = findings.class_sizes
+    if sizes.empty:
+        return None
+    shown = sizes.head(MAX_CLASSES)
+    caption = f"The {len(shown)} smallest of {len(sizes):,} classes" if len(shown) < len(sizes) else "All classes"
+    lines = [[str(cells[0]), *(f"{number:,}" for number in cells[1:])] for cells in shown.itertuples(index=False)]
+    columns = ["class", "images", *sizes.columns[2:]]
+    lead = "How many images the classes have, the smallest first. A class of one image has no positive pair."
+    numbers = tall(table(caption, columns, lines, range(1, len(columns))))
+    return section(
+        anchor("small_class"), TITLES["small_class"], lead, sizes_figure(findings.table.class_counts), numbers
+    )
+
+
+def _section(
+    name: str,
+    number: int,
+    noun: str,
+    entries: Sequence[Markup],
+    extra: Markup | None = None,
+    words: str = "",
+    side_by_side: bool = False,
+) -> Section:
+    shown = MAX_IMAGES if len(entries) == 1 and noun == "image" else MAX_ENTRIES
+    text = f"{LEADS[name]} {_of(min(shown, number), number, noun)}"
+    text += f" {words}." if words else ""
+    gallery = entry_list(entries, side_by_side=side_by_side)
+    return section(anchor(name), TITLES[name], text, gallery, extra)
+
+
+def anchor(name: str) -> str:
+    """The name of the section about a finding, as links have it."""
+    return name.replace("_", "-")
+
+
+def _of(shown: int, number: int, noun: str = "image") -> str:
+    """How many there are, and how many of them are shown."""
+    return f"{counted(number, noun)}" + (f", of which {shown} are shown." if shown < number else ".")
+
+
+def _link(name: str) -> Markup:
+    return element("a", COUNTED.get(name, TITLES[name]), href=f"#{anchor(name)}")
+
+
+def _keys(names: Sequence[str]) -> Markup:
+    return element("span", *(element("kbd", name) for name in names))
+
+
+def _errors(findings: Findings) -> Markup:
+    """What is wrong with broken files; their folders are those of the user and are left out."""
+    paths, shown = findings.table.paths, findings.broken.head(MAX_IMAGES)
+    lines = [
+        [paths[int(each.row)].rpartition("/")[2], str(each.error).removeprefix(f"{paths[int(each.row)]}: ")]
+        for each in shown.itertuples()
+    ]
+    return element("details", element("summary", "What is wrong"), tall(table("Files", ["file", "error"], lines)))
+
+
+def _group_text(members: pd.DataFrame) -> str:
+    first = members.iloc[0]
+    words = [counted(len(members), "image")]
+    words += [f"{MAX_IN_GROUP} shown"] * (len(members) > MAX_IN_GROUP)
+    words += ["different labels"] * bool(first["is_contradiction"]) + ["several splits"] * bool(first["is_leak"])
+    return " · ".join(words)
+
+
+def _duplicate(frames: ImageFrames, member: Any) -> Markup:
+    kind = "mismatch" if member.is_contradiction else "plain"
+    table = frames.table
+    where = f" {table.frame['split'].iloc[member.row]}" if table.has("split") and member.is_leak else ""
+    return frames.frame(int(member.row), kind, f"{member.similarity:.3f}{where}", f"similarity {member.similarity:.3f}")
+
+
+def _with_neighbors(frames: ImageFrames, findings: Findings, row: int) -> Markup:
+    """An image and its nearest neighbors; the rows of neighbors are those of the embedded images."""
+    rows, neighbors = findings.embedded_rows, findings.neighbors
+    at = neighbors.index(int(np.searchsorted(rows, row)))
+    nearest = zip(rows[neighbors.ids[at, :NUM_NEIGHBORS]].tolist(), neighbors.scores[at].tolist(), strict=False)
+    shown = [frames.neighbor(row, other, rank, score) for rank, (other, score) in enumerate(nearest, 1)]
+    return frame_list([frames.frame(row, "query", "image", "image"), *shown])

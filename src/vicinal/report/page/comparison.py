@@ -1,27 +1,37 @@
-"""The page of several evaluated sets side by side, differences first."""
+"""The page that compares evaluations: metrics and their differences, and the queries that changed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 
-from vicinal.analysis import pair_similarities, query_neighbors
+import pandas as pd
+
+from vicinal.analysis import QueryNeighbors, pair_similarities, query_changes, query_neighbors
 from vicinal.analysis.neighbors import check_evaluation
+from vicinal.analysis.scores import query_metric
+from vicinal.data.table import Table
 from vicinal.evaluation.model_costs import HEADS, cost_cells
+from vicinal.evaluation.paired import common_metrics
+from vicinal.evaluation.protocol import query_gallery_rows
+from vicinal.evaluation.resampling import count_query_classes
+from vicinal.evaluation.result import Evaluation
 from vicinal.evaluation.results_table import ResultsTable
-from vicinal.report.page.changes import changes_section
-from vicinal.report.page.data import evaluated_images, statistics_table, summary
-from vicinal.report.page.differences import differences_section
-from vicinal.report.page.document import document
-from vicinal.report.page.evaluated import EvaluatedEmbeddings
-from vicinal.report.page.frames import ImageFrames
-from vicinal.report.page.header import header_line, left_out_text, model_text, splits_text
-from vicinal.report.page.markup import Markup, Section, element, joined, section, table
-from vicinal.report.page.paths import short_names, without_home
-from vicinal.report.page.run import Run, read_run, settings
-from vicinal.report.page.similarities import LEAD, similarities_figure
-from vicinal.report.page.thumbnails import Thumbnails
-from vicinal.report.page.training import curves_section
+from vicinal.report.page.common import (
+    SIMILARITIES_LEAD,
+    evaluated_images,
+    similarities_figure,
+    statistics_table,
+    summary,
+)
+from vicinal.report.page.frames import ImageFrames, Thumbnails, entry, entry_list, key
+from vicinal.report.page.header import header_line, left_out_text, model_text, short_names, splits_text, without_home
+from vicinal.report.page.markup import Markup, Section, document, element, fold, joined, note, percent, section, table
+from vicinal.report.page.metrics import bounds, few_classes, headlines, level_text, named, value_with_interval
+from vicinal.report.page.run import Run, curves_section, read_run, settings
+from vicinal.retrieval.scores import Array
+from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
 
@@ -143,7 +153,7 @@ def _similarities_section(sets: Mapping[str, EvaluatedEmbeddings], seed: int) ->
             parts.append(element("div", element("h3", name), drawn))
     if not parts:
         return None
-    return section("similarities", "Similarities", LEAD, element("div", *parts, class_="charts"))
+    return section("similarities", "Similarities", SIMILARITIES_LEAD, element("div", *parts, class_="charts"))
 
 
 def _data_section(sets: Mapping[str, EvaluatedEmbeddings], sources: Mapping[str, str]) -> Section:
@@ -155,3 +165,216 @@ def _data(name: str, source: str, each: EvaluatedEmbeddings) -> Markup:
     counts = statistics_table(f"Images of {name}", evaluated_images(each.table).statistics())
     line = header_line(without_home(source) if source != name else None, summary(each.evaluation))
     return joined([element("h3", name), element("p", line), counts])
+
+
+class EvaluatedEmbeddings(NamedTuple):
+    """Embeddings with their table and evaluation.
+
+    Attributes:
+        vectors: float [rows, dim].
+        table: one row per embedding, with labels.
+        evaluation: of both.
+        run: the folder of the run that they come from, if there is one.
+        backbone: the name of the model's backbone, if it is known.
+        num_left_out: the number of files that were left out.
+    """
+
+    vectors: Array
+    table: Table
+    evaluation: Evaluation
+    run: str | Path | None = None
+    backbone: str | None = None
+    num_left_out: int = 0
+
+
+BEST = "★"
+MAX_UNBROKEN = 22  # characters of a name that is kept in one line
+
+
+def differences_section(sets: Mapping[str, EvaluatedEmbeddings], results: ResultsTable) -> Section:
+    """Every metric that all sets have; below each value its interval.
+
+    Sets that were not evaluated on what the first one was have no differences to it, and then no value is the best.
+
+    Args:
+        sets: name -> what is compared.
+        results: the metrics of all sets, with intervals of values and differences where they are known.
+    """
+    first, *others = sets
+    reasons = {name: apart(sets[first], sets[name]) for name in others}
+    alike = [name for name in others if reasons[name] is None]
+    starred = alike == others
+    rows = {name: results.overall(name) for name in sets}
+    heads = [joined([_unbroken(name), " ", _unbroken(f"− {first}")]) for name in alike]
+    columns = ["metric", *heads, *map(_unbroken, sets)]
+    lines = {
+        metric: [
+            named(metric),
+            *(_difference(rows[first].loc[metric], rows[name].loc[metric]) for name in alike),
+            *_values([each.loc[metric] for each in rows.values()], starred),
+        ]
+        for metric in common_metrics(*(each.evaluation for each in sets.values()))
+    }
+    shown = headlines(lines)
+    further = [line for metric, line in lines.items() if metric not in shown]
+    numbers = range(1, len(columns))
+    main = table("The metrics that are read first", columns, [lines[metric] for metric in shown], numbers)
+    remarks = [f"No difference of {name} to {first}: {reason}." for name, reason in reasons.items() if reason]
+    has_intervals = any(each["low"].notna().any() for each in rows.values())
+    has_tested = any(rows[name]["difference_low"].notna().any() for name in alike)
+    if has_intervals or has_tested:
+        remarks += _few_classes(sets)
+    lead = "In percentage points, beside the means over the queries" if alike else "Means over the queries"
+    lead += f"; {BEST} marks the best of each line." if starred else "."
+    if has_intervals or has_tested:
+        remarks.insert(0, _intervals_remark(results, has_tested, rows.values()))
+    rest = fold("Further metrics", table("Further metrics", columns, further, numbers)) if further else None
+    main = element("div", main, class_="headlines")
+    return section("metrics", "Differences", lead, main, *map(note, remarks), rest)
+
+
+def _intervals_remark(results: ResultsTable, has_tested: bool, rows: Iterable[pd.DataFrame]) -> str:
+    text = f"Small numbers are {level_text(results)}"
+    text += "; where that of a difference holds 0, chance may explain it." if has_tested else "."
+    if any(each["p_value"].notna().any() for each in rows):
+        text += " p: how often chance alone gives so large a difference (permutation test)."
+    return text
+
+
+def apart(first: EvaluatedEmbeddings, other: EvaluatedEmbeddings) -> str | None:
+    """Why metrics of two sets cannot be compared; None where protocol, queries and gallery are the same.
+
+    Images are the same if the names of their files are, as in a set that was moved, and their labels.
+
+    Example:
+        >>> import numpy as np, pandas as pd
+        >>> from vicinal.data import Table
+        >>> from vicinal.evaluation import evaluate
+        >>> tables = [Table(pd.DataFrame({"label": ["cat"] * images})) for images in (3, 4)]
+        >>> vectors = [np.eye(4)[:3], np.eye(4)]
+        >>> apart(*(EvaluatedEmbeddings(*each, evaluate(*each)) for each in zip(vectors, tables)))
+        '4 queries against 3'
+    """
+    before, after = first.evaluation, other.evaluation
+    if before.protocol != after.protocol:
+        return f"its protocol is {after.protocol}, not {before.protocol}"
+    by_name = first.table.has("path") and other.table.has("path")
+    sides = {
+        "queries": (before.query_indices, after.query_indices),
+        "gallery images": (query_gallery_rows(first.table)[1], query_gallery_rows(other.table)[1]),
+    }
+    for what, (ours, theirs) in sides.items():
+        if len(ours) != len(theirs):
+            return f"{len(theirs):,} {what} against {len(ours):,}"
+        if _images(first.table, ours, by_name) != _images(other.table, theirs, by_name):
+            return f"its {what} are others, or have other labels"
+    return None
+
+
+def _images(images: Table, rows: Integers, by_name: bool) -> list[tuple[str, str]]:
+    """What makes images the same: names and labels, in an order of their own."""
+    labels = images.frame["label"].astype(str).tolist()
+    names = [PurePath(path).name for path in images.paths] if by_name else [str(row) for row in range(len(images))]
+    return sorted((names[row], labels[row]) for row in rows.tolist())
+
+
+def _few_classes(sets: Mapping[str, EvaluatedEmbeddings]) -> list[str]:
+    fewest = min(count_query_classes(each.evaluation, each.table) for each in sets.values())
+    return [remark] if (remark := few_classes(fewest)) else []
+
+
+def _values(rows: list[pd.Series], starred: bool) -> list[Markup]:
+    values = [row.value for row in rows]
+    highest = max(values) if starred and len(set(values)) > 1 else None
+    return [_value(row, row.value == highest) for row in rows]
+
+
+def _unbroken(name: str) -> Markup:
+    """A name in one line, if it is short."""
+    return element("span", name, class_="unbroken" if len(name) <= MAX_UNBROKEN else None)
+
+
+def _value(row: pd.Series, best: bool) -> Markup:
+    return element("span", f"{BEST} " if best else "", value_with_interval(row), class_="best" if best else None)
+
+
+def _difference(first: pd.Series, other: pd.Series) -> Markup:
+    change = f"{100 * (other.value - first.value):+.2f}"
+    ends = bounds(other, "difference_")
+    if ends is None:
+        return element("span", change)
+    low, high = (100 * end for end in ends)
+    text = f"{low:+.2f} to {high:+.2f}"
+    word, kind = ("▲ better", "better") if low > 0 else ("▼ worse", "worse") if high < 0 else ("not clear", "open")
+    verdict = element("span", word, class_=f"verdict {kind}")
+    p_value = "" if pd.isna(other.p_value) else f" · p\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{other.p_value:.2g}"
+    return element("span", f"{change} ", verdict, element("br"), element("small", text, p_value, class_="ends"))
+
+
+CHANGES_LEAD = "Largest changes first."
+MAX_CHANGES = 10  # queries that got better, and as many that got worse
+
+
+def changes_section(
+    sets: Mapping[str, EvaluatedEmbeddings], neighbors: Mapping[str, QueryNeighbors], frames: Mapping[str, ImageFrames]
+) -> Section:
+    """Queries that got better or worse than in the first set, each with its neighbors in both sets."""
+    metric = query_metric(next(iter(sets.values())).evaluation)
+    before, *others = (_Side(name, each, metric, neighbors[name], frames[name]) for name, each in sets.items())
+    changes = [_changes(before, after) for after in others]
+    if len(others) == 1:
+        lead, parts = f"{_changes_text(changes[0], metric)} {CHANGES_LEAD}", _lists(changes[0], before, others[0], "h3")
+    else:
+        lead, parts = CHANGES_LEAD, []
+        for after, each in zip(others, changes, strict=True):
+            parts += [element("h3", f"{after.name} against {before.name}"), element("p", _changes_text(each, metric))]
+            parts += _lists(each, before, after, "h4")
+    return section("changes", "Queries that got better and worse", lead, key(), *parts)
+
+
+class _Side(NamedTuple):
+    """One of the two sets."""
+
+    name: str
+    evaluated: EvaluatedEmbeddings
+    metric: str
+    neighbors: QueryNeighbors
+    frames: ImageFrames
+
+    def ranking(self, row: int, score: float) -> Markup:
+        """A query's score in this set, and its nearest images."""
+        text = f"{self.name} · {self.metric} {percent(score)}"
+        return joined([element("p", text, class_="of"), self.frames.ranking(self.neighbors, row)])
+
+
+def _changes(before: _Side, after: _Side) -> pd.DataFrame:
+    first, second = before.evaluated, after.evaluated
+    return query_changes(first.evaluation, first.table, second.evaluation, second.table)
+
+
+def _lists(changes: pd.DataFrame, before: _Side, after: _Side, heading: str) -> list[Markup]:
+    """The queries that got better, and those that got worse, each list under a heading."""
+    parts = []
+    for word, sign in (("better", 1), ("worse", -1)):
+        improved = changes[sign * changes["difference"] > 0]
+        largest = improved.sort_values("difference", ascending=sign < 0, kind="stable").head(MAX_CHANGES)
+        entries = [_change_entry(each, before, after) for each in largest.itertuples()]
+        parts += [element(heading, f"Queries that got {word}"), entry_list(entries)] if entries else []
+    return parts
+
+
+def _change_entry(change: Any, before: _Side, after: _Side) -> Markup:
+    return entry(
+        f"{after.frames.labels[change.row_after]} · {before.metric} {100 * change.difference:+.1f}",
+        before.ranking(change.row_before, change.score_before),
+        after.ranking(change.row_after, change.score_after),
+    )
+
+
+def _changes_text(changes: pd.DataFrame, metric: str) -> str:
+    total = len(changes)
+    if not total:
+        return "The sets share no queries."
+    better, worse = int((changes["difference"] > 0).sum()), int((changes["difference"] < 0).sum())
+    same = total - better - worse
+    return f"By {metric}, {better:,} of {total:,} queries got better, {worse:,} worse; {same:,} are the same."

@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 
 from vicinal.analysis import QueryNeighbors, embedding_map
-from vicinal.report.page.frames import ImageFrames
+from vicinal.report.page.frames import SMALL, ImageFrames
 from vicinal.report.page.markup import Section, render, section
-from vicinal.report.page.thumbnails import SMALL
 from vicinal.retrieval.scores import Array
 from vicinal.utils.arrays import Integers
 

@@ -1,20 +1,24 @@
-"""What a page shows of a run: its recipe, its logs, and all its data."""
+"""A training run on a page: its recipe and its learning curves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
 from vicinal.data.table import Table
-from vicinal.report.page.paths import without_home
+from vicinal.report.page.charts import Line, line_chart, points_table
+from vicinal.report.page.header import without_home
+from vicinal.report.page.markup import Markup, Section, element, figure, section
 from vicinal.utils.errors import InputError
+from vicinal.utils.plain_yaml import load_yaml
 from vicinal.utils.run_folder import RunFolder
-from vicinal.utils.run_log import empty_log, read_log
+from vicinal.utils.run_log import LOWEST_GAIN, MAX_LOSS, TRAIN_RECALL, UPDATE_FACTOR, empty_log, read_log
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,3 +86,110 @@ def _read_recipe(path: Path) -> str:
         return without_home(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: byte {error.start} is not UTF-8; save the recipe as UTF-8 text") from None
+
+
+def recipe_section(run: Run) -> Section | None:
+    """The recipe as it was written; None if there is none."""
+    if run.recipe is None:
+        return None
+    text = element("pre", element("code", run.recipe), tabindex="0", role="group", aria_label="The recipe, as YAML")
+    return section("recipe", "Recipe", "Every setting that the run was trained with.", text)
+
+
+def curves_section(runs: Mapping[str, Run]) -> Section | None:
+    """Loss, metrics of both splits and learning rates over the steps; None if there are no logs."""
+    charts = [_loss_chart(runs), _recall_chart(runs)]
+    if len(runs) == 1:
+        run = next(iter(runs.values()))
+        charts += [_metrics_chart(run), _rates_chart(run)]
+    drawn = [chart for chart in charts if chart is not None]
+    if not drawn:
+        return None
+    kept = [f"{name}: epoch {each['epoch']:g}" for name, run in runs.items() if (each := _kept(run)) is not None]
+    lead = "How training went, over the steps of the optimizer."
+    if kept:
+        epochs = "; ".join(kept) if len(runs) > 1 else kept[0].partition(": ")[2]
+        lead += f" A ring marks the evaluation whose weights were kept ({epochs})."
+    return section("curves", "Learning curves", lead, element("div", *drawn, class_="charts"))
+
+
+def _loss_chart(runs: Mapping[str, Run]) -> Markup | None:
+    lines: list[Line] = []
+    for name, run in runs.items():
+        if "loss" in run.log:
+            loss, step = run.log["loss"], run.log["step"]
+            smooth = loss.rolling(max(len(loss) // 20, 1), center=True, min_periods=1).mean()
+            lines += [_line(name, step, loss, faint=True), _line(name, step, smooth, kept=_kept_step(run))]
+    return _chart(lines, "loss", "Training loss: the running mean, and each step behind it.")
+
+
+def _recall_chart(runs: Mapping[str, Run]) -> Markup | None:
+    """The first metric on the validation split, recall@1 as a rule, and recall@1 on training images as thin lines."""
+    lines: list[Line] = []
+    for number, (name, run) in enumerate(runs.items()):
+        for metric in [*_validation_metrics(run)[:1], *([TRAIN_RECALL] if TRAIN_RECALL in run.metrics else [])]:
+            line = _metric_line(run, metric, metric if len(runs) == 1 else f"{name}: {metric}")
+            lines.append(line._replace(color=number if len(runs) > 1 else None, thin=metric == TRAIN_RECALL))
+    thin = [line.thin for line in lines]
+    text = "Validation, and thin: training images. Where the one falls and the other rises, the model overfits."
+    if not any(thin):
+        text = "The first metric on the validation split."
+    elif all(thin):
+        text = "recall@1 on training images; there is no validation split."
+    return _chart(lines, "%", text)
+
+
+def _metrics_chart(run: Run) -> Markup | None:
+    """The other metrics on the validation split."""
+    lines = [_metric_line(run, metric, metric) for metric in _validation_metrics(run)[1:]]
+    return _chart(lines, "%", "Further metrics on the validation split.")
+
+
+def _validation_metrics(run: Run) -> list[str]:
+    others = ("step", "epoch", TRAIN_RECALL, LOWEST_GAIN, UPDATE_FACTOR)
+    return [column for column in run.metrics.columns if column not in others]
+
+
+def _metric_line(run: Run, metric: str, name: str) -> Line:
+    return _line(name, run.metrics["step"], 100 * run.metrics[metric], kept=_kept_step(run))
+
+
+def _kept_step(run: Run) -> float | None:
+    kept = _kept(run)
+    return None if kept is None else float(kept["step"])
+
+
+def _kept(run: Run) -> pd.Series | None:
+    """The line of the metrics whose weights are the model's: the first that is the best; None if it is unknown."""
+    try:
+        recipe = load_yaml(run.recipe or "") or {}
+        metric, guardrails = recipe["validation"]["metric"], recipe.get("guardrail_metrics", [])
+        if guardrails and LOWEST_GAIN in run.metrics:
+            passed = run.metrics[LOWEST_GAIN] >= -MAX_LOSS
+        else:  # older runs
+            passed = (run.metrics[guardrails] >= run.metrics.iloc[0][guardrails]).all(axis=1)
+        passed.iloc[0] = True
+        return run.metrics[passed].loc[lambda frame: frame[metric].idxmax()]
+    except (yaml.YAMLError, LookupError, TypeError, ValueError):  # the folder of another program, or half a run
+        return None
+
+
+def _rates_chart(run: Run) -> Markup | None:
+    rates = [column for column in run.log.columns if column.startswith("lr")]
+    lines = [_line(name, run.log["step"], run.log[name]) for name in rates]
+    return _chart(lines, "learning rate", "Learning rates, one for each group of parameters.")
+
+
+def _line(name: str, steps: pd.Series, values: pd.Series, faint: bool = False, kept: float | None = None) -> Line:
+    return Line(name, steps.to_numpy(), values.to_numpy(), faint, kept)
+
+
+def _chart(lines: Sequence[Line], y_name: str, text: str) -> Markup | None:
+    chart = line_chart(lines, "step", y_name, f"{text} {_ends(lines)}") if lines else None
+    return None if chart is None else figure(chart, text, points_table(text, lines, "step", y_name))
+
+
+def _ends(lines: Sequence[Line]) -> str:
+    """Where each line begins and ends, in words."""
+    ends = [(line.name, line.y[np.isfinite(line.y)]) for line in lines if not line.faint]
+    return " ".join(f"{name}: from {values[0]:.4g} to {values[-1]:.4g}." for name, values in ends if len(values))

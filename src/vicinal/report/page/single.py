@@ -1,36 +1,55 @@
-"""The page of one evaluated set: one HTML file that contains everything it shows."""
+"""The page about one set of embeddings: metrics, queries, classes, confusions and label errors."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from vicinal.analysis import pair_similarities, query_neighbors
+import numpy as np
+import pandas as pd
+
+from vicinal.analysis import (
+    QueryNeighbors,
+    class_scores,
+    confusion_matrix,
+    confusions,
+    label_errors,
+    pair_similarities,
+    queries_by_score,
+    query_neighbors,
+)
+from vicinal.analysis.clustering import MAX_MAP_IMAGES
 from vicinal.analysis.neighbors import check_evaluation
-from vicinal.analysis.projection import MAX_MAP_IMAGES
+from vicinal.analysis.scores import query_metric, recall_metric
+from vicinal.data.class_samples import round_robin
 from vicinal.data.table import Table
 from vicinal.evaluation.resampling import count_query_classes
 from vicinal.evaluation.result import Evaluation
 from vicinal.evaluation.results_table import ResultsTable
-from vicinal.report.page.classes import classes_section
-from vicinal.report.page.confusions import confusions_section
-from vicinal.report.page.data import data_section, summary
-from vicinal.report.page.document import document
-from vicinal.report.page.duplicates import duplicates_section
-from vicinal.report.page.frames import ImageFrames
-from vicinal.report.page.header import header_line, left_out_text, model_text, splits_text
-from vicinal.report.page.hubs import hubs_section
-from vicinal.report.page.label_errors import label_errors_section
+from vicinal.report.page.charts import bins_table, histogram_chart
+from vicinal.report.page.common import data_section, duplicates_section, hubs_section, similarities_section, summary
+from vicinal.report.page.frames import ImageFrames, Thumbnails, entry, entry_list, frame_list, key
+from vicinal.report.page.header import header_line, left_out_text, model_text, splits_text, without_home
 from vicinal.report.page.map import map_section
-from vicinal.report.page.markup import Section
-from vicinal.report.page.metrics import metrics_section
-from vicinal.report.page.paths import without_home
-from vicinal.report.page.queries import queries_section
-from vicinal.report.page.run import Run, read_run, settings
-from vicinal.report.page.similarities import similarities_section
-from vicinal.report.page.thumbnails import Thumbnails
-from vicinal.report.page.training import curves_section, recipe_section
+from vicinal.report.page.markup import (
+    Markup,
+    Section,
+    breakable,
+    document,
+    element,
+    figure,
+    fold,
+    percent,
+    section,
+    table,
+    tall,
+)
+from vicinal.report.page.metrics import bar, metrics_section
+from vicinal.report.page.run import Run, curves_section, read_run, recipe_section, settings
 from vicinal.retrieval.scores import Array
+from vicinal.utils.arrays import Doubles, Integers
 from vicinal.utils.files import write_bytes
+from vicinal.utils.wording import counted
 
 
 def write_page(
@@ -117,3 +136,161 @@ def write_page(
         *thumbnails.notes(),
     )
     write_bytes(path, document(title, line, groups, {"map": map_data, "images": images}))
+
+
+NUM_WORST, NUM_BEST, NUM_RANDOM = 12, 6, 6
+
+
+def queries_section(frames: ImageFrames, neighbors: QueryNeighbors, evaluation: Evaluation, seed: int) -> Section:
+    """The worst queries, and folded the best and some others; one query per class as long as there are classes."""
+    labels, metric = frames.table.labels, query_metric(evaluation)
+    worst, best = (
+        queries_by_score(neighbors, evaluation, ascending=ascending)["row"].to_numpy() for ascending in (True, False)
+    )
+    shuffled = np.random.default_rng(seed).permutation(neighbors.with_positives().queries)
+    lead = "What single queries find, nearest first; of each class one query, then another."
+
+    def found(rows: Integers, number: int) -> Markup:
+        chosen = round_robin(rows, labels)[:number].tolist()
+        return entry_list(
+            entry(_query_text(frames.labels[row], row, evaluation), frames.ranking(neighbors, row)) for row in chosen
+        )
+
+    return section(
+        "queries",
+        "Queries and their neighbors",
+        lead,
+        key(),
+        element("h3", f"Worst by {metric}"),
+        found(worst, NUM_WORST),
+        fold(f"Best by {metric}", found(best, NUM_BEST)),
+        fold("Drawn at random", found(shuffled, NUM_RANDOM)),
+    )
+
+
+def _query_text(label: str, row: int, evaluation: Evaluation) -> str:
+    metric, query = query_metric(evaluation), int(np.searchsorted(evaluation.query_indices, row))
+    text = f"{label} · {metric} {percent(float(evaluation.per_query[metric][query]))}"
+    rank = int(evaluation.first_positive_ranks[query]) if len(evaluation.first_positive_ranks) else 0
+    return f"{text} · first match at rank {rank:,}" if rank else text
+
+
+MAX_CLASSES = 200  # in the table
+MIN_CLASSES, NUM_BINS = 20, 20  # of a histogram
+
+
+def classes_section(evaluated: Table, evaluation: Evaluation) -> Section:
+    """The weakest classes and, if there are many classes, a histogram of all."""
+    scores = class_scores(evaluation, evaluated)
+    recall = recall_metric(evaluation)
+    recalls = scores[recall].to_numpy()
+    num_perfect, num_weak = (recalls == 1).sum(), (recalls < 0.5).sum()
+    text = f"{recall} of {len(scores):,} classes: {num_perfect:,} are at 100 %, {num_weak:,} below 50 %."
+    chart = _histogram(recalls, recall, text) if len(scores) >= MIN_CLASSES else None
+    lead = "How well the queries of each class find others of it; the weakest class first."
+    weakest = _weakest(scores, recall, query_metric(evaluation))
+    return section("classes", "Recall per class", lead if chart else f"{lead} {text}", chart, weakest)
+
+
+def _histogram(recalls: Doubles, recall: str, text: str) -> Markup:
+    edges = np.linspace(0, 100, NUM_BINS + 1)
+    groups = {"classes": np.histogram(100 * recalls, edges)[0].astype(np.float64)}
+    name = f"{recall} of a class, %"
+    chart = histogram_chart(edges, groups, name, "classes", text)
+    return figure(chart, text, bins_table(f"Classes by {recall}", name, edges, groups, ".0f"))
+
+
+def _weakest(scores: pd.DataFrame, recall: str, metric: str) -> Markup:
+    shown = scores.head(MAX_CLASSES)
+    values = zip(shown["label"], shown["num_queries"], shown[recall], shown[metric], strict=True)
+    lines = [
+        [label, f"{queries:,}", percent(recalled), bar(recalled), percent(score)]
+        for label, queries, recalled, score in values
+    ]
+    caption = f"The {len(shown):,} weakest of {len(scores):,} classes" if len(shown) < len(scores) else "All classes"
+    columns = ("class", "queries", recall, f"{recall}, from 0 to 100 %", metric)
+    return tall(table(caption, columns, lines, (1, 2, 4)))
+
+
+MAX_CONFUSIONS, MAX_EXAMPLES = 30, 12
+MAX_MATRIX_CLASSES = 16  # of a matrix
+TITLE = "Confusions between classes"
+
+
+def confusions_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Section:
+    """A matrix if there are few classes, and the most frequent confusions with an example of each."""
+    neighbors = neighbors.with_positives()
+    pairs = confusions(neighbors)
+    lead = "Which class the nearest image is of where it is not the query's. "
+    if pairs.empty:
+        return section("confusions", TITLE, f"{lead}Every query that has something to find has its class nearest.")
+    queries = counted(len(neighbors.queries), "query", "queries")
+    lead += f"So it is for {pairs['num_queries'].sum():,} of {queries} with something to find, "
+    lead += f"in {counted(len(pairs), 'pair')} of classes."
+    has_matrix = len(frames.table.classes) <= MAX_MATRIX_CLASSES
+    return section(
+        "confusions",
+        TITLE,
+        lead,
+        _matrix(confusion_matrix(neighbors)) if has_matrix else None,
+        tall(_pairs_table(pairs.head(MAX_CONFUSIONS))),
+        element("h3", "The most similar mismatch of each"),
+        entry_list((_example(frames, each) for each in pairs.head(MAX_EXAMPLES).itertuples()), side_by_side=True),
+    )
+
+
+def _matrix(counts: pd.DataFrame) -> Markup:
+    fractions = counts.div(counts.sum(axis=1).clip(lower=1), axis=0).to_numpy()
+    names = [str(name) for name in counts.columns]
+    size = range(len(names))
+    lines = [
+        [names[row], *(_count(counts.iat[row, column], fractions[row, column], row == column) for column in size)]
+        for row in size
+    ]
+    heads = [element("span", breakable(name), class_="head", title=name) for name in names]
+    caption = "Queries by class (rows) and by the class of their nearest image (columns); dark: much of a class"
+    return element("div", table(caption, ["class", *heads], lines, range(1, len(names) + 1)), class_="matrix")
+
+
+def _count(count: Any, fraction: float, is_match: bool) -> Markup:
+    """A cell of the matrix, the darker the larger its fraction of the class."""
+    kind = "match" if is_match else "mismatch"
+    style = f"--fraction:{fraction:.3f}" if count else None
+    return element("span", f"{count:,}", class_=f"fraction {kind}", style=style)
+
+
+def _pairs_table(pairs: pd.DataFrame) -> Markup:
+    values = zip(pairs["label"], pairs["nearest_label"], pairs["num_queries"], pairs["fraction"], strict=True)
+    lines = [(label, nearest, f"{count:,}", percent(fraction)) for label, nearest, count, fraction in values]
+    columns = ("class of the query", "class of its nearest image", "queries", "of the class")
+    return table(f"The {len(lines)} most frequent pairs", columns, lines, (2, 3))
+
+
+def _example(frames: ImageFrames, pair: Any) -> Markup:
+    images = [frames.query(pair.query), frames.neighbor(pair.query, pair.neighbor, 1, pair.similarity)]
+    return entry(f"{pair.label} → {pair.nearest_label}", frame_list(images))
+
+
+NUM_VOTES, MIN_VOTES = 5, 3
+MAX_ERRORS = 12
+
+
+def label_errors_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Section:
+    """The most certain errors, each with the neighbors that agree on another class."""
+    errors = label_errors(neighbors, NUM_VOTES, MIN_VOTES)
+    shown = errors.head(MAX_ERRORS)
+    lead = (
+        f"Queries whose {NUM_VOTES} nearest images are all of one other class (or as many as it has, "
+        f"but at least {MIN_VOTES}): check the label. "
+    )
+    lead += f"There are {len(errors):,}" if len(errors) else "There are none"
+    lead += f"; the {len(shown)} with the most similar neighbors are shown." if len(shown) < len(errors) else "."
+    entries = [
+        entry(
+            f"Labeled as {each.label}; neighbors' label: {each.suggested_label}",
+            frames.ranking(neighbors, each.row, each.num_votes),
+        )
+        for each in shown.itertuples()
+    ]
+    shown_errors = entry_list(entries, side_by_side=True) if entries else None
+    return section("label-errors", "Probable label errors", lead, shown_errors)

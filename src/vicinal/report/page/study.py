@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vicinal.report.page.charts import Line, line_chart, points_table
-from vicinal.report.page.document import document
-from vicinal.report.page.markup import Markup, Section, element, facts, figure, note, percent, section, table, tall
+from vicinal.report.page.charts import INK, PALE, style, svg
+from vicinal.report.page.header import without_home
+from vicinal.report.page.markup import Markup, Section, document, element, facts, note, percent, section, table, tall
 from vicinal.report.page.metrics import bar, named
-from vicinal.report.page.parallel import parallel_coordinates
-from vicinal.report.page.paths import without_home
 from vicinal.report.study_trial import StudyTrial, shown_value
 from vicinal.utils.files import write_bytes
+
+if TYPE_CHECKING:
+    from optuna import Study
 
 STATES = ("complete", "ended early", "failed", "running")
 
@@ -28,7 +31,7 @@ def write_study_page(
     recipe: str | None = None,
     importances: Mapping[str, float] | None = None,
     test: Mapping[str, float] | None = None,
-    log_keys: Collection[str] = (),
+    study: Study | None = None,
     title: str = "Search",
 ) -> None:
     """Write a page about a search for settings.
@@ -44,7 +47,7 @@ def write_study_page(
         recipe: the best recipe, as YAML.
         importances: the importance of each setting for the score; the sum is 1.
         test: the metrics on the test split, by name.
-        log_keys: the settings whose axes are logarithmic.
+        study: the trials as Optuna keeps them, two with a score at least, of which it draws the plots; None: without.
         title: of the page.
 
     Raises:
@@ -62,9 +65,9 @@ def write_study_page(
     groups: dict[str, list[Section | None]] = {
         "Result": [_best_section(by_number.get(-1 if best is None else best), metric), _test_section(test)],
         "Search": [
-            _settings_section(trials, metric, best, log_keys),
+            None if study is None else _settings_section(study, metric),
             _importances_section(importances),
-            _course_section(trials, metric),
+            None if study is None else _history_section(study, metric),
         ],
         "Details": [_trials_section(trials, metric, best), _recipe_section(recipe)],
     }
@@ -93,17 +96,43 @@ def _test_section(test: Mapping[str, float] | None) -> Section | None:
     return section("test", "Test", lead, metrics)
 
 
-def _settings_section(
-    trials: Sequence[StudyTrial], metric: str, best: int | None, log_keys: Collection[str]
-) -> Section | None:
-    chart = parallel_coordinates(trials, metric, -1 if best is None else best, log_keys)
-    if chart is None:
-        return None
-    lead = (
-        "A line for every trial, from setting to setting to its score; the stronger its color, the better. The thick "
-        "line is the best trial, dashed lines are trials that were ended early. Point at a line to see its numbers."
-    )
+def _settings_section(study: Study, metric: str) -> Section:
+    lead = "A line for every trial that was trained to its end, from its score to setting after setting."
+    chart = _plot("plot_parallel_coordinate", study, metric, f"{lead} The table below has the numbers.")
     return section("settings", "Settings and scores", lead, chart)
+
+
+def _history_section(study: Study, metric: str) -> Section:
+    lead = "The score of each trial and the best score so far; where that still rises, more trials may help."
+    return section("history", "History", lead, _plot("plot_optimization_history", study, metric, lead))
+
+
+def _plot(name: str, study: Study, metric: str, description: str) -> Markup:
+    """A plot of Optuna, in the style of the page."""
+    import optuna.visualization.matplotlib as plots
+    from matplotlib import pyplot
+    from matplotlib.text import Text
+
+    with style(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna calls its plots experimental
+        drawn = getattr(plots, name)(study, target_name=metric).figure
+        drawn.set_size_inches(8.5, 4.2)
+        for axes in drawn.axes:
+            if axes.get_label() == "<colorbar>":
+                axes.remove()
+                continue
+            axes.set(facecolor="none", title="")
+            if axes.get_legend() is not None:
+                axes.get_legend().set_frame_on(False)
+            axes.grid(False)
+            axes.tick_params(color=PALE)
+            if axes.get_yscale() == "log":
+                axes.yaxis.set_major_formatter("{x:g}")
+        for text in drawn.findobj(Text):
+            text.set_color(INK)
+        chart = svg(drawn, description)
+        pyplot.close(drawn)
+    return element("div", chart, class_="scroll", tabindex="0", role="group", aria_label=description)
 
 
 def _importances_section(importances: Mapping[str, float] | None) -> Section | None:
@@ -113,22 +142,6 @@ def _importances_section(importances: Mapping[str, float] | None) -> Section | N
     lead = "How much of the differences between the scores each setting explains, by fANOVA (Hutter et al., ICML 2014)."
     caption = table("Importance of the settings", ["setting", "importance", "from 0 to 100 %"], lines, (1,))
     return section("importance", "Importance", lead, caption, note("It says little where trials are few."))
-
-
-def _course_section(trials: Sequence[StudyTrial], metric: str) -> Section | None:
-    scored = [trial for trial in trials if trial.score is not None and trial.state == "complete"]
-    if len(scored) < 2:
-        return None
-    numbers = np.array([float(trial.number) for trial in scored])
-    scores = np.array([100 * float(trial.score or 0.0) for trial in scored])
-    lines = [Line("best so far", numbers, np.maximum.accumulate(scores)), Line("trial", numbers, scores, faint=True)]
-    text = f"The best {metric} so far over the trials, and that of each trial behind it."
-    chart = line_chart(lines, "trial", f"{metric}, %", text)
-    if chart is None:
-        return None
-    numbers_table = points_table(text, lines, "trial", f"{metric}, %")
-    drawn = figure(chart, text, numbers_table)
-    return section("course", "Course of the search", "Where the best score still rises, more trials may help.", drawn)
 
 
 def _trials_section(trials: Sequence[StudyTrial], metric: str, best: int | None) -> Section:

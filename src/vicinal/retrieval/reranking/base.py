@@ -18,8 +18,7 @@ import numpy as np
 from vicinal.retrieval.query_gallery import QueryGallery
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.arguments import check_positive_integer
-from vicinal.utils.arrays import Doubles, Floats, Integers
-from vicinal.utils.chunks import chunk_ranges
+from vicinal.utils.arrays import Doubles, Floats, Integers, chunk_ranges
 
 MAX_INCREMENTS = 2**21  # increments in memory at a time, unless a single query has more
 

@@ -7,8 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from vicinal.utils.arrays import Booleans, Floats, Integers
-from vicinal.utils.chunks import chunk_ranges
+from vicinal.utils.arrays import Booleans, Floats, Integers, chunk_ranges
 
 MASK_BYTES = 2**24  # of the membership mask in memory at a time
 MAX_MEMBERS = 2**21  # members that are looked up at a time

@@ -13,8 +13,7 @@ from vicinal.retrieval.query_gallery import QueryGallery
 from vicinal.retrieval.reranking.base import RerankedScores, Reranking, ScoreIncrements
 from vicinal.retrieval.reranking.neighbor_sets import NeighborSets, intersection_sizes
 from vicinal.retrieval.scores import UnitVectors, pair_scores
-from vicinal.utils.arrays import Booleans, Doubles, Floats, Integers
-from vicinal.utils.chunks import chunk_ranges
+from vicinal.utils.arrays import Booleans, Doubles, Floats, Integers, chunk_ranges
 from vicinal.utils.errors import InputError
 
 MAX_ENTRIES = 2**18  # entries that are compared at a time: so many stay in the cache

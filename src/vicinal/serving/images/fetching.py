@@ -87,10 +87,10 @@ class Fetcher:
 
         host = self.check(url)
         address = await asyncio.to_thread(self.public_address, host)
-        target = httpx.URL(url).copy_with(host=address)
         data = bytearray()
         options: dict[str, Any] = {"headers": {"Host": host}, "extensions": {"sni_hostname": host}}
         try:
+            target = httpx.URL(url).copy_with(host=address)
             async with (
                 httpx.AsyncClient(timeout=SECONDS, trust_env=False, transport=self._transport) as client,
                 client.stream("GET", target, **options) as response,
@@ -101,7 +101,7 @@ class Fetcher:
                     data += block
                     if len(data) > self.max_bytes:
                         raise Problem(422, f"url: the image has more than {self.max_bytes / 2**20:g} MB")
-        except (httpx.HTTPError, httpx.InvalidURL):
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError):
             raise Problem(422, f"url: it cannot be fetched from {host}") from None
         return bytes(data)
 

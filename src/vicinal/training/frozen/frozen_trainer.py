@@ -19,7 +19,7 @@ from vicinal.models.modes import eval_mode
 from vicinal.models.precision import Precision, UsedPrecision
 from vicinal.training.base_trainer import Batch
 from vicinal.training.frozen.feature_cache import CachedFeatures, FeatureDataset, cached_features, feature_fingerprint
-from vicinal.training.recipes.frozen_checks import check_frozen_model
+from vicinal.training.recipes.checks import check_frozen_model
 from vicinal.training.recipes.recipe import Recipe
 from vicinal.training.trainer import Trainer
 from vicinal.training.training_data import num_workers

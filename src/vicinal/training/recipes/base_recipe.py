@@ -19,15 +19,16 @@ import vicinal.distillation
 import vicinal.matryoshka
 import vicinal.memory
 import vicinal.mixing
-import vicinal.weighting  # noqa: F401 - a recipe may name a class of an imported module without its module
+import vicinal.weighting
 from vicinal.data import Table
-from vicinal.losses import Loss
+from vicinal.losses import CenterBasedLoss, Loss
 from vicinal.training.recipes.base_settings import BaseSettings
 from vicinal.training.recipes.batch_size import fit_batches
 from vicinal.training.recipes.recipe_check import RecipeCheck, as_yaml
 from vicinal.training.recipes.recipe_classes import OfferedClasses
 from vicinal.training.recipes.recipe_file import RecipeFile
 from vicinal.training.recipes.recipe_schema import Schema, Setting, arguments_schema, settings_schema
+from vicinal.training.recipes.run_length import fit_epochs
 from vicinal.utils.console import is_main_process, log
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
@@ -57,7 +58,7 @@ cache pixels differ a little, and crops and random numbers do not.
 """
 
 AnyRecipe = TypeVar("AnyRecipe", bound="BaseRecipe")
-CHOSEN = ("batch_size", "samples_per_class", "model.backbone", "precision")
+CHOSEN = ("batch_size", "samples_per_class", "epochs", "model.backbone", "precision")
 """The settings that suit data and machine where they are not given."""
 
 
@@ -93,6 +94,8 @@ class BaseRecipe(ABC):
         objects = parser.instantiate(namespace)
         names = [field.name for field in fields(self.settings_class)]
         self.settings = self.settings_class(**{name: objects[name] for name in names})
+        if self.settings.samples_per_class == 1:
+            _check_single_samples(objects.loss)
 
     @classmethod
     def parser(cls) -> jsonargparse.ArgumentParser:
@@ -188,6 +191,7 @@ class BaseRecipe(ABC):
         ours, theirs = _flattened(own.config), _flattened(given.config)
         keys = [*CONTINUED, *(key for key in MACHINE if key in given.given)]
         changed = {key: theirs[key] for key in keys if key in ours and theirs[key] != ours[key]}
+        changed = {key: value for key, value in changed.items() if key not in CHOSEN or key in given.given}
         if not changed:
             return own
         log(f"resuming with {', '.join(f'{key} = {as_yaml(value)}' for key, value in changed.items())}")
@@ -205,12 +209,15 @@ class BaseRecipe(ABC):
         return None
 
     def fitted(self: AnyRecipe, table: Table) -> AnyRecipe:
-        """The recipe with the batch size and the samples per class of a run on these training images.
+        """The recipe with the batch size, the samples per class and the epochs of a run on these training images.
 
-        ``vicinal.training.recipes.batch_size`` says how; what is chosen is logged.
+        :func:`fit_batches` and :func:`fit_epochs` say how; what is chosen is logged.
         """
-        sizes = fit_batches(self.settings, table)._asdict()
+        sizes: dict[str, int] = fit_batches(self.settings, table)._asdict()
         chosen = {name: size for name, size in sizes.items() if getattr(self.settings, name) is None}
+        if self.settings.epochs is None and self.settings.max_steps is None:
+            steps = self.settings.steps_per_epoch or max(1, round(len(table) / sizes["batch_size"]))
+            chosen["epochs"] = fit_epochs(steps)
         if not chosen:
             return self
         text = ", ".join(f"{name} = {size}" for name, size in chosen.items())
@@ -254,6 +261,16 @@ class BaseRecipe(ABC):
                     f"{key} = {as_yaml(theirs.get(key))} differs from the run's own {as_yaml(ours.get(key))}; "
                     "resume with --out and --resume alone, or start a new run"
                 )
+
+
+def _check_single_samples(loss: Loss) -> None:
+    """Raise InputError if a loss compares the images of a class in a batch, and nothing else."""
+    kinds = CenterBasedLoss, vicinal.memory.CrossBatchMemory
+    if not any(isinstance(part, kinds) for part in loss.modules()):
+        raise InputError(
+            f"samples_per_class = 1 must be 0 or at least 2: {type(loss).__name__} compares images of one class in a "
+            "batch; a loss with class centers or a CrossBatchMemory does not"
+        )
 
 
 def _add_model_arguments(

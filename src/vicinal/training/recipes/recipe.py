@@ -8,7 +8,7 @@ from typing import Any
 import jsonargparse
 import torch
 
-from vicinal.losses import MultiSimilarityLoss
+from vicinal.losses import NTXentLoss
 from vicinal.models import Embedder, default_transform
 from vicinal.models.downloads import DownloadError
 from vicinal.models.precision import gpu_has_bfloat16
@@ -44,7 +44,7 @@ class Recipe(BaseRecipe):
     first_settings = frozenset({"data", "transform"})
     model_class, model_key = Embedder, "model"
     fixed_arguments = frozenset({"transform"})
-    default_loss = MultiSimilarityLoss
+    default_loss = NTXentLoss
 
     settings: TrainingSettings
 

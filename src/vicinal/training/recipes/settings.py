@@ -9,8 +9,7 @@ from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.settings import DataSettings
 from vicinal.training.fine_tuning import FineTuning, check_backbone_settings
 from vicinal.training.recipes.base_settings import BaseSettings, OptimizerSettings, Validation, check_lr_factors
-from vicinal.training.recipes.checks import require, require_left_out
-from vicinal.training.recipes.frozen_checks import check_frozen_settings
+from vicinal.training.recipes.checks import check_frozen_settings, require, require_left_out
 from vicinal.utils.launch import Launch, check_launch
 
 
@@ -47,6 +46,7 @@ class EmbedderOptimizer(OptimizerSettings):
             last block has it once, the stem most often.
     """
 
+    lr: float = 3e-4
     lr_factors: LearningRateFactors = field(default_factory=LearningRateFactors)
     layer_decay: float = 1.0
 
@@ -64,8 +64,8 @@ class EmbedderValidation(Validation):
 
     Args:
         train_images: largest number of training images whose recall@1 is logged at each evaluation too: always the
-            same, whole classes or a part of large ones; null: a fifth of the images, at least 200 and at most 2,000;
-            0: none.
+            same, whole classes or a part of large ones; null: a twentieth of the images, at least 200 and at most
+            2,000; 0: none.
     """
 
     train_images: int | None = None
@@ -160,10 +160,10 @@ class TrainingSettings(BaseSettings):
         coarse_sampling: how often a coarse class is drawn: "by_size", in proportion to its number of images, or
             "uniform", equally often. Within it, classes are drawn as `class_sampling` says, which cannot be exhaustive.
         coarse_column: column of the table with the coarse labels: coarse, coarse_2, ...
-        head_init: initial weights of the linear layer after the features: "whitening", a whitening of half the strength
-            that is estimated from training images, which is better than the pretrained network's own embeddings; or
-            "random"; null: whitening where the backbone is pretrained and the head has one linear layer that no file
-            initializes.
+        head_init: initial weights of the linear layer after the features: "whitening", a whitening of a quarter of the
+            strength that is estimated from training images, which is better than the pretrained network's own
+            embeddings; or "random"; null: whitening where the backbone is pretrained and the head has one linear layer
+            that no file initializes.
         centers: initial class centers of a center-based loss: "random"; "class_means", the means of the training
             images' embeddings by the untrained model; or the folder of a run, whose centers are copied by class name,
             while classes that it does not have get random centers.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +21,6 @@ from vicinal.data.table import Table
 from vicinal.utils.console import log, track
 from vicinal.utils.errors import InputError, one_line
 from vicinal.workflows.embedding.shard_job import PART_SIZE, ShardJob, shard_job
-from vicinal.workflows.ray.ray_attempts import Attempts
 from vicinal.workflows.ray.ray_cluster import LOCAL, check_address, ray_cluster
 from vicinal.workflows.ray.ray_stages import EmbedBlock, RowBatch, as_column, from_column, read_block
 from vicinal.workflows.sources.embedding_reader import EmbeddingReader
@@ -174,3 +174,23 @@ class _RayData:
         finally:
             for name, value in before.items():
                 setattr(context, name, value)
+
+
+class Attempts:
+    """An actor that counts how often something was begun and not ended, since its process died.
+
+    Ray repeats a task whose process died without end, and does not tell it so.
+    """
+
+    def __init__(self) -> None:
+        self._begun: Counter[tuple[str, int]] = Counter()
+
+    def begin(self, what: tuple[str, int]) -> int:
+        """Which attempt this is, from 1."""
+        self._begun[what] += 1
+        return self._begun[what]
+
+    def end(self, what: list[tuple[str, int]]) -> None:
+        """Forget what was done."""
+        for each in what:
+            self._begun.pop(each, None)

@@ -54,7 +54,7 @@ def read_block(block: Block, transform: ImageTransform, attempts: Any) -> Block:
     Args:
         block: A column `rows` with one :class:`RowBatch`.
         transform: The transform of the images.
-        attempts: The actor :class:`~vicinal.workflows.ray.ray_attempts.Attempts`.
+        attempts: The actor :class:`~vicinal.workflows.ray.embed_on_ray.Attempts`.
 
     Returns:
         The columns `pixels`, `[1, b, channels, height, width]`, and `read`, the first row, b and the errors.
@@ -99,7 +99,7 @@ class EmbedBlock:
         source: What they are the images of.
         fingerprint: That of the model, which must be the same on all machines.
         num_threads: Of PyTorch, on a CPU.
-        attempts: The actor :class:`~vicinal.workflows.ray.ray_attempts.Attempts`.
+        attempts: The actor :class:`~vicinal.workflows.ray.embed_on_ray.Attempts`.
     """
 
     def __init__(self, reader: EmbeddingReader, source: str, fingerprint: str, num_threads: int, attempts: Any) -> None:

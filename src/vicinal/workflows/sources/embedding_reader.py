@@ -119,7 +119,7 @@ class EmbeddingReader(ModelOptions):
     def _selected(self, table: Table, source: str, split: str | None) -> Table:
         """The selected rows of the table of a source of images."""
         selected = table.take(self._rows(table, split, source, columns_of_run(source)))
-        selected.other_files = table.other_files
+        selected.other_files, selected.unlisted = table.other_files, table.unlisted
         return selected
 
     def embed_function(self, source: str) -> Callable[[Table], EmbeddedTable]:

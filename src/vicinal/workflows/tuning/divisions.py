@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from vicinal.data import Table, check_trainable, class_folds, load_dataset
 from vicinal.data.noise.add_noise import check_foreign, load_foreign
@@ -98,20 +98,12 @@ def check_table(recipe: Recipe, table: Table) -> None:
     create_sampler(recipe.settings, training)
 
 
-class Epoch(NamedTuple):
-    """The size of an epoch: its number of images, and of steps of the optimizer."""
-
-    num_images: int
-    num_steps: int
-
-
-def epoch_of(recipe: Recipe, table: Table) -> Epoch:
-    """The size of the epochs of a recipe on a table."""
+def steps_per_epoch(recipe: Recipe, table: Table) -> int:
+    """The number of steps of the optimizer in an epoch of a recipe on a table."""
     from vicinal.training.training_data import create_sampler
 
     sampler = create_sampler(recipe.settings, table.subset("train"))
-    num_steps = math.ceil(len(sampler) / recipe.settings.accumulate_grad_batches)
-    return Epoch(len(sampler) * sampler.batch_size, num_steps)
+    return math.ceil(len(sampler) / recipe.settings.accumulate_grad_batches)
 
 
 def with_table(config: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -35,10 +35,6 @@ class Choices:
         """The value of a trial; Optuna keeps choices as JSON, as it knows no lists."""
         return self.decoded(trial.suggest_categorical(key, [json.dumps(value) for value in self.given]))
 
-    def at(self, quantile: float) -> str:
-        """The choice at a quantile from 0 to below 1, as Optuna keeps it."""
-        return json.dumps(self.given[int(quantile * len(self.given))])
-
     def decoded(self, kept: Any) -> Any:
         """The value that Optuna keeps so."""
         return json.loads(kept)
@@ -46,10 +42,6 @@ class Choices:
     def plain(self) -> list[Any]:
         """As it is written in a recipe."""
         return list(self.given)
-
-    def middle(self) -> float:
-        """The mean of numbers, for estimates."""
-        return sum(self.given) / len(self.given)
 
 
 @dataclass(frozen=True)
@@ -97,20 +89,6 @@ class Range:
             return trial.suggest_int(key, int(self.low), int(self.high), log=self.log)
         return trial.suggest_float(key, self.low, self.high, log=self.log)
 
-    def at(self, quantile: float) -> float:
-        """The number at a quantile from 0 to below 1.
-
-        Example:
-            >>> Range(1e-4, 1e-2, log=True).at(0.5), Range(10, 30, step=10).at(0.7), Range(1, 4).at(0.99)
-            (0.001, 30, 4)
-        """
-        if self.step is not None:
-            values = self.values()
-            return values[int(quantile * len(values))]
-        low, high = float(self.low), float(self.high) + (1 if self.is_integer else 0)
-        value = low * (high / low) ** quantile if self.log else low + quantile * (high - low)
-        return int(value) if self.is_integer else float(f"{value:.12g}")
-
     def decoded(self, kept: Any) -> Any:
         """The value that Optuna keeps so."""
         return kept
@@ -119,10 +97,6 @@ class Range:
         """As it is written in a recipe."""
         step = {} if self.step is None else {"step": self.step}
         return {"log" if self.log else "range": [self.low, self.high], **step}
-
-    def middle(self) -> float:
-        """The mean, for estimates."""
-        return (self.low + self.high) / 2
 
 
 Values: TypeAlias = Choices | Range

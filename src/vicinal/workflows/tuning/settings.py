@@ -8,6 +8,8 @@ from typing import Literal
 
 from vicinal.utils.errors import InputError
 
+Sampler = Literal["tpe", "random", "sobol"]
+
 
 @dataclass(frozen=True)
 class TuneSettings:
@@ -16,7 +18,7 @@ class TuneSettings:
     Args:
         trials: number of trials, those of earlier commands on this study included.
         sampler: how settings are proposed: "tpe", the tree-structured Parzen estimator, learns from the trials before;
-            "random" does not; "sobol" does not either, and covers the space more evenly than "random" with few trials.
+            "random" does not; "sobol" does not either, and covers numbers more evenly than "random" with few trials.
         prune: end trials early whose validation scores are worse than the median at the same epoch, or by Hyperband,
             which gives many trials few epochs and few trials all; with several folds, the first one decides.
         held_out: the classes that validate: "half", the second half of the training classes in order, while the first
@@ -31,11 +33,10 @@ class TuneSettings:
         clusters: with replay, compare k-means clusters with the classes too: NMI, AMI and F1.
         keep_weights: keep the weights of all trials.
         jobs: number of runs at a time, each on a GPU of its own if there are several.
-        images_per_second: for the estimate of the time, instead of a few steps that are timed first.
     """
 
     trials: int = 20
-    sampler: Literal["tpe", "random", "sobol"] = "tpe"
+    sampler: Sampler = "tpe"
     prune: Literal["none", "median", "hyperband"] = "none"
     held_out: str = "half"
     seeds: int = 1
@@ -47,12 +48,10 @@ class TuneSettings:
     clusters: bool = False
     keep_weights: bool = False
     jobs: int = 1
-    images_per_second: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("trials", "seeds", "top", "jobs"):
             _require_positive(self, name)
-        _require_speed(self.images_per_second)
         folds = self.held_out.isdecimal() and int(self.held_out) >= 2
         if not folds and self.held_out not in ("half", "val"):
             raise InputError(f"held_out = {self.held_out} must be half, val, or a number of folds from 2 up")
@@ -70,7 +69,6 @@ class SweepSettings:
         hierarchy: score the coarse labels of the table too.
         clusters: compare k-means clusters with the classes too: NMI, AMI and F1.
         jobs: number of runs at a time, each on a GPU of its own if there are several.
-        images_per_second: for the estimate of the time, instead of a few steps that are timed first.
     """
 
     seeds: int = 1
@@ -80,19 +78,12 @@ class SweepSettings:
     hierarchy: bool = False
     clusters: bool = False
     jobs: int = 1
-    images_per_second: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("seeds", "jobs"):
             _require_positive(self, name)
-        _require_speed(self.images_per_second)
 
 
 def _require_positive(settings: object, name: str) -> None:
     if getattr(settings, name) < 1:
         raise InputError(f"{name} = {getattr(settings, name)} must be at least 1")
-
-
-def _require_speed(images_per_second: float | None) -> None:
-    if images_per_second is not None and not 0 < images_per_second < float("inf"):
-        raise InputError(f"images_per_second = {images_per_second} must be above 0")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
     from vicinal.data.table import Table
 
+MakeTables = Callable[[StudyRecipe], "dict[str, Table]"]
+
 
 @dataclass(frozen=True)
 class StudyFolder:
@@ -30,19 +31,18 @@ class StudyFolder:
     recipe.yaml        the recipe with the settings that vary under `search` or `grid`
     study.json         the options of the study
     tables/            the images and splits of its runs; those of a search have no test images
-    journal.log        the trials of a search, in the format of Optuna's journal storage
+    trials.sqlite      all trials, their settings and scores: the database of Optuna's studies `search`, `seeds`, `grid`
     trials/007/        the run folder of a trial (trials/007/fold1 with several folds); beside it trials/007.yaml, its
-                       recipe, trials/007.log, its messages, and trials/007.json, its result once it is finished
+                       recipe, and trials/007.log, its messages
     seeds/007_1/       the same for the best trials with further seeds
     best.yaml          the best recipe
     replay.json        the trial that is replayed, and its recipe
     final/             the run on all training classes
     test.json          its metrics on the test split
     report.html        the page about a search
-    cells/007_1/       the run of a cell of a grid, with its second seed; cells/007_1_test.json: its metrics on the test
-                       split
+    cells/007_1/       the run of a cell of a grid, with its second seed
     sweep.png          the picture of a grid
-    .locks/            held by the commands that work on something; several may work on one study
+    .lock              held by a command that begins the study or replays; several may work on the trials
     =================  ===============================================================================================
 
     Args:
@@ -60,12 +60,20 @@ class StudyFolder:
         return self.path / "study.json"
 
     @property
-    def journal(self) -> Path:
-        return self.path / "journal.log"
+    def trials(self) -> Path:
+        return self.path / "trials.sqlite"
 
     @property
     def best(self) -> Path:
         return self.path / "best.yaml"
+
+    @property
+    def replayed(self) -> Path:
+        return self.path / "replay.json"
+
+    @property
+    def test(self) -> Path:
+        return self.path / "test.json"
 
     @property
     def page(self) -> Path:
@@ -83,24 +91,12 @@ class StudyFolder:
         """A file beside the run folder of a name, such as `trials/007.yaml`."""
         return self.path / f"{name}{suffix}"
 
-    def lock(self, name: str) -> FileLock:
-        """The lock of a name. The system releases it when the process that holds it ends, however it ends."""
+    def lock(self) -> FileLock:
+        """The lock of the study. The system releases it when the process that holds it ends, however it ends."""
         from filelock import FileLock
 
-        path = self.path / ".locks" / f"{name.replace('/', '_')}.lock"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(path)
-
-    def claim(self, name: str) -> FileLock | None:
-        """The lock of a name, held by this process until it releases it; None if it is held already."""
-        from filelock import Timeout
-
-        lock = self.lock(name)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            return None
-        return lock
+        self.path.mkdir(parents=True, exist_ok=True)
+        return FileLock(self.path / ".lock")
 
     def check_verb(self, section: str) -> None:
         """Raise InputError unless the folder holds a study of this verb, or nothing at all."""
@@ -110,7 +106,7 @@ class StudyFolder:
         own = self.stored().get("verb", verb)
         if own != verb:
             raise InputError(f"{self.path} holds a study of vicinal {own}; give another --out")
-        if not self.recipe.is_file() and self.path.exists() and any(self._strangers()):
+        if not self.recipe.is_file() and self.path.exists() and any(self._unrelated_files()):
             raise InputError(f"{self.path} exists already and holds no study; give another --out")
 
     def check_study(self) -> None:
@@ -126,16 +122,10 @@ class StudyFolder:
             raise InputError(f"{self.settings}: not as the study wrote it ({error})") from None
         return stored if isinstance(stored, dict) else {}
 
-    def _strangers(self) -> Iterator[Path]:
-        """What is there beside that what a command leaves that was killed before the study began."""
-        ours = {self.settings.name, "tables", ".locks"}
+    def _unrelated_files(self) -> Iterator[Path]:
+        """Files that do not belong to a study that was killed before it began."""
+        ours = {self.settings.name, "tables", ".lock"}
         return (each for each in self.path.iterdir() if each.name not in ours)
-
-    @contextmanager
-    def creating(self) -> Iterator[bool]:
-        """Keep other commands from creating the study in a block; whether there is none yet."""
-        with self.lock("study"):
-            yield not self.recipe.is_file()
 
     def create(self, given: StudyRecipe, settings: Mapping[str, Any], tables: Mapping[str, Table]) -> None:
         """Write the first files of a study; the recipe last, because a folder with a recipe is a study."""
@@ -174,3 +164,43 @@ class StudyFolder:
     def _fail(self, difference: str) -> None:
         raise InputError(f"{self.path} holds another study: {difference}; give another --out, or --out alone to "
                          "continue it")  # fmt: skip
+
+
+def open_study(
+    folder: StudyFolder,
+    given: StudyRecipe | None,
+    section: str,
+    settings: Mapping[str, Any],
+    fixed: tuple[str, ...],
+    make_tables: MakeTables,
+    allow_imports: Sequence[str] = (),
+) -> StudyRecipe:
+    """Begin a study in a folder, or continue the one that is there, and return its recipe.
+
+    Args:
+        folder: of the study.
+        given: the recipe with the settings that vary; None: that of the study that is there.
+        section: `search` or `grid`.
+        settings: the options of the study.
+        fixed: the options that must be those of the study that is there.
+        make_tables: name -> table of the runs of a new study.
+        allow_imports: packages whose classes a recipe may name, where none is given.
+
+    Raises:
+        InputError: the recipe is invalid, its data cannot be divided so, or the folder holds something else.
+    """
+    from vicinal.training.recipes.recipe import Recipe
+
+    folder.check_verb(section)
+    if given is None:
+        folder.check_study()
+        return folder.own_recipe(section, tuple(allow_imports))
+    given.check(Recipe.schema(), Recipe.verb)
+    tables = {} if folder.recipe.is_file() else make_tables(given)
+    with folder.lock():
+        if folder.recipe.is_file():
+            folder.check_same(given, settings, fixed)
+            folder.store(section, settings)
+        else:
+            folder.create(given, settings, tables)
+    return given

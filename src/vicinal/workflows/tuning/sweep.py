@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vicinal.data import load_table
+import numpy as np
+import pandas as pd
+
+from vicinal.report.study_trial import shown_value
+from vicinal.training.interrupt import StopRequest
+from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
-from vicinal.workflows.tuning.cost import Part, print_cost, run_cost
+from vicinal.utils.wording import counted
 from vicinal.workflows.tuning.divisions import ALL, check_table, load_study_table
-from vicinal.workflows.tuning.evaluation import evaluation_words, metrics_of
-from vicinal.workflows.tuning.jobs import Runner
-from vicinal.workflows.tuning.processes import Start, Task, start_process
-from vicinal.workflows.tuning.scheduler import run_tasks
+from vicinal.workflows.tuning.runs import Runner, Start, evaluation_words, start_process
 from vicinal.workflows.tuning.settings import SweepSettings
-from vicinal.workflows.tuning.studies import JobQueue, make_runner, open_study, stopping
-from vicinal.workflows.tuning.study_folder import StudyFolder
+from vicinal.workflows.tuning.study_folder import StudyFolder, open_study
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
-from vicinal.workflows.tuning.sweep_result import SweepCell, SweepResult
+from vicinal.workflows.tuning.trials import METRICS, REASON, enqueue, given, in_states, open_trials, run_trials
 
 if TYPE_CHECKING:
+    from optuna import Trial
+    from optuna.trial import FrozenTrial
+
     from vicinal.data.table import Table
-    from vicinal.training.recipes.recipe import Recipe
 
 SECTION = "grid"
 FIXED = ("recall_at", "metrics", "hierarchy", "clusters")  # the metrics that are there for every cell
@@ -61,12 +64,12 @@ def sweep(
     """
     settings, folder = settings or SweepSettings(), StudyFolder(Path(out))
     is_given = recipe is not None or bool(overrides)
-    given = StudyRecipe.read(SECTION, recipe, overrides, allow_imports) if is_given else None
+    read = StudyRecipe.read(SECTION, recipe, overrides, allow_imports) if is_given else None
     options = {**asdict(settings), "recall_at": _listed(settings.recall_at), "metrics": _listed(settings.metrics)}
-    study = open_study(folder, given, SECTION, options, FIXED, _make_tables, allow_imports)
-    base = study.base
-    with stopping() as is_stopping:
-        return Grid(study, base, settings, make_runner(folder, study, base, settings.jobs, start, is_stopping)).run()
+    study = open_study(folder, read, SECTION, options, FIXED, _make_tables, allow_imports)
+    with StopRequest() as stop:
+        runner = Runner(folder, study.base, settings.jobs, start, lambda: stop.requested, study.allow_imports)
+        return Grid(study, settings, runner).run()
 
 
 class Grid:
@@ -74,22 +77,22 @@ class Grid:
 
     Args:
         study: the recipe and the values of its settings.
-        base: the recipe without them.
         settings: the options.
         runner: of the runs.
     """
 
-    def __init__(self, study: StudyRecipe, base: Recipe, settings: SweepSettings, runner: Runner) -> None:
-        self.study, self.base, self.settings, self.runner = study, base, settings, runner
+    def __init__(self, study: StudyRecipe, settings: SweepSettings, runner: Runner) -> None:
+        self.study, self.settings, self.runner = study, settings, runner
         self.cells = study.cells()
-        runs = [(number, seed) for seed in range(settings.seeds) for number in range(len(self.cells))]
-        self.queue = JobQueue(runner, {_result_name(*run): partial(self._train, *run) for run in runs})
+        self.trials = open_trials(runner.folder, SECTION)
+        self.failures: dict[tuple[int, int], str] = {}  # of this command; the next one tries them again
 
     def run(self) -> SweepResult:
-        """Do what is left of the study."""
-        print_cost(self._cost(), self.settings.images_per_second, self.runner, self.base, ALL)
+        """Do the rest of the study."""
+        runs = [(cell, seed) for seed in range(self.settings.seeds) for cell in range(len(self.cells))]
+        enqueue(self.trials, [{"cell": cell, "seed": seed} for cell, seed in runs])
         try:
-            run_tasks(self.queue.next, self.settings.jobs, self.runner.is_stopping)
+            run_trials(self.trials, self._score, None, self.settings.jobs, self.runner.is_stopping, self._end)
         finally:
             result = self.result()
             result.draw(self.runner.folder.picture)
@@ -97,35 +100,135 @@ class Grid:
 
     def result(self) -> SweepResult:
         """The metrics of all cells so far."""
+        found = {_run(trial): trial.user_attrs[METRICS] for trial in in_states(self.trials, "COMPLETE")}
         cells = []
         for number, values in enumerate(self.cells):
-            names = [_result_name(number, seed) for seed in range(self.settings.seeds)]
-            results = [result for name in names if (result := self.runner.result(name)) is not None]
-            failures = tuple(self.queue.failures[name] for name in names if name in self.queue.failures)
-            cells.append(SweepCell(values, tuple(result["metrics"] for result in results), failures))
-        metric = self.settings.metric or self.base.settings.validation.metric
+            runs = [(number, seed) for seed in range(self.settings.seeds)]
+            metrics = tuple(found[run] for run in runs if run in found)
+            cells.append(SweepCell(values, metrics, tuple(self.failures[run] for run in runs if run in self.failures)))
+        metric = self.settings.metric or self.study.base.settings.validation.metric
         return SweepResult(tuple(self.study.space), tuple(cells), metric)
 
-    def _train(self, number: int, seed: int, slot: int) -> Task[str]:
+    def _score(self, trial: Trial) -> float:
         """Train and evaluate one cell with one seed."""
+        number, seed = (trial.suggest_int(key, 0, 2**31) for key in ("cell", "seed"))
+        recipe = self.study.recipe(self.cells[number], seed=self.study.base.settings.seed + seed)
         name = _run_name(number, seed)
-        recipe = self.study.recipe(self.cells[number], seed=self.base.settings.seed + seed)
-        outcome = yield from self.runner.train(name, recipe, ALL, slot)
-        if outcome.status == "finished":
-            outcome = yield from self.runner.evaluate(name, evaluation_words(self.base, self.settings), slot)
-        if outcome.status == "finished":
-            self.runner.write_result(_result_name(number, seed), {"metrics": metrics_of(outcome.result)})
-            self.runner.delete_checkpoints(name)
-        return outcome.reason
+        self.runner.train(name, recipe, ALL)
+        metrics = self.runner.evaluate(name, evaluation_words(self.study.base, self.settings))
+        trial.set_user_attr(METRICS, metrics)
+        return next(iter(metrics.values()))
 
-    def _cost(self) -> list[Part]:
-        """What is left of the study, at most."""
-        epochs = self.study.space.get("epochs")
-        table = load_table(self.runner.folder.table(ALL))
-        cost = run_cost(self.base, table, None if epochs is None else epochs.middle())
-        num_left, num_cells, num_seeds = len(self.queue.pending), len(self.cells), self.settings.seeds
-        whole = num_left == num_cells * num_seeds
-        return [Part("grid", [(num_cells, "cell"), (num_seeds, "seed")] if whole else [(num_left, "run")], cost)]
+    def _end(self, trial: FrozenTrial) -> None:
+        run = _run(trial)
+        if trial.state.name == "FAIL":
+            self.failures[run] = trial.user_attrs[REASON]
+            log(f"{_run_name(*run)} failed: {self.failures[run]}")
+        else:
+            self.runner.delete_checkpoints(_run_name(*run))
+
+
+@dataclass(frozen=True)
+class SweepCell:
+    """A combination of settings.
+
+    Args:
+        values: the settings, by their keys.
+        metrics: the metrics on the test split by name, of each seed that has been evaluated.
+        failures: why runs with other seeds failed.
+    """
+
+    values: dict[str, Any]
+    metrics: tuple[dict[str, float], ...] = ()
+    failures: tuple[str, ...] = ()
+
+    def mean(self, metric: str) -> float:
+        """The mean over the seeds; NaN without any."""
+        return float(np.mean([each[metric] for each in self.metrics])) if self.metrics else math.nan
+
+    def std(self, metric: str) -> float:
+        """The sample standard deviation over the seeds; NaN with fewer than two."""
+        return float(np.std([each[metric] for each in self.metrics], ddof=1)) if len(self.metrics) > 1 else math.nan
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """The result of a grid.
+
+    Attributes:
+        keys: the settings that vary.
+        cells: every combination of their values.
+        metric: the metric of the picture.
+
+    Example:
+        >>> cells = [SweepCell({"dim": dim}, ({"recall@1": score}, {"recall@1": score + 0.02}))
+        ...          for dim, score in ((64, 0.5), (128, 0.6))]
+        >>> print(SweepResult(("dim",), tuple(cells), "recall@1"))
+        mean ± standard deviation over 2 seeds, in %
+        dim   recall@1
+        64    51.00 ± 1.41
+        128   61.00 ± 1.41
+    """
+
+    keys: tuple[str, ...]
+    cells: tuple[SweepCell, ...]
+    metric: str
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of all metrics."""
+        return list(dict.fromkeys(name for cell in self.cells for each in cell.metrics for name in each))
+
+    @property
+    def failures(self) -> list[str]:
+        """Why runs failed."""
+        return [failure for cell in self.cells for failure in cell.failures]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per cell: its settings, the number of seeds, and mean and standard deviation of every metric."""
+        rows = []
+        for cell in self.cells:
+            row: dict[str, Any] = {key: _plain(value) for key, value in cell.values.items()}
+            row["num_seeds"] = len(cell.metrics)
+            for name in self.metrics:
+                row |= {name: cell.mean(name), f"{name} std": cell.std(name)}
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def to_csv(self) -> str:
+        """:meth:`to_frame` as comma-separated values; missing values are empty."""
+        return self.to_frame().to_csv(index=False, lineterminator="\n")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings and metrics of every cell, with each seed, ready for JSON."""
+        return {"keys": list(self.keys), "metric": self.metric, "cells": [self._summary(cell) for cell in self.cells]}
+
+    def _summary(self, cell: SweepCell) -> dict[str, Any]:
+        """The settings and metrics of a cell, ready for JSON."""
+        means = {name: _or_none(cell.mean(name)) for name in self.metrics}
+        deviations = {name: _or_none(cell.std(name)) for name in self.metrics}
+        return {**asdict(cell), "mean": means, "std": deviations}
+
+    def __str__(self) -> str:
+        most = max((len(cell.metrics) for cell in self.cells), default=0)
+        rows = [[*self.keys, *self.metrics]]
+        for cell in self.cells:
+            settings = [shown_value(cell.values[key]) for key in self.keys]
+            rows.append([*settings, *(_percent(cell, name) for name in self.metrics), *_remark(cell, most)])
+        head = f"mean ± standard deviation over {most} seeds, in %" if most > 1 else "in %"
+        return "\n".join([head, *_aligned(rows)])
+
+    def draw(self, path: Path) -> bool:
+        """Draw the metric over one or two settings; returns whether there is a picture, which others cannot have."""
+        if not self.metrics or len(self.keys) > 2:
+            return False
+        from vicinal.report.grid import draw_grid
+
+        shown = self.metric if self.metric in self.metrics else self.metrics[0]
+        if shown != self.metric:
+            log(f"{self.metric} is not among the metrics of the test split; the picture shows {shown}")
+        draw_grid(self.to_frame(), self.keys, shown, path)
+        return True
 
 
 def _make_tables(study: StudyRecipe) -> dict[str, Table]:
@@ -146,9 +249,38 @@ def _run_name(number: int, seed: int) -> str:
     return f"cells/{number:03d}_{seed}"
 
 
-def _result_name(number: int, seed: int) -> str:
-    return f"{_run_name(number, seed)}_test"
+def _run(trial: FrozenTrial) -> tuple[int, int]:
+    """The number of the cell and of the seed of a trial."""
+    return given(trial)["cell"], given(trial)["seed"]
 
 
 def _listed(values: Sequence[Any] | None) -> list[Any] | None:
     return None if values is None else list(values)
+
+
+def _plain(value: Any) -> Any:
+    """A value that a column can hold with others."""
+    return shown_value(value) if isinstance(value, list | dict) or value is None else value
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _percent(cell: SweepCell, name: str) -> str:
+    mean, std = cell.mean(name), cell.std(name)
+    if math.isnan(mean):
+        return "–"
+    return f"{100 * mean:.2f}" if math.isnan(std) else f"{100 * mean:.2f} ± {100 * std:.2f}"
+
+
+def _remark(cell: SweepCell, most: int) -> list[str]:
+    """What is missing in a cell."""
+    number = len(cell.metrics)
+    remarks = [counted(number, "seed")] if 0 < number < most else []
+    return [*remarks, *(f"failed: {failure}" for failure in cell.failures[:1])]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[at]) for row in rows if at < len(row)) for at in range(max(map(len, rows)))]
+    return ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -1,242 +1,35 @@
-"""The trials of a search, which Optuna proposes and ends early. Several commands may work on them at a time.
+"""The trials of a study, which Optuna proposes, stores, ends early and repeats. Several commands may work on them.
 
-Optuna keeps them in a journal, a file to which every process appends. A trial belongs to the process that holds its
-lock; if that process was killed, the next one that looks takes the trial over, with its settings and its run.
+They are in a SQLite database. The process that works on a trial renews its heartbeat; where that stops, because the
+process was killed, Optuna enqueues the trial again with its settings, and its run goes on from its last checkpoint.
 """
 
 from __future__ import annotations
 
-import math
-import os
+import time
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from vicinal.report.study_trial import shown_value
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, InterruptedRunError, TrainingStoppedError
 from vicinal.utils.seeds import derive_seed
-from vicinal.workflows.tuning.scheduler import WAITING, Waiting
-from vicinal.workflows.tuning.scores import Best, Curve
-from vicinal.workflows.tuning.search_space import SearchSpace
-from vicinal.workflows.tuning.study_folder import StudyFolder
+from vicinal.workflows.tuning.runs import PAUSE, Curve
 
 if TYPE_CHECKING:
-    from filelock import FileLock
     from optuna import Study, Trial
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
-Sampler = Literal["tpe", "random", "sobol"]
-Pruner = Literal["none", "median", "hyperband"]
+    from vicinal.workflows.tuning.settings import TuneSettings
+    from vicinal.workflows.tuning.study_folder import StudyFolder
 
+HEARTBEAT, GRACE = 5, 20  # seconds between two heartbeats, and after which a trial without one is repeated
+LOCK_SECONDS = 60  # for which a command waits for another one that writes to the database
 NUM_STARTUP = 5  # trials of all epochs before the median tells which ones are worse
-EPOCH, REASON = "epoch", "reason"  # attributes of a trial
+CURVE, METRICS, REASON, SURPLUS = "curve", "metrics", "reason", "surplus"  # attributes of a trial
 
-
-@dataclass(frozen=True, eq=False)
-class ClaimedTrial:
-    """A trial that this process works on.
-
-    Attributes:
-        number: of the trial, from 0.
-        values: its settings.
-    """
-
-    number: int
-    values: Mapping[str, Any]
-    _trial: Trial
-    _lock: FileLock
-
-    def __str__(self) -> str:
-        return f"trial {self.number} ({', '.join(f'{key} {shown_value(each)}' for key, each in self.values.items())})"
-
-    @property
-    def name(self) -> str:
-        """The path of its run in the study."""
-        return trial_name(self.number)
-
-    def is_hopeless(self, curve: Curve) -> bool:
-        """Report the scores so far, and return whether the trial should be ended."""
-        known = self._trial.study.get_trials(deepcopy=False)[self.number].intermediate_values
-        for epoch, score in curve.items():
-            if epoch not in known and math.isfinite(score):
-                self._trial.report(score, epoch)
-        return bool(curve) and self._trial.should_prune()
-
-    def finish(self, best: Best) -> None:
-        """The trial has a score."""
-        self._trial.set_user_attr(EPOCH, best.epoch)
-        self._tell(values=best.score)
-
-    def prune(self) -> None:
-        """The trial was ended early."""
-        from optuna.trial import TrialState
-
-        self._tell(state=TrialState.PRUNED)
-
-    def fail(self, reason: str) -> None:
-        """The trial has no score, for this reason."""
-        from optuna.trial import TrialState
-
-        self._trial.set_user_attr(REASON, reason)
-        self._tell(state=TrialState.FAIL)
-
-    def release(self) -> None:
-        """Leave the trial to the command that continues the study."""
-        self._lock.release()
-
-    def _tell(self, **result: Any) -> None:
-        self._trial.study.tell(self._trial, **result)
-        self.release()
-
-
-@dataclass(eq=False)
-class Trials:
-    """The trials of a study.
-
-    Args:
-        folder: the study.
-        space: the values of each setting.
-        sampler: how settings are proposed.
-        pruner: by which rule trials are ended early.
-        num_epochs: number of epochs of a trial, for hyperband.
-        seed: of the proposals; those of random and Sobol depend on it and the number of the trial alone.
-
-    Raises:
-        InputError: Optuna is not installed, or the journal is damaged.
-    """
-
-    folder: StudyFolder
-    space: SearchSpace
-    sampler: Sampler = "tpe"
-    pruner: Pruner = "none"
-    num_epochs: int = 1
-    seed: int = 0
-    study: Study = field(init=False)
-
-    def __post_init__(self) -> None:
-        optuna = import_optuna()
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-
-        with self.folder.lock("trials"):
-            lock = cast(Any, JournalLock(self.folder))
-            try:
-                journal = JournalFileBackend(str(self.folder.journal), lock_obj=lock)
-                self.study = optuna.create_study(
-                    storage=JournalStorage(journal),
-                    study_name="study",
-                    direction="maximize",
-                    load_if_exists=True,
-                    sampler=self._sampler(0),
-                    pruner=self._pruner(),
-                )
-            except (ValueError, KeyError, LookupError) as error:
-                raise InputError(f"{self.folder.journal}: not a journal of trials ({error})") from None
-
-    @property
-    def all(self) -> list[FrozenTrial]:
-        """All trials, by their numbers."""
-        return self.study.get_trials(deepcopy=False)
-
-    @property
-    def complete(self) -> list[FrozenTrial]:
-        """The trials that have a score, the best one first."""
-        from optuna.trial import TrialState
-
-        complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        return sorted(complete, key=lambda trial: (-float(trial.value or 0.0), trial.number))
-
-    @property
-    def failed(self) -> list[FrozenTrial]:
-        """The trials that failed, by their numbers."""
-        from optuna.trial import TrialState
-
-        return self.study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-
-    def reason(self, trial: FrozenTrial) -> str:
-        """Why a trial failed."""
-        return str(trial.user_attrs.get(REASON, "unknown"))
-
-    def distinct(self) -> list[FrozenTrial]:
-        """The trials that have a score, the best one first, each combination of settings once."""
-        first: dict[str, FrozenTrial] = {}
-        for trial in sorted(self.complete, key=lambda each: each.number):
-            first.setdefault(str(trial.params), trial)
-        return [trial for trial in self.complete if first[str(trial.params)] is trial]
-
-    def twin(self, claimed: ClaimedTrial) -> FrozenTrial | None:
-        """An earlier trial with the same settings that has a score or was ended early; its runs would be the same."""
-        from optuna.trial import TrialState
-
-        ended = (TrialState.COMPLETE, TrialState.PRUNED)
-        earlier = [trial for trial in self.all[: claimed.number] if trial.state in ended]
-        return next((trial for trial in earlier if self.values_of(trial) == claimed.values), None)
-
-    def values_of(self, trial: FrozenTrial) -> dict[str, Any]:
-        """The settings of a trial, as far as it has them."""
-        return {key: values.decoded(trial.params[key]) for key, values in self.space.items() if key in trial.params}
-
-    def next(self, num_trials: int) -> ClaimedTrial | Waiting | None:
-        """A trial of a process that was killed, or a new one; None if there are `num_trials` that have ended."""
-        from optuna.trial import TrialState
-
-        with self.folder.lock("trials"):
-            trials = self.all
-            unfinished = [trial for trial in trials if trial.state == TrialState.RUNNING]
-            for trial in unfinished:
-                lock = self.folder.claim(trial_name(trial.number))
-                if lock is not None:
-                    return self._claimed(trial.number, lock)
-            if len(trials) >= num_trials:
-                return WAITING if unfinished else None
-            lock = self.folder.claim(trial_name(len(trials)))
-            assert lock is not None
-            return self._claimed(None, lock)
-
-    def _claimed(self, number: int | None, lock: FileLock) -> ClaimedTrial:
-        """Take over a trial, or begin a new one."""
-        import optuna
-
-        # A process that was killed may have chosen some values only; those are kept, and the others chosen now.
-        self.study.sampler = self._sampler(len(self.all) if number is None else number)
-        trial = self.study.ask() if number is None else optuna.Trial(self.study, self.all[number]._trial_id)
-        values = {key: each.suggest(trial, key) for key, each in self.space.items()}
-        return ClaimedTrial(trial.number, values, trial, lock)
-
-    def _sampler(self, number: int) -> BaseSampler:
-        """The sampler of one trial: a process that continues a study does not repeat its proposals."""
-        from optuna.samplers import PartialFixedSampler, RandomSampler, TPESampler
-
-        seed = derive_seed(self.seed, number) % 2**32
-        if self.sampler == "random":
-            return RandomSampler(seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Optuna 4 calls these experimental
-            if self.sampler == "sobol":
-                return PartialFixedSampler(self._sobol_point(number), RandomSampler(seed))
-            return TPESampler(seed=seed, constant_liar=True)
-
-    def _sobol_point(self, number: int) -> dict[str, Any]:
-        """The settings of one trial, which is a point of a scrambled Sobol sequence."""
-        from scipy.stats.qmc import Sobol
-
-        points = Sobol(len(self.space), rng=np.random.default_rng(self.seed)).random(number + 1)
-        return {key: values.at(at) for (key, values), at in zip(self.space.items(), points[-1], strict=True)}
-
-    def _pruner(self) -> BasePruner:
-        from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
-
-        if self.pruner == "median":
-            return MedianPruner(n_startup_trials=NUM_STARTUP)
-        if self.pruner == "hyperband":
-            return HyperbandPruner(min_resource=1, max_resource=max(self.num_epochs, 1), reduction_factor=3)
-        return NopPruner()
+Objective = Callable[["Trial"], float]
 
 
 def import_optuna() -> Any:
@@ -248,9 +41,188 @@ def import_optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise InputError("vicinal tune needs Optuna, which is not installed: pip install 'vicinal[tune]'") from None
+        raise InputError("studies need Optuna, which is not installed: pip install 'vicinal[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     return optuna
+
+
+def open_trials(folder: StudyFolder, name: str, pruner: BasePruner | None = None) -> Study:
+    """Open the trials of a study, or begin them.
+
+    Args:
+        folder: the study.
+        name: of these trials.
+        pruner: by which rule trials are ended early; None: none is.
+
+    Raises:
+        InputError: Optuna is not installed, or the database is damaged.
+    """
+    optuna = import_optuna()
+    from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        storage = RDBStorage(
+            f"sqlite:///{folder.trials.resolve()}",
+            engine_kwargs={"connect_args": {"timeout": LOCK_SECONDS}},
+            heartbeat_interval=HEARTBEAT,
+            grace_period=GRACE,
+            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
+        )
+        return optuna.create_study(
+            storage=storage,
+            study_name=name,
+            direction="maximize",
+            load_if_exists=True,
+            sampler=optuna.samplers.RandomSampler(),
+            pruner=pruner or optuna.pruners.NopPruner(),
+        )
+    except (SQLAlchemyError, RuntimeError) as error:
+        raise InputError(f"{folder.trials}: not a database of trials ({type(error).__name__})") from None
+
+
+def seeded_sampler(study: Study, settings: TuneSettings, seed: int) -> BaseSampler:
+    """Optuna's sampler of a search; each command that works on the study has another seed.
+
+    Args:
+        study: the trials, which count the commands.
+        settings: the options of the search.
+        seed: of the study.
+    """
+    from optuna.samplers import QMCSampler, RandomSampler, TPESampler
+
+    number = study.user_attrs.get("commands", 0)
+    study.set_user_attr("commands", number + 1)
+    own_seed = derive_seed(seed, number) % 2**32
+    if settings.sampler == "random":
+        return RandomSampler(own_seed)
+    if settings.sampler == "sobol":  # whose points all commands take from one sequence
+        others = RandomSampler(own_seed)  # the first point, and choices
+        return QMCSampler(
+            qmc_type="sobol", scramble=True, seed=seed, independent_sampler=others, warn_independent_sampling=False
+        )
+    return TPESampler(seed=own_seed, constant_liar=True)
+
+
+def make_pruner(settings: TuneSettings, num_epochs: int) -> BasePruner:
+    """Optuna's pruner of a search with trials of so many epochs."""
+    from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
+
+    if settings.prune == "median":
+        return MedianPruner(n_startup_trials=NUM_STARTUP)
+    if settings.prune == "hyperband":
+        return HyperbandPruner(min_resource=1, max_resource=max(num_epochs, 1), reduction_factor=3)
+    return NopPruner()
+
+
+def run_trials(
+    study: Study,
+    objective: Objective,
+    num_trials: int | None,
+    jobs: int,
+    is_stopping: Callable[[], bool],
+    on_end: Callable[[FrozenTrial], None],
+) -> None:
+    """Run trials until enough have ended, those of other commands included.
+
+    Args:
+        study: the trials.
+        objective: returns the score of a trial. A TrainingStoppedError or InputError is the reason of its failure.
+        num_trials: number of trials; None: those that are enqueued.
+        jobs: number of trials at a time.
+        is_stopping: whether no more trials are started.
+        on_end: called with each trial that has ended.
+
+    Raises:
+        InterruptedRunError: `is_stopping`, after the last trial has ended.
+    """
+    from optuna.storages import RetryHeartbeatStaleTrialCallback, fail_stale_trials
+
+    def guarded(trial: Trial) -> float:
+        if is_surplus(study.get_trials(deepcopy=False)[trial.number]):
+            trial.set_user_attr(SURPLUS, True)
+            study.stop()
+            raise InputError("another command was faster")
+        try:
+            return objective(trial)
+        except InterruptedRunError:
+            study.stop()
+            raise
+        except (InputError, TrainingStoppedError) as error:
+            trial.set_user_attr(REASON, str(error))
+            raise
+
+    def is_surplus(trial: FrozenTrial) -> bool:
+        if num_trials is None:
+            return "fixed_params" not in trial.system_attrs
+        others = [*ended_trials(study), *in_states(study, "RUNNING")]
+        return sum(each.number < trial.number for each in others) >= num_trials
+
+    def ended(study: Study, trial: FrozenTrial) -> None:
+        if not _is_interrupted(trial):
+            on_end(trial)
+        elif SURPLUS not in trial.user_attrs:
+            RetryHeartbeatStaleTrialCallback()(study, trial)
+
+    while not is_stopping():
+        running = num_in(study, "RUNNING")
+        free = num_in(study, "WAITING") if num_trials is None else num_trials - len(ended_trials(study)) - running
+        if free > 0:
+            errors = (InputError, TrainingStoppedError)
+            study.optimize(guarded, n_trials=free, n_jobs=jobs, catch=errors, callbacks=[ended])
+        elif running:  # in other commands, which may be killed yet
+            time.sleep(PAUSE)
+            fail_stale_trials(study)
+        else:
+            return
+    raise InterruptedRunError("stopped; the same command continues the study")
+
+
+def enqueue(study: Study, wanted: Sequence[Mapping[str, Any]]) -> None:
+    """Enqueue the trials with these settings that have no score and are not under way."""
+    known = [given(trial) for trial in in_states(study, "COMPLETE", "RUNNING", "WAITING")]
+    for settings in wanted:
+        if dict(settings) not in known:
+            study.enqueue_trial(dict(settings))
+
+
+def num_in(study: Study, state: str) -> int:
+    """Number of trials in a state of Optuna."""
+    return len(in_states(study, state))
+
+
+def in_states(study: Study, *names: str) -> list[FrozenTrial]:
+    """The trials in some states of Optuna, by their numbers."""
+    from optuna.trial import TrialState
+
+    return study.get_trials(deepcopy=False, states=tuple(TrialState[name] for name in names))
+
+
+def ended_trials(study: Study) -> list[FrozenTrial]:
+    """The trials that have ended, without those that were interrupted, which are enqueued again, or were surplus."""
+    return [trial for trial in in_states(study, "COMPLETE", "PRUNED", "FAIL") if not _is_interrupted(trial)]
+
+
+def shown_trials(study: Study) -> list[FrozenTrial]:
+    """All trials but those that were interrupted or surplus, by the numbers of their first attempts."""
+    shown = (trial for trial in study.get_trials(deepcopy=False) if not _is_interrupted(trial))
+    return sorted(shown, key=first_number)
+
+
+def first_number(trial: FrozenTrial) -> int:
+    """The number of a trial, or of its first attempt if it was interrupted; it names the folder of its run."""
+    return int(trial.system_attrs.get("failed_trial", trial.number))
+
+
+def given(trial: FrozenTrial) -> dict[str, Any]:
+    """The settings of a trial, those that it was enqueued with included."""
+    return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+
+
+def curve_of(trial: FrozenTrial) -> Curve:
+    """The validation scores of a trial that has ended."""
+    return {int(epoch): score for epoch, score in trial.user_attrs[CURVE].items()}
 
 
 def trial_name(number: int) -> str:
@@ -263,31 +235,6 @@ def trial_name(number: int) -> str:
     return f"trials/{number:03d}"
 
 
-class JournalLock:
-    """Held while a process appends to the journal. The system releases it when the process is killed.
-
-    Args:
-        folder: the study.
-    """
-
-    def __init__(self, folder: StudyFolder) -> None:
-        self._lock, self._journal = folder.lock("journal"), folder.journal
-
-    def acquire(self) -> bool:
-        """Wait for the lock; a line that a killed process has left without its end is cut off."""
-        self._lock.acquire()
-        cut_unfinished_line(self._journal)
-        return True
-
-    def release(self) -> None:
-        """Let other processes append."""
-        self._lock.release()
-
-
-def cut_unfinished_line(journal: Path) -> None:
-    """Cut off the end of a journal after its last line break."""
-    with journal.open("rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size and file.seek(-1, os.SEEK_END) is not None and file.read() != b"\n":
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
+def _is_interrupted(trial: FrozenTrial) -> bool:
+    """Whether a trial was interrupted, or surplus because of other commands."""
+    return trial.state.name == "FAIL" and REASON not in trial.user_attrs

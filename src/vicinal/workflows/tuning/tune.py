@@ -2,32 +2,70 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vicinal.data import load_table
-from vicinal.utils.errors import InputError
-from vicinal.workflows.tuning.best_trials import best_trials, seed_queue
-from vicinal.workflows.tuning.cost import Part, RunCost, print_cost, run_cost
-from vicinal.workflows.tuning.divisions import FINAL, check_table, final_table, load_study_table, search_tables
-from vicinal.workflows.tuning.processes import Start, start_process
-from vicinal.workflows.tuning.replay import TEST, replay, write_best
-from vicinal.workflows.tuning.scheduler import run_tasks
-from vicinal.workflows.tuning.search import Search
+from vicinal.report.study_trial import shown_value
+from vicinal.training.interrupt import StopRequest
+from vicinal.training.recipes.recipe_file import RecipeFile
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError, TrainingStoppedError
+from vicinal.utils.files import write_bytes
+from vicinal.utils.plain_yaml import dump_yaml
+from vicinal.workflows.tuning.divisions import (
+    FINAL,
+    check_table,
+    final_table,
+    load_study_table,
+    search_tables,
+    steps_per_epoch,
+)
+from vicinal.workflows.tuning.runs import (
+    Best,
+    Curve,
+    Runner,
+    Start,
+    best_of,
+    evaluation_words,
+    mean_curve,
+    start_process,
+)
 from vicinal.workflows.tuning.settings import TuneSettings
-from vicinal.workflows.tuning.studies import make_runner, open_study, stopping
-from vicinal.workflows.tuning.study_folder import StudyFolder
+from vicinal.workflows.tuning.study_folder import StudyFolder, open_study
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
-from vicinal.workflows.tuning.trials import import_optuna
+from vicinal.workflows.tuning.trials import (
+    CURVE,
+    REASON,
+    curve_of,
+    enqueue,
+    first_number,
+    given,
+    import_optuna,
+    in_states,
+    make_pruner,
+    open_trials,
+    run_trials,
+    seeded_sampler,
+    trial_name,
+)
 from vicinal.workflows.tuning.tune_result import TuneResult, tune_result, write_tune_page
 
 if TYPE_CHECKING:
+    from optuna import Trial
+    from optuna.trial import FrozenTrial
+
     from vicinal.data.table import Table
+    from vicinal.training.recipes.recipe import Recipe
 
 SECTION = "search"
+MAX_FAILURES = 5  # of the first trials, after which the others would fail too
+EPOCH = "epoch"
 
 
 def tune(
@@ -66,35 +104,268 @@ def tune(
     import_optuna()
     settings, folder = settings or TuneSettings(), StudyFolder(Path(out))
     is_given = recipe is not None or bool(overrides)
-    given = StudyRecipe.read(SECTION, recipe, overrides, allow_imports) if is_given else None
+    read = StudyRecipe.read(SECTION, recipe, overrides, allow_imports) if is_given else None
     make_tables = partial(_make_tables, settings=settings)
-    study = open_study(folder, given, SECTION, asdict(settings), ("held_out",), make_tables, allow_imports)
+    study = open_study(folder, read, SECTION, asdict(settings), ("held_out",), make_tables, allow_imports)
     settings = replace(settings, held_out=folder.stored()["held_out"])
     if settings.replay:
         _require_test(load_table(folder.table(FINAL)))
-    base = study.base
-    with stopping() as is_stopping:
-        runner = make_runner(folder, study, base, settings.jobs, start, is_stopping)
-        search = Search(study, base, settings, runner)
-        print_cost(_cost(search), settings.images_per_second, runner, base, search.tables[0])
+    with StopRequest() as stop:
+        runner = Runner(folder, study.base, settings.jobs, start, lambda: stop.requested, study.allow_imports)
+        search = Search(study, settings, runner)
         try:
-            return _run(search)
+            return search.run()
         finally:
-            if search.trials.all:
-                write_tune_page(search)
+            if search.trials.get_trials(deepcopy=False):
+                write_tune_page(search.result(), search.study, search.trials)
 
 
-def _run(search: Search) -> TuneResult:
-    """Do what is left of a study."""
-    jobs, is_stopping = search.settings.jobs, search.runner.is_stopping
-    run_tasks(search.next, jobs, is_stopping)
-    search.check_scores()
-    run_tasks(seed_queue(search).next, jobs, is_stopping)
-    best = best_trials(search)[0]
-    write_best(search, best)
-    if search.settings.replay:
-        replay(search, best)
-    return tune_result(search)
+class RankedTrial(NamedTuple):
+    """A trial that has a score.
+
+    Attributes:
+        trial: the trial.
+        best: the best score of the mean over its seeds and folds, and its epoch.
+        seed_scores: the best score with each seed.
+    """
+
+    trial: FrozenTrial
+    best: Best
+    seed_scores: tuple[float, ...]
+
+    @property
+    def number(self) -> int:
+        """The number of the trial."""
+        return first_number(self.trial)
+
+
+class Search:
+    """A search that is under way.
+
+    Args:
+        study: the recipe and the values of its settings.
+        settings: the options.
+        runner: of the runs.
+
+    Attributes:
+        trials: of different settings.
+        seeds: the best ones with further seeds.
+    """
+
+    def __init__(self, study: StudyRecipe, settings: TuneSettings, runner: Runner) -> None:
+        self.study, self.settings, self.runner, self.folder = study, settings, runner, runner.folder
+        self.base = study.base.settings
+        held_out = settings.held_out
+        self.tables = [held_out] if held_out in ("half", "val") else [f"fold{at}" for at in range(int(held_out))]
+        self.trials = open_trials(self.folder, SECTION, make_pruner(settings, self.base.length.last_epoch or 1))
+        self.trials.sampler = seeded_sampler(self.trials, settings, self.base.seed)
+        self.seeds = open_trials(self.folder, "seeds")
+
+    def run(self) -> TuneResult:
+        """Do the rest of the study."""
+        common = (self.settings.jobs, self.runner.is_stopping)
+        run_trials(self.trials, self._score, self.settings.trials, *common, on_end=self._end)
+        self._require_scores()
+        further = [
+            {"trial": first_number(trial), "seed": seed} for trial in self._top() for seed in self._further_seeds
+        ]
+        enqueue(self.seeds, further)
+        run_trials(self.seeds, self._score_seed, None, *common, on_end=self._end_seed)
+        best = self.ranked()[0]
+        self._write_best(best)
+        if self.settings.replay:
+            self._replay(best)
+        return self.result()
+
+    def result(self) -> TuneResult:
+        """The result so far."""
+        ranked = self.ranked()
+        scores = {each.number: (each.best, each.seed_scores) for each in ranked}
+        return tune_result(self.folder, self.study, self.trials, scores)
+
+    def ranked(self) -> list[RankedTrial]:
+        """The trials among which the seeds decide, the best one first."""
+        return sorted((self._ranked(trial) for trial in self._top()), key=lambda each: -each.best.score)
+
+    def values_of(self, trial: FrozenTrial) -> dict[str, Any]:
+        """The settings of a trial."""
+        return {key: values.decoded(trial.params[key]) for key, values in self.study.space.items()}
+
+    @property
+    def _further_seeds(self) -> range:
+        return range(1, self.settings.seeds)
+
+    def _score(self, trial: Trial) -> float:
+        """Train a trial of other settings on every division of the classes, and return its score."""
+        values = {key: each.suggest(trial, key) for key, each in self.study.space.items()}
+        frozen = self.trials.get_trials(deepcopy=False)[trial.number]
+        duplicate = self._find_duplicate(frozen)
+        if duplicate is not None and duplicate.state.name == "PRUNED":
+            _prune()
+        if duplicate is not None:
+            curve = curve_of(duplicate)
+        else:
+            curve = self._train(trial_name(first_number(frozen)), self.study.recipe(values), trial)
+        return _scored(trial, curve)
+
+    def _score_seed(self, trial: Trial) -> float:
+        number, seed = (trial.suggest_int(key, 0, 2**31) for key in ("trial", "seed"))
+        values = self.values_of(next(each for each in self._top() if first_number(each) == number))
+        recipe = self.study.recipe(values, seed=self.base.seed + seed)
+        return _scored(trial, self._train(_seed_name(number, seed), recipe))
+
+    def _train(self, name: str, recipe: Recipe, trial: Trial | None = None) -> Curve:
+        """Train on every division of the classes, and return the mean scores; those on the first may end the trial."""
+        watch = None if trial is None else _Reporter(trial).report
+        curves: list[Curve] = []
+        for part, table in zip(self._parts(name), self.tables, strict=True):
+            curves.append(self.runner.train(part, recipe, table, None if curves else watch))
+        return mean_curve(curves)
+
+    def _find_duplicate(self, trial: FrozenTrial) -> FrozenTrial | None:
+        """An earlier trial with the same settings that has a score or was ended early; its runs would be the same."""
+        ended = in_states(self.trials, "COMPLETE", "PRUNED")
+        return next((each for each in ended if each.params == trial.params and each.number < trial.number), None)
+
+    def _end(self, trial: FrozenTrial) -> None:
+        """Say how a trial ended, and delete its weights."""
+        settings = ", ".join(f"{key} {shown_value(value)}" for key, value in self._values_so_far(trial).items())
+        if trial.state.name == "COMPLETE":
+            text = f"{self.base.validation.metric} {trial.value:.4f} after epoch {trial.user_attrs[EPOCH]}"
+        else:
+            text = "ended early" if trial.state.name == "PRUNED" else f"failed: {trial.user_attrs[REASON]}"
+        log(f"trial {first_number(trial)} ({settings}): {text}")
+        self._delete_weights(trial_name(first_number(trial)))
+        if trial.state.name == "FAIL":
+            self._check_failures()
+
+    def _values_so_far(self, trial: FrozenTrial) -> dict[str, Any]:
+        return {key: each.decoded(trial.params[key]) for key, each in self.study.space.items() if key in trial.params}
+
+    def _end_seed(self, trial: FrozenTrial) -> None:
+        name = _seed_name(given(trial)["trial"], given(trial)["seed"])
+        if trial.state.name == "FAIL":
+            log(f"{name} failed: {trial.user_attrs[REASON]}")
+        self._delete_weights(name)
+
+    def _delete_weights(self, name: str) -> None:
+        for part in () if self.settings.keep_weights else self._parts(name):
+            self.runner.delete_weights(part)
+
+    def _parts(self, name: str) -> list[str]:
+        """The names of the runs of a run on every division."""
+        return [name] if len(self.tables) == 1 else [f"{name}/{table}" for table in self.tables]
+
+    def _failed(self) -> list[FrozenTrial]:
+        return [trial for trial in in_states(self.trials, "FAIL") if REASON in trial.user_attrs]
+
+    def _check_failures(self) -> None:
+        """Raise TrainingStoppedError if so many trials have failed, and none has a score, that the others would too."""
+        failed = self._failed()
+        if len(failed) >= MAX_FAILURES and not in_states(self.trials, "COMPLETE"):
+            raise TrainingStoppedError(f"{len(failed)} trials failed, the last: {failed[-1].user_attrs[REASON]}")
+
+    def _require_scores(self) -> None:
+        """Raise TrainingStoppedError if no trial has a score."""
+        if not in_states(self.trials, "COMPLETE"):
+            failed = self._failed()
+            why = f"the last one that failed: {failed[-1].user_attrs[REASON]}" if failed else "all were ended early"
+            raise TrainingStoppedError(f"no trial has a score; {why}")
+
+    def _top(self) -> list[FrozenTrial]:
+        """The best trials, each combination of settings once."""
+        first: dict[str, FrozenTrial] = {}
+        for trial in in_states(self.trials, "COMPLETE"):
+            first.setdefault(str(trial.params), trial)
+        best = sorted(first.values(), key=lambda trial: (-float(trial.value or 0.0), trial.number))
+        return best[: self.settings.top if self.settings.seeds > 1 else 1]
+
+    def _ranked(self, trial: FrozenTrial) -> RankedTrial:
+        wanted = [{"trial": first_number(trial), "seed": seed} for seed in self._further_seeds]
+        others = [each for each in in_states(self.seeds, "COMPLETE") if given(each) in wanted]
+        curves = [curve_of(each) for each in (trial, *others)]
+        return RankedTrial(trial, best_of(mean_curve(curves)), tuple(best_of(curve).score for curve in curves))
+
+    def _write_best(self, best: RankedTrial) -> None:
+        """Write the recipe of the best trial, which ends after the best epoch of its whole schedule."""
+        table = load_table(self.folder.table(self.tables[0]))
+        recipe = self.study.recipe(self.values_of(best.trial))
+        recipe = recipe.fitted(table.subset("train"))  # all classes would allow larger batches
+        config = {**recipe.config, "stop_epoch": best.best.epoch, **_counted_steps(recipe, table)}
+        write_bytes(self.folder.best, dump_yaml(config).encode())
+
+    def _replay(self, best: RankedTrial) -> None:
+        """Train by the best recipe on all training classes, and evaluate on the test split, unless that was done.
+
+        The first replay chooses the trial. Where it was interrupted, the next one goes on with that trial, though
+        another one may be better by then.
+        """
+        from vicinal.training.recipes.recipe import Recipe
+
+        with self.folder.lock():
+            chosen = self._chosen(best)
+            if not self.folder.test.is_file():
+                file = RecipeFile(self.folder.replayed, chosen["recipe"])
+                recipe = Recipe.load(file, allow_imports=self.study.allow_imports)
+                self.runner.train(FINAL, recipe, FINAL)
+                metrics = self.runner.evaluate(FINAL, evaluation_words(recipe, self.settings))
+                _write_json(self.folder.test, {"trial": chosen["trial"], "epoch": chosen["epoch"], "metrics": metrics})
+        if chosen["trial"] != best.number:
+            log(
+                f"the test split is looked at with trial {chosen['trial']}; trial {best.number} is better by now, and "
+                "the split is not looked at again"
+            )
+
+    def _chosen(self, best: RankedTrial) -> dict[str, Any]:
+        """The trial, its best epoch and its recipe that the first replay chose; those of now, if this is the first."""
+        if not self.folder.replayed.is_file():
+            recipe = RecipeFile.read(self.folder.best).values
+            _write_json(self.folder.replayed, {"trial": best.number, "epoch": best.best.epoch, "recipe": recipe})
+        return json.loads(self.folder.replayed.read_text(encoding="utf-8"))
+
+
+class _Reporter:
+    """Reports the scores of a trial to Optuna, which may end it early."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial, self._known = trial, set[int]()
+
+    def report(self, curve: Curve) -> None:
+        for epoch, score in curve.items():
+            if epoch not in self._known and math.isfinite(score):
+                self._trial.report(score, epoch)
+                self._known.add(epoch)
+        if self._known and self._trial.should_prune():
+            _prune()
+
+
+def _prune() -> None:
+    from optuna import TrialPruned
+
+    raise TrialPruned
+
+
+def _scored(trial: Trial, curve: Curve) -> float:
+    """The score of a trial, which is stored with its curve."""
+    best = best_of(curve)
+    trial.set_user_attr(CURVE, {str(epoch): score for epoch, score in curve.items()})
+    trial.set_user_attr(EPOCH, best.epoch)
+    return best.score
+
+
+def _seed_name(number: int, seed: int) -> str:
+    return f"seeds/{number:03d}_{seed}"
+
+
+def _counted_steps(recipe: Recipe, table: Table) -> dict[str, Any]:
+    """The number of steps per epoch, where steps end the run: with more classes, a pass over them has more."""
+    if recipe.settings.epochs is not None or recipe.settings.steps_per_epoch is not None:
+        return {}
+    return {"steps_per_epoch": steps_per_epoch(recipe, table)}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    write_bytes(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def _make_tables(study: StudyRecipe, settings: TuneSettings) -> dict[str, Table]:
@@ -114,20 +385,3 @@ def _make_tables(study: StudyRecipe, settings: TuneSettings) -> dict[str, Table]
 def _require_test(table: Table) -> None:
     if "test" not in table.splits:
         raise InputError("the data has no split test, which replay looks at; leave out --replay")
-
-
-def _cost(search: Search) -> list[Part]:
-    """What is left of a study, at most."""
-    settings, folder = search.settings, search.runner.folder
-    epochs = search.study.space.get("epochs")
-    middle = None if epochs is None else epochs.middle()
-    costs = [run_cost(search.base, load_table(folder.table(name)), middle) for name in search.tables]
-    mean = RunCost(*(sum(values) / len(values) for values in zip(*costs, strict=True)))
-    trials = max(0, settings.trials - len(search.trials.complete) - len(search.trials.failed))
-    folds = [(len(costs), "fold")] if len(costs) > 1 else []
-    parts = [Part("search", [(trials, "trial"), *folds], mean)]
-    if settings.seeds > 1:
-        parts.append(Part("seeds", [(settings.top, "best trial"), (settings.seeds - 1, "further seed"), *folds], mean))
-    if settings.replay and search.runner.result(TEST) is None:
-        parts.append(Part("replay", [(1, "run")], run_cost(search.base, load_table(folder.table(FINAL)), middle)))
-    return parts

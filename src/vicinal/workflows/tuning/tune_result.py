@@ -1,20 +1,22 @@
-"""What a search has found, for Python, the terminal and the page."""
+"""The result of a search, for Python, the terminal and the page."""
 
 from __future__ import annotations
 
+import json
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vicinal.report.study_trial import State, StudyTrial, shown_value
-from vicinal.workflows.tuning.best_trials import BestTrial, best_trials
-from vicinal.workflows.tuning.replay import TEST
-from vicinal.workflows.tuning.search import Search
-from vicinal.workflows.tuning.search_space import Range
-from vicinal.workflows.tuning.trials import EPOCH, Trials
+from vicinal.workflows.tuning.runs import Best
+from vicinal.workflows.tuning.study_folder import StudyFolder
+from vicinal.workflows.tuning.study_recipe import StudyRecipe
+from vicinal.workflows.tuning.trials import REASON, first_number, given, in_states, shown_trials
 
 if TYPE_CHECKING:
+    from optuna import Study
     from optuna.trial import FrozenTrial
 
 STATES: dict[str, State] = {
@@ -70,65 +72,70 @@ class TuneResult:
         return "\n".join([*lines, f"recipe: {self.recipe}", f"page: {self.page}"])
 
 
-def tune_result(search: Search) -> TuneResult:
-    """The result of a search so far."""
-    best = {each.number: each for each in best_trials(search)}
-    test = search.runner.result(TEST)
+def tune_result(
+    folder: StudyFolder, study: StudyRecipe, trials: Study, ranked: Mapping[int, tuple[Best, tuple[float, ...]]]
+) -> TuneResult:
+    """The result of a search so far.
+
+    Args:
+        folder: the study.
+        study: its recipe.
+        trials: of the search.
+        ranked: number of each of the best trials, the best one first -> its best score, and those of its seeds.
+    """
     return TuneResult(
-        search.metric,
-        next(iter(best), None),
-        tuple(_summary(search.trials, trial, best.get(trial.number)) for trial in search.trials.all),
-        _importances(search.trials),
-        None if test is None else {key: test[key] for key in ("trial", "epoch", "metrics")},
-        search.runner.folder.best,
-        search.runner.folder.page,
+        study.base.settings.validation.metric,
+        next(iter(ranked), None),
+        tuple(_summary(study, trial, ranked.get(first_number(trial))) for trial in shown_trials(trials)),
+        _importances(trials),
+        json.loads(folder.test.read_text(encoding="utf-8")) if folder.test.is_file() else None,
+        folder.best,
+        folder.page,
     )
 
 
-def write_tune_page(search: Search) -> None:
+def write_tune_page(result: TuneResult, study: StudyRecipe, trials: Study) -> None:
     """Write the page about a search so far."""
     from vicinal.report.page.study import write_study_page
 
-    result = tune_result(search)
-    recipe = result.recipe.read_text(encoding="utf-8") if result.recipe.is_file() else None
     write_study_page(
         result.page,
         result.trials,
         metric=result.metric,
         best=result.best,
-        recipe=recipe,
+        recipe=result.recipe.read_text(encoding="utf-8") if result.recipe.is_file() else None,
         importances=result.importances,
         test=None if result.test is None else result.test["metrics"],
-        log_keys=[key for key, values in search.study.space.items() if isinstance(values, Range) and values.log],
-        title=str(search.runner.folder.path),
+        study=trials if len(in_states(trials, "COMPLETE")) > 1 else None,
+        title=str(result.page.parent),
     )
 
 
-def _summary(trials: Trials, trial: FrozenTrial, best: BestTrial | None) -> StudyTrial:
-    state, values = STATES[trial.state.name], trials.values_of(trial)
-    if best is not None:
-        return StudyTrial(trial.number, state, values, best.best.score, best.best.epoch, best.seed_scores)
-    score, epoch = trial.value, trial.user_attrs.get(EPOCH)
+def _summary(study: StudyRecipe, trial: FrozenTrial, ranked: tuple[Best, tuple[float, ...]] | None) -> StudyTrial:
+    number, state, kept = first_number(trial), STATES[trial.state.name], given(trial)
+    values = {key: each.decoded(kept[key]) for key, each in study.space.items() if key in kept}
+    if ranked is not None:
+        best, seed_scores = ranked
+        return StudyTrial(number, state, values, best.score, best.epoch, seed_scores)
+    score, epoch = trial.value, trial.user_attrs.get("epoch")
     reported = trial.intermediate_values
     if state == "ended early" and reported:
         epoch = max(reported, key=lambda each: reported[each])
         score = reported[epoch]
-    reason = trials.reason(trial) if state == "failed" else ""
-    return StudyTrial(trial.number, state, values, score, epoch, reason=reason)
+    return StudyTrial(number, state, values, score, epoch, reason=trial.user_attrs.get(REASON, ""))
 
 
-def _importances(trials: Trials) -> dict[str, float]:
+def _importances(trials: Study) -> dict[str, float]:
     """The importance of each setting by fANOVA; empty if the trials are too few, or all of one score."""
     import optuna
 
-    scores = {trial.value for trial in trials.complete}
-    if len(scores) < 2:
+    if len({trial.value for trial in in_states(trials, "COMPLETE")}) < 2:
         return {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about settings that only some trials have
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
         try:
-            found = optuna.importance.get_param_importances(trials.study, evaluator=evaluator)
+            found = optuna.importance.get_param_importances(trials, evaluator=evaluator)
         except (ValueError, RuntimeError, ZeroDivisionError):  # settings that do not vary
             return {}
     return {key: float(value) for key, value in sorted(found.items(), key=lambda each: -each[1])}

@@ -1,4 +1,7 @@
-"""Vectors in a faiss index that finds the nearest by cosine similarity: among all, in a graph, or in lists of codes."""
+"""Vectors in a faiss index that finds the nearest by cosine similarity: among all, in a graph, or in lists of codes.
+
+A graph has one node per distinct vector: identical vectors would fill each other's links and cut off the rest.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,7 @@ CLASSES = {
     "ivfpq": faiss.IndexIVFPQ,
     "rabitq": faiss.IndexIVFRaBitQ,
 }
+DUPLICATES = b"VDUP"  # before a graph in a file: the node of each vector, where some vectors are identical
 LISTED = (faiss.IndexIVFPQ, faiss.IndexIVFRaBitQ)
 
 
@@ -68,6 +72,7 @@ class FaissEngine:
             raise InputError(f"{type(index).__name__} is not supported; use an {', '.join(CLASSES)} index")
         self._faiss = index
         self.kind = cast(Kind, kinds[0])
+        self._nodes = _Nodes(np.arange(index.ntotal)) if self.kind == "hnsw" else None
         self._last_active: _Active | None = None
 
     @classmethod
@@ -97,14 +102,24 @@ class FaissEngine:
         Raises:
             InputError: the bytes are something else or damaged.
         """
+        nodes, data = _split_nodes(data)
         try:
-            return cls(faiss.deserialize_index(np.frombuffer(data, dtype=np.uint8)))
+            engine = cls(faiss.deserialize_index(np.frombuffer(data, dtype=np.uint8)))
         except (RuntimeError, MemoryError) as error:
             raise InputError(f"faiss cannot read it ({one_line(error)})") from None
+        if nodes is not None:
+            if engine.kind != "hnsw" or not np.array_equal(np.unique(nodes), np.arange(engine._faiss.ntotal)):
+                raise InputError("its vectors and the nodes of its graph differ")
+            engine._nodes = _Nodes(nodes)
+        return engine
 
     def to_bytes(self) -> bytes:
         """Return the engine with its vectors, for a file."""
-        return cast(bytes, faiss.serialize_index(self._faiss).tobytes())
+        data = cast(bytes, faiss.serialize_index(self._faiss).tobytes())
+        if len(self) == self._faiss.ntotal or self._nodes is None:
+            return data
+        nodes = self._nodes.of_ids.astype("<i8")
+        return DUPLICATES + len(nodes).to_bytes(8, "little") + nodes.tobytes() + data
 
     @property
     def dim(self) -> int:
@@ -112,16 +127,18 @@ class FaissEngine:
         return int(self._faiss.d)
 
     def __len__(self) -> int:
-        return int(self._faiss.ntotal)
+        return int(self._faiss.ntotal) if self._nodes is None else len(self._nodes.of_ids)
 
     def add(self, vectors: UnitVectors) -> None:
         """Add vectors, [n, dim]."""
         for start in range(0, len(vectors), BLOCK_ROWS):
-            self._faiss.add(_rows(vectors, start, start + BLOCK_ROWS))
+            rows = _rows(vectors, start, start + BLOCK_ROWS)
+            self._faiss.add(rows if self._nodes is None else self._nodes.add(rows, self._faiss))
 
     def take(self, ids: Integers) -> Floats:
         """Return the vectors of these ids, float32 [n, dim]; those of `sq8`, `ivfpq` and `rabitq` are approximate."""
         if not isinstance(self._faiss, LISTED):
+            ids = ids if self._nodes is None else self._nodes.of_ids[ids]
             return np.asarray(self._faiss.reconstruct_batch(ids))  # a tensor where faiss.contrib.torch_utils is in use
         if not len(ids):
             return np.empty((0, self.dim), np.float32)
@@ -148,10 +165,10 @@ class FaissEngine:
         neighbors = Neighbors.empty(len(queries), k)
         for start in range(0, len(queries), BLOCK_ROWS):
             vectors, block = _rows(queries, start, start + BLOCK_ROWS), slice(start, start + BLOCK_ROWS)
-            neighbors.scores[block], neighbors.ids[block] = fast(vectors, k, active)
+            neighbors.scores[block], neighbors.ids[block] = active.with_duplicates(*fast(vectors, k, active))
             missing = np.flatnonzero((neighbors.ids[block] < 0).any(axis=1))
             if len(missing):
-                scores, ids = self._search_exhaustively(vectors[missing], k, active)
+                scores, ids = active.with_duplicates(*self._search_exhaustively(vectors[missing], k, active))
                 neighbors.scores[start + missing], neighbors.ids[start + missing] = scores, ids
         order = np.lexsort((neighbors.ids, -neighbors.scores))
         return Neighbors(
@@ -162,7 +179,7 @@ class FaissEngine:
         """The active vectors, found once for many searches."""
         last = self._last_active
         if last is None or last.ids is not ids or last.size != len(self):
-            last = self._last_active = _Active(ids, self._faiss)
+            last = self._last_active = _Active(ids, self._faiss, self._nodes)
         return last
 
     def _search_all(self, vectors: Floats, k: int, active: _Active) -> Found:
@@ -203,24 +220,114 @@ class FaissEngine:
         return _search_of(vectors_of_graph)(vectors, k, params=faiss.SearchParameters(sel=active.selector))
 
 
+class _Nodes:
+    """The nodes of a graph: one per distinct vector.
+
+    Args:
+        of_ids: int64 [n], the node of each vector.
+    """
+
+    def __init__(self, of_ids: Integers) -> None:
+        self.of_ids = of_ids
+        self._keys: Integers | None = None  # hashes of the vectors of all nodes, ascending, found when they are needed
+        self._nodes_of_keys = np.empty(0, np.int64)
+
+    def add(self, rows: Floats, graph: Any) -> Floats:
+        """Give nodes to vectors that are added, [n, dim]; returns those that are new to the graph."""
+        _, first, inverse = np.unique(_keys(rows), return_index=True, return_inverse=True)
+        is_first = (rows != rows[first[inverse]]).any(axis=1)  # of two vectors with one hash
+        is_first[first] = True
+        nodes = np.full(len(rows), -1)
+        nodes[is_first] = self._known(rows[is_first], graph)
+        is_new = is_first & (nodes < 0)
+        nodes[is_new] = graph.ntotal + np.arange(is_new.sum())
+        self._remember(rows[is_new], nodes[is_new])
+        nodes[~is_first] = nodes[first[inverse[~is_first]]]
+        self.of_ids = np.concatenate([self.of_ids, nodes])
+        return np.ascontiguousarray(rows[is_new])
+
+    def _known(self, rows: Floats, graph: Any) -> Integers:
+        """The nodes that have these vectors already, or -1."""
+        if self._keys is None:
+            self._keys = np.empty(0, np.int64)
+            for start in range(0, graph.ntotal, BLOCK_ROWS):
+                count = min(BLOCK_ROWS, graph.ntotal - start)
+                self._remember(np.asarray(graph.reconstruct_n(start, count)), np.arange(start, start + count))
+        nodes = np.full(len(rows), -1)
+        if len(self._keys):
+            keys = _keys(rows)
+            places = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
+            found = np.flatnonzero(self._keys[places] == keys)
+            candidates = self._nodes_of_keys[places[found]]
+            is_same = (np.asarray(graph.reconstruct_batch(candidates)) == rows[found]).all(axis=1)
+            nodes[found[is_same]] = candidates[is_same]
+        return nodes
+
+    def _remember(self, rows: Floats, nodes: Integers) -> None:
+        assert self._keys is not None
+        keys = _keys(rows)
+        order = np.argsort(keys)
+        places = np.searchsorted(self._keys, keys[order])
+        self._keys = np.insert(self._keys, places, keys[order])
+        self._nodes_of_keys = np.insert(self._nodes_of_keys, places, nodes[order])
+
+
+def _keys(rows: Floats) -> Integers:
+    """A hash of each vector; 0 and -0 are the same."""
+    return np.fromiter((hash(row.tobytes()) for row in rows + np.float32(0)), np.int64, len(rows))
+
+
+def _split_nodes(data: bytes) -> tuple[Integers | None, bytes]:
+    """The node of each vector, if the bytes begin with them, and the bytes of the graph."""
+    if data[:4] != DUPLICATES:
+        return None, data
+    count = int.from_bytes(data[4:12], "little")
+    if count > (len(data) - 12) // 8:
+        raise InputError(f"it tells of {count:,} vectors, but has {len(data) / 1e6:,.3f} MB")
+    return np.frombuffer(data, "<i8", count, 12).astype(np.int64), data[12 + 8 * count :]
+
+
 class _Active:
     """The vectors of a faiss index among which to search.
 
     Args:
         ids: int64 [m], their ids, ascending.
         index: the faiss index.
+        nodes: of a graph; else a vector is its own node.
     """
 
-    def __init__(self, ids: Integers, index: Any) -> None:
-        self.ids, self.size = ids, index.ntotal
-        self.are_all = len(ids) == index.ntotal
-        self.fraction = len(ids) / max(index.ntotal, 1)
+    def __init__(self, ids: Integers, index: Any, nodes: _Nodes | None) -> None:
+        self.ids, self.size = ids, index.ntotal if nodes is None else len(nodes.of_ids)
         self.mask = np.zeros(index.ntotal, dtype=bool)
-        self.mask[ids] = True
+        self.mask[ids if nodes is None else nodes.of_ids[ids]] = True
+        self.are_all = bool(self.mask.all())
+        self.fraction = self.mask.mean() if index.ntotal else 0.0
         self.selector = None if self.are_all else _selector(self.mask)
         self.lists = None
         if isinstance(index, LISTED) and not self.are_all:
             self.lists = _selector(np.array([self.mask[each].any() for each in _ids_of_lists(index)]))
+        self._members: Integers | None = None
+        if nodes is not None and self.size > index.ntotal:
+            self._members = ids[np.argsort(nodes.of_ids[ids], kind="stable")]  # ids of the first node, the second ...
+            self._counts = np.bincount(nodes.of_ids[ids], minlength=index.ntotal)
+            self._starts = np.cumsum(self._counts) - self._counts
+
+    def with_duplicates(self, scores: Floats, nodes: Integers) -> Found:
+        """The nearest active vectors, [queries, k], of the nearest k nodes: all vectors of a node have its score."""
+        if self._members is None:
+            return scores, nodes
+        k = nodes.shape[1]
+        counts = np.where(nodes < 0, 0, self._counts[nodes].clip(max=k))
+        starts = np.cumsum(counts, axis=1) - counts
+        repeats = counts.ravel()
+        within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+        rows, columns = np.repeat(np.arange(counts.size) // k, repeats), np.repeat(starts.ravel(), repeats) + within
+        ids = self._members[np.repeat(self._starts[nodes.ravel()], repeats) + within]
+        is_kept = columns < k
+        found = np.zeros((len(nodes), k), np.float32), np.full((len(nodes), k), -1)
+        found[0][rows[is_kept], columns[is_kept]] = np.repeat(scores.ravel(), repeats)[is_kept]
+        found[1][rows[is_kept], columns[is_kept]] = ids[is_kept]
+        return found
 
 
 def _selector(mask: npt.NDArray[np.bool_]) -> Any:

@@ -33,8 +33,7 @@ from vicinal.retrieval.index.remote.remote_engine import (
 )
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.utils.arrays import Floats, Integers
-from vicinal.utils.errors import InputError, one_line
-from vicinal.utils.extras import import_extra
+from vicinal.utils.errors import InputError, import_extra, one_line
 
 pymilvus = import_extra("pymilvus", "milvus", "an index in Milvus")
 

@@ -18,8 +18,7 @@ from vicinal.retrieval.index.remote.payload import Record
 from vicinal.retrieval.index.remote.remote_engine import RemoteEngine, Rows
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.utils.arrays import Floats, Integers
-from vicinal.utils.errors import InputError
-from vicinal.utils.extras import import_extra
+from vicinal.utils.errors import InputError, import_extra
 
 for module in ("psycopg", "pgvector.psycopg"):
     import_extra(module, "postgres", "an index in PostgreSQL")

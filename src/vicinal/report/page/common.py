@@ -1,0 +1,172 @@
+"""Sections of several kinds of pages: data, similarities, hubs and near duplicates."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vicinal.analysis import PairSimilarities, QueryNeighbors, hubness, near_duplicates
+from vicinal.analysis.duplicates import DUPLICATE_SIMILARITY
+from vicinal.data.statistics import Statistics
+from vicinal.data.table import Table
+from vicinal.evaluation.protocol import query_gallery_rows
+from vicinal.evaluation.result import Evaluation
+from vicinal.report.page.charts import bins_table, histogram_chart
+from vicinal.report.page.frames import ImageFrames, entry, entry_list, frame_list
+from vicinal.report.page.markup import Markup, Section, facts, figure, note, percent, section, table
+from vicinal.report.page.run import Run
+from vicinal.utils.arrays import Integers
+from vicinal.utils.wording import counted
+
+MAX_BINS = 40  # of class sizes
+
+
+def summary(evaluation: Evaluation) -> str:
+    """What was evaluated, in a line.
+
+    Example:
+        >>> from vicinal.evaluation import evaluate_arrays
+        >>> summary(evaluate_arrays(np.eye(2), [0, 1], np.eye(2), [0, 1], recall_at=[1]))
+        'query/gallery: 2 queries, 2 gallery images'
+    """
+    return f"{evaluation.protocol}: {evaluation.num_queries:,} queries, {evaluation.num_gallery:,} gallery images"
+
+
+def evaluated_images(table: Table) -> Table:
+    """The rows that are queries or gallery images.
+
+    Example:
+        >>> import pandas as pd
+        >>> sides = {"is_query": [True, False, False], "is_gallery": [False, True, False]}
+        >>> len(evaluated_images(Table(pd.DataFrame({"label": ["cat", "cat", "dog"], **sides}))))
+        2
+    """
+    return table.take(np.union1d(*query_gallery_rows(table)))
+
+
+def data_section(evaluated: Table, evaluation: Evaluation, run: Run) -> Section:
+    """Images and classes of what was evaluated and of every split of the run."""
+    part = evaluated_images(evaluated)
+    known = [
+        ("Protocol", evaluation.protocol),
+        ("Queries", f"{evaluation.num_queries:,}"),
+        ("Gallery images", f"{evaluation.num_gallery:,}"),
+        ("Queries with nothing to find, not counted", f"{evaluation.num_without_positive:,}"),
+        ("Positives tied with other images", f"{evaluation.num_ties:,}"),
+    ]
+    parts: list[object] = [facts(known), statistics_table("What was evaluated", part.statistics())]
+    if run.table is not None:
+        parts.append(statistics_table("All images of the run", run.table.statistics()))
+    lead = "How many images and classes there are, and how many images a class has."
+    return section("data", "Data", lead, *parts, sizes_figure(part.class_counts))
+
+
+def statistics_table(caption: str, statistics: Statistics) -> Markup:
+    """One row per split and, if there are several, one for all of them."""
+    extra = [name.replace("_", " ") for name in (*statistics.coarse, *statistics.noise)]
+    columns = ["split", "images", "classes", "smallest class", "median class", "largest class", *extra]
+    splits = list(statistics.splits.items())
+    lines = [_statistics_row(*each) for each in (splits if len(splits) == 1 else [*splits, ("all", statistics)])]
+    return table(caption, columns, lines, range(1, len(columns)))
+
+
+def sizes_figure(counts: Integers) -> Markup:
+    """A histogram of the class sizes."""
+    width = max(-(-int(np.ptp(counts) + 1) // MAX_BINS), 1)
+    edges = np.arange(counts.min(), counts.max() + width + 1, width).astype(np.float64)
+    groups = {"classes": np.histogram(counts, edges)[0].astype(np.float64)}
+    sizes = f"{counts.min():,} to {counts.max():,} images, {np.median(counts):g} in the middle"
+    text = f"{counted(len(counts), 'class', 'classes')} of {sizes}."
+    chart = histogram_chart(edges, groups, "images of a class", "classes", text)
+    return figure(chart, text, bins_table("Classes by size", "images of a class", edges, groups, "g"))
+
+
+def _statistics_row(name: str, part: Statistics) -> list[str]:
+    per_class = [f"{part.min_per_class:,}", f"{part.median_per_class:g}", f"{part.max_per_class:,}"]
+    sizes = [f"{part.num_classes:,}", *per_class] if part.num_classes else "––––"
+    coarse = [f"{number:,}" for number in part.coarse.values()]
+    return [name, f"{part.num_images:,}", *sizes, *coarse, *map(percent, part.noise.values())]
+
+
+SIMILARITIES_LEAD = (
+    "How similar two images of one class are, and two of different classes; the less these overlap, the better."
+)
+
+
+def similarities_section(similarities: PairSimilarities) -> Section | None:
+    """Histograms of positive and of negative pairs; None if there are no pairs of a kind."""
+    chart = similarities_figure(similarities)
+    return None if chart is None else section("similarities", "Similarities", SIMILARITIES_LEAD, chart)
+
+
+def similarities_figure(similarities: PairSimilarities) -> Markup | None:
+    """The histograms, with means and overlap in the caption; None if there are no pairs of a kind."""
+    if not len(similarities.positive) or not len(similarities.negative):
+        return None
+    histogram = similarities.histogram()
+    groups = {"of one class": 100 * histogram.positive, "of two classes": 100 * histogram.negative}
+    x_name, y_name = "cosine similarity", "% of the pairs"
+    text = _overlap_text(similarities, histogram.overlap)
+    numbers = bins_table("% of the pairs, by similarity", x_name, histogram.edges, groups, ".3f")
+    return figure(histogram_chart(histogram.edges, groups, x_name, y_name, text), text, numbers)
+
+
+def _overlap_text(similarities: PairSimilarities, overlap: float) -> str:
+    positive, negative = similarities.positive, similarities.negative
+    return (
+        f"{len(positive):,} pairs of one class (mean {positive.mean():.3f}) and {len(negative):,} of two "
+        f"(mean {negative.mean():.3f}), drawn at random. The histograms overlap by {percent(overlap)}."
+    )
+
+
+MAX_HUBS = 12
+
+
+def hubs_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Section:
+    """The images that are in the most lists of neighbors."""
+    result = hubness(neighbors)
+    lead = (
+        f"Images that are among the {neighbors.k} nearest of very many queries: on average an image is in "
+        f"{result.mean:.1f} of these lists. Images in none of them: {result.num_antihubs:,}."
+    )
+    skewness = (
+        f"Skewness of the number of lists: {result.skewness:.2f}. "
+        "At 0 all images are found alike; far above 0 a few are in very many lists."
+    )
+    top = result.occurrences.query("k_occurrence > 1").head(MAX_HUBS)
+    hubs = [_hub(frames, *each) for each in top.itertuples(index=False)]
+    shown = entry_list([entry("In most lists", frame_list(hubs))]) if hubs else None
+    return section("hubs", "Hubs", lead, note(skewness), shown)
+
+
+def _hub(frames: ImageFrames, row: int, count: int, same_class_fraction: float) -> Markup:
+    text = f"in {count:,} lists"
+    if frames.table.has("label"):
+        text += f", {percent(same_class_fraction)} of them of its class"
+    return frames.frame(row, "plain", f"{count:,} lists", text)
+
+
+MAX_PAIRS = 24
+
+
+def duplicates_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Section:
+    """Pairs with two labels, then the others, the most similar pair first."""
+    pairs = near_duplicates(neighbors).sort_values("same_label", kind="stable")
+    lead = (
+        f"Images that are probably the same: among the {neighbors.k} nearest of each query, "
+        f"more similar than {DUPLICATE_SIMILARITY}. "
+    )
+    if pairs.empty:
+        return section("duplicates", "Duplicates", f"{lead}There are none.")
+    shown = pairs.head(MAX_PAIRS)
+    is_labeled = frames.table.has("label")
+    lead += f"There are {counted(len(pairs), 'pair')}"
+    lead += f", {(~pairs['same_label']).sum():,} with two labels." if is_labeled else "."
+    if len(shown) < len(pairs):
+        lead += f" {len(shown)} are shown, {'those with two labels' if is_labeled else 'the most similar'} first."
+    entries = (_pair(frames, each.first, each.second, each.similarity) for each in shown.itertuples())
+    return section("duplicates", "Duplicates", lead, entry_list(entries, side_by_side=True))
+
+
+def _pair(frames: ImageFrames, first: int, second: int, similarity: float) -> Markup:
+    images = [frames.frame(first, "query", "first", "first of two"), frames.neighbor(first, second, 1, similarity)]
+    return entry(f"Similarity {similarity:.5f}", frame_list(images))
