@@ -182,7 +182,7 @@ def _folded(segments: SegmentedEngine) -> SegmentedEngine:
         copied = RescoringEngine(codes, base.store.copied(), base.rescore)
     else:
         copied = read_codes(base.kind, base.to_bytes())
-    copied.add(UnitVectors(added, "vector"))
+    copied.add(UnitVectors.of_units(added, "vector"))
     return SegmentedEngine(copied)
 
 
