@@ -75,8 +75,10 @@ def main(folder: Path, num_rounds: int) -> None:
         children = [started(target, folder, read, pipe, number) for target in (serve, run_commands)]
         os.close(pipe)
         with os.fdopen(read) as reports:
-            for _ in range(rng.randint(20, 120)):
-                sys.stdout.write(reports.readline())
+            left, lines = rng.randint(20, 120), list[str]()
+            while len(lines) < left or not any(line.startswith("command") for line in lines):
+                lines.append(reports.readline())
+            sys.stdout.writelines(lines)
             for child in children:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
