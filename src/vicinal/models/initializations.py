@@ -195,6 +195,17 @@ def default_transform(name: str) -> ImageTransform:
     )
 
 
+def embeds_patches(name: str) -> bool:
+    """Whether a backbone begins with an embedding of patches, as vision transformers do.
+
+    Example:
+        >>> [embeds_patches(name) for name in ("vit_small_patch14_dinov2.lvd142m", "vit_b16_swag", "resnet50")]
+        [True, True, False]
+    """
+    first = get_pretrained_cfg(timm_name(name)).first_conv
+    return isinstance(first, str) and first.startswith("patch_embed")
+
+
 def _create(name: str, pretrained: bool, arguments: Mapping[str, Any], backbone_args: Mapping[str, Any]) -> nn.Module:
     """Create a timm model with these arguments, of which `backbone_args` are those of the user."""
     if pretrained and not get_pretrained_cfg(name).has_weights:

@@ -1,14 +1,11 @@
-"""Building networks whose size is not known before: bounds of their tensors, modules, time and memory."""
+"""Building networks whose size is not known before: bounds of their tensors, modules and memory."""
 
 from __future__ import annotations
 
-import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -21,17 +18,13 @@ MAX_TENSORS = 20_000
 """More than any published network has."""
 MODULES_PER_TENSOR, MORE_MODULES = 20, 1_000
 """Networks have about two modules per tensor, since some modules, such as activations, have no weights."""
-MAX_SECONDS = 30
-"""Of computation. Large networks take a few on the meta device."""
 MAX_BUFFER_BYTES = 10**9
 """For buffers of networks with less weights, of which few megabytes are usual."""
-EVENTS_PER_LOOK = 1_000
-"""Calls of functions after which the clock is read."""
 
 
 @contextmanager
 def limited_build(what: str, max_tensors: int = MAX_TENSORS) -> Iterator[None]:
-    """Bound the tensors, modules and seconds of what is built inside, best on the meta device.
+    """Bound the tensors and modules of what is built inside, best on the meta device.
 
     Args:
         what: the start of the message, such as the file that asks for the network.
@@ -57,8 +50,7 @@ def limited_build(what: str, max_tensors: int = MAX_TENSORS) -> Iterator[None]:
         torch_module.register_module_module_registration_hook(count("modules")),
     ]
     try:
-        with _deadline(f"{what} asks for a network that takes more than {MAX_SECONDS} s to build"):
-            yield
+        yield
     finally:
         for handle in handles:
             handle.remove()
@@ -82,27 +74,3 @@ def _num_bytes(network: nn.Module) -> tuple[int, int]:
     """The sizes of all weights and of all buffers."""
     weights, buffers = network.parameters(), network.buffers()
     return sum(each.nbytes for each in weights), sum(each.nbytes for each in buffers)
-
-
-@contextmanager
-def _deadline(message: str) -> Iterator[None]:
-    """Raise InputError at the first call of a function after `MAX_SECONDS` of computation of this thread.
-
-    Under a profiler there is no deadline: the interpreter has room for one observer of calls.
-    """
-    if sys.getprofile() is not None:
-        yield
-        return
-    end, events = time.thread_time() + MAX_SECONDS, 0
-
-    def look(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal events
-        events += 1
-        if events % EVENTS_PER_LOOK == 0 and time.thread_time() > end:
-            raise InputError(message)
-
-    sys.setprofile(look)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)

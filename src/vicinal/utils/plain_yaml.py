@@ -1,4 +1,4 @@
-"""YAML of plain values, also from strangers: nothing is created or imported, and memory and time are bounded."""
+"""YAML of plain values, also from strangers: nothing is created or imported, and what aliases expand to is bounded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import yaml
 
 from vicinal.utils.errors import one_line
 
-MAX_DEPTH, MAX_VALUES, MAX_CHARACTERS = 32, 100_000, 10_000_000
-"""Limits of one text: levels of nesting, values after aliases are expanded, and characters."""
+MAX_DEPTH, MAX_VALUES = 32, 100_000
+"""Limits of one text: levels of nesting, and values after aliases are expanded."""
 
 PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq", "merge")}
 
@@ -74,9 +74,7 @@ def compose_yaml(text: str) -> yaml.Node | None:
     Raises:
         yaml.YAMLError: it is not YAML; a :class:`LimitProblem` if it exceeds a limit or a value contains itself.
     """
-    if len(text) > MAX_CHARACTERS:
-        raise LimitProblem(None, None, f"more than {MAX_CHARACTERS:,} characters")
-    _check_events(text)
+    _check_depth(text)
     node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
     if node is not None:
         _check_expanded(node, {})
@@ -112,17 +110,13 @@ def problem_of(error: yaml.YAMLError) -> str:
     return one_line(text if isinstance(error, ValueProblem) else f"not YAML: {text}", 200)
 
 
-def _check_events(text: str) -> None:
-    """Raise YAMLError for deep nesting and many values, before any function calls itself once per level."""
-    depth = count = 0
+def _check_depth(text: str) -> None:
+    """Raise YAMLError for deep nesting, before any function calls itself once per level."""
+    depth = 0
     for event in yaml.parse(text, Loader=_Loader):
-        is_end = isinstance(event, yaml.CollectionEndEvent)
-        depth += isinstance(event, yaml.CollectionStartEvent) - is_end
-        count += not is_end
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise _limit(f"more than {MAX_DEPTH} levels", event)
-        if count > MAX_VALUES:
-            raise _limit(f"more than {MAX_VALUES:,} values", event)
 
 
 def _check_expanded(node: yaml.Node, sizes: dict[int, int | None]) -> int:

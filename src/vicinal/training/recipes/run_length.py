@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vicinal.training.progress import Progress
 
-MIN_EPOCHS, MIN_STEPS = 10, 150
+MIN_EPOCHS, MIN_STEPS = 4, 60
 """The length of a run that its recipe leaves to the data: so many epochs, or as many as take so many steps."""
 
 
@@ -18,7 +18,7 @@ def fit_epochs(steps_per_epoch: int) -> int:
 
     Example:
         >>> fit_epochs(steps_per_epoch=400), fit_epochs(steps_per_epoch=3)
-        (10, 50)
+        (4, 20)
     """
     return max(MIN_EPOCHS, math.ceil(MIN_STEPS / steps_per_epoch))
 
