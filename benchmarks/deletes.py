@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -75,7 +76,7 @@ def cases(vectors: Vectors, cluster: Ids, has_clusters: bool) -> list[Case]:
 
 def search_with_selector(index: Index, queries: Vectors) -> Ids:
     """The search of faiss, which leaves out deleted vectors on its way."""
-    engine = index._engine
+    engine = index._committed.engine.base
     assert isinstance(engine, FaissEngine)
     mask = np.zeros(len(engine), dtype=bool)
     mask[index.metadata.ids] = True
@@ -123,10 +124,12 @@ def main() -> None:
     for size, (name, spread), kind in itertools.product(arguments.sizes, SPREADS.items(), kinds):
         vectors, cluster = unit_vectors(size, spread)
         index = Index.build(vectors, Table(pd.DataFrame(index=range(size))), kind)
-        metadata = index.metadata
         for case in cases(vectors, cluster, spread < np.inf):
-            index.metadata = metadata  # all images are there again
-            measure(index, vectors, name, case, arguments.rounds)
+            with tempfile.TemporaryDirectory() as folder:
+                index.save(folder)
+                copy = Index.load(folder)
+                assert isinstance(copy, Index)
+                measure(copy, vectors, name, case, arguments.rounds)
 
 
 if __name__ == "__main__":

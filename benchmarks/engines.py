@@ -29,6 +29,7 @@ import pandas as pd
 from benchmarks.indexes import make_vectors
 from benchmarks.table import print_machine
 from vicinal import Index, Table
+from vicinal.retrieval import RemoteIndex
 from vicinal.retrieval.index.remote.engine_url import is_engine_url
 from vicinal.retrieval.index.verification import verify_index
 
@@ -101,7 +102,7 @@ def measure(place: str, rows: int, kind: Any, num_queries: int) -> dict[str, str
     table = Table(pd.DataFrame({"path": [f"/{n}.png" for n in range(rows)], "percent": rng.integers(0, 100, rows)}))
     started = time.perf_counter()
     if is_engine_url(place):
-        Index.build(vectors, table, kind, url=place, overwrite=True)
+        RemoteIndex.build(vectors, table, place, kind, overwrite=True)
     else:
         Index.build(vectors, table, kind).save(place)
     seconds = time.perf_counter() - started

@@ -87,7 +87,7 @@ def search(folder: Path, clock: Clock) -> dict[str, float]:
     queries, exact = np.load(folder / "queries.npy"), np.load(folder / "exact.npy")
     Index.build(queries[:10], Table(pd.DataFrame(index=range(10)))).search(queries[:1], K)  # what searching imports
     before = private_megabytes()
-    index = Index.load(folder / "index")
+    index: Any = Index.load(folder / "index")
     index.search(queries[:1], K)
     memory, single, batch = private_megabytes() - before, [], []
     for query in queries[:SINGLE, None]:
@@ -137,9 +137,7 @@ def measure(size: int, out: Path, options: list[str]) -> list[dict[str, Any]]:
             given = [*options] if rescore is None else [*options, "--rescore", str(rescore)]
             row: dict[str, Any] = {"kind": kind, "size": size}
             row |= in_process("--step", "build", "--out", str(folder), "--kind", kind, *given)
-            row |= {"rescore": Index.load(folder / "index").rescore} | in_process(
-                "--step", "search", "--out", str(folder)
-            )
+            row |= in_process("--step", "search", "--out", str(folder))
             rows.append(row)
             print(
                 f"| `{kind}` | {row['rescore'] or ''} | {row['memory_mb']:.0f} | {row['mapped_mb']:.0f} | "

@@ -1,15 +1,13 @@
 """Indexes of codes of 10,000,000 vectors, built by `vicinal index` from a mapped file: time, memory, recall, latency.
 
     python -m benchmarks.large_index --size 10000000 --out RESULTS
-    python -m benchmarks.large_index --size 1000000 --out RESULTS --kinds rabitq --interrupt
+    python -m benchmarks.large_index --size 1000000 --out RESULTS --kinds rabitq
 
 The vectors of 128 dimensions are those of `benchmarks.indexes`: classes of heavy-tailed sizes within superclasses, some
 tens of directions with most of the variance. Beside `vectors.npy` is a CSV table of as many rows, a path and a label
-each. `vicinal index` runs in a process of its own; `--interrupt` kills it (SIGKILL) when half of the vectors are
-saved, and runs it again. Phases are told by the files that it writes: reading and checking the source, training with
-the digest of all vectors before it, encoding, and assembling and saving. Each has its wall time and the CPU time of all
-threads, which other programs change less. Memory is the peak of its private memory (RssAnon), without the pages of
-mapped files, which the system takes back when it needs them.
+each. `vicinal index` runs in a process of its own. Beside its wall time is the CPU time of all threads, which other
+programs change less. Memory is the peak of its private memory (RssAnon), without the pages of mapped files, which the
+system takes back when it needs them.
 
 The search is another process, of one thread. `cold`: 200 single queries after the file of the vectors was dropped from
 the page cache; `warm`: the same again, and then 1,000 queries in one call. Recall@10 is the fraction of the ten nearest
@@ -21,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -37,11 +34,8 @@ from benchmarks.indexes import DIM, SINGLE, K, make_vectors, private_megabytes
 from benchmarks.table import print_machine
 from vicinal import Index
 from vicinal.retrieval import top_k
-from vicinal.retrieval.index.build_progress import STAGE, BuildProgress
-from vicinal.retrieval.index.staged_build import TRAINED
 
 POLL = 0.1  # seconds
-PHASES = ("read", "train", "encode", "save")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -58,49 +52,19 @@ def make_source(size: int, folder: Path) -> None:
     np.save(folder / "vectors.npy", vectors)
 
 
-def build(folder: Path, kind: str, interrupt: bool) -> dict[str, float]:
-    """Build the index by the command, and watch it."""
-    index = folder / f"index-{kind}"
-    command = [sys.executable, "-m", "vicinal", "index", str(index), "--source", str(folder / "vectors.npy")]
-    command += ["--kind", kind, "--overwrite"]
-    measured = _watch(command, index, stop_at=0.5 if interrupt else None)
-    if interrupt:
-        again = _watch(command, index)
-        return {f"{name} until killed": value for name, value in measured.items()} | {
-            f"{name} from there on": value for name, value in again.items() if name.partition(",")[0] not in PHASES
-        }
-    return measured
-
-
-def _watch(command: list[str], index: Path, stop_at: float | None = None) -> dict[str, float]:
-    """Seconds of each phase, and the peak of private memory; the process is killed at a fraction of the vectors."""
-    started, peak, stage = time.perf_counter(), 0.0, index / STAGE
-    marks = [(0.0, 0.0)]
+def build(folder: Path, kind: str) -> dict[str, float]:
+    """Build the index by the command: seconds, CPU seconds, and the peak of its private memory."""
+    command = [sys.executable, "-m", "vicinal", "index", str(folder / f"index-{kind}")]
+    command += ["--source", str(folder / "vectors.npy"), "--kind", kind, "--overwrite"]
+    started, peak, cpu = time.perf_counter(), 0.0, 0.0
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    is_past = (
-        lambda: stage.is_dir(),
-        lambda: (stage / TRAINED).is_file(),
-        lambda: _fraction(stage) == 1,
-    )
-    now = marks[0]
     while process.poll() is None:
         with suppress(OSError, StopIteration):  # it may end meanwhile
-            peak, now = max(peak, private_megabytes(process.pid)), (time.perf_counter() - started, _cpu(process.pid))
-            if len(marks) <= len(is_past) and is_past[len(marks) - 1]():
-                marks.append(now)
-        if stop_at is not None and stop_at <= _fraction(stage) < 1:
-            os.kill(process.pid, signal.SIGKILL)
+            peak, cpu = max(peak, private_megabytes(process.pid)), _cpu(process.pid)
         time.sleep(POLL)
-    if process.returncode not in (0, -signal.SIGKILL if stop_at is not None else 0):
+    if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed")
-    marks.append(now)
-    spent = np.diff(marks, axis=0).tolist()
-    found = {
-        f"{name}, {what}": value
-        for name, both in zip(PHASES, spent, strict=False)
-        for what, value in zip(("s", "CPU s"), both, strict=True)
-    }
-    return {**found, "build, s": now[0], "build, CPU s": now[1], "build, peak GB": peak / 1000}
+    return {"build, s": time.perf_counter() - started, "build, CPU s": cpu, "build, peak GB": peak / 1000}
 
 
 def _cpu(process: int) -> float:
@@ -109,17 +73,11 @@ def _cpu(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def _fraction(stage: Path) -> float:
-    """How much is encoded and saved."""
-    progress = BuildProgress.load(stage)
-    return 0.0 if progress is None else progress.done / progress.total
-
-
 def search(folder: Path, kind: str) -> dict[str, float]:
     """Load an index, and search it by single queries and by all together."""
     queries, exact = np.load(folder / "queries.npy"), np.load(folder / "exact.npy")
     before, started = private_megabytes(), time.perf_counter()
-    index = Index.load(folder / f"index-{kind}")
+    index: Any = Index.load(folder / f"index-{kind}")
     seconds = time.perf_counter() - started
     index.search(queries[-1:], K)
     memory = private_megabytes() - before
@@ -136,7 +94,7 @@ def search(folder: Path, kind: str) -> dict[str, float]:
         "search, private GB": memory / 1000,
         "on disk, GB": sum(sizes.values()),
         "codes, GB": sizes["vectors"],
-        "table, GB": sizes["metadata"],
+        "table, GB": sizes["index.sqlite"],
         **{
             f"{name} {which}, {clock}": float(np.percentile(times, percent))
             for name, both in singles.items()
@@ -172,7 +130,6 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=10_000_000)
     parser.add_argument("--out", required=True, type=Path, help="folder of the vectors, the indexes and results.json")
     parser.add_argument("--kinds", nargs="+", default=["ivfpq", "rabitq"])
-    parser.add_argument("--interrupt", action="store_true", help="kill each build once, and go on with it")
     parser.add_argument("--step", choices=["source", "search"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     folder: Path = arguments.out
@@ -188,7 +145,7 @@ def main() -> None:
         subprocess.run([*own, "--step", "source"], check=True)
     results: dict[str, dict[str, float]] = {}
     for kind in arguments.kinds:
-        results[kind] = build(folder, kind, arguments.interrupt)
+        results[kind] = build(folder, kind)
         print(kind, json.dumps(results[kind]), flush=True)
         step, one_thread = [*own, "--step", "search", "--kinds", kind], {**os.environ, "OMP_NUM_THREADS": "1"}
         found = subprocess.run(step, check=True, capture_output=True, text=True, env=one_thread)

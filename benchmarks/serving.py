@@ -58,7 +58,7 @@ def random_neighborhoods(count: int, seed: int = 0) -> Any:
     return centers[np.arange(count) // NEIGHBORHOOD] + 0.5 * noise
 
 
-def make_index(folder: Path, size: int, model: Embedder) -> Index:
+def make_index(folder: Path, size: int, model: Embedder) -> Any:
     """An index with a label and a price for each vector; one that is there already is taken."""
     if folder.exists():
         return Index.load(folder)

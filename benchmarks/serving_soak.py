@@ -22,7 +22,7 @@ from vicinal import Index
 
 SIZE, CLIENTS, KILLS = 5_000, 32, 10
 REPORT_SECONDS = 10.0
-LIMITS = ("--max_body_mb", "2", "--save_changes", "300", "--save_seconds", "5", "--max_queue", "24")
+LIMITS = ("--max_body_mb", "2", "--max_queue", "24")
 SECONDS_TO_WARM = 0.2  # of a part, after which memory is compared
 MAX_GROWTH = 60  # megabytes
 HOSTILE = [
@@ -140,7 +140,7 @@ class Soak:
 
     def check(self, folder: Path, num_kills: int) -> list[str]:
         """What is wrong with the index in the end."""
-        index = Index.load(folder)
+        index: Any = Index.load(folder)
         there = {*index.metadata.ids.tolist()}
         lost = sorted({*self.added} - self.tried - there)
         wrong = [f"{len(lost)} acknowledged items are lost: {lost[:5]}"] * bool(lost)
@@ -151,7 +151,7 @@ class Soak:
             vector = vector_of(self.added[number])
             if not np.allclose(vectors[number], vector / np.linalg.norm(vector), atol=1e-5):
                 wrong.append(f"item {number} has another vector")
-        rows = index.metadata.lookup(kept)
+        rows = index.lookup(kept)
         wrong += ["items have other columns"] * (rows["price"].tolist() != [self.added[number] for number in kept])
         return wrong + self._check_images(index, folder, num_kills)
 

@@ -95,5 +95,5 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     text = capsys.readouterr().out
     assert re.search(r"zero-shot .*\n.*trained ", text)
     assert "vicinal train --data.source photos/" in text
-    for made in ("run/model/model.safetensors", "index/config.json", "neighbors.png", "report.html", "thesis.txt"):
+    for made in ("run/model/model.safetensors", "index/index.sqlite", "neighbors.png", "report.html", "thesis.txt"):
         assert (tmp_path / "demo" / made).is_file()

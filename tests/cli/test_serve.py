@@ -79,7 +79,7 @@ def test_a_service_of_a_run_is_killed_and_stopped(index: Path, photos: Path, tmp
     Index.load(index).save(folder)
     number = len(Index.load(folder))
     data = noise(77)
-    with process(folder, "--save_seconds", "1000") as (service, client):
+    with process(folder) as (service, client):
         picture = (photos / "class3" / "2.png").read_bytes()
         found = client.post("/search", files={"image": ("x.png", picture)}, data={"k": "1"}).json()["matches"]
         assert found[0]["score"] > 0.999
@@ -88,7 +88,7 @@ def test_a_service_of_a_run_is_killed_and_stopped(index: Path, photos: Path, tmp
         assert client.request("DELETE", "/items", json={"ids": [0]}).json() == {"deleted": 1}
         service.kill()
         service.wait(300)
-    assert len(Index.load(folder)) == number
+    assert Index.load(folder).metadata.ids.tolist() == [*range(1, number), number]
     with process(folder, "--no_access_log") as (service, client):
         assert client.get("/items/0").status_code == 404
         assert client.get(f"/items/{number}/image").status_code == 200

@@ -152,16 +152,6 @@ def test_an_index_shows_what_it_was_built_with(made: Path, capsys) -> None:
     assert f"whitening            {made}/w.safetensors" in shown
 
 
-def test_an_index_built_before_names_were_kept(made: Path, tmp_path: Path, capsys) -> None:
-    index = Index.load(made / "plain")
-    index.made_with = {}
-    index.save(tmp_path)
-    config = (tmp_path / "config.json").read_text().replace('"made_with": {},', "")
-    (tmp_path / "config.json").write_text(config)
-    assert main(["search", str(tmp_path), f"{made}/photos", "--model", f"{made}/m2"]) == 2
-    assert "; use that model, or build the index again" in capsys.readouterr().err
-
-
 def test_unreadable_images_of_a_folder_are_left_out(made: Path, tmp_path: Path, capsys) -> None:
     for number in range(3):
         save = Image.new("RGB", (20, 20), (9 * number, 0, 0)).save

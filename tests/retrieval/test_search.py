@@ -86,20 +86,18 @@ def test_printing() -> None:
 
 @pytest.mark.parametrize("value", [pd.Timestamp("2020-01-02"), [1, 2], b"owl", {"a": 1}, pd.Timedelta(1)])
 def test_values_that_json_lacks_become_text(value: object) -> None:
-    searched = index(path=PATHS)
-    searched.metadata.frame["label"] = pd.Series([value] * 5)
+    searched = index(path=PATHS, made=[value] * 5)
     (found,) = search_images(searched, VECTORS[:1], nothing(1), k=1)
-    assert json.loads(json.dumps(found.to_dict()))["matches"][0]["label"] == str(value)
+    assert json.loads(json.dumps(found.to_dict()))["matches"][0]["made"] == str(value).removesuffix(" 00:00:00")
 
 
 def test_result_is_ready_for_json() -> None:
     labels = pd.Series([np.int64(5), np.int64(6), np.int64(7), None, np.int64(9)], dtype=object)
-    searched = index(path=PATHS, label=range(5))
-    searched.metadata.frame["label"] = labels  # as columns of mixed origin hold them
+    searched = index(path=PATHS, number=labels)  # as columns of mixed origin hold them
     found = search_images(searched, VECTORS[:1], Table(pd.DataFrame({"label": np.array([5])})), k=5)
     loaded = json.loads(json.dumps([each.to_dict() for each in found]))
     assert loaded[0]["query"] == {"label": 5}
-    assert [match.get("label") for match in loaded[0]["matches"]] == [5, 6, 7, None, 9]
+    assert [match.get("number") for match in loaded[0]["matches"]] == [5, 6, 7, None, 9]
     assert [match["id"] for match in loaded[0]["matches"]] == [0, 1, 2, 3, 4]
 
 

@@ -41,7 +41,5 @@ def pictures(model: Embedder, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def client(pictures: Path, model: Embedder) -> Iterator[TestClient]:
     """A client of a service of the pictures; tests that change something delete it again."""
-    with client_of(
-        pictures / "index", model, max_pixels=1_000_000, max_k=100, max_filter=200, save_seconds=1e6
-    ) as each:
+    with client_of(pictures / "index", model, max_pixels=1_000_000, max_k=100, max_filter=200) as each:
         yield each

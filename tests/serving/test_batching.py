@@ -16,7 +16,6 @@ from vicinal.serving import matches
 from vicinal.serving.images.batching import Batcher, one_by_one_if_broken
 from vicinal.serving.matches import Query, SearchOptions, search_batch
 from vicinal.serving.problems import Problem
-from vicinal.serving.store.snapshot import Snapshot
 from vicinal.utils.errors import InputError
 
 
@@ -116,7 +115,7 @@ def test_a_broken_item_does_not_spoil_its_batch() -> None:
 
 
 def test_queries_with_the_same_options_are_one_search(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    snapshot = Snapshot.of(Index.load(save_index(tmp_path)))
+    snapshot = Index.load(save_index(tmp_path))
     sizes: list[int] = []
     real = matches.search_images
     monkeypatch.setattr(matches, "search_images", lambda *args, **kw: sizes.append(len(args[1])) or real(*args, **kw))

@@ -196,7 +196,7 @@ def test_an_index_without_a_model_takes_vectors(tmp_path: Path) -> None:
 
 
 def test_everything_may_be_deleted(tmp_path: Path) -> None:
-    with client_of(save_index(tmp_path, count=3), save_changes=1) as client:
+    with client_of(save_index(tmp_path, count=3)) as client:
         assert client.request("DELETE", "/items", json={"ids": [0, 1, 2, 2, 7]}).json() == {"deleted": 3}
         assert search(client, vector=vector_list(0)) == {"matches": [], "is_match": None, "count": 0}
         assert client.post("/items", json={"vector": vector_list(4)}).json() == {"ids": ["3"]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from tests.serving.service import client_of, noise, save_index, vector_list
 from tests.serving.test_store import wait_for
-from vicinal import Embedder
+from vicinal import Embedder, Index
 from vicinal.serving import service as module
 from vicinal.serving.bodies import ItemBody
 from vicinal.serving.images import added_images
@@ -43,15 +42,13 @@ def test_a_reader_refuses_changes_before_it_works_on_them(pictures: Path, model:
 def test_an_index_in_place_of_another_shows_its_own_images(
     tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vicinal.serving.store.folder_store.RELOAD_SECONDS", 0.02)
-    shutil.copytree(pictures, tmp_path / "copy")
+    monkeypatch.setattr("vicinal.serving.store.folder_store.FOLLOW_SECONDS", 0.02)
     folder = save_index(tmp_path)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "3.png").write_bytes(noise(50))
     with client_of(folder, read_only=True) as reader:
         before = reader.get("/items/3/image").content
-        shutil.rmtree(folder)
-        (tmp_path / "copy" / "index").rename(folder)
+        Index.load(pictures / "index").save(folder)
         wait_for(lambda: reader.get("/info").json()["images"] == 12)
         assert reader.get("/items/3/image").content != before
 

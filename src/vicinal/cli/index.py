@@ -44,10 +44,7 @@ def add_index(parser: Parser) -> None:
 
 def _add_changes(parser: Parser) -> None:
     """Add the flags that change what the index holds."""
-    parser.add_argument(
-        "--source", help=f"build the index from {SOURCE}. Repeat the command after an interruption: an index of codes "
-        "(sq8, ivfpq, rabitq, binary) of stored embeddings goes on with the batches that are not saved yet",
-    )  # fmt: skip
+    parser.add_argument("--source", help=f"build the index from {SOURCE}")
     parser.add_argument("--overwrite", action="store_true", help="with --source: replace an index that is there")
     parser.add_argument(
         "--add", metavar="SOURCE",

@@ -15,7 +15,7 @@ from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
     from vicinal.models import ContextRefiner
-    from vicinal.retrieval import ImageIndex, Index
+    from vicinal.retrieval import ImageIndex, Index, RemoteIndex
     from vicinal.workflows.sources.embedded_table import EmbeddedTable
     from vicinal.workflows.sources.embedding_reader import EmbeddingReader
 
@@ -32,7 +32,7 @@ def changed_index(arguments: Arguments) -> ImageIndex:
         _add(arguments)
     root = None if arguments.source or arguments.add or arguments.sync else getattr(arguments, "root", None)
     if arguments.delete is None and root is None:
-        return Index.load(arguments.index)
+        return Index.load(arguments.index, arguments.timeout)
     with Index.open(arguments.index, arguments.timeout) as index:
         if root is not None:
             index.move(root)
@@ -43,6 +43,7 @@ def changed_index(arguments: Arguments) -> ImageIndex:
 
 def _build(arguments: Arguments) -> None:
     """Build and save an index of the source."""
+    from vicinal.retrieval import Index
     from vicinal.workflows.sync import with_file_facts
 
     in_batches = _is_built_in_batches(arguments, arguments.source)
@@ -50,7 +51,7 @@ def _build(arguments: Arguments) -> None:
     embedded = reader.embed(arguments.source, arguments.split)
     table = with_file_facts(embedded.table) if _is_of_images(arguments.source) else embedded.table
     index = _new_index(arguments, arguments.source, embedded, table, refiner)
-    if not (in_batches or is_url(arguments.index)):
+    if isinstance(index, Index):
         index.save(arguments.index, arguments.timeout)
 
 
@@ -64,24 +65,22 @@ def _is_built_in_batches(arguments: Arguments, source: str) -> bool:
 
 def _new_index(
     arguments: Arguments, source: str, embedded: EmbeddedTable, table: Any, refiner: ContextRefiner | None
-) -> Index:
+) -> Index | RemoteIndex:
     """A new index: in memory, or complete in its folder or in a database."""
-    from vicinal.retrieval import Index
+    from vicinal.retrieval import Index, RemoteIndex
 
     check_refiner(refiner, embedded)
-    index = Index.build(
-        embedded.vectors,
-        table,
-        arguments.kind or "auto",
-        model_fingerprint=embedded.fingerprint,
-        refiner=refiner,
-        made_with=made_with(arguments, source, embedded.engine),
-        rescore=arguments.rescore,
-        url=arguments.index if is_url(arguments.index) else None,
-        overwrite=arguments.overwrite,
-        timeout=arguments.timeout,
-        folder=arguments.index if _is_built_in_batches(arguments, source) else None,
-    )
+    options = {
+        "kind": arguments.kind or "auto", "model_fingerprint": embedded.fingerprint, "rescore": arguments.rescore,
+        "made_with": made_with(arguments, source, embedded.engine), "overwrite": arguments.overwrite,
+        "timeout": arguments.timeout,
+    }  # fmt: skip
+    index: Index | RemoteIndex
+    if is_url(arguments.index):
+        index = RemoteIndex.build(embedded.vectors, table, arguments.index, **options)
+    else:
+        folder = arguments.index if _is_built_in_batches(arguments, source) else None
+        index = Index.build(embedded.vectors, table, refiner=refiner, folder=folder, **options)
     index.root = _root(arguments, source)
     if "model" in index.made_with:
         from vicinal.workflows.calibration.calibration_places import stored_calibration

@@ -108,10 +108,11 @@ def _wrong_selections(arguments: Arguments) -> list[tuple[bool, str]]:
 
 def _check_folder(arguments: Arguments) -> None:
     """Raise before images are embedded if a folder cannot hold the index, or holds another one."""
-    from vicinal.retrieval.index.storage import CONFIG, check_target
+    from vicinal.retrieval.index.database import Database
+    from vicinal.retrieval.index.vector_files import check_target
 
     check_target(Path(arguments.index))
-    if arguments.source and Path(arguments.index, CONFIG).exists() and not arguments.overwrite:
+    if arguments.source and Database.exists(Path(arguments.index)) and not arguments.overwrite:
         raise _exists_already(arguments.index)
 
 

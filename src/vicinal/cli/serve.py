@@ -20,7 +20,7 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from vicinal.retrieval import Index
+    from vicinal.retrieval import ImageIndex
 
 MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 NOT_ABOUT_MODELS = (
@@ -44,8 +44,8 @@ def add_serve(parser: Parser) -> None:
     parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one (default: 8000)")
     parser.add_argument("--token_file", metavar="FILE", help="a file with the token that requests must have "
                         "(Authorization: Bearer TOKEN); without it, the variable VICINAL_TOKEN")  # fmt: skip
-    parser.add_argument("--read_only", action="store_true", help="add and delete nothing, and load the index again "
-                        "when another process has changed it; any number may read a folder")  # fmt: skip
+    parser.add_argument("--read_only", action="store_true", help="add and delete nothing, and follow the changes "
+                        "of other processes")  # fmt: skip
     parser.add_argument("--cors_origin", nargs="+", default=[], metavar="ORIGIN", help="pages of these origins may ask "
                         "too, such as https://shop.example")  # fmt: skip
     parser.add_argument("--allow_url", nargs="+", default=[], metavar="HOST", help="fetch images by https from these "
@@ -77,12 +77,12 @@ def serve(arguments: Arguments) -> None:
     if "model" in {*vars(arguments), *index.made_with}:
         start_early()
     embedder = _embedder(arguments, index)
-    is_remote = is_url(arguments.index)
-    if is_remote:  # the service connects by itself
-        index.close()  # type: ignore[attr-defined]
+    loaded = index if isinstance(index, Index) else None
+    if loaded is None:  # the service connects by itself
+        index.close()
     service = Service(
         arguments.index, embedder, limits, arguments.read_only, load_refiner(arguments), arguments.allow_url,
-        None if is_remote else index,
+        loaded,
     )  # fmt: skip
     run(service, arguments.host, arguments.port, access, not arguments.no_access_log)
 
@@ -108,7 +108,7 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _embedder(arguments: Arguments, index: Index) -> Any:
+def _embedder(arguments: Arguments, index: ImageIndex) -> Any:
     """What embeds images as those of the index; None if no model is known."""
     if "model" in index.made_with:
         use_flags_of_index(arguments, index.made_with, [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
@@ -116,6 +116,24 @@ def parse_condition(text: str, columns: Collection[str], aliases: Mapping[str, s
         Comparison(left=Column(name='price'), sign='<', right=20)
     """
     return _Parser(text, columns, aliases or {}).parse()
+
+
+def column_names(condition: Condition) -> Iterator[str]:
+    """Yield the names of the columns of a condition.
+
+    Example:
+        >>> list(column_names(parse_condition("size in ['S'] or not price < 20", ["price", "size"])))
+        ['size', 'price']
+    """
+    if isinstance(condition, (And, Or)):
+        for part in condition.parts:
+            yield from column_names(part)
+    elif isinstance(condition, Not):
+        yield from column_names(condition.part)
+    elif isinstance(condition, Comparison):
+        yield from (side.name for side in (condition.left, condition.right) if isinstance(side, Column))
+    else:
+        yield condition.column.name
 
 
 def condition_error(text: str, reason: str) -> InputError:

@@ -75,14 +75,15 @@ def moved_path(path: str, old: str, new: str) -> str:
     return os.path.normpath(os.path.join(new, os.path.relpath(path, old))) if _is_below(path, old) else path
 
 
-def relative_to(path: str, root: str) -> str:
-    """The path from a folder on, if it is in this folder; else as it is.
+def shown_path(path: str, root: str | None) -> str:
+    """A path as clients see it: from the folder of the images on, else the name of the file alone.
 
     Example:
-        >>> relative_to("/photos/cat/1.png", "/photos"), relative_to("/other/2.png", "/photos")
-        ('cat/1.png', '/other/2.png')
+        >>> shown_path("/photos/cups/1.jpg", "/photos"), shown_path("/elsewhere/2.jpg", "/photos")
+        ('cups/1.jpg', '2.jpg')
     """
-    return os.path.relpath(path, root) if _is_below(path, root) else path
+    prefix = os.path.join(root, "") if root else None
+    return path[len(prefix) :] if prefix and path.startswith(prefix) else os.path.basename(path)
 
 
 def _old_root(path: str, new: str) -> str | None:

@@ -41,7 +41,7 @@ def read_parquet(path: Path) -> pd.DataFrame:
     return frame
 
 
-def read_frame(path: Path, content: bytes | None = None, pandas_types: bool = False) -> pd.DataFrame:
+def read_frame(path: Path, content: bytes | None = None) -> pd.DataFrame:
     """Read all columns of a Parquet file but the embeddings, and any number of rows.
 
     Columns of text are read with every text once, since a few bytes of a file can stand for a text in millions of rows.
@@ -49,7 +49,6 @@ def read_frame(path: Path, content: bytes | None = None, pandas_types: bool = Fa
     Args:
         path: The file.
         content: The bytes of the file, if they are read already.
-        pandas_types: Whether columns get the types that they had in the data frame that was written.
 
     Raises:
         InputError: The file cannot be read, or needs more memory than is available.
@@ -67,7 +66,7 @@ def read_frame(path: Path, content: bytes | None = None, pandas_types: bool = Fa
         table.validate(full=True)  # otherwise text that is not UTF-8 raises an error only where it is first used
         check_memory(2 * _text_bytes(table), str(path))
         table = table.cast(pa.schema([schema.field(name) for name in columns], schema.metadata))
-        return table.to_pandas(ignore_metadata=not pandas_types)
+        return table.to_pandas(ignore_metadata=True)
 
 
 def _check_rows(path: Path, rows: int, size: int) -> None:

@@ -88,6 +88,13 @@ class UnitVectors:
             return self._units[indices]
         return self._unit(self._data[indices if self._rows is None else self._rows[indices]])
 
+    @classmethod
+    def of_units(cls, units: Floats, name: str) -> UnitVectors:
+        """Vectors that have length 1 already, as they are: to divide them again would change their last bits."""
+        vectors = cls(units, name)
+        vectors._units = vectors._data
+        return vectors
+
     def kept(self) -> UnitVectors:
         """Return the same vectors, whose unit vectors are computed once and stay in memory."""
         kept = copy(self)

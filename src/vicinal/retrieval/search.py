@@ -22,6 +22,7 @@ from vicinal.utils.errors import InputError
 
 Record = dict[str, Any]
 OWN_NAMES = ("score", "box")  # of a match; columns of a table that are called so get another name
+ATTEMPTS = 5  # of a search whose matches are deleted before they are looked up
 SHOWN = ("id", "path", "label", "score", "box")  # in a line of text by themselves, not as further columns
 
 
@@ -110,22 +111,14 @@ def search_images(
         >>> [match["price"] for match in search_images(index, vectors, table, k=2, where="price > 10")[0].matches]
         [50]
     """
-    with index.reading():  # so that no match is deleted before it is looked up
-        group_by = index.column_aliases.get(group_by, group_by) if group_by is not None else None
-        search = _Search(index, vectors, table, refiner, where, reranking, exclude_self)
-        # A query that is in the index takes one match more; an index of only k images cannot give it.
-        number = max(k, index.count(search.among, at_most=k + 1)) if exclude_self else k
-        if where is not None or group_by is not None:
-            number = index.count(search.among, at_most=number)
-        while True:
-            neighbors = search.nearest(number)
-            results = search.results(neighbors, k, group_by)
-            if group_by is None or all(len(each.matches) >= k for each in results):
-                return results
-            more = 4 * number if max_candidates is None else min(4 * number, max(max_candidates, number))
-            if (more := index.count(search.among, at_most=more)) <= number:
-                return results
-            number = more
+    group_by = index.column_aliases.get(group_by, group_by) if group_by is not None else None
+    for _ in range(ATTEMPTS):
+        with index.reading():
+            search = _Search(index, vectors, table, refiner, where, reranking, exclude_self)
+            results = search.run(k, group_by, max_candidates)
+        if not search.has_lost:
+            break
+    return results
 
 
 class _Search:
@@ -143,6 +136,7 @@ class _Search:
     ) -> None:
         self.index, self.vectors, self.table, self.refiner = index, vectors, table, refiner
         self.reranking, self.exclude_self = reranking, exclude_self
+        self.has_lost = False  # whether images were deleted before they were looked up
         self.among = index.select(where)
         if where is not None and not index.count(self.among, at_most=1):
             raise InputError(f"no image of the index fulfills {where}")
@@ -151,6 +145,21 @@ class _Search:
         needs_own = reranking is not None or refiner is not None
         self._own = index.ids_by_key(table.image_keys) if needs_own and table.has("path") else np.full(len(table), -1)
         self._where = where
+
+    def run(self, k: int, group_by: str | None, max_candidates: int | None) -> list[SearchResult]:
+        """The k matches of each query, the best of their groups."""
+        # A query that is in the index takes one match more; an index of only k images cannot give it.
+        number = max(k, self.index.count(self.among, at_most=k + 1)) if self.exclude_self else k
+        if self._where is not None or group_by is not None:
+            number = self.index.count(self.among, at_most=number)
+        while True:
+            results = self.results(self.nearest(number), k, group_by)
+            if group_by is None or all(len(each.matches) >= k for each in results):
+                return results
+            more = 4 * number if max_candidates is None else min(4 * number, max(max_candidates, number))
+            if (more := self.index.count(self.among, at_most=more)) <= number:
+                return results
+            number = more
 
     def nearest(self, number: int) -> Neighbors:
         """The nearest images of each query, by their ids."""
@@ -190,7 +199,8 @@ class _Search:
         if group_by is not None and group_by not in self.index.columns:
             columns = ", ".join(column for column in self.index.columns if column not in FILE_COLUMNS)
             raise InputError(f"the index has no column {group_by!r} to group by; its columns are {columns}")
-        is_there = np.isin(neighbors.ids, found["id"])  # not where fewer are found, or another process has deleted it
+        is_there = np.isin(neighbors.ids, found["id"])  # not where fewer are found, or somebody has just deleted it
+        self.has_lost |= bool((~is_there & (neighbors.ids >= 0)).any())
         rows = np.where(is_there, np.searchsorted(found["id"], neighbors.ids), 0)
         kept = self._kept(found, rows, is_there, k, group_by if group_by in found else None)
         matched = [each[left] for each, left in zip(rows, kept, strict=True)]

@@ -1,4 +1,4 @@
-"""The limits of the service: what one request may ask for, how many may wait, and how often the index is saved."""
+"""The limits of the service: what one request may ask for, how many may wait, and when vector files are written."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class Limits:
         request_seconds: seconds until a request that is not answered ends (504).
         decode_workers: processes that decode images.
         decode_memory_mb: megabytes that one of them may allocate to decode an image.
-        save_changes: added and deleted items after which the index is saved; until then they are in its journal.
-        save_seconds: seconds after which the index is saved if it was changed.
+        save_changes: added items after which new vector files are written, if they are 5 % of all; until then their
+            vectors are in the database alone.
+        save_seconds: seconds after which they are written if there is any.
 
     Raises:
         InputError: a limit is not a number, or is impossible.
@@ -57,7 +58,7 @@ class Limits:
     decode_workers: int = 2
     decode_memory_mb: float = 1_024.0
     save_changes: int = 1_000
-    save_seconds: float = 60.0
+    save_seconds: float = 3_600.0
 
     def __post_init__(self) -> None:
         for name, value in self.to_dict().items():

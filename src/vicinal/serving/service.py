@@ -316,7 +316,9 @@ class Service:
     def _add_gauges(self) -> None:
         self.metrics.add_gauge("items", "Items of the index.", lambda: len(self.store))
         self.metrics.add_gauge("is_connected", "Whether the index can be searched.", lambda: self.store.is_connected)
-        self.metrics.add_gauge("unsaved_changes", "Changes in the journal only.", lambda: self.store.num_unsaved)
+        self.metrics.add_gauge(
+            "unsaved_changes", "Vectors that the vector files do not hold yet.", lambda: self.store.num_unsaved
+        )
         self.metrics.add_gauge("requests_in_work", "Requests that are worked on.", lambda: self.load.requests)
         self.metrics.add_gauge(
             "decoder_deaths", "Processes that died or hung while they decoded an image.",

@@ -14,13 +14,14 @@ import pandas as pd
 
 from vicinal.data.batches.image_dataset import NoReadableImageError
 from vicinal.data.boxes import row_boxes
+from vicinal.data.column_kinds import merged_kinds
 from vicinal.data.table import Table
-from vicinal.retrieval.index.index import TIMEOUT, Index
+from vicinal.retrieval.index.database import TIMEOUT, Database
+from vicinal.retrieval.index.index import Index
 from vicinal.retrieval.index.interface import ImageIndex
-from vicinal.retrieval.index.metadata import FILE_COLUMNS, Metadata
+from vicinal.retrieval.index.metadata import FILE_COLUMNS, Metadata, frame_of_table
 from vicinal.retrieval.index.remote.engine_url import is_engine_url
-from vicinal.retrieval.index.remote.payload import converted, merged_kinds, payload_of
-from vicinal.retrieval.index.storage import current_files
+from vicinal.retrieval.index.remote.payload import converted_record, payload_of
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
 from vicinal.utils.files import file_digest
@@ -264,7 +265,7 @@ def sync_index(
 def index_exists(place: str | Path, timeout: float = TIMEOUT) -> bool:
     """Whether there is an index in a folder, or at the URL of a database; raises if it is damaged."""
     if not is_engine_url(place):
-        return current_files(Path(place)) is not None
+        return Database.exists(Path(place))
     from vicinal.retrieval.index.remote.remote_index import RemoteIndex
 
     return RemoteIndex.exists(str(place), timeout)
@@ -272,9 +273,7 @@ def index_exists(place: str | Path, timeout: float = TIMEOUT) -> bool:
 
 def _rows_near(place: str | Path, table: Table, below: str | Path | None, timeout: float) -> Metadata:
     """The rows of an index that are compared with those of a table."""
-    if not is_engine_url(place):
-        return Index.load(place).metadata
-    with Index.open(place, timeout) as index:
+    with Index.load(place, timeout) as index:
         return index.rows_near(table.image_keys, None if below is None else str(below))
 
 
@@ -302,14 +301,11 @@ def _apply_without_embedding(
 
 def _differing(metadata: Metadata, table: Table, ids: Integers) -> Integers:
     """The rows of a table whose columns are not those of the images with these ids."""
-    if not len(ids) or metadata.updated(table, ids).frame.equals(metadata.frame):
-        return np.empty(0, np.int64)
-    old, new = payload_of(metadata.lookup(ids).drop(columns="id")), payload_of(Metadata.from_table(table, ids).frame)
+    old, new = payload_of(metadata.lookup(ids).drop(columns="id")), payload_of(frame_of_table(table))
     kinds = merged_kinds(old[0], new[0])
-    pairs = zip(old[1], new[1], strict=True)
     different = [
-        converted(before, kinds) != converted({name: after[name] for name in after if name != "id"}, kinds)
-        for before, after in pairs
+        converted_record(before, kinds) != converted_record(after, kinds)
+        for before, after in zip(old[1], new[1], strict=True)
     ]
     return np.flatnonzero(different)
 

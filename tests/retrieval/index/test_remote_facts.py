@@ -8,8 +8,7 @@ import pytest
 
 from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.remote_engine import EngineRefusedError
-from vicinal.retrieval.index.remote.remote_facts import VERSION, RemoteFacts
-from vicinal.retrieval.index.storage import FORMAT
+from vicinal.retrieval.index.remote.remote_facts import FORMAT, VERSION, RemoteFacts
 from vicinal.utils.errors import InputError
 
 URL = EngineURL.parse("postgresql://db/vectors?table=birds")

@@ -18,8 +18,8 @@ import torch
 from vicinal.cli.main import main
 from vicinal.data import Table, save_embeddings
 from vicinal.retrieval import Index, search_images
+from vicinal.retrieval.index import database
 from vicinal.utils.errors import InputError
-from vicinal.utils.locks import ReadWriteLock, hold_lock
 
 FORK = multiprocessing.get_context("fork")
 DIM, SIZE = 8, 40
@@ -68,9 +68,8 @@ def check_all_there(folder: Path, numbers: range) -> None:
     assert index.metadata.ids.tolist() == list(range(SIZE * (len(numbers) + 1)))
     for number in numbers:  # each image under the path that it was added with
         ids = index.search(vectors(number), 1).ids.ravel()
-        assert index.metadata.lookup(ids)["path"].tolist() == table(str(number)).paths
-    names = sorted(path.name.partition("-")[0] for path in folder.iterdir())
-    assert names == [".lock", "config.json", "metadata", "vectors"]
+        assert index.lookup(ids)["path"].tolist() == table(str(number)).paths
+    assert len(list(folder.glob("vectors-*"))) == 1
 
 
 ROUNDS = [2, pytest.param(30, marks=pytest.mark.slow)]
@@ -114,7 +113,6 @@ def test_a_killed_writer_releases_the_lock(tmp_path) -> None:
     def hold() -> None:
         with Index.open(tmp_path) as index:
             index.add(vectors(7), table("lost"))
-            (tmp_path / f"vectors-{'0' * 32}.faiss").write_bytes(b"half")
             held.set()
             signal.pause()
 
@@ -133,9 +131,10 @@ def add_to(folder: Path, timeout: float) -> None:
         index.add(vectors(0), table("0"))
 
 
-def test_waiting_is_said_once(tmp_path, capsys) -> None:
+def test_waiting_is_said_once(tmp_path, capsys, monkeypatch) -> None:
     Index.build(vectors(99), table("first")).save(tmp_path)
-    with hold_lock(tmp_path / ".lock", 1, "write"):
+    with monkeypatch.context() as patch, Index.open(tmp_path):
+        patch.setattr(database, "FIRST_WAIT", 0.1)
         assert main(["index", str(tmp_path), "--delete", "0", "--timeout", "1"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
@@ -146,34 +145,15 @@ def test_waiting_is_said_once(tmp_path, capsys) -> None:
     assert "waiting" not in capsys.readouterr().err
 
 
-def test_changes_of_another_process_are_not_overwritten(tmp_path) -> None:
-    Index.build(vectors(99), table("first")).save(tmp_path / "a")
-    first, second = Index.load(tmp_path / "a"), Index.load(tmp_path / "a")
-    first.add(vectors(0), table("0"))
-    first.save(tmp_path / "a")
-    second.delete([3])
-    with pytest.raises(InputError, match="another process has changed the index since it was loaded"):
-        second.save(tmp_path / "a")
-    check_all_there(tmp_path / "a", range(1))
-    second.save(tmp_path / "b")  # a folder of its own
-    first.add(vectors(1), table("1"))
-    first.save(tmp_path / "a")  # it has saved the folder itself
-    check_all_there(tmp_path / "a", range(2))
-    Index.build(vectors(99), table("first")).save(tmp_path / "a")  # a new index replaces any other
-    check_all_there(tmp_path / "a", range(0))
-
-
 def test_a_failing_block_saves_nothing(tmp_path) -> None:
     Index.build(vectors(99), table("first")).save(tmp_path)
     with pytest.raises(InputError, match="no id 4711"), Index.open(tmp_path) as index:
         index.delete([0]), index.delete([4711])
     check_all_there(tmp_path, range(0))
-    with Index.open(tmp_path, timeout=0) as index:  # the lock is free again
-        index.save(tmp_path)  # and may be used within
-    check_all_there(tmp_path, range(0))
+    add_to(tmp_path, timeout=0)  # the lock is free again
 
 
-def test_a_folder_without_an_index_gets_no_lock(tmp_path) -> None:
+def test_a_folder_without_an_index_stays_empty(tmp_path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(InputError, match="is not an index"), Index.open(folder):
             pass
@@ -212,38 +192,14 @@ def test_threads_search_while_one_changes(kind: str) -> None:
     finish(start(run))
 
 
-def test_threads_write_alone_and_soon() -> None:
-    lock, log, readers_stop = ReadWriteLock(), [], threading.Event()
-    value = [0, 0]
-
-    def read() -> None:
-        while not readers_stop.is_set():
-            with lock.read(), lock.read():
-                log.append(value[0] == value[1])
-
-    def write() -> None:
-        for _ in range(50):
-            with lock.write():
-                value[0] += 1
-                with lock.read():
-                    value[1] += 1
-
-    readers, writers = ([threading.Thread(target=each) for _ in range(3)] for each in (read, write))
-    for thread in [*readers, *writers]:
-        thread.start()
-    for thread in writers:
-        thread.join(60)  # readers that come one after the other do not keep a writer waiting
-        assert not thread.is_alive()
-    readers_stop.set()
-    for thread in readers:
-        thread.join(60)
-    assert all(log)
-    assert value == [150, 150]
-
-
-def test_a_thread_that_reads_cannot_write() -> None:
-    lock = ReadWriteLock()
-    with lock.read(), pytest.raises(RuntimeError, match="cannot write while it reads"), lock.write():
-        pass
-    with lock.write():
-        pass
+def test_each_sees_the_changes_of_the_others(tmp_path) -> None:
+    Index.build(vectors(99), table("first")).save(tmp_path)
+    first, second = Index.load(tmp_path), Index.load(tmp_path)
+    first.add(vectors(0), table("0"))
+    second.delete([3])
+    assert second.add(vectors(1), table("1"))[0] == 2 * SIZE
+    for each in (first, second):
+        assert each.metadata.ids.tolist() == [*range(3), *range(4, 3 * SIZE)]
+        assert each.lookup(each.search(vectors(1), 1).ids.ravel())["path"].tolist() == table("1").paths
+    Index.build(vectors(99), table("first")).save(tmp_path)  # a new index replaces any other
+    assert (len(first), len(second)) == (SIZE, SIZE)

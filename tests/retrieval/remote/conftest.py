@@ -14,6 +14,7 @@ import pytest
 
 from tests.retrieval.remote.servers import STARTERS, Server, shared_server
 from vicinal import Index, Table
+from vicinal.retrieval import RemoteIndex
 
 NUMBERS = itertools.count()
 
@@ -33,7 +34,7 @@ class Backend:
     def build(self, vectors: np.ndarray, table: Table, **options: Any) -> Any:
         """Build an index, and keep it."""
         if self.name != "faiss":
-            return Index.build(vectors, table, url=self.place, **options)
+            return RemoteIndex.build(vectors, table, self.place, **options)
         index = Index.build(vectors, table, **options)
         index.save(self.place)
         return Index.load(self.place)

@@ -55,7 +55,7 @@ def test_a_connection_that_is_cut_is_made_again(server: Server) -> None:
     vectors, table = images()
     with Proxy(server.address) as proxy:
         url = server.url(unique_table(), proxy.port)
-        Index.build(vectors[:50], table.take(np.arange(50)), url=url).close()
+        RemoteIndex.build(vectors[:50], table.take(np.arange(50)), url).close()
         with RemoteIndex.connect(url, timeout=30) as index:
             before = proxy.num_cuts
             proxy.cut_after(40_000)
@@ -111,9 +111,9 @@ def test_an_index_is_replaced_when_the_new_one_is_complete(server: Server) -> No
     with Proxy(server.address) as proxy:
         name = unique_table()
         url, direct = server.url(name, proxy.port), server.url(name)
-        Index.build(vectors[:10], table.take(np.arange(10)), url=direct, model_fingerprint="old").close()
+        RemoteIndex.build(vectors[:10], table.take(np.arange(10)), direct, model_fingerprint="old").close()
         with pytest.raises(InputError, match="is an index already"):
-            Index.build(vectors, table, url=direct)
+            RemoteIndex.build(vectors, table, direct)
         proxy.cut_after(HALF[server.name], stays_down=True)
         with pytest.raises(EngineUnavailableError):
             RemoteIndex.build(vectors, table, url, overwrite=True, timeout=0.5)
@@ -244,7 +244,7 @@ def test_a_full_disk_loses_nothing(server: Server) -> None:
     vectors, table = images()
     name = unique_table()
     url = server.url(name)
-    Index.build(vectors[:50], table.take(np.arange(50)), url=url).close()
+    RemoteIndex.build(vectors[:50], table.take(np.arange(50)), url).close()
     with psycopg.connect(f"postgresql://postgres@/postgres?host={server.folder}", autocommit=True) as connection:
         connection.execute(FULL.format(name=name))
         with RemoteIndex.connect(url, timeout=0.5) as index:
@@ -282,7 +282,7 @@ def test_a_disk_that_is_really_full_loses_nothing(name: str) -> None:
             server = STARTERS[name](disk / name)
             try:
                 url = server.url("photos")
-                Index.build(vectors[:50], table.take(np.arange(50)), url=url).close()
+                RemoteIndex.build(vectors[:50], table.take(np.arange(50)), url).close()
                 with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
                     while True:
                         filler.write(bytes(4096))

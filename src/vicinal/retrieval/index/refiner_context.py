@@ -6,6 +6,7 @@ import numpy as np
 
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.engines.faiss_engine import FaissEngine, Kind
+from vicinal.retrieval.index.engines.segmented_engine import SegmentedEngine
 from vicinal.retrieval.refinement import Refinement
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.arrays import Integers
@@ -22,20 +23,21 @@ class RefinerContext:
 
     Example:
         >>> vectors, refiner = UnitVectors(np.eye(4), "vector"), ContextRefiner(dim=4, num_heads=2)
-        >>> context = RefinerContext(FaissEngine.create("exact", vectors), refiner.fingerprint())
-        >>> context.engine.add(vectors)
+        >>> context = RefinerContext.create("exact", vectors, refiner)
         >>> queries = vectors.subset(np.array([1]))
         >>> context.refine(queries, refiner, active_ids=np.arange(4), query_ids=np.array([1])).block(0, 1)
         tensor([[0., 1., 0., 0.]])
     """
 
-    def __init__(self, engine: FaissEngine, refiner_fingerprint: str) -> None:
+    def __init__(self, engine: SegmentedEngine, refiner_fingerprint: str) -> None:
         self.engine, self.refiner_fingerprint = engine, refiner_fingerprint
 
     @classmethod
     def create(cls, kind: Kind, vectors: UnitVectors, refiner: ContextRefiner) -> RefinerContext:
-        """Return a context without embeddings: of the kind of the index, or of `auto` beside codes."""
-        return cls(FaissEngine.create(kind if kind in ("exact", "hnsw") else "auto", vectors), refiner.fingerprint())
+        """Return a context of all embeddings: of the kind of the index, or of `auto` beside codes."""
+        engine = FaissEngine.create(kind if kind in ("exact", "hnsw") else "auto", vectors)
+        engine.add(vectors)
+        return cls(SegmentedEngine(engine), refiner.fingerprint())
 
     def refine(
         self, vectors: UnitVectors, refiner: ContextRefiner, active_ids: Integers, query_ids: Integers

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from vicinal.serving.images.paths import ADDED, image_file
 from vicinal.utils.files import write_bytes
 
-if TYPE_CHECKING:
-    from vicinal.retrieval.index.index import Index
-    from vicinal.serving.store.changes import Change
-
+STALE_SECONDS = 3600.0
 SUFFIXES = {"JPEG": ".jpg", "MPO": ".jpg", "TIFF": ".tif", "JPEG2000": ".jp2", "PPM": ".ppm"}
 
 
@@ -46,12 +42,12 @@ def _suffix(image_format: str) -> str:
     return SUFFIXES.get(image_format, f".{image_format.lower()}" if image_format.isalnum() else ".img")
 
 
-def images_of_deleted(index: Index, changes: Sequence[Change], folder: Path) -> list[Path]:
-    """The files of the images that clients had added, of items that changes delete from the index in a folder."""
-    deleted = [number for change in changes for number in change.deleted]
-    paths = {number: row.get("path") for change in changes for number, row in zip(change.ids, change.rows, strict=True)}
-    old = index.metadata.lookup([number for number in deleted if number not in paths])
-    if "path" in old:
-        paths |= dict(zip(old["id"].tolist(), old["path"].tolist(), strict=True))
-    files = [image_file(path, folder) for path in map(paths.get, deleted) if isinstance(path, str)]
-    return [file for file in files if file.parent == folder.resolve() / ADDED or file.parent == folder / ADDED]
+def remove_unused(folder: Path, paths: Collection[str]) -> None:
+    """Remove the files of images in a folder that no path names, of processes that were killed before they did so.
+
+    Others may be about to add images, so that files of the last hour stay.
+    """
+    names = {Path(path).name for path in paths}
+    for file in folder.glob("*"):
+        if file.name not in names and file.stat().st_mtime < time.time() - STALE_SECONDS:
+            remove_image(file)

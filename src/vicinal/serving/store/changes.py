@@ -1,10 +1,9 @@
-"""Changes of an index: items that are added or deleted, and the columns that clients give to them."""
+"""The columns that clients give to items which they add."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import pandas as pd
 from vicinal.data.columns import BOX_COLUMNS
 from vicinal.retrieval.index.metadata import FILE_COLUMNS, NULLABLE
 from vicinal.utils.arguments import shown
-from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
 
 MAX_NAME, MAX_TEXT = 200, 4_096  # characters of a column's name, and of a value
@@ -22,44 +20,6 @@ RESERVED = ("id", "id_of_table", "path", "score", *BOX_COLUMNS, *FILE_COLUMNS)
 CHECKED = ("split", "is_query", "is_gallery", "noisy_label", "noisy_image")  # have a meaning in a table of images
 DTYPES = {"integer": np.dtype(np.int64), "floating": np.dtype(np.float64), "boolean": np.dtype(np.bool_)}
 WORDS = {"integer": "whole numbers", "floating": "numbers", "boolean": "true and false", "string": "texts"}
-
-
-def _no_vectors() -> Floats:
-    return np.empty((0, 0), np.float32)
-
-
-@dataclass(frozen=True)
-class Change:
-    """Items that are added together, or deleted together.
-
-    Attributes:
-        first_id: the id of the first that is added; the others follow.
-        vectors: float32 [n, dim], of those that are added.
-        rows: their columns, n; a column that is not known is left out.
-        deleted: the ids of those that are deleted.
-        key: by which a client may repeat the request.
-    """
-
-    first_id: int = 0
-    vectors: Floats = field(default_factory=_no_vectors)
-    rows: tuple[dict[str, Any], ...] = ()
-    deleted: tuple[int, ...] = ()
-    key: str | None = None
-
-    @property
-    def ids(self) -> list[int]:
-        """The ids of those that are added."""
-        return list(range(self.first_id, self.first_id + len(self.rows)))
-
-    def __len__(self) -> int:
-        return len(self.rows) + len(self.deleted)
-
-
-def joined(changes: Sequence[Change], dim: int) -> tuple[Floats, pd.DataFrame, list[int]]:
-    """What changes add, float32 [n, dim] with their columns, and the ids that they delete."""
-    vectors = [np.empty((0, dim), np.float32), *(change.vectors for change in changes if change.rows)]
-    rows = [row for change in changes for row in change.rows]
-    return np.concatenate(vectors), frame_of(rows), [number for change in changes for number in change.deleted]
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -113,11 +73,6 @@ class ColumnKinds:
         self.max_columns = max_columns
         self._kinds = dict(kinds)
 
-    @classmethod
-    def of(cls, frame: pd.DataFrame, max_columns: int) -> ColumnKinds:
-        """The kinds of the columns of a frame."""
-        return cls({str(name): _kind_of_column(frame[name]) for name in frame}, max_columns)
-
     def checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The values of a new item as the index keeps them, without those that are missing.
 
@@ -152,10 +107,6 @@ class ColumnKinds:
             return float(value) if kind == "integer" else _whole(name, value)
         raise InputError(f"columns.{name}: {shown(value)} is {_described(kind)}; the index has "
                          f"{WORDS.get(expected, 'values of another kind')} there")  # fmt: skip
-
-
-def _kind_of_column(column: pd.Series) -> str:
-    return pd.api.types.infer_dtype(column.dropna().astype(object))
 
 
 def _whole(name: str, value: float) -> int:

@@ -16,12 +16,10 @@ from typing_extensions import Self
 
 from vicinal.data.table import Table
 from vicinal.retrieval.calibration import Calibration
-from vicinal.retrieval.index.metadata import FILE_COLUMNS, MAX_ID
+from vicinal.retrieval.index.metadata import FILE_COLUMNS, MAX_ID, parse_index_condition
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.filters import parse_filter
 from vicinal.retrieval.index.remote.remote_engine import EngineUnavailableError, TransientFault
-from vicinal.retrieval.index.remote.remote_index import RemoteIndex
-from vicinal.retrieval.index.remote.remote_reader import Selection
+from vicinal.retrieval.index.remote.remote_index import RemoteIndex, Selection
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.retrieval.search import plain_records
 from vicinal.serving.column_facts import facts_of_kinds
@@ -163,7 +161,7 @@ class _ServedIndex(RemoteIndex):
         self._check_connection()
         hidden = ("path", *FILE_COLUMNS)
         kinds = {name: kind for name, kind in self._facts.kinds.items() if name not in hidden}
-        tree = parse_filter(condition, kinds, self.column_aliases)
+        tree = parse_index_condition(condition, kinds, self.column_aliases)
         return Selection(self._engine.call(self._engine.filter, tree, kinds, condition))
 
     def column_kinds(self) -> dict[str, str]:

@@ -82,7 +82,7 @@ def load_stored(
 
     index: ImageIndex = Index.load(source)
     if mapped and "://" not in source:  # a database may change between its vectors and its rows
-        frame = pd.concat(index.frames(), ignore_index=True)
+        frame = index.metadata.frame
         vectors = temporary_map((block for _, block in index.blocks()), (len(index), index.dim), source)
     else:
         vectors, frame = index.contents()

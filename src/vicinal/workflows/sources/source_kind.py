@@ -64,7 +64,11 @@ def _has_embeddings(path: str) -> bool:
 
 
 def _saved_kind(folder: str) -> Literal["index", "embedder"] | None:
-    """Return the kind of a folder that Vicinal saved, as its config.json says; None for any other path."""
+    """Return the kind of a folder that Vicinal saved; None for any other path."""
+    from vicinal.retrieval.index.database import FILE
+
+    if Path(folder, FILE).is_file():
+        return "index"
     file = Path(folder, "config.json")
     if not file.is_file():
         return None
@@ -75,10 +79,6 @@ def _saved_kind(folder: str) -> Literal["index", "embedder"] | None:
     saved_format = config.get("format") if isinstance(config, dict) else None
     if saved_format is None:
         return None
-    from vicinal.retrieval.index.storage import FORMAT
-
-    if saved_format == FORMAT:
-        return "index"
     from vicinal.models.model_format import EMBEDDER
 
     return "embedder" if saved_format == EMBEDDER.name else None

@@ -89,19 +89,6 @@ class BinaryEngine:
         for start in range(0, len(vectors), BLOCK_ROWS):
             self._faiss.add(self._bits(vectors, start))
 
-    @property
-    def code_size(self) -> int:
-        """Bytes per vector of :meth:`encode`."""
-        return int(self._faiss.d) // 8
-
-    def encode(self, vectors: Floats) -> Bits:
-        """Return the bits of unit vectors, uint8 [n, code_size]; those beyond the dimensions are 0."""
-        return np.packbits(vectors > self._means, axis=1)
-
-    def add_codes(self, codes: Bits) -> None:
-        """Add vectors by their bits."""
-        self._faiss.add(np.ascontiguousarray(codes))
-
     def take(self, ids: Integers) -> Floats:
         """Return the vectors of these ids, float32 [n, dim]: entries of equal size around the means."""
         bits = faiss.vector_to_array(self._faiss.xb).reshape(len(self), -1)[ids]
@@ -131,5 +118,6 @@ class BinaryEngine:
         return neighbors
 
     def _bits(self, vectors: UnitVectors, start: int) -> Bits:
-        """The bits of a block of vectors."""
-        return self.encode(vectors.block(start, min(start + BLOCK_ROWS, len(vectors))).cpu().numpy())
+        """The bits of a block of vectors, uint8 [n, dim / 8, rounded up]; those beyond the dimensions are 0."""
+        block = vectors.block(start, min(start + BLOCK_ROWS, len(vectors))).cpu().numpy()
+        return np.packbits(block > self._means, axis=1)

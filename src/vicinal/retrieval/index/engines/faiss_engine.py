@@ -12,7 +12,6 @@ import faiss as faiss_with_stubs
 import numpy as np
 import numpy.typing as npt
 
-from vicinal.retrieval.index.engines.faiss_layout import check_layout
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils.arrays import Floats, Integers
@@ -104,14 +103,11 @@ class FaissEngine:
             InputError: the bytes are something else or damaged.
         """
         nodes, data = _split_nodes(data)
-        check_layout(data)
         try:
             engine = cls(faiss.deserialize_index(np.frombuffer(data, dtype=np.uint8)))
         except (RuntimeError, MemoryError) as error:
             raise InputError(f"faiss cannot read it ({one_line(error)})") from None
         if nodes is not None:
-            if engine.kind != "hnsw" or not np.array_equal(np.unique(nodes), np.arange(engine._faiss.ntotal)):
-                raise InputError("its vectors and the nodes of its graph differ")
             engine._nodes = _Nodes(nodes)
         return engine
 
@@ -136,19 +132,6 @@ class FaissEngine:
         for start in range(0, len(vectors), BLOCK_ROWS):
             rows = _rows(vectors, start, start + BLOCK_ROWS)
             self._faiss.add(rows if self._nodes is None else self._nodes.add(rows, self._faiss))
-
-    @property
-    def code_size(self) -> int:
-        """Bytes per vector of :meth:`encode`."""
-        return int(self._faiss.sa_code_size())
-
-    def encode(self, vectors: Floats) -> Codes:
-        """Return the codes of unit vectors, uint8 [n, code_size], which :meth:`add_codes` adds; not of `hnsw`."""
-        return np.asarray(self._faiss.sa_encode(vectors))
-
-    def add_codes(self, codes: Codes) -> None:
-        """Add vectors by their codes; the result is that of adding the vectors themselves."""
-        self._faiss.add_sa_codes(np.ascontiguousarray(codes))
 
     def take(self, ids: Integers) -> Floats:
         """Return the vectors of these ids, float32 [n, dim]; those of `sq8`, `ivfpq` and `rabitq` are approximate."""
@@ -297,8 +280,6 @@ def _split_nodes(data: bytes) -> tuple[Integers | None, bytes]:
     if data[:4] != DUPLICATES:
         return None, data
     count = int.from_bytes(data[4:12], "little")
-    if count > (len(data) - 12) // 8:
-        raise InputError(f"it tells of {count:,} vectors, but has {len(data) / 1e6:,.3f} MB")
     return np.frombuffer(data, "<i8", count, 12).astype(np.int64), data[12 + 8 * count :]
 
 

@@ -14,7 +14,6 @@ from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
 
 Halves = npt.NDArray[np.float16]
-EXPONENT = 0x7C00  # the bits of a float16 that are all set in NaN and infinity
 
 
 class HalfStore:
@@ -23,7 +22,6 @@ class HalfStore:
     Args:
         dim: number of dimensions.
         stored: float16 [n, dim], such as a memory map of a file.
-        path: the file that holds `stored` and nothing else, if there is one.
 
     Example:
         >>> store = HalfStore(2)
@@ -32,10 +30,15 @@ class HalfStore:
         (2, array([[0., 1.]], dtype=float32))
     """
 
-    def __init__(self, dim: int, stored: Halves | None = None, path: Path | None = None) -> None:
+    def __init__(self, dim: int, stored: Halves | None = None) -> None:
         self.dim = dim
         self._blocks: list[Halves] = [] if stored is None else [stored]
-        self._num_stored, self._path = len(self._blocks), path
+
+    def copied(self) -> HalfStore:
+        """A store with the same vectors, to which others can be added."""
+        store = HalfStore(self.dim)
+        store._blocks = list(self._blocks)
+        return store
 
     @classmethod
     def from_file(cls, path: Path, file: Any, dim: int) -> HalfStore:
@@ -49,25 +52,18 @@ class HalfStore:
             raise InputError(f"{path.name} has {size:,} bytes, which are no float16 vectors of {dim} dimensions")
         shape = (size // (2 * dim), dim)
         stored = np.memmap(file, np.dtype("<f2"), "r", shape=shape) if size else np.empty(shape, np.float16)
-        return cls(dim, stored, path)
+        return cls(dim, stored)
 
     def __len__(self) -> int:
         return sum(map(len, self._blocks))
 
-    @property
-    def path(self) -> Path | None:
-        """The file that holds all vectors; None if some are in memory only."""
-        return self._path if len(self._blocks) == self._num_stored else None
-
     def add(self, vectors: UnitVectors) -> None:
         """Add vectors, [n, dim]."""
-        blocks = [*self._blocks, np.empty((len(vectors), self.dim), np.float16)]
+        added = np.empty((len(vectors), self.dim), np.float16)
         for start in range(0, len(vectors), BLOCK_ROWS):
             block = vectors.block(start, min(start + BLOCK_ROWS, len(vectors)))
-            blocks[-1][start : start + len(block)] = block.cpu().numpy()
-        while len(blocks) > self._num_stored + 1 and len(blocks[-2]) <= len(blocks[-1]):  # few, if each was added alone
-            blocks[-2:] = [np.concatenate(blocks[-2:])]
-        self._blocks = blocks
+            added[start : start + len(block)] = block.cpu().numpy()
+        self._blocks = [*self._blocks, added]
 
     def take(self, ids: Integers) -> Floats:
         """Return the vectors of these ids, normalized, float32 [n, dim]."""
@@ -85,13 +81,3 @@ class HalfStore:
         for part in self._blocks:
             for start in range(0, len(part), BLOCK_ROWS):
                 yield part[start : start + BLOCK_ROWS].astype("<f2").tobytes()
-
-
-def all_finite(data: bytes) -> bool:
-    """Whether no float16 in some bytes is NaN or infinity.
-
-    Example:
-        >>> all_finite(np.ones(3, "<f2").tobytes()), all_finite(np.array([1, np.nan], "<f2").tobytes())
-        (True, False)
-    """
-    return not ((np.frombuffer(data, "<u2") & EXPONENT) == EXPONENT).any()

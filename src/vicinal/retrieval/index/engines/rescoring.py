@@ -61,14 +61,8 @@ class RescoringEngine:
 
     def add(self, vectors: UnitVectors) -> None:
         """Add vectors, [n, dim]."""
-        self.check_whole()
         self.codes.add(vectors)
         self.store.add(vectors)
-
-    def check_whole(self) -> None:
-        """Raise InputError if an earlier :meth:`add` was interrupted, so that codes and vectors differ in number."""
-        if len(self.codes) != len(self.store):
-            raise InputError("adding to the index was interrupted; load it again")
 
     def take(self, ids: Integers) -> Floats:
         """Return the vectors of these ids, float32 [n, dim], as precise as float16 is."""

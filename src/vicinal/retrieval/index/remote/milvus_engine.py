@@ -11,17 +11,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from vicinal.data.column_kinds import ColumnKind, Kinds, number_of
 from vicinal.data.condition_syntax import Condition
 from vicinal.retrieval.index.engines.faiss_engine import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, IVF_PROBES, Kind
 from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.milvus_filters import (
     COLUMNS,
     NUMBER,
-    MilvusFilterWriter,
+    MilvusWriter,
     column_key,
     path_expression,
 )
-from vicinal.retrieval.index.remote.payload import ColumnKind, Kinds, Record, check_finite_values
+from vicinal.retrieval.index.remote.payload import Record, check_finite_values
 from vicinal.retrieval.index.remote.remote_engine import (
     CONNECT_SECONDS,
     REQUEST_SECONDS,
@@ -216,7 +217,7 @@ class MilvusEngine(RemoteEngine):
         if self._is_lite is None:
             with self._faults() as client:
                 self._is_lite = "lite" in client.get_server_version(timeout=self._seconds).lower()
-        return MilvusFilterWriter(kinds, text, has_escapes=not self._is_lite).write(condition)
+        return MilvusWriter(kinds, text, has_escapes=not self._is_lite).write(condition)
 
     def path_filter(self, path: str, kinds: Kinds) -> str:
         return path_expression(path)
@@ -317,7 +318,7 @@ def _to_json(record: Record, kinds: Kinds) -> Record:
     values = {column_key(name): value for name, value in record.items()}
     for name, value in record.items():
         if kinds[name].kind == "string" and kinds[name].is_numeric and value != "":
-            values[NUMBER + column_key(name)] = float(value)
+            values[NUMBER + column_key(name)] = number_of(value)
     return values
 
 

@@ -10,15 +10,16 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 
+from vicinal.data.column_kinds import ColumnKind
 from vicinal.data.condition_syntax import Value
-from vicinal.retrieval.index.remote.filters import FilterWriter
-from vicinal.retrieval.index.remote.payload import ColumnKind
+from vicinal.data.condition_writer import ConditionWriter
 
 COLUMNS = "columns"  # the JSON field
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 OWN = "x_"  # names that are not plain words begin so
 NUMBER = "x_number_"  # before the name of a column of texts: the numbers that they say
 FALSE = "id < 0"  # ids are positive
+MAX_FLOAT = 1.7976931348623157e308  # no column holds infinity
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"})  # all that end a literal
 
 
@@ -49,7 +50,7 @@ def pattern(text: str) -> str:
     return re.sub(r"([\\%_])", r"\\\1", text)
 
 
-class MilvusFilterWriter(FilterWriter[str]):
+class MilvusWriter(ConditionWriter[str]):
     """Writes conditions as expressions.
 
     Args:
@@ -63,7 +64,7 @@ class MilvusFilterWriter(FilterWriter[str]):
         self._has_escapes = has_escapes
 
     def conjunction(self, parts: Sequence[str]) -> str:
-        return f"({' and '.join(parts)})"
+        return f"({' and '.join(parts)})" if parts else "(id >= 0)"
 
     def disjunction(self, parts: Sequence[str]) -> str:
         return f"({' or '.join(parts)})" if parts else f"({FALSE})"
@@ -114,4 +115,6 @@ def _field(column: str, prefix: str = "") -> str:
 def _literal(value: Value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(max(min(value, MAX_FLOAT), -MAX_FLOAT))
     return quoted(value) if isinstance(value, str) else repr(value)

@@ -6,49 +6,24 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from vicinal.data.boxes import image_keys
-from vicinal.retrieval.index.metadata import MAX_ID, NULLABLE
+from vicinal.data.column_kinds import ColumnKind, Kinds, column_values, converted
+from vicinal.retrieval.index.metadata import MAX_ID
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
 
 Record = dict[str, Any]
-DTYPES: dict[str, Any] = {
-    "integer": np.dtype(np.int64),
-    "floating": np.dtype(np.float64),
-    "boolean": np.dtype(np.bool_),
-}
-
-
-@dataclass(frozen=True)
-class ColumnKind:
-    """What values a column has.
-
-    Attributes:
-        kind: `integer`, `floating`, `boolean` or `string`.
-        is_numeric: whether all texts of it are numbers or empty, as in the columns of a CSV file.
-    """
-
-    kind: str
-    is_numeric: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON."""
-        return {"kind": self.kind, "is_numeric": self.is_numeric}
-
-
-Kinds = dict[str, ColumnKind]
 
 
 def payload_of(frame: pd.DataFrame) -> tuple[Kinds, list[Record]]:
     """The kinds of the columns of a frame, and its rows as plain values without those that are missing.
 
-    Columns without any value are left out; values that are no text, number or boolean, such as dates, become texts.
+    Columns without any value are left out; for the values see :func:`vicinal.data.column_kinds.column_values`.
 
     Raises:
         InputError: an integer has more than 64 bits, or a text is not Unicode.
@@ -61,98 +36,19 @@ def payload_of(frame: pd.DataFrame) -> tuple[Kinds, list[Record]]:
     kinds: Kinds = {}
     records: list[Record] = [{} for _ in range(len(frame))]
     for name in map(str, frame.columns):
-        present = np.flatnonzero(frame[name].notna().to_numpy(dtype=bool))
-        values = frame[name].iloc[present].astype(object).tolist()
-        if not values:
+        kind, values = column_values(frame[name])
+        if kind.kind == "empty":
             continue
-        kind = _kind_of(values)
-        plain = [_plain(value, kind, name) for value in values]
-        kinds[name] = ColumnKind(kind, kind == "string" and _are_numbers(plain))
-        for row, value in zip(present.tolist(), plain, strict=True):
-            records[row][name] = value
+        kinds[name] = kind
+        for record, value in zip(records, values, strict=True):
+            if value is not None:
+                record[name] = value
     return kinds, records
 
 
-def _kind_of(values: Sequence[Any]) -> str:
-    kind = pd.api.types.infer_dtype(values, skipna=True)
-    kind = "floating" if kind == "mixed-integer-float" else kind
-    return kind if kind in DTYPES else "string"
-
-
-def _plain(value: Any, kind: str, column: str) -> Any:
-    if kind == "boolean":
-        return bool(value)
-    if kind == "floating":
-        return float(value)
-    if kind == "integer":
-        if not -MAX_ID - 1 <= int(value) <= MAX_ID:
-            raise InputError(f"column {column!r} holds {value}, an integer of more than 64 bits; a database has none")
-        return int(value)
-    text = str(value)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"column {column!r} holds {text[:80]!a}, which is not Unicode text; rename it") from None
-    return text
-
-
-def _are_numbers(texts: Sequence[str]) -> bool:
-    given = pd.Series([text for text in texts if text != ""], dtype="str")
-    return bool(len(given) and pd.to_numeric(given, errors="coerce").notna().all())
-
-
-def merged_kinds(old: Mapping[str, ColumnKind], new: Mapping[str, ColumnKind]) -> Kinds:
-    """The kinds of columns after rows were added; integers beside texts become texts, beside other numbers such.
-
-    Raises:
-        InputError: a column has values of another kind in the new rows.
-
-    Example:
-        >>> merged_kinds({"label": ColumnKind("integer")}, {"label": ColumnKind("string")})
-        {'label': ColumnKind(kind='string', is_numeric=False)}
-    """
-    merged = dict(old)
-    for name, kind in new.items():
-        before = old.get(name, kind)
-        kinds = {before.kind, kind.kind}
-        if len(kinds) == 1:
-            merged[name] = ColumnKind(kind.kind, before.is_numeric and kind.is_numeric)
-        elif kinds == {"integer", "string"}:
-            texts = before if before.kind == "string" else kind
-            merged[name] = ColumnKind("string", texts.is_numeric)
-        elif kinds == {"integer", "floating"}:
-            merged[name] = ColumnKind("floating")
-        else:
-            raise InputError(
-                f"column {name!r} is {kind.kind} in the new rows, {before.kind} in the index; both must have the same "
-                "type"
-            )
-    return merged
-
-
-def converted(record: Record, kinds: Mapping[str, ColumnKind]) -> Record:
+def converted_record(record: Record, kinds: Mapping[str, ColumnKind]) -> Record:
     """A record with values of these kinds."""
-    change = {"floating": float, "string": str}
-    return {name: change.get(kinds[name].kind, lambda value: value)(value) for name, value in record.items()}
-
-
-def frame_of_records(ids: Integers, records: Sequence[Record], kinds: Mapping[str, ColumnKind]) -> pd.DataFrame:
-    """The frame of rows: `id` and the columns.
-
-    Example:
-        >>> frame_of_records(np.array([4, 7]), [{"price": 3}, {}], {"price": ColumnKind("integer")})
-           id  price
-        0   4      3
-        1   7   <NA>
-    """
-    columns: dict[str, Any] = {"id": np.asarray(ids, dtype=np.int64)}
-    for name, kind in kinds.items():
-        values = [record.get(name) for record in records]
-        dtype = DTYPES.get(kind.kind, "str")
-        if None in values and dtype != "str":
-            dtype = NULLABLE.get(dtype.kind, dtype)
-        columns[name] = pd.Series(values, dtype=dtype)
-    return pd.DataFrame(columns)
+    return {name: converted(value, kinds[name]) for name, value in record.items()}
 
 
 def derived_ids(

@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from vicinal.data.column_kinds import Kinds
+from vicinal.data.condition_sql import EVERY_ROW, SQLFilter
 from vicinal.data.condition_syntax import Condition
 from vicinal.retrieval.index.engines.faiss_engine import HNSW_SEARCH, Kind
 from vicinal.retrieval.index.engines.rescoring import MAX_RESCORE
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.payload import Kinds, Record
+from vicinal.retrieval.index.remote.payload import Record
 from vicinal.retrieval.index.remote.remote_engine import RemoteEngine, Rows
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.utils.arrays import Floats, Integers
@@ -25,7 +27,7 @@ from psycopg import sql  # noqa: E402
 
 from vicinal.retrieval.index.remote.postgres_columns import TYPES, VECTOR, column_name  # noqa: E402
 from vicinal.retrieval.index.remote.postgres_connections import PostgresConnections, create_extension  # noqa: E402
-from vicinal.retrieval.index.remote.postgres_filters import EVERY_ROW, PostgresFilterWriter, SQLFilter  # noqa: E402
+from vicinal.retrieval.index.remote.postgres_filters import PostgresWriter  # noqa: E402
 from vicinal.retrieval.index.remote.postgres_search import index_query, num_candidates, search_query  # noqa: E402
 
 FACTS = "vicinal_indexes"  # the table that says what the others are
@@ -158,7 +160,7 @@ class PostgresEngine(RemoteEngine):
     ) -> Rows:
         where = where or EVERY_ROW
         query = sql.SQL("SELECT {} FROM {} WHERE id > %(after)s AND {} ORDER BY id LIMIT %(limit)s").format(
-            _selected(kinds or {}, vectors), self._table(table), where.text
+            _selected(kinds or {}, vectors), self._table(table), sql.SQL(where.text)
         )
         with self._connections.take() as connection:
             found = connection.execute(query, {"after": after, "limit": limit, **where.parameters}).fetchall()
@@ -167,7 +169,7 @@ class PostgresEngine(RemoteEngine):
     def count(self, table: str, where: SQLFilter | None, at_most: int | None) -> int:
         where = where or EVERY_ROW
         query = sql.SQL("SELECT count(*) FROM (SELECT 1 FROM {} WHERE {} LIMIT %(limit)s) AS counted").format(
-            self._table(table), where.text
+            self._table(table), sql.SQL(where.text)
         )
         with self._connections.take() as connection:
             row = connection.execute(query, {"limit": at_most, **where.parameters}).fetchone()
@@ -210,22 +212,20 @@ class PostgresEngine(RemoteEngine):
     # filters
 
     def filter(self, condition: Condition, kinds: Kinds, text: str) -> SQLFilter:
-        return PostgresFilterWriter(kinds, text).write(condition)
+        return PostgresWriter(kinds, text).write(condition)
 
     def path_filter(self, path: str, kinds: Kinds) -> SQLFilter:
         if "path" not in kinds:
-            return SQLFilter(sql.SQL("FALSE"))
-        column = column_name("path")
-        text = sql.SQL("coalesce({} = %(path)s OR starts_with({}, %(below)s), FALSE)").format(column, column)
+            return SQLFilter("FALSE")
+        text = "((path = %(path)s OR starts_with(path, %(below)s)) IS TRUE)"
         return SQLFilter(text, {"path": path, "below": path.rstrip("/") + "/"})
 
     def id_filter(self, ids: Integers) -> SQLFilter:
-        return SQLFilter(sql.SQL("id = ANY(%(ids)s)"), {"ids": ids.tolist()})
+        return SQLFilter("id = ANY(%(ids)s)", {"ids": ids.tolist()})
 
     def exclude(self, where: SQLFilter | None, number: int) -> SQLFilter:
         where = where or EVERY_ROW
-        text = sql.SQL("({} AND id <> %(excluded)s)").format(where.text)
-        return SQLFilter(text, {**where.parameters, "excluded": number})
+        return SQLFilter(f"({where.text} AND id <> %(excluded)s)", {**where.parameters, "excluded": number})
 
     def check_build(self, kind: Kind, dim: int, rescore: int | None) -> None:
         super().check_build(kind, dim, rescore)

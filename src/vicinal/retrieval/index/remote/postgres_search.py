@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from psycopg import sql
 
+from vicinal.data.condition_sql import SQLFilter
 from vicinal.retrieval.index.engines.faiss_engine import HNSW_BUILD, HNSW_LINKS, Kind
 from vicinal.retrieval.index.engines.rescoring import DEFAULT_RESCORE, MIN_NEIGHBORS
 from vicinal.retrieval.index.remote.postgres_columns import VECTOR
-from vicinal.retrieval.index.remote.postgres_filters import SQLFilter
 
 MAX_HNSW_DIM = 2_000  # of pgvector's indexes of vectors; longer ones are indexed as halves
 HALF_RESCORE = 2  # candidates per neighbor of a graph of halves
@@ -28,10 +28,10 @@ def search_query(table: sql.Identifier, where: SQLFilter, kind: Kind, dim: int) 
     if kind == "exact":  # the sum keeps an index from being used
         return sql.SQL(
             "SELECT id, {} FROM {} WHERE {} ORDER BY ({} <#> {}) + 0, id LIMIT %(k)s"
-        ).format(score, table, where.text, name, vector)  # fmt: skip
+        ).format(score, table, sql.SQL(where.text), name, vector)  # fmt: skip
     column, _, distance, query = _coarse(kind, dim)
     coarse = sql.SQL("SELECT id, {} FROM {} WHERE {} ORDER BY {} {} {} LIMIT %(candidates)s").format(
-        score, table, where.text, column, sql.SQL(distance), query
+        score, table, sql.SQL(where.text), column, sql.SQL(distance), query
     )
     return sql.SQL("SELECT id, score FROM ({}) AS nearest ORDER BY score DESC, id LIMIT %(k)s").format(coarse)
 

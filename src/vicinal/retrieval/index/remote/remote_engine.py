@@ -13,10 +13,11 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from vicinal.data.column_kinds import Kinds
 from vicinal.data.condition_syntax import Condition
 from vicinal.retrieval.index.engines.faiss_engine import Kind
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.payload import Kinds, Record
+from vicinal.retrieval.index.remote.payload import Record
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log

@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vicinal.data.column_kinds import ColumnKind, Kinds
 from vicinal.retrieval.index.made_with import check_made_with
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.payload import ColumnKind, Kinds
 from vicinal.retrieval.index.remote.remote_engine import EngineRefusedError
-from vicinal.retrieval.index.storage import FORMAT
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.errors import InputError
 
-VERSION = 1  # of what a table says about itself
+FORMAT, VERSION = "vicinal-index", 1  # of what a table says about itself
 REFRESH_SECONDS = 5.0  # after which another process may have added columns
 
 

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from copy import copy
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from typing_extensions import Self
 
+from vicinal.data.column_kinds import Kinds, merged_kinds
 from vicinal.data.moved import MAX_PROBES, find_old_root, moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
+from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.index.engines.faiss_engine import Kind
-from vicinal.retrieval.index.interface import check_one_row_per_id, checked_vectors
-from vicinal.retrieval.index.metadata import Metadata
+from vicinal.retrieval.index.interface import ImageIndex, check_one_row_per_id, checked_vectors
+from vicinal.retrieval.index.metadata import MAX_ID, Metadata, frame_of_records, frame_of_table, parse_index_condition
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.payload import (
-    Kinds,
-    converted,
-    derived_ids,
-    merged_kinds,
-    payload_of,
-)
+from vicinal.retrieval.index.remote.payload import converted_record, derived_ids, id_of_key, payload_of
 from vicinal.retrieval.index.remote.remote_engine import (
     RETRY_SECONDS,
     EngineUnavailableError,
@@ -35,19 +32,26 @@ from vicinal.retrieval.index.remote.remote_engine import (
     batch_rows,
     connect,
 )
-from vicinal.retrieval.index.remote.remote_facts import VERSION
-from vicinal.retrieval.index.remote.remote_reader import RemoteReader, Selection, checked_ids
-from vicinal.retrieval.index.storage import FORMAT
+from vicinal.retrieval.index.remote.remote_facts import FORMAT, VERSION, RemoteFacts
+from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import Array, UnitVectors
-from vicinal.utils.arrays import Integers
+from vicinal.utils.arguments import is_integer
+from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
+from vicinal.utils.memory import check_memory
 
 UNFINISHED = "_building"  # the end of the name of a table until it has all rows
 CONTINUE = "repeat the call, it goes on from there: what was written stays, and nothing is written twice"
 
 
-class RemoteIndex(RemoteReader):
+class Selection(NamedTuple):
+    """The images that fulfill a condition, as a filter of the database."""
+
+    filter: Any
+
+
+class RemoteIndex(ImageIndex):
     """An index in a database, found by its URL: its vectors are searched there, and never all in memory here.
 
     The id of an image follows from its path and bounding box, so that adding an image twice replaces it and an
@@ -57,12 +61,262 @@ class RemoteIndex(RemoteReader):
     All methods of :class:`~vicinal.Index` are there, but it is changed at once and needs no saving. Faults of the
     connection are retried with growing pauses. An index of refined embeddings is kept in a folder only.
 
-    An index is made by :meth:`build` or :meth:`connect`, or by `Index.build`, `Index.load` and `Index.open` with a URL.
+    An index is made by :meth:`build` or :meth:`connect`, or by `Index.load` and `Index.open` with a URL.
 
     Args:
         engine: the database.
         facts: what the table says about itself.
     """
+
+    def __init__(self, engine: RemoteEngine, facts: Mapping[str, Any]) -> None:
+        self._engine = engine
+        self._facts = RemoteFacts(
+            engine.url,
+            facts,
+            read=lambda: self._call(self._engine.read_facts),
+            write=lambda values: self._call(self._engine.write_facts, values),
+        )
+        super().__init__()
+
+    _unfinished_table: str | None = None
+    _excluded: int | None = None
+
+    @property
+    def _table(self) -> str:
+        return self._unfinished_table or self._engine.url.table
+
+    @_table.setter
+    def _table(self, name: str) -> None:
+        self._unfinished_table = None if name == self._engine.url.table else name
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self._engine.call(function, self._table, *arguments)
+
+    def close(self) -> None:
+        """Give back the connections to the database."""
+        self._engine.close()
+
+    # what it is
+
+    @property
+    def url(self) -> str:
+        """Where it is, without any password."""
+        return str(self._engine.url)
+
+    @property
+    def kind(self) -> str:
+        return str(self._facts.values["kind"])
+
+    @property
+    def dim(self) -> int:
+        return int(self._facts.values["dim"])
+
+    @property
+    def columns(self) -> list[str]:
+        return ["id", *self._facts.kinds]
+
+    @property
+    def root(self) -> str | None:
+        """The folder of the images; None if it is unknown."""
+        return self._facts.values.get("root")
+
+    @root.setter
+    def root(self, root: str | None) -> None:
+        self._facts.change(root=root)
+
+    @property
+    def model_fingerprint(self) -> str | None:
+        return self._facts.values.get("model_fingerprint")
+
+    @property
+    def made_with(self) -> dict[str, str]:
+        return dict(self._facts.values["made_with"])
+
+    def _stored_calibration(self) -> Calibration | None:
+        stored = self._facts.values.get("calibration")
+        return None if stored is None else Calibration.from_dict(stored)
+
+    def _keep_calibration(self, calibration: Calibration | None) -> None:
+        self._facts.change(calibration=None if calibration is None else calibration.to_dict())
+
+    def __len__(self) -> int:
+        return self.count()
+
+    def __repr__(self) -> str:
+        return f"RemoteIndex({self.url}, {self.kind}, {self.dim} dimensions)"
+
+    def describe(self) -> dict[str, str | float | None]:
+        facts: dict[str, Any] = {
+            "url": self.url,
+            "kind": self.kind,
+            "images": len(self),
+            "dimensions": self.dim,
+            "model_fingerprint": self.model_fingerprint,
+        }
+        rescore = self._facts.values.get("rescore")
+        facts |= {} if rescore is None else {"rescore": rescore}
+        return self._with_provenance(facts)
+
+    # search
+
+    def search(
+        self,
+        vectors: Array,
+        k: int,
+        refiner: ContextRefiner | None = None,
+        query_ids: npt.ArrayLike | None = None,
+        among: Any = None,
+    ) -> Neighbors:
+        self.check_refiner(refiner)
+        if query_ids is not None:
+            raise InputError("query_ids are for the refinement of queries; this index is not refined")
+        queries = UnitVectors(vectors, "query")
+        self._check_dim(queries)
+        if not (is_integer(k) and 1 <= k <= self._engine.max_k):
+            raise InputError(f"k = {k} is impossible in {self._engine.name}; use 1 to {self._engine.max_k:,}")
+        selected = self._filter_of(among)
+        found = self._call(
+            self._engine.search, queries.block(0, len(queries)).cpu().numpy(), int(k), selected, self._facts.values
+        )
+        if (found.ids < 0).any() and (available := self.count(among, at_most=k)) < k:
+            if not available and among is None:
+                raise InputError("the index is empty; add images before searching")
+            where = f"an index of {available} images" if among is None else f"{available} images to search among"
+            raise InputError(f"k = {k} is impossible in {where}; use 1 to {available}")
+        return cast(Neighbors, found)
+
+    def select(self, condition: str | None) -> Selection | None:
+        if condition is None:
+            return None
+        kinds = self._facts.kinds
+        tree = parse_index_condition(condition, kinds, self.column_aliases)
+        return Selection(self._engine.call(self._engine.filter, tree, kinds, condition))
+
+    def count(self, among: Any = None, at_most: int | None = None) -> int:
+        return int(self._call(self._engine.count, self._filter_of(among), at_most))
+
+    def where(self, condition: str) -> Integers:
+        return self._ids_of(self.select(condition))
+
+    def without(self, number: int) -> Self:
+        """Return the index as it is without an image, which stays in the database and in this one."""
+        other = copy(self)
+        other._excluded = number
+        return other
+
+    def _filter_of(self, among: Any) -> Any:
+        if among is None or isinstance(among, Selection):
+            found = None if among is None else among.filter
+        else:
+            found = self._engine.id_filter(checked_ids(among))
+        return found if self._excluded is None else self._engine.exclude(found, self._excluded)
+
+    # rows
+
+    def lookup(self, ids: npt.ArrayLike, skip_unknown: bool = False) -> pd.DataFrame:
+        given = checked_ids(ids)
+        given = given[np.isin(given, self.present(given))] if skip_unknown else given
+        return frame_of_records(given, self._rows_of(given).records, self._facts.kinds)
+
+    def present(self, ids: npt.ArrayLike) -> Integers:
+        """Return those of some ids that there are, each once, ascending."""
+        wanted = np.unique(checked_ids(ids))
+        return np.unique(Rows.joined(self._fetched(wanted, {}, vectors=False)).ids)
+
+    def ids_by_key(self, keys: Sequence[str]) -> Integers:
+        ids = np.array([id_of_key(key) for key in keys], dtype=np.int64)
+        return np.where(np.isin(ids, self.present(ids)), ids, -1)
+
+    def ids_at(self, path: str) -> Integers:
+        return self._ids_of(Selection(self._engine.path_filter(path, self._facts.kinds)))
+
+    def frames(self, condition: str | None = None) -> Iterator[pd.DataFrame]:
+        yield from self._frames(self.select(condition))
+
+    def _frames(self, selected: Selection | None) -> Iterator[pd.DataFrame]:
+        kinds = self._facts.kinds
+        for rows in self._pages(selected, kinds):
+            yield frame_of_records(rows.ids, rows.records, kinds)
+
+    def blocks(self) -> Iterator[tuple[Integers, Floats]]:
+        for rows in self._pages(None, {}, vectors=True):
+            assert rows.vectors is not None
+            yield rows.ids, rows.vectors
+
+    def sample_ids(self, number: int, generator: np.random.Generator) -> Integers:
+        """Return the ids of images that follow a random number; ids have nothing to do with what images show."""
+        chosen = np.empty(0, np.int64)
+        for after in (int(generator.integers(0, MAX_ID)), -1):
+            for rows in self._pages(None, None, after=after):
+                chosen = np.union1d(chosen, rows.ids[: number - len(chosen)])
+                if len(chosen) >= number:
+                    return chosen
+        return chosen
+
+    def vectors_of(self, ids: Integers) -> Floats:
+        check_memory(4 * self.dim * len(ids), f"the vectors of {self.url}")
+        vectors = self._rows_of(checked_ids(ids), vectors=True).vectors
+        assert vectors is not None
+        return vectors
+
+    def vectors(self) -> Floats:
+        """Return all vectors, in ascending order of ids, float32 [images, dim]."""
+        return self.contents()[0]
+
+    def contents(self) -> tuple[Floats, pd.DataFrame]:
+        number = len(self)
+        check_memory(2 * (4 * self.dim + 500) * number, f"all {number:,} images of {self.url}")
+        kinds = self._facts.kinds
+        rows = Rows.joined(self._pages(None, kinds, vectors=True), self.dim)
+        assert rows.vectors is not None
+        return rows.vectors, frame_of_records(rows.ids, rows.records, kinds)
+
+    def rows_near(self, keys: Sequence[str], below: str | None) -> Metadata:
+        kinds = self._facts.kinds
+        wanted = np.unique(np.array([id_of_key(key) for key in keys], dtype=np.int64))
+        parts = list(self._fetched(wanted, kinds, vectors=False))
+        folder = None if below is None else Selection(self._engine.path_filter(os.path.abspath(below), kinds))
+        for rows in self._pages(folder, kinds):
+            parts.append(rows.subset(np.flatnonzero(~np.isin(rows.ids, wanted))))
+        rows = Rows.joined(parts)
+        rows = rows.subset(np.argsort(rows.ids))
+        return Metadata(frame_of_records(rows.ids, rows.records, kinds))
+
+    def _ids_of(self, selected: Selection | None) -> Integers:
+        return Rows.joined(self._pages(selected, None)).ids
+
+    def _pages(
+        self, selected: Selection | None, kinds: Kinds | None, vectors: bool = False, after: int = -1
+    ) -> Iterator[Rows]:
+        """Yield the selected rows with ids above one in ascending order of ids, a page at a time."""
+        size = batch_rows(self.dim if vectors else 0)
+        while True:
+            rows = self._call(self._engine.page, after, size, self._filter_of(selected), kinds, vectors)
+            if len(rows):
+                rows = rows.subset(np.argsort(rows.ids))
+                yield rows
+                after = int(rows.ids[-1])
+            if len(rows) < size:
+                return
+
+    def _fetched(self, ids: Integers, kinds: Kinds, vectors: bool) -> Iterator[Rows]:
+        """Yield the rows of some ids, those that there are."""
+        size = batch_rows(self.dim if vectors else 0)
+        for start in range(0, len(ids), size):
+            yield self._call(self._engine.fetch, ids[start : start + size], kinds, vectors)
+
+    def _rows_of(self, ids: Integers, vectors: bool = False) -> Rows:
+        """The rows of some ids, in their order; an unknown id raises InputError."""
+        wanted = np.unique(ids)
+        fetched = self._fetched(wanted, self._facts.kinds, vectors)
+        found = Rows.joined(fetched, self.dim if vectors else None)
+        if len(found) < len(wanted):
+            missing = wanted[~np.isin(wanted, found.ids)][0]
+            raise InputError(f"the index has no id {missing}; it was never given or is deleted")
+        order = np.argsort(found.ids)
+        return found.subset(order[np.searchsorted(found.ids[order], ids)])
+
+    # making and opening
 
     @classmethod
     def connect(cls, url: str, timeout: float = RETRY_SECONDS) -> Self:
@@ -170,7 +424,6 @@ class RemoteIndex(RemoteReader):
     # changes
 
     def add(self, vectors: Array, table: Table, refiner: ContextRefiner | None = None) -> Integers:
-        """Add vectors and return their ids, int64 [n], as :meth:`upsert`."""
         return self.upsert(vectors, table, refiner)
 
     def upsert(self, vectors: Array, table: Table, refiner: ContextRefiner | None = None) -> Integers:
@@ -198,11 +451,11 @@ class RemoteIndex(RemoteReader):
         self, unit: UnitVectors, table: Table, skip_equal: bool = False, old_ids: Integers | None = None
     ) -> Integers:
         """Write rows, and return their ids; those without a path keep their old ids, if they have any."""
-        frame = Metadata.from_table(table, np.zeros(len(table), np.int64)).frame.drop(columns="id")
+        frame = frame_of_table(table)
         new_kinds, records = payload_of(frame)
         self._engine.check_records(records)
         kinds = self._extend_columns(new_kinds)
-        records = [converted(record, kinds) for record in records]
+        records = [converted_record(record, kinds) for record in records]
         ids, size = np.empty(len(unit), np.int64), batch_rows(self.dim)
         times: dict[bytes, int] = {}
         for start in range(0, len(unit), size):
@@ -263,7 +516,7 @@ class RemoteIndex(RemoteReader):
                 return kinds
             if not self._call(self._engine.set_columns, old, kinds):
                 for rows in self._pages(None, old, vectors=True):
-                    records = [converted(record, kinds) for record in rows.records]
+                    records = [converted_record(record, kinds) for record in rows.records]
                     self._call(self._engine.write, Rows(rows.ids, records, rows.vectors), kinds)
             self._facts.change(columns={name: kind.to_dict() for name, kind in kinds.items()})
             return kinds
@@ -276,18 +529,6 @@ class RemoteIndex(RemoteReader):
             self._call(self._engine.delete, given[start : start + size])
 
     def update(self, ids: npt.ArrayLike, table: Table) -> None:
-        """Replace the columns of images, such as their prices; their vectors stay.
-
-        An image whose path changes gets another id.
-
-        Args:
-            ids: int [n].
-            table: n rows.
-
-        Raises:
-            InputError: there is no image with one of the ids, there are not as many rows, or a column has another type
-                than in other images.
-        """
         given = checked_ids(ids)
         check_one_row_per_id(given, table)
         size = batch_rows(self.dim)
@@ -332,3 +573,12 @@ def _check_distinct(ids: Integers, frame: pd.DataFrame) -> None:
     for first, second in zip(order[same].tolist(), order[same + 1].tolist(), strict=True):
         if paths[first] != paths[second]:
             raise InputError(f"{paths[first]} and {paths[second]} have the same id by chance; rename one of them")
+
+
+def checked_ids(ids: npt.ArrayLike) -> Integers:
+    """Return ids as int64 [n]; raises InputError if one cannot be an id."""
+    given = np.asarray(ids, None if hasattr(ids, "dtype") else object).ravel()
+    other = [each for each in given.tolist() if not is_integer(each) or not 0 <= each < 2**63]
+    if other:
+        raise InputError(f"id {other[0]!r} is not an id of an index; ids are integers from 0 to 2**63 - 1")
+    return given.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Conditions in the language of a database, with the meaning that they have on a table."""
+"""Conditions in the language of a database: a tree becomes a filter that means the same everywhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
+from vicinal.data.column_kinds import MAX_INTEGER, ColumnKind, exact_comparison
 from vicinal.data.condition_syntax import (
     And,
     Column,
@@ -19,10 +20,7 @@ from vicinal.data.condition_syntax import (
     OneOf,
     Value,
     condition_error,
-    parse_condition,
 )
-from vicinal.retrieval.index.metadata import FILE_COLUMNS
-from vicinal.retrieval.index.remote.payload import ColumnKind
 
 Filter = TypeVar("Filter")
 SWAPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -34,11 +32,10 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-MAX_FLOAT = 1.7976931348623157e308
 ID = ColumnKind("integer")
 
 
-class FilterWriter(ABC, Generic[Filter]):
+class ConditionWriter(ABC, Generic[Filter]):
     """Writes conditions as filters of a database; a missing value fulfills no comparison.
 
     Args:
@@ -51,7 +48,7 @@ class FilterWriter(ABC, Generic[Filter]):
 
     @abstractmethod
     def conjunction(self, parts: Sequence[Filter]) -> Filter:
-        """All of them."""
+        """All of them; of none, true."""
 
     @abstractmethod
     def disjunction(self, parts: Sequence[Filter]) -> Filter:
@@ -78,9 +75,19 @@ class FilterWriter(ABC, Generic[Filter]):
         """A column of texts that contain a text."""
 
     def write(self, condition: Condition) -> Filter:
-        """The filter of a condition."""
+        """The filter of a condition.
+
+        Raises:
+            InputError: it compares a text with a number, or asks for what the database cannot do.
+        """
+        try:
+            return self._write(condition)
+        except RecursionError:
+            self.fail("it is nested too deeply")
+
+    def _write(self, condition: Condition) -> Filter:
         if isinstance(condition, Not):
-            return self.negation(self.write(condition.part))
+            return self.negation(self._write(condition.part))
         if isinstance(condition, Comparison):
             return self._comparison(condition)
         if isinstance(condition, OneOf):
@@ -92,46 +99,59 @@ class FilterWriter(ABC, Generic[Filter]):
             return self._missing(condition)
         if isinstance(condition, IsTrue):
             return self._is_true(condition.column.name)
-        parts = [self.write(part) for part in condition.parts]
+        parts = [self._write(part) for part in condition.parts]
         return self.conjunction(parts) if isinstance(condition, And) else self.disjunction(parts)
 
     def _comparison(self, condition: Comparison) -> Filter:
         left, right = condition.left, condition.right
         if isinstance(left, Column) and isinstance(right, Column):
-            is_number = [self.kinds[side.name].kind != "string" for side in (left, right)]
-            for side, other in ((left, right), (right, left)):
-                if self.kinds[side.name].kind == "string" and self.kinds[other.name].kind != "string":
-                    self._check_numeric(side.name, condition.sign, f"column {other.name!r}")
-            return self.columns_compared(left.name, condition.sign, right.name, any(is_number))
+            return self._columns(left.name, condition.sign, right.name)
         if isinstance(left, Column) and not isinstance(right, Column):
             return self._with_value(left.name, condition.sign, right)
         assert isinstance(right, Column)
         assert not isinstance(left, Column)
         return self._with_value(right.name, SWAPPED[condition.sign], left)
 
+    def _columns(self, left: str, sign: str, right: str) -> Filter:
+        kinds = [self.kinds[name].kind for name in (left, right)]
+        if "empty" in kinds:
+            return self.disjunction([])
+        for name, other in ((left, right), (right, left)):
+            if self.kinds[name].kind == "string" != self.kinds[other].kind:
+                self._check_numeric(name, sign, f"column {other!r}")
+        return self.columns_compared(left, sign, right, kinds != ["string", "string"])
+
     def _with_value(self, column: str, sign: str, value: Value) -> Filter:
         kind = self.kinds[column].kind
+        if kind == "empty":
+            return self.disjunction([])
         if isinstance(value, str):
             if kind != "string":
                 self.fail(f"column {column!r} is a number and {value!r} a text; they cannot be compared by {sign}")
             return self.compared(column, sign, value, as_number=False)
         if kind == "string":
-            self._check_numeric(column, sign, repr(value))
-        number = max(min(float(value), MAX_FLOAT), -MAX_FLOAT) if abs(value) >= 2**63 else value
+            self._check_numeric(column, sign, repr(value)[:80])
         if kind == "boolean":
-            equal = [each for each in (False, True) if COMPARE[sign](each, number)]
+            equal = [each for each in (False, True) if COMPARE[sign](each, value)]
             return self.disjunction([self.compared(column, "==", each, as_number=False) for each in equal])
-        return self.compared(column, sign, int(number) if isinstance(number, bool) else number, kind == "string")
+        if kind == "string" and isinstance(value, int) and abs(value) <= MAX_INTEGER:
+            return self.compared(column, sign, int(value), as_number=True)
+        exact = exact_comparison(kind, sign, value)
+        if isinstance(exact, bool):
+            return self.has_value(column) if exact else self.disjunction([])
+        return self.compared(column, *exact, as_number=kind == "string")
 
     def _check_numeric(self, column: str, sign: str, other: str) -> None:
         if not self.kinds[column].is_numeric:
             self.fail(
-                f"{other} is a number and column {column!r} holds texts that are none; they cannot be compared by "
-                f"{sign}: a text stands in quotation marks"
+                f"column {column!r} holds texts that are not numbers, and {other} is a number; they cannot be compared "
+                f"by {sign}: a text stands in quotation marks"
             )
 
     def _contains(self, condition: Contains) -> Filter:
         column = condition.column.name
+        if self.kinds[column].kind == "empty":
+            return self.disjunction([])
         if self.kinds[column].kind != "string":
             self.fail("`in` takes a column in a list, such as size in ['S', 'M'], or a text in a column of texts")
         found = self.containing(column, condition.text) if condition.text else self.has_value(column)
@@ -145,8 +165,10 @@ class FilterWriter(ABC, Generic[Filter]):
         return self.negation(missing) if condition.is_negated else missing
 
     def _is_true(self, column: str) -> Filter:
+        if self.kinds[column].kind == "empty":
+            return self.disjunction([])
         if self.kinds[column].kind != "boolean":
-            self.fail(f"column {column!r} alone is no condition, since it holds no booleans; compare it")
+            self.fail(f"column {column!r} is not boolean; compare it with a value, such as {column} == 1")
         return self.compared(column, "==", True, as_number=False)
 
     def _selected(self, column: str, found: Filter, is_negated: bool) -> Filter:
@@ -154,9 +176,4 @@ class FilterWriter(ABC, Generic[Filter]):
 
     def fail(self, reason: str) -> NoReturn:
         """Raise the InputError of a condition that is not possible."""
-        raise condition_error(self.text, reason)
-
-
-def parse_filter(text: str, kinds: Mapping[str, ColumnKind], aliases: Mapping[str, str]) -> Condition:
-    """Parse a condition on the columns of an index, without those about the files."""
-    return parse_condition(text, ["id", *(name for name in kinds if name not in FILE_COLUMNS)], aliases)
+        raise condition_error(self.text, reason) from None

@@ -1,0 +1,187 @@
+"""The values of columns as a database keeps them: texts, numbers and booleans, of one kind per column."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from vicinal.utils.errors import InputError
+
+MAX_INTEGER = 2**63 - 1
+# no larger exponents, since databases refuse numbers that a float cannot hold
+NUMBER = re.compile(r" *[+-]?([0-9]{1,200}(\.[0-9]{0,200})?|\.[0-9]{1,200})([eE][+-]?[0-9]{1,2})? *")
+KINDS_OF_DTYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "floating"}
+
+
+@dataclass(frozen=True)
+class ColumnKind:
+    """What values a column has.
+
+    Attributes:
+        kind: `integer`, `floating`, `boolean`, `string`, or `empty` if all values are missing.
+        is_numeric: whether all texts of it are numbers or empty, as in the columns of a CSV file.
+    """
+
+    kind: str
+    is_numeric: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        return {"kind": self.kind, "is_numeric": self.is_numeric}
+
+
+Kinds = dict[str, ColumnKind]
+
+
+def column_values(column: pd.Series) -> tuple[ColumnKind, list[Any]]:
+    """The kind of a column, and its values: int, float, bool, str, or None where one is missing.
+
+    Values that are no text, number or boolean, such as dates, become texts; a date has no time if that is midnight.
+
+    Raises:
+        InputError: an integer has more than 64 bits, or a text is not Unicode.
+
+    Example:
+        >>> column_values(pd.Series([3, None]))
+        (ColumnKind(kind='floating', is_numeric=False), [3.0, None])
+        >>> column_values(pd.Series([pd.Timestamp(2020, 1, 31), pd.NaT]))
+        (ColumnKind(kind='string', is_numeric=False), ['2020-01-31', None])
+    """
+    present = column.notna().to_numpy(dtype=bool)
+    given = (column if present.all() else column[present]).astype(object).tolist()
+    if not given:
+        return ColumnKind("empty"), [None] * len(column)
+    kind = KINDS_OF_DTYPES.get(column.dtype.kind) or _kind_of(given)
+    plain = _plain(given, kind, str(column.name))
+    found = ColumnKind(kind, kind == "string" and _are_numbers(plain))
+    if len(plain) == len(column):
+        return found, plain
+    values: list[Any] = [None] * len(column)
+    for row, value in zip(np.flatnonzero(present).tolist(), plain, strict=True):
+        values[row] = value
+    return found, values
+
+
+def _kind_of(values: list[Any]) -> str:
+    kind = pd.api.types.infer_dtype(values, skipna=True)
+    kind = "floating" if kind == "mixed-integer-float" else kind
+    return kind if kind in KINDS_OF_DTYPES.values() else "string"
+
+
+def _plain(values: list[Any], kind: str, column: str) -> list[Any]:
+    if kind == "string":
+        texts = [value if type(value) is str else _text(value) for value in values]
+        if not is_unicode("".join(texts)):
+            wrong = next(text for text in texts if not is_unicode(text))
+            raise InputError(f"column {column!r} holds {wrong[:80]!a}, which is not Unicode text; rename it")
+        return texts
+    if kind == "integer":
+        for value in (max(values), min(values)):
+            if not -MAX_INTEGER - 1 <= value <= MAX_INTEGER:
+                raise InputError(f"column {column!r} holds {value}, an integer of more than 64 bits; make it a text")
+    return list(map({"integer": int, "floating": float, "boolean": bool}[kind], values))
+
+
+def _text(value: Any) -> str:
+    text = str(value)
+    return text.removesuffix(" 00:00:00") if isinstance(value, datetime.datetime) else text
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8: it has no half of a character, as names of files may have."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _are_numbers(texts: list[str]) -> bool:
+    given = [text for text in texts if text != ""]
+    return bool(given) and all(map(NUMBER.fullmatch, given))
+
+
+def number_of(text: str) -> int | float:
+    """The number that a text of a numeric column says.
+
+    Example:
+        >>> number_of("9007199254740993"), number_of("1e3")
+        (9007199254740993, 1000.0)
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        return float(text)
+    return number if abs(number) <= MAX_INTEGER else float(number)
+
+
+def merged_kinds(old: Mapping[str, ColumnKind], new: Mapping[str, ColumnKind]) -> Kinds:
+    """The kinds of columns after rows were added; integers beside texts become texts, beside other numbers such.
+
+    Raises:
+        InputError: a column has values of another kind in the new rows.
+
+    Example:
+        >>> merged_kinds({"label": ColumnKind("integer")}, {"label": ColumnKind("string")})
+        {'label': ColumnKind(kind='string', is_numeric=False)}
+    """
+    return {**old, **{name: _merged(name, old.get(name, kind), kind) for name, kind in new.items()}}
+
+
+def _merged(name: str, old: ColumnKind, new: ColumnKind) -> ColumnKind:
+    kinds = {old.kind, new.kind}
+    if "empty" in kinds:
+        return old if new.kind == "empty" else new
+    if len(kinds) == 1:
+        return ColumnKind(new.kind, old.is_numeric and new.is_numeric)
+    if kinds == {"integer", "string"}:
+        return old if old.kind == "string" else new
+    if kinds == {"integer", "floating"}:
+        return ColumnKind("floating")
+    raise InputError(
+        f"column {name!r} is {new.kind} in the new rows, {old.kind} in the index; both must have the same type"
+    )
+
+
+def converted(value: Any, kind: ColumnKind) -> Any:
+    """A value, or None for a missing one, as a column of a kind keeps it."""
+    change = {"floating": float, "string": str}.get(kind.kind)
+    return value if value is None or change is None else change(value)
+
+
+def exact_comparison(kind: str, sign: str, value: float) -> tuple[str, int | float] | bool:
+    """A comparison of a column of numbers with a number, by a number of the column's own kind.
+
+    Databases round one of both sides where integers meet floats; a comparison within a kind is exact.
+
+    Returns:
+        The sign and the number; or what the comparison is for every value.
+
+    Example:
+        >>> exact_comparison("integer", "<", 2.5), exact_comparison("integer", ">", 2**63)
+        (('<=', 2), False)
+        >>> exact_comparison("floating", "<", 2**53 + 1)
+        ('<=', 9007199254740992.0)
+    """
+    if kind == "integer":
+        if -MAX_INTEGER - 1 <= value <= MAX_INTEGER:
+            below = math.floor(value)
+            return (sign, below) if below == value else _between(sign, below)
+        return sign == "!=" or ((sign in ("<", "<=")) == (value > 0) and sign != "==")
+    try:
+        nearest = float(value)
+    except OverflowError:
+        nearest = math.inf if value > 0 else -math.inf
+    if nearest == value:
+        return sign, nearest
+    return _between(sign, nearest if nearest < value else math.nextafter(nearest, -math.inf))
+
+
+def _between(sign: str, below: float) -> tuple[str, float] | bool:
+    """A comparison with a number that the column cannot have, by the next smaller one that it can have."""
+    if sign in ("==", "!="):
+        return sign == "!="
+    return ("<=" if "<" in sign else ">"), below

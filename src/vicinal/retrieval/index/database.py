@@ -1,0 +1,413 @@
+"""The SQLite database of an index: its items with their columns, its settings, and the changes since its vector files.
+
+Tables: `settings` (JSON values by name), `columns` (the user's columns: the name of each in `items`, and the kind of
+its values), `items` (one row per image that can be found), `changes` (float32 vectors that the vector files do not hold
+yet), `requests` (the ids that answered requests with a key). A value is stored as SQLite's INTEGER, REAL or TEXT by the
+kind of its column, booleans as 0 and 1, a missing value as NULL.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vicinal.data.column_kinds import ColumnKind, Kinds, merged_kinds
+from vicinal.data.moved import shown_path
+from vicinal.utils.arrays import Integers
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError, one_line
+
+FILE = "index.sqlite"
+VERSION = 1  # of the tables
+TIMEOUT = 600.0  # seconds to wait for another process that writes the same index
+FIRST_WAIT = 2.0  # seconds after which waiting is said
+MAX_COLUMNS = 1_900  # of SQLite's 2,000
+CHUNK = 1_000  # ids or texts in one query
+PAGE = 16_384  # rows in memory at a time
+MEBIBYTE = 2**20
+BUSY, LOCKED = 5, 6  # SQLite's codes; the module names them from Python 3.11 on
+MAX_REQUESTS = 2_000  # that are remembered
+SCHEMA = f"""
+PRAGMA user_version = {VERSION};
+CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE columns (name TEXT PRIMARY KEY, key TEXT NOT NULL, kind TEXT NOT NULL, is_numeric INTEGER NOT NULL);
+CREATE TABLE items (id INTEGER PRIMARY KEY);
+CREATE TABLE changes (id INTEGER PRIMARY KEY, vector BLOB NOT NULL, unrefined BLOB);
+CREATE TABLE requests (key TEXT PRIMARY KEY, ids TEXT NOT NULL);
+"""
+TABLES = ("settings", "columns", "items", "changes", "requests")
+
+
+class Database:
+    """The database of an index, for any number of threads and processes.
+
+    Args:
+        folder: of the index; None: in memory.
+        timeout: seconds to wait while another process writes.
+
+    Example:
+        >>> database = Database(None)
+        >>> with database.transaction():
+        ...     database.create()
+        ...     kinds = database.set_columns({"price": ColumnKind("integer")})
+        ...     database.insert(np.array([4, 7]), {"price": [3, None]})
+        >>> list(database.rows(database.columns(), "id = 7"))
+        [(7, None)]
+    """
+
+    def __init__(self, folder: Path | None, timeout: float = TIMEOUT) -> None:
+        self.folder, self.timeout = folder, timeout
+        self._idle: list[sqlite3.Connection] = []
+        self._shared = None if folder is not None else self._connected()
+        self._lock = threading.RLock()  # of the writing thread; in memory of every thread
+        self._poll_lock = threading.Lock()
+        self._local = threading.local()
+        self._poller: sqlite3.Connection | None = None
+        self.close = weakref.finalize(self, _close_all, self._idle)
+
+    @staticmethod
+    def exists(folder: Path) -> bool:
+        """Whether a folder holds an index.
+
+        Raises:
+            InputError: its database is damaged.
+        """
+        if not (folder / FILE).exists():
+            return False
+        database = Database(folder)
+        with database.reading() as connection:
+            return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings'").fetchone() is not None
+
+    # connections
+
+    def _connected(self) -> sqlite3.Connection:
+        if self.folder is None:
+            name = ":memory:"
+        else:
+            path = (self.folder / FILE).absolute()
+            # without a folder that it can write to, SQLite reads a database only if nothing is in its log
+            is_fixed = not os.access(self.folder, os.W_OK) and not path.with_name(f"{FILE}-wal").exists()
+            name = f"{path.as_uri()}?{'immutable=1' if is_fixed else 'mode=rwc'}"
+        connection = sqlite3.connect(
+            name, timeout=min(self.timeout, FIRST_WAIT), isolation_level=None, check_same_thread=False, uri=True
+        )
+        connection.create_function("shown_path", 2, shown_path, deterministic=True)
+        connection.execute(f"PRAGMA cache_size = -{64 * 1024}")
+        if self.folder is not None and os.access(self.folder, os.W_OK):
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA mmap_size = {4096 * MEBIBYTE}")
+        return connection
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection for a block; within a transaction of this thread it sees what that has changed."""
+        own = getattr(self._local, "connection", None)
+        with self._errors():
+            if own is not None:
+                yield own
+            elif self._shared is not None:
+                with self._lock:
+                    yield self._shared
+            else:
+                connection = self._taken()
+                try:
+                    yield connection
+                finally:
+                    self._idle.append(connection)
+
+    def _taken(self) -> sqlite3.Connection:
+        with suppress(IndexError):
+            return self._idle.pop()
+        return self._connected()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """A block that changes the database: all of it is durable afterwards, or none if it fails.
+
+        Raises:
+            InputError: another process still writes after `timeout` seconds, or the database is damaged.
+            OSError: the disk is full, or the database cannot be written.
+        """
+        with self._lock, self._errors():
+            connection = self._shared or self._taken()
+            self._begin(connection)
+            self._local.connection = connection
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            finally:
+                self._local.connection = None
+                if connection.in_transaction:
+                    with suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
+                if connection is not self._shared:
+                    self._idle.append(connection)
+
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        """Begin to write as soon as no other process does."""
+        try:
+            return self._begin_within(connection, min(self.timeout, FIRST_WAIT))
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) and "busy" not in str(error):
+                raise
+        left = self.timeout - FIRST_WAIT
+        if left > 0:
+            log(f"waiting up to {self.timeout:g} s to write the index {self.folder}: another process is doing so")
+            with suppress(sqlite3.OperationalError):
+                return self._begin_within(connection, left)
+        raise self.still_written() from None
+
+    def still_written(self) -> InputError:
+        """The error of waiting for too long."""
+        return InputError(
+            f"cannot write the index {self.folder}: another process has been doing so for {self.timeout:g} s; try "
+            "again later, or wait longer with a larger timeout"
+        )
+
+    @staticmethod
+    def _begin_within(connection: sqlite3.Connection, seconds: float) -> None:
+        connection.execute(f"PRAGMA busy_timeout = {int(1000 * seconds)}")
+        connection.execute("BEGIN IMMEDIATE")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Says in the words of the system or of a user what SQLite says."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            text, place = one_line(error), str(self.folder)
+            for words, number in (("full", errno.ENOSPC), ("readonly", errno.EACCES), ("open", errno.EACCES),
+                                  ("disk I/O", errno.EIO), ("locked", errno.EBUSY)):  # fmt: skip
+                if isinstance(error, sqlite3.OperationalError) and words in text:
+                    raise OSError(number, text, place) from error
+            if isinstance(error, (sqlite3.ProgrammingError, sqlite3.IntegrityError)):
+                raise
+            raise InputError(f"{place}: the index is damaged ({text}); build it again") from None
+
+    def data_version(self) -> int:
+        """A number that changes whenever another connection has changed the database."""
+        if self._shared is not None:
+            return 0
+        with self._poll_lock, self._errors():
+            if self._poller is None:
+                self._poller = self._connected()
+                weakref.finalize(self, self._poller.close)
+            return int(self._poller.execute("PRAGMA data_version").fetchone()[0])
+
+    # settings
+
+    def create(self) -> None:
+        """Make the tables anew, within a transaction."""
+        with self.reading() as connection:
+            for table in TABLES:
+                connection.execute(f"DROP TABLE IF EXISTS {table}")
+            for statement in SCHEMA.split(";"):
+                connection.execute(statement)
+
+    def copied(self) -> Database:
+        """A copy in memory."""
+        other = Database(None)
+        with self.reading() as connection:
+            connection.backup(other._shared_connection)
+        return other
+
+    def write_to(self, folder: Path, timeout: float) -> None:
+        """Copy a database in memory to a folder, in place of what is there, in one step.
+
+        Raises:
+            InputError: another process still writes it after `timeout` seconds.
+            OSError: it cannot be written; what is there stays.
+        """
+        target, deadline = Database(folder, timeout), time.monotonic() + timeout
+
+        def check(status: int, remaining: int, total: int) -> None:
+            if status in (BUSY, LOCKED) and time.monotonic() > deadline:
+                raise target.still_written()
+
+        with target.reading() as connection:
+            self._shared_connection.backup(connection, progress=check, sleep=0.01)
+        target.close()
+
+    @property
+    def _shared_connection(self) -> sqlite3.Connection:
+        assert self._shared is not None
+        return self._shared
+
+    def revision(self) -> str:
+        """What another value stands for after every transaction of any process."""
+        with self.reading() as connection:
+            found = connection.execute("SELECT value FROM settings WHERE name = 'revision'").fetchone()
+            return str(json.loads(found[0]))
+
+    def settings(self) -> dict[str, Any]:
+        """All settings by their names.
+
+        Raises:
+            InputError: they are of another version.
+        """
+        with self.reading() as connection:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version != VERSION:
+                raise InputError(f"{self.folder} has version {version}; this Vicinal reads version {VERSION}")
+            return {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM settings")}
+
+    def change_settings(self, settings: Mapping[str, Any]) -> None:
+        """Change some settings; None removes one."""
+        with self.reading() as connection:
+            for name, value in settings.items():
+                if value is None:
+                    connection.execute("DELETE FROM settings WHERE name = ?", [name])
+                else:
+                    connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", [name, json.dumps(value)])
+
+    # columns
+
+    def columns(self) -> dict[str, tuple[str, ColumnKind]]:
+        """The name in `items` and the kind of each column, in their order."""
+        with self.reading() as connection:
+            found = connection.execute("SELECT name, key, kind, is_numeric FROM columns ORDER BY rowid")
+            return {name: (key, ColumnKind(kind, bool(is_numeric))) for name, key, kind, is_numeric in found}
+
+    def set_columns(self, new: Kinds) -> Kinds:
+        """Make room for columns of these kinds, and return the kinds of all.
+
+        Raises:
+            InputError: a column has another kind than before, or they are too many.
+        """
+        old = self.columns()
+        kinds = merged_kinds({name: kind for name, (_, kind) in old.items()}, new)
+        if len(kinds) > MAX_COLUMNS:
+            raise InputError(f"an index has at most {MAX_COLUMNS:,} columns, not {len(kinds):,}; leave some out")
+        with self.reading() as connection:
+            for number, (name, kind) in enumerate(kinds.items()):
+                key, before = old.get(name, (f"c{number}", ColumnKind("empty")))
+                if name not in old:
+                    connection.execute(f"ALTER TABLE items ADD COLUMN {key}")
+                elif before.kind == "integer" != kind.kind:
+                    stored = "TEXT" if kind.kind == "string" else "REAL"
+                    connection.execute(f"UPDATE items SET {key} = CAST({key} AS {stored})")
+                if before != kind or name not in old:
+                    values = (key, kind.kind, kind.is_numeric, name)
+                    connection.execute("INSERT OR IGNORE INTO columns VALUES (?4, ?1, ?2, ?3)", values)
+                    connection.execute("UPDATE columns SET kind = ?2, is_numeric = ?3 WHERE name = ?4", values)
+        return kinds
+
+    # items
+
+    def insert(self, ids: Integers, values: Mapping[str, Sequence[Any]]) -> None:
+        """Write rows in place of those with the same ids; columns that are not given are missing."""
+        columns = self.columns()
+        keys = [columns[name][0] for name in values]
+        places = ", ".join("?" * (1 + len(keys)))
+        rows = zip(ids.tolist(), *values.values(), strict=True)
+        with self.reading() as connection:
+            connection.executemany(f"INSERT OR REPLACE INTO items ({', '.join(['id', *keys])}) VALUES ({places})", rows)
+            if "path" in columns:  # after the rows of a new index, which is faster
+                connection.execute(f"CREATE INDEX IF NOT EXISTS items_path ON items ({columns['path'][0]})")
+
+    def delete(self, ids: Integers) -> None:
+        """Delete rows."""
+        with self.reading() as connection:
+            connection.executemany("DELETE FROM items WHERE id = ?", ((number,) for number in ids.tolist()))
+
+    def ids(self, where: str = "TRUE", parameters: Mapping[str, Any] | Sequence[Any] = ()) -> Integers:
+        """The ids of the rows that fulfill a condition in SQL, ascending, int64 [n]."""
+        with self.reading() as connection:
+            found = connection.execute(f"SELECT id FROM items WHERE {where} ORDER BY id", parameters)
+            return np.fromiter((number for (number,) in found), np.int64)
+
+    def distinct(self, key: str, at_most: int) -> list[Any]:
+        """The values of a column, each once; some of them if there are more than `at_most`."""
+        query = f"SELECT DISTINCT {key} FROM items WHERE {key} IS NOT NULL LIMIT {at_most + 1}"
+        with self.reading() as connection:
+            return [value for (value,) in connection.execute(query)]
+
+    def rows(
+        self, columns: Mapping[str, tuple[str, ColumnKind]], where: str, parameters: Sequence[Any] = ()
+    ) -> list[tuple[Any, ...]]:
+        """The id and these columns of the rows that fulfill a condition in SQL, in ascending order of ids."""
+        keys = ", ".join(["id", *(key for key, _ in columns.values())])
+        with self.reading() as connection:
+            return connection.execute(f"SELECT {keys} FROM items WHERE {where} ORDER BY id", parameters).fetchall()
+
+    def pages(
+        self, columns: Mapping[str, tuple[str, ColumnKind]], where: str = "TRUE", parameters: Mapping[str, Any] = {}
+    ) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield rows as :meth:`rows` does, some at a time; changes meanwhile are seen."""
+        keys, after = ", ".join(["id", *(key for key, _ in columns.values())]), -1
+        query = f"SELECT {keys} FROM items WHERE id > :after AND {where} ORDER BY id LIMIT {PAGE}"
+        while True:
+            with self.reading() as connection:
+                page = connection.execute(query, {"after": after, **parameters}).fetchall()
+            if page:
+                yield page
+                after = page[-1][0]
+            if len(page) < PAGE:
+                return
+
+    def change_column(self, column: str, values: Mapping[int, Any]) -> None:
+        """Write a column of some ids."""
+        key = self.columns()[column][0]
+        with self.reading() as connection:
+            rows = ((value, number) for number, value in values.items())
+            connection.executemany(f"UPDATE items SET {key} = ? WHERE id = ?", rows)
+
+    # changes
+
+    def append_changes(self, ids: Integers, vectors: Any, unrefined: Any) -> None:
+        """Keep the vectors of added items, float32 [n, dim], and of a refined index also the unrefined ones."""
+        blobs = zip(
+            ids.tolist(), map(np.ndarray.tobytes, vectors),
+            [None] * len(ids) if unrefined is None else map(np.ndarray.tobytes, unrefined), strict=True,
+        )  # fmt: skip
+        with self.reading() as connection:
+            connection.executemany("INSERT INTO changes VALUES (?, ?, ?)", blobs)
+
+    def forget_changes(self, below: int | None = None) -> None:
+        """Delete the vectors of changes, those of ids below one; None: all."""
+        with self.reading() as connection:
+            connection.execute("DELETE FROM changes WHERE ?1 IS NULL OR id < ?1", [below])
+
+    def changes(self, first: int, dim: int) -> tuple[Any, Any]:
+        """The vectors of the changes from an id on, and the unrefined ones or None, float32 [n, dim]."""
+        with self.reading() as connection:
+            found = connection.execute("SELECT vector, unrefined FROM changes WHERE id >= ? ORDER BY id", [first])
+            rows = found.fetchall()
+        vectors = np.frombuffer(b"".join(row[0] for row in rows), "<f4").reshape(-1, dim)
+        is_refined = bool(rows) and rows[0][1] is not None
+        unrefined = np.frombuffer(b"".join(row[1] for row in rows), "<f4").reshape(-1, dim) if is_refined else None
+        return vectors, unrefined
+
+    # requests
+
+    def ids_of_request(self, key: str) -> list[int] | None:
+        """The ids that answered a request with a key; None if that is not known."""
+        with self.reading() as connection:
+            found = connection.execute("SELECT ids FROM requests WHERE key = ?", [key]).fetchone()
+        return None if found is None else json.loads(found[0])
+
+    def remember_requests(self, answers: Mapping[str, Sequence[int]]) -> None:
+        """Keep the ids that answer requests; those of the oldest requests are forgotten."""
+        rows = ((key, json.dumps(list(ids))) for key, ids in answers.items())
+        with self.reading() as connection:
+            connection.executemany("INSERT OR REPLACE INTO requests VALUES (?, ?)", rows)
+            connection.execute(
+                "DELETE FROM requests WHERE rowid <= (SELECT max(rowid) FROM requests) - ?", [MAX_REQUESTS]
+            )
+
+
+def _close_all(connections: list[sqlite3.Connection]) -> None:
+    while connections:
+        connections.pop().close()

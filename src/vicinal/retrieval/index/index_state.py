@@ -1,0 +1,205 @@
+"""What an index in a folder is at one moment: its vectors and the ids of its images. It never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from vicinal.data.column_kinds import ColumnKind
+from vicinal.retrieval.index.database import Database
+from vicinal.retrieval.index.engines.faiss_engine import FaissEngine
+from vicinal.retrieval.index.engines.half_store import HalfStore
+from vicinal.retrieval.index.engines.rescoring import Engine, RescoringEngine, read_codes, read_engine
+from vicinal.retrieval.index.engines.segmented_engine import SegmentedEngine
+from vicinal.retrieval.index.refiner_context import RefinerContext
+from vicinal.retrieval.index.vector_files import (
+    CONTEXT,
+    ORIGINALS,
+    VECTORS,
+    Names,
+    open_originals,
+    read_part,
+    write_part,
+)
+from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
+from vicinal.utils.arguments import is_integer
+from vicinal.utils.arrays import Booleans, Floats, Integers
+from vicinal.utils.errors import InputError
+
+Columns = dict[str, tuple[str, ColumnKind]]
+MAX_ID = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class IndexState:
+    """The vectors and the ids of an index; the rows are in its database.
+
+    Attributes:
+        settings: of the database.
+        columns: the name in the database and the kind of each column.
+        engine: all vectors, of deleted images too; an id is the number of vectors before it.
+        ids: of the images that can be found, ascending.
+        context: the unrefined vectors, of an index of refined ones.
+    """
+
+    settings: Mapping[str, Any]
+    columns: Columns
+    engine: SegmentedEngine
+    ids: Integers
+    context: RefinerContext | None = None
+
+    @classmethod
+    def read(cls, database: Database, before: IndexState | None = None) -> IndexState:
+        """Read the state of a database; vectors that a state before has are not read again.
+
+        Raises:
+            FileNotFoundError: another process has replaced a vector file meanwhile.
+            InputError: the index is damaged.
+        """
+        with database.reading() as connection:
+            is_within = connection.in_transaction
+            if not is_within:
+                connection.execute("BEGIN")  # all of it as it is at one moment
+            try:
+                settings = database.settings()
+                if before is None or before.settings["files"] != settings["files"]:
+                    before = _read_files(database.folder, settings)
+                engine, context = before.engine, before.context
+                vectors, unrefined = database.changes(len(engine), engine.dim)
+                return cls(settings, database.columns(), engine, database.ids(), context).with_vectors(
+                    vectors, unrefined
+                )
+            finally:
+                if not is_within:
+                    connection.execute("COMMIT")
+
+    @property
+    def next_id(self) -> int:
+        """The id of the image that is added next."""
+        return len(self.engine)
+
+    @property
+    def num_pending(self) -> int:
+        """The number of vectors that the vector files do not hold."""
+        return len(self.engine.added)
+
+    @cached_property
+    def is_present(self) -> Booleans:
+        """Whether each id that was given is one of an image that can be found."""
+        mask = np.zeros(self.next_id, dtype=bool)
+        mask[self.ids] = True
+        return mask
+
+    def with_vectors(self, vectors: Floats, unrefined: Floats | None) -> IndexState:
+        """The state with further vectors, whose images cannot be found yet."""
+        if not len(vectors):
+            return self
+        context = self.context
+        if context is not None and unrefined is not None:
+            context = RefinerContext(context.engine.with_added(unrefined), context.refiner_fingerprint)
+        return replace(self, engine=self.engine.with_added(vectors), context=context)
+
+    def present(self, ids: npt.ArrayLike) -> Integers:
+        """Those of some ids that are of images which can be found, without duplicates, ascending."""
+        wanted = np.unique(np.array([each for each in np.asarray(ids).tolist() if 0 <= each < self.next_id], np.int64))
+        return wanted[self.is_present[wanted]]
+
+    def checked(self, ids: npt.ArrayLike) -> Integers:
+        """Ids as int64 [n].
+
+        Raises:
+            InputError: one is not that of an image that can be found.
+        """
+        wanted = ids if isinstance(ids, np.ndarray) and ids.dtype == np.int64 and ids.ndim == 1 else self._integers(ids)
+        is_known = (wanted >= 0) & (wanted < self.next_id)
+        is_known[is_known] = self.is_present[wanted[is_known]]
+        if not is_known.all():
+            self.unknown(wanted[~is_known][0])
+        return wanted
+
+    def _integers(self, ids: npt.ArrayLike) -> Integers:
+        # NumPy would make floats of a list with an integer beyond 64 bits
+        given = np.asarray(ids, None if hasattr(ids, "dtype") else object).ravel().tolist()
+        for value in given:
+            if not is_integer(value):
+                raise InputError(f"id {value!r} is not an integer")
+            if abs(value) > MAX_ID:
+                self.unknown(value)
+        return np.array(given, dtype=np.int64)
+
+    @staticmethod
+    def unknown(number: object) -> NoReturn:
+        """Raise the InputError of an id that no image has."""
+        raise InputError(f"the index has no id {number}; it was never given or is deleted")
+
+    def vectors_from(self, first: int) -> tuple[Floats, Floats | None]:
+        """The vectors of the ids from one on, which are not in the vector files, and the unrefined ones or None."""
+        start = first - len(self.engine.base)
+        return self.engine.added[start:], None if self.context is None else self.context.engine.added[start:]
+
+    def folded(self) -> IndexState:
+        """The state with all vectors in engines without segments."""
+        context = self.context
+        if context is not None:
+            context = RefinerContext(_folded(context.engine), context.refiner_fingerprint)
+        return replace(self, engine=_folded(self.engine), context=context)
+
+    def write_files(self, folder: Path, names: Names) -> Names:
+        """Write files that hold all vectors, those of changes too; parts that have names are written already.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        state = self.folded()
+        engine, context = state.engine.base, state.context
+        written = {VECTORS: write_part(folder, VECTORS, [engine.to_bytes()]), **names}
+        if isinstance(engine, RescoringEngine) and ORIGINALS not in names:
+            written[ORIGINALS] = write_part(folder, ORIGINALS, engine.store.blocks())
+        if context is not None:
+            written[CONTEXT] = write_part(folder, CONTEXT, [context.engine.base.to_bytes()])
+        return written
+
+    def with_originals(self, store: HalfStore) -> IndexState:
+        """The state whose vectors beside codes are in a file."""
+        base = self.engine.base
+        assert isinstance(base, RescoringEngine)
+        return replace(self, engine=SegmentedEngine(RescoringEngine(base.codes, store, base.rescore)))
+
+
+def _folded(segments: SegmentedEngine) -> SegmentedEngine:
+    base, added = segments.base, segments.added
+    if not len(added):
+        return segments
+    copied: Engine
+    if isinstance(base, RescoringEngine):
+        codes = read_codes(base.kind, base.codes.to_bytes())
+        copied = RescoringEngine(codes, base.store.copied(), base.rescore)
+    else:
+        copied = read_codes(base.kind, base.to_bytes())
+    copied.add(UnitVectors.of_units(added, "vector"))
+    return SegmentedEngine(copied)
+
+
+def _read_files(folder: Path | None, settings: Mapping[str, Any]) -> IndexState:
+    """The vectors in the files that the settings name, without images."""
+    assert folder is not None
+    names, dim = settings["files"], settings["dim"]
+    store = open_originals(folder, names, dim) if ORIGINALS in names else None
+    engine = read_engine(settings["kind"], read_part(folder, names, VECTORS), store, settings.get("rescore"))
+    context = None
+    if CONTEXT in names:
+        unrefined = SegmentedEngine(FaissEngine.from_bytes(read_part(folder, names, CONTEXT)))
+        context = RefinerContext(unrefined, settings["refiner_fingerprint"])
+    return IndexState(settings, {}, SegmentedEngine(engine), np.empty(0, np.int64), context)
+
+
+def half_blocks(vectors: UnitVectors) -> Any:
+    """Yield the bytes of vectors as float16, for a file."""
+    for start in range(0, len(vectors), BLOCK_ROWS):
+        yield vectors.block(start, min(start + BLOCK_ROWS, len(vectors))).cpu().numpy().astype("<f2").tobytes()
