@@ -98,10 +98,14 @@ def evaluate(arguments: Arguments) -> None:
     if arguments.devices in (None, 1) and Launch.of().launcher is None:
         return _evaluate(arguments, divided=False)
     _check_division(arguments)
-    from vicinal.workflows.processes import dividing_processes
+    from vicinal.training.processes.torchrun import needs_processes, run_in_processes
 
-    with dividing_processes(arguments.devices) as divided:
-        _evaluate(arguments, divided)
+    if needs_processes(arguments.devices):
+        return run_in_processes(arguments.words, arguments.devices)
+    from vicinal.workflows.processes import join_processes
+
+    join_processes(arguments.devices)
+    _evaluate(arguments, divided=True)
 
 
 def _evaluate(arguments: Arguments, divided: bool) -> None:
