@@ -20,7 +20,7 @@ class Launch:
     """What started the processes of a run, as their environment says.
 
     Attributes:
-        launcher: `torchrun`, which a command with several devices starts itself, or `SLURM`; None: neither, one process.
+        launcher: `torchrun`, which a command with several devices starts itself, or `SLURM`; None: there is one.
         world_size: number of processes on all nodes; without launcher 1, as the settings say how many there will be.
         rank: number of this process among them.
         processes_per_node: number of processes on each node; where nodes differ, on one of them.

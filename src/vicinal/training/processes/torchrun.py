@@ -89,7 +89,9 @@ def leave_error(error: BaseException) -> int | None:
     known = explained(error)
     line, status = known or (f"{type(error).__name__}: {one_line(error)}", 1)
     trace = "" if known or is_lost else "".join(traceback.format_exception(error))
-    report = {"printed": is_printed, "lost": is_lost, "line": line, "trace": trace, "time": time.time()}
+    report = {
+        "printed": is_printed, "lost": is_lost, "line": line, "trace": trace, "status": status, "time": time.time()
+    }  # fmt: skip
     Path(path).write_text(json.dumps({"message": json.dumps(report), "timestamp": int(time.time())}))
     return None if is_printed else status
 
@@ -106,9 +108,9 @@ def end_with_supervisor() -> None:
 def _print_failure(failures: dict[int, tuple[int, str]], hint: str) -> int:
     """Print the error of the process that failed first, unless rank 0 has printed its own; return the exit status."""
     reports = {rank: _read(path) for rank, (_, path) in failures.items()}
-    for rank, report in reports.items():
+    for report in reports.values():
         if report.get("printed"):
-            return failures[rank][0]
+            return int(report["status"])  # the agent may have ended the process while it printed
     killed = [rank for rank, (status, _) in failures.items() if status < 0 and not reports[rank]]
     caused = [rank for rank, report in reports.items() if report and not report["lost"]]
     if not caused:
@@ -121,7 +123,7 @@ def _print_failure(failures: dict[int, tuple[int, str]], hint: str) -> int:
     report = reports[rank]
     print(printable(report["trace"]), end="", file=sys.stderr)
     _print_error(f"rank {rank}: {report['line']}" if report["trace"] else report["line"])
-    return failures[rank][0]
+    return int(report["status"])
 
 
 def _read(path: str | Path) -> dict[str, Any]:
