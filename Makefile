@@ -1,4 +1,4 @@
-# make demo   trains on handwritten digits, evaluates on digits never seen, indexes, searches, shows the result
+# make demo   trains on emoji from ImageNet weights, evaluates on others never seen, indexes, searches, shows the result
 # make test   what says that the project is sound: lint, types, documentation, tests, doctests, the README's commands
 #             (make test-all: the tests marked slow too)
 # make docs   builds the documentation site into build/docs; a warning or a broken link is an error, also in old pages
@@ -8,6 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+WEIGHTS := $(VENV)/.weights
 DEMO := demo
 SITE := build/docs
 # Threads that spin while they wait for a busy core are far slower than threads that sleep.
@@ -15,7 +16,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: demo test test-all lint format types docs tests clean
 
-demo: $(INSTALLED)
+demo: $(WEIGHTS)
 	$(BIN)/python examples/demo.py $(DEMO)
 
 test: lint types docs tests
@@ -40,6 +41,12 @@ tests: $(INSTALLED)
 
 test-all: lint types docs
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+# The demo needs less than the tests, and the tests have it too.
+$(WEIGHTS): pyproject.toml constraints.txt
+	test -e $(INSTALLED) || $(PYTHON) -m venv $(VENV)
+	test -e $(INSTALLED) || PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[weights]'
+	touch $@
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -11,6 +11,7 @@ test classes, after all choices are made.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shlex
@@ -22,9 +23,11 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import numpy as np
 import pandas as pd
 
 from benchmarks.table import print_machine
+from vicinal import Embedder, evaluate, load_table
 from vicinal.utils.run_folder import RunFolder
 
 SIZES = {"emoji": 96, "grocery": 128, "nyala": 128, "omniglot": 64}
@@ -86,20 +89,47 @@ def test_scores(out: Path) -> dict[str, float]:
     if not path.exists():
         words = [sys.executable, "-m", "vicinal", "evaluate", str(out), "--split", "test", "--json"]
         path.write_bytes(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout)
-    return json.loads(path.read_text())["metrics"]
+    return {row["metric"]: row["value"] for row in json.loads(path.read_text())["results"]}
+
+
+def few_classes(dataset: str, table: Path, number: int, seed: int, folder: Path) -> None:
+    """Print how a run on few classes, all of a user's images, finds the test classes, beside zero-shot."""
+    frame, name = pd.read_csv(table), f"{number}-classes-{seed}"
+    labels = frame.loc[frame["split"] == "train", "label"].drop_duplicates().sample(number, random_state=seed)
+    few = table.with_name(f"{name}.csv")
+    frame[frame["label"].isin(labels)].drop(columns="split").to_csv(few, index=False)
+    minutes = train(few, SIZES[dataset], folder / name, [], seed)
+    test = load_table(str(table), root=str(table.parent)).subset("test")
+    trained, cached = Embedder.from_pretrained(RunFolder(folder / name).model), folder / "zero-shot.npy"
+    if not cached.exists():
+        network = Embedder("efficientnet_lite0", dim=None, norm="none", transform=trained.transform)
+        np.save(cached, network.embed(test, progress=False))
+    vectors = (np.load(cached), trained.embed(test, progress=False))
+    shown = ", ".join(f"{100 * evaluate(each, test).metrics['mAP@R']:.1f}" for each in vectors)
+    print(f"| {dataset} | {number} classes | {seed} | {minutes:.1f} | {shown} |", flush=True)
 
 
 def main() -> None:
     """Train what is missing and print a row per dataset, variant and seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("variants", nargs="+", help="name, or name=FLAGS")
+    parser.add_argument("variants", nargs="*", help="name, or name=FLAGS")
     parser.add_argument("--data", required=True, type=Path, help="folder of the archives")
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
     parser.add_argument("--datasets", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--test", action="store_true", help="evaluate on the test classes too")
+    parser.add_argument("--classes", nargs="+", type=int, default=[], help="numbers of classes to train on, by default")
     arguments = parser.parse_args()
     print_machine()
+    if arguments.classes:
+        columns = "| dataset | trained on | seed | minutes | test mAP@R: zero-shot, trained |"
+        print(f"\n{columns}\n|---|---|---|---|---|", flush=True)
+    for dataset in arguments.datasets if arguments.classes else ():
+        table = prepare(dataset, arguments.data, arguments.out / dataset)
+        for number, seed in itertools.product(arguments.classes, arguments.seeds):
+            few_classes(dataset, table, number, seed, arguments.out / dataset)
+    if not arguments.variants:
+        return
     test = " test recall@1, mAP@R |" if arguments.test else ""
     print(f"\n| dataset | variant | seed | minutes | val mAP@R: zero-shot, start, epochs |{test}")
     print(f"|---|---|---|---|---|{'---|' if test else ''}", flush=True)

@@ -28,6 +28,20 @@ UNITS = {"thousand": 1e3, "million": 1e6, "billion": 1e9}
 INTRODUCTION = """\
 # Recipes
 
+## Start here
+
+For images of your own you need no recipe: `vicinal train --data.source photos/ --out run`. Two settings that are worth a
+try, by what your classes are like:
+
+| your classes | settings |
+|---|---|
+| small, as in a shop with 2 to 12 pictures of each product | the defaults |
+| large, from 20 images on | `--loss NormSoftmaxLoss --centers class_means --optimizer.lr_factors.loss 10` |
+
+The recipes below are for results of papers. `vicinal train --recipes WORDS` finds one, such as `--recipes cub contextual`.
+
+## What the recipes say
+
 Each recipe trains one row of a table of a paper, or a small example. `DATA` is the folder of the benchmark's files as
 published, see [data](../docs/guides/data.md#benchmarks). A recipe's first lines have its command, its cost in training
 images, the result to expect, and which source it follows where a paper and its published code differ. A recipe extends

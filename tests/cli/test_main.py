@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from vicinal.cli.main import VERBS, main
+from vicinal.cli.main import VERBS, main, parse
 
 
 @pytest.mark.parametrize("verb", [verb.__name__ for verb in VERBS])
@@ -43,3 +43,26 @@ def test_one_of_several_processes_says_that_they_were_interrupted(rank: int, mon
     monkeypatch.setattr("vicinal.cli.evaluate.check_source", interrupted)
     assert main(["evaluate", "photos"]) == 130
     assert capsys.readouterr().err == ("" if rank else "vicinal evaluate: error: interrupted\n")
+
+
+def test_flags_leave_what_cannot_be_a_value_to_the_positional_arguments() -> None:
+    for words, expected in {
+        "evaluate --intervals run": {"intervals": "classes", "sources": ["run"]},
+        "evaluate a --intervals queries b": {"intervals": "queries", "sources": ["a", "b"]},
+        "evaluate --recall_at 1 5 run other": {"recall_at": [1, 5], "sources": ["run", "other"]},
+        "index --verify gallery": {"verify": 100, "index": "gallery"},
+        "index --verify 7 gallery": {"verify": 7, "index": "gallery"},
+        "index gallery --delete -- -1.jpg --x": {"delete": ["-1.jpg", "--x"], "index": "gallery"},
+        "index gallery --delete 3 cup.jpg": {"delete": ["3", "cup.jpg"], "index": "gallery"},
+        "search gallery -k 3 -- -1.jpg": {"k": 3, "queries": ["-1.jpg"]},
+    }.items():
+        arguments, rest = parse(words.split())
+        found = {**vars(arguments), "sources": [*vars(arguments).get("sources", []), *rest]}
+        assert {name: found[name] for name in expected} == expected, words
+
+
+@pytest.mark.parametrize("words", [["index", "g", "--model.pretrained"], ["index", "g", "--deleted"], ["data", "--x"]])
+def test_no_flag_is_suggested_that_is_unlike_or_deletes(words: list[str], capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "did you mean" not in capsys.readouterr().err

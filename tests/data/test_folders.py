@@ -193,6 +193,7 @@ def test_no_such_folder(tmp_path: Path) -> None:
 
 def test_image_files_are_told_by_their_ending() -> None:
     assert is_image_file("x/cat.JPG")
+    assert is_image_file("cat.jpe")
     assert not is_image_file(Path("cat.csv"))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.special import rel_entr
-from scipy.stats import beta
+from scipy.stats import beta, norm, t
 from sklearn.isotonic import IsotonicRegression
 
 from tests.evaluation.test_open_set import clusters
@@ -41,7 +41,8 @@ def test_intervals_equal_a_loop_over_resampled_classes(max_weights: int, monkeyp
     for sample in np.random.default_rng(4).integers(0, len(names), (50, len(names))):
         resampled = np.concatenate([scores[units == names[number]] for number in sample])
         found.append(thresholds.threshold_at(resampled, 0.1))
-    assert [low, high] == pytest.approx(np.quantile(found, [0.025, 0.975], method="nearest"), abs=1e-7)
+    tails = norm.cdf(np.sqrt(len(names) / (len(names) - 1)) * t.ppf([0.025, 0.975], len(names) - 1))
+    assert [low, high] == pytest.approx(np.quantile(found, tails, method="nearest"), abs=1e-7)
 
 
 @pytest.mark.parametrize("score", ["similarity", "margin"])

@@ -39,6 +39,7 @@ INNER = {
     "precision_at_k",
     "rate_interval",
     "resample_weights",
+    "student_tails",
     "results_text",
     "same_image_or_group",
     "score_queries",

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image
 
+from tests.data.images.profiles import adobe_rgb
+
 RNG = np.random.default_rng(0)
 
 
@@ -38,6 +40,8 @@ def save_pictures(folder: Path) -> list[Path]:
     save("uint16.png", Image.fromarray(RNG.integers(0, 65536, (70, 90), dtype=np.uint16)))
     save("int32.tif", Image.fromarray(RNG.integers(0, 2**30, (70, 90), dtype=np.int32)))
     save("float32.tif", Image.fromarray(RNG.random((70, 90), dtype=np.float32)))
+    for mode, name in (("RGB", "wide.png"), ("RGBA", "wide_rgba.png"), ("RGB", "wide.jpg"), ("CMYK", "wide_cmyk.jpg")):
+        save(name, _picture(230, 170).convert(mode), icc_profile=adobe_rgb())
     save("still.webp", _picture(100, 150))
     save("still.gif", _picture(100, 150))
     return files

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import struct
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -203,7 +204,12 @@ CASES: list[tuple[str, str, Make, str]] = [
     ("csv", "null character", csv("path,label\na\0.png,cat\n"), "line 2"),
     ("csv", "surrogates", csv(b"path,label\na.png,\xed\xa0\x80\n"), "line 2: not UTF-8 text; save the file as UTF-8"),
     ("csv", "4 TB", sparse("t.csv", b"path,label\n", "data"), "GB of memory are needed"),
-    ("parquet", "constant integers", parquet(constant(path=pa.scalar("a"), label=pa.scalar(1)), "data"), MEMORY),
+    (
+        "parquet",
+        "constant integers",
+        parquet(constant(path=pa.scalar("a"), label=pa.scalar(1)), "data"),
+        "need a byte per 20",
+    ),
     ("parquet", "long texts", parquet(long_texts, "data"), MEMORY),
     ("parquet", "constant embeddings", parquet(long_lists, "report"), MEMORY),
 ]
@@ -310,3 +316,12 @@ def test_a_changed_table_of_a_run_is_refused(change: str, tmp_path: Path) -> Non
         frame.to_parquet(path)
     with pytest.raises(InputError, match=r"table\.parquet: is not as the run wrote it; restore the file"):
         load_run_table(path)
+
+
+def test_rows_that_no_bytes_tell_apart_are_refused(tmp_path: Path) -> None:
+    same = pa.DictionaryArray.from_arrays(pa.array(np.zeros(6_000_000, np.int32)), ["a.png"])
+    pq.write_table(pa.table({"path": same, "label": same}), tmp_path / "t.parquet")
+    start = time.process_time()
+    with pytest.raises(InputError, match=r"t\.parquet: says that it has 6,000,000 rows in 0\.0.. MB"):
+        Table.from_parquet(tmp_path / "t.parquet")
+    assert time.process_time() - start < 2

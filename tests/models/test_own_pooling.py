@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vicinal.data import ImageTransform
-from vicinal.models import Embedder, default_transform
+from vicinal.models import INITIALIZATIONS, Embedder, default_pooling, default_transform
 from vicinal.utils.errors import InputError
 
 SMALL = {"depth": 1, "embed_dim": 64, "num_heads": 2}
@@ -27,6 +27,44 @@ def test_features_without_a_head_are_those_of_the_network_with_its_own_pooling(t
     assert model.dim == network.num_features
     model.save_pretrained(tmp_path / "model")
     assert Embedder.from_pretrained(tmp_path / "model").fingerprint() == model.fingerprint()
+
+
+@pytest.mark.parametrize(
+    "alias", [name for name, each in INITIALIZATIONS.items() if each.network.startswith("ViT") and not each.url]
+)
+def test_a_name_of_ours_and_that_of_timm_are_one_embedding(alias, monkeypatch):
+    each = INITIALIZATIONS[alias]
+    small = SMALL
+    models = []
+    for name in (alias, each.backbone):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            models.append(
+                Embedder(
+                    name, None, default_pooling(name), "none", False, backbone_args=small, transform=each.transform
+                )
+            )
+    images = torch.rand(2, 3, each.size, each.size)
+    with torch.no_grad():
+        first, second = (model.eval()(images) for model in models)
+    torch.testing.assert_close(first, second)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["vit_small_patch16_dinov3", "vit_tiny_patch16_dinov3_qkvb.eupe_lvd1689m", "vit_base_patch14_dinov2.lvd142m"],
+)
+def test_the_class_token_is_the_embedding_of_images(name):
+    size = 28 if "patch14" in name else 32
+    small, transform = {**SMALL, "img_size": size}, ImageTransform(size=size)
+    model, token = (
+        Embedder(name, None, pooling, "none", False, backbone_args=small, transform=transform).eval()
+        for pooling in (default_pooling(name), "token")
+    )
+    token.load_state_dict(model.state_dict(), strict=False)
+    images = torch.rand(2, 3, size, size)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), token(images))
 
 
 def test_a_model_is_saved_under_the_names_of_timm(tmp_path):

@@ -41,14 +41,14 @@ def test_recall_on_training_images_is_logged(small: list[str], tmp_path: Path) -
 
 def test_samples_of_training_images() -> None:
     frame = pd.DataFrame({"label": np.repeat(np.arange(400), 20), "is_query": False, "is_gallery": True})
-    for number, expected in ((None, 1600), (300, 300), (8001, 8000)):
+    for number, expected in ((None, 400), (300, 300), (8001, 8000)):
         rows = sample_training_images(Table(frame), number, seed=0)
         assert rows is not None
         assert len(rows) == expected
         assert rows.tolist() == sample_training_images(Table(frame), number, seed=0).tolist()
     assert len(sample_training_images(Table(frame[:300]), None, 0)) == 200  # at least
-    many = Table(pd.DataFrame({"label": np.repeat(np.arange(4000), 5)}))
-    sizes = np.bincount(sample_training_images(many, None, 0) // 5, minlength=4000)
+    many = Table(pd.DataFrame({"label": np.repeat(np.arange(16000), 5)}))
+    sizes = np.bincount(sample_training_images(many, None, 0) // 5, minlength=16000)
     assert sizes.sum() == 2000  # at most
     assert set(sizes) == {0, 5}  # whole classes
     with_singletons = Table(pd.DataFrame({"label": [*range(1000), 5]}))

@@ -37,6 +37,9 @@ def add_calibrate(parser: Parser) -> None:
     parser.add_argument("--gallery", metavar="SOURCE", help="compare the images with these too, of all splits, with "
                         "labels: the index that will be searched, or training images. A rate holds for a gallery of "
                         "about the same size")  # fmt: skip
+    parser.add_argument("--group_pattern", metavar="REGEX", help="tell groups, such as series of photos, by the file "
+                        "names: images with the same text in the parentheses of this regular expression, such as "
+                        "'(.*)_[0-9]+', do not find each other; a column group does the same")  # fmt: skip
     parser.add_argument("--index", metavar="FOLDER_OR_URL", help="keep the calibration in this index, whose "
                         "searches then say match or none; it must hold embeddings of the same model")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the calibration to this .json file")
@@ -51,8 +54,10 @@ def calibrate(arguments: Arguments) -> None:
 
     settings = read_settings(CalibrationSettings, arguments)
     _check(arguments)
+    from vicinal.data.group_pattern import with_groups
     from vicinal.workflows.calibration.calibrate import calibrate_source
     from vicinal.workflows.calibration.calibration_places import CalibrationPlaces, model_folder
+    from vicinal.workflows.series import warn_of_series
 
     source, model = arguments.source, getattr(arguments, "model", None)
     if arguments.images is not None:
@@ -61,6 +66,9 @@ def calibrate(arguments: Arguments) -> None:
     reader = read_embedding(arguments, query_gallery_only=True, folder_on_error="raise", default_split="val")
     embedded = reader.embed(source, arguments.split)
     require_labels(source, embedded.table, "a calibration")
+    if arguments.group_pattern is not None:
+        embedded = replace(embedded, table=with_groups(embedded.table, arguments.group_pattern))
+    warn_of_series(source, embedded)
     gallery = None if arguments.gallery is None else _gallery(arguments.gallery, reader, model or source)
     out = None if arguments.out is None else Path(arguments.out)
     places = CalibrationPlaces(arguments.index, model_folder(model or source), out)

@@ -51,6 +51,9 @@ def add_evaluate(parser: Parser) -> None:
         help="bootstrap confidence intervals: resample classes (what --intervals alone means), which tells how the "
         "model performs on other classes, or queries. --compare always has them",
     )  # fmt: skip
+    parser.add_argument("--group_pattern", metavar="REGEX", help="tell groups, such as series of photos, by the file "
+                        "names: images with the same text in the parentheses of this regular expression, such as "
+                        "'(.*)_[0-9]+', do not find each other; a column group does the same")  # fmt: skip
     parser.add_argument("--per_query", metavar="FILE", help="write the metrics of every query, with its path and "
                         "label, to a .csv or .parquet file")  # fmt: skip
     parser.add_argument("--pairs", metavar="FILE", help="instead: tell which listed pairs are of one class. A .csv "
@@ -110,13 +113,20 @@ def evaluate(arguments: Arguments) -> None:
 
 def _evaluate(arguments: Arguments, divided: bool) -> None:
     """Evaluate the sources, and print the results; `divided` if several processes run this together."""
+    from vicinal.data.group_pattern import with_groups
     from vicinal.workflows.evaluate import evaluate_sources, tabulate_sources, write_per_query
+    from vicinal.workflows.series import warn_of_series
 
     settings, make_reranking = _settings(arguments), _make_reranking(arguments)
     sources = _embedded(arguments, mapped=True)
     for name, embedded in sources.items():
         if not embedded.table.has("is_query"):  # whose matches may be listed in place of labels
             require_labels(name, embedded.table, "evaluation")
+        if arguments.group_pattern is not None:
+            sources[name] = replace(embedded, table=with_groups(embedded.table, arguments.group_pattern))
+    if is_main_process():
+        name = next(iter(sources))
+        warn_of_series(name, sources[name])
     combine: Literal["compare", "average"] | None = (
         "compare" if arguments.compare else "average" if arguments.average else None
     )

@@ -23,6 +23,10 @@ Arguments = argparse.Namespace
 Flags = argparse._ActionsContainer
 """A parser, or a group of its flags."""
 
+SEPARATOR = "--_"  # between the values of a flag and positional arguments
+CHANGING = ("--delete", "--overwrite", "--sync", "--add")  # flags that are never suggested in place of others
+CLEARLY_LIKE = 0.75  # similarity of an unknown flag and the one that is suggested
+
 
 class Parser(argparse.ArgumentParser):
     """A parser that reports errors in one line and takes no abbreviated flags."""
@@ -33,10 +37,45 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         sys.exit(fail(self.prog, f"{message}; `{self.prog} --help` explains", 2))
 
+    def separated(self, words: Sequence[str]) -> list[str]:
+        """Words of a command line in which a flag does not take positional arguments for values that it cannot have.
+
+        A flag with any number of values takes all words up to the next flag: without a separator, `--intervals run`
+        would be an interval called run. What is after `--` is not looked at.
+        """
+        self.add_argument(SEPARATOR, action="store_true", help=argparse.SUPPRESS)
+        result: list[str] = []
+        taker: argparse.Action | None = None  # the flag that may take the next word
+        for position, word in enumerate(words):
+            if word == "--":
+                return result + list(words[position:])
+            if word.startswith("-"):
+                action = self._option_string_actions.get(word)
+                taker = action if action is not None and action.nargs in ("?", "*", "+") else None
+            elif taker is not None:
+                is_first = result[-1] in taker.option_strings
+                if not _fits(taker, word) and not (is_first and taker.nargs == "+"):  # which argparse says is wrong
+                    result.append(SEPARATOR)
+                    taker = None
+                elif taker.nargs == "?":
+                    taker = None
+            result.append(word)
+        return result
+
     def reject(self, word: str) -> NoReturn:
-        """Report an unknown argument, with the flag that is most like it."""
-        near = difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, n=1)
+        """Report an unknown argument, with the flag that is most like it, unless that changes or deletes something."""
+        known = [each for each in self._option_string_actions if each not in (*CHANGING, SEPARATOR)]
+        near = difflib.get_close_matches(word.partition("=")[0], known, n=1, cutoff=CLEARLY_LIKE)
         self.error(f"unknown argument {word}" + (f", did you mean {near[0]}?" if near else ""))
+
+
+def _fits(action: argparse.Action, word: str) -> bool:
+    """Whether a word can be a value of a flag."""
+    try:
+        value = action.type(word) if callable(action.type) else word
+    except (TypeError, ValueError, argparse.ArgumentTypeError):
+        return False
+    return action.choices is None or value in action.choices
 
 
 def fail(name: str, message: str, status: int) -> int:
@@ -69,6 +108,12 @@ def with_underscores(word: str) -> str:
     """
     name, equals, value = word.partition("=")
     return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word
+
+
+def with_dashes_replaced(words: Sequence[str]) -> list[str]:
+    """The words of a command line, with :func:`with_underscores` of those before `--`."""
+    end = words.index("--") if "--" in words else len(words)
+    return [*map(with_underscores, words[:end]), *words[end:]]
 
 
 def integer_from(minimum: int) -> Callable[[str], int]:

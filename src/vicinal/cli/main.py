@@ -19,7 +19,7 @@ from vicinal.cli.data import add_data, data
 from vicinal.cli.embed import add_embed, add_whiten, embed, whiten
 from vicinal.cli.evaluate import add_evaluate, add_report, evaluate, report
 from vicinal.cli.export import add_export, export
-from vicinal.cli.flags import Arguments, Parser, fail, print_result, with_underscores
+from vicinal.cli.flags import Arguments, Parser, fail, print_result, with_dashes_replaced
 from vicinal.cli.index import add_index, index
 from vicinal.cli.models import add_models, models
 from vicinal.cli.search import add_search, search
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    words = [with_underscores(word) for word in (sys.argv[1:] if argv is None else argv)]
+    words = with_dashes_replaced(sys.argv[1:] if argv is None else argv)
     arguments, rest = parse(words)
     arguments.words = words
     if arguments.version:
@@ -109,10 +109,22 @@ def parse(words: Sequence[str]) -> tuple[Arguments, list[str]]:
         verb_parser.set_defaults(verb=verb, parser=verb_parser)
         if verb.__name__ in words[:1]:  # the flags of the others are not needed
             add_flags(verb_parser)
+            words = [*words[:1], *verb_parser.separated(words[1:])]
+    words, after = _split_at_dashes(words)
     arguments, rest = parser.parse_known_args(words)
+    if after:
+        arguments.delete = [*(arguments.delete or []), *after]
     if rest and arguments.parser is parser:
         parser.reject(rest[0])
     return arguments, rest
+
+
+def _split_at_dashes(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The words before `--`, and those after it that `index --delete` deletes, whatever they begin with."""
+    if "--" not in words or words[0] != "index" or "--delete" not in words[: words.index("--")]:
+        return words, ()
+    end = words.index("--")
+    return words[:end], words[end + 1 :]
 
 
 def _run(arguments: Arguments, rest: list[str]) -> int:

@@ -30,7 +30,7 @@ class Help(NamedTuple):
     examples: tuple[str, ...]
 
 
-LOSS = ("MultiSimilarityLoss", "a class of vicinal.losses; its arguments are --loss.margin and the like")
+LOSS = ("NTXentLoss", "a class of vicinal.losses; its arguments are --loss.margin and the like")
 METRIC = "decides which weights are best, on classes that are not trained on"
 
 # Recipes need torch, so help does not read the defaults from them; a test compares the two.
@@ -48,8 +48,8 @@ TRAIN_HELP = Help(
         "loss": LOSS,
         "batch_size": ("", "images per batch (default: 128, or fewer to suit the data)"),
         "samples_per_class": ("", "images per class in a batch; 0 draws images at random (default: 4, or fewer)"),
-        "epochs": ("30", "passes over the training images"),
-        "optimizer.lr": ("0.0001", "learning rate"),
+        "epochs": ("", "passes over the training images (default: 4, or as many as take 60 steps)"),
+        "optimizer.lr": ("0.0003", "learning rate"),
         "validation.metric": ("mAP@R", METRIC),
         "validation.patience": ("10", "evaluations without a new best score after which training stops; null: none"),
         "precision": ("auto", "32, bf16-mixed or 16-mixed (default: bf16-mixed on a GPU that has it, else 32)"),

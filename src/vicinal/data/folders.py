@@ -17,7 +17,7 @@ from vicinal.utils.errors import InputError
 from vicinal.utils.wording import counted
 
 IMAGE_SUFFIXES = (
-    *(".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm"),
+    *(".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm"),
     *(".png", ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp"),
 )
 

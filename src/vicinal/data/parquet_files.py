@@ -25,6 +25,7 @@ BATCH_NUMBERS = 2**20  # of embeddings that are read block by block
 STREAMED: dict[str, Any] = {"pre_buffer": False, "buffer_size": 2**20}  # else Arrow reads whole groups of rows
 BYTES_PER_NUMBER = 12  # of embeddings, with the copies that are made while they are read
 IS_LIST_TYPE = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+MAX_ROWS, ROWS_PER_BYTE = 1_000_000, 20  # of a table: more rows than either of them allows are refused
 BYTES_PER_CELL = 100  # of a table, with the objects of Python that are made while it is checked
 
 
@@ -56,6 +57,7 @@ def read_frame(path: Path, content: bytes | None = None, pandas_types: bool = Fa
     with open_parquet(path, content=content) as file:
         schema, rows = file.schema_arrow, file.metadata.num_rows
         columns = [name for name in schema.names if name != EMBEDDING]
+        _check_rows(path, rows, path.stat().st_size if content is None else len(content))
         check_memory(BYTES_PER_CELL * num_values(file, columns), str(path))
     if not columns:
         return pd.DataFrame(index=range(rows))
@@ -66,6 +68,15 @@ def read_frame(path: Path, content: bytes | None = None, pandas_types: bool = Fa
         check_memory(2 * _text_bytes(table), str(path))
         table = table.cast(pa.schema([schema.field(name) for name in columns], schema.metadata))
         return table.to_pandas(ignore_metadata=not pandas_types)
+
+
+def _check_rows(path: Path, rows: int, size: int) -> None:
+    """Raise InputError for far more rows than the bytes of a file can tell apart: each costs time."""
+    if rows > max(MAX_ROWS, ROWS_PER_BYTE * size):
+        raise InputError(
+            f"{path}: says that it has {rows:,} rows in {size / 1e6:,.3f} MB; more than {MAX_ROWS:,} rows "
+            f"need a byte per {ROWS_PER_BYTE}"
+        )
 
 
 @contextmanager

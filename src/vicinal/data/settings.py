@@ -73,6 +73,8 @@ class DataSettings:
             that the images of a Hugging Face dataset or of shards are written to.
         path_column: name of the table's column with the image paths, or of a column with the images themselves.
         label_column: name of the table's column with the labels.
+        group_pattern: a regular expression by which the file names tell groups, such as series of photos: images with
+            the same text in its parentheses are one group, and do not find each other in evaluation.
         fractions: fraction of the classes for each split, such as {train: 0.6, val: 0.2, test: 0.2}. Default: the
             splits of the source, or else the fractions of this example. A test split of the source stays as it is, and
             the classes of its train and val are divided, such as {train: 0.5, val: 0.5}. Of three classes or fewer all
@@ -104,6 +106,7 @@ class DataSettings:
     root: str | None = None
     path_column: str = "path"
     label_column: str = "label"
+    group_pattern: str | None = None
     fractions: dict[str, float] | None = None
     classes: dict[str, list[str | int]] | None = None
     val_images: float = 0.0

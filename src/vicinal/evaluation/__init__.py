@@ -9,6 +9,7 @@ from vicinal.utils.lazy import lazy_imports
 if TYPE_CHECKING:
     from vicinal.evaluation.arrays import evaluate_arrays
     from vicinal.evaluation.averaging import average_runs, summarize_runs
+    from vicinal.evaluation.bootstrap import confidence_intervals
     from vicinal.evaluation.breakdown import metrics_by
     from vicinal.evaluation.calibration import calibrate
     from vicinal.evaluation.clustering import Clustering, cluster, cluster_metrics
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from vicinal.evaluation.ranking import level_ranks, positive_ranks
     from vicinal.evaluation.ranks import Ranks
     from vicinal.evaluation.relevance import Relevance
-    from vicinal.evaluation.resampling import Resampling, confidence_intervals, count_query_classes
+    from vicinal.evaluation.resampling import Resampling, count_query_classes
     from vicinal.evaluation.result import Evaluation
     from vicinal.evaluation.results_table import ResultsTable
     from vicinal.evaluation.revisited import evaluate_revisited, evaluate_revisited_table, merge_difficulties

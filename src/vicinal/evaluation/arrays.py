@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from vicinal.evaluation.metrics import metrics_by_name
-from vicinal.evaluation.protocol import QUERY_GALLERY
+from vicinal.evaluation.protocol import OTHER_GROUPS, QUERY_GALLERY
 from vicinal.evaluation.relevance import Relevance
 from vicinal.evaluation.result import Evaluation
 from vicinal.evaluation.scoring import FINE, score_queries
@@ -80,7 +80,7 @@ def evaluate_arrays(
         QueryGallery(queries, gallery, excluded, chunk_size),
         {FINE: relevance},
         metrics_by_name(recall_at, metrics, max_k=len(gallery)),
-        protocol=QUERY_GALLERY,
+        protocol=QUERY_GALLERY + ("" if groups[0] is None else OTHER_GROUPS),
         query_indices=np.arange(len(queries)),
         rerank=rerank,
         chunk_size=chunk_size,

@@ -7,8 +7,9 @@ from typing import Literal
 import numpy as np
 
 from vicinal.data.table import Table
+from vicinal.evaluation.bootstrap import bootstrap_bounds
 from vicinal.evaluation.open_set import OpenSetScores, identified, open_set_scores
-from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, UnitTotals, bootstrap_bounds
+from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, UnitTotals
 from vicinal.evaluation.thresholds import (
     check_rate,
     effective_classes,

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from vicinal.data.table import Table
+from vicinal.evaluation.bootstrap import confidence_intervals
 from vicinal.evaluation.breakdown import metrics_by
 from vicinal.evaluation.paired import common_metrics, metric_differences, paired_differences
-from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, confidence_intervals
+from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling
 from vicinal.evaluation.result import Evaluation
 from vicinal.evaluation.results_table import ResultsTable, full_names
 from vicinal.utils.errors import InputError

@@ -7,7 +7,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from vicinal.data.table import Table
-from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, UnitTotals, bootstrap_bounds, unit_totals
+from vicinal.evaluation.bootstrap import bootstrap_bounds
+from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, UnitTotals, unit_totals
 from vicinal.evaluation.result import Evaluation
 from vicinal.utils.arrays import Doubles
 from vicinal.utils.errors import InputError

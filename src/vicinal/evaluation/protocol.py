@@ -19,6 +19,7 @@ from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError
 
 LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query/gallery"
+OTHER_GROUPS = ", other groups"  # where images of the query's own class and group are left out
 
 
 def evaluate(
@@ -88,7 +89,7 @@ def evaluate(
         QueryGallery(queries, gallery, exclude_self, chunk_size),
         {FINE: fine} | (coarse_relevances(table, fine, query_rows, gallery_rows) if hierarchy else {}),
         metrics_by_name(recall_at, metrics, max_k=len(gallery_rows) - (not is_split)),
-        protocol=QUERY_GALLERY if is_split else LEAVE_ONE_OUT,
+        protocol=(QUERY_GALLERY if is_split else LEAVE_ONE_OUT) + (OTHER_GROUPS if (groups >= 0).any() else ""),
         query_indices=query_rows,
         rerank=rerank,
         chunk_size=chunk_size,

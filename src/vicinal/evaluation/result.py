@@ -22,7 +22,8 @@ class Evaluation:
         metrics: `recall@1`, ..., `mAP@R`, `R-precision`, `mAP` and the metrics that were asked for -> mean over the
             queries with a positive, from 0 to 1. At coarse levels `coarse/recall@1`, ..., `coarse_2/mAP`: means over
             the queries with a positive at that level, which may be the only image of its class.
-        protocol: `leave-one-out`, `query/gallery`, `revisited, easy` and the like.
+        protocol: `leave-one-out`, `query/gallery`, `revisited, easy` and the like; with `other groups`, images of the
+            query's own class and group are left out.
         num_queries: the number of queries.
         num_gallery: the number of gallery images.
         num_without_positive: the number of queries without a positive at the level of the labels; they count in none of

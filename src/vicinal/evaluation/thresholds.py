@@ -19,7 +19,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, resample_weights
+from vicinal.evaluation.bootstrap import resample_weights, student_tails
+from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling
 from vicinal.utils.arguments import is_number, shown
 from vicinal.utils.arrays import Doubles, Floats, Integers
 from vicinal.utils.errors import InputError
@@ -73,7 +74,7 @@ def threshold_at(scores: Floats, rate: float) -> float:
 def threshold_interval(
     scores: Floats, units: Integers, rate: float, resampling: Resampling = DEFAULT_RESAMPLING
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of :func:`threshold_at`, from resampled classes.
+    """Bootstrap interval of :func:`threshold_at`, from resampled classes, with tails as wide as those of Student's t.
 
     Args:
         scores: float32 [n], of what should be refused.
@@ -92,8 +93,10 @@ def threshold_interval(
         accepted = resample_weights(rng, size, len(names))[:, codes].cumsum(axis=1)
         allowed = np.floor(accepted[:, -1:] * rate * (1 + 1e-12))
         thresholds.append(descending[(accepted > allowed).argmax(axis=1)])
-    tail = (1 - resampling.confidence_level) / 2
-    bounds: Doubles = np.quantile(np.concatenate(thresholds), [tail, 1 - tail], method="nearest")
+    from scipy.special import ndtr
+
+    tails = ndtr(student_tails(resampling.confidence_level, len(names)))
+    bounds: Doubles = np.quantile(np.concatenate(thresholds), tails, method="nearest")
     return just_above(bounds[0]), just_above(bounds[1])
 
 

@@ -6,6 +6,7 @@ resizes images to exactly the pixels that :meth:`vicinal.Embedder.embed` gives t
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageCms, ImageOps
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF", "HEIF")
 """The formats that are opened; HEIF only if the package pillow-heif was registered."""
@@ -166,6 +167,7 @@ def decoded(image: Image.Image, channels: int) -> Image.Image:
     image.load()
     with suppress(Exception):
         ImageOps.exif_transpose(image, in_place=True)
+    image = to_srgb(image)
     if image.mode in WHITES or image.mode.startswith("I;16"):
         image = to_8_bits(image)
     elif image.mode == "La" or image.has_transparency_data:
@@ -173,6 +175,25 @@ def decoded(image: Image.Image, channels: int) -> Image.Image:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     mode = "L" if channels == 1 else "RGB"
     return image if image.mode == mode else image.convert(mode)
+
+
+def to_srgb(image: Image.Image) -> Image.Image:
+    """An image in the colors of sRGB; a profile that is damaged, or changes colors by 2 of 255 at most, is ignored."""
+    profile, mode = image.info.get("icc_profile"), "RGBA" if image.mode == "RGBA" else "RGB"
+    if not profile or image.mode not in ("RGB", "RGBA", "CMYK"):
+        return image
+    with suppress(ImageCms.PyCMSError, OSError, ValueError, TypeError):
+        transform = ImageCms.buildTransform(
+            ImageCms.getOpenProfile(io.BytesIO(profile)), ImageCms.createProfile("sRGB"), image.mode, mode,
+            ImageCms.Intent.RELATIVE_COLORIMETRIC, ImageCms.Flags.BLACKPOINTCOMPENSATION,
+        )  # fmt: skip
+        shades = np.linspace(0, 255, 6).astype(np.uint8)
+        colors = np.stack(np.meshgrid(shades, shades, shades), axis=-1).reshape(1, -1, 3)
+        before = Image.fromarray(colors).convert(image.mode)
+        after = np.asarray(ImageCms.applyTransform(before, transform)).astype(int)
+        if image.mode == "CMYK" or np.abs(after - np.asarray(before)).max() > 2:
+            return ImageCms.applyTransform(image, transform) or image
+    return image
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:

@@ -49,7 +49,7 @@ def default_pooling(name: str) -> PoolingName:
     """The pooling of the image embedding that a backbone's weights were published with.
 
     It is `projection` for the image towers of CLIP, the pooling in `INITIALIZATIONS` for other names in it, and
-    `backbone`, what timm has for the network, for all others: class token for DINOv2 and DINOv3, attention pooling for
+    `backbone`, the network's own, for all others: class token for DINOv2, DINOv3 and EUPE, attention pooling for
     SigLIP, the mean for convolutional networks.
 
     Args:

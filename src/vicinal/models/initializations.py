@@ -55,6 +55,8 @@ RESERVED_ARGS = frozenset(
     }
 )
 
+TOKEN_FOR_IMAGES = "_dinov3"  # in timm's names of DINOv3 and EUPE: their authors use the class token, timm the mean
+
 
 def create_backbone(
     name: str,
@@ -103,6 +105,8 @@ def create_backbone(
     arguments = dict(backbone_args, num_classes=dim, in_chans=channels)
     if not (own_pooling or projection):
         arguments["global_pool"] = ""
+    elif TOKEN_FOR_IMAGES in timm_name(name):
+        arguments.setdefault("global_pool", "token")
     published = _published_file(name) if pretrained is True else None
     name = timm_name(name)
     if image_size is not None and get_pretrained_cfg(name).fixed_input_size:
@@ -189,6 +193,17 @@ def default_transform(name: str) -> ImageTransform:
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
     )
+
+
+def embeds_patches(name: str) -> bool:
+    """Whether a backbone begins with an embedding of patches, as vision transformers do.
+
+    Example:
+        >>> [embeds_patches(name) for name in ("vit_small_patch14_dinov2.lvd142m", "vit_b16_swag", "resnet50")]
+        [True, True, False]
+    """
+    first = get_pretrained_cfg(timm_name(name)).first_conv
+    return isinstance(first, str) and first.startswith("patch_embed")
 
 
 def _create(name: str, pretrained: bool, arguments: Mapping[str, Any], backbone_args: Mapping[str, Any]) -> nn.Module:

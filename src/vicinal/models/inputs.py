@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.batches.map_pixels import CPU_BATCH, map_pixels
 from vicinal.data.batches.pixel_batches import PixelBatches, all_readable, load_pixels, row_batches, without_unreadable
+from vicinal.data.images.color_profile import to_srgb
 from vicinal.data.images.decoding import convert_image
 from vicinal.data.images.image_ops import without_normalization
 from vicinal.data.images.transforms import ImageTransform
@@ -177,7 +178,7 @@ def _transform_batches(images: Sequence[Image.Image], transform: ImageTransform,
 
 def _convert(image: Image.Image, row: int, channels: int) -> Image.Image:
     try:
-        return convert_image(ImageOps.exif_transpose(image), channels)
+        return convert_image(to_srgb(ImageOps.exif_transpose(image)), channels)
     except Exception as error:  # PIL decodes a file only now, and decoders raise many types of errors
         raise InputError(f"image {row}: broken ({str(error) or type(error).__name__})") from error
 

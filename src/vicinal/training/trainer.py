@@ -68,6 +68,7 @@ class Trainer(BaseTrainer):
         if len(self.images.table) < len(training):  # some images cannot be read
             self.sampler = create_sampler(self.recipe.settings, self.images.table)
         self.fitted_recipe = self.recipe.fitted(self.images.table)
+        self.length = self.fitted_recipe.settings.length
         if self.images.table.classes != training.classes:  # none of a class's images can be read
             self._create_module(self.images.table)
         self.val_images = self._dataset(self.table.subset("val")) if "val" in self.table.splits else None

@@ -70,7 +70,7 @@ def sample_training_images(table: Table, num_images: int | None, seed: int) -> I
 
     Args:
         table: the training images.
-        num_images: their largest number; None: a fifth of the images, at least 200 and at most 2,000.
+        num_images: their largest number; None: a twentieth of the images, at least 200 and at most 2,000.
         seed: of the choice.
 
     Returns:
@@ -79,7 +79,7 @@ def sample_training_images(table: Table, num_images: int | None, seed: int) -> I
     Raises:
         InputError: `num_images` is given, and none of so many images has another of its class to find.
     """
-    number = min(max(len(table) // 5, 200), 2000) if num_images is None else num_images
+    number = min(max(len(table) // 20, 200), 2000) if num_images is None else num_images
     has_positives = np.flatnonzero(_classes_with_positives(table)[table.labels])
     rows = sample_classes(has_positives, table.labels, number, seed) if len(has_positives) else has_positives
     if len(rows) and _classes_with_positives(table.take(rows)).any():

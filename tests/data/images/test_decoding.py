@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 import zlib
 from contextlib import suppress
 from io import BytesIO
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
+from tests.data.images.profiles import ADOBE_TO_D50, adobe_rgb
 from vicinal.data import convert_image, is_image_file, read_image
 from vicinal.data.images import decoding
 from vicinal.utils.errors import InputError
@@ -229,3 +231,67 @@ def test_heic_is_read_with_its_package(tmp_path: Path) -> None:
     assert (image.mode, image.size) == ("RGB", (64, 48))
     assert np.abs(np.asarray(image, dtype=int) - [255, 0, 0]).max() < 8
     assert is_image_file("phone.HEIC")
+
+
+def _chunk(name: bytes, data: bytes = b"") -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+@pytest.mark.parametrize(
+    ("form", "mark", "part"),
+    [
+        ("PNG", b"IDAT", _chunk(b"tEXt", b"a\0b")),
+        ("PNG", b"IDAT", _chunk(b"IDAT")),
+        ("JPEG", b"\xff\xdb", b"\xff\xe5\x00\x02"),
+        ("GIF", b"\x2c", b"\x21\xfe\x01a\x00"),
+    ],
+)
+def test_the_time_to_read_an_image_is_bound_by_its_size(form: str, mark: bytes, part: bytes, tmp_path: Path) -> None:
+    buffer = BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, form)
+    data, path = buffer.getvalue(), tmp_path / "image"
+    begin = data.index(mark) - 4 * (form == "PNG")
+    for number, seconds in ((3_000, 5.0), (6_000_000 // len(part), 1.0)):
+        path.write_bytes(data[:begin] + number * part + data[begin:])
+        start = time.process_time()
+        if number == 3_000:
+            assert read_image(path).size == (8, 8)
+        else:
+            with pytest.raises(InputError, match="too many parts for its size"):
+                read_image(path)
+        assert time.process_time() - start < seconds
+
+
+SRGB_TO_D50 = np.array([[0.43607, 0.38515, 0.14307], [0.22249, 0.71687, 0.06061], [0.01392, 0.09708, 0.71410]])
+
+
+def _srgb_of_adobe(values: np.ndarray) -> np.ndarray:
+    """The colors in sRGB, by the formulas of both color spaces."""
+    linear = ((values / 255) ** (563 / 256)) @ (np.linalg.inv(SRGB_TO_D50) @ ADOBE_TO_D50).T
+    linear = linear.clip(0, 1)
+    return 255 * np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+
+
+def test_colors_of_other_profiles_become_those_of_srgb(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    expected = _srgb_of_adobe(values)
+    assert np.abs(expected - values).max() > 20
+    for name, mode in (("a.png", "RGB"), ("b.png", "RGBA"), ("c.webp", "RGB"), ("d.tif", "RGB")):
+        image = Image.fromarray(values).convert(mode)
+        path = saved(image, tmp_path / name, icc_profile=adobe_rgb(), lossless=True)
+        assert np.abs(pixels(path) - expected).max() <= 2, name
+    flat = np.full((16, 16, 3), (40, 200, 90), np.uint8)
+    path = saved(Image.fromarray(flat), tmp_path / "e.jpg", icc_profile=adobe_rgb(), quality=100)
+    with decoding.open_image(path) as jpeg:
+        assert isinstance(jpeg, decoding.EncodedJpeg)
+        assert np.abs(jpeg.pixels().astype(int) - _srgb_of_adobe(flat)).max() <= 3
+
+
+def test_profiles_that_say_nothing_new_change_nothing(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    for number, profile in enumerate((srgb, b"damaged", adobe_rgb()[:300], b"")):
+        path = saved(Image.fromarray(values), tmp_path / f"{number}.png", icc_profile=profile)
+        np.testing.assert_array_equal(pixels(path), values, err_msg=str(number))
+    path = saved(Image.fromarray(values[..., 0]), tmp_path / "gray.png", icc_profile=adobe_rgb())
+    np.testing.assert_array_equal(pixels(path, 1), values[..., 0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,6 +15,8 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from vicinal.data.boxes import Box, crop_to_box
+from vicinal.data.images.color_profile import profile_transform, to_srgb
+from vicinal.data.images.counted_file import CountedFile
 from vicinal.data.images.heif import HEIF_NEEDS, register_heif
 from vicinal.data.images.turbo_jpeg import decode_pixels
 from vicinal.utils.errors import InputError, one_line, raise_if_of_system
@@ -39,7 +41,7 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def read_image(path: str | Path, channels: int = 3, box: Box | None = None) -> Image.Image:
-    """Read an image file and rotate it upright according to its EXIF data.
+    """Read an image file, rotate it upright according to its EXIF data, and convert it to sRGB by its ICC profile.
 
     The formats are JPEG, PNG, WebP, BMP, GIF, TIFF, PPM, TGA, JPEG 2000 and AVIF, whatever the name of the file says,
     and HEIC if the package pillow-heif is installed (`pip install 'vicinal[heif]'`).
@@ -94,9 +96,10 @@ def open_image(path: str | Path, channels: int = 3) -> Iterator[Image.Image | En
         ((640, 480), (160, 120))
     """
     check_regular_file(path)
-    with _one_line_errors(path):
-        image = Image.open(path, formats=_known_formats())
-    with image:
+    with ExitStack() as stack:
+        with _one_line_errors(path):
+            file = stack.enter_context(CountedFile(path))
+            image = stack.enter_context(Image.open(file, formats=_known_formats()))
         _check_size(path, image.width, image.height)
         yield (EncodedJpeg if image.format in ("JPEG", "MPO") else _decode)(image, path, channels)
 
@@ -155,7 +158,7 @@ class EncodedJpeg:
     def pixels(self, max_reduction: float = 1.0) -> Bytes:
         """Decode the file as :meth:`decode` does: the pixels of the image, uint8 `[height, width, channels]`."""
         image = self._image
-        if self._orientation == 1 and self._box is None:
+        if self._orientation == 1 and self._box is None and profile_transform(image) is None:
             reduction = self._reduction(max_reduction)
             pixels = decode_pixels(self._path, image.size, image.mode, self._channels, reduction)
             if pixels is not None:
@@ -185,7 +188,7 @@ def decoded(image: Image.Image | EncodedJpeg, max_reduction: float = 1.0) -> Ima
 def _decode(image: Image.Image, path: str | Path, channels: int) -> Image.Image:
     with _one_line_errors(path):
         image.load()
-        return convert_image(_upright(image), channels)
+        return convert_image(to_srgb(_upright(image)), channels)
 
 
 @contextmanager

@@ -110,7 +110,19 @@ def curves_section(runs: Mapping[str, Run]) -> Section | None:
     if kept:
         epochs = "; ".join(kept) if len(runs) > 1 else kept[0].partition(": ")[2]
         lead += f" A ring marks the evaluation whose weights were kept ({epochs})."
+    if len(runs) == 1:
+        lead += _zero_shot_text(run)
     return section("curves", "Learning curves", lead, element("div", *drawn, class_="charts"))
+
+
+def _zero_shot_text(run: Run) -> str:
+    """What the first two evaluations are, where training began with pretrained weights."""
+    metrics = _validation_metrics(run)
+    if not metrics or len(run.metrics) < 2 or run.metrics["step"].iloc[:2].any():
+        return ""
+    metric = "mAP@R" if "mAP@R" in metrics else metrics[0]
+    network, start = 100 * run.metrics[metric].iloc[:2]
+    return f" The first two scores are {metric} {network:.1f} % zero-shot, and {start:.1f} % before training."
 
 
 def _loss_chart(runs: Mapping[str, Run]) -> Markup | None:

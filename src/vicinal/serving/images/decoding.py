@@ -18,6 +18,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from vicinal.data.boxes import Box, crop_to_box
+from vicinal.data.images.counted_file import CountedFile
 from vicinal.data.images.decoding import EncodedJpeg, decoded, open_image
 from vicinal.data.images.thumbnails import thumbnail
 from vicinal.utils.errors import InputError
@@ -123,7 +124,7 @@ class Decoder:
     def _format(self) -> str:
         """The name of the format; images of too many pixels are refused before anything is decoded."""
         try:
-            with Image.open(self._file) as image:
+            with CountedFile(self._file) as file, Image.open(file) as image:
                 (width, height), name = image.size, image.format or ""
         except MemoryError:
             raise

@@ -28,6 +28,7 @@ from vicinal.training.recipes.recipe_check import RecipeCheck, as_yaml
 from vicinal.training.recipes.recipe_classes import OfferedClasses
 from vicinal.training.recipes.recipe_file import RecipeFile
 from vicinal.training.recipes.recipe_schema import Schema, Setting, arguments_schema, settings_schema
+from vicinal.training.recipes.run_length import fit_epochs
 from vicinal.utils.console import is_main_process, log
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
@@ -57,7 +58,7 @@ cache pixels differ a little, and crops and random numbers do not.
 """
 
 AnyRecipe = TypeVar("AnyRecipe", bound="BaseRecipe")
-CHOSEN = ("batch_size", "samples_per_class", "model.backbone", "precision")
+CHOSEN = ("batch_size", "samples_per_class", "epochs", "model.backbone", "precision")
 """The settings that suit data and machine where they are not given."""
 
 
@@ -190,6 +191,7 @@ class BaseRecipe(ABC):
         ours, theirs = _flattened(own.config), _flattened(given.config)
         keys = [*CONTINUED, *(key for key in MACHINE if key in given.given)]
         changed = {key: theirs[key] for key in keys if key in ours and theirs[key] != ours[key]}
+        changed = {key: value for key, value in changed.items() if key not in CHOSEN or key in given.given}
         if not changed:
             return own
         log(f"resuming with {', '.join(f'{key} = {as_yaml(value)}' for key, value in changed.items())}")
@@ -207,12 +209,15 @@ class BaseRecipe(ABC):
         return None
 
     def fitted(self: AnyRecipe, table: Table) -> AnyRecipe:
-        """The recipe with the batch size and the samples per class of a run on these training images.
+        """The recipe with the batch size, the samples per class and the epochs of a run on these training images.
 
-        ``vicinal.training.recipes.batch_size`` says how; what is chosen is logged.
+        :func:`fit_batches` and :func:`fit_epochs` say how; what is chosen is logged.
         """
-        sizes = fit_batches(self.settings, table)._asdict()
+        sizes: dict[str, int] = fit_batches(self.settings, table)._asdict()
         chosen = {name: size for name, size in sizes.items() if getattr(self.settings, name) is None}
+        if self.settings.epochs is None and self.settings.max_steps is None:
+            steps = self.settings.steps_per_epoch or max(1, round(len(table) / sizes["batch_size"]))
+            chosen["epochs"] = fit_epochs(steps)
         if not chosen:
             return self
         text = ", ".join(f"{name} = {size}" for name, size in chosen.items())

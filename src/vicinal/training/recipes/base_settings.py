@@ -95,7 +95,8 @@ class BaseSettings:
             images are used up, each at most once per epoch.
         small_classes: "drop" leaves out classes with fewer than `samples_per_class` images, "replace" draws their
             images with replacement.
-        epochs: number of passes over the training images; null: no limit, where `max_steps` ends the run.
+        epochs: number of passes over the training images; null: no limit, where `max_steps` ends the run, or else 4, or
+            more where these are fewer than 60 steps.
         max_steps: number of steps of the optimizer after which the run ends, unless `epochs` ends it before; null: no
             limit. An epoch that it cuts short ends as others do, with validation and checkpoint.
         stop_epoch: number of epochs after which the run ends although its schedule goes on, as `vicinal tune` replays
@@ -122,7 +123,7 @@ class BaseSettings:
     samples_per_class: int | None = None
     class_sampling: Literal["by_size", "uniform", "exhaustive"] = "by_size"
     small_classes: Literal["drop", "replace"] = "drop"
-    epochs: int | None = field(default=30, metadata=EPOCHS)
+    epochs: int | None = field(default=None, metadata=EPOCHS)
     max_steps: int | None = None
     stop_epoch: int | None = None
     steps_per_epoch: int | None = None
@@ -172,7 +173,6 @@ class BaseSettings:
         for name in ("epochs", "max_steps", "stop_epoch", "steps_per_epoch"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least 1 or null")
-        require(self.epochs is not None or self.max_steps is not None, "epochs", "null", "a number without max_steps")
         for name in ("seed", "checkpoint_minutes"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         require(self.seed < 2**63, "seed", self.seed, "below 2**63")

@@ -7,6 +7,21 @@ from dataclasses import dataclass
 
 from vicinal.training.progress import Progress
 
+MIN_EPOCHS, MIN_STEPS = 4, 60
+"""The length of a run that its recipe leaves to the data: so many epochs, or as many as take so many steps."""
+
+
+def fit_epochs(steps_per_epoch: int) -> int:
+    """The number of epochs of a run whose recipe limits neither epochs nor steps.
+
+    Few images are seen more often: an epoch of theirs has few steps.
+
+    Example:
+        >>> fit_epochs(steps_per_epoch=400), fit_epochs(steps_per_epoch=3)
+        (4, 20)
+    """
+    return max(MIN_EPOCHS, math.ceil(MIN_STEPS / steps_per_epoch))
+
 
 @dataclass(frozen=True)
 class RunLength:

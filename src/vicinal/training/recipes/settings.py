@@ -46,6 +46,7 @@ class EmbedderOptimizer(OptimizerSettings):
             last block has it once, the stem most often.
     """
 
+    lr: float = 3e-4
     lr_factors: LearningRateFactors = field(default_factory=LearningRateFactors)
     layer_decay: float = 1.0
 
@@ -63,8 +64,8 @@ class EmbedderValidation(Validation):
 
     Args:
         train_images: largest number of training images whose recall@1 is logged at each evaluation too: always the
-            same, whole classes or a part of large ones; null: a fifth of the images, at least 200 and at most 2,000;
-            0: none.
+            same, whole classes or a part of large ones; null: a twentieth of the images, at least 200 and at most
+            2,000; 0: none.
     """
 
     train_images: int | None = None

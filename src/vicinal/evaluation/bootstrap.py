@@ -1,0 +1,116 @@
+"""Confidence intervals of metrics by the bootstrap.
+
+They are BCa intervals (Efron, "Better bootstrap confidence intervals", JASA 82, 1987), which allow for skewed scores,
+with tails as wide as those of Student's t (Hesterberg, "What teachers should know about the bootstrap", Am. Stat. 69,
+2015), which allows for few classes. `benchmarks/intervals.py` compares methods.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from vicinal.data.table import Table
+from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, UnitTotals, unit_totals
+from vicinal.evaluation.result import Evaluation
+from vicinal.utils.arrays import Doubles
+from vicinal.utils.errors import InputError
+
+ROUNDING = 1e-12  # means that differ by less are equal
+
+
+def confidence_intervals(
+    evaluation: Evaluation, table: Table | None, resampling: Resampling = DEFAULT_RESAMPLING
+) -> pd.DataFrame:
+    """Bootstrap intervals of every metric that is a mean over queries.
+
+    A metric of the whole set, such as NMI, has no scores of single queries and therefore no interval.
+
+    Args:
+        evaluation: of the table.
+        table: what was evaluated, with labels; it may be None when resampling queries.
+        resampling: what is resampled, how often, and the confidence level.
+
+    Returns:
+        One row per metric, whose name is the index, with the columns `low` and `high`.
+
+    Raises:
+        InputError: another table, or fewer than two classes (or queries) with a score.
+
+    Example:
+        >>> from vicinal.evaluation import evaluate
+        >>> vectors = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.5]])
+        >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
+        >>> confidence_intervals(evaluate(vectors, table, recall_at=[1]), table).loc["recall@1"].tolist()
+        [0.5, 1.0]
+    """
+    if not evaluation.per_query:
+        raise InputError("confidence intervals need scores of single queries: per_query of the evaluation is empty")
+    scores = np.column_stack(list(evaluation.per_query.values()))
+    totals = unit_totals(scores, evaluation, table, resampling.resample_by)
+    low, high = bootstrap_bounds(totals, resampling)
+    return pd.DataFrame({"low": low, "high": high}, index=list(evaluation.per_query))
+
+
+def bootstrap_bounds(totals: UnitTotals, resampling: Resampling) -> tuple[Doubles, Doubles]:
+    """The lower and upper bounds of the mean of each metric, both float64 [metrics]."""
+    rng, both = np.random.default_rng(resampling.seed), np.hstack([totals.sums, totals.counts])
+    num_units, num_metrics = totals.sums.shape
+    samples = [resample_weights(rng, size, num_units) @ both for size in resampling.batches(num_units)]
+    sums, counts = np.split(np.concatenate(samples), [num_metrics], axis=1)
+    with np.errstate(invalid="ignore"):  # no unit in the sample has a score for a metric
+        means = sums / counts
+    bounds = [
+        np.nanquantile(means[:, metric], _tails(totals, means[:, metric], metric, resampling.confidence_level))
+        for metric in range(num_metrics)
+    ]
+    low, high = np.array(bounds).T
+    return low, high
+
+
+def student_tails(confidence_level: float, num_units: int) -> Doubles:
+    """The quantiles, as normal scores, at which an interval from resampled units ends, [2].
+
+    A bootstrap of few units varies too little by itself, and its tails are those of a normal distribution.
+
+    Example:
+        >>> student_tails(0.95, 10), student_tails(0.95, 10_000)
+        (array([-2.38452302,  2.38452302]), array([-1.96029928,  1.96029928]))
+    """
+    from scipy.special import stdtrit
+
+    units = max(num_units, 2)
+    score = np.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 + confidence_level) / 2)
+    return np.array([-score, score])
+
+
+def _tails(totals: UnitTotals, means: Doubles, metric: int, confidence_level: float) -> Doubles:
+    """The quantiles of the means of samples at which the interval of a metric ends, [2]."""
+    from scipy.special import ndtr, ndtri
+
+    sums, counts = totals.sums[:, metric], totals.counts[:, metric]
+    mean, means = sums.sum() / counts.sum(), means[~np.isnan(means)]
+    is_equal = np.abs(means - mean) < ROUNDING
+    below = (((means < mean) & ~is_equal).sum() + is_equal.sum() / 2) / len(means)
+    bias = ndtri(np.clip(below, 1 / len(means), 1 - 1 / len(means)))
+    scores = bias + student_tails(confidence_level, int((counts > 0).sum()))
+    tails: Doubles = ndtr(bias + scores / np.maximum(1 - _acceleration(sums, counts) * scores, 0.1))
+    return tails
+
+
+def _acceleration(sums: Doubles, counts: Doubles) -> float:
+    """How fast the standard error of the mean grows with it, from the mean without each unit."""
+    others = counts.sum() - counts
+    is_used = (counts > 0) & (others > 0)
+    without = (sums.sum() - sums)[is_used] / others[is_used]
+    if not len(without):
+        return 0.0
+    differences = without.mean() - without
+    spread = (differences**2).sum() ** 1.5
+    return float((differences**3).sum() / (6 * spread)) if spread > 0 else 0.0
+
+
+def resample_weights(rng: np.random.Generator, size: int, num_units: int) -> Doubles:
+    """How often each unit is drawn in each of `size` samples, [size, units]."""
+    picks = rng.integers(0, num_units, (size, num_units)) + num_units * np.arange(size)[:, None]
+    return np.bincount(picks.ravel(), minlength=size * num_units).reshape(size, num_units).astype(np.float64)
