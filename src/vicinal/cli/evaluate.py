@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -258,6 +259,9 @@ def _check_division(arguments: Arguments) -> None:
     """Raise InputError if several processes cannot divide what is asked for."""
     from vicinal.workflows.sources.source_kind import source_kind
 
+    if (arguments.devices or 1) > (os.cpu_count() or 1):
+        raise InputError(f"--devices {arguments.devices}: this machine has {os.cpu_count()} cores; divide by at most "
+                         "as many")  # fmt: skip
     for option in ("rerank", "refiner", "clusters"):
         if getattr(arguments, option, None):
             raise InputError(f"--devices divides rankings of embeddings as they are; leave out --{option}")

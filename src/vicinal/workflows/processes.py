@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 
-from vicinal.utils.errors import InputError
 from vicinal.utils.launch import check_launch
 
 MAX_DIFFERENCE = timedelta(days=7)  # after which the first process no longer waits for the last; the dead are noticed
@@ -18,12 +16,9 @@ def join_processes(devices: int | None) -> None:
         devices: the number of processes on each machine; None: as many as were started.
 
     Raises:
-        InputError: a launcher started others, or there are more than the cores of this machine.
+        InputError: a launcher started others.
     """
     launch = check_launch(devices, None)
-    if launch.processes_per_node > (os.cpu_count() or 1):
-        number = launch.processes_per_node
-        raise InputError(f"--devices {number}: this machine has {os.cpu_count()} cores; divide by at most as many")
     from lightning.fabric import Fabric
     from lightning.fabric.strategies.ddp import DDPStrategy
 
