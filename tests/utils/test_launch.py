@@ -26,7 +26,6 @@ BATCH_SCRIPT = {name: value for name, value in SLURM.items() if name != "SLURM_S
         (TORCHRUN, Launch("torchrun", 4, 3, 2)),
         (SLURM, Launch("SLURM", 4, 3, 2)),
         ({**SLURM, **TORCHRUN}, Launch("torchrun", 4, 3, 2)),  # srun torchrun ...
-        ({"LOCAL_RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "0"}, Launch(None, 1, 1, 1)),  # started by the first
         ({"RANK": "0", "WORLD_SIZE": "1"}, Launch(None, 1, 0, 1)),  # set in some containers
         ({**SLURM, "SLURM_NTASKS": "1"}, Launch(None, 1, 0, 1)),  # the command starts its processes
         ({**SLURM, "SLURM_JOB_NAME": "interactive"}, Launch(None, 1, 0, 1)),

@@ -142,7 +142,7 @@ def test_all_end_when_one_is_killed(tmp_path: Path) -> None:
     finally:
         process.kill()  # which ends all, if they have not ended
     assert process.returncode != 0
-    assert "the process of rank 1 on" in errors
+    assert "was killed (SIGKILL), so the run has ended" in errors
     assert "Traceback" not in errors
 
 

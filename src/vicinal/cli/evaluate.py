@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -105,10 +106,14 @@ def evaluate(arguments: Arguments) -> None:
     if arguments.devices in (None, 1) and Launch.of().launcher is None:
         return _evaluate(arguments, divided=False)
     _check_division(arguments)
-    from vicinal.workflows.processes import dividing_processes
+    from vicinal.training.processes.torchrun import needs_processes, run_in_processes
 
-    with dividing_processes(arguments.devices) as divided:
-        _evaluate(arguments, divided)
+    if needs_processes(arguments.devices):
+        return run_in_processes(arguments.words, arguments.devices)
+    from vicinal.workflows.processes import join_processes
+
+    join_processes(arguments.devices)
+    _evaluate(arguments, divided=True)
 
 
 def _evaluate(arguments: Arguments, divided: bool) -> None:
@@ -258,6 +263,9 @@ def _check_division(arguments: Arguments) -> None:
     """Raise InputError if several processes cannot divide what is asked for."""
     from vicinal.workflows.sources.source_kind import source_kind
 
+    if (arguments.devices or 1) > (os.cpu_count() or 1):
+        raise InputError(f"--devices {arguments.devices}: this machine has {os.cpu_count()} cores; divide by at most "
+                         "as many")  # fmt: skip
     for option in ("rerank", "refiner", "clusters"):
         if getattr(arguments, option, None):
             raise InputError(f"--devices divides rankings of embeddings as they are; leave out --{option}")

@@ -27,7 +27,8 @@ from vicinal.cli.serve import add_serve, serve
 from vicinal.cli.train import add_recipe, refine, train
 from vicinal.cli.tune import add_sweep, add_tune, sweep, tune
 from vicinal.utils.console import is_main_process, log
-from vicinal.utils.errors import InputError, explained, one_line
+from vicinal.utils.errors import explained, one_line
+from vicinal.utils.launch import SUPERVISOR
 from vicinal.utils.memory import keep_large_blocks
 
 # Threads that spin while they wait for a core that another process uses can slow training thirtyfold. OpenMP reads
@@ -81,7 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    arguments, rest = parse(with_dashes_replaced(sys.argv[1:] if argv is None else argv))
+    words = with_dashes_replaced(sys.argv[1:] if argv is None else argv)
+    arguments, rest = parse(words)
+    arguments.words = words
     if arguments.version:
         from vicinal import __version__
 
@@ -128,6 +131,10 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
     """Run a verb; errors that a user can cause become one line and an exit status."""
     name = arguments.parser.prog
     arguments.rest = rest
+    if SUPERVISOR in os.environ:
+        from vicinal.training.processes.torchrun import end_with_supervisor
+
+        end_with_supervisor()
     keep_large_blocks()
     unknown = [word for word in rest if word.startswith("-") or arguments.verb not in WITH_SOURCES]
     if unknown and arguments.verb not in WITH_RECIPE:
@@ -141,13 +148,26 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
             arguments.verb(arguments)
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (KeyboardInterrupt, InputError, OSError, RuntimeError) as error:
-        if (known := explained(error)) is not None:
-            is_said = is_main_process() or not isinstance(error, KeyboardInterrupt)  # which reaches all processes
-            return fail(name, *known) if is_said else known[1]
+    except (Exception, KeyboardInterrupt) as error:
+        if (status := _explain(name, error)) is None:
+            raise
+        return status
+    return 0
+
+
+def _explain(name: str, error: BaseException) -> int | None:
+    """Print an error that a user can cause in one line, and return the exit status; None for any other."""
+    if SUPERVISOR in os.environ:
+        from vicinal.training.processes.torchrun import leave_error
+
+        if (status := leave_error(error)) is not None:
+            return status
+    if (known := explained(error)) is not None:
+        is_said = is_main_process() or not isinstance(error, KeyboardInterrupt)  # which reaches all processes
+        return fail(name, *known) if is_said else known[1]
+    if isinstance(error, RuntimeError):
         from vicinal.utils import distributed
 
-        if not distributed.is_lost_connection(error):
-            raise
-        return fail(name, f"the connection to another process of the run was lost ({one_line(error)})", 1)
-    return 0
+        if distributed.is_lost_connection(error):
+            return fail(name, f"the connection to another process of the run was lost ({one_line(error)})", 1)
+    return None

@@ -117,11 +117,14 @@ def train(arguments: Arguments) -> None:
         return
     from vicinal.training.recipes.settings import TrainingSettings
 
-    data = _check_settings(arguments, TrainingSettings, "model").get("data", {})
+    given = _check_settings(arguments, TrainingSettings, "model")
+    data = given.get("data", {})
     _check_out(arguments)
     if not arguments.resume:  # a run keeps what it needs
         check_source(data.get("source"))
         check_files(data.get("root"))
+    if _started_processes(arguments, given):
+        return
     from vicinal.training.recipes.recipe import Recipe
 
     recipe = _load_recipe(arguments, Recipe)
@@ -133,6 +136,22 @@ def train(arguments: Arguments) -> None:
         run = train(recipe, arguments.out)
     log(f"the model is in {run.model}; evaluate it with: vicinal evaluate {shlex.quote(str(run.path))} [--split test]")
     print_result(str(run.model))
+
+
+def _started_processes(arguments: Arguments, given: dict[str, Any]) -> bool:
+    """Train in several processes if the settings want them and no launcher has started this one; whether they did."""
+    from vicinal.training.processes.torchrun import needs_processes, run_in_processes
+    from vicinal.training.recipes.recipe_file import RecipeFile
+
+    run = RunFolder(Path(arguments.out))
+    own = RecipeFile.read(run.recipe).values if arguments.resume and run.recipe.is_file() else {}
+    text = str({**own, **given}.get("devices"))
+    devices = int(text) if text.isdecimal() else 1
+    if not needs_processes(devices):
+        return False
+    hint = f"resume with: vicinal train --out {shlex.quote(str(run.path))} --resume"
+    run_in_processes(arguments.words, devices, hint)
+    return True
 
 
 def refine(arguments: Arguments) -> None:

@@ -25,7 +25,6 @@ from vicinal.training.engine import Engine
 from vicinal.training.finite import FiniteCheck
 from vicinal.training.interrupt import StopRequest, killing_children
 from vicinal.training.logs import ProgressDisplay, RunLog, Throughput
-from vicinal.training.processes.shared_folder import check_shared
 from vicinal.training.processes.step_message import StepMessage
 from vicinal.training.progress import Progress
 from vicinal.training.recipes.base_settings import BaseSettings
@@ -60,7 +59,7 @@ class BaseTrainer(ABC):
         self.finite = FiniteCheck(settings.precision == "16-mixed", self._sample_name)
         self.throughput = Throughput()
         self.stop = StopRequest()
-        self.engine = Engine(settings, find_unused_parameters, self.resume_hint)
+        self.engine = Engine(settings, find_unused_parameters)
         self._start_clock()
 
     @property
@@ -141,16 +140,15 @@ class BaseTrainer(ABC):
 
     def fit(self) -> None:
         """Train to the end, from the last checkpoint if there is one."""
-        with self.engine.lifeline:
-            self.start()
-            with killing_children(), self.watching():
-                if self.progress.step == 0:
-                    self.validate_start()
-                while not self.length.is_reached(self.progress) and not self.out_of_patience():
-                    self.train_epoch()
-                    self.finish_epoch()
-            self._tell_end()
-            self.finish()
+        self.start()
+        with killing_children(), self.watching():
+            if self.progress.step == 0:
+                self.validate_start()
+            while not self.length.is_reached(self.progress) and not self.out_of_patience():
+                self.train_epoch()
+                self.finish_epoch()
+        self._tell_end()
+        self.finish()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -313,7 +311,6 @@ class BaseTrainer(ABC):
         """Write the first files of a new run, or load the last checkpoint of the run in the folder."""
         if self.is_main_process and not self.run.recipe.exists():
             self._write_start()
-        check_shared(self.run)
         if self.run.last.exists():
             self._load()
         else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
@@ -21,9 +21,6 @@ from lightning.fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from vicinal.training.interrupt import ending_with_main_process
-from vicinal.training.processes.lifeline import Lifeline
-from vicinal.training.processes.local_processes import LocalProcesses
 from vicinal.training.processes.sharded_centers import (
     exclude_from_ddp,
     gather_optimizer_state,
@@ -39,17 +36,14 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.launch import Launch
 
-MIN_CPU_PROCESSES = 8  # may be started whatever the number of cores
-
 
 class Engine:
-    """Starts the processes of a run, wraps its module and optimizer for them, and takes the optimizer's steps.
+    """Joins the processes of a run, wraps its module and optimizer for them, and takes the optimizer's steps.
 
     Args:
         settings: precision, devices, optimizer and schedule.
         find_unused_parameters: whether some parameters get no gradient in some steps, as
             `DistributedDataParallel` must know.
-        hint: how to resume the run, for the message when a process has died.
 
     Attributes:
         fabric: devices and processes.
@@ -60,20 +54,13 @@ class Engine:
         frozen: the other parameters, which checkpoints do not hold, by name; from :meth:`setup` on.
     """
 
-    def __init__(self, settings: BaseSettings, find_unused_parameters: bool = False, hint: str = "") -> None:
+    def __init__(self, settings: BaseSettings, find_unused_parameters: bool = False) -> None:
         self.settings, self.launch = settings, settings.launch
         self.precision = create_precision(settings)
         self.fabric = create_fabric(settings, self.precision, find_unused_parameters)
-        # Contexts: at the end of the first the run has ended; until then all processes end when one of them dies, and
-        # an error of another one is left to the first. The second is for an error before the first.
-        self.lifeline: AbstractContextManager[object] = nullcontext()
-        self.reporting: AbstractContextManager[object] = nullcontext()
-        with launching(self.fabric, settings.num_processes if self.launch.launcher is None else 1):
-            if distributed.world_size() > 1:
-                log(f"training with {distributed.world_size()} processes")
-                address = os.environ.get("MASTER_ADDR") if self.launch.num_nodes > 1 else None
-                self.lifeline = lifeline = Lifeline(address, hint)
-                self.reporting = lifeline.reporting()
+        join_processes(self.fabric)
+        if distributed.world_size() > 1:
+            log(f"training with {distributed.world_size()} processes")
 
     def setup(
         self,
@@ -247,12 +234,12 @@ def create_fabric(settings: BaseSettings, precision: Precision, find_unused_para
         InputError: the machine does not have such devices, or the processes are not as many as the settings say.
     """
     launch = settings.launch
-    devices, num_nodes = settings.num_processes, 1
-    if launch.launcher is not None:
-        devices, num_nodes = launch.processes_per_node, launch.num_nodes
-    limit = max(MIN_CPU_PROCESSES, os.cpu_count() or 1)
-    if devices > limit and (settings.accelerator == "cpu" or not torch.cuda.is_available()):
-        raise InputError(f"devices = {devices} must be at most {limit} on this machine, which trains on its CPU")
+    devices, num_nodes = launch.processes_per_node, launch.num_nodes
+    if launch.launcher is None and settings.num_processes > 1:
+        raise InputError(
+            f"devices = {settings.num_processes}: vicinal train starts as many processes; a program of your own is "
+            f"started by torchrun --nproc_per_node {settings.num_processes}"
+        )
     try:
         return Fabric(
             accelerator=settings.accelerator,
@@ -266,26 +253,18 @@ def create_fabric(settings: BaseSettings, precision: Precision, find_unused_para
         raise InputError(f"accelerator = {settings.accelerator}, devices = {devices}: {reason}") from None
 
 
-@contextmanager
-def launching(fabric: Fabric, number: int) -> Iterator[None]:
-    """Start the other processes and join them, for a block in which they meet; none outlives this one.
-
-    Args:
-        fabric: the devices.
-        number: of processes that the command starts itself, with this one.
-    """
+def join_processes(fabric: Fabric) -> None:
+    """Join the processes that torchrun or SLURM has started, without what Lightning says of it."""
     before = logging.root.manager.disable
-    with ending_with_main_process(), LocalProcesses(number):
-        logging.disable(logging.INFO)  # leaves out what Lightning says of it
-        try:
-            fabric.launch()
-        finally:
-            logging.disable(before)
-        yield
+    logging.disable(logging.INFO)
+    try:
+        fabric.launch()
+    finally:
+        logging.disable(before)
 
 
 def cluster_environment(launch: Launch) -> ClusterEnvironment:
-    """What Fabric learns of ranks and addresses; without launcher `LocalProcesses` starts the others."""
+    """What Fabric learns of ranks and addresses."""
     if launch.launcher == "torchrun":
         return TorchElasticEnvironment()
     if launch.launcher == "SLURM":

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
-import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-from vicinal.utils.launch import Launch
-
 PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent ends
-MAIN_PROCESS = "VICINAL_MAIN_PROCESS"  # the environment variable with its number
+SAME_SECONDS = 1.0  # in which a second signal is the first one: a terminal and torchrun send one each
 
 
 class StopRequest:
@@ -24,6 +22,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
+        self._requested_at = 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -33,9 +32,10 @@ class StopRequest:
         return self
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if not self.requested:
+            self.requested, self._requested_at = True, time.monotonic()
+        elif time.monotonic() - self._requested_at > SAME_SECONDS:
             raise KeyboardInterrupt
-        self.requested = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -49,26 +49,6 @@ def start_worker(worker: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     end_with_parent()
-
-
-@contextmanager
-def ending_with_main_process() -> Iterator[None]:
-    """While this context is open, training processes may start others; these end when the main one ends.
-
-    The others would else wait for it, up to half an hour where they first meet. Those of torchrun end with it; SLURM
-    ends all tasks by itself.
-    """
-    launch = Launch.of()
-    if launch.launcher is None and launch.rank == 0:
-        os.environ[MAIN_PROCESS] = str(os.getpid())
-    elif launch.launcher != "SLURM":
-        end_with_parent()
-        if os.environ.get(MAIN_PROCESS, str(os.getppid())) != str(os.getppid()):
-            os._exit(1)  # it has ended already
-    try:
-        yield
-    finally:
-        os.environ.pop(MAIN_PROCESS, None)
 
 
 def end_with_parent() -> None:

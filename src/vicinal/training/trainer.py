@@ -56,8 +56,7 @@ class Trainer(BaseTrainer):
     def __init__(self, recipe: Recipe, table: Table, run: RunFolder) -> None:
         self.recipe, self.table = recipe, table
         super().__init__(recipe.settings, run, find_unused_parameters=recipe.settings.freeze_backbone_epochs > 0)
-        with self.engine.reporting:
-            self._prepare()
+        self._prepare()
 
     def _prepare(self) -> None:
         """Check the settings against data and machine, create the module, and find the images."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from vicinal.utils.errors import InputError
 
 INTERACTIVE = ("bash", "interactive")  # names of SLURM jobs that are shells, as Lightning knows them
+SUPERVISOR = "VICINAL_SUPERVISOR"  # the environment variable with the number of the process that started the others
 STEP = ("SLURM_STEP_ID", "SLURM_STEPID")  # srun sets these, and not the script of a job
 NEEDED = {"torchrun": "LOCAL_RANK", "SLURM": "SLURM_LOCALID"}
 
@@ -19,7 +20,7 @@ class Launch:
     """What started the processes of a run, as their environment says.
 
     Attributes:
-        launcher: `torchrun` or `SLURM`, which has started all processes; None: the command starts them itself.
+        launcher: `torchrun`, which a command with several devices starts itself, or `SLURM`; None: there is one.
         world_size: number of processes on all nodes; without launcher 1, as the settings say how many there will be.
         rank: number of this process among them.
         processes_per_node: number of processes on each node; where nodes differ, on one of them.
@@ -27,8 +28,6 @@ class Launch:
     Example:
         >>> Launch.of({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"})
         Launch(launcher='torchrun', world_size=8, rank=5, processes_per_node=4)
-        >>> Launch.of({"LOCAL_RANK": "1"})  # started by the process of rank 0, on the same machine
-        Launch(launcher=None, world_size=1, rank=1, processes_per_node=1)
     """
 
     launcher: str | None
@@ -46,7 +45,7 @@ class Launch:
             return cls("torchrun", world_size, _number(variables, "RANK", 0), local)
         if tasks > 1 and _is_task(variables) and any(name in variables for name in STEP):
             return cls("SLURM", tasks, _number(variables, "SLURM_PROCID", 0), _tasks_per_node(variables, tasks))
-        return cls(None, 1, _number(variables, "LOCAL_RANK", 0), 1)
+        return cls(None, 1, 0, 1)
 
     @property
     def num_nodes(self) -> int:
@@ -99,7 +98,7 @@ def _check_alone(variables: Mapping[str, str], num_nodes: int | None) -> None:
             f"num_nodes = {num_nodes} needs a launcher: start the command on every node by torchrun or srun"
         )
     tasks = _number(variables, "SLURM_NTASKS", 1)
-    if tasks > 1 and _is_task(variables) and "LOCAL_RANK" not in variables:
+    if tasks > 1 and _is_task(variables):
         raise InputError(
             f"SLURM_NTASKS = {tasks}, and srun has not started this process: write srun before the command, or ask "
             "SLURM for one task"

@@ -108,14 +108,6 @@ def test_other_numbers_are_refused(small: list[str], tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_nodes_that_do_not_share_the_folder_are_told(small: list[str], tmp_path: Path) -> None:
-    """A relative path is another folder where the working directory is another."""
-    (tmp_path / "node").mkdir()
-    codes, errors = end(start(small, Path("run of node"), 2, 1, rank0=tmp_path, rank1=tmp_path / "node"))
-    assert codes == [2, 2]
-    assert "all nodes must share the folder" in errors[0].splitlines()[-1]
-
-
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_killed_process_ends_all_and_the_run_resumes(small: list[str], tmp_path: Path, strategy: str) -> None:
     """Bit for bit with as many processes, and to rounding with another number."""

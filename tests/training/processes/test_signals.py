@@ -181,33 +181,6 @@ def test_ctrl_c_while_the_first_process_waits_for_the_others(small: list[str], t
     assert not members(process.pid)
 
 
-PROCESS = """
-import os, subprocess, sys, time
-from vicinal.training.interrupt import ending_with_main_process
-with ending_with_main_process():
-    if "LOCAL_RANK" in os.environ:
-        print("ready", flush=True)
-    else:
-        subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[1]], env={**os.environ, "LOCAL_RANK": "1"})
-    time.sleep(600)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells processes that their parent has ended")
-def test_no_process_outlives_the_main_one() -> None:
-    """Not even before they have met, where they would wait for half an hour."""
-    words = [sys.executable, "-c", PROCESS, PROCESS]
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        assert len(members(process.pid)) == 2
-        process.kill()
-    deadline = time.monotonic() + SECONDS
-    while members(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not members(process.pid)
-
-
 @pytest.mark.slow
 def test_a_damaged_image_ends_a_run_with_workers(small: list[str], photos: Path, tmp_path: Path) -> None:
     shutil.copytree(photos, tmp_path / "photos")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,7 +31,7 @@ def write_study_page(
     recipe: str | None = None,
     importances: Mapping[str, float] | None = None,
     test: Mapping[str, float] | None = None,
-    study: Study | None = None,
+    study: Any = None,
     title: str = "Search",
 ) -> None:
     """Write a page about a search for settings.
@@ -47,7 +47,7 @@ def write_study_page(
         recipe: the best recipe, as YAML.
         importances: the importance of each setting for the score; the sum is 1.
         test: the metrics on the test split, by name.
-        study: the trials as Optuna keeps them, two with a score at least, of which it draws the plots; None: without.
+        study: the `optuna.Study` of the trials, two of them with a score, of which it draws the plots; None: without.
         title: of the page.
 
     Raises:

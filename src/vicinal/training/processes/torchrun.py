@@ -1,0 +1,138 @@
+"""A command that starts itself once per process by torchrun's agent, waits for all, and ends with their error.
+
+A process that fails ends all. The process of rank 0 prints its own error; that of another rank is left in a file, and
+the process that started them prints it, if rank 0 has not failed for a reason of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vicinal.utils.console import printable
+from vicinal.utils.errors import InputError, explained, one_line
+from vicinal.utils.launch import SUPERVISOR, Launch
+
+MIN_CPU_PROCESSES = 8  # may be started whatever the number of cores
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the environment variable in which the agent names the file of a process
+INTERRUPTED = 130
+
+
+def needs_processes(devices: int | None) -> bool:
+    """Whether a command with this setting must start itself once per process: no launcher has."""
+    return (devices or 1) > 1 and Launch.of().launcher is None
+
+
+def run_in_processes(words: Sequence[str], number: int, hint: str = "") -> None:
+    """Run a command of Vicinal in several processes of this machine, and wait for all of them.
+
+    Args:
+        words: of the command, without its name.
+        number: of processes.
+        hint: how to resume, for the message when a process was killed.
+
+    Raises:
+        InputError: this machine is too small for so many.
+        SystemExit: a process failed, with its exit status; its error has been printed.
+    """
+    import torch
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    limit = max(MIN_CPU_PROCESSES, os.cpu_count() or 1, torch.cuda.device_count())
+    if number > limit:
+        raise InputError(f"devices = {number} must be at most {limit} on this machine")
+    os.environ[SUPERVISOR] = str(os.getpid())
+    with tempfile.TemporaryDirectory(prefix="vicinal_") as folder:
+        config = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=number, max_restarts=0, rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0", local_addr="127.0.0.1", logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )  # fmt: skip
+        logging.disable(logging.CRITICAL)  # leaves out what the agent says of processes that end
+        try:
+            elastic_launch(config, sys.executable)("-m", "vicinal", *words)
+        except ChildFailedError as error:
+            failures = {rank: (failure.exitcode, failure.error_file) for rank, failure in error.failures.items()}
+            raise SystemExit(_print_failure(failures, hint)) from None
+        except SignalException:
+            if not any(_read(path).get("printed") for path in Path(folder).rglob("error.json")):
+                _print_error("interrupted")
+            raise SystemExit(INTERRUPTED) from None
+        finally:
+            logging.disable(logging.NOTSET)
+            os.environ.pop(SUPERVISOR, None)
+
+
+def leave_error(error: BaseException) -> int | None:
+    """Leave an error of this process to the one that started it, and return the exit status.
+
+    Returns:
+        None if this process must print the error itself: it was not started so, or has rank 0 and a reason of its own.
+    """
+    from vicinal.utils import distributed
+
+    path = os.environ.get(ERROR_FILE)
+    if SUPERVISOR not in os.environ or path is None or isinstance(error, SystemExit):
+        return None
+    is_lost = distributed.is_lost_connection(error)
+    is_printed = Launch.of().rank == 0 and not is_lost
+    known = explained(error)
+    line, status = known or (f"{type(error).__name__}: {one_line(error)}", 1)
+    trace = "" if known or is_lost else "".join(traceback.format_exception(error))
+    report = {
+        "printed": is_printed, "lost": is_lost, "line": line, "trace": trace, "status": status, "time": time.time()
+    }  # fmt: skip
+    Path(path).write_text(json.dumps({"message": json.dumps(report), "timestamp": int(time.time())}))
+    return None if is_printed else status
+
+
+def end_with_supervisor() -> None:
+    """Let this process end when the one that started it ends; only Linux can."""
+    from vicinal.training.interrupt import end_with_parent
+
+    end_with_parent()
+    if os.getppid() != int(os.environ[SUPERVISOR]):
+        os._exit(1)  # it has ended already
+
+
+def _print_failure(failures: dict[int, tuple[int, str]], hint: str) -> int:
+    """Print the error of the process that failed first, unless rank 0 has printed its own; return the exit status."""
+    reports = {rank: _read(path) for rank, (_, path) in failures.items()}
+    for report in reports.values():
+        if report.get("printed"):
+            return int(report["status"])  # the agent may have ended the process while it printed
+    killed = [rank for rank, (status, _) in failures.items() if status < 0 and not reports[rank]]
+    caused = [rank for rank, report in reports.items() if report and not report["lost"]]
+    if not caused:
+        rank = (killed or list(failures))[0]
+        status = failures[rank][0]
+        how = f"was killed ({signal.Signals(-status).name})" if status < 0 else "has ended"
+        _print_error(f"the process of rank {rank} {how}, so the run has ended{f'; {hint}' if hint else ''}")
+        return 1
+    rank = min(caused, key=lambda each: reports[each]["time"])
+    report = reports[rank]
+    print(printable(report["trace"]), end="", file=sys.stderr)
+    _print_error(f"rank {rank}: {report['line']}" if report["trace"] else report["line"])
+    return int(report["status"])
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    """The report that a process has left; empty without one."""
+    try:
+        return dict(json.loads(json.loads(Path(path).read_text())["message"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _print_error(message: str) -> None:
+    print(printable(f"vicinal: error: {message}"), file=sys.stderr, flush=True)
