@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vicinal.data import ImageDataset
 from vicinal.data.batches.map_pixels import map_pixels
@@ -19,14 +22,27 @@ from vicinal.data.batches.pixel_batches import (
     skip_unreadable,
 )
 from vicinal.data.batches.train_batches import PART_SIZE
-from vicinal.export.exported_embedder import ExportedEmbedder
-from vicinal.models import Embedder
 from vicinal.models.embedder import check_embeddings
 from vicinal.models.precision import Precision, used_precision
 from vicinal.training.interrupt import start_worker
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
+
+
+class BatchEmbedder(Protocol):
+    """What embeds batches: an embedder, or an exported one."""
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device | str: ...
+
+    @property
+    def is_thread_safe(self) -> bool: ...
+
+    def embedding_function(self, precision: Precision = ...) -> AbstractContextManager[Callable[[Tensor], Floats]]: ...
 
 
 def divided_rows(length: int, batch_size: int, num_processes: int | None = None) -> list[range]:
@@ -45,7 +61,7 @@ def divided_rows(length: int, batch_size: int, num_processes: int | None = None)
 
 
 def embed_rows(
-    embedder: Embedder | ExportedEmbedder,
+    embedder: BatchEmbedder,
     images: ImageDataset,
     rows: range,
     *,

@@ -211,7 +211,7 @@ class BaseRecipe(ABC):
     def fitted(self: AnyRecipe, table: Table) -> AnyRecipe:
         """The recipe with the batch size, the samples per class and the epochs of a run on these training images.
 
-        :func:`fit_batches` and :func:`fit_epochs` say how; what is chosen is logged.
+        ``fit_batches`` and ``fit_epochs`` say how; what is chosen is logged.
         """
         sizes: dict[str, int] = fit_batches(self.settings, table)._asdict()
         chosen = {name: size for name, size in sizes.items() if getattr(self.settings, name) is None}
