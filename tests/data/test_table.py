@@ -97,7 +97,7 @@ def test_a_missing_column_is_an_error_where_it_is_used() -> None:
 def test_a_class_in_two_splits_gives_a_warning() -> None:
     frame = pd.DataFrame({"label": ["cat", "cat", "dog", "dog", "owl"], "split": ["train", "test"] * 2 + ["val"]})
     with pytest.warns(
-        UserWarning, match="class 'cat' is in the splits train and test, and so are 1 other classes"
+        UserWarning, match="class 'cat' is in the splits train and test, and so is 1 other class"
     ) as seen:
         table = Table(frame)
     assert seen[0].filename == __file__

@@ -17,7 +17,7 @@ from vicinal.utils.errors import InputError
 
 # Kind, case, the words of the command line, what the line says.
 CASES = [
-    ("typo", "argument of the loss", ["--loss.alfa=1"], "unknown key loss.alfa; did you mean loss.alpha?"),
+    ("typo", "argument of the loss", ["--loss.temprature=1"], "did you mean loss.temperature?"),
     ("typo", "loss", ["--loss", "Triplett"], "is not the name of a Loss class; did you mean TripletLoss?"),
     ("typo", "miner", ["--loss.miner=Hardest"], "not the name of a Miner class; did you mean HardestMiner?"),
     ("typo", "backbone", ["--model.backbone", "resnet-50"], "not the name of a timm model, such as 'resnet50'"),

@@ -71,7 +71,10 @@ def test_embeddings_in_a_file_keep_the_fingerprint_of_their_model(model: Path, p
     assert EmbeddingReader().embed(str(again)).fingerprint == fingerprint
 
 
-def test_fingerprints_are_computed_lazily(model: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprints_are_computed_lazily(
+    model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VICINAL_DATA", str(tmp_path))  # where no exported model is kept
     counted = []
     monkeypatch.setattr(Embedder, "fingerprint", lambda self: counted.append(1) or "abc")
     part = EmbeddingReader(model=str(model)).embed(str(photos))

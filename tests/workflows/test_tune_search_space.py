@@ -120,7 +120,7 @@ def test_classes_and_lists_can_vary(tmp_path: Path) -> None:
     ("text", "words", "message"),
     [
         ("search:\n  optimizer.lrr: [1]\n", [], "search.optimizer.lrr: unknown key .*; did you mean optimizer.lr?"),
-        ("search:\n  loss.alhpa: [1]\n", [], "search.loss.alhpa: unknown key loss.alhpa; did you mean loss.alpha?"),
+        ("search:\n  loss.tempreature: [1]\n", [], "search.loss.tempreature: unknown .*mean loss.temperature?"),
         ("search:\n  epochs: [1, many]\n", [], "search.epochs: epochs = many must be an integer"),
         ("search:\n  loss: [NoLoss]\n", [], "search.loss: loss = NoLoss is not the name of a Loss class"),
         ("epochs: 1\nsearch:\n  epochs: {log: [0, 1]}\n", [], "recipe.yaml:3: search.epochs: log: .* must begin above"),

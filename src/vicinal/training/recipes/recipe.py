@@ -38,9 +38,9 @@ class Recipe(BaseRecipe):
         config: the recipe as plain nested values, with every default filled in.
 
     Example:
-        >>> recipe = Recipe.load(overrides=["--data.source=digits", "--optimizer.lr=0.01", "--loss.alpha=4"])
-        >>> recipe.settings.optimizer.lr, recipe.create_loss().alpha
-        (0.01, 4.0)
+        >>> recipe = Recipe.load(overrides=["--data.source=digits", "--optimizer.lr=0.01", "--loss.temperature=0.2"])
+        >>> recipe.settings.optimizer.lr, recipe.create_loss().temperature
+        (0.01, 0.2)
     """
 
     verb = "train"
