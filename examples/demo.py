@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from vicinal import Embedder, Index, Recipe, Table, train
-from vicinal.evaluation import Resampling, compare_models, evaluate
+from vicinal.evaluation import Resampling, compare_models, evaluate, tabulate
 from vicinal.report import neighbor_grid
 from vicinal.report.page import write_page
 from vicinal.retrieval import search_images
@@ -23,6 +23,7 @@ SETTINGS = [
     "--model.backbone=efficientnet_lite0",
     "--transform.size=96",
     "--max_steps=60",
+    "--steps_per_epoch=15",
 ]
 SHOWN = 6
 NEXT = """
@@ -57,7 +58,8 @@ def main(folder: Path) -> None:
     neighbor_grid([each.query for each in found], [each.matches for each in found], picture)
 
     page, trained = folder / "report.html", evaluate(vectors["trained"], test)
-    write_page(page, vectors["trained"], test, trained, title="Emoji never seen", run=run.path)
+    intervals = tabulate(trained, test, resampling=Resampling())
+    write_page(page, vectors["trained"], test, trained, title="Emoji never seen", run=run.path, results=intervals)
 
     print(f"\nOn {len(test.classes)} emoji never seen, after {time.monotonic() - started:.0f} s:\n\n{results}\n")
     for name, path in (("model", run.model), ("index", folder / "index"), ("pictures", picture), ("page", page)):

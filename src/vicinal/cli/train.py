@@ -49,7 +49,7 @@ TRAIN_HELP = Help(
         "batch_size": ("", "images per batch (default: 128, or fewer to suit the data)"),
         "samples_per_class": ("", "images per class in a batch; 0 draws images at random (default: 4, or fewer)"),
         "epochs": ("", "passes over the training images (default: 4, or as many as take 60 steps)"),
-        "optimizer.lr": ("0.0003", "learning rate"),
+        "optimizer.lr": ("0.0002", "learning rate"),
         "validation.metric": ("mAP@R", METRIC),
         "validation.patience": ("10", "evaluations without a new best score after which training stops; null: none"),
         "precision": ("auto", "32, bf16-mixed or 16-mixed (default: bf16-mixed on a GPU that has it, else 32)"),

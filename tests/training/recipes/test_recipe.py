@@ -102,7 +102,7 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
     again = Recipe.load(tmp_path / "resolved.yaml")
     assert again.config == recipe.config
     again.check_same(recipe)
-    with pytest.raises(InputError, match=r"optimizer.lr = 0.3 differs from the run's own 0.0003"):
+    with pytest.raises(InputError, match=r"optimizer.lr = 0.3 differs from the run's own 0.0002"):
         Recipe.load(overrides=["--loss.miner=null", "--model.backbone_args={a: 1}"]).check_same(recipe)
 
 

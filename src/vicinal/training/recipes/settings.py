@@ -46,7 +46,7 @@ class EmbedderOptimizer(OptimizerSettings):
             last block has it once, the stem most often.
     """
 
-    lr: float = 3e-4
+    lr: float = 2e-4
     lr_factors: LearningRateFactors = field(default_factory=LearningRateFactors)
     layer_decay: float = 1.0
 
