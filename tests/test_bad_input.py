@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from PIL import Image
 
 from tests.conftest import SMALL
@@ -566,7 +565,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(photos: Path, tmp_pat
         ["index", str(tmp_path / "i"), "--source", str(photos), "--model", str(model)],
     ):
         received, sent = multiprocessing.Pipe(duplex=False)
-        process = multiprocessing.get_context("fork").Process(target=_run_on_a_full_disk, args=(arguments, sent))
+        process = multiprocessing.get_context("spawn").Process(target=_run_on_a_full_disk, args=(arguments, sent))
         process.start()
         status, errors = received.recv()
         process.join()
@@ -578,7 +577,6 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(photos: Path, tmp_pat
 
 
 def _run_on_a_full_disk(arguments: list[str], results: Connection) -> None:
-    torch.set_num_threads(1)  # threads do not survive a fork
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
     with contextlib.redirect_stderr(io.StringIO()) as errors:
         status = main(arguments)
