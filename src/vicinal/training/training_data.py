@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from typing import Literal, cast
@@ -148,6 +149,11 @@ def create_flat_sampler(settings: BaseSettings, table: Table) -> ClassBalancedBa
         world_size=world_size,
         class_names=table.classes,
     )
+
+
+def steps_per_epoch(settings: TrainingSettings, table: Table) -> int:
+    """The number of steps of the optimizer in an epoch of these training images."""
+    return math.ceil(len(create_sampler(settings, table)) / settings.accumulate_grad_batches)
 
 
 def _num_batches(settings: BaseSettings) -> int | None:

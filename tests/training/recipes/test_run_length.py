@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 
 from tests.training.runs import trainer, weights
-from vicinal.training import Recipe, Trainer, resume, train
+from vicinal.training import Recipe, RefinerRecipe, Trainer, resume, train
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.progress import Progress
 from vicinal.training.recipes.run_length import RunLength
-from vicinal.utils.errors import InterruptedRunError
+from vicinal.utils.errors import InputError, InterruptedRunError
 from vicinal.utils.run_folder import RunFolder
 
 FIVE_STEPS = ["--epochs=null", "--max_steps=5", "--steps_per_epoch=3"]
@@ -124,3 +124,15 @@ def test_one_cycle_changes_the_momentum_of_every_part(small: list[str], tmp_path
     rates, momenta = zip(*(each.pop() for each in found), strict=True)
     assert rates == pytest.approx([0.001 / 25, 0.00052, 0.001, 0.0005, 0.001 / 25e4], abs=1e-8)
     assert momenta == pytest.approx([0.95, 0.9, 0.85, 0.9, 0.95])
+
+
+def test_a_run_without_a_length_has_enough_steps_of_the_optimizer(small: list[str], tmp_path: Path) -> None:
+    settings = [each for each in small if not each.startswith("--epochs")]
+    for more, epochs in (([], 20), (["--accumulate_grad_batches=3"], 60), (["--steps_per_epoch=50"], 4)):
+        one = trainer(settings, tmp_path / str(epochs), *more)
+        assert (one.length.epochs, one.fitted_recipe.settings.epochs) == (epochs, epochs)
+
+
+def test_a_refiner_needs_a_length() -> None:
+    with pytest.raises(InputError, match="epochs = null must be a number without max_steps"):
+        RefinerRecipe.load(overrides=["--embeddings=e.parquet", "--epochs=null"])

@@ -28,7 +28,6 @@ from vicinal.training.recipes.recipe_check import RecipeCheck, as_yaml
 from vicinal.training.recipes.recipe_classes import OfferedClasses
 from vicinal.training.recipes.recipe_file import RecipeFile
 from vicinal.training.recipes.recipe_schema import Schema, Setting, arguments_schema, settings_schema
-from vicinal.training.recipes.run_length import fit_epochs
 from vicinal.utils.console import is_main_process, log
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
@@ -209,15 +208,8 @@ class BaseRecipe(ABC):
         return None
 
     def fitted(self: AnyRecipe, table: Table) -> AnyRecipe:
-        """The recipe with the batch size, the samples per class and the epochs of a run on these training images.
-
-        ``fit_batches`` and ``fit_epochs`` say how; what is chosen is logged.
-        """
-        sizes: dict[str, int] = fit_batches(self.settings, table)._asdict()
-        chosen = {name: size for name, size in sizes.items() if getattr(self.settings, name) is None}
-        if self.settings.epochs is None and self.settings.max_steps is None:
-            steps = self.settings.steps_per_epoch or max(1, round(len(table) / sizes["batch_size"]))
-            chosen["epochs"] = fit_epochs(steps)
+        """The recipe with what it leaves to the training images, such as the batch size; what is chosen is logged."""
+        chosen = self._chosen(table)
         if not chosen:
             return self
         text = ", ".join(f"{name} = {size}" for name, size in chosen.items())
@@ -228,6 +220,11 @@ class BaseRecipe(ABC):
         recipe = type(self)(self._parser, namespace)
         recipe.allow_imports, recipe.given = self.allow_imports, self.given
         return recipe
+
+    def _chosen(self, table: Table) -> dict[str, int]:
+        """The settings that suit these training images, where they are not given; ``fit_batches`` says how."""
+        sizes = fit_batches(self.settings, table)._asdict()
+        return {name: size for name, size in sizes.items() if getattr(self.settings, name) is None}
 
     def create_loss(self) -> Loss:
         """Create the loss."""

@@ -8,12 +8,14 @@ from typing import Any
 import jsonargparse
 import torch
 
+from vicinal.data import Table
 from vicinal.losses import NTXentLoss
 from vicinal.models import Embedder, default_transform
 from vicinal.models.downloads import DownloadError
 from vicinal.models.initializations import embeds_patches
 from vicinal.models.precision import gpu_has_bfloat16
 from vicinal.training.recipes.base_recipe import BaseRecipe
+from vicinal.training.recipes.run_length import fit_epochs
 from vicinal.training.recipes.settings import TrainingSettings
 from vicinal.utils.console import condensed_retries
 from vicinal.utils.errors import InputError
@@ -74,6 +76,15 @@ class Recipe(BaseRecipe):
         """Whether the backbone is left to the machine, which has no GPU; weights of a file are those of ResNet-50."""
         is_named = bool(_NETWORK & given.keys()) or not isinstance(namespace.model.pretrained, bool)
         return not is_named and not _has_gpu(namespace.accelerator)
+
+    def _chosen(self, table: Table) -> dict[str, int]:
+        """The batch, and the number of epochs where neither epochs nor steps are limited; ``fit_epochs`` says how."""
+        from vicinal.training.training_data import steps_per_epoch  # which reads recipes
+
+        chosen = super()._chosen(table)
+        if self.settings.epochs is None and self.settings.max_steps is None:
+            chosen["epochs"] = fit_epochs(steps_per_epoch(self.settings, table))
+        return chosen
 
     @staticmethod
     def auto_precision(accelerator: str) -> str:

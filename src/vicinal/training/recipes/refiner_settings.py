@@ -163,6 +163,7 @@ class RefinerSettings(BaseSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self.epochs is not None or self.max_steps is not None, "epochs", "null", "a number without max_steps")
         neither = self.embeddings is None and self.run is None
         require(not neither, "embeddings", self.embeddings, "a file of embeddings, unless run is given")
         both = self.embeddings is not None and self.run is not None

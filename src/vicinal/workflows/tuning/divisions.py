@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -96,14 +95,6 @@ def check_table(recipe: Recipe, table: Table) -> None:
     if "val" in table.splits:
         require_validatable(table.subset("val"), recipe.settings.validation.metric)
     create_sampler(recipe.settings, training)
-
-
-def steps_per_epoch(recipe: Recipe, table: Table) -> int:
-    """The number of steps of the optimizer in an epoch of a recipe on a table."""
-    from vicinal.training.training_data import create_sampler
-
-    sampler = create_sampler(recipe.settings, table.subset("train"))
-    return math.ceil(len(sampler) / recipe.settings.accumulate_grad_batches)
 
 
 def with_table(config: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from vicinal.workflows.tuning.divisions import (
     final_table,
     load_study_table,
     search_tables,
-    steps_per_epoch,
 )
 from vicinal.workflows.tuning.runs import (
     Best,
@@ -361,7 +360,9 @@ def _counted_steps(recipe: Recipe, table: Table) -> dict[str, Any]:
     """The number of steps per epoch, where steps end the run: with more classes, a pass over them has more."""
     if recipe.settings.epochs is not None or recipe.settings.steps_per_epoch is not None:
         return {}
-    return {"steps_per_epoch": steps_per_epoch(recipe, table)}
+    from vicinal.training.training_data import steps_per_epoch  # loads torchvision
+
+    return {"steps_per_epoch": steps_per_epoch(recipe.settings, table.subset("train"))}
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
