@@ -47,7 +47,8 @@ def main(folder: Path) -> None:
 
     models = {"zero-shot": recipe.create_zero_shot_embedder(), "trained": Embedder.from_pretrained(run.model)}
     vectors = {name: model.embed(test) for name, model in models.items()}
-    results = compare_models({name: evaluate(each, test) for name, each in vectors.items()}, test, Resampling())
+    evaluations = {name: evaluate(each, test) for name, each in vectors.items()}
+    results = compare_models(evaluations, test, Resampling())
 
     index = Index.build(vectors["trained"], test, model_fingerprint=models["trained"].fingerprint())
     index.save(folder / "index")
@@ -57,7 +58,7 @@ def main(folder: Path) -> None:
     picture = folder / "neighbors.png"
     neighbor_grid([each.query for each in found], [each.matches for each in found], picture)
 
-    page, trained = folder / "report.html", evaluate(vectors["trained"], test)
+    page, trained = folder / "report.html", evaluations["trained"]
     intervals = tabulate(trained, test, resampling=Resampling())
     write_page(page, vectors["trained"], test, trained, title="Emoji never seen", run=run.path, results=intervals)
 

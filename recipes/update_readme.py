@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from vicinal.cli.recipes import read_header, recipe_files
+from vicinal.cli.recipes import read_header, recipe_files, recipe_title
 from vicinal.training.recipes.recipe_file import RecipeFile
 
 FOLDER = Path(__file__).parent
@@ -99,7 +99,7 @@ def table(paths: list[Path], rates: dict[tuple[str, int], float]) -> str:
     for path in paths:
         header, name = read_header(path), path.relative_to(FOLDER).as_posix()
         cells = [f"[{path.stem}]({name})", *([header["row"]] if published else [])]
-        cells += [header["title"].partition(". ")[0].rstrip("."), header["cost"]]
+        cells += [recipe_title(header), header["cost"]]
         cells += [*([estimated_days(path, rates)] if published else []), header["expected"]]
         rows.append(" | ".join(cells))
     return "\n".join(f"| {row} |" for row in rows)

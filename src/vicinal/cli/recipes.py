@@ -44,6 +44,11 @@ def read_header(path: Path) -> dict[str, str]:
     return header
 
 
+def recipe_title(header: dict[str, str]) -> str:
+    """The first sentence of a recipe; "Eq. (5)" does not end it."""
+    return re.split(r"\. (?=[A-Z])", header["title"])[0].rstrip(".")
+
+
 def _comment(path: Path) -> Iterator[str]:
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -74,7 +79,6 @@ def _searched(path: Path, folder: Path) -> str:
 
 def _paragraph(path: Path) -> str:
     header = read_header(path)
-    title = re.split(r"\. (?=[A-Z])", header["title"])[0].rstrip(".")
     row = f" ({header['row']})" if "row" in header else ""
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{shown}\n  {title}{row}\n  cost: {header['cost']}\n  expected: {header['expected']}"
+    return f"{shown}\n  {recipe_title(header)}{row}\n  cost: {header['cost']}\n  expected: {header['expected']}"
