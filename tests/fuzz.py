@@ -49,8 +49,7 @@ from vicinal.retrieval import PCAWhitening, refine
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.recipes.recipe_file import RecipeFile
 from vicinal.utils.errors import InputError
-from vicinal.utils.run_folder import RunFolder
-from vicinal.utils.run_log import read_log
+from vicinal.utils.run_folder import RunFolder, read_log
 
 MEMORY, SECONDS = 2 * 2**30, 20
 """What a case may take beyond what its process holds at the start."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import vicinal
-from vicinal.utils.allowed_imports import import_module, is_in
+from vicinal.utils.imports import import_module, is_in
 
 if TYPE_CHECKING:
     from vicinal.training.recipes.recipe_schema import Setting

@@ -14,7 +14,7 @@ from vicinal.retrieval.whitening import PCAWhitening
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
-from vicinal.utils.temporary_maps import temporary_map
+from vicinal.utils.memory import temporary_map
 from vicinal.workflows.embedding.embedding_options import EmbeddingOptions
 from vicinal.workflows.models import load_model, usable_device
 from vicinal.workflows.sources.embedded_table import EmbeddedTable

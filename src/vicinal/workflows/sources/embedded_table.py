@@ -25,7 +25,7 @@ from vicinal.data.table import Table
 from vicinal.retrieval.scores import BLOCK_ROWS
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
-from vicinal.utils.temporary_maps import temporary_map
+from vicinal.utils.memory import temporary_map
 
 if TYPE_CHECKING:
     from vicinal.evaluation.model_costs import ModelCost
