@@ -42,10 +42,10 @@ def good(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for words in (
         "embed ~/photos --model ~/m1 --out ~/e.parquet",
         "whiten ~/e.parquet --out ~/w.safetensors --dim 4",
-        "index ~/plain --source ~/photos --model ~/m1",
-        "index ~/whitened --source ~/photos --model ~/m1 --whitening ~/w.safetensors",
-        "index ~/refined --source ~/photos --model ~/m1 --refiner ~/r",
-        "index ~/scaled --source ~/photos --model ~/m1 --scales 1 0.5",
+        "index build ~/plain ~/photos --model ~/m1",
+        "index build ~/whitened ~/photos --model ~/m1 --whitening ~/w.safetensors",
+        "index build ~/refined ~/photos --model ~/m1 --refiner ~/r",
+        "index build ~/scaled ~/photos --model ~/m1 --scales 1 0.5",
     ):
         assert main(shlex.split(words.replace("~", str(folder)))) == 0
     return folder

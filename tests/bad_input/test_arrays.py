@@ -110,7 +110,7 @@ def broken(place: Path, good: Path) -> Path:
         ("evaluate photos --model ~/m1", SKIP),
         ("evaluate photos.csv --model ~/m1", SKIP),
         ("embed photos.csv --model ~/m1 --out o.npy", SKIP),
-        ("index i --source photos.csv --model ~/m1", SKIP),
+        ("index build i photos.csv --model ~/m1", SKIP),
         ("report photos --model ~/m1", SKIP),
         (f"train --data.source=photos {' '.join(SMALL)} '--data.fractions={{train: 1}}' --out=run", "--data.on_error"),
     ],
@@ -125,7 +125,7 @@ def test_folders_are_embedded_indexed_and_searched_without_broken_images(
 ) -> None:
     commands = {
         "embed": ["embed", "photos", "--out", "o.npy"],
-        "index": ["index", "i", "--source", "photos"],
+        "index": ["index", "build", "i", "photos"],
         "search": ["search", f"{good}/plain", "photos/class4", "-k", "1"],
     }
     words = [*commands[verb], "--model", f"{good}/m1"]
@@ -142,7 +142,7 @@ def test_folders_are_embedded_indexed_and_searched_without_broken_images(
         assert len(Index.load("i")) == 47  # an index is replaced only by one that is complete
         Path("alone").mkdir()
         Path("photos/class4/3.png").rename("alone/3.png")
-        assert main(["index", "i", "--add", "alone", "--model", f"{good}/m1"]) == 0
+        assert main(["index", "add", "i", "alone", "--model", f"{good}/m1"]) == 0
         assert "left out: none of the 1 images can be read" in capsys.readouterr().err
 
 

@@ -41,7 +41,7 @@ CASES: list[tuple[str, str]] = [
     ("evaluate ~/photos --model nothing", "nothing"),
     ("evaluate ~/photos", "--model"),
     ("evaluate ~/v.parquet --split val", "has no rows in the split val"),
-    ("index i --source ''", "error: the source is empty; give a folder of"),
+    ("index build i ''", "error: the source is empty; give a folder of"),
     # Metrics and re-ranking
     ("evaluate ~/v.parquet --metrics precision@0", "precision@0 is impossible; use k from 1 up"),
     ("evaluate ~/v.parquet --metrics mAP@9", "mAP@9 is impossible with 7"),
@@ -68,9 +68,8 @@ CASES: list[tuple[str, str]] = [
     ("evaluate ~/v.parquet --refiner ~/r4 --context all", "invalid choice: 'all'"),
     ("evaluate ~/v.parquet --refiner ~/r", "embeddings have 4 dimensions, the refiner is for 8"),
     ("evaluate ~/photos --model ~/m2 --refiner ~/r", "the refiner was trained for embeddings of the model"),
-    ("index i --source ~/v.parquet --refiner ~/r", "embeddings have 4 dimensions, the refiner is for 8"),
-    ("index i --source ~/photos --model ~/m2 --refiner ~/r", "the refiner was trained for embeddings of the model"),
-    ("index ~/plain --refiner ~/r", "--refiner refines images that are added; give --source, --add or --sync too"),
+    ("index build i ~/v.parquet --refiner ~/r", "embeddings have 4 dimensions, the refiner is for 8"),
+    ("index build i ~/photos --model ~/m2 --refiner ~/r", "the refiner was trained for embeddings of the model"),
     # Indexes
     ("search nothing ~/e.parquet", "nothing"),
     ("search ~/photos ~/e.parquet", "photos is not an index: it has no"),
@@ -79,15 +78,14 @@ CASES: list[tuple[str, str]] = [
     ("search ~/plain ~/v.parquet", "vectors have 4 dimensions, the index has 8"),
     ("search ~/plain ~/e.parquet -k 49", "k = 49 is impossible in an index of 48 images; use 1 to 48"),
     (f"{SEARCH} --model ~/m1 -k 2.5", "argument -k: 2.5 is not an integer from 1 up"),
-    ("index ~/plain --timeout soon", "--timeout: soon is not an integer from 0 up"),
-    ("index ~/plain --kind hnsw", "--kind is about building an index"),
-    ("index ~/plain --delete 99", "no id 99"),
-    (f"index ~/plain --delete {'9' * 30}", f"no id {'9' * 30}; it was"),
-    (f"index ~/plain --delete 0 {2**63}", f"the index has no id {2**63}; it"),
-    ("index ~/plain --delete 0.5", "the index has no image 0.5, nor"),
+    ("index list ~/plain --timeout soon", "--timeout: soon is not an integer from 0"),
+    ("index delete ~/plain 99", "no id 99"),
+    (f"index delete ~/plain {'9' * 30}", f"no id {'9' * 30}; it was"),
+    (f"index delete ~/plain 0 {2**63}", f"the index has no id {2**63}; it"),
+    ("index delete ~/plain 0.5", "the index has no image 0.5, nor"),
     (f"{SEARCH} --model ~/m2", ANOTHER_MODEL),
     (f"{SEARCH} --model ~/m2", "(--model ~/m1), not of"),
-    ("index ~/plain --add ~/photos --model ~/m2", ANOTHER_MODEL),
+    ("index add ~/plain ~/photos --model ~/m2", ANOTHER_MODEL),
     ("search ~/whitened ~/photos/class0/0.png --model ~/m2 --whitening ~/w.safetensors", ANOTHER_MODEL),
     ("search ~/plain ~/e.parquet ~/photos/class0/0.png", "class0/0.png holds images; say which model embeds them"),
     ("search ~/whitened ~/photos/class0/0.png --model ~/m1", "; give --whitening ~/w.safetensors, or build the index"),
@@ -97,7 +95,7 @@ CASES: list[tuple[str, str]] = [
     ("search ~/scaled ~/photos/class0/0.png --model ~/m1 --scales 1", "; give --scales 1 0.5, or build the index"),
     ("search ~/refined ~/photos/class0/0.png --model ~/m1", "; give that refiner (--refiner ~/r)"),
     ("search ~/refined ~/e.parquet --refiner ~/r2", "use that refiner, or build the index again"),
-    ("index ~/refined --add ~/e.parquet", "give that refiner (--refiner "),
+    ("index add ~/refined ~/e.parquet", "give that refiner (--refiner "),
     (f"{SEARCH} --model ~/m1 --refiner ~/r", "the index was built without a refiner; leave it out, or build"),
 ]
 
@@ -229,7 +227,7 @@ def test_the_flags_that_the_messages_name_find_images(
 
 
 def test_an_index_shows_what_it_was_built_with(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["index", f"{good}/whitened"]) == 0
+    assert main(["index", "list", f"{good}/whitened", "--facts"]) == 0
     shown = capsys.readouterr().out
     assert f"model                {good}/m1" in shown
     assert f"whitening            {good}/w.safetensors" in shown
@@ -241,8 +239,8 @@ def test_ivfpq_can_be_evaluated_and_reported(place: Path, monkeypatch, capsys) -
     monkeypatch.setattr(faiss_engine, "IVFPQ_MIN_VECTORS", 400)
     vectors = np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)
     save_embeddings("v.parquet", vectors, Table(pd.DataFrame({"label": [n % 20 for n in range(400)]})))
-    assert main(["index", "i", "--source", "v.parquet", "--kind", "ivfpq"]) == 0
-    assert main(["index", "i", "--delete", "3", "4"]) == 0
+    assert main(["index", "build", "i", "v.parquet", "--kind", "ivfpq"]) == 0
+    assert main(["index", "delete", "i", "3", "4"]) == 0
     assert main(["evaluate", "i"]) == 0
     assert main(["report", "i", "--out", "page"]) == 0
     assert "398" in capsys.readouterr().out
@@ -282,7 +280,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(good: Path, place: Pa
     commands = (
         f"train --data.source ~/photos {' '.join(SMALL)} --out run",
         "embed ~/photos --model ~/m1 --out v.npy",
-        "index i --source ~/photos --model ~/m1",
+        "index build i ~/photos --model ~/m1",
     )
     received, sent = multiprocessing.Pipe(duplex=False)
     words = [command.replace("~", str(good)).split() for command in commands]
