@@ -29,16 +29,6 @@ def test_permuting_the_batch_permutes_the_gradient(case: str) -> None:
         torch.testing.assert_close(permuted, [value, gradient[order], *others], **CLOSE)
 
 
-@pytest.mark.parametrize("case", NOT_RANDOM)
-def test_permuting_the_references_permutes_their_gradient(case: str) -> None:
-    batch = PATHS[case].suited(BATCHES["references beside the batch"])
-    order = order_of(batch.reference_labels)
-    value, gradient, by_references, *others = PATHS[case].values(batch)
-    permuted = batch._replace(references=batch.references[order], reference_labels=batch.reference_labels[order])
-    expected = [value, gradient, by_references[order], *others]
-    torch.testing.assert_close(PATHS[case].values(permuted), expected, **CLOSE)
-
-
 @pytest.mark.parametrize("case", [name for name in PATHS if "num_classes" not in PATHS[name].arguments])
 def test_names_of_classes_do_not_matter(case: str) -> None:
     batch = BATCHES["shuffled"]
