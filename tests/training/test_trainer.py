@@ -16,7 +16,7 @@ from tests.training.runs import Infinite, copied, scripted_validation, trainer, 
 from vicinal.data import Table
 from vicinal.losses import Loss, MultiSimilarityLoss
 from vicinal.models import Embedder
-from vicinal.training import Recipe, train
+from vicinal.training import Recipe, logs, train
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import NonFiniteLossError
@@ -248,6 +248,15 @@ def test_the_line_of_an_epoch(small: list[str], tmp_path: Path, monkeypatch: pyt
         assert float(loss) == pytest.approx(losses[number], abs=1e-4)  # of the log, which is rounded too
         assert re.fullmatch(r"\d+ s left", left)
     assert len(lines) == 2
+
+
+def test_without_tensorboard_a_run_has_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "find_spec", lambda _: None)
+    run_log = logs.RunLog(RunFolder(tmp_path), step=0, epoch=0)
+    run_log.step(1, 0.5, {"loss": 2.0})
+    run_log.close()
+    assert (tmp_path / "log.csv").read_text().splitlines()[1].startswith("1,0.5,2.0")
+    assert not (tmp_path / "tensorboard").exists()
 
 
 def test_logs_for_watching_say_what_the_files_say(small: list[str], tmp_path: Path) -> None:

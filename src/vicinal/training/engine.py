@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.plugins import MixedPrecision, Precision
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.fabric.wrappers import _FabricOptimizer
+from lightning_fabric import Fabric
+from lightning_fabric.plugins import MixedPrecision, Precision
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from lightning_fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from lightning.fabric.strategies.ddp import DDPStrategy
-from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
+from lightning_fabric.strategies.ddp import DDPStrategy
+from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
