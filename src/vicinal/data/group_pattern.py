@@ -7,9 +7,8 @@ import re
 import numpy as np
 
 from vicinal.data.table import Table
-from vicinal.utils.console import log
+from vicinal.utils.console import counted, log
 from vicinal.utils.errors import InputError
-from vicinal.utils.wording import counted
 
 NO_GROUP = -1
 
