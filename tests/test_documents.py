@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import QUICK, ROOT
 from vicinal import Recipe, RefinerRecipe
 from vicinal.cli.main import main, parse
-from vicinal.training.recipes.recipe_schema import setting_names
+from vicinal.training.recipes.recipe_values import setting_names
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 DOCUMENTS = [README, *sorted(page for page in DOCS.rglob("*.md") if page.parent.name != "tutorials")]
