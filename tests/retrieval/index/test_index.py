@@ -427,7 +427,7 @@ def test_damage_is_reported(tmp_path) -> None:
 
 def test_foreign_folders_are_refused_and_kept(tmp_path) -> None:
     index = Index.build(unit(4), table(4))
-    with pytest.raises(InputError, match=r"is not an index: it has no index\.sqlite; build one with `vicinal index`"):
+    with pytest.raises(InputError, match=r"it has no index\.sqlite; build one with `vicinal index build`"):
         Index.load(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file"):
