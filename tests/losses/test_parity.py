@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -23,6 +24,7 @@ from vicinal.losses import (
     NCALoss,
     NPairsLoss,
     NTXentLoss,
+    RecallAtKLoss,
     SmoothAPLoss,
     SupConLoss,
     TripletLoss,
@@ -171,4 +173,61 @@ def test_margin_where_triplets_count_every_pair_alike(num_classes: int | None) -
     assert_equal(ours, with_references, batch, (list(ours.parameters()), list(peer.parameters())))
 
 
+def test_nt_xent_of_a_hopeless_pair() -> None:
+    """Theirs adds float32's smallest number to the ratio inside the logarithm, which bounds the loss by 87 and takes
+    the gradient away where it is needed most; the formula has no such term."""
+    x, references = torch.tensor([[1.0, 0.1]]), torch.tensor([[-1.0, 0.0], [1.0, 0.0], [1.0, 0.2]])
+    batch = Batch(x, torch.tensor([0]), references, torch.tensor([0, 1, 1]))
+    peer = peers.NTXentLoss(temperature=0.01)
+    ours, by_x, _ = value_and_gradients(NTXentLoss(temperature=0.01), batch)
+    theirs, peer_by_x, _ = value_and_gradients(
+        lambda x, labels, others, of: peer(x, labels, ref_emb=others, ref_labels=of), batch
+    )
+    assert ours.item() == pytest.approx(2 * 0.995 / 0.01 + math.log(2), rel=1e-3)  # 0.995 is the cosine to both sides
+    assert theirs.item() == pytest.approx(87.3, abs=0.1)
+    assert by_x.norm() > 5
+    assert peer_by_x.norm() < 1e-3
+
+
 # Their faults, which must not be here ---------------------------------------------------------------------------------
+
+
+def test_nca_where_the_softmax_underflows() -> None:
+    """Theirs leaves out anchors whose softmax is 0 in float32: the worst ones have neither a loss nor a gradient."""
+    x = torch.tensor([[1.0, 0.0], [-1.0, 0.3], [1.0, 0.2], [-1.0, 0.1], [0.0, 1.0], [0.0, 1.0]])
+    batch = Batch(x, torch.tensor([0, 0, 1, 1, 2, 2]))
+    loss = NCALoss(scale=500)
+    value, gradient = value_and_gradients(loss, batch)
+    assert_near([value, gradient], value_and_gradients(loss, batch.to(torch.float64)), 1e-4)
+    assert value > 3000
+    assert gradient[:4].norm(dim=1).min() > 1
+    peer_value, peer_gradient = value_and_gradients(peers.NCALoss(500, distance=COSINE), batch)
+    assert peer_value == 0
+    assert not peer_gradient.any()
+
+
+def published_recall_at_k(x: Tensor, labels: Tensor, ks: tuple[int, ...]) -> list[float]:
+    """RS@k of each query as its published code reads it: the query is among the ranked, though not a positive."""
+    x = torch.nn.functional.normalize(x.double())
+    s, losses = (x @ x.T).tolist(), []
+    for q in range(len(x)):
+        positives = [i for i in range(len(x)) if i != q and labels[i] == labels[q]]
+        ranks = [
+            1 + sum(1 / (1 + math.exp((s[q][i] - s[q][z]) / 0.01)) for z in range(len(x)) if z != i) for i in positives
+        ]
+        found = [sum(1 / (1 + math.exp(rank - k)) for rank in ranks) for k in ks]
+        losses.append(1 - sum(min(f, k) / min(k, len(ranks)) for f, k in zip(found, ks, strict=True)) / len(ks))
+    return losses
+
+
+def test_the_query_in_every_rank() -> None:
+    """In the published code of RS@k every rank is one too high, which is the query's own: a perfect ranking, whose
+    positives have ranks 1, 2 and 3, has the loss of ranks 2, 3 and 4."""
+    ks = (1, 2, 4, 8, 16)
+    angles = torch.tensor([1, 0.9, 0.8, 0.7, 0.3, 0.2, 0.1], dtype=torch.float64).acos()
+    x, labels = torch.stack([angles.cos(), angles.sin()], dim=1), torch.tensor([0, 0, 0, 0, 1, 2, 3])
+    ours = RecallAtKLoss(ks)(x[:1], labels[:1], x, labels, 0).item()
+    assert ours == pytest.approx(0.102, abs=1e-3)
+    sigmoids = {k: [1 / (1 + math.exp(rank - k)) for rank in (1, 2, 3)] for k in ks}
+    assert ours == pytest.approx(1 - sum(min(sum(f), k) / min(k, 3) for k, f in sigmoids.items()) / 5, abs=1e-4)
+    assert published_recall_at_k(x[:4], labels[:4], ks)[0] == pytest.approx(0.285, abs=1e-3)

@@ -134,16 +134,6 @@ def keep_large_blocks() -> bool:
     return bool(is_kept and mallopt(M_TRIM_THRESHOLD, MAX_FREE))
 
 
-def release_memory() -> None:
-    """Return the memory of free blocks to the system, as between two phases of a job.
-
-    Example:
-        >>> release_memory()
-    """
-    if keep_large_blocks():
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def _is_set_by_user() -> bool:
     """Whether the environment switches this module off, sets thresholds of glibc or preloads another allocator."""
     environment = os.environ
