@@ -12,8 +12,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from vicinal.training.progress import Progress
-from vicinal.training.recipes.run_length import RunLength
+from vicinal.training.progress import Progress, RunLength
 from vicinal.utils.console import duration, log, progress_bar
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
