@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vicinal.losses import Loss
 from vicinal.models import Embedder
-from vicinal.similarity.normalize import normalize
+from vicinal.similarity.embeddings import normalize
 from vicinal.similarity.pair_source import PairSource
 from vicinal.training.class_centers import class_predictor
 from vicinal.training.training_module import TrainingModule
