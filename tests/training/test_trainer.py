@@ -295,7 +295,7 @@ def test_images_a_second_count_the_wait_for_images(
 def test_gradients_that_are_never_finite_stop_the_run(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    monkeypatch.setattr("vicinal.training.finite.MAX_SKIPPED_STEPS", 3)
+    monkeypatch.setattr("vicinal.training.step_message.MAX_SKIPPED_STEPS", 3)
     one = trainer(small, tmp_path / "run", f"--precision={precision}", "--epochs=9", "--transform.size=32")
     forward = one.embedder.forward
     one.embedder.forward = lambda images: Infinite.apply(forward(images))

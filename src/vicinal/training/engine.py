@@ -21,16 +21,21 @@ from lightning_fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from vicinal.training.processes.sharded_centers import (
+from vicinal.training.recipes.base_settings import BaseSettings, OptimizerSettings
+from vicinal.training.strategy import (
+    average_gradients,
+    create_strategy,
     exclude_from_ddp,
     gather_optimizer_state,
+    gathered,
     global_grad_norm,
+    own_part,
+    part_like,
     shard_optimizer_state,
     shard_squares,
     sharded_centers,
+    whole,
 )
-from vicinal.training.processes.strategy import average_gradients, create_strategy, gathered, own_part, part_like, whole
-from vicinal.training.recipes.base_settings import BaseSettings, OptimizerSettings
 from vicinal.utils import distributed
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError

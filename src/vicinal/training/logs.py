@@ -12,8 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vicinal.training.progress import Progress
-from vicinal.training.recipes.run_length import RunLength
+from vicinal.training.progress import Progress, RunLength
 from vicinal.utils.console import duration, log, progress_bar
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
