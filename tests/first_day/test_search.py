@@ -172,7 +172,7 @@ def test_unreadable_images_of_a_folder_are_left_out(made: Path, tmp_path: Path, 
 
 
 def test_ivfpq_can_be_evaluated_and_reported(tmp_path: Path, monkeypatch, capsys) -> None:
-    from vicinal.retrieval.index.engines import faiss_engine
+    from vicinal.retrieval.index import faiss_engine
 
     monkeypatch.setattr(faiss_engine, "IVFPQ_MIN_VECTORS", 400)
     vectors = np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)
