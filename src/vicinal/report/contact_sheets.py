@@ -16,8 +16,8 @@ from PIL import Image
 from vicinal.data.boxes import Box, crop_to_box
 from vicinal.data.images.decoding import read_image
 from vicinal.report.drawing import COLORS, DPI, EMPTY, INK, PALE, QUERY, RIGHT, UNKNOWN, WRONG, tidy, write_figure
+from vicinal.utils.console import shorten
 from vicinal.utils.errors import InputError
-from vicinal.utils.wording import shorten
 
 CELL_INCHES, MAX_SIDE = 1.15, 256  # size of a cell; the longer side of an image, in pixels
 IMAGE, GAP, LINE = 1.0, 0.16, 0.17  # in cells: an image, the space beside it, a line of text

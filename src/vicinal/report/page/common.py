@@ -19,7 +19,7 @@ from vicinal.report.page.markup import Markup, Section, facts, figure, note, per
 from vicinal.report.page.run import Run
 from vicinal.retrieval.scores import Array
 from vicinal.utils.arrays import Integers
-from vicinal.utils.wording import counted
+from vicinal.utils.console import counted
 
 SIDE = 10_000  # coordinates are whole numbers from 0 to this
 LEAD = (

@@ -16,8 +16,8 @@ from vicinal.data.boxes import Box, row_boxes
 from vicinal.data.images.thumbnails import thumbnail
 from vicinal.data.table import Table
 from vicinal.report.page.markup import Markup, breakable, element, joined, relative_paths
+from vicinal.utils.console import counted, shorten
 from vicinal.utils.errors import InputError
-from vicinal.utils.wording import counted, shorten
 
 MATCH, MISMATCH = "✓", "✗"  # marks for readers who cannot tell green from red
 KEY = f"{MATCH} solid green: of the query's class · {MISMATCH} dashed red: of another · numbers: cosine similarity"

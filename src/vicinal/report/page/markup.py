@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from vicinal.data.table import Table
-from vicinal.utils.wording import counted
+from vicinal.utils.console import counted
 
 
 def header_line(*parts: str | None) -> str:

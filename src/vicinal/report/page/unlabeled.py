@@ -23,8 +23,8 @@ from vicinal.report.page.markup import (
     without_home,
 )
 from vicinal.retrieval.scores import Array
+from vicinal.utils.console import counted
 from vicinal.utils.files import write_bytes
-from vicinal.utils.wording import counted
 
 NUM_QUERIES = 24
 
