@@ -216,7 +216,7 @@ class RefinerTrainer(BaseTrainer):
         if self.validation is not None:
             self._tell_metrics(metrics)
             whole = self.validation.parts[0]
-            from vicinal.report.refiner_depths import depth_curve  # needs matplotlib
+            from vicinal.report.plots import depth_curve  # needs matplotlib
 
             depth_curve(self.refiner, whole.vectors.block(0, len(whole.vectors)), whole.table, self.run.depths)
 

@@ -1,18 +1,47 @@
-"""A pool of processes that decode images; one that dies or hangs costs the request that it worked on, and no other."""
+"""A pool of processes that decode images, and thumbnails; one that dies costs the request that it worked on alone."""
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import shutil
 import threading
+from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from vicinal.serving.images.decoding import Failure, ImageTask, Preparation, ThumbnailTask, work
+from vicinal.serving.decoding import Failure, ImageTask, Preparation, ThumbnailTask, work
 from vicinal.serving.problems import Problem
 from vicinal.utils.errors import InputError
+
+MAX_THUMBNAILS = 512  # that are remembered
+
+
+class Thumbnails:
+    """Makes thumbnails.
+
+    Args:
+        pool: the processes that decode images.
+    """
+
+    def __init__(self, pool: DecodingPool) -> None:
+        self._pool = pool
+        self._known: OrderedDict[ThumbnailTask, bytes] = OrderedDict()
+
+    async def get(self, task: ThumbnailTask) -> bytes:
+        """Return the bytes of a JPEG file.
+
+        Raises:
+            InputError: the image cannot be read.
+        """
+        if task not in self._known:
+            self._known[task] = await asyncio.wrap_future(self._pool.submit(task))
+            while len(self._known) > MAX_THUMBNAILS:
+                self._known.popitem(last=False)
+        return self._known[task]
+
 
 START_SECONDS = 120.0
 STOP_SECONDS = 2.0
@@ -156,5 +185,5 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vicinal.serving.images.decoding", "vicinal.data.images.image_ops"])
+    context.set_forkserver_preload(["vicinal.serving.decoding", "vicinal.data.images.image_ops"])
     return context

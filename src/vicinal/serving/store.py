@@ -139,9 +139,9 @@ def open_store(
         InputError: the URL is wrong.
     """
     if is_engine_url(str(place)):
-        from vicinal.serving.store.remote_store import RemoteStore
+        from vicinal.serving.remote_store import RemoteStore
 
         return RemoteStore(str(place), limits, read_only, refiner)
-    from vicinal.serving.store.folder_store import FolderStore
+    from vicinal.serving.folder_store import FolderStore
 
     return FolderStore(place, limits, read_only, refiner, index)

@@ -1,4 +1,4 @@
-"""The files of images that clients add: written before the item is, removed if it is not added, or deleted later."""
+"""The files of images that clients add: where they are, and when they are written and removed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,20 @@ from collections.abc import Collection
 from pathlib import Path
 
 from vicinal.utils.files import write_bytes
+
+ADDED = "added"  # the folder within that of the index that holds the images of items which clients added
+
+
+def image_file(path: str, folder: Path) -> Path:
+    """The file of an image; one that a client added is in the folder of the index, wherever that was moved.
+
+    Args:
+        path: as the index has it.
+        folder: of the index.
+    """
+    file = Path(path)
+    return folder / ADDED / file.name if file.parent.name == ADDED and not file.is_file() else file
+
 
 STALE_SECONDS = 3600.0
 SUFFIXES = {"JPEG": ".jpg", "MPO": ".jpg", "TIFF": ".tif", "JPEG2000": ".jp2", "PPM": ".ppm"}

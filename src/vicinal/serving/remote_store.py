@@ -21,10 +21,9 @@ from vicinal.retrieval.index.remote.remote_engine import EngineUnavailableError,
 from vicinal.retrieval.index.remote.remote_index import RemoteIndex, Selection
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.retrieval.search import plain_records
-from vicinal.serving.column_facts import facts_of_kinds
+from vicinal.serving.columns import ColumnKinds, facts_of_kinds, frame_of
 from vicinal.serving.limits import Limits
-from vicinal.serving.store.changes import ColumnKinds, frame_of
-from vicinal.serving.store.store import Store
+from vicinal.serving.store import Store
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, one_line

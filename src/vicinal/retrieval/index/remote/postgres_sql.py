@@ -1,12 +1,77 @@
-"""Statements that index vectors in a table of PostgreSQL, and that search for the nearest of them."""
+"""The SQL of PostgreSQL: names of columns, conditions, and the search for the nearest vectors."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
+
 from psycopg import sql
 
-from vicinal.data.condition_sql import SQLFilter
+from vicinal.data.column_kinds import ColumnKind
+from vicinal.data.condition_sql import SQLFilter, SQLWriter
 from vicinal.retrieval.index.kinds import DEFAULT_RESCORE, HNSW_BUILD, HNSW_LINKS, MIN_NEIGHBORS, Kind
-from vicinal.retrieval.index.remote.postgres_columns import VECTOR
+
+TYPES = {"integer": "bigint", "floating": "double precision", "boolean": "boolean", "string": "text"}
+VECTOR = "embedding"
+OWN = (VECTOR,)  # columns of Vicinal; `id` of a table of images has another name already
+MAX_BYTES = 63  # of a name; PostgreSQL cuts longer ones
+
+
+def column_key(name: str) -> str:
+    """The name of a column in the database: its own, or for a name that is taken or too long one that begins with x_.
+
+    Example:
+        >>> column_key("Preis in €"), column_key("embedding")
+        ('Preis in €', 'x_aa580156f36e357b5bfb')
+    """
+    if name and name not in OWN and len(name.encode()) <= MAX_BYTES and "\0" not in name and name[:2] != "x_":
+        return name
+    return "x_" + hashlib.sha256(name.encode()).hexdigest()[:20]
+
+
+def column_name(name: str) -> sql.Identifier:
+    """The quoted name of a column."""
+    return sql.Identifier(column_key(name))
+
+
+class PostgresWriter(SQLWriter):
+    """Writes conditions in SQL.
+
+    Args:
+        kinds: of the columns.
+        text: the condition, for messages.
+    """
+
+    def __init__(self, kinds: Mapping[str, ColumnKind], text: str) -> None:
+        super().__init__(kinds, text, _quoted)
+
+    def side(self, column: str, sign: str, as_number: bool, is_integer: bool) -> str:
+        """A column as it is compared; PostgreSQL converts nothing by itself, and sorts texts by a language."""
+        name, kind = self.column_of(column), self.kinds[column].kind
+        if kind == "boolean":
+            return f"{name}::int" if as_number else name
+        if kind != "string":
+            return name
+        if as_number:
+            return f"nullif({name}, '')::{'numeric' if is_integer else 'double precision'}"
+        return name if sign in ("==", "!=") else f'{name} COLLATE "C"'
+
+    def position(self, column: str, text: str) -> str:
+        return f"strpos({column}, {text})"
+
+    def placeholder(self, name: str) -> str:
+        return f"%({name})s"
+
+    def check_text(self, text: str) -> None:
+        super().check_text(text)
+        if "\0" in text:
+            self.fail("it holds a text with a NUL character, which no text of PostgreSQL has")
+
+
+def _quoted(name: str) -> str:
+    """The quoted name of a column; a percent sign would begin a parameter."""
+    return '"' + column_key(name).replace('"', '""').replace("%", "%%") + '"'
+
 
 MAX_HNSW_DIM = 2_000  # of pgvector's indexes of vectors; longer ones are indexed as halves
 HALF_RESCORE = 2  # candidates per neighbor of a graph of halves

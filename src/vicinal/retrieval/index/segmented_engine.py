@@ -13,7 +13,7 @@ from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils.arrays import Floats, Integers
 
 if TYPE_CHECKING:
-    from vicinal.retrieval.index.engines.rescoring import Engine
+    from vicinal.retrieval.index.rescoring import Engine
 
 MIN_CAPACITY = 256  # vectors that have room before the added ones are copied
 
@@ -25,7 +25,7 @@ class SegmentedEngine:
         base: the engine, of any kind.
 
     Example:
-        >>> from vicinal.retrieval.index.engines.faiss_engine import FaissEngine
+        >>> from vicinal.retrieval.index.faiss_engine import FaissEngine
         >>> vectors = UnitVectors(np.eye(3), "vector")
         >>> base = FaissEngine.create("exact", vectors)
         >>> base.add(vectors)

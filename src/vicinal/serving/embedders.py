@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from vicinal.serving.images.decoding import PillowPreparation, Pixels, Preparation, TorchPreparation
+from vicinal.serving.decoding import PillowPreparation, Pixels, Preparation, TorchPreparation
 from vicinal.utils.arrays import Floats
 
 if TYPE_CHECKING:
