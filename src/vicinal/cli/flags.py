@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 import yaml
 
 from vicinal.utils.console import is_main_process, printable
-from vicinal.utils.wording import argument_texts
+from vicinal.utils.docstrings import argument_texts
 
 Settings = TypeVar("Settings")
 Arguments = argparse.Namespace

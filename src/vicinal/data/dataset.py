@@ -6,7 +6,7 @@ import warnings
 from dataclasses import replace
 
 from vicinal.data.checks import check_classes
-from vicinal.data.group_pattern import with_groups
+from vicinal.data.groups import with_groups
 from vicinal.data.loading import load_table
 from vicinal.data.noise.add_noise import add_noise
 from vicinal.data.settings import DataSettings
@@ -42,8 +42,7 @@ def load_dataset(settings: DataSettings, seed: int = 0) -> Table:
     table = load_table(
         settings.source, root=settings.root, path_column=settings.path_column, label_column=settings.label_column
     )
-    if settings.group_pattern is not None:
-        table = with_groups(table, settings.group_pattern)
+    table = with_groups(table, settings.group_pattern, settings.group_minutes)
     if not settings.divides and not table.has("split"):
         _check_labeled(table, settings.source)
         settings = replace(settings, fractions=_default_fractions(table, settings))

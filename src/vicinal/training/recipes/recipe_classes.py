@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import vicinal
 from vicinal.training.recipes.recipe_values import UNCHECKED, Schema, Setting, arguments_schema, settings_schema
-from vicinal.utils.allowed_imports import import_module, is_in
+from vicinal.utils.imports import import_module, is_in
 
 LOSS_FILES = (
     "losses/__init__.py",

@@ -11,7 +11,7 @@ import yaml
 
 from vicinal.training.recipes.recipe_classes import ClassValue, is_plain
 from vicinal.training.recipes.recipe_values import Schema
-from vicinal.utils.wording import argument_texts, first_paragraph
+from vicinal.utils.docstrings import argument_texts, first_paragraph
 
 LAST_GROUPS = ("optimizer.lr_factors", "fine_tuning", "sample_selection", "data.noise")
 LOSS = (
