@@ -12,9 +12,8 @@ import pandas as pd
 
 from vicinal.data.columns import SPLIT_NAMES, check_utf8
 from vicinal.data.images.heif import HEIF_NEEDS, HEIF_SUFFIXES, reads_heif
-from vicinal.utils.console import log
+from vicinal.utils.console import counted, log
 from vicinal.utils.errors import InputError
-from vicinal.utils.wording import counted
 
 IMAGE_SUFFIXES = (
     *(".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm"),

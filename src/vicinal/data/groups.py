@@ -10,9 +10,8 @@ from vicinal.data.images.capture_time import capture_time
 from vicinal.data.table import Table
 from vicinal.utils.arguments import check_positive
 from vicinal.utils.arrays import Integers
-from vicinal.utils.console import log
+from vicinal.utils.console import counted, log
 from vicinal.utils.errors import InputError
-from vicinal.utils.wording import counted
 
 NO_GROUP = -1
 

@@ -7,7 +7,7 @@ import warnings
 import pandas as pd
 
 from vicinal.data.columns import BOX_COLUMNS
-from vicinal.utils.wording import counted
+from vicinal.utils.console import counted
 
 
 def warn_of_repeated_images(frame: pd.DataFrame, stacklevel: int) -> None:

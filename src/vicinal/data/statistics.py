@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.columns import SPLITS, is_coarse_column
-from vicinal.utils.wording import aligned
+from vicinal.utils.console import aligned
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.columns import SPLITS
+from vicinal.utils.console import counted
 from vicinal.utils.errors import InputError
-from vicinal.utils.wording import counted
 
 Name = TypeVar("Name")
 Order = Literal["random", "in_order"]

@@ -19,8 +19,8 @@ from vicinal.report.page.common import sizes_figure
 from vicinal.report.page.frames import ImageFrames, Thumbnails, entry, entry_list, frame_list
 from vicinal.report.page.header import header_line, relative_paths, without_home
 from vicinal.report.page.markup import Markup, Section, document, element, percent, section, table, tall
+from vicinal.utils.console import counted
 from vicinal.utils.files import write_bytes
-from vicinal.utils.wording import counted
 
 
 class ReviewFrames(ImageFrames):

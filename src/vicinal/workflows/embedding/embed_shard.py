@@ -9,7 +9,7 @@ from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.batches.map_pixels import map_pixels
 from vicinal.data.batches.pixel_batches import EmbeddedBatch, PixelBatches
 from vicinal.data.embeddings.shard_manifest import ShardManifest
-from vicinal.export.engine import engine_name
+from vicinal.export.exported_embedder import engine_name
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
 from vicinal.workflows.embedding.shard_job import PART_SIZE, ShardJob, shard_job

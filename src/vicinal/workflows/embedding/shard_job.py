@@ -20,8 +20,7 @@ from vicinal.data.embeddings.shard_manifest import ShardManifest, ShardPart, rea
 from vicinal.data.table import Table
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import file_digest
-from vicinal.utils.locks import hold_lock
+from vicinal.utils.files import file_digest, hold_lock
 from vicinal.workflows.sources.embedding_reader import EmbeddingReader
 from vicinal.workflows.sources.source_kind import source_kind
 

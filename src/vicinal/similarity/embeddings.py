@@ -1,11 +1,16 @@
-"""Checks of the tensors that a loss is called with; each raises InputError with name, type and shape of the tensor."""
+"""Embeddings and labels before they are compared: their checks, and the normalization of embeddings.
+
+Each check raises InputError with name, type and shape of the tensor.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.errors import InputError
@@ -16,6 +21,10 @@ Relation = Callable[[Tensor, Tensor], Tensor]
 Its arguments are the labels of anchors, `[rows, ...]`, and of references, `[columns, ...]`; it returns bool
 `[rows, columns]`.
 """
+MIN_NORM = 1e-12
+"""Vectors whose entries are all below it are divided by it instead of their norm."""
+MIN_GRADIENT_NORM = 1e-3
+"""The derivative of the normalization of a shorter vector is that of a vector of this norm in the same direction."""
 
 
 def can_read_values(tensor: Tensor) -> bool:
@@ -41,8 +50,9 @@ def check_embeddings(name: str, embeddings: Tensor, device: torch.device | None 
         raise InputError(f"{name} must be float [n, d], not {embeddings.dtype} {list(embeddings.shape)}")
 
 
-def check_features(features: Tensor | None, embeddings: Tensor) -> None:
-    """Features must be float [n, f], one row for each of the embeddings [n, d]; None is allowed."""
+def check_batch(embeddings: Tensor, features: Tensor | None) -> None:
+    """Embeddings must be float [n, d], and features, if any, float [n, f], one row for each embedding."""
+    check_embeddings("embeddings", embeddings)
     if features is None:
         return
     check_embeddings("features", features, embeddings.device)
@@ -108,14 +118,32 @@ def check_relation(positive: object, shape: list[int], device: torch.device) -> 
         raise InputError(f"relation must return bool {shape}, not {positive.dtype} {list(positive.shape)}")
 
 
-def signed_labels(labels: Tensor | None) -> Tensor | None:
+def signed_labels(*labels: Tensor | None) -> list[Tensor | None]:
     """Labels of unsigned types, for which torch has few operations, as int64; distinct labels stay distinct."""
-    is_unsigned = isinstance(labels, Tensor) and labels.dtype in (torch.uint16, torch.uint32, torch.uint64)
-    return labels.long() if labels is not None and is_unsigned else labels
+    unsigned = (torch.uint16, torch.uint32, torch.uint64)
+    return [each.long() if isinstance(each, Tensor) and each.dtype in unsigned else each for each in labels]
 
 
-def check_offset_labels(labels: Tensor, reference_labels: Tensor, offset: int) -> None:
-    """The references that are the anchors must have their labels, or an anchor could be a pair of itself."""
+def check_pair_labels(
+    labels: Tensor | None,
+    reference_labels: Tensor | None,
+    shape: list[int],
+    offset: int | None,
+    relation: Relation | None,
+    device: torch.device,
+) -> None:
+    """Labels of n anchors and c references; the references that are the anchors must have their labels.
+
+    Otherwise an anchor could be a pair of itself.
+    """
+    if reference_labels is None and labels is not None:
+        raise InputError("references are given without reference_labels; give one label per reference")
+    check_labels("labels", labels, "embeddings", shape[0], relation, device)
+    check_labels("reference_labels", reference_labels, "references", shape[1], relation, device)
+    if offset is None or relation is not None or device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    assert labels is not None
+    assert reference_labels is not None
     own = reference_labels[offset : offset + len(labels)]
     if not torch.equal(labels.long(), own.long()):
         raise InputError(f"offset = {offset}: the labels of the anchors are not those of their references")
@@ -137,3 +165,68 @@ def check_masks(
     if can_read_values(positive) and bool((positive & negative).any()):
         raise InputError("a pair is marked in positive and in negative; mark it in one of them or in neither")
     return positive, negative
+
+
+def normalize(vectors: Tensor) -> Tensor:
+    """L2-normalize the rows of a float tensor [n, d] without overflow or underflow; a zero row stays zero.
+
+    Rows are first divided by their largest absolute entry, so that squares of very large or very small entries neither
+    overflow nor underflow. Rows whose entries are all below 1e-12 are divided by 1e-12 instead of their norm.
+
+    The gradient with respect to x is ``(g - u (u g)) / max(|x|, 1e-3)`` with u the result and g the gradient with
+    respect to it; without ``u (u g)`` for rows whose entries are all below 1e-12. For rows of norm 1e-3 or more this is
+    the derivative. The derivative grows as 1 / norm and does not exist at zero, so that without the bound the gradient
+    of one zero row would exceed all others by orders of magnitude and be infinite in float16. The gradient of a zero
+    row is not zero, so that training can move it.
+
+    Example:
+        >>> x = torch.tensor([[3.0, 4.0], [0.0, 0.0], [3e30, 4e30]], requires_grad=True)
+        >>> normalize(x).detach()
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000],
+                [0.6000, 0.8000]])
+        >>> normalize(x)[1, 0].backward()
+        >>> x.grad[1].round()
+        tensor([1000.,    0.])
+    """
+    return _compiled(vectors) if torch.compiler.is_compiling() else _Normalize.apply(vectors)
+
+
+def _unit_rows(vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The normalized rows, and the two numbers that each was divided by in turn."""
+    largest = vectors.detach().abs().amax(dim=-1, keepdim=True)
+    scaled = vectors / largest.clamp_min(MIN_NORM)
+    norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True).masked_fill(largest < MIN_NORM, 1.0)
+    return scaled / norm, largest, norm
+
+
+def _compiled(vectors: Tensor) -> Tensor:
+    """The same as `_Normalize` in plain operations, which the compiler fuses."""
+    unit, largest, norm = _unit_rows(vectors.detach())
+    zero = (vectors - vectors.detach()) / norm / largest.maximum(MIN_GRADIENT_NORM / norm)  # adds only its gradient
+    along = (unit * zero).sum(dim=-1, keepdim=True).masked_fill(largest < MIN_NORM, 0.0)
+    return unit + (zero - unit * along)
+
+
+class _Normalize(torch.autograd.Function):
+    """Saves only the result for the backward pass, which then has fewer steps than that of the separate operations."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        unit, largest, norm = _unit_rows(vectors)
+        ctx.save_for_backward(unit, largest, norm)
+        return unit
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> Tensor:
+        unit, largest, norm = ctx.saved_tensors
+        with torch.autocast(unit.device.type, enabled=False):  # backward may run under autocast
+            along = torch.linalg.vecdot(unit, upstream)[..., None].masked_fill(largest < MIN_NORM, 0.0)
+        divisor = largest.maximum(MIN_GRADIENT_NORM / norm)
+        return torch.addcmul(upstream, unit, along, value=-1).div_(norm).div_(divisor)
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Convert a tensor to float32, unless it is float64."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()

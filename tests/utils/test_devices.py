@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from vicinal.evaluation.counting import device_counter
+from vicinal.evaluation.counting import counter as counting
 from vicinal.losses import soft_ranks, triplets
-from vicinal.utils import kernels
+from vicinal.utils import devices
 
 REASON = "needs Triton, which some builds of torch lack"
 device_kernel = pytest.importorskip("vicinal.evaluation.counting.device_kernel", reason=REASON)
@@ -34,7 +34,7 @@ OLD = tuple(int(number) for number in version("triton").split(".")[:2]) < (3, 3)
 COMPILER = Path(find_spec("triton").origin).parent / "backends/nvidia/bin/ptxas"  # type: ignore[union-attr, arg-type]
 
 
-@pytest.mark.parametrize("agrees", [soft_ranks._kernels_agree, triplets._kernel_agrees, device_counter._kernel_agrees])
+@pytest.mark.parametrize("agrees", [soft_ranks._kernels_agree, triplets._kernel_agrees, counting._kernel_agrees])
 def test_kernels_agree_with_pytorch_on_their_first_use(
     monkeypatch: pytest.MonkeyPatch, agrees: Callable[[torch.device], bool]
 ) -> None:
@@ -59,14 +59,14 @@ def test_a_kernel_that_fails_is_replaced_by_pytorch(
             raise error
         return False
 
-    monkeypatch.setattr(kernels, "has_kernels", lambda values: True)
-    monkeypatch.setattr(kernels, "_AGREES", {})
+    monkeypatch.setattr(devices, "has_kernels", lambda values: True)
+    monkeypatch.setattr(devices, "_AGREES", {})
     expected = "ptxas fatal no such chip" if error else "its results differ"
     with pytest.warns(UserWarning, match=f"the kernel x is not used on cpu: {expected}"):
-        assert not kernels.uses_kernel(torch.zeros(1), "x", agrees)
-    assert not kernels.uses_kernel(torch.zeros(1), "x", agrees)
+        assert not devices.uses_kernel(torch.zeros(1), "x", agrees)
+    assert not devices.uses_kernel(torch.zeros(1), "x", agrees)
     assert len(calls) == 1
-    assert kernels.uses_kernel(torch.zeros(1), "y", lambda device: True)
+    assert devices.uses_kernel(torch.zeros(1), "y", lambda device: True)
 
 
 @pytest.mark.skipif(OLD, reason="this version of Triton compiles from other arguments")
