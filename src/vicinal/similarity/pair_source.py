@@ -182,7 +182,7 @@ class PairSource:
 
     @property
     def parts(self) -> Sequence[PairSource]:
-        """The sources whose rows are computed together: this one, or one per prefix of the embeddings."""
+        """This source, or the sources of several prefixes whose rows are computed together."""
         return (self,)
 
     @property

@@ -50,7 +50,7 @@ class EmbeddedTable:
         cost: what the model costs, if that was asked for.
         backbone: the name of the model's backbone, if it is known.
         num_left_out: the number of files that were left out because they cannot be read or, in a folder, are no images.
-        engine: what ran the model, if that is known; see :mod:`vicinal.export.exported_embedder`.
+        engine: what ran the model, if that is known.
     """
 
     vectors: Floats
