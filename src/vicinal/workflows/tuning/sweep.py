@@ -246,7 +246,7 @@ class SweepResult:
         """Draw the metric over one or two settings; returns whether there is a picture, which others cannot have."""
         if not self.metrics or len(self.keys) > 2:
             return False
-        from vicinal.report.grid import draw_grid
+        from vicinal.report.contact_sheets import draw_grid
 
         shown = self.metric if self.metric in self.metrics else self.metrics[0]
         if shown != self.metric:
