@@ -219,6 +219,30 @@ def test_a_run_that_took_no_step_does_not_block_the_next(small: list[str], photo
         train(recipe, tmp_path / "mine")
 
 
+@pytest.mark.parametrize("change", ["broken", "gone", "moved to another class"])
+def test_images_that_change_before_a_run_is_resumed(
+    small: list[str], photos: Path, tmp_path: Path, change: str
+) -> None:
+    """What the run read once is what it goes on with; an image that it cannot read any more is named."""
+    mine = shutil.copytree(photos, tmp_path / "photos")
+    settings = [*small, f"--data.source={mine}", "--data.cache=false", "--data.num_workers=0", "--epochs=3"]
+    straight = train(Recipe.load(overrides=settings), tmp_path / "straight")
+    one = trainer(settings, tmp_path / "run")
+    interrupt_in_step(one, 3, signal.SIGINT)
+    with pytest.raises(InterruptedRunError):
+        one.fit()
+    image = next(Path(path) for path in Table.from_parquet(one.run.table).subset("train").paths)
+    before = image.read_bytes()
+    if change == "broken":
+        image.write_bytes(before[:60])
+    else:
+        image.rename(image.parent.with_name("class7") / "moved.png" if change != "gone" else tmp_path / "moved.png")
+    with pytest.raises(InputError, match=rf"{image.name}: (broken image|no such file)"):
+        resume(one.run.path)
+    image.write_bytes(before)
+    assert weights(resume(one.run.path)) == weights(straight)
+
+
 def test_a_folder_is_used_by_one_process_at_a_time(small: list[str], tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     train(Recipe.load(overrides=[*small, "--epochs=1"]), run.path)
