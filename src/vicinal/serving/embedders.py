@@ -97,7 +97,7 @@ class TorchEmbedder:
     def _embed(self, pixels: Pixels) -> Floats:
         import torch
 
-        from vicinal.models.shortened import shortened
+        from vicinal.models.head import shortened
 
         batch = self._normalize(torch.from_numpy(pixels))
         size = len(batch)

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,22 @@ def test_threads_share_an_index(server: Server) -> None:
         for thread in threads:
             thread.join()
         assert found == [True] * 20
+
+
+def test_two_writers_lose_nothing(server: Server) -> None:
+    vectors, table = images()
+    url = server.url(unique_table())
+    RemoteIndex.build(vectors[:2], table.take([0, 1]), url).close()
+
+    def write(rows: np.ndarray) -> None:
+        with RemoteIndex.connect(url) as index:
+            for part in np.array_split(rows, 5):
+                index.upsert(vectors[part], table.take(part))
+
+    with ThreadPoolExecutor(2) as pool:  # the middle is written by both
+        list(pool.map(write, (np.arange(250), np.arange(150, ROWS))))
+    with RemoteIndex.connect(url) as index:
+        assert is_complete(index)
 
 
 COMMAND = """

@@ -1,25 +1,22 @@
-"""How the processes of a run hold the weights: each has all of them (ddp), or a part of each tensor (fsdp).
-
-With fsdp the weights of the models are `DTensor`, of which each process has some rows, and so are their gradients and
-the state of the optimizer. A layer is gathered just before it computes, and freed after it. The parameters of the loss
-are whole on each process. All functions leave tensors that are whole as they are, so that callers need not ask.
-"""
+"""How several processes hold weights, gradients and class centers: each all of them, or a part."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from lightning.fabric.strategies.ddp import DDPStrategy
-from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
+from lightning_fabric.strategies.ddp import DDPStrategy
+from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
 
+from vicinal.losses import CenterBasedLoss
 from vicinal.models import Embedder
 from vicinal.models.layers import blocks_of
 from vicinal.utils import distributed
@@ -114,3 +111,100 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     mean = distributed.all_reduce_mean(torch.cat([part.reshape(-1) for part in parts]))
     for parameter, values in zip(trained, torch.split(mean, [part.numel() for part in parts]), strict=True):
         parameter.grad = values.view(parameter.shape)
+
+
+State = dict[str, Any]
+
+
+def sharded_losses(module: nn.Module) -> dict[str, CenterBasedLoss]:
+    """The losses in a module whose centers are sharded, by their names in the module."""
+    return {
+        name: part for name, part in module.named_modules() if isinstance(part, CenterBasedLoss) and part.is_sharded
+    }
+
+
+def exclude_from_ddp(module: nn.Module, precision: str) -> None:
+    """Exclude sharded centers from `DistributedDataParallel`, before it wraps the module.
+
+    Raises:
+        InputError: float16, whose loss scale would differ between processes.
+    """
+    sharded = sharded_losses(module)
+    if sharded and precision == "16-mixed":
+        raise InputError("precision = 16-mixed does not support sharded centers; use bf16-mixed or 32")
+    if sharded:
+        names = [f"{name}.centers" for name in sharded]
+        ignore = "_set_params_and_buffers_to_ignore_for_model"  # torch has no public name for this
+        getattr(DistributedDataParallel, ignore)(module, names)
+
+
+def sharded_centers(module: nn.Module) -> list[nn.Parameter]:
+    """This process's shards of class centers."""
+    return [loss.centers for loss in sharded_losses(module).values() if loss.centers is not None]
+
+
+def shard_squares(module: nn.Module) -> Tensor | None:
+    """The sum of squares of the gradient of this process's shards, []; None if nothing is sharded."""
+    shards = [*sharded_centers(module), *(each for each in module.parameters() if isinstance(each, DTensor))]
+    if not shards:
+        return None
+    gradients = [own_part(each.grad) for each in shards if each.grad is not None]
+    return get_total_norm(gradients).square().to(shards[0].device)
+
+
+def global_grad_norm(norm: Tensor, module: nn.Module, total_squares: float | None = None) -> Tensor:
+    """The norm of the gradient with all shards, from that with this process's shards, both [].
+
+    Args:
+        norm: the norm with this process's shards.
+        module: the module.
+        total_squares: the sum of :func:`shard_squares` over processes; None: it is found by a message.
+    """
+    own = shard_squares(module)
+    if own is None:
+        return norm
+    total = distributed.all_reduce_sum(own) if total_squares is None else total_squares
+    return (norm.square() - own + total).clamp_min(0).sqrt()
+
+
+def gather_optimizer_state(state: State, optimizer: torch.optim.Optimizer, module: nn.Module) -> State:
+    """An optimizer's state with the shards put together, those of weights on the process of rank 0.
+
+    Every process must call this.
+    """
+    losses = _losses_by_centers(module)
+
+    def whole(parameter: nn.Parameter, value: Tensor) -> Tensor:
+        return losses[parameter].gather_shards(value) if parameter in losses else value
+
+    gathered_state: State = gathered(_converted(state, optimizer, whole))
+    return gathered_state
+
+
+def shard_optimizer_state(state: State, optimizer: torch.optim.Optimizer, module: nn.Module) -> State:
+    """This process's part of a state made by :func:`gather_optimizer_state`."""
+    losses = _losses_by_centers(module)
+
+    def part(parameter: nn.Parameter, value: Tensor) -> Tensor:
+        return losses[parameter].local_shard(value) if parameter in losses else part_like(parameter, value)
+
+    return _converted(state, optimizer, part)
+
+
+def _losses_by_centers(module: nn.Module) -> dict[nn.Parameter, CenterBasedLoss]:
+    return {loss.centers: loss for loss in sharded_losses(module).values() if loss.centers is not None}
+
+
+def _converted(
+    state: State, optimizer: torch.optim.Optimizer, convert: Callable[[nn.Parameter, Tensor], Tensor]
+) -> State:
+    """The state with `convert(parameter, tensor)` in place of each tensor that has the numbers of a parameter."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    converted = {
+        i: {
+            name: convert(parameters[i], value) if isinstance(value, Tensor) and value.ndim > 0 else value
+            for name, value in values.items()
+        }
+        for i, values in state["state"].items()
+    }
+    return {**state, "state": converted}

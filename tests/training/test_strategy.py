@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from tests.processes import Results, run_groups
-from tests.training.processes.test_processes import STILL
+from tests.training.test_processes import STILL
 from vicinal import Embedder
 from vicinal.training import Recipe, resume, train
 from vicinal.training.checkpoint import load_checkpoint
-from vicinal.training.processes.strategy import own_part
 from vicinal.training.runs import create_trainer
+from vicinal.training.strategy import own_part
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder

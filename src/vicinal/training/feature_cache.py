@@ -29,8 +29,7 @@ from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.embeddings.npy_files import open_npy
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder
-from vicinal.models.modes import eval_mode
-from vicinal.models.precision import Precision, UsedPrecision, autocast_to, used_precision
+from vicinal.models.execution import Precision, UsedPrecision, autocast_to, eval_mode, used_precision
 from vicinal.models.saving import hash_tensors
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import listed, log, track

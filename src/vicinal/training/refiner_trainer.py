@@ -19,11 +19,10 @@ from vicinal.retrieval.scores import UnitVectors
 from vicinal.similarity.pair_source import PairSource
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
 from vicinal.training.class_centers import create_centers, save_centers
-from vicinal.training.recipes.refiner_recipe import RefinerRecipe
+from vicinal.training.recipes.recipe import RefinerRecipe
 from vicinal.training.recipes.refiner_settings import RefinerSettings
-from vicinal.training.refiners.refiner_context import TrainingContext
-from vicinal.training.refiners.refiner_noise import matching_noise
-from vicinal.training.refiners.refiner_validation import ContextPart, RefinerValidation
+from vicinal.training.refiner_context import TrainingContext, matching_noise
+from vicinal.training.refiner_validation import ContextPart, RefinerValidation
 from vicinal.training.training_data import create_flat_sampler
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log

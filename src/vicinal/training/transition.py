@@ -13,8 +13,8 @@ from vicinal.data import ImageDataset
 from vicinal.data.table_files import read_csv
 from vicinal.losses import Loss
 from vicinal.models import Embedder
+from vicinal.models.execution import eval_mode
 from vicinal.models.inputs import image_batches
-from vicinal.models.modes import eval_mode
 from vicinal.training.class_centers import class_predictor, copy_centers_from_run, create_centers, read_centers
 from vicinal.training.recipes.recipe import Recipe
 from vicinal.training.recipes.settings import TransitionSettings

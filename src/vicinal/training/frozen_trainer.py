@@ -15,11 +15,9 @@ from torch import nn
 from vicinal.data import Table
 from vicinal.data.benchmarks.cache import cache_folder
 from vicinal.models import Embedder
-from vicinal.models.modes import eval_mode
-from vicinal.models.precision import Precision, UsedPrecision
+from vicinal.models.execution import Precision, UsedPrecision, eval_mode
 from vicinal.training.base_trainer import Batch
-from vicinal.training.frozen.feature_cache import CachedFeatures, FeatureDataset, cached_features, feature_fingerprint
-from vicinal.training.recipes.checks import check_frozen_model
+from vicinal.training.feature_cache import CachedFeatures, FeatureDataset, cached_features, feature_fingerprint
 from vicinal.training.recipes.recipe import Recipe
 from vicinal.training.trainer import Trainer
 from vicinal.training.training_data import num_workers
@@ -45,7 +43,7 @@ class FrozenTrainer(Trainer):
     """
 
     def __init__(self, recipe: Recipe, table: Table, run: RunFolder) -> None:
-        check_frozen_model(recipe.model)
+        _check_frozen_model(recipe.model)
         super().__init__(recipe, table, run)
 
     def _new_module(self, training: Table) -> TrainingModule:
@@ -146,3 +144,11 @@ def embed_features(embedder: Embedder, images: FeatureDataset, device: torch.dev
 
 def _remove_backbone(embedder: Embedder) -> None:
     embedder.backbone, embedder.pooling = nn.Identity(), nn.Identity()
+
+
+def _check_frozen_model(model: Mapping[str, Any]) -> None:
+    """Raise InputError if arguments of the model leave nothing to train, or would train more than its head."""
+    if model["learned_p"]:
+        raise InputError("model.learned_p = true must be false with features = frozen, which includes the pooling")
+    if model["dim"] is None and model["norm"] != "layer_affine":
+        raise InputError("model.dim = null must be a number with features = frozen: there is no head to train")
