@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.conftest import free_port
 from tests.losses.gradients import assert_near
-from tests.utils.test_distributed import free_port
 from vicinal.data import ImageTransform
 from vicinal.losses import ContrastiveLoss, HistogramLoss, Loss, MarginLoss, MultiSimilarityLoss, NTXentLoss
 from vicinal.memory import CrossBatchMemory
