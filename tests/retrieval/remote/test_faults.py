@@ -25,6 +25,7 @@ from vicinal.cli.main import main
 from vicinal.data import save_embeddings
 from vicinal.retrieval import EngineUnavailableError, RemoteIndex
 from vicinal.retrieval.index.remote import remote_engine
+from vicinal.retrieval.index.remote.remote_table import RemoteTable
 from vicinal.utils.errors import InputError
 
 ROWS, DIM = 400, 64
@@ -73,14 +74,14 @@ def test_a_connection_that_is_cut_is_made_again(server: Server) -> None:
 def count_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of rows that are written from now on."""
     written: list[int] = []
-    different = RemoteIndex._different
+    different = RemoteTable._different
 
-    def counted(index: RemoteIndex, *arguments: Any) -> Any:
-        rows = different(index, *arguments)
+    def counted(table: RemoteTable, *arguments: Any) -> Any:
+        rows = different(table, *arguments)
         written.append(len(rows))
         return rows
 
-    monkeypatch.setattr(RemoteIndex, "_different", counted)
+    monkeypatch.setattr(RemoteTable, "_different", counted)
     return written
 
 
