@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from vicinal.retrieval.decisions import DecidedResult, Decision, match_images
     from vicinal.retrieval.index.index import Index
     from vicinal.retrieval.index.interface import ImageIndex
-    from vicinal.retrieval.index.remote.remote_engine import EngineUnavailableError
     from vicinal.retrieval.index.remote.remote_index import RemoteIndex
     from vicinal.retrieval.neighbors import Neighbors, range_search, top_k
     from vicinal.retrieval.query_gallery import QueryGallery
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from vicinal.retrieval.scores import UnitVectors
     from vicinal.retrieval.search import SearchResult, search_images
     from vicinal.retrieval.whitening import PCAWhitening
+    from vicinal.utils.errors import EngineUnavailableError
 
 __all__ = [
     "Calibration",

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from vicinal.retrieval.index.remote.remote_engine import EngineUnavailableError
 from vicinal.serving.problems import too_busy
+from vicinal.utils.errors import EngineUnavailableError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -14,9 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vicinal.retrieval.index.remote.remote_engine import EngineRefusedError, EngineUnavailableError
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.errors import EngineRefusedError, EngineUnavailableError, InputError, one_line
 
 MEDIA_TYPE = "application/problem+json"
 MAX_DETAIL = 400

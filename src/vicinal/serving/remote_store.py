@@ -17,7 +17,7 @@ from typing_extensions import Self
 from vicinal.data.table import Table
 from vicinal.retrieval.index.metadata import FILE_COLUMNS, MAX_ID, parse_index_condition
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.remote_engine import EngineUnavailableError, TransientFault
+from vicinal.retrieval.index.remote.remote_engine import TransientFault
 from vicinal.retrieval.index.remote.remote_index import RemoteIndex, Selection
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.retrieval.search import plain_records
@@ -26,7 +26,7 @@ from vicinal.serving.limits import Limits
 from vicinal.serving.store import Store
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.errors import EngineUnavailableError, InputError, one_line
 
 NUM_THREADS = 8  # that write
 WATCH_SECONDS, LOST_SECONDS = 2.0, 0.5  # between looks at a database that answers, and at one that does not

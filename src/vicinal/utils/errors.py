@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 from collections.abc import Collection
 from pathlib import Path
@@ -34,6 +35,22 @@ class InterruptedRunError(TrainingStoppedError):
     """The run was asked to stop and has saved its state; the message says how to resume it."""
 
     exit_status = 130
+
+
+class EngineUnavailableError(ConnectionError):
+    """A database does not answer, or the connection to it was lost; nothing that was written is lost.
+
+    Args:
+        url: of the index.
+        message: what has happened, and where to go on.
+    """
+
+    def __init__(self, url: object, message: str) -> None:
+        super().__init__(errno.EHOSTUNREACH, message, str(url))
+
+
+class EngineRefusedError(InputError):
+    """A database answers, but refuses the connection, or does not have the table any more."""
 
 
 def explained(error: BaseException) -> tuple[str, int] | None:

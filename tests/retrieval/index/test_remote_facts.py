@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.remote_engine import EngineRefusedError
 from vicinal.retrieval.index.remote.remote_table import FORMAT, VERSION, RemoteFacts
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import EngineRefusedError, InputError
 
 URL = EngineURL.parse("postgresql://db/vectors?table=birds")
 VALUES = {"format": FORMAT, "version": VERSION, "dim": 4, "columns": {}, "made_with": {}}

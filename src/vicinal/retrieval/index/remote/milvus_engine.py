@@ -26,14 +26,13 @@ from vicinal.retrieval.index.remote.milvus_filters import (
 from vicinal.retrieval.index.remote.remote_engine import (
     CONNECT_SECONDS,
     REQUEST_SECONDS,
-    EngineRefusedError,
     RemoteEngine,
     Rows,
     TransientFault,
 )
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.utils.arrays import Floats, Integers
-from vicinal.utils.errors import InputError, import_extra, one_line
+from vicinal.utils.errors import EngineRefusedError, InputError, import_extra, one_line
 
 pymilvus = import_extra("pymilvus", "milvus", "an index in Milvus")
 

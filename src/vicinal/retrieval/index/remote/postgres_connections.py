@@ -11,14 +11,8 @@ from pgvector.psycopg import register_vector
 from psycopg import sql
 
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.remote_engine import (
-    CONNECT_SECONDS,
-    REQUEST_SECONDS,
-    EngineRefusedError,
-    Pool,
-    TransientFault,
-)
-from vicinal.utils.errors import InputError, one_line
+from vicinal.retrieval.index.remote.remote_engine import CONNECT_SECONDS, REQUEST_SECONDS, Pool, TransientFault
+from vicinal.utils.errors import EngineRefusedError, InputError, one_line
 
 TRANSIENT_STATES = ("08", "53", "57P", "40001", "40P01", "25P03", "57014", "55P03", "23505")
 REFUSED_STATES = ("28", "3D")  # password, database: they do not pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import random
 import threading
 import time
@@ -21,7 +20,7 @@ from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.errors import EngineUnavailableError, InputError, one_line
 
 Result = TypeVar("Result")
 RETRY_SECONDS = 30.0  # during which a call is repeated
@@ -30,22 +29,6 @@ REQUEST_SECONDS = 60.0  # after which a call that has no answer has failed
 FIRST_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds between two attempts
 BATCH_BYTES, MAX_BATCH = 8 * 2**20, 2048  # of rows that are written or read together
 ROW_BYTES = 1024  # of the columns of a row, about
-
-
-class EngineUnavailableError(ConnectionError):
-    """A database does not answer, or the connection to it was lost; nothing that was written is lost.
-
-    Args:
-        url: of the index.
-        message: what has happened, and where to go on.
-    """
-
-    def __init__(self, url: object, message: str) -> None:
-        super().__init__(errno.EHOSTUNREACH, message, str(url))
-
-
-class EngineRefusedError(InputError):
-    """A database answers, but refuses the connection, or does not have the table any more."""
 
 
 class TransientFault(Exception):  # noqa: N818  (it never leaves this package)

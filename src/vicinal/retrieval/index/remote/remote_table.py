@@ -16,18 +16,12 @@ from vicinal.retrieval.index.interface import unknown_id
 from vicinal.retrieval.index.made_with import check_made_with
 from vicinal.retrieval.index.metadata import converted_record, derived_ids, frame_of_table, payload_of
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.remote_engine import (
-    EngineRefusedError,
-    EngineUnavailableError,
-    RemoteEngine,
-    Rows,
-    batch_rows,
-)
+from vicinal.retrieval.index.remote.remote_engine import RemoteEngine, Rows, batch_rows
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import EngineRefusedError, EngineUnavailableError, InputError
 
 FORMAT, VERSION = "vicinal-index", 1  # of what a table says about itself
 REFRESH_SECONDS = 5.0  # after which another process may have added columns
