@@ -21,14 +21,14 @@ import numpy as np
 
 from benchmarks.table import print_machine
 from vicinal import Embedder, Table
-from vicinal.data.loading import load_run_table
+from vicinal.data.loading import load_table
 from vicinal.evaluation import OpenSetScores, calibrate, open_set_auroc, open_set_scores
 from vicinal.retrieval import Calibration
 from vicinal.retrieval.calibration import SCORE_KINDS, ScoreKind
 from vicinal.utils.arrays import Floats
 from vicinal.utils.run_folder import RunFolder
-from vicinal.workflows.calibration.calibrate import with_gallery
-from vicinal.workflows.sources.embedded_table import EmbeddedTable
+from vicinal.workflows.calibrate import with_gallery
+from vicinal.workflows.embedded_table import EmbeddedTable
 
 RATES = (0.01, 0.05, 0.1)
 SELECTIONS = 20
@@ -53,7 +53,7 @@ def reliability(scores: OpenSetScores, calibration: Calibration) -> tuple[float,
 
 def embedded_split(run: RunFolder, model: Embedder, split: str) -> EmbeddedTable:
     """The embeddings of one split of a run."""
-    part = load_run_table(run.table).subset(split)
+    part = load_table(run.table, path_column=None, label_column=None).subset(split)
     return EmbeddedTable(model.embed(part, progress=False), part, model)
 
 

@@ -9,8 +9,7 @@ from PIL import Image
 
 from vicinal.data import ImageTransform, Table
 from vicinal.data.batches.image_dataset import ImageDataset
-from vicinal.data.batches.map_pixels import CPU_BATCH, map_pixels
-from vicinal.data.batches.pixel_batches import PixelBatches, row_batches
+from vicinal.data.batches.pixel_batches import CPU_BATCH, PixelBatches, map_pixels, row_batches
 from vicinal.models import Embedder
 from vicinal.utils.errors import InputError
 from vicinal.utils.threads import map_in_order

@@ -6,26 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from vicinal.workflows.sources.columns import choose_column
-
-REMEMBERED = {"path_column": "file", "label_column": "kind"}
+from vicinal.workflows import Source
 
 
 @pytest.mark.parametrize(
     ("header", "path", "label"),
     [
-        ("file,kind", "file", "kind"),
-        ("path,label", "path", None),
-        ("file,path,kind,label", "path", None),  # the usual names come first
-        ("picture", "path", None),
+        ("file,kind", "a.png", "cat"),
+        ("file,path,kind,label", "b.png", "dog"),  # the usual names come first
     ],
 )
 def test_remembered_names_are_taken_where_a_table_has_no_usual_ones(
-    header: str, path: str, label: str | None, tmp_path: Path
+    header: str, path: str, label: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "t.csv").write_text(f"{header}\n")
-    source = str(tmp_path / "t.csv")
-    assert choose_column(source, "path_column", None, REMEMBERED) == path
-    assert choose_column(source, "label_column", None, REMEMBERED) == label
-    assert choose_column(source, "path_column", "given", REMEMBERED) == "given"
-    assert choose_column(str(tmp_path), "path_column", None, REMEMBERED) == "path"  # a folder
+    cells = {"file": "a.png", "kind": "cat", "path": "b.png", "label": "dog"}
+    (tmp_path / "t.csv").write_text(f"{header}\n{','.join(cells[name] for name in header.split(','))}\n")
+    remembered = {"path_column": "file", "label_column": "kind"}
+    table = Source(str(tmp_path / "t.csv"), remembered=remembered).table
+    assert (table.paths, table.classes) == ([str(tmp_path / path)], [label])
+    given = Source(str(tmp_path / "t.csv"), path_column="kind", label_column="file", remembered=remembered).table
+    assert given.classes == ["a.png"]

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 
 from vicinal.data import Table
-from vicinal.data.group_pattern import with_groups
+from vicinal.data.dataset import with_groups
 from vicinal.evaluation import evaluate
 from vicinal.utils.errors import InputError
+from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.series import series_fraction, warn_of_series
-from vicinal.workflows.sources.embedded_table import EmbeddedTable
 
 
 def photos(series_noise: float) -> EmbeddedTable:

@@ -10,7 +10,7 @@ import pytest
 from vicinal.data import Table, save_embeddings
 from vicinal.models import Embedder
 from vicinal.retrieval import Index
-from vicinal.workflows.sources.source_kind import source_kind
+from vicinal.workflows.source import Source
 
 
 def test_kinds(photos: Path, tmp_path: Path) -> None:
@@ -37,10 +37,10 @@ def test_kinds(photos: Path, tmp_path: Path) -> None:
         (tmp_path / "broken.parquet", "images"),
         ("missing.png", "images"),
     ):
-        assert source_kind(str(path)) == kind
+        assert Source(str(path)).kind == kind
 
 
 @pytest.mark.parametrize("config", ["", "[]", "{", "{}", '{"format": ["vicinal-index"]}', '{"format": "another"}'])
 def test_other_folders_hold_images(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.json").write_text(config)
-    assert source_kind(str(tmp_path)) == "images"
+    assert Source(str(tmp_path)).kind == "images"

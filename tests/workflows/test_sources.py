@@ -14,9 +14,9 @@ from vicinal.data import ImageTransform, Table, save_embeddings
 from vicinal.models import Embedder
 from vicinal.retrieval import Index
 from vicinal.utils.errors import InputError
+from vicinal.workflows.embedding_reader import EmbeddingReader
 from vicinal.workflows.models import load_model
-from vicinal.workflows.sources.embedding_reader import EmbeddingReader
-from vicinal.workflows.sources.image_tables import load_image_table
+from vicinal.workflows.source import Source
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_what_cannot_be_read_in_a_folder_is_left_out_at_any_scale(
     (tmp_path / "photos" / "1.png").write_bytes(b"")
     reader = EmbeddingReader(model=str(model), scales=(1.0,), max_size=max_size)
     embedded = reader.embed(str(tmp_path / "photos"))
-    paths = [path for path in load_image_table(str(tmp_path / "photos")).paths if Path(path).name != "1.png"]
+    paths = [path for path in Source(str(tmp_path / "photos")).table.paths if Path(path).name != "1.png"]
     assert embedded.table.paths == paths
     assert embedded.num_left_out == 1
     alone = reader.embed(paths[-1])
@@ -83,8 +83,8 @@ def test_fingerprints_are_computed_lazily(
 
 
 def test_image_sources(photos: Path) -> None:
-    assert len(load_image_table(str(photos / "class0" / "0.png"))) == 1
-    assert len(load_image_table(str(photos))) == 48
+    assert len(Source(str(photos / "class0" / "0.png")).table) == 1
+    assert len(Source(str(photos)).table) == 48
     with pytest.raises(InputError, match="--model"):
         EmbeddingReader().embed(str(photos))
 
@@ -106,6 +106,6 @@ def test_labels_in_a_file_of_their_own_are_for_files_of_embeddings(tmp_path: Pat
     part = reader.embed(str(tmp_path / "v.npy"), "train")
     assert part.table.frame["label"].tolist() == ["cat", "dog"]
     assert part.table.paths[0] == str(tmp_path / "a.png")
-    for read in (reader.embed, reader.list_table, lambda source: list(reader.embed_sources([source]))):
+    for read in (reader.embed, reader.list_images, lambda source: list(reader.embed_sources([source]))):
         with pytest.raises(InputError, match=r"--labels gives labels to files of embeddings; .* is none"):
             read(str(photos / "class0" / "0.png"))

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vicinal.data.embeddings.whitening_files import read_whitening
+from vicinal.data.whitening_files import read_whitening
 from vicinal.models.model_format import MAX_DIM
 from vicinal.models.modes import unit_vectors
 from vicinal.similarity.normalize import at_least_float32

@@ -13,8 +13,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from vicinal.data import ImageDataset, ImageTransform, Table, TestBatches
-from vicinal.data.batches.train_batches import TrainImages
-from vicinal.data.batches.whole_images import WholeTrainBatches, train_batches
+from vicinal.data.batches.train_batches import TrainImages, WholeTrainBatches, train_batches
 from vicinal.data.images.image_ops import Normalize
 
 SIDES = [(40, 30), (20, 60), (33, 33), (12, 9), (64, 50), (30, 90)]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vicinal.data.splits.class_splits import (
+from vicinal.data.splits import (
     class_folds,
     order_classes,
     shared_classes,

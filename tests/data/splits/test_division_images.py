@@ -10,7 +10,7 @@ import pytest
 
 from vicinal.data.dataset import load_dataset
 from vicinal.data.settings import DataSettings
-from vicinal.data.splits.division import hold_out_images
+from vicinal.data.splits import hold_out_images
 from vicinal.utils.errors import InputError
 
 

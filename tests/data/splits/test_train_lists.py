@@ -20,7 +20,7 @@ from tests.data.benchmarks.published import (
 )
 from tests.data.benchmarks.published_more import cub_rows, write_cub_train_list
 from vicinal.data import DataSettings, Table, load_dataset, load_table
-from vicinal.data.splits.train_lists import use_train_list
+from vicinal.data.dataset import use_train_list
 from vicinal.utils.errors import InputError
 
 

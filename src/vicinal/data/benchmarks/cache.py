@@ -1,16 +1,20 @@
-"""The folder of benchmark datasets. Files in it are written once and atomically."""
+"""The folder of benchmark datasets: where each lies, and what is unpacked or written there, once and atomically."""
 
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
 from filelock import FileLock
 
+from vicinal.data.columns import check_utf8
 from vicinal.data.table import Table
 from vicinal.data.table_files import write_table
 from vicinal.utils.console import log
@@ -93,3 +97,78 @@ def _write_errors(folder: Path) -> Iterator[None]:
         raise InputError(
             f"{folder}: cannot be written ({reason}); choose another root, or another folder by VICINAL_DATA"
         ) from error
+
+
+def unpack_zip(path: Path, folder: Path, suffixes: tuple[str, ...], pattern: str, layout: str) -> None:
+    """Unpack the files of a zip archive whose names have some endings.
+
+    Args:
+        path: The archive.
+        folder: The folder to unpack into.
+        suffixes: The endings, such as `.png`; other files are left out.
+        pattern: A regular expression of the whole names of these files in the archive, with folders.
+        layout: The pattern in words, for messages.
+
+    Raises:
+        InputError: The archive is damaged, or a file has another name.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [member for member in archive.namelist() if member.endswith(suffixes)]
+            for member in members:
+                if not re.fullmatch(pattern, member) or ".." in member.split("/") or "\\" in member:
+                    raise InputError(f"{path}: holds {member!r}; its images must be {layout}")
+                check_utf8(member, str(path))
+            archive.extractall(folder, members)
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError) as error:
+        raise InputError(f"{path}: not a sound zip archive ({error}); download it again") from None
+
+
+MAX_NAMES = 8  # of files that a message lists
+
+
+def find_folder(root: str | Path | None, names: Sequence[str], markers: Sequence[str], hint: str) -> tuple[Path, str]:
+    r"""Find the folder of a benchmark and the first of its markers in it.
+
+    The folder is `root/NAME` for one of the names, or `root` itself, so that an archive can be unpacked into the root,
+    or its folder can be given as the root. Archives that lie in a folder of the benchmark's own name are found too.
+
+    Args:
+        root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal.
+        names: The folders that may hold the benchmark: its name here, then those of the published archives.
+        markers: Files or folders, relative to the folder of the benchmark, any of which tells that this is it.
+        hint: What to do if there is none, such as where to download it.
+
+    Raises:
+        InputError: No folder has a marker. The message says what was looked for, and what is there instead.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     (Path(root) / "CUB_200_2011").mkdir()
+        ...     _ = (Path(root) / "CUB_200_2011" / "images.txt").write_text("1 a.jpg\n")
+        ...     folder, marker = find_folder(root, ["cub", "CUB_200_2011"], ["images.txt"], "download it")
+        >>> folder.name, marker
+        ('CUB_200_2011', 'images.txt')
+    """
+    top = cache_folder(root)
+    folders = [*(top / name for name in names), *(top / names[0] / name for name in names[1:]), top]
+    found = [(folder, marker) for folder in folders for marker in markers if (folder / marker).exists()]
+    if found:
+        return found[0]
+    here = next(folder for folder in folders if folder.is_dir() or folder == top)
+    raise InputError(
+        f"{top}: no {' or '.join(markers)} in {', '.join(f'{name}/' for name in names)} or the folder itself; "
+        f"{_content(here, top)}; {hint}, or give the folder that holds it as root"
+    )
+
+
+def _content(folder: Path, root: Path) -> str:
+    """What there is in a folder, for a message."""
+    name = "it" if folder == root else f"{folder.relative_to(root)}/"
+    try:
+        entries = sorted(entry for entry in os.listdir(folder) if not entry.startswith("."))
+    except OSError as error:
+        return f"{name} cannot be read ({(error.strerror or str(error)).lower()})"
+    more = f" and {len(entries) - MAX_NAMES} more" if len(entries) > MAX_NAMES else ""
+    return f"{name} holds {', '.join(entries[:MAX_NAMES]) + more if entries else 'nothing'}"

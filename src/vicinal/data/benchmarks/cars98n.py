@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 
 from vicinal.data.benchmarks import cars
+from vicinal.data.benchmarks.cache import find_folder
 from vicinal.data.benchmarks.completeness import check_counts
-from vicinal.data.benchmarks.find import find_folder
 from vicinal.data.benchmarks.lists import check_distinct, read_list
 from vicinal.data.table import Table
 from vicinal.utils.console import log

@@ -1,11 +1,15 @@
-"""Lists of images as benchmarks publish them: lines of fields, separated by spaces or commas."""
+"""Lists of images as benchmarks publish them: lines of fields, bounding boxes, JSON."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+from vicinal.data.boxes import Box
+from vicinal.data.columns import PUBLISHED_BOX_COLUMNS, is_box
 from vicinal.utils.errors import InputError, unreadable
 from vicinal.utils.files import check_regular_file
 
@@ -105,3 +109,58 @@ def class_number(text: str, where: str) -> int:
     if not re.fullmatch("[0-9]{1,18}", text):  # a 64-bit integer; Python refuses to parse very long ones
         raise InputError(f"{where}: {text[:40]!r} is not an integer of up to 18 digits")
     return int(text)
+
+
+def parse_box(fields: Sequence[object], where: str, has_size: bool = False) -> Box:
+    """The left, top, right and bottom edge of a box, in pixels.
+
+    Args:
+        fields: Four numbers, or texts of numbers.
+        where: The file and line, for messages.
+        has_size: Whether the last two numbers are width and height, instead of right and bottom.
+
+    Raises:
+        InputError: A field is no number, or the box is empty or outside of its image.
+
+    Example:
+        >>> parse_box(["60.0", "27.0", "325.0", "304.0"], "bounding_boxes.txt, image 1", has_size=True)
+        (60.0, 27.0, 385.0, 331.0)
+    """
+    try:
+        x_1, y_1, x_2, y_2 = (float(str(field)) for field in fields)
+    except ValueError:
+        raise InputError(f"{where}: the bounding box {' '.join(map(str, fields))!r} is not four numbers") from None
+    box = (x_1, y_1, x_1 + x_2, y_1 + y_2) if has_size else (x_1, y_1, x_2, y_2)
+    if not is_box(*box):
+        raise InputError(
+            f"{where}: the bounding box from ({box[0]:g}, {box[1]:g}) to ({box[2]:g}, {box[3]:g}) is empty or "
+            "outside of its image"
+        )
+    return box
+
+
+def box_columns(boxes: Iterable[Box]) -> dict[str, tuple[float, ...]]:
+    """The columns `box_x_1`, `box_y_1`, `box_x_2`, `box_y_2`, to which images are not cropped."""
+    return dict(zip(PUBLISHED_BOX_COLUMNS, zip(*boxes, strict=True), strict=True))
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        InputError: The file cannot be read, or is not JSON.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "data.json").write_text('[{"id": 7, "path": "a.jpg"}]')
+        ...     read_json(Path(folder, "data.json"))
+        [{'id': 7, 'path': 'a.jpg'}]
+    """
+    check_regular_file(path)
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON ({error})") from None

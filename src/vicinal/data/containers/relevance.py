@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vicinal.data.containers.arrow_images import BATCH_SIZE, ImageColumns, choose_columns
-from vicinal.data.containers.export import NamedColumns, Sample
+from vicinal.data.containers.listing import NamedColumns, Sample
 from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError
 
@@ -42,18 +43,23 @@ def relevance_samples(loaded: Mapping[str, Any], source: object, columns: NamedC
     Raises:
         InputError: A column is missing, an id is unknown, or relevance is not that of classes.
     """
-    sides = {side: _Side(loaded[side], columns, f"{source}, {side}") for side in ("corpus", "query")}
-    relevant = _relevant(loaded["qrels"], sides["query"].ids, sides["corpus"].ids, str(source))
+    corpus, queries = (_Side(loaded[side], columns, f"{source}, {side}") for side in ("corpus", "query"))
+    relevant = _relevant(loaded["qrels"], queries.ids, corpus.ids, str(source))
     corpus_rows: dict[bytes, list[int]] = {}
-    for row, digest in enumerate(sides["corpus"].digests):
+    for row, digest in enumerate(corpus.digests):
         corpus_rows.setdefault(digest, []).append(row)
-    for own, digest in zip(relevant, sides["query"].digests, strict=True):
+    for own, digest in zip(relevant, queries.digests, strict=True):
         own.update(corpus_rows.get(digest, []))
-    gallery_labels, query_labels = relevance_classes(relevant, len(sides["corpus"].ids), str(source))
-    for side, labels in (("corpus", gallery_labels), ("query", query_labels)):
-        for sample, label in zip(sides[side].samples(), labels.tolist(), strict=True):
-            flags = {"split": "test", "is_query": side == "query", "is_gallery": side == "corpus"}
-            yield Sample(sample.image, sample.name, sample.values | {"label": label} | flags)
+    gallery_labels, query_labels = relevance_classes(relevant, len(corpus.ids), str(source))
+    gallery = list(corpus.samples(0))
+    flags = {"split": "test", "is_query": False, "is_gallery": True}
+    for sample, label in zip(gallery, gallery_labels.tolist(), strict=True):
+        yield Sample(sample.image, sample.name, sample.values | {"label": label} | flags)
+    flags = {"split": "test", "is_query": True, "is_gallery": False}
+    for sample, label, digest in zip(queries.samples(1), query_labels.tolist(), queries.digests, strict=True):
+        same = corpus_rows.get(digest)
+        image = gallery[same[0]].image if same else sample.image  # one file, which the query does not find
+        yield Sample(image, sample.name, sample.values | {"label": label} | flags)
 
 
 class _Side:
@@ -66,18 +72,25 @@ class _Side:
             raise InputError(f"{source}: no column 'id'; the columns are {', '.join(schema.names)}")
         found = choose_columns(schema, NamedColumns(columns.image, None, False), source)
         self.columns = ImageColumns(found.image, None, ("id",), {})
-        self.ids: list[str] = []
-        self.digests: list[bytes] = []
-        for row, sample in enumerate(self.samples()):
-            if not isinstance(sample.image, bytes):
-                raise InputError(f"{source}, row {row}: no image; every one is needed")
-            self.ids.append(str(sample.values["id"]))
-            self.digests.append(hashlib.sha256(sample.image).digest())
+        self.ids = [str(each) for each in dataset["id"]]
+        self.digests = [self._digest(row, image) for row, image in enumerate(self._images())]
         if len(set(self.ids)) < len(self.ids):
             raise InputError(f"{source}: an id is there twice; every image needs its own")
 
-    def samples(self) -> Iterator[Sample]:
-        return self.columns.samples(self.dataset.with_format("arrow").iter(BATCH_SIZE), None, self.source)
+    def samples(self, file: int) -> Iterator[Sample]:
+        return self.columns.samples(self.dataset.with_format("arrow").iter(BATCH_SIZE), self.source, file)
+
+    def _images(self) -> Iterator[dict[str, Any] | None]:
+        for batch in self.dataset.select_columns([self.columns.image]).with_format("arrow").iter(BATCH_SIZE):
+            yield from batch.column(self.columns.image).to_pylist()
+
+    def _digest(self, row: int, image: dict[str, Any] | None) -> bytes:
+        content = (image or {}).get("bytes")
+        if content is None and (image or {}).get("path"):
+            content = Path(image["path"]).read_bytes()  # type: ignore[index]
+        if content is None:
+            raise InputError(f"{self.source}, row {row}: no image; every one is needed")
+        return hashlib.sha256(content).digest()
 
 
 def _relevant(qrels: Any, query_ids: Sequence[str], corpus_ids: Sequence[str], source: str) -> list[set[int]]:

@@ -21,8 +21,7 @@ from typing_extensions import Self
 from vicinal.data.boxes import image_keys
 from vicinal.data.column_kinds import Kinds, column_values, converted
 from vicinal.data.columns import BOX_COLUMNS
-from vicinal.data.condition_sql import SQLWriter
-from vicinal.data.conditions import fulfilling
+from vicinal.data.conditions import SQLWriter, fulfilling
 from vicinal.data.moved import find_old_root, moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vicinal.data.column_kinds import ColumnKind
-from vicinal.data.condition_sql import SQLWriter
+from vicinal.data.conditions import SQLWriter
 from vicinal.retrieval.index.remote.postgres_columns import column_key
 
 

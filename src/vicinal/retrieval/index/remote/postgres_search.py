@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from psycopg import sql
 
-from vicinal.data.condition_sql import SQLFilter
+from vicinal.data.conditions import SQLFilter
 from vicinal.retrieval.index.engines.faiss_engine import HNSW_BUILD, HNSW_LINKS, Kind
 from vicinal.retrieval.index.engines.rescoring import DEFAULT_RESCORE, MIN_NEIGHBORS
 from vicinal.retrieval.index.remote.postgres_columns import VECTOR
